@@ -1,0 +1,29 @@
+"""The exceptions of Octavo. A leaf module: Rust and Python raise the same classes."""
+
+
+class OctavoError(Exception):
+    """Base of everything that Octavo raises on purpose."""
+
+
+class FormatError(OctavoError, ValueError):
+    """A format text, scale rule or option that is unknown, contradicts itself or does not fit the format."""
+
+
+class ShapeError(OctavoError, ValueError):
+    """A shape, axis or buffer that does not fit."""
+
+
+class DTypeError(OctavoError, TypeError):
+    """A dtype, device or kind of object that is not accepted."""
+
+
+class NonFiniteError(OctavoError, ValueError):
+    """NaN or infinity where only finite values are accepted."""
+
+
+class ContainerError(OctavoError, ValueError):
+    """A file that is not a valid container, or one this version refuses."""
+
+
+class InternalError(OctavoError, RuntimeError):
+    """A defect of Octavo itself; please report it."""

@@ -1,0 +1,443 @@
+"""torch.library ops over the Rust codecs: ``octavo::quantize``, ``encode``, ``decode`` and their ``out`` forms.
+
+Python checks and allocates; Rust computes on addresses. The public functions below take torch tensors and numpy arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from octavo import _core
+from octavo.errors import DTypeError, FormatError, ShapeError
+from octavo.formats import Format, core
+from octavo.tensor import PackedTensor
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+SCALE_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "e8m0": torch.uint8,
+    "e4m3": torch.uint8,
+    "int8": torch.int8,
+    None: torch.uint8,
+}
+STES = ("clipped", "identity")
+
+_library = torch.library.Library("octavo", "DEF")
+_OPTIONS = "str format, int axis=-1, str rule='floor', Tensor? scales=None, Tensor? zeros=None, Tensor? levels=None"
+_library.define(f"quantize(Tensor x, {_OPTIONS}, str ste='clipped') -> Tensor")
+_library.define(f"quantize_out(Tensor x, {_OPTIONS}, *, Tensor(a!) out) -> ()")
+_library.define(f"quantize_backward(Tensor grad, Tensor x, {_OPTIONS}, bool learn=False) -> (Tensor, Tensor)")
+_library.define(f"encode(Tensor x, {_OPTIONS}, str nonfinite='error') -> (Tensor, Tensor, Tensor, Tensor)")
+_library.define(
+    f"encode_out(Tensor x, {_OPTIONS}, str nonfinite='error', *, Tensor(a!) codes_out, Tensor(b!) scales_out, "
+    "Tensor(c!) zeros_out, Tensor(d!) levels_out) -> ()"
+)
+_PARTS = "Tensor codes, Tensor scales, Tensor zeros, Tensor levels, str format, SymInt[] shape, int axis"
+_library.define(f"decode({_PARTS}, ScalarType dtype) -> Tensor")
+_library.define(f"decode_out({_PARTS}, *, Tensor(a!) out) -> ()")
+
+
+# --- checks ---------------------------------------------------------------------------------------------------------
+
+
+def _readable(x: Tensor, what: str) -> tuple[Tensor, int]:
+    """Return ``x`` contiguous and aligned, and its dtype code."""
+    code = FLOATS.get(x.dtype)
+    if code is None:
+        raise DTypeError(f"{what} has dtype {x.dtype}; accepted are float32, float16, bfloat16")
+    if not x.is_contiguous():
+        x = x.contiguous()
+    return (x.clone() if x.data_ptr() % x.element_size() else x), code
+
+
+def _check_out(out: Tensor, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, what: str) -> None:
+    if out.dtype != dtype or tuple(out.shape) != tuple(shape):
+        raise ShapeError(
+            f"{what} has dtype {out.dtype} and shape {tuple(out.shape)}, expected {dtype} and {tuple(shape)}"
+        )
+    if not out.is_contiguous() or not out.is_cpu:
+        raise ShapeError(f"{what} must be contiguous and on the CPU")
+
+
+def part_shapes(format: _core.Format, shape: tuple[int, ...], axis: int) -> tuple[list[int], list[int], list[int]]:
+    """Shapes of codes, scales and packed zeros of a tensor encoded along ``axis``; ``[0]`` for a part not there."""
+    _, k, row_bytes, _, groups, scales, zeros_row, zeros, _ = format._sizes(list(shape), axis)
+    lead = list(shape)
+    if lead:
+        lead.pop(axis)
+    codes = [*lead, row_bytes]
+    if not scales and not groups:
+        return codes, [0], [0]
+    rows = [] if format.granularity == "tensor" else lead
+    per_row = 1 if format.granularity == "tensor" else (1 if format.granularity == "channel" else math.ceil(k / format.block))
+    levels = [format.scales_per_group] if format.scales_per_group > 1 else []
+    return codes, [*rows, per_row, *levels], [*rows, zeros_row] if format.has_zeros else [0]
+
+
+def _given(format: _core.Format, shape: tuple[int, ...], axis: int, scales, zeros, levels):
+    """Addresses of given scales in their storage form, and the tensors that keep them alive."""
+    if scales is None:
+        if zeros is not None or levels is not None:
+            raise ShapeError(f"'{format}': zeros and levels are given with scales, not alone")
+        return None, ()
+    _, scale_shape, zero_shape = part_shapes(format, shape, axis)
+    keep = [_stored(scales, SCALE_DTYPES[format.scale_type], scale_shape, f"'{format}': scales")]
+    for tensor, dtype, wanted, there, name in (
+        (zeros, torch.uint8, zero_shape, format.has_zeros, "zeros"),
+        (levels, torch.float32, [1], format.has_levels, "levels"),
+    ):
+        if there and tensor is None:
+            raise ShapeError(f"'{format}': given scales need {name} too")
+        if there:
+            keep.append(_stored(tensor, dtype, wanted, f"'{format}': {name}"))
+        elif tensor is not None and tensor.numel():
+            raise ShapeError(f"'{format}' has no {name}, but {name} were given")
+    addresses = [0, keep[0].data_ptr(), 0, 0]
+    if format.has_zeros:
+        addresses[2] = keep[1].data_ptr()
+    if format.has_levels:
+        addresses[3] = keep[-1].data_ptr()
+    return tuple(addresses), keep
+
+
+def _stored(tensor: Tensor, dtype: torch.dtype, shape: list[int], what: str) -> Tensor:
+    if tensor.numel() != math.prod(shape):
+        raise ShapeError(f"{what} have shape {tuple(tensor.shape)}, expected {tuple(shape)}")
+    if tensor.dtype != dtype:
+        if dtype == torch.int8:  # fraction bits may be learned as floats
+            tensor = tensor.round().clamp(-128, 127)
+        elif not dtype.is_floating_point:
+            raise DTypeError(f"{what} have dtype {tensor.dtype}, expected {dtype} codes")
+    return tensor.detach().to(dtype).contiguous()
+
+
+# --- CPU ------------------------------------------------------------------------------------------------------------
+
+
+def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, ste="clipped"):
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _quantize_into(x, format, axis, rule, scales, zeros, levels, out)
+    return out
+
+
+def _quantize_out(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, *, out):
+    _check_out(out, x.shape, x.dtype, "out")
+    _quantize_into(x, format, axis, rule, scales, zeros, levels, out)
+
+
+def _quantize_into(x, format, axis, rule, scales, zeros, levels, out):
+    fmt = core(format)
+    x, code = _readable(x, f"quantize to '{format}': x")
+    given, _keep = (None, ()) if scales is None else _given(fmt, tuple(x.shape), axis, scales, zeros, levels)
+    _core._quantize(fmt, code, x.shape, axis, x.data_ptr(), out.data_ptr(), rule, given)
+
+
+def _quantize_backward(
+    grad, x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, learn=False
+):
+    fmt = core(format)
+    x, code = _readable(x, f"gradient of quantize to '{format}': x")
+    grad, _ = _readable(grad.to(x.dtype), "grad")
+    out = torch.empty_like(x)
+    given, keep = _given(fmt, tuple(x.shape), axis, scales, zeros, levels)
+    scale_grad = torch.zeros(keep[0].shape if learn else 0, dtype=torch.float32)
+    address = scale_grad.data_ptr() if learn else 0
+    _core._quantize_backward(
+        fmt, code, x.shape, axis, grad.data_ptr(), x.data_ptr(), out.data_ptr(), rule, given, address
+    )
+    return out, scale_grad.view(scales.shape).to(scales.dtype) if learn else scale_grad
+
+
+def _encode(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error"):
+    parts = _empty_parts(x, core(format), axis)
+    _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts)
+    return parts
+
+
+def _empty_parts(x, fmt, axis):
+    codes, scale_shape, zero_shape = part_shapes(fmt, tuple(x.shape), axis)
+    return (
+        x.new_empty(codes, dtype=torch.uint8),
+        x.new_empty(scale_shape, dtype=SCALE_DTYPES[fmt.scale_type]),
+        x.new_empty(zero_shape, dtype=torch.uint8),
+        x.new_empty([1 if fmt.has_levels else 0], dtype=torch.float32),
+    )
+
+
+def _encode_out(
+    x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error",
+    *, codes_out, scales_out, zeros_out, levels_out,
+):  # fmt: skip
+    fmt = core(format)
+    codes, scale_shape, zero_shape = part_shapes(fmt, tuple(x.shape), axis)
+    _check_out(codes_out, codes, torch.uint8, "codes")
+    _check_out(scales_out, scale_shape, SCALE_DTYPES[fmt.scale_type], "scales")
+    _check_out(zeros_out, zero_shape, torch.uint8, "zeros")
+    _check_out(levels_out, [1 if fmt.has_levels else 0], torch.float32, "levels")
+    parts = (codes_out, scales_out, zeros_out, levels_out)
+    _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts)
+
+
+def _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts):
+    fmt = core(format)
+    x, code = _readable(x, f"encode to '{format}': x")
+    given, _keep = (None, ()) if scales is None else _given(fmt, tuple(x.shape), axis, scales, zeros, levels)
+    addresses = tuple(part.data_ptr() for part in parts)
+    _core._encode(fmt, code, x.shape, axis, x.data_ptr(), addresses, rule, nonfinite, given)
+
+
+def _decode(codes, scales, zeros, levels, format, shape, axis, dtype):
+    out = codes.new_empty(shape, dtype=dtype)
+    _decode_out(codes, scales, zeros, levels, format, shape, axis, out=out)
+    return out
+
+
+def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
+    fmt = core(format)
+    code = FLOATS.get(out.dtype)
+    if code is None:
+        raise DTypeError(f"decode of '{format}' to {out.dtype}; accepted are float32, float16, bfloat16")
+    _check_out(out, shape, out.dtype, "out")
+    code_shape, scale_shape, zero_shape = part_shapes(fmt, tuple(shape), axis)
+    parts = (
+        _stored(codes, torch.uint8, code_shape, f"'{format}': codes"),
+        _stored(scales, SCALE_DTYPES[fmt.scale_type], scale_shape, f"'{format}': scales"),
+        _stored(zeros, torch.uint8, zero_shape, f"'{format}': zeros"),
+        _stored(levels, torch.float32, [1 if fmt.has_levels else 0], f"'{format}': levels"),
+    )
+    addresses = tuple(part.data_ptr() for part in parts)
+    _core._decode(fmt, code, list(shape), axis, addresses, out.data_ptr())
+
+
+for _name, _function in (
+    ("quantize", _quantize),
+    ("quantize_out", _quantize_out),
+    ("quantize_backward", _quantize_backward),
+    ("encode", _encode),
+    ("encode_out", _encode_out),
+    ("decode", _decode),
+    ("decode_out", _decode_out),
+):
+    _library.impl(_name, _function, "CPU")
+
+
+# --- shapes for torch.compile ---------------------------------------------------------------------------------------
+
+
+@torch.library.register_fake("octavo::quantize", lib=_library)
+def _(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, ste="clipped"):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("octavo::quantize_backward", lib=_library)
+def _(grad, x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, learn=False):
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if learn:
+        return out, torch.empty_like(scales, memory_format=torch.contiguous_format)
+    return out, x.new_empty(0, dtype=torch.float32)
+
+
+@torch.library.register_fake("octavo::encode", lib=_library)
+def _(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error"):
+    return _empty_parts(x, core(format), axis)
+
+
+@torch.library.register_fake("octavo::decode", lib=_library)
+def _(codes, scales, zeros, levels, format, shape, axis, dtype):
+    return codes.new_empty(shape, dtype=dtype)
+
+
+for _name in ("quantize_out", "encode_out", "decode_out"):
+    torch.library.register_fake(f"octavo::{_name}", lambda *args, **kwargs: None, lib=_library)
+
+
+# --- gradients ------------------------------------------------------------------------------------------------------
+
+
+def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    x, format, axis, rule, scales, zeros, levels, ste = inputs
+    ctx.format, ctx.axis, ctx.rule, ctx.ste = format, axis, rule, ste
+    ctx.save_for_backward(x, scales, zeros, levels)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple:
+    x, scales, zeros, levels = ctx.saved_tensors
+    learn = scales is not None and ctx.needs_input_grad[4]
+    if ctx.ste == "identity" and not learn:
+        return grad, None, None, None, None, None, None, None
+    grad_x, grad_scales = torch.ops.octavo.quantize_backward(
+        grad, x, ctx.format, ctx.axis, ctx.rule, scales, zeros, levels, learn
+    )
+    return grad if ctx.ste == "identity" else grad_x, None, None, None, grad_scales if learn else None, None, None, None
+
+
+torch.library.register_autograd("octavo::quantize", _backward, setup_context=_setup_context, lib=_library)
+
+
+# --- public functions -----------------------------------------------------------------------------------------------
+
+
+def _tensor(x: Tensor | np.ndarray, what: str) -> Tensor:
+    """Return ``x`` as a tensor; numpy arrays share their memory where they can."""
+    if isinstance(x, Tensor):
+        if not x.is_cpu:
+            raise DTypeError(f"{what} is on {x.device}; the codecs of this version run on the CPU")
+        if x.dtype not in FLOATS:
+            raise DTypeError(f"{what} has dtype {x.dtype}; accepted are float32, float16, bfloat16")
+        return x
+    return from_numpy(x, what)
+
+
+def from_numpy(x: np.ndarray, what: str) -> Tensor:
+    """Return a numpy array as a tensor. Raises DTypeError for other objects and dtypes."""
+    import numpy as np
+
+    if not isinstance(x, np.ndarray):
+        raise DTypeError(f"{what} is a {type(x).__name__}; accepted are torch tensors and numpy arrays")
+    if x.dtype.name == "bfloat16":  # ml_dtypes' type, which torch.from_numpy does not know
+        return torch.from_numpy(np.ascontiguousarray(x).view(np.int16)).view(torch.bfloat16)
+    if x.dtype not in (np.float32, np.float16):
+        raise DTypeError(f"{what} has dtype {x.dtype}; accepted are float32, float16, bfloat16")
+    x = np.ascontiguousarray(x).reshape(x.shape)
+    return torch.from_numpy(x if x.flags.writeable and x.dtype.isnative else x.astype(x.dtype.newbyteorder("=")))
+
+
+def _to_numpy(tensor: Tensor, like: np.ndarray) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(like.dtype)
+    return tensor.numpy()
+
+
+def _text(format: Format | str) -> str:
+    return format.text if isinstance(format, Format) else format
+
+
+def pack_zeros(format: Format | str, zeros: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
+    """Pack integer zero points, one for each scale of a tensor of ``shape``, to the bytes that ops take."""
+    fmt = core(_text(format))
+    _, scale_shape, zero_shape = part_shapes(fmt, shape, axis)
+    if not fmt.has_zeros:
+        raise FormatError(f"'{fmt}' has no zero points; uintW has")
+    if zeros.numel() != math.prod(scale_shape):
+        raise ShapeError(f"'{fmt}': zeros have shape {tuple(zeros.shape)}, expected {tuple(scale_shape)}")
+    top = 2**fmt.width - 1
+    if zeros.numel() and not (0 <= int(zeros.min()) and int(zeros.max()) <= top):
+        raise ShapeError(f"'{fmt}': zeros lie in {int(zeros.min())}..{int(zeros.max())}, accepted are 0..{top}")
+    codes = zeros.detach().to(torch.int32).contiguous()
+    out = torch.empty(zero_shape, dtype=torch.uint8)
+    _core._pack(fmt.width, math.prod(scale_shape[:-1]), scale_shape[-1], codes.data_ptr(), out.data_ptr())
+    return out
+
+
+def quantize(
+    x: Tensor | np.ndarray,
+    format: Format | str,
+    *,
+    axis: int = -1,
+    scale: str = "floor",
+    scales: Tensor | None = None,
+    zeros: Tensor | None = None,
+    levels: Tensor | None = None,
+    ste: str = "clipped",
+    out: Tensor | None = None,
+) -> Tensor | np.ndarray:
+    """Round every element of ``x`` to the nearest value that ``format`` can hold.
+
+    ``x``: any shape, float32, float16 or bfloat16, a CPU tensor or numpy array. Blocks and groups run along ``axis``.
+    ``scale``: rule of the block scale, ``floor`` (default), ``ceil`` or ``mse``. ``scales``: scales to use instead of
+    choosing them, shaped as ``encode`` returns them; float tensors for ``intW`` and ``fixedW`` (there fraction bits) get
+    a gradient (LSQ). ``zeros``: their zero points as integers (``uintW``); ``levels``: nvfp4's tensor scale, ``[1]``.
+    ``ste``: gradient 1 inside the representable range and 0 where x saturated (``clipped``), or 1 everywhere
+    (``identity``). ``out``: where to write; may be ``x`` itself; no gradient then.
+
+    Returns a new tensor like ``x`` (or ``out``), equal to ``decode(encode(x))``. NaN stays NaN; infinities saturate.
+
+    Raises FormatError for an unknown text or an option that does not fit, DTypeError for other dtypes and devices,
+    ShapeError for an axis or scales that do not fit. Source: FORMATS.md, sections 2 and 4.
+    """
+    if ste not in STES:
+        raise FormatError(f"unknown ste {ste!r}; accepted are clipped, identity")
+    text = _text(format)
+    t = _tensor(x, f"quantize to '{text}': x")
+    if zeros is not None:
+        zeros = pack_zeros(text, zeros, tuple(t.shape), axis)
+    if out is None:
+        result = torch.ops.octavo.quantize(t, text, axis, scale, scales, zeros, levels, ste)
+        return result if isinstance(x, Tensor) else _to_numpy(result, x)
+    target = _tensor(out, "out")
+    if torch.is_grad_enabled() and t.requires_grad:
+        raise DTypeError("quantize(out=...) has no gradient; x requires one")
+    if target is not t and target.data_ptr() != t.data_ptr():
+        _refuse_overlap(t, target)
+    torch.ops.octavo.quantize_out(t, text, axis, scale, scales, zeros, levels, out=target)
+    return out
+
+
+def _refuse_overlap(x: Tensor, out: Tensor) -> None:
+    start, end = x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()
+    if start < out.data_ptr() + out.numel() * out.element_size() and out.data_ptr() < end:
+        raise ShapeError("out overlaps x; it may be x itself or lie apart from it")
+
+
+def encode(
+    x: Tensor | np.ndarray,
+    format: Format | str,
+    *,
+    axis: int = -1,
+    scale: str = "floor",
+    nonfinite: str = "error",
+    scales: Tensor | None = None,
+    zeros: Tensor | None = None,
+    levels: Tensor | None = None,
+    out: PackedTensor | None = None,
+) -> PackedTensor:
+    """Encode ``x`` into dense codes and scales.
+
+    ``x``, ``format``, ``axis``, ``scale``, ``scales``, ``zeros``, ``levels``: as for :func:`quantize`. ``nonfinite``: ``error``
+    refuses NaN and infinity, ``saturate`` stores the largest value and 0, ``nan`` stores NaN where the format can.
+    ``out``: a PackedTensor of the same format, shape, dtype and axis, whose buffers are written.
+
+    Raises NonFiniteError naming the first position, else as :func:`quantize`. Source: FORMATS.md, sections 2 to 5.
+    """
+    text = _text(format)
+    t = _tensor(x, f"encode to '{text}': x").detach()
+    if zeros is not None:
+        zeros = pack_zeros(text, zeros, tuple(t.shape), axis)
+    args = (t, text, axis, scale, scales, zeros, levels, nonfinite)
+    if out is None:
+        parts = torch.ops.octavo.encode(*args)
+        return PackedTensor(Format(text), *parts, shape=tuple(t.shape), dtype=t.dtype, axis=axis, scale=scale)
+    if (out.format.text, out.shape, out.dtype, out.axis) != (str(core(text)), tuple(t.shape), t.dtype, axis % max(t.ndim, 1)):
+        raise ShapeError(f"out is {out!r}; expected '{text}' of shape {tuple(t.shape)}, {t.dtype}, axis {axis}")
+    codes, scale_part, zero_part, level_part = out.parts
+    torch.ops.octavo.encode_out(
+        *args, codes_out=codes, scales_out=scale_part, zeros_out=zero_part, levels_out=level_part
+    )
+    return out
+
+
+def decode(packed: PackedTensor, *, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
+    """Decode a PackedTensor to a tensor of its logical shape.
+
+    ``dtype``: float32, float16 or bfloat16; default: the logical dtype. ``out``: where to write.
+    Raises DTypeError for other dtypes, ShapeError where ``out`` does not fit. Source: FORMATS.md, section 6.
+    """
+    if not isinstance(packed, PackedTensor):
+        raise DTypeError(f"decode takes a PackedTensor, got {type(packed).__name__}")
+    if out is not None:
+        if dtype is not None and dtype != out.dtype:
+            raise DTypeError(f"dtype is {dtype}, out has {out.dtype}")
+        torch.ops.octavo.decode_out(*packed.parts, packed.format.text, packed.shape, packed.axis, out=out)
+        return out
+    wanted = packed.dtype if dtype is None else dtype
+    if wanted not in FLOATS:
+        raise DTypeError(f"decode to {wanted}; accepted are float32, float16, bfloat16")
+    return torch.ops.octavo.decode(*packed.parts, packed.format.text, packed.shape, packed.axis, wanted)

@@ -1,0 +1,191 @@
+"""PackedTensor: an encoded tensor - dense codes, scales, Format, logical shape and dtype."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from octavo import _core
+from octavo.errors import DTypeError, ShapeError
+from octavo.formats import Format
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class PackedTensor:
+    """An encoded tensor.
+
+    ``codes``: uint8, ``[..., row_bytes]``, the axis moved last; ``scales``: ``[..., groups]`` in their storage dtype (uint8
+    codes for shared exponents and E4M3, float32, float16, or int8 fraction bits), ``[1]`` for ``:tensor``, empty without
+    scales; ``zeros``: packed zero points (``uintW``), else empty; ``levels``: float32 ``[1]`` (``nvfp4``), else empty.
+    ``shape``, ``dtype``, ``axis``, ``scale``: logical shape and dtype, the axis that groups run along, and the scale rule.
+
+    Made by :func:`octavo.encode` and :func:`octavo.load`. Raises ShapeError or DTypeError where the parts do not fit the
+    format. Source: FORMATS.md section 5.
+    """
+
+    __slots__ = ("axis", "codes", "dtype", "format", "levels", "scale", "scales", "shape", "zeros")
+
+    def __init__(
+        self,
+        format: Format,
+        codes: Tensor,
+        scales: Tensor,
+        zeros: Tensor,
+        levels: Tensor,
+        *,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        axis: int = -1,
+        scale: str = "floor",
+    ) -> None:
+        """Check the parts against the format and keep them."""
+        from octavo.ops import FLOATS, SCALE_DTYPES, part_shapes
+
+        if dtype not in FLOATS:
+            raise DTypeError(f"logical dtype {dtype}; accepted are float32, float16, bfloat16")
+        shape = tuple(int(n) for n in shape)
+        wanted = part_shapes(format.core, shape, axis)
+        level_shape = [1 if format.core.has_levels else 0]
+        kinds = (torch.uint8, SCALE_DTYPES[format.scale_type], torch.uint8, torch.float32)
+        for name, part, part_shape, kind in zip(
+            ("codes", "scales", "zeros", "levels"), (codes, scales, zeros, levels), (*wanted, level_shape), kinds, strict=True
+        ):
+            if part.dtype != kind or list(part.shape) != list(part_shape):
+                raise ShapeError(
+                    f"'{format}' of shape {shape}: {name} are {part.dtype} {tuple(part.shape)}, expected {kind} {tuple(part_shape)}"
+                )
+        self.format, self.shape, self.dtype, self.scale = format, shape, dtype, scale
+        self.axis = axis % max(len(shape), 1)
+        self.codes, self.scales, self.zeros, self.levels = codes, scales, zeros, levels
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Codes, scales, zeros and levels; parts the format does not have are empty."""
+        return self.codes, self.scales, self.zeros, self.levels
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parts: what the tensor takes in memory and on disk."""
+        return sum(part.numel() * part.element_size() for part in self.parts)
+
+    @property
+    def ndim(self) -> int:
+        """Number of logical dimensions."""
+        return len(self.shape)
+
+    @property
+    def bits_per_element(self) -> float:
+        """Bits per element: bytes times 8 over elements."""
+        return 8 * self.nbytes / max(self.numel(), 1)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the parts."""
+        return self.codes.device
+
+    def numel(self) -> int:
+        """Return the number of logical elements."""
+        return math.prod(self.shape)
+
+    def __len__(self) -> int:
+        """Return the length of the first logical dimension."""
+        if not self.shape:
+            raise TypeError("len() of a 0-d PackedTensor")
+        return self.shape[0]
+
+    def decode(self, dtype: torch.dtype | None = None) -> Tensor:
+        """Decode to a tensor of the logical shape; see :func:`octavo.decode`."""
+        from octavo.ops import decode
+
+        return decode(self, dtype=dtype)
+
+    def numpy(self) -> np.ndarray:
+        """Decode to a numpy array (float32 where the logical dtype is bfloat16)."""
+        return self.decode(torch.float32 if self.dtype == torch.bfloat16 else None).numpy()
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+        """Support ``np.asarray(packed)``; always a copy."""
+        array = self.numpy()
+        return array if dtype is None else array.astype(dtype)
+
+    def unpack(self) -> Tensor:
+        """Return the codes as int32 bit patterns, one an element, with the encoding axis moved last."""
+        lead = [n for i, n in enumerate(self.shape) if i != self.axis]
+        k = self.shape[self.axis] if self.shape else 1
+        out = torch.empty([*lead, k] if self.shape else [], dtype=torch.int32)
+        codes = self.codes.contiguous()
+        _core._unpack(self.format.width, math.prod(lead), k, codes.data_ptr(), out.data_ptr())
+        return out
+
+    def unpack_zeros(self) -> Tensor | None:
+        """Return the zero points as int32, shaped like the scales; None for formats without them."""
+        if not self.format.core.has_zeros:
+            return None
+        out = torch.empty(self.scales.shape, dtype=torch.int32)
+        zeros = self.zeros.contiguous()
+        *lead, per_row = self.scales.shape
+        _core._unpack(self.format.width, math.prod(lead), per_row, zeros.data_ptr(), out.data_ptr())
+        return out
+
+    def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> PackedTensor:
+        """Return the same codes with another logical dtype or on another device."""
+        parts = [part.to(device) if device is not None else part for part in self.parts]
+        return PackedTensor(
+            self.format, *parts, shape=self.shape, dtype=dtype or self.dtype, axis=self.axis, scale=self.scale
+        )
+
+    def __getitem__(self, rows: slice | int) -> PackedTensor:
+        """Return rows of the first dimension without decoding: ``packed[3]`` keeps the dimension, ``packed[2:8]``.
+
+        Raises IndexError outside the range, and ShapeError where rows are not stored apart (encoded along axis 0).
+        """
+        if not self.shape or self.axis == 0:
+            raise ShapeError(f"{self!r}: rows are sliced along dimension 0, which must not be the encoding axis")
+        if isinstance(rows, int):
+            if not -len(self) <= rows < len(self):
+                raise IndexError(f"row {rows} is outside 0..{len(self) - 1}")
+            rows = slice(rows % len(self), rows % len(self) + 1)
+        if not isinstance(rows, slice):
+            raise DTypeError(f"PackedTensor is indexed by an int or a slice of rows, got {type(rows).__name__}")
+        per_row = self.format.granularity in ("channel", "block")
+        scales = self.scales[rows] if per_row else self.scales
+        zeros = self.zeros[rows] if per_row and self.format.core.has_zeros else self.zeros
+        codes = self.codes[rows]
+        return PackedTensor(
+            self.format, codes, scales, zeros, self.levels,
+            shape=(codes.shape[0], *self.shape[1:]), dtype=self.dtype, axis=self.axis, scale=self.scale,
+        )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        """Compare format, shape, dtype, axis and every byte of the parts."""
+        if not isinstance(other, PackedTensor):
+            return NotImplemented
+        return self._key() == other._key() and all(
+            torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+            for a, b in zip(self.parts, other.parts, strict=True)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _key(self) -> tuple:
+        return self.format, self.shape, self.dtype, self.axis, self.scale
+
+    def __reduce__(self) -> tuple:
+        """Pickle through the bytes of a container."""
+        from octavo.container import dumps, loads_one
+
+        return loads_one, (dumps({"tensor": self}),)
+
+    def __repr__(self) -> str:
+        """Tell format, shape, dtype, axis, bytes and bits per element."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        rule = "" if self.scale == "floor" else f", scale={self.scale!r}"
+        return (
+            f"PackedTensor('{self.format}', shape={self.shape}, dtype={dtype}, axis={self.axis}{rule}, "
+            f"nbytes={self.nbytes}, bits_per_element={self.bits_per_element:.4g})"
+        )

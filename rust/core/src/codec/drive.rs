@@ -1,0 +1,376 @@
+//! Cutting a call into segments, and running them: first the scales that need the whole tensor or very long rows, then
+//! all segments in parallel. Segments depend on the shape alone, so results do not depend on the number of threads.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::error::{Error, Result};
+use crate::format::{Format, Granularity};
+use crate::level::Level;
+use crate::pack::{Code, pack, unpack};
+use crate::pool;
+
+use super::buffers::{Dst, Layout, Sizes, Src};
+use super::scale::{CHUNK, Chooser, Query, Stat, choose, nvfp4_tensor_scale};
+use super::work::{Scales, Work};
+use super::{Nonfinite, Options, Packed, PackedMut, simd, transpose};
+
+/// Longest `:channel` row that one thread handles in one go; longer rows find their scale in parallel first.
+const LONG_ROW: usize = 1 << 18;
+
+/// Rows and columns cut into units of about [`CHUNK`] elements, every one starting on a whole byte of codes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Segments {
+    pub(crate) rows: usize,
+    pub(crate) k: usize,
+    rows_each: usize,
+    columns_each: usize,
+}
+
+/// One row's part of a segment.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    /// First element, counted over the whole tensor.
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+    pub(crate) row: usize,
+    /// First column.
+    pub(crate) column: usize,
+    /// First group, counted over the whole tensor.
+    pub(crate) group: usize,
+}
+
+impl Segments {
+    /// `byte_rows`: rows of codes start on a byte, which flattening must keep.
+    pub(crate) fn new(layout: &Layout, format: Format, known: bool, byte_rows: bool) -> Self {
+        let (mut rows, mut k) = (layout.rows(), layout.k);
+        let whole_bytes = !byte_rows || k.is_multiple_of(8) || (k * format.width() as usize).is_multiple_of(8);
+        let joins = match format.granularity() {
+            Granularity::None | Granularity::Tensor => true,
+            Granularity::Block(block) => k.is_multiple_of(block as usize),
+            Granularity::Channel => false,
+        };
+        if whole_bytes && joins {
+            k *= rows;
+            rows = 1;
+        }
+        let columns_each = match format.granularity() {
+            Granularity::Block(block) => {
+                let unit = 8 * block as usize;
+                (CHUNK / unit).max(1) * unit
+            }
+            Granularity::Channel if !known => usize::MAX,
+            _ => CHUNK,
+        };
+        let rows_each = if k <= columns_each { (CHUNK / k).max(1) } else { 1 };
+        Self { rows, k, rows_each, columns_each }
+    }
+
+    fn per_row(&self) -> usize {
+        self.k.div_ceil(self.columns_each)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        if self.k <= self.columns_each { self.rows.div_ceil(self.rows_each) } else { self.rows * self.per_row() }
+    }
+
+    /// The pieces of a segment, in order.
+    pub(crate) fn pieces(&self, segment: usize, format: Format) -> impl Iterator<Item = Piece> {
+        let Self { k, columns_each, .. } = *self;
+        let (rows, column): (Range<usize>, usize) = if k <= columns_each {
+            let first = segment * self.rows_each;
+            (first..(first + self.rows_each).min(self.rows), 0)
+        } else {
+            let row = segment / self.per_row();
+            (row..row + 1, segment % self.per_row() * columns_each)
+        };
+        let len = (k - column).min(columns_each);
+        rows.map(move |row| {
+            let group = match format.granularity() {
+                Granularity::None | Granularity::Tensor => 0,
+                Granularity::Channel => row,
+                Granularity::Block(block) => row * k.div_ceil(block as usize) + column / block as usize,
+            };
+            Piece { start: row * k + column, len, row, column, group }
+        })
+    }
+}
+
+/// Scales found before the segments run.
+pub(super) struct Early {
+    scales: Vec<u8>,
+    zeros: Vec<u16>,
+}
+
+/// Asks a query about `range` of the tensor, chunk by chunk in parallel, joining the answers in order.
+fn ask(work: &Work, src: Src, range: Range<usize>, query: &Query) -> Result<Stat> {
+    let chunks = range.len().div_ceil(CHUNK);
+    let stats = pool::map(chunks, range.len() * src.dtype.bytes(), |i| {
+        let start = range.start + i * CHUNK;
+        let len = (range.end - start).min(CHUNK);
+        // SAFETY: start + len <= range.end, which lies inside the buffer.
+        unsafe { with_f32(src, start, len, work.level, |x| work.stat(x, query)) }
+    })?;
+    Ok(stats.iter().fold(Stat::default(), |all, stat| all.join(stat)))
+}
+
+/// Calls `f` with elements as float32: the buffer itself, or a widened copy.
+unsafe fn with_f32<R>(src: Src, start: usize, len: usize, level: Level, f: impl FnOnce(&[f32]) -> R) -> R {
+    // SAFETY: the caller keeps the range inside the buffer; a float32 pointer is used as a slice only when aligned.
+    unsafe {
+        let direct = src.f32_at(start);
+        if src.dtype == super::DType::F32 && direct.is_aligned() {
+            return f(std::slice::from_raw_parts(direct, len));
+        }
+        let mut wide = vec![0.0f32; len];
+        src.widen(start, &mut wide, level);
+        f(&wide)
+    }
+}
+
+/// Chooses what must be known before the segments run, and sets `work` to use it.
+fn choose_early(work: &mut Work, src: Src, layout: &Layout, sizes: &Sizes) -> Result<Option<Early>> {
+    if matches!(work.chooser, Chooser::NvFp4) {
+        work.tensor = nvfp4_tensor_scale(ask(work, src, 0..layout.len(), &Query::AbsMax)?.absmax);
+        return Ok(None);
+    }
+    let row = match work.format.granularity() {
+        Granularity::Tensor => layout.len(),
+        Granularity::Channel if layout.k > LONG_ROW => layout.k,
+        _ => return Ok(None),
+    };
+    let mut early = Early { scales: transpose::buffer(sizes.scales)?, zeros: vec![0; sizes.groups] };
+    let mut keeper = Work { scale_out: early.scales.as_mut_ptr(), zero_out: early.zeros.as_mut_ptr(), ..*work };
+    keeper.scales = Scales::Choose;
+    for group in 0..sizes.groups {
+        let range = group * row..(group + 1) * row;
+        let raw = choose(&work.chooser, work.float16(), |query| ask(work, src, range.clone(), query))?;
+        keeper.store(group, &raw);
+    }
+    use_stored(work, &early);
+    Ok(Some(early))
+}
+
+/// Points `work` at scales that outlive the call.
+fn use_stored(work: &mut Work, early: &Early) {
+    work.scales = Scales::Stored;
+    work.scale_in = early.scales.as_ptr();
+    work.zero_in = if work.format.has_zeros() { early.zeros.as_ptr() } else { std::ptr::null() };
+}
+
+/// Given or stored scales in the form the pieces read.
+fn stored(format: Format, sizes: &Sizes, packed: &Packed<'_>, level: Level) -> Early {
+    let mut zeros = vec![0u16; if format.has_zeros() { sizes.groups } else { 0 }];
+    if sizes.zeros_row > 0 {
+        let per_row = sizes.groups / (sizes.zeros / sizes.zeros_row);
+        for (row, bytes) in zeros.chunks_mut(per_row).zip(packed.zeros.chunks(sizes.zeros_row)) {
+            unpack(level, bytes, format.width(), row);
+        }
+    }
+    Early { scales: Vec::new(), zeros }
+}
+
+fn first_level(packed: &Packed<'_>) -> f32 {
+    packed.levels.first_chunk::<4>().map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
+}
+
+/// Prepares the scales of `encode` and `quantize`: given ones, early ones, or none yet.
+pub(super) fn prepare(work: &mut Work, src: Src, layout: &Layout, sizes: &Sizes, options: &Options<'_>) -> Result<Option<Early>> {
+    work.rule = options.rule;
+    work.nonfinite = options.nonfinite;
+    work.largest = src.dtype.largest();
+    work.given = options.given.is_some();
+    match &options.given {
+        None => choose_early(work, src, layout, sizes),
+        Some(given) => {
+            let early = stored(work.format, sizes, given, work.level);
+            use_stored(work, &early);
+            work.scale_in = given.scales.as_ptr();
+            work.tensor = first_level(given);
+            Ok(Some(early))
+        }
+    }
+}
+
+pub(crate) fn encode(
+    src: Src,
+    layout: Layout,
+    format: Format,
+    options: &Options<'_>,
+    out: PackedMut<'_>,
+    level: Level,
+) -> Result<()> {
+    let sizes = Sizes::new(format, &layout)?;
+    let mut work = Work::new(format, level);
+    let early = prepare(&mut work, src, &layout, &sizes, options)?;
+    let mut zeros = vec![0u16; if format.has_zeros() { sizes.groups } else { 0 }];
+    work.scale_out = out.scales.as_mut_ptr();
+    work.zero_out = if format.has_zeros() { zeros.as_mut_ptr() } else { std::ptr::null_mut() };
+    if matches!(work.scales, Scales::Stored) {
+        // Known scales are part of the result too.
+        let known = match (&options.given, &early) {
+            (Some(given), _) => given.scales,
+            (None, Some(early)) => &early.scales,
+            (None, None) => &[],
+        };
+        out.scales.copy_from_slice(known);
+        if let Some(early) = &early {
+            let count = zeros.len();
+            zeros.copy_from_slice(&early.zeros[..count]);
+        }
+    }
+    if format.has_levels() {
+        out.levels.copy_from_slice(&work.tensor.to_le_bytes());
+    }
+    match format.width() {
+        0..=8 => encode_segments::<u8>(&work, src, &layout, &sizes, out.codes)?,
+        9..=16 => encode_segments::<u16>(&work, src, &layout, &sizes, out.codes)?,
+        _ => encode_segments::<u32>(&work, src, &layout, &sizes, out.codes)?,
+    }
+    if sizes.zeros_row > 0 {
+        let per_row = sizes.groups / (sizes.zeros / sizes.zeros_row);
+        for (row, bytes) in zeros.chunks(per_row).zip(out.zeros.chunks_mut(sizes.zeros_row)) {
+            pack(level, row, format.width(), bytes);
+        }
+    }
+    Ok(())
+}
+
+/// A pointer that several threads use for disjoint ranges.
+#[derive(Clone, Copy)]
+struct Shared<T>(*mut T);
+// SAFETY: ranges are disjoint.
+unsafe impl<T> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Shared<T> {}
+
+fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Sizes, codes: &mut [u8]) -> Result<()> {
+    let format = work.format;
+    let segments = Segments::new(layout, format, matches!(work.scales, Scales::Stored), true);
+    let row_bytes = if segments.rows == 1 { sizes.codes } else { sizes.row_bytes };
+    let base = Shared(codes.as_mut_ptr());
+    let width = format.width() as usize;
+    let refused = AtomicUsize::new(usize::MAX);
+    pool::for_each(segments.count(), layout.len() * src.dtype.bytes(), |segment| {
+        let base = base;
+        let mut scratch: Vec<C> = Vec::new();
+        for piece in segments.pieces(segment, format) {
+            let bytes = (piece.len * width).div_ceil(8);
+            let at = piece.row * row_bytes + piece.column * width / 8;
+            // SAFETY: pieces are disjoint, start on whole bytes, and end inside the row's bytes; the sizes of all
+            // buffers were checked against the layout.
+            unsafe {
+                let packed = std::slice::from_raw_parts_mut(base.0.add(at), bytes);
+                with_f32(src, piece.start, piece.len, work.level, |x| {
+                    let failed = if width == 8 * size_of::<C>() && size_of::<C>() == 1 {
+                        let direct = std::slice::from_raw_parts_mut(packed.as_mut_ptr().cast::<C>(), piece.len);
+                        simd::encode_piece(work, x, piece.group, direct)
+                    } else {
+                        scratch.resize(piece.len, C::default());
+                        let failed = simd::encode_piece(work, x, piece.group, &mut scratch);
+                        pack(work.level, &scratch, work.width, packed);
+                        failed
+                    };
+                    if let Some(position) = failed {
+                        refused.fetch_min(piece.start + position, Ordering::Relaxed);
+                    }
+                });
+            }
+        }
+    })?;
+    match refused.into_inner() {
+        usize::MAX => Ok(()),
+        position if work.nonfinite == Nonfinite::Error => {
+            // SAFETY: the position was counted inside the tensor.
+            let value = unsafe { src.get(position) };
+            Err(Error::NonFinite { format: format.to_string(), position: original_position(position, layout), value })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Position in the caller's memory order of a position in the order with the axis last.
+fn original_position(position: usize, layout: &Layout) -> usize {
+    let (row, column) = (position / layout.k, position % layout.k);
+    let (outer, inner) = (row / layout.inner, row % layout.inner);
+    (outer * layout.k + column) * layout.inner + inner
+}
+
+pub(crate) fn quantize(
+    src: Src,
+    dst: Dst,
+    layout: Layout,
+    format: Format,
+    options: &Options<'_>,
+    level: Level,
+) -> Result<()> {
+    let sizes = Sizes::new(format, &layout)?;
+    let mut work = Work::new(format, level);
+    let _early = prepare(&mut work, src, &layout, &sizes, options)?;
+    let segments = Segments::new(&layout, format, matches!(work.scales, Scales::Stored), false);
+    pool::for_each(segments.count(), layout.len() * src.dtype.bytes(), |segment| {
+        let mut wide: Vec<f32> = Vec::new();
+        for piece in segments.pieces(segment, format) {
+            // SAFETY: pieces are disjoint and inside both buffers, whose lengths were checked against the layout.
+            unsafe {
+                let (x, out) = (src.f32_at(piece.start), dst.f32_at(piece.start));
+                if src.dtype == super::DType::F32 {
+                    simd::quantize_piece(&work, x, out, piece.len, piece.group);
+                } else {
+                    wide.resize(piece.len, 0.0);
+                    src.widen(piece.start, &mut wide, level);
+                    simd::quantize_piece(&work, wide.as_ptr(), wide.as_mut_ptr(), piece.len, piece.group);
+                    dst.narrow(piece.start, &wide, level);
+                }
+            }
+        }
+    })
+}
+
+/// The work of a `decode`: scales are read from `packed`.
+pub(crate) fn decode(packed: Packed<'_>, layout: Layout, format: Format, dst: Dst, level: Level) -> Result<()> {
+    let sizes = Sizes::new(format, &layout)?;
+    let mut work = Work::new(format, level);
+    let early = stored(format, &sizes, &packed, level);
+    use_stored(&mut work, &early);
+    work.scale_in = packed.scales.as_ptr();
+    work.tensor = first_level(&packed);
+    match format.width() {
+        0..=8 => decode_segments::<u8>(&work, packed.codes, &layout, &sizes, dst),
+        9..=16 => decode_segments::<u16>(&work, packed.codes, &layout, &sizes, dst),
+        _ => decode_segments::<u32>(&work, packed.codes, &layout, &sizes, dst),
+    }
+}
+
+fn decode_segments<C: Code>(work: &Work, codes: &[u8], layout: &Layout, sizes: &Sizes, dst: Dst) -> Result<()> {
+    let format = work.format;
+    let segments = Segments::new(layout, format, true, true);
+    let row_bytes = if segments.rows == 1 { sizes.codes } else { sizes.row_bytes };
+    let width = format.width() as usize;
+    pool::for_each(segments.count(), layout.len() * dst.dtype.bytes(), |segment| {
+        let mut scratch: Vec<C> = Vec::new();
+        let mut wide: Vec<f32> = Vec::new();
+        for piece in segments.pieces(segment, format) {
+            let at = piece.row * row_bytes + piece.column * width / 8;
+            let packed = &codes[at..at + (piece.len * width).div_ceil(8)];
+            // SAFETY: pieces are disjoint and inside the output; one-byte codes have no alignment.
+            unsafe {
+                let unpacked = if size_of::<C>() == 1 && width == 8 {
+                    std::slice::from_raw_parts(packed.as_ptr().cast::<C>(), piece.len)
+                } else {
+                    scratch.resize(piece.len, C::default());
+                    unpack(work.level, packed, work.width, &mut scratch);
+                    &scratch
+                };
+                if dst.dtype == super::DType::F32 {
+                    simd::decode_piece(work, unpacked, dst.f32_at(piece.start), piece.group);
+                } else {
+                    wide.resize(piece.len, 0.0);
+                    simd::decode_piece(work, unpacked, wide.as_mut_ptr(), piece.group);
+                    dst.narrow(piece.start, &wide, work.level);
+                }
+            }
+        }
+    })
+}
+

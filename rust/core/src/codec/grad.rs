@@ -1,0 +1,174 @@
+//! The gradient of `quantize`: straight-through, clipped to the representable range; and that of a learned scale (LSQ).
+
+use crate::error::{Error, Result};
+use crate::format::{Element, Format, Granularity};
+use crate::level::Level;
+use crate::pool;
+
+use super::buffers::{Dst, Layout, Sizes, Src, Values, ValuesMut};
+use super::drive::{Segments, prepare};
+use super::grid::{GroupScale, range};
+use super::scale::{Chooser, ScaleRule};
+use super::work::{Scales, Work};
+use super::{Options, check_len, check_options, transpose};
+
+/// Where the gradients go.
+#[derive(Debug)]
+pub struct Gradients<'a> {
+    /// Gradient of `x`, in its dtype.
+    pub x: ValuesMut<'a>,
+    /// Gradient of the given scales, one for each; `None` if nobody wants it.
+    pub scales: Option<&'a mut [f32]>,
+}
+
+/// Gradients of `quantize(x)` for an incoming gradient `grad` of the same shape and dtype.
+///
+/// Gradient of `x`: `grad` where x lies inside the representable range of its group, 0 where it saturated or is NaN;
+/// `binary` passes `|x| <= 1` for `:unit` and everything when scaled. Gradient of a given scale s of `intW`, or of the
+/// fraction bits F of `fixedW` (s = 2^-F): LSQ, `sum(grad * (inside ? q - x/s : bound)) / sqrt(n * qmax)`, times
+/// `-ln 2 * s` for F. Source: FORMATS.md section 4; Esser et al., Learned Step Size Quantization (2020), equations 3 to 5.
+///
+/// # Errors
+/// As for [`super::quantize`]; [`Error::Format`] where a gradient of scales is asked for and the format is neither
+/// `intW` nor `fixedW`, or no scales are given.
+pub fn quantize_backward(
+    grad: Values<'_>,
+    x: Values<'_>,
+    layout: Layout,
+    format: Format,
+    options: &Options<'_>,
+    out: Gradients<'_>,
+) -> Result<()> {
+    let mut out = out;
+    let sizes = Sizes::new(format, &layout)?;
+    check_len(format, "x (elements)", x.len(), layout.len())?;
+    check_len(format, "grad (elements)", grad.len(), layout.len())?;
+    check_len(format, "x gradient (elements)", out.x.len(), layout.len())?;
+    check_options(format, &sizes, options)?;
+    if let Some(scales) = &mut out.scales {
+        let learnable = matches!(
+            format.element(),
+            Element::Int { signed: true, .. } | Element::Fixed { fraction: None, .. }
+        );
+        if !learnable || options.given.is_none() {
+            return Err(Error::Format(format!("'{format}': only given scales of intW and fixedW can learn")));
+        }
+        check_len(format, "scale gradient (elements)", scales.len(), sizes.groups)?;
+        scales.fill(0.0);
+    }
+    if layout.is_empty() {
+        return Ok(());
+    }
+    let (x_moved, grad_moved) = (transpose::forward(x.src(), &layout)?, transpose::forward(grad.src(), &layout)?);
+    let at = |moved: &Option<Vec<u8>>, src: Src| moved.as_ref().map_or(src, |buffer| Src::new(buffer.as_ptr(), src.dtype));
+    let (x, grad) = (at(&x_moved, x.src()), at(&grad_moved, grad.src()));
+    let dst = out.x.dst();
+    if layout.inner == 1 {
+        return rows(grad, x, dst, &layout, format, options, out.scales);
+    }
+    let mut buffer = transpose::buffer(layout.len() * dst.dtype.bytes())?;
+    let moved = Dst::new(buffer.as_mut_ptr(), dst.dtype);
+    rows(grad, x, moved, &layout, format, options, out.scales)?;
+    transpose::backward(Src::new(buffer.as_ptr(), dst.dtype), dst, &layout)
+}
+
+fn rows(
+    grad: Src,
+    x: Src,
+    dst: Dst,
+    layout: &Layout,
+    format: Format,
+    options: &Options<'_>,
+    scale_grads: Option<&mut [f32]>,
+) -> Result<()> {
+    let level = Level::current();
+    let sizes = Sizes::new(format, layout)?;
+    let mut work = Work::new(format, level);
+    let _early = prepare(&mut work, x, layout, &sizes, options)?;
+    let segments = Segments::new(layout, format, matches!(work.scales, Scales::Stored), false);
+    let wanted = scale_grads.is_some();
+    let sums = pool::map(segments.count(), layout.len() * x.dtype.bytes(), |segment| {
+        let mut partial: Vec<(usize, f64)> = Vec::new();
+        for piece in segments.pieces(segment, format) {
+            let (mut values, mut grads) = (vec![0.0f32; piece.len], vec![0.0f32; piece.len]);
+            // SAFETY: pieces lie inside all buffers, whose lengths were checked against the layout.
+            unsafe {
+                x.widen(piece.start, &mut values, level);
+                grad.widen(piece.start, &mut grads, level);
+            }
+            let each = work.group_len(piece.len);
+            for (i, (values, grads)) in values.chunks(each).zip(grads.chunks_mut(each)).enumerate() {
+                let scale = work.group_scale(values, piece.group + i);
+                if wanted {
+                    partial.push((piece.group + i, scale_sum(&work, values, grads, &scale)));
+                }
+                mask(&work, values, grads, &scale);
+            }
+            // SAFETY: as above; pieces are disjoint.
+            unsafe { dst.narrow(piece.start, &grads, level) };
+        }
+        partial
+    })?;
+    let Some(out) = scale_grads else { return Ok(()) };
+    let mut totals = vec![0.0f64; out.len()];
+    for (group, sum) in sums.into_iter().flatten() {
+        totals[group] += sum;
+    }
+    let elements = |group: usize| match format.granularity() {
+        Granularity::Tensor => layout.len(),
+        Granularity::Block(block) => {
+            let per_row = layout.k.div_ceil(block as usize);
+            (layout.k - group % per_row * block as usize).min(block as usize)
+        }
+        _ => layout.k,
+    };
+    for (group, (gradient, total)) in out.iter_mut().zip(totals).enumerate() {
+        let scale = work.resolve(&work.load(group));
+        let qmax = range(&work.grid, &GroupScale::step(1.0)).1;
+        let chain = if matches!(format.element(), Element::Fixed { .. }) {
+            -std::f64::consts::LN_2 * scale.step
+        } else {
+            1.0
+        };
+        *gradient = (total * chain / (elements(group) as f64 * qmax).sqrt()) as f32;
+    }
+    Ok(())
+}
+
+/// Zeroes the gradients of elements outside the representable range.
+fn mask(work: &Work, values: &[f32], grads: &mut [f32], scale: &GroupScale) {
+    let chosen = matches!(work.chooser, Chooser::Symmetric { .. } | Chooser::Asymmetric { .. }) && !work.given
+        || work.rule == ScaleRule::Ceil && !work.given;
+    let (lo, hi) = match (work.format.element(), work.format.granularity()) {
+        (Element::Binary { .. }, Granularity::None) => (-1.0, 1.0),
+        // A scale from the largest magnitude saturates nowhere, although its rounding may fall half an ulp short.
+        _ if chosen => (f64::NEG_INFINITY, f64::INFINITY),
+        _ => range(&work.grid, scale),
+    };
+    for (v, g) in values.iter().zip(grads) {
+        let v = f64::from(v.clamp(-work.largest, work.largest)); // an infinity counts as the largest value; NaN stays
+        if !(v >= lo && v <= hi) {
+            *g = 0.0;
+        }
+    }
+}
+
+/// The LSQ sum of one group.
+fn scale_sum(work: &Work, values: &[f32], grads: &[f32], scale: &GroupScale) -> f64 {
+    let (lo, hi) = range(&work.grid, &GroupScale::step(1.0));
+    if scale.step == 0.0 {
+        return 0.0;
+    }
+    let terms = values.iter().zip(grads).map(|(&v, &g)| {
+        let y = f64::from(v) / scale.step;
+        let slope = if y <= lo {
+            lo
+        } else if y >= hi {
+            hi
+        } else {
+            y.round_ties_even() - y
+        };
+        if slope.is_nan() { 0.0 } else { f64::from(g) * slope }
+    });
+    terms.sum()
+}

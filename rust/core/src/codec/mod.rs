@@ -1,0 +1,210 @@
+//! The three operations of every format: [`encode`], [`decode`] and the fused [`quantize`], and its gradient.
+//!
+//! `quantize(x) == decode(encode(x))` for every format, shape, dtype, SIMD level and number of threads.
+
+mod buffers;
+mod drive;
+mod grad;
+pub(crate) mod grid;
+pub(crate) mod scale;
+mod simd;
+mod transpose;
+mod work;
+
+pub use buffers::{DType, Layout, Sizes, Values, ValuesMut};
+pub use grad::{Gradients, quantize_backward};
+pub use scale::ScaleRule;
+
+use crate::error::{Error, Result};
+use crate::format::Format;
+use crate::level::Level;
+use buffers::{Dst, Src};
+
+/// What `encode` does with NaN and infinity.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Nonfinite {
+    /// Refuse with [`Error::NonFinite`] naming the first position.
+    #[default]
+    Error,
+    /// Infinity becomes the largest value, NaN becomes 0.
+    Saturate,
+    /// Infinity becomes the largest value; NaN is stored, where the format can.
+    Nan,
+}
+
+impl std::str::FromStr for Nonfinite {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "error" => Ok(Self::Error),
+            "saturate" => Ok(Self::Saturate),
+            "nan" => Ok(Self::Nan),
+            _ => Err(Error::Format(format!("unknown nonfinite policy '{text}'; accepted are error, saturate, nan"))),
+        }
+    }
+}
+
+/// The parts of an encoded tensor, to read. Lengths are those of [`Sizes`].
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Packed<'a> {
+    /// Codes, dense per row.
+    pub codes: &'a [u8],
+    /// Scales in their storage type, little-endian.
+    pub scales: &'a [u8],
+    /// Packed zero points (`uintW`), else empty.
+    pub zeros: &'a [u8],
+    /// Second-level scale (`nvfp4`), else empty.
+    pub levels: &'a [u8],
+}
+
+/// The parts of an encoded tensor, to write.
+#[derive(Debug)]
+pub struct PackedMut<'a> {
+    /// Codes, dense per row.
+    pub codes: &'a mut [u8],
+    /// Scales in their storage type, little-endian.
+    pub scales: &'a mut [u8],
+    /// Packed zero points (`uintW`), else empty.
+    pub zeros: &'a mut [u8],
+    /// Second-level scale (`nvfp4`), else empty.
+    pub levels: &'a mut [u8],
+}
+
+/// How to encode.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options<'a> {
+    /// Rule of the block scale.
+    pub rule: ScaleRule,
+    /// Policy for NaN and infinity; `quantize` always saturates infinities and keeps NaN.
+    pub nonfinite: Nonfinite,
+    /// Scales to use instead of choosing them; `codes` is not looked at.
+    pub given: Option<Packed<'a>>,
+}
+
+fn check_len(format: Format, what: &str, got: usize, wanted: usize) -> Result<()> {
+    if got == wanted {
+        Ok(())
+    } else {
+        Err(Error::Shape(format!("'{format}': {what} holds {got}, expected {wanted}")))
+    }
+}
+
+fn check_options(format: Format, sizes: &Sizes, options: &Options<'_>) -> Result<()> {
+    if options.rule != ScaleRule::Floor && !format.is_block() {
+        return Err(Error::Format(format!(
+            "'{format}' has no block scale, so scale='ceil' and 'mse' do not apply; they are for mx*, bfp, bm, blog and nvfp4"
+        )));
+    }
+    if options.nonfinite == Nonfinite::Nan && !format.has_nan() {
+        return Err(Error::Format(format!("'{format}' cannot store NaN; nonfinite=\"saturate\" maps it to 0")));
+    }
+    if let Some(given) = options.given {
+        if sizes.scales == 0 && format.scale_type().is_none() {
+            return Err(Error::Format(format!("'{format}' has no scales, but scales were given")));
+        }
+        check_len(format, "scales (bytes)", given.scales.len(), sizes.scales)?;
+        check_len(format, "zeros (bytes)", given.zeros.len(), sizes.zeros)?;
+        check_len(format, "levels (bytes)", given.levels.len(), sizes.levels)?;
+        work::check_given(format, &given)?;
+    }
+    Ok(())
+}
+
+/// Encodes `x` into codes and scales.
+///
+/// # Errors
+/// [`Error::Shape`] where a buffer has the wrong length, [`Error::Format`] where an option does not fit the format,
+/// [`Error::NonFinite`] under the policy [`Nonfinite::Error`]. After an error the outputs hold no meaning.
+pub fn encode(x: Values<'_>, layout: Layout, format: Format, options: &Options<'_>, out: PackedMut<'_>) -> Result<()> {
+    let sizes = Sizes::new(format, &layout)?;
+    check_len(format, "x (elements)", x.len(), layout.len())?;
+    check_len(format, "codes (bytes)", out.codes.len(), sizes.codes)?;
+    check_len(format, "scales (bytes)", out.scales.len(), sizes.scales)?;
+    check_len(format, "zeros (bytes)", out.zeros.len(), sizes.zeros)?;
+    check_len(format, "levels (bytes)", out.levels.len(), sizes.levels)?;
+    check_options(format, &sizes, options)?;
+    if layout.is_empty() {
+        for part in [out.codes, out.scales, out.zeros, out.levels] {
+            part.fill(0);
+        }
+        return Ok(());
+    }
+    let moved = transpose::forward(x.src(), &layout)?;
+    let src = moved.as_ref().map_or_else(|| x.src(), |buffer| Src::new(buffer.as_ptr(), x.src().dtype));
+    drive::encode(src, layout, format, options, out, Level::current())
+}
+
+/// Rounds every element of `x` to the nearest value that `format` can hold.
+///
+/// NaN stays NaN, infinities saturate. `out` has the dtype of `x`.
+///
+/// # Errors
+/// As for [`encode`], but never [`Error::NonFinite`].
+pub fn quantize(x: Values<'_>, layout: Layout, format: Format, options: &Options<'_>, out: ValuesMut<'_>) -> Result<()> {
+    let mut out = out;
+    check_len(format, "out (elements)", out.len(), layout.len())?;
+    let dst = out.dst();
+    if dst.dtype != x.src().dtype {
+        return Err(Error::Shape(format!("out is {}, x is {}", dst.dtype.name(), x.src().dtype.name())));
+    }
+    check_len(format, "x (elements)", x.len(), layout.len())?;
+    quantize_raw(x.src(), dst, layout, format, options)
+}
+
+/// [`quantize`], writing over its input.
+///
+/// # Errors
+/// As for [`quantize`].
+pub fn quantize_in_place(x: ValuesMut<'_>, layout: Layout, format: Format, options: &Options<'_>) -> Result<()> {
+    let mut x = x;
+    check_len(format, "x (elements)", x.len(), layout.len())?;
+    let dst = x.dst();
+    let src = Src::new(dst.raw().cast_const(), dst.dtype);
+    quantize_raw(src, dst, layout, format, options)
+}
+
+fn quantize_raw(src: Src, dst: Dst, layout: Layout, format: Format, options: &Options<'_>) -> Result<()> {
+    let sizes = Sizes::new(format, &layout)?;
+    let options = Options { nonfinite: Nonfinite::Saturate, ..*options };
+    check_options(format, &sizes, &options)?;
+    if layout.is_empty() {
+        return Ok(());
+    }
+    match transpose::forward(src, &layout)? {
+        None => drive::quantize(src, dst, layout, format, &options, Level::current()),
+        Some(mut buffer) => {
+            let inner_src = Src::new(buffer.as_ptr(), src.dtype);
+            let inner_dst = Dst::new(buffer.as_mut_ptr(), dst.dtype);
+            drive::quantize(inner_src, inner_dst, layout, format, &options, Level::current())?;
+            transpose::backward(inner_src, dst, &layout)
+        }
+    }
+}
+
+/// Decodes codes and scales into `out`, rounding once to its dtype.
+///
+/// # Errors
+/// [`Error::Shape`] where a buffer has the wrong length.
+pub fn decode(packed: Packed<'_>, layout: Layout, format: Format, out: ValuesMut<'_>) -> Result<()> {
+    let mut out = out;
+    let sizes = Sizes::new(format, &layout)?;
+    check_len(format, "codes (bytes)", packed.codes.len(), sizes.codes)?;
+    check_len(format, "scales (bytes)", packed.scales.len(), sizes.scales)?;
+    check_len(format, "zeros (bytes)", packed.zeros.len(), sizes.zeros)?;
+    check_len(format, "levels (bytes)", packed.levels.len(), sizes.levels)?;
+    check_len(format, "out (elements)", out.len(), layout.len())?;
+    if layout.is_empty() {
+        return Ok(());
+    }
+    let dst = out.dst();
+    if layout.inner == 1 {
+        return drive::decode(packed, layout, format, dst, Level::current());
+    }
+    let mut buffer = transpose::buffer(layout.len() * dst.dtype.bytes())?;
+    let moved = Dst::new(buffer.as_mut_ptr(), dst.dtype);
+    drive::decode(packed, layout, format, moved, Level::current())?;
+    transpose::backward(Src::new(buffer.as_ptr(), dst.dtype), dst, &layout)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,64 @@
+//! Moving an inner axis last and back. The codecs work on rows; this is the only place that knows of other axes.
+
+use super::buffers::{Dst, Layout, Src};
+use crate::error::{Error, Result};
+use crate::pool;
+
+/// Columns that one unit of work moves; a tile of this width keeps whole cache lines on both sides.
+const TILE: usize = 64;
+
+/// A zeroed buffer, or a typed error where memory is short.
+pub(crate) fn buffer(bytes: usize) -> Result<Vec<u8>> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(bytes).map_err(|_| Error::OutOfMemory(bytes))?;
+    buffer.resize(bytes, 0);
+    Ok(buffer)
+}
+
+/// `[outer, k, inner]` copied to `[outer, inner, k]`; `None` where the axis is last already.
+pub(crate) fn forward(src: Src, layout: &Layout) -> Result<Option<Vec<u8>>> {
+    if layout.inner == 1 {
+        return Ok(None);
+    }
+    let mut out = buffer(layout.len() * src.dtype.bytes())?;
+    let dst = Dst::new(out.as_mut_ptr(), src.dtype);
+    swap(src, dst, layout.outer, layout.k, layout.inner)?;
+    Ok(Some(out))
+}
+
+/// `[outer, inner, k]` copied back to `[outer, k, inner]`.
+pub(crate) fn backward(src: Src, dst: Dst, layout: &Layout) -> Result<()> {
+    swap(src, dst, layout.outer, layout.inner, layout.k)
+}
+
+/// `[outer, a, b]` to `[outer, b, a]`.
+fn swap(src: Src, dst: Dst, outer: usize, a: usize, b: usize) -> Result<()> {
+    let tiles = b.div_ceil(TILE);
+    let bytes = outer * a * b * src.dtype.bytes();
+    pool::for_each(outer * tiles, bytes, |unit| {
+        let (matrix, columns) = (unit / tiles, (unit % tiles) * TILE);
+        let columns = columns..(columns + TILE).min(b);
+        // SAFETY: every index is below outer * a * b, the length of both buffers; units write disjoint columns.
+        unsafe {
+            if src.dtype.bytes() == 4 {
+                tile::<u32>(src.raw().cast(), dst.raw().cast(), matrix * a * b, a, b, columns);
+            } else {
+                tile::<u16>(src.raw().cast(), dst.raw().cast(), matrix * a * b, a, b, columns);
+            }
+        }
+    })
+}
+
+unsafe fn tile<T: Copy>(src: *const T, dst: *mut T, at: usize, a: usize, b: usize, columns: std::ops::Range<usize>) {
+    for start in (0..a).step_by(TILE) {
+        for column in columns.clone() {
+            for row in start..(start + TILE).min(a) {
+                // SAFETY: row < a, column < b; 16- and 32-bit accesses may be unaligned.
+                unsafe {
+                    let value = src.add(at + row * b + column).read_unaligned();
+                    dst.add(at + column * a + row).write_unaligned(value);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! One call's work: the format lowered to a grid and a chooser, where scales come from and go to, and the scalar piece
+//! functions that define the results.
+
+use crate::error::{Error, Result};
+use crate::float::exp2;
+use crate::format::{Element, Format, Granularity, ScaleType, Specials};
+use crate::level::Level;
+use crate::pack::Code;
+
+use super::grid::{Grid, GroupScale, decode_element, encode_element};
+use super::scale::{
+    CHUNK, Chooser, Query, RawScale, ScaleRule, Stat, block_code, block_error, block_step, ceil_code, choose, load_scale,
+    mse_candidates, resolve_real, stat_chunk, store_scale,
+};
+use super::{Nonfinite, Packed, simd};
+
+/// Where the scales of a piece come from.
+#[derive(Clone, Copy)]
+pub(crate) enum Scales {
+    /// Chosen from the values, group by group.
+    Choose,
+    /// Read from `scale_in` (and `zero_in`).
+    Stored,
+}
+
+/// Everything a piece function needs, the values and codes aside.
+#[derive(Clone, Copy)]
+pub(crate) struct Work {
+    pub(crate) format: Format,
+    pub(crate) grid: Grid,
+    pub(crate) chooser: Chooser,
+    pub(crate) width: u32,
+    pub(crate) rule: ScaleRule,
+    pub(crate) nonfinite: Nonfinite,
+    pub(crate) level: Level,
+    pub(crate) scales: Scales,
+    pub(crate) scale_in: *const u8,
+    pub(crate) zero_in: *const u16,
+    /// Null where chosen scales are not kept (`quantize`).
+    pub(crate) scale_out: *mut u8,
+    pub(crate) zero_out: *mut u16,
+    /// The caller gave the scales.
+    pub(crate) given: bool,
+    /// nvfp4's tensor scale.
+    pub(crate) tensor: f32,
+    /// What an infinity counts as.
+    pub(crate) largest: f32,
+}
+
+// SAFETY: the pointers are used for disjoint groups by different threads.
+unsafe impl Send for Work {}
+// SAFETY: as above.
+unsafe impl Sync for Work {}
+
+impl Work {
+    pub(crate) fn new(format: Format, level: Level) -> Self {
+        Self {
+            format,
+            grid: Grid::of(format),
+            chooser: Chooser::of(format),
+            width: format.width(),
+            rule: ScaleRule::Floor,
+            nonfinite: Nonfinite::Saturate,
+            level,
+            scales: Scales::Choose,
+            scale_in: std::ptr::null(),
+            zero_in: std::ptr::null(),
+            scale_out: std::ptr::null_mut(),
+            zero_out: std::ptr::null_mut(),
+            given: false,
+            tensor: 0.0,
+            largest: f32::MAX,
+        }
+    }
+
+    pub(crate) fn float16(&self) -> bool {
+        self.format.scale_type() == Some(ScaleType::F16)
+    }
+
+    /// Elements that share a scale inside a piece of `len` elements.
+    pub(crate) fn group_len(&self, len: usize) -> usize {
+        match self.format.granularity() {
+            Granularity::Block(block) => block as usize,
+            _ => len.max(1),
+        }
+    }
+
+    /// Answers a query about values that may hold NaN and infinities: NaN takes no part, infinities count as the
+    /// largest finite value.
+    pub(crate) fn stat(&self, x: &[f32], query: &Query) -> Stat {
+        let mut all = Stat::default();
+        for chunk in x.chunks(CHUNK) {
+            let mut stat = simd::stat_chunk(self.level, chunk, query);
+            let tainted = stat.absmax >= 0x7f80_0000
+                || !stat.sum.is_finite()
+                || !stat.min.is_finite()
+                || !stat.max.is_finite()
+                || !stat.errors[0].is_finite();
+            if tainted {
+                let (clean, nans) = self.clean(chunk);
+                stat = stat_chunk(&clean, query);
+                if matches!(query, Query::Residual { .. }) {
+                    stat.count -= nans;
+                }
+            }
+            all = all.join(&stat);
+        }
+        all
+    }
+
+    /// A copy with NaN as 0 and infinities as the largest finite value, and the number of NaNs.
+    pub(crate) fn clean(&self, x: &[f32]) -> (Vec<f32>, usize) {
+        let nans = x.iter().filter(|v| v.is_nan()).count();
+        (x.iter().map(|&v| if v.is_nan() { 0.0 } else { v.clamp(-self.largest, self.largest) }).collect(), nans)
+    }
+
+    /// The scale that the rules choose for a whole group.
+    pub(crate) fn choose(&self, x: &[f32]) -> RawScale {
+        match self.chooser {
+            Chooser::Unit(_) => RawScale::default(),
+            Chooser::Exponent { .. } | Chooser::NvFp4 => RawScale::code(self.choose_block(x)),
+            // The closure never fails, so neither does the choice.
+            _ => choose(&self.chooser, self.float16(), |query| Ok(self.stat(x, query))).unwrap_or_default(),
+        }
+    }
+
+    /// The scale code of a block.
+    pub(crate) fn choose_block(&self, x: &[f32]) -> u8 {
+        let clean;
+        let mut x = x;
+        if x.iter().any(|v| !v.is_finite()) {
+            clean = self.clean(x).0;
+            x = &clean;
+        }
+        let absmax = stat_chunk(x, &Query::AbsMax).absmax;
+        let default = block_code(&self.chooser, absmax, self.tensor);
+        match self.rule {
+            ScaleRule::Floor => default,
+            ScaleRule::Ceil => ceil_code(&self.chooser, &self.grid, absmax, self.tensor, default),
+            ScaleRule::Mse if absmax == 0 => default,
+            ScaleRule::Mse => {
+                let unit = match self.chooser {
+                    Chooser::NvFp4 => block_step(&self.chooser, default, self.tensor),
+                    _ => exp2(i32::from(default) - 127),
+                };
+                if unit == 0.0 {
+                    return default;
+                }
+                let mut best = (f32::INFINITY, default);
+                for code in mse_candidates(&self.chooser, default).into_iter().flatten() {
+                    let scale = self.resolve(&RawScale::code(code));
+                    let error = block_error(x, unit, |v| self.round(v, &scale));
+                    if error < best.0 {
+                        best = (error, code);
+                    }
+                }
+                best.1
+            }
+        }
+    }
+
+    /// The arithmetic form of a stored scale.
+    pub(crate) fn resolve(&self, raw: &RawScale) -> GroupScale {
+        let mut scale = GroupScale::step(1.0);
+        match self.chooser {
+            Chooser::Unit(step) => {
+                scale.step = step;
+                scale.levels = [1.0; 4];
+            }
+            Chooser::Fraction { .. } => scale.step = exp2(-i32::from(raw.bits[0] as u8 as i8)),
+            Chooser::Symmetric { .. } => scale.step = resolve_real(raw.bits[0], self.float16()),
+            Chooser::Asymmetric { .. } => {
+                scale.step = resolve_real(raw.bits[0], self.float16());
+                scale.zero = i32::from(raw.zero);
+            }
+            Chooser::Binary { .. } => scale.levels = raw.bits.map(f32::from_bits),
+            Chooser::Ternary => scale.step = f64::from(f32::from_bits(raw.bits[0])),
+            Chooser::Exponent { .. } | Chooser::NvFp4 => {
+                scale.step = block_step(&self.chooser, raw.bits[0] as u8, self.tensor);
+            }
+        }
+        scale
+    }
+
+    /// Reads the stored scale of a group.
+    pub(crate) fn load(&self, group: usize) -> RawScale {
+        let Some(kind) = self.format.scale_type() else { return RawScale::default() };
+        let group = if self.format.granularity() == Granularity::Tensor { 0 } else { group };
+        // SAFETY: the drivers set `scale_in` and `zero_in` to buffers with one entry for each group.
+        unsafe {
+            RawScale {
+                bits: load_scale(self.scale_in, kind, self.format.scales_per_group(), group),
+                zero: if self.zero_in.is_null() { 0 } else { *self.zero_in.add(group) },
+            }
+        }
+    }
+
+    /// Keeps a chosen scale, where somebody wants it.
+    pub(crate) fn store(&self, group: usize, raw: &RawScale) {
+        let Some(kind) = self.format.scale_type() else { return };
+        // SAFETY: the drivers set non-null outputs to buffers with one entry for each group; groups are disjoint.
+        unsafe {
+            if !self.scale_out.is_null() {
+                store_scale(self.scale_out, kind, self.format.scales_per_group(), group, &raw.bits);
+            }
+            if !self.zero_out.is_null() {
+                *self.zero_out.add(group) = raw.zero;
+            }
+        }
+    }
+
+    /// The scale of a group: chosen and kept, or read.
+    pub(crate) fn group_scale(&self, x: &[f32], group: usize) -> GroupScale {
+        let raw = match self.scales {
+            Scales::Stored => self.load(group),
+            Scales::Choose => {
+                let raw = self.choose(x);
+                self.store(group, &raw);
+                raw
+            }
+        };
+        self.resolve(&raw)
+    }
+
+    /// The nearest representable value of one finite number.
+    pub(crate) fn round(&self, v: f32, scale: &GroupScale) -> f32 {
+        decode_element(&self.grid, self.width, encode_element(&self.grid, self.width, v, scale), scale)
+    }
+
+    /// Scalar `quantize` of a group under a known scale. `out` may be `x`.
+    ///
+    /// # Safety
+    /// Both pointers must cover `len` elements.
+    pub(crate) unsafe fn quantize_group(&self, x: *const f32, out: *mut f32, len: usize, scale: &GroupScale) {
+        for i in 0..len {
+            // SAFETY: the caller keeps i inside both buffers.
+            unsafe {
+                let v = x.add(i).read_unaligned();
+                let q = if v.is_nan() { v } else { self.round(v.clamp(-self.largest, self.largest), scale) };
+                out.add(i).write_unaligned(q);
+            }
+        }
+    }
+
+    /// Scalar `encode` of a group under a known scale; returns the position of the first value that the policy refuses.
+    pub(crate) fn encode_group<C: Code>(
+        &self,
+        x: &[f32],
+        codes: &mut [C],
+        scale: &GroupScale,
+        group: usize,
+    ) -> Option<usize> {
+        let mut first = None;
+        let mut nan_block = false;
+        for (i, (&v, code)) in x.iter().zip(codes.iter_mut()).enumerate() {
+            if !v.is_finite() && self.nonfinite == Nonfinite::Error && first.is_none() {
+                first = Some(i);
+            }
+            *code = C::from_u32(if v.is_nan() {
+                if self.nonfinite == Nonfinite::Nan {
+                    nan_block = true;
+                    self.nan_code()
+                } else {
+                    encode_element(&self.grid, self.width, 0.0, scale)
+                }
+            } else {
+                encode_element(&self.grid, self.width, v.clamp(-self.largest, self.largest), scale)
+            });
+        }
+        if nan_block && self.format.is_block() {
+            codes.fill(C::default());
+            self.store(group, &RawScale::code(255));
+        }
+        first
+    }
+
+    /// NaN of an element format: all exponent and mantissa bits set.
+    fn nan_code(&self) -> u32 {
+        match self.format.element() {
+            Element::Native(_) => (1 << (self.width - 1)) - 1,
+            Element::Minifloat(float) if float.specials != Specials::Finite => (1 << (self.width - 1)) - 1,
+            _ => 0,
+        }
+    }
+
+    /// Scalar `decode` of a group.
+    pub(crate) fn decode_group<C: Code>(&self, codes: &[C], out: &mut [f32], scale: &GroupScale) {
+        for (&code, value) in codes.iter().zip(out) {
+            *value = decode_element(&self.grid, self.width, code.to_u32(), scale);
+        }
+    }
+}
+
+/// Refuses given scales that are NaN, infinite or negative.
+pub(crate) fn check_given(format: Format, given: &Packed<'_>) -> Result<()> {
+    let wrong = |position: usize, value: f32| {
+        Error::Format(format!("'{format}': given scale {value} at position {position}; scales must be finite and not negative"))
+    };
+    let check = |position: usize, value: f32| {
+        if value.is_finite() && value >= 0.0 { Ok(()) } else { Err(wrong(position, value)) }
+    };
+    match format.scale_type() {
+        Some(ScaleType::F32) => {
+            for (i, bytes) in given.scales.as_chunks::<4>().0.iter().enumerate() {
+                check(i, f32::from_le_bytes(*bytes))?;
+            }
+        }
+        Some(ScaleType::F16) => {
+            for (i, bytes) in given.scales.as_chunks::<2>().0.iter().enumerate() {
+                check(i, half::f16::from_le_bytes(*bytes).to_f32())?;
+            }
+        }
+        Some(ScaleType::E8M0) => {
+            if let Some(i) = given.scales.iter().position(|&code| code == 255) {
+                return Err(Error::Format(format!("'{format}': given scale code 255 (NaN) at position {i}")));
+            }
+        }
+        Some(ScaleType::E4M3) => {
+            if let Some(i) = given.scales.iter().position(|&code| code > 126) {
+                return Err(Error::Format(format!(
+                    "'{format}': given scale code {} at position {i} is negative or NaN",
+                    given.scales[i]
+                )));
+            }
+        }
+        Some(ScaleType::I8) | None => {}
+    }
+    if let Some(bytes) = given.levels.first_chunk::<4>() {
+        check(0, f32::from_le_bytes(*bytes))?;
+    }
+    Ok(())
+}

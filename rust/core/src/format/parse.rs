@@ -1,0 +1,446 @@
+//! The grammar of FORMATS.md section 1: `element [ "/" BLOCK ] [ ":" option { "," option } ]`.
+
+#![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use super::{Element, Format, Granularity, MAX_BLOCK, MAX_OFFSET, Minifloat, Specials, default_bias};
+use crate::error::{Error, Result};
+
+/// Longest text looked at; the longest valid one is shorter than this.
+const MAX_TEXT: usize = 64;
+
+/// Spellings offered when a text is unknown, and the list that `octavo formats` shows: one or more of every family.
+pub fn catalogue() -> &'static [&'static str] {
+    &[
+        "fp32", "fp16", "bf16", "fixed8.4", "fixed16.8", "ufixed8.4", "fixed8", "fixed8:channel", "fixed8:mse", "fixed4",
+        "ufixed8", "int8", "int8:channel", "int8:g32", "int6:g32", "int4:g32", "int4:g128", "int4:channel", "int3:g32",
+        "int2:g32", "int16", "uint8", "uint8:channel", "uint4:g32", "e4m3", "e5m2", "e4m3:finite", "e5m2:finite", "e3m4",
+        "e3m2", "e2m3", "e2m1", "e4m3b11", "e5m10", "e8m7", "denorm8e4", "denorm6e3", "log8", "log4", "binary",
+        "binary:unit", "binary:channel", "binary2:channel", "ternary", "ternary:unit", "ternary:channel", "bfp8/16",
+        "bfp6/16", "bfp4/16", "bm8e4/16", "bm6e3/16", "bm4e2/16", "blog8/16", "blog4/16", "mxint8", "mxint6", "mxint4",
+        "mxint3", "mxint2", "mxint16", "mxfp8e4m3", "mxfp8e5m2", "mxfp6e3m2", "mxfp6e2m3", "mxfp4", "nvfp4", "nf4", "nf3",
+    ]
+}
+
+fn unknown(text: &str) -> Error {
+    let shown: String = text.chars().take(MAX_TEXT).collect();
+    let lower = shown.to_lowercase();
+    let nearest = catalogue().iter().min_by_key(|candidate| (edit_distance(&lower, candidate), candidate.len()));
+    let hint = match nearest {
+        Some(name) if edit_distance(&lower, name) <= 3 => format!("; did you mean '{name}'?"),
+        _ => "; `octavo formats` lists the families".to_owned(),
+    };
+    Error::Format(format!("unknown format '{shown}'{hint}"))
+}
+
+fn wrong(text: &str, what: impl fmt::Display) -> Error {
+    Error::Format(format!("format '{text}': {what}"))
+}
+
+/// Levenshtein distance, one row at a time.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().enumerate() {
+        let mut diagonal = i;
+        let mut left = i.saturating_add(1);
+        if let Some(first) = row.first_mut() {
+            *first = left;
+        }
+        for (cell, cb) in row.iter_mut().skip(1).zip(&b) {
+            let substituted = diagonal.saturating_add(usize::from(ca != *cb));
+            diagonal = *cell;
+            left = substituted.min(cell.saturating_add(1)).min(left.saturating_add(1));
+            *cell = left;
+        }
+    }
+    row.last().copied().unwrap_or(0)
+}
+
+/// Reads numbers and letters off the front of a text.
+struct Scanner<'a>(&'a str);
+
+impl Scanner<'_> {
+    fn eat(&mut self, prefix: &str) -> bool {
+        self.0.strip_prefix(prefix).map(|rest| self.0 = rest).is_some()
+    }
+    /// A number without leading zeros, of at most five digits, in `range`; `Ok(None)` if no digit follows.
+    fn number(&mut self, text: &str, what: &str, range: RangeInclusive<u32>) -> Result<Option<u32>> {
+        let end = self.0.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.0.len());
+        let (digits, rest) = self.0.split_at(end);
+        if digits.is_empty() {
+            return Ok(None);
+        }
+        self.0 = rest;
+        if digits.len() > 1 && digits.starts_with('0') {
+            return Err(wrong(text, format_args!("{what} '{digits}' has a leading zero")));
+        }
+        match digits.parse::<u32>() {
+            Ok(value) if range.contains(&value) => Ok(Some(value)),
+            _ => Err(wrong(text, format_args!("{what} {digits} is outside {}..{}", range.start(), range.end()))),
+        }
+    }
+    fn width(&mut self, text: &str, what: &str, range: RangeInclusive<u32>) -> Result<u8> {
+        match self.number(text, what, range)? {
+            Some(value) => u8::try_from(value).map_err(|_| unknown(text)),
+            None => Err(unknown(text)),
+        }
+    }
+    /// An integer with optional minus sign within +-[`MAX_OFFSET`].
+    fn offset(&mut self, text: &str, what: &str) -> Result<i16> {
+        let negative = self.eat("-");
+        let Some(magnitude) = self.number(text, what, 0..=MAX_OFFSET.unsigned_abs())? else {
+            return Err(wrong(text, format_args!("{what} is missing")));
+        };
+        let magnitude = i16::try_from(magnitude).map_err(|_| unknown(text))?;
+        Ok(if negative { magnitude.saturating_neg() } else { magnitude })
+    }
+    fn bias(&mut self, text: &str, default: i16) -> Result<i16> {
+        if self.eat("b") { self.offset(text, "bias") } else { Ok(default) }
+    }
+}
+
+pub(super) fn parse(text: &str) -> Result<Format> {
+    if text.len() > MAX_TEXT || !text.is_ascii() {
+        return Err(unknown(text));
+    }
+    let (head, options) = match text.split_once(':') {
+        Some((head, options)) => (head, Some(options)),
+        None => (text, None),
+    };
+    let (name, block) = match head.split_once('/') {
+        Some((name, block)) => (name, Some(block)),
+        None => (head, None),
+    };
+    let mut scan = Scanner(name);
+    let mut element = parse_element(text, &mut scan)?;
+    if !scan.0.is_empty() {
+        return Err(unknown(text));
+    }
+    let mut granularity = default_granularity(&element);
+    if let Some(block) = block {
+        let Granularity::Block(_) = granularity else {
+            let why = format_args!("'{name}' takes no block size '/{block}'");
+            return Err(match element {
+                Element::Int { .. } => wrong(text, format_args!("{why}; groups are written '{name}:g{block}'")),
+                _ => wrong(text, why),
+            });
+        };
+        let mut scan = Scanner(block);
+        let size = scan.number(text, "block size", 1..=MAX_BLOCK)?;
+        match size {
+            Some(size) if scan.0.is_empty() => granularity = Granularity::Block(size),
+            _ => return Err(wrong(text, format_args!("block size '{block}' is no number"))),
+        }
+    } else if granularity == Granularity::Block(0) {
+        return Err(wrong(text, format_args!("the block size is missing; write for example '{name}/16'")));
+    }
+    if let Some(options) = options {
+        apply_options(text, name, options, &mut element, &mut granularity)?;
+    }
+    Ok(Format { element, granularity })
+}
+
+fn parse_element(text: &str, scan: &mut Scanner<'_>) -> Result<Element> {
+    let ieee = |exponent, mantissa| {
+        Element::Native(Minifloat { exponent, mantissa, bias: default_bias(exponent), specials: Specials::Ieee })
+    };
+    let exact = match scan.0 {
+        "fp32" => Some(ieee(8, 23)),
+        "fp16" => Some(ieee(5, 10)),
+        "bf16" => Some(ieee(8, 7)),
+        "ternary" => Some(Element::Ternary),
+        "nvfp4" => Some(Element::NvFp4),
+        "mxfp8e4m3" => Some(Element::MxFloat(Minifloat::standard(4, 3))),
+        "mxfp8e5m2" => Some(Element::MxFloat(Minifloat::standard(5, 2))),
+        "mxfp6e3m2" => Some(Element::MxFloat(Minifloat::standard(3, 2))),
+        "mxfp6e2m3" => Some(Element::MxFloat(Minifloat::standard(2, 3))),
+        "mxfp4" => Some(Element::MxFloat(Minifloat::standard(2, 1))),
+        _ => None,
+    };
+    if let Some(element) = exact {
+        scan.0 = "";
+        return Ok(element);
+    }
+    if scan.eat("mxint") {
+        return Ok(Element::MxInt { width: scan.width(text, "width", 2..=16)? });
+    }
+    for (prefix, signed) in [("ufixed", false), ("fixed", true)] {
+        if scan.eat(prefix) {
+            let width = scan.width(text, "width", 2..=32)?;
+            let fraction = if scan.eat(".") { Some(scan.offset(text, "number of fraction bits")?) } else { None };
+            return Ok(Element::Fixed { width, fraction, signed, mse: false });
+        }
+    }
+    for (prefix, signed) in [("uint", false), ("int", true)] {
+        if scan.eat(prefix) {
+            return Ok(Element::Int { width: scan.width(text, "width", 2..=16)?, signed });
+        }
+    }
+    if scan.eat("binary") {
+        let levels = scan.number(text, "number of levels", 1..=4)?.unwrap_or(1);
+        return Ok(Element::Binary { levels: u8::try_from(levels).map_err(|_| unknown(text))? });
+    }
+    if scan.eat("denorm") {
+        let width = scan.width(text, "width", 3..=16)?;
+        if !scan.eat("e") {
+            return Err(unknown(text));
+        }
+        let exponent = scan.width(text, "exponent width", 1..=8)?;
+        if exponent.saturating_add(2) > width {
+            return Err(wrong(text, format_args!("{width} bits leave no mantissa beside {exponent} exponent bits and a sign")));
+        }
+        return Ok(Element::Denorm { width, exponent, bias: scan.bias(text, default_bias(exponent))? });
+    }
+    if scan.eat("log") {
+        let width = scan.width(text, "width", 2..=9)?;
+        return Ok(Element::Log { width, bias: scan.bias(text, default_bias(width.saturating_sub(1)))? });
+    }
+    if scan.eat("blog") {
+        return Ok(Element::BlockLog { width: scan.width(text, "width", 2..=9)? });
+    }
+    if scan.eat("bfp") {
+        return Ok(Element::Bfp { width: scan.width(text, "width", 2..=16)? });
+    }
+    if scan.eat("bm") {
+        let width = scan.width(text, "width", 2..=16)?;
+        if !scan.eat("e") {
+            return Err(unknown(text));
+        }
+        let exponent = scan.width(text, "exponent width", 1..=8)?;
+        return match i16::from(width).saturating_sub(1).saturating_sub(i16::from(exponent)) {
+            0..=10 => Ok(Element::BlockMinifloat { width, exponent }),
+            mantissa => Err(wrong(
+                text,
+                format_args!("{width} bits with {exponent} exponent bits and a sign give {mantissa} mantissa bits, outside 0..10"),
+            )),
+        };
+    }
+    if scan.eat("nf") {
+        return Ok(Element::NormalFloat { width: scan.width(text, "width", 3..=4)? });
+    }
+    if scan.eat("e") {
+        let exponent = scan.width(text, "exponent width", 1..=8)?;
+        if !scan.eat("m") {
+            return Err(unknown(text));
+        }
+        let mantissa = scan.width(text, "mantissa width", 0..=10)?;
+        let mut float = Minifloat::standard(exponent, mantissa);
+        float.bias = scan.bias(text, float.bias)?;
+        if float.bias != default_bias(exponent) {
+            float.specials = Specials::Finite;
+        }
+        return Ok(Element::Minifloat(float));
+    }
+    Err(unknown(text))
+}
+
+/// `Block(0)` marks the families whose block size must be written.
+const fn default_granularity(element: &Element) -> Granularity {
+    match element {
+        Element::Native(_) | Element::Minifloat(_) | Element::Denorm { .. } | Element::Log { .. } => Granularity::None,
+        Element::Fixed { fraction: Some(_), .. } => Granularity::None,
+        Element::Fixed { .. } | Element::Int { .. } | Element::Binary { .. } | Element::Ternary => Granularity::Tensor,
+        Element::Bfp { .. } | Element::BlockMinifloat { .. } | Element::BlockLog { .. } => Granularity::Block(0),
+        Element::MxInt { .. } | Element::MxFloat(_) => Granularity::Block(32),
+        Element::NvFp4 => Granularity::Block(16),
+        Element::NormalFloat { .. } => Granularity::Block(64),
+    }
+}
+
+fn apply_options(
+    text: &str,
+    name: &str,
+    options: &str,
+    element: &mut Element,
+    granularity: &mut Granularity,
+) -> Result<()> {
+    let mut chosen: Option<&str> = None;
+    for option in options.split(',') {
+        let grouped = matches!(element, Element::Int { .. });
+        let signs = matches!(element, Element::Binary { .. } | Element::Ternary);
+        let calibrated = matches!(element, Element::Fixed { fraction: None, .. });
+        let mut group = Scanner(option);
+        let next = match option {
+            "tensor" if grouped || signs || calibrated => Granularity::Tensor,
+            "channel" if grouped || signs || calibrated => Granularity::Channel,
+            "unit" if signs => {
+                if matches!(element, Element::Binary { levels: 2.. }) {
+                    return Err(wrong(text, "'unit' contradicts residual levels, which need scales"));
+                }
+                Granularity::None
+            }
+            "mse" if calibrated => {
+                if let Element::Fixed { mse, .. } = element {
+                    if *mse {
+                        return Err(wrong(text, "option 'mse' is given twice"));
+                    }
+                    *mse = true;
+                }
+                continue;
+            }
+            "finite" => {
+                let Element::Minifloat(float) = element else {
+                    return Err(wrong(text, format_args!("'{name}' has no option 'finite'")));
+                };
+                if chosen.is_some() {
+                    return Err(wrong(text, "option 'finite' is given twice"));
+                }
+                float.specials = Specials::Finite;
+                chosen = Some(option);
+                continue;
+            }
+            _ if grouped && group.eat("g") => match group.number(text, "group size", 1..=MAX_BLOCK)? {
+                Some(size) if group.0.is_empty() => Granularity::Block(size),
+                _ => return Err(wrong(text, format_args!("group '{option}' is not of the form g32"))),
+            },
+            _ => {
+                let accepted = if grouped {
+                    "tensor, channel, gN"
+                } else if signs {
+                    "unit, tensor, channel"
+                } else if calibrated {
+                    "tensor, channel, mse"
+                } else if matches!(element, Element::Minifloat(_)) {
+                    "finite"
+                } else {
+                    "none"
+                };
+                return Err(wrong(text, format_args!("unknown option '{option}'; '{name}' takes: {accepted}")));
+            }
+        };
+        if let Some(first) = chosen.replace(option) {
+            return Err(wrong(text, format_args!("options '{first}' and '{option}' contradict each other")));
+        }
+        *granularity = next;
+    }
+    Ok(())
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bias = |f: &mut fmt::Formatter<'_>, bias: i16, default: i16| {
+            if bias == default { Ok(()) } else { write!(f, "b{bias}") }
+        };
+        match self.element {
+            Element::Native(Minifloat { mantissa: 23, .. }) => f.write_str("fp32")?,
+            Element::Native(Minifloat { mantissa: 10, .. }) => f.write_str("fp16")?,
+            Element::Native(_) => f.write_str("bf16")?,
+            Element::Fixed { width, fraction, signed, .. } => {
+                write!(f, "{}fixed{width}", if signed { "" } else { "u" })?;
+                if let Some(fraction) = fraction {
+                    write!(f, ".{fraction}")?;
+                }
+            }
+            Element::Int { width, signed } => write!(f, "{}int{width}", if signed { "" } else { "u" })?,
+            Element::Minifloat(float) => {
+                write!(f, "e{}m{}", float.exponent, float.mantissa)?;
+                bias(f, float.bias, default_bias(float.exponent))?;
+            }
+            Element::Denorm { width, exponent, bias: b } => {
+                write!(f, "denorm{width}e{exponent}")?;
+                bias(f, b, default_bias(exponent))?;
+            }
+            Element::Log { width, bias: b } => {
+                write!(f, "log{width}")?;
+                bias(f, b, default_bias(width.saturating_sub(1)))?;
+            }
+            Element::Binary { levels: 1 } => f.write_str("binary")?,
+            Element::Binary { levels } => write!(f, "binary{levels}")?,
+            Element::Ternary => f.write_str("ternary")?,
+            Element::Bfp { width } => write!(f, "bfp{width}")?,
+            Element::BlockMinifloat { width, exponent } => write!(f, "bm{width}e{exponent}")?,
+            Element::BlockLog { width } => write!(f, "blog{width}")?,
+            Element::MxInt { width } => write!(f, "mxint{width}")?,
+            Element::MxFloat(Minifloat { exponent: 2, mantissa: 1, .. }) => f.write_str("mxfp4")?,
+            Element::MxFloat(float) => write!(f, "mxfp{}e{}m{}", float.width(), float.exponent, float.mantissa)?,
+            Element::NvFp4 => f.write_str("nvfp4")?,
+            Element::NormalFloat { width } => write!(f, "nf{width}")?,
+        }
+        let signs = matches!(self.element, Element::Binary { .. } | Element::Ternary);
+        match self.granularity {
+            Granularity::Block(size) if matches!(self.element, Element::Int { .. }) => write!(f, ":g{size}")?,
+            Granularity::Block(size) if default_granularity(&self.element) != self.granularity => write!(f, "/{size}")?,
+            Granularity::Channel => f.write_str(":channel")?,
+            Granularity::None if signs => f.write_str(":unit")?,
+            _ => {}
+        }
+        match self.element {
+            Element::Fixed { mse: true, .. } if self.granularity == Granularity::Channel => f.write_str(",mse"),
+            Element::Fixed { mse: true, .. } => f.write_str(":mse"),
+            Element::Minifloat(float)
+                if float.specials == Specials::Finite
+                    && Minifloat::standard(float.exponent, float.mantissa).specials != Specials::Finite
+                    && float.bias == default_bias(float.exponent) =>
+            {
+                f.write_str(":finite")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_catalogue_entry_prints_as_it_was_read() {
+        for text in catalogue() {
+            assert_eq!(&Format::parse(text).unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn defaults_are_not_printed() {
+        for (text, shown) in [
+            ("mxint8/32", "mxint8"),
+            ("nvfp4/16", "nvfp4"),
+            ("nf4/64", "nf4"),
+            ("int8:tensor", "int8"),
+            ("e4m3b7", "e4m3"),
+            ("log8b63", "log8"),
+            ("binary1", "binary"),
+            ("e3m2:finite", "e3m2"),
+            ("fixed8:mse,channel", "fixed8:channel,mse"),
+            ("fixed8.0", "fixed8.0"),
+            ("fixed8.-3", "fixed8.-3"),
+        ] {
+            let format = Format::parse(text).unwrap();
+            assert_eq!(format.to_string(), shown);
+            assert_eq!(Format::parse(shown).unwrap(), format);
+        }
+    }
+
+    #[test]
+    fn wrong_texts_name_the_part_and_the_nearest_spelling() {
+        for (text, part) in [
+            ("mxfp6e3m3", "did you mean 'mxfp6e3m2'?"),
+            ("MXINT8", "did you mean 'mxint8'?"),
+            ("int17", "17 is outside 2..16"),
+            ("int8/32", "'int8:g32'"),
+            ("bfp8", "'bfp8/16'"),
+            ("int8:channel,tensor", "contradict"),
+            ("int8:g0", "outside 1..65536"),
+            ("binary2:unit", "contradicts"),
+            ("int8:mse", "takes: tensor, channel, gN"),
+            ("e9m3", "outside 1..8"),
+            ("denorm5e4", "leave no mantissa"),
+            ("fixed8.", "fraction bits is missing"),
+            ("fixed08.4", "leading zero"),
+            ("bm16e2/8", "13 mantissa bits"),
+            ("e4m3:finite,finite", "twice"),
+            ("", "unknown format ''"),
+            ("int8:", "unknown option ''"),
+            ("mxint8/", "is no number"),
+            ("mxint8/99999999999999999999", "outside 1..65536"),
+            ("fixed8.512", "outside 0..511"),
+            ("é4m3", "unknown format"),
+        ] {
+            let message = Format::parse(text).unwrap_err().to_string();
+            assert!(message.contains(part), "{text}: {message}");
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The SIMD level: detected once, forced for tests. Scalar is the specification and always compiled.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use crate::error::{Error, Result};
+
+/// Instruction sets that the kernels know. Results do not depend on the level.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Level {
+    /// Plain Rust, the reference.
+    Scalar = 0,
+    /// AVX2 with FMA, F16C and BMI2.
+    Avx2 = 1,
+    /// AVX-512 F, BW, DQ, VL and CD, on top of the features of [`Level::Avx2`].
+    Avx512 = 2,
+}
+
+const UNSET: u8 = u8::MAX;
+static FORCED: AtomicU8 = AtomicU8::new(UNSET);
+
+impl Level {
+    /// The highest level this machine has.
+    pub fn detect() -> Self {
+        #[cfg(target_arch = "x86_64")]
+        {
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c")
+                && is_x86_feature_detected!("bmi2");
+            let avx512 = is_x86_feature_detected!("avx512f")
+                && is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("avx512cd");
+            match (avx2, avx512) {
+                (true, true) => Self::Avx512,
+                (true, false) => Self::Avx2,
+                _ => Self::Scalar,
+            }
+        }
+        #[cfg(not(target_arch = "x86_64"))]
+        Self::Scalar
+    }
+
+    /// The level in use: the forced one, else the highest.
+    pub fn current() -> Self {
+        static DETECTED: std::sync::LazyLock<Level> = std::sync::LazyLock::new(Level::detect);
+        match FORCED.load(Ordering::Relaxed) {
+            0 => Self::Scalar,
+            1 => Self::Avx2,
+            2 => Self::Avx512,
+            _ => *DETECTED,
+        }
+    }
+
+    /// Forces a level for the whole process, or with `None` returns to the highest.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] for a level that this machine lacks.
+    pub fn force(level: Option<Self>) -> Result<()> {
+        match level {
+            Some(level) if level > Self::detect() => Err(Error::Setting(format!(
+                "SIMD level '{}' is not available; this machine has '{}'",
+                level.name(),
+                Self::detect().name()
+            ))),
+            Some(level) => {
+                FORCED.store(level as u8, Ordering::Relaxed);
+                Ok(())
+            }
+            None => {
+                FORCED.store(UNSET, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    /// `scalar`, `avx2` or `avx512`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Scalar => "scalar",
+            Self::Avx2 => "avx2",
+            Self::Avx512 => "avx512",
+        }
+    }
+}
+
+impl std::str::FromStr for Level {
+    type Err = Error;
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "scalar" => Ok(Self::Scalar),
+            "avx2" => Ok(Self::Avx2),
+            "avx512" => Ok(Self::Avx512),
+            _ => Err(Error::Setting(format!("unknown SIMD level '{text}'; accepted are scalar, avx2, avx512"))),
+        }
+    }
+}

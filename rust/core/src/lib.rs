@@ -1,0 +1,18 @@
+//! octavo-core: one definition of every number format. Codecs, packing, CPU kernels and the container.
+//!
+//! FORMATS.md at the root of the repository is the normative arithmetic; `codec::grid` is its scalar reference, and every
+//! fast path gives the same bits.
+
+pub mod codec;
+pub mod error;
+pub mod float;
+pub mod format;
+pub mod level;
+mod pack;
+pub mod pool;
+
+pub use codec::{DType, Layout, Nonfinite, Options, Packed, PackedMut, ScaleRule, Sizes, Values, ValuesMut};
+pub use error::{Error, Result};
+pub use format::{Format, packed_bytes};
+pub use level::Level;
+pub use pack::{pack_rows, unpack_rows};

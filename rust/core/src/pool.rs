@@ -1,0 +1,163 @@
+//! Threads: one rayon pool of our own, rebuilt after `fork`, and a floating-point state that callers cannot change.
+
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+
+use rayon::prelude::*;
+
+use crate::error::{Error, Result};
+
+/// Work below this many bytes stays on the calling thread.
+pub const SERIAL_BYTES: usize = 64 * 1024;
+/// Most threads that can be asked for.
+pub const MAX_THREADS: usize = 1024;
+
+struct Pool {
+    threads: usize,
+    process: u32,
+    /// `None` for one thread: the caller works alone.
+    rayon: Option<rayon::ThreadPool>,
+}
+
+// A leaked pool behind an atomic pointer takes no lock, so a child of `fork` can never find one held.
+static POOL: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
+static REQUESTED: AtomicUsize = AtomicUsize::new(0);
+
+/// Sets the number of worker threads of later calls; 0 returns to the default (all available cores).
+///
+/// # Errors
+/// [`Error::Setting`] above [`MAX_THREADS`].
+pub fn set_num_threads(threads: usize) -> Result<()> {
+    if threads > MAX_THREADS {
+        return Err(Error::Setting(format!("{threads} threads; accepted are 0 (default) to {MAX_THREADS}")));
+    }
+    REQUESTED.store(threads, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Number of threads that the next call may use.
+pub fn num_threads() -> usize {
+    match REQUESTED.load(Ordering::Relaxed) {
+        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        threads => threads,
+    }
+}
+
+/// The pool for this process and thread count. Outdated pools are leaked: their threads may be gone after a fork, and
+/// other callers may still be working in them after a change of size.
+fn pool() -> Result<&'static Pool> {
+    let process = std::process::id();
+    let threads = num_threads();
+    let current = POOL.load(Ordering::Acquire);
+    // SAFETY: the pointer is null or comes from `Box::leak` below and is never freed.
+    let found = unsafe { current.as_ref() };
+    if let Some(pool) = found {
+        if pool.process == process && pool.threads == threads {
+            return Ok(pool);
+        }
+        if pool.process != process {
+            // A child of fork works alone: building threads there is legal, but a DataLoader has many children.
+            let alone: &'static Pool = Box::leak(Box::new(Pool { threads, process, rayon: None }));
+            POOL.store(std::ptr::from_ref(alone).cast_mut(), Ordering::Release);
+            return Ok(alone);
+        }
+    }
+    let rayon = match threads {
+        1 => None,
+        _ => Some(
+            rayon::ThreadPoolBuilder::new()
+                .num_threads(threads)
+                .thread_name(|i| format!("octavo-{i}"))
+                .build()
+                .map_err(|e| Error::Setting(format!("cannot start {threads} threads: {e}")))?,
+        ),
+    };
+    let built: &'static Pool = Box::leak(Box::new(Pool { threads, process, rayon }));
+    POOL.store(std::ptr::from_ref(built).cast_mut(), Ordering::Release);
+    Ok(built)
+}
+
+/// Calls `work` for every index below `count`, on several threads if there are `bytes` enough to be worth it.
+///
+/// # Errors
+/// [`Error::Setting`] if threads cannot be started.
+pub(crate) fn for_each(count: usize, bytes: usize, work: impl Fn(usize) + Sync) -> Result<()> {
+    let guarded = |i| {
+        let _state = FloatState::standard();
+        work(i);
+    };
+    if count > 1
+        && bytes > SERIAL_BYTES
+        && let Some(threads) = &pool()?.rayon
+    {
+        threads.install(|| (0..count).into_par_iter().for_each(guarded));
+    } else {
+        let _state = FloatState::standard();
+        (0..count).for_each(work);
+    }
+    Ok(())
+}
+
+/// Like [`for_each`], collecting one answer for every index, in order.
+///
+/// # Errors
+/// [`Error::Setting`] if threads cannot be started.
+pub(crate) fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
+    let guarded = |i| {
+        let _state = FloatState::standard();
+        work(i)
+    };
+    if count > 1
+        && bytes > SERIAL_BYTES
+        && let Some(threads) = &pool()?.rayon
+    {
+        Ok(threads.install(|| (0..count).into_par_iter().map(guarded).collect()))
+    } else {
+        Ok((0..count).map(guarded).collect())
+    }
+}
+
+/// Holds the standard floating-point state (round to nearest, no flushing of subnormals) while it lives.
+///
+/// A caller may have switched on flush-to-zero (`torch.set_flush_denormal`), and threads inherit it.
+struct FloatState(#[cfg(target_arch = "x86_64")] u32);
+
+#[cfg(target_arch = "x86_64")]
+mod mxcsr {
+    //! Rust's own intrinsics for this register are deprecated; the assembly they point to is two instructions.
+    pub(super) const STANDARD: u32 = 0x1f80;
+    pub(super) fn get() -> u32 {
+        let mut state = 0u32;
+        // SAFETY: stores the 32-bit register to a valid location.
+        unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut state, options(nostack, preserves_flags)) };
+        state
+    }
+    pub(super) fn set(state: u32) {
+        // SAFETY: every caller loads either the standard value or one read by `get`.
+        unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags)) };
+    }
+}
+
+impl FloatState {
+    #[cfg(target_arch = "x86_64")]
+    fn standard() -> Self {
+        let state = mxcsr::get();
+        // The low six bits are sticky exception flags, which change nothing.
+        if state & !0x3f != mxcsr::STANDARD {
+            mxcsr::set(mxcsr::STANDARD);
+        }
+        Self(state)
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    fn standard() -> Self {
+        Self()
+    }
+}
+
+impl Drop for FloatState {
+    fn drop(&mut self) {
+        #[cfg(target_arch = "x86_64")]
+        if self.0 & !0x3f != mxcsr::STANDARD {
+            mxcsr::set(self.0);
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! The one way from Python into Rust, and the one mapping of errors back.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use octavo_core::Error;
+use pyo3::exceptions::{PyFileExistsError, PyFileNotFoundError, PyMemoryError, PyOSError, PyPermissionError, PyValueError};
+use pyo3::prelude::*;
+
+pyo3::import_exception!(octavo.errors, ContainerError);
+pyo3::import_exception!(octavo.errors, FormatError);
+pyo3::import_exception!(octavo.errors, InternalError);
+pyo3::import_exception!(octavo.errors, NonFiniteError);
+pyo3::import_exception!(octavo.errors, ShapeError);
+
+/// Runs `work` without the GIL; a panic becomes `InternalError`, an [`Error`] its Python class.
+pub(crate) fn enter<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, Error> + Send) -> PyResult<T> {
+    match py.detach(|| catch_unwind(AssertUnwindSafe(work))) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(to_python(error)),
+        Err(panic) => Err(InternalError::new_err(format!("{}; please report this", message(&*panic)))),
+    }
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or("the Rust core panicked").to_owned()
+}
+
+fn to_python(error: Error) -> PyErr {
+    let text = error.to_string();
+    match error {
+        Error::Format(_) => FormatError::new_err(text),
+        Error::Shape(_) => ShapeError::new_err(text),
+        Error::NonFinite { .. } => NonFiniteError::new_err(text),
+        Error::Container(_) => ContainerError::new_err(text),
+        Error::Setting(_) => PyValueError::new_err(text),
+        Error::OutOfMemory(_) => PyMemoryError::new_err(text),
+        Error::Io { source, .. } => match source.kind() {
+            std::io::ErrorKind::NotFound => PyFileNotFoundError::new_err(text),
+            std::io::ErrorKind::PermissionDenied => PyPermissionError::new_err(text),
+            std::io::ErrorKind::AlreadyExists => PyFileExistsError::new_err(text),
+            _ => PyOSError::new_err(text),
+        },
+        _ => InternalError::new_err(text),
+    }
+}

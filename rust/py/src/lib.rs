@@ -1,0 +1,59 @@
+//! `octavo._core`: arguments in, errors out. No logic lives here.
+
+mod codec;
+mod err;
+mod format;
+mod raw;
+
+use pyo3::prelude::*;
+
+/// Everything `octavo._core` exports.
+#[pymodule(gil_used = false)]
+mod _core {
+    #[pymodule_export]
+    use super::codec::{decode, encode, pack, quantize, quantize_backward, unpack};
+    #[pymodule_export]
+    use super::format::{Format, formats};
+    #[pymodule_export]
+    use super::settings::{force_simd, num_threads, set_num_threads, simd_level};
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("debug_build", cfg!(debug_assertions))
+    }
+}
+
+mod settings {
+    use octavo_core::{Level, pool};
+    use pyo3::prelude::*;
+
+    use crate::err::enter;
+
+    /// The SIMD level in use: 'scalar', 'avx2' or 'avx512'.
+    #[pyfunction]
+    pub(crate) fn simd_level() -> &'static str {
+        Level::current().name()
+    }
+
+    /// Forces a SIMD level for the whole process; None returns to the highest this machine has.
+    #[pyfunction]
+    #[pyo3(signature = (level))]
+    pub(crate) fn force_simd(py: Python<'_>, level: Option<&str>) -> PyResult<()> {
+        enter(py, || Level::force(level.map(str::parse).transpose()?))
+    }
+
+    /// Threads that the next call may use.
+    #[pyfunction]
+    pub(crate) fn num_threads() -> usize {
+        pool::num_threads()
+    }
+
+    /// Sets the number of threads of later calls; 0 means all available cores.
+    #[pyfunction]
+    pub(crate) fn set_num_threads(py: Python<'_>, threads: usize) -> PyResult<()> {
+        enter(py, || pool::set_num_threads(threads))
+    }
+}

@@ -1,0 +1,59 @@
+"""Shared inputs of the test suite. No network, no GPU; recorded vectors are used where a folder holds them."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("octavo", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", deadline=None, max_examples=400)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "octavo"))
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Folder with ``vectors/`` and ``data/``: OCTAVO_TEST_SHARED, else ``../shared`` beside the repository."""
+    folder = Path(os.environ.get("OCTAVO_TEST_SHARED", Path(__file__).resolve().parents[2] / "shared"))
+    if not (folder / "vectors").is_dir():
+        pytest.skip(f"no recorded vectors: {folder} is absent (set OCTAVO_TEST_SHARED)")
+    return folder
+
+
+@pytest.fixture(params=["scalar", "avx2", "avx512"])
+def simd(request):
+    """Force one SIMD level; a level this machine lacks skips."""
+    from octavo import _core
+
+    try:
+        _core.force_simd(request.param)
+    except ValueError as error:
+        pytest.skip(str(error))
+    yield request.param
+    _core.force_simd(os.environ.get("OCTAVO_SIMD") or None)
+
+
+def sample(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:
+    """Finite float32 values of one kind: where formats round, tie, carry, saturate and underflow."""
+    n = int(np.prod(shape))
+    if kind == "normal":
+        x = rng.standard_normal(n)
+    elif kind == "wide":  # every binade of float32, subnormals included
+        x = rng.uniform(1, 2, n) * np.exp2(rng.uniform(-149, 127, n)) * rng.choice([-1, 1], n)
+    elif kind == "grid":  # multiples of a power of two: exact values and ties
+        x = rng.integers(-600, 600, n) * np.exp2(rng.integers(-6, 1))
+    elif kind == "powers":
+        x = np.exp2(rng.integers(-20, 20, n)) * rng.choice([-1.5, -1.0, -0.75, 0.75, 1.0, 1.5, 1.9999999], n)
+    elif kind == "tiny":
+        x = rng.integers(-40, 40, n) * 2.0**-149
+    elif kind == "huge":
+        x = rng.uniform(-1, 1, n) * 3.4e38
+    elif kind == "sparse":
+        x = rng.standard_normal(n) * (rng.random(n) < 0.1)
+    else:
+        raise ValueError(kind)
+    return x.astype(np.float32).reshape(shape)
+
+
+KINDS = ["normal", "wide", "grid", "powers", "tiny", "huge", "sparse"]

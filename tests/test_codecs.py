@@ -1,0 +1,84 @@
+"""The codecs against the brute-force oracle: 0 differing bits, for every format, rule, dtype and SIMD level."""
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from conftest import KINDS, sample
+
+import octavo
+
+SHAPES = [(5, 67), (3, 96), (2, 3, 33), (1, 1), (200,), ()]
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+def narrowed(x, dtype):
+    """``x`` as a tensor of ``dtype``, and the float32 array of the values it then holds."""
+    with np.errstate(over="ignore"):
+        t = torch.from_numpy(np.array(x)).to(DTYPES[dtype])
+    t = torch.where(torch.isinf(t), torch.finfo(t.dtype).max, t) if np.isfinite(x).all() else t
+    return t, t.to(torch.float32).numpy()
+
+
+def assert_same_values(got, wanted):
+    """Equal bits, except that the sign of a zero carries no meaning."""
+    got, wanted = np.asarray(got, np.float32) + 0.0, np.asarray(wanted, np.float32) + 0.0
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(wanted))
+    ok = ~np.isnan(wanted)
+    np.testing.assert_array_equal(got[ok].view(np.uint32), wanted[ok].view(np.uint32))
+
+
+def assert_same_parts(packed, wanted, spec):
+    """Codes, scales, zeros and levels, bit for bit, and the packed bytes."""
+    codes = packed.unpack().numpy().astype(np.int64) & (2**spec.width - 1)
+    np.testing.assert_array_equal(codes.reshape(wanted.codes.shape), wanted.codes)
+    if wanted.scales is not None:
+        assert packed.scales.numpy().dtype == wanted.scales.dtype
+        np.testing.assert_array_equal(packed.scales.numpy(), wanted.scales)
+    if wanted.zeros is not None:
+        np.testing.assert_array_equal(packed.unpack_zeros().numpy(), wanted.zeros)
+    if wanted.levels is not None:
+        np.testing.assert_array_equal(packed.levels.numpy(), wanted.levels)
+    rows = wanted.codes.reshape(wanted.codes.shape or (1,))
+    np.testing.assert_array_equal(packed.codes.numpy(), oracle.pack_bits(rows, spec.width).reshape(packed.codes.shape))
+
+
+def compare(x, text, rule, dtype, axis=-1):
+    spec = oracle.parse(text)
+    t, values = narrowed(x, dtype)
+    wanted = oracle.encode(values, text, rule=rule, dtype=dtype, axis=axis)
+    packed = octavo.encode(t, text, scale=rule, axis=axis)
+    assert_same_parts(packed, wanted, spec)
+    decoded = oracle.decode(wanted, text)
+    assert_same_values(octavo.decode(packed).float().numpy(), decoded)
+    assert_same_values(octavo.quantize(t, text, scale=rule, axis=axis).float().numpy(), decoded)
+
+
+def takes(text, shape):
+    return shape or oracle.parse(text).scope not in ("block", "group", "channel")
+
+
+@pytest.mark.parametrize("text", oracle.EXAMPLES)
+def test_codes_scales_and_values_equal_the_oracle(text, simd):
+    rng = np.random.default_rng(list(text.encode()))
+    for rule in oracle.rules(text):
+        for kind in KINDS:
+            for shape in SHAPES:
+                if takes(text, shape):
+                    compare(sample(rng, shape, kind), text, rule, "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("text", oracle.EXAMPLES)
+def test_sixteen_bit_inputs_equal_the_oracle(text, dtype, simd):
+    rng = np.random.default_rng(list(text.encode()))
+    for kind in KINDS:
+        compare(sample(rng, (5, 67), kind), text, "floor", dtype)
+
+
+@pytest.mark.parametrize("text", oracle.EXAMPLES)
+def test_every_axis_equals_the_oracle(text):
+    rng = np.random.default_rng(list(text.encode()))
+    for axis in (0, 1, -2, -1):
+        compare(sample(rng, (7, 70, 5), "normal"), text, "floor", "float32", axis)
+        compare(sample(rng, (7, 70, 5), "normal"), text, "floor", "bfloat16", axis)
