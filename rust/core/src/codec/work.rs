@@ -282,13 +282,6 @@ impl Work {
             _ => 0,
         }
     }
-
-    /// Scalar `decode` of a group.
-    pub(crate) fn decode_group<C: Code>(&self, codes: &[C], out: &mut [f32], scale: &GroupScale) {
-        for (&code, value) in codes.iter().zip(out) {
-            *value = decode_element(&self.grid, self.width, code.to_u32(), scale);
-        }
-    }
 }
 
 /// Refuses given scales that are NaN, infinite or negative.

@@ -1,4 +1,15 @@
 //! Fast paths. Each function here gives the bits of its scalar twin in `work`, `scale` or `buffers`.
+//!
+//! `lanes` is the instruction set, `kernels` the element arithmetic, `run` the loops. The functions below match the level
+//! once for each piece and enter a wrapper compiled for it; everything inside is inlined into that wrapper.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod kernels;
+mod lanes;
+mod run;
 
 use crate::level::Level;
 use crate::pack::Code;
@@ -7,18 +18,141 @@ use super::buffers::{narrow_reference, widen_reference};
 use super::scale::{Query, Stat};
 use super::work::Work;
 
-/// Answers a query over one chunk of float32 values.
-pub(crate) fn stat_chunk(_level: Level, x: &[f32], query: &Query) -> Stat {
-    super::scale::stat_chunk(x, query)
+/// Calls `$body` with `$K` bound to the first kernel that knows the format, and `$base` to what it shares.
+macro_rules! with_kernel {
+    ($V:ty, $work:expr, |$K:ident, $base:ident| $body:expr, else $otherwise:expr) => {{
+        use kernels::*;
+        let work = $work;
+        if let Some($base) = <PowerSteps<$V> as Kernel<$V>>::base(work) {
+            type $K = PowerSteps<$V>;
+            $body
+        } else if let Some($base) = <Floats<$V> as Kernel<$V>>::base(work) {
+            type $K = Floats<$V>;
+            $body
+        } else if let Some($base) = <RealSteps<$V> as Kernel<$V>>::base(work) {
+            type $K = RealSteps<$V>;
+            $body
+        } else if let Some($base) = <Truncated as Kernel<$V>>::base(work) {
+            type $K = Truncated;
+            $body
+        } else if let Some($base) = <Powers<$V> as Kernel<$V>>::base(work) {
+            type $K = Powers<$V>;
+            $body
+        } else if let Some($base) = <Book<$V> as Kernel<$V>>::base(work) {
+            type $K = Book<$V>;
+            $body
+        } else if let Some($base) = <Signs<$V> as Kernel<$V>>::base(work) {
+            type $K = Signs<$V>;
+            $body
+        } else {
+            $otherwise
+        }
+    }};
+}
+
+/// The entry points of one instruction set. Safety: the CPU must have the features named.
+macro_rules! level {
+    ($module:ident, $V:ty, $features:literal) => {
+        #[cfg(target_arch = "x86_64")]
+        mod $module {
+            use super::kernels;
+            use super::{Code, Query, Stat, Work, run};
+
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn stat(x: &[f32], query: &Query) -> Stat {
+                // SAFETY: the features are those of the lanes.
+                unsafe { run::stat::<$V>(x, query) }
+            }
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn quantize(work: &Work, x: *const f32, out: *mut f32, len: usize, group: usize) -> bool {
+                // SAFETY: as above, and as the caller promises.
+                unsafe {
+                    with_kernel!(
+                        $V,
+                        work,
+                        |K, base| { run::quantize::<$V, K>(work, &base, x, out, len, group); true },
+                        else false
+                    )
+                }
+            }
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn encode<C: Code>(
+                work: &Work,
+                x: &[f32],
+                codes: &mut [C],
+                group: usize,
+            ) -> Result<Option<usize>, ()> {
+                if size_of::<C>() > 2 {
+                    return Err(());
+                }
+                // SAFETY: as above.
+                unsafe {
+                    with_kernel!($V, work, |K, base| Ok(run::encode::<$V, K, C>(work, &base, x, codes, group)), else Err(()))
+                }
+            }
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn decode<C: Code>(work: &Work, codes: &[C], out: *mut f32, group: usize) -> bool {
+                if size_of::<C>() > 2 {
+                    return false;
+                }
+                // SAFETY: as above, and as the caller promises.
+                unsafe {
+                    with_kernel!(
+                        $V,
+                        work,
+                        |K, base| { run::decode::<$V, K, C>(work, &base, codes, out, group); true },
+                        else false
+                    )
+                }
+            }
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn widen(from: *const u16, float16: bool, to: &mut [f32]) {
+                // SAFETY: as above, and as the caller promises.
+                unsafe { run::widen::<$V>(from, float16, to) }
+            }
+            #[target_feature(enable = $features)]
+            pub(super) unsafe fn narrow(from: &[f32], float16: bool, to: *mut u16) {
+                // SAFETY: as above, and as the caller promises.
+                unsafe { run::narrow::<$V>(from, float16, to) }
+            }
+        }
+    };
+}
+
+level!(on_avx2, super::avx2::Avx2, "avx2,fma,f16c,bmi2");
+level!(on_avx512, super::avx512::Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi2");
+
+/// Answers a query over one chunk of values.
+pub(crate) fn stat_chunk(level: Level, x: &[f32], query: &Query) -> Stat {
+    match level {
+        // SAFETY: levels above scalar come from detection alone.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { on_avx512::stat(x, query) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { on_avx2::stat(x, query) },
+        _ => super::scale::stat_chunk(x, query),
+    }
 }
 
 /// Encodes a piece; returns the first position that the non-finite policy refuses.
 pub(crate) fn encode_piece<C: Code>(work: &Work, x: &[f32], group: usize, codes: &mut [C]) -> Option<usize> {
+    let fast = match work.level {
+        // SAFETY: levels above scalar come from detection alone.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { on_avx512::encode(work, x, codes, group) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { on_avx2::encode(work, x, codes, group) },
+        _ => Err(()),
+    };
+    if let Ok(first) = fast {
+        return first;
+    }
     let len = work.group_len(x.len());
     let mut first = None;
     for (i, (x, codes)) in x.chunks(len).zip(codes.chunks_mut(len)).enumerate() {
-        let scale = work.group_scale(x, group + i);
-        let failed = work.encode_group(x, codes, &scale, group + i);
+        let failed = run::scalar_encode(work, x, codes, group + i);
         first = first.or(failed.map(|position| i * len + position));
     }
     first
@@ -29,15 +163,22 @@ pub(crate) fn encode_piece<C: Code>(work: &Work, x: &[f32], group: usize, codes:
 /// # Safety
 /// Both pointers must cover `len` elements.
 pub(crate) unsafe fn quantize_piece(work: &Work, x: *const f32, out: *mut f32, len: usize, group: usize) {
+    let done = match work.level {
+        // SAFETY: levels above scalar come from detection alone.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { on_avx512::quantize(work, x, out, len, group) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { on_avx2::quantize(work, x, out, len, group) },
+        _ => false,
+    };
+    if done {
+        return;
+    }
     let each = work.group_len(len);
     for (i, start) in (0..len).step_by(each).enumerate() {
-        let n = each.min(len - start);
-        // SAFETY: start + n <= len; the values are copied for the choice of a scale, since `out` may be `x`.
-        unsafe {
-            let values: Vec<f32> = (start..start + n).map(|j| x.add(j).read_unaligned()).collect();
-            let scale = work.group_scale(&values, group + i);
-            work.quantize_group(x.add(start), out.add(start), n, &scale);
-        }
+        // SAFETY: the group lies inside both buffers.
+        unsafe { run::scalar_quantize(work, x.add(start), out.add(start), each.min(len - start), group + i) };
     }
 }
 
@@ -46,13 +187,23 @@ pub(crate) unsafe fn quantize_piece(work: &Work, x: *const f32, out: *mut f32, l
 /// # Safety
 /// `out` must cover `codes.len()` elements.
 pub(crate) unsafe fn decode_piece<C: Code>(work: &Work, codes: &[C], out: *mut f32, group: usize) {
+    let done = match work.level {
+        // SAFETY: levels above scalar come from detection alone.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { on_avx512::decode(work, codes, out, group) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { on_avx2::decode(work, codes, out, group) },
+        _ => false,
+    };
+    if done {
+        return;
+    }
     let len = work.group_len(codes.len());
     for (i, codes) in codes.chunks(len).enumerate() {
         let scale = work.resolve(&work.load(group + i));
-        let mut values = vec![0.0; codes.len()];
-        work.decode_group(codes, &mut values, &scale);
         // SAFETY: the group lies inside `out`.
-        unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), out.add(i * len), codes.len()) };
+        unsafe { run::scalar_decode(work, codes, out.add(i * len), &scale) };
     }
 }
 
@@ -60,16 +211,32 @@ pub(crate) unsafe fn decode_piece<C: Code>(work: &Work, codes: &[C], out: *mut f
 ///
 /// # Safety
 /// `from` must cover `to.len()` values.
-pub(crate) unsafe fn widen(_level: Level, from: *const u16, float16: bool, to: &mut [f32]) {
-    // SAFETY: as the caller promises.
-    unsafe { widen_reference(from, float16, to) }
+pub(crate) unsafe fn widen(level: Level, from: *const u16, float16: bool, to: &mut [f32]) {
+    // SAFETY: as the caller promises; levels above scalar come from detection alone.
+    unsafe {
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => on_avx512::widen(from, float16, to),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => on_avx2::widen(from, float16, to),
+            _ => widen_reference(from, float16, to),
+        }
+    }
 }
 
 /// Narrows to 16-bit floats.
 ///
 /// # Safety
 /// `to` must cover `from.len()` values.
-pub(crate) unsafe fn narrow(_level: Level, from: &[f32], float16: bool, to: *mut u16) {
-    // SAFETY: as the caller promises.
-    unsafe { narrow_reference(from, float16, to) }
+pub(crate) unsafe fn narrow(level: Level, from: &[f32], float16: bool, to: *mut u16) {
+    // SAFETY: as the caller promises; levels above scalar come from detection alone.
+    unsafe {
+        match level {
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => on_avx512::narrow(from, float16, to),
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => on_avx2::narrow(from, float16, to),
+            _ => narrow_reference(from, float16, to),
+        }
+    }
 }

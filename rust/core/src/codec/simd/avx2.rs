@@ -1,0 +1,266 @@
+//! AVX2 with FMA and F16C: two registers of 8 lanes.
+
+use std::arch::x86_64::*;
+
+use super::lanes::Lanes;
+
+/// Sixteen lanes in two 256-bit registers.
+#[derive(Clone, Copy)]
+pub(super) struct Avx2;
+
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+type F = [__m256; 2];
+type I = [__m256i; 2];
+
+/// One intrinsic on both halves.
+macro_rules! halves {
+    ($f:expr, $a:expr) => {{ [$f($a[0]), $f($a[1])] }};
+    ($f:expr, $a:expr, $b:expr) => {{ [$f($a[0], $b[0]), $f($a[1], $b[1])] }};
+    ($f:expr, $a:expr, $b:expr, $c:expr) => {{ [$f($a[0], $b[0], $c[0]), $f($a[1], $b[1], $c[1])] }};
+}
+
+#[expect(clippy::undocumented_unsafe_blocks, reason = "every block is intrinsics under the contract of the trait")]
+impl Lanes for Avx2 {
+    type F = F;
+    type I = I;
+    type M = F;
+    type D = [__m256d; 4];
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> F {
+        unsafe { [_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8))] }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: F) {
+        unsafe {
+            _mm256_storeu_ps(p, v[0]);
+            _mm256_storeu_ps(p.add(8), v[1]);
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat(v: f32) -> F {
+        unsafe { [_mm256_set1_ps(v); 2] }
+    }
+    #[inline(always)]
+    unsafe fn splat_i(v: i32) -> I {
+        unsafe { [_mm256_set1_epi32(v); 2] }
+    }
+    #[inline(always)]
+    unsafe fn bits(v: F) -> I {
+        unsafe { halves!(_mm256_castps_si256, v) }
+    }
+    #[inline(always)]
+    unsafe fn from_bits(v: I) -> F {
+        unsafe { halves!(_mm256_castsi256_ps, v) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: F, b: F) -> F {
+        unsafe { halves!(_mm256_add_ps, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: F, b: F) -> F {
+        unsafe { halves!(_mm256_sub_ps, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: F, b: F) -> F {
+        unsafe { halves!(_mm256_mul_ps, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn min(a: F, b: F) -> F {
+        unsafe { halves!(_mm256_min_ps, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: F, b: F) -> F {
+        unsafe { halves!(_mm256_max_ps, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fnmadd(a: F, b: F, c: F) -> F {
+        unsafe { halves!(_mm256_fnmadd_ps, a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn round(v: F) -> F {
+        unsafe { halves!(_mm256_round_ps::<NEAREST>, v) }
+    }
+    #[inline(always)]
+    unsafe fn to_i(v: F) -> I {
+        unsafe { halves!(_mm256_cvtps_epi32, v) }
+    }
+    #[inline(always)]
+    unsafe fn to_f(v: I) -> F {
+        unsafe { halves!(_mm256_cvtepi32_ps, v) }
+    }
+    #[inline(always)]
+    unsafe fn and(a: I, b: I) -> I {
+        unsafe { halves!(_mm256_and_si256, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or(a: I, b: I) -> I {
+        unsafe { halves!(_mm256_or_si256, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn xor(a: I, b: I) -> I {
+        unsafe { halves!(_mm256_xor_si256, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn add_i(a: I, b: I) -> I {
+        unsafe { halves!(_mm256_add_epi32, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub_i(a: I, b: I) -> I {
+        unsafe { halves!(_mm256_sub_epi32, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn max_i(a: I, b: I) -> I {
+        unsafe { halves!(_mm256_max_epi32, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shl(a: I, count: u32) -> I {
+        unsafe {
+            let count = _mm_cvtsi32_si128(count as i32);
+            [_mm256_sll_epi32(a[0], count), _mm256_sll_epi32(a[1], count)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn shr(a: I, count: u32) -> I {
+        unsafe {
+            let count = _mm_cvtsi32_si128(count as i32);
+            [_mm256_srl_epi32(a[0], count), _mm256_srl_epi32(a[1], count)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn sar(a: I, count: u32) -> I {
+        unsafe {
+            let count = _mm_cvtsi32_si128(count as i32);
+            [_mm256_sra_epi32(a[0], count), _mm256_sra_epi32(a[1], count)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn reduce_max(a: I) -> u32 {
+        unsafe {
+            let m = _mm256_max_epi32(a[0], a[1]);
+            let m = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256::<1>(m));
+            let m = _mm_max_epi32(m, _mm_shuffle_epi32::<0b01_00_11_10>(m));
+            let m = _mm_max_epi32(m, _mm_shuffle_epi32::<0b10_11_00_01>(m));
+            _mm_cvtsi128_si32(m) as u32
+        }
+    }
+    #[inline(always)]
+    unsafe fn lt(a: F, b: F) -> F {
+        unsafe { halves!(_mm256_cmp_ps::<_CMP_LT_OQ>, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn ge(a: F, b: F) -> F {
+        unsafe { halves!(_mm256_cmp_ps::<_CMP_GE_OQ>, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn eq(a: F, b: F) -> F {
+        unsafe { halves!(_mm256_cmp_ps::<_CMP_EQ_OQ>, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn unordered(a: F) -> F {
+        unsafe { halves!(_mm256_cmp_ps::<_CMP_UNORD_Q>, a, a) }
+    }
+    #[inline(always)]
+    unsafe fn gt_i(a: I, b: I) -> F {
+        unsafe { Self::from_bits(halves!(_mm256_cmpgt_epi32, a, b)) }
+    }
+    #[inline(always)]
+    unsafe fn any(m: F) -> bool {
+        unsafe { _mm256_movemask_ps(m[0]) | _mm256_movemask_ps(m[1]) != 0 }
+    }
+    #[inline(always)]
+    unsafe fn count(m: F) -> u32 {
+        unsafe { _mm256_movemask_ps(m[0]).count_ones() + _mm256_movemask_ps(m[1]).count_ones() }
+    }
+    #[inline(always)]
+    unsafe fn select(m: F, a: F, b: F) -> F {
+        unsafe { halves!(_mm256_blendv_ps, b, a, m) }
+    }
+    #[inline(always)]
+    unsafe fn select_i(m: F, a: I, b: I) -> I {
+        unsafe { Self::bits(Self::select(m, Self::from_bits(a), Self::from_bits(b))) }
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: F, index: I) -> F {
+        unsafe {
+            // Bit 3 of the index chooses the half; moved to the sign it is what blendv looks at.
+            let look = |index: __m256i| {
+                let high = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index));
+                let (a, b) = (_mm256_permutevar8x32_ps(table[0], index), _mm256_permutevar8x32_ps(table[1], index));
+                _mm256_blendv_ps(a, b, high)
+            };
+            [look(index[0]), look(index[1])]
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_u8(p: *mut u8, v: I) {
+        unsafe {
+            let mask = _mm256_set1_epi32(0xff);
+            // Packing works inside 128-bit lanes, so the quarters come out in the order 0, 2, 1, 3.
+            let words = _mm256_packus_epi32(_mm256_and_si256(v[0], mask), _mm256_and_si256(v[1], mask));
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(p.cast(), bytes);
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_u16(p: *mut u16, v: I) {
+        unsafe {
+            let mask = _mm256_set1_epi32(0xffff);
+            let words = _mm256_packus_epi32(_mm256_and_si256(v[0], mask), _mm256_and_si256(v[1], mask));
+            _mm256_storeu_si256(p.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(words));
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> I {
+        unsafe {
+            let bytes = _mm_loadu_si128(p.cast());
+            [_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128::<8>(bytes))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16) -> I {
+        unsafe {
+            let low = _mm_loadu_si128(p.cast());
+            let high = _mm_loadu_si128(p.add(8).cast());
+            [_mm256_cvtepu16_epi32(low), _mm256_cvtepu16_epi32(high)]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> F {
+        unsafe { [_mm256_cvtph_ps(_mm_loadu_si128(p.cast())), _mm256_cvtph_ps(_mm_loadu_si128(p.add(8).cast()))] }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u16, v: F) {
+        unsafe {
+            _mm_storeu_si128(p.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
+            _mm_storeu_si128(p.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]));
+        }
+    }
+    #[inline(always)]
+    unsafe fn zero_d() -> [__m256d; 4] {
+        unsafe { [_mm256_setzero_pd(); 4] }
+    }
+    #[inline(always)]
+    unsafe fn accumulate(sum: [__m256d; 4], v: F) -> [__m256d; 4] {
+        unsafe {
+            let low = |v: __m256| _mm256_cvtps_pd(_mm256_castps256_ps128(v));
+            let high = |v: __m256| _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(v));
+            [
+                _mm256_add_pd(sum[0], low(v[0])),
+                _mm256_add_pd(sum[1], high(v[0])),
+                _mm256_add_pd(sum[2], low(v[1])),
+                _mm256_add_pd(sum[3], high(v[1])),
+            ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn to_array(sum: [__m256d; 4]) -> [f64; 16] {
+        let mut lanes = [0.0; 16];
+        for (i, quarter) in sum.into_iter().enumerate() {
+            unsafe { _mm256_storeu_pd(lanes.as_mut_ptr().add(4 * i), quarter) };
+        }
+        lanes
+    }
+}

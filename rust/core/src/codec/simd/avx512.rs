@@ -1,0 +1,204 @@
+//! AVX-512: one register of 16 lanes.
+
+use std::arch::x86_64::*;
+
+use super::lanes::Lanes;
+
+/// Sixteen lanes in one 512-bit register.
+#[derive(Clone, Copy)]
+pub(super) struct Avx512;
+
+const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+
+#[expect(clippy::undocumented_unsafe_blocks, reason = "every block is one intrinsic under the contract of the trait")]
+impl Lanes for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+    type M = __mmask16;
+    type D = [__m512d; 2];
+
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> __m512 {
+        unsafe { _mm512_loadu_ps(p) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: __m512) {
+        unsafe { _mm512_storeu_ps(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn splat(v: f32) -> __m512 {
+        unsafe { _mm512_set1_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn splat_i(v: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(v) }
+    }
+    #[inline(always)]
+    unsafe fn bits(v: __m512) -> __m512i {
+        unsafe { _mm512_castps_si512(v) }
+    }
+    #[inline(always)]
+    unsafe fn from_bits(v: __m512i) -> __m512 {
+        unsafe { _mm512_castsi512_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mul_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn min(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_min_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fnmadd(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fnmadd_ps(a, b, c) }
+    }
+    #[inline(always)]
+    unsafe fn round(v: __m512) -> __m512 {
+        unsafe { _mm512_roundscale_ps::<NEAREST>(v) }
+    }
+    #[inline(always)]
+    unsafe fn to_i(v: __m512) -> __m512i {
+        unsafe { _mm512_cvtps_epi32(v) }
+    }
+    #[inline(always)]
+    unsafe fn to_f(v: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn and(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn xor(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_xor_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn add_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_sub_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn max_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_max_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shl(a: __m512i, count: u32) -> __m512i {
+        unsafe { _mm512_sll_epi32(a, _mm_cvtsi32_si128(count as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn shr(a: __m512i, count: u32) -> __m512i {
+        unsafe { _mm512_srl_epi32(a, _mm_cvtsi32_si128(count as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn sar(a: __m512i, count: u32) -> __m512i {
+        unsafe { _mm512_sra_epi32(a, _mm_cvtsi32_si128(count as i32)) }
+    }
+    #[inline(always)]
+    unsafe fn reduce_max(a: __m512i) -> u32 {
+        unsafe { _mm512_reduce_max_epi32(a) as u32 }
+    }
+    #[inline(always)]
+    unsafe fn lt(a: __m512, b: __m512) -> __mmask16 {
+        unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn ge(a: __m512, b: __m512) -> __mmask16 {
+        unsafe { _mm512_cmp_ps_mask::<_CMP_GE_OQ>(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn eq(a: __m512, b: __m512) -> __mmask16 {
+        unsafe { _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn unordered(a: __m512) -> __mmask16 {
+        unsafe { _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(a, a) }
+    }
+    #[inline(always)]
+    unsafe fn gt_i(a: __m512i, b: __m512i) -> __mmask16 {
+        unsafe { _mm512_cmpgt_epi32_mask(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn any(m: __mmask16) -> bool {
+        m != 0
+    }
+    #[inline(always)]
+    unsafe fn count(m: __mmask16) -> u32 {
+        m.count_ones()
+    }
+    #[inline(always)]
+    unsafe fn select(m: __mmask16, a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_mask_blend_ps(m, b, a) }
+    }
+    #[inline(always)]
+    unsafe fn select_i(m: __mmask16, a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_mask_blend_epi32(m, b, a) }
+    }
+    #[inline(always)]
+    unsafe fn lookup(table: __m512, index: __m512i) -> __m512 {
+        unsafe { _mm512_permutexvar_ps(index, table) }
+    }
+    #[inline(always)]
+    unsafe fn store_u8(p: *mut u8, v: __m512i) {
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(v)) }
+    }
+    #[inline(always)]
+    unsafe fn store_u16(p: *mut u16, v: __m512i) {
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(v)) }
+    }
+    #[inline(always)]
+    unsafe fn load_u8(p: *const u8) -> __m512i {
+        unsafe { _mm512_cvtepu8_epi32(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16) -> __m512i {
+        unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> __m512 {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn store_f16(p: *mut u16, v: __m512) {
+        unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtps_ph::<NEAREST>(v)) }
+    }
+    #[inline(always)]
+    unsafe fn zero_d() -> [__m512d; 2] {
+        unsafe { [_mm512_setzero_pd(); 2] }
+    }
+    #[inline(always)]
+    unsafe fn accumulate(sum: [__m512d; 2], v: __m512) -> [__m512d; 2] {
+        unsafe {
+            let (low, high) = (_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
+            [_mm512_add_pd(sum[0], _mm512_cvtps_pd(low)), _mm512_add_pd(sum[1], _mm512_cvtps_pd(high))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn to_array(sum: [__m512d; 2]) -> [f64; 16] {
+        let mut lanes = [0.0; 16];
+        unsafe {
+            _mm512_storeu_pd(lanes.as_mut_ptr(), sum[0]);
+            _mm512_storeu_pd(lanes.as_mut_ptr().add(8), sum[1]);
+        }
+        lanes
+    }
+}

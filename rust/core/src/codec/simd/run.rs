@@ -1,0 +1,416 @@
+//! Loops over the groups of a piece: find the scale, make its kernel, run it over the elements.
+
+use super::kernels::Kernel;
+use super::lanes::Lanes;
+use crate::codec::grid::GroupScale;
+use crate::codec::scale::{CHUNK, Chooser, Query, RawScale, ScaleRule, Stat, block_code, ceil_code, mse_candidates, tree_sum};
+use crate::codec::work::{Scales, Work};
+use crate::pack::Code;
+
+const INFINITY: u32 = 0x7f80_0000;
+
+/// Bits of the largest magnitude.
+#[inline(always)]
+pub(super) unsafe fn absmax<V: Lanes>(x: *const f32, len: usize) -> u32 {
+    // SAFETY: `len` values are readable at x; under the contract of `Lanes`.
+    unsafe {
+        let mask = V::splat_i(0x7fff_ffff);
+        // Four running maxima hide the latency of loads on long groups.
+        let mut most = [V::splat_i(0); 4];
+        let mut i = 0;
+        while i + 64 <= len {
+            for (j, most) in most.iter_mut().enumerate() {
+                *most = V::max_i(*most, V::and(V::bits(V::load(x.add(i + 16 * j))), mask));
+            }
+            i += 64;
+        }
+        while i + 16 <= len {
+            most[0] = V::max_i(most[0], V::and(V::bits(V::load(x.add(i))), mask));
+            i += 16;
+        }
+        if i < len {
+            most[1] = V::max_i(most[1], V::and(V::bits(V::load_part(x.add(i), len - i)), mask));
+        }
+        V::reduce_max(V::max_i(V::max_i(most[0], most[1]), V::max_i(most[2], most[3])))
+    }
+}
+
+/// Smallest and largest value, 0 included, and the bits of the largest magnitude.
+#[inline(always)]
+unsafe fn extremes<V: Lanes>(x: *const f32, len: usize) -> (f32, f32, u32) {
+    // SAFETY: `len` values are readable at x; under the contract of `Lanes`.
+    unsafe {
+        let (mut least, mut most) = (V::splat(0.0), V::splat(0.0));
+        let mut i = 0;
+        while i + 16 <= len {
+            let v = V::load(x.add(i));
+            least = V::min(v, least); // NaN leaves the second operand
+            most = V::max(v, most);
+            i += 16;
+        }
+        if i < len {
+            let v = V::load_part(x.add(i), len - i);
+            least = V::min(v, least);
+            most = V::max(v, most);
+        }
+        let (least, most) = (V::store_i(V::bits(least)), V::store_i(V::bits(most)));
+        let least = least.iter().fold(0.0f32, |a, &b| a.min(f32::from_bits(b)));
+        let most = most.iter().fold(0.0f32, |a, &b| a.max(f32::from_bits(b)));
+        (least, most, absmax::<V>(x, len))
+    }
+}
+
+/// Squared error of a block under a kernel, in units of `2^exponent`.
+#[inline(always)]
+unsafe fn block_error<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f32, len: usize, unit: f32) -> f32 {
+    // SAFETY: `len` values are readable at x; under the contract of `Lanes`.
+    unsafe {
+        let unit = V::splat(unit);
+        let mut sum = V::splat(0.0);
+        let mut i = 0;
+        while i < len {
+            let v = if i + 16 <= len { V::load(x.add(i)) } else { V::load_part(x.add(i), len - i) };
+            let error = V::sub(V::mul(v, unit), V::mul(kernel.quantize(v), unit));
+            sum = V::add(sum, V::mul(error, error));
+            i += 16;
+        }
+        tree_sum(V::store_i(V::bits(sum)).map(f32::from_bits))
+    }
+}
+
+/// The default code or, by the rule, a neighbour; `None` leaves the block to the scalar code.
+#[inline(always)]
+unsafe fn choose_code<V: Lanes, K: Kernel<V>>(
+    work: &Work,
+    base: &K::Base,
+    x: *const f32,
+    len: usize,
+    absmax: u32,
+) -> Option<u8> {
+    let default = block_code(&work.chooser, absmax, work.tensor);
+    match work.rule {
+        ScaleRule::Floor => Some(default),
+        ScaleRule::Ceil => Some(ceil_code(&work.chooser, &work.grid, absmax, work.tensor, default)),
+        ScaleRule::Mse => {
+            // Only powers of two divide exactly, and only far from the ends do scaled values stay normal.
+            if !matches!(work.chooser, Chooser::Exponent { .. }) || !(32..=222).contains(&default) {
+                return None;
+            }
+            let unit = f32::from_bits((254 - u32::from(default)) << 23);
+            let mut best = (f32::INFINITY, default);
+            for code in mse_candidates(&work.chooser, default).into_iter().flatten() {
+                // SAFETY: as the caller promises.
+                unsafe {
+                    let kernel = K::make(base, &work.resolve(&RawScale::code(code)))?;
+                    let error = block_error::<V, K>(&kernel, x, len, unit);
+                    if error < best.0 {
+                        best = (error, code);
+                    }
+                }
+            }
+            Some(best.1)
+        }
+    }
+}
+
+/// The group's kernel, its scale chosen and kept or read. `None`: the scalar code does this group, choice included.
+#[inline(always)]
+unsafe fn group_kernel<V: Lanes, K: Kernel<V>>(
+    work: &Work,
+    base: &K::Base,
+    x: *const f32,
+    len: usize,
+    group: usize,
+) -> Option<K> {
+    // SAFETY: `len` values are readable at x; under the contract of `Lanes`.
+    unsafe {
+        if matches!(work.scales, Scales::Stored) {
+            return K::make(base, &work.resolve(&work.load(group)));
+        }
+        let raw = match work.chooser {
+            Chooser::Unit(step) => {
+                return K::make(base, &GroupScale { step, zero: 0, levels: [1.0; 4] });
+            }
+            Chooser::Exponent { .. } | Chooser::NvFp4 => {
+                let absmax = absmax::<V>(x, len);
+                if absmax == 0 || absmax >= INFINITY {
+                    return None;
+                }
+                RawScale::code(choose_code::<V, K>(work, base, x, len, absmax)?)
+            }
+            Chooser::Symmetric { .. } => {
+                let absmax = absmax::<V>(x, len);
+                if absmax == 0 || absmax >= INFINITY {
+                    return None;
+                }
+                let stat = Stat { absmax, ..Stat::default() };
+                crate::codec::scale::choose(&work.chooser, work.float16(), |_| Ok(stat)).ok()?
+            }
+            Chooser::Asymmetric { .. } => {
+                let (min, max, absmax) = extremes::<V>(x, len);
+                if absmax == 0 || absmax >= INFINITY {
+                    return None;
+                }
+                let stat = Stat { min, max, ..Stat::default() };
+                crate::codec::scale::choose(&work.chooser, work.float16(), |_| Ok(stat)).ok()?
+            }
+            _ => work.choose(std::slice::from_raw_parts(x, len)),
+        };
+        let kernel = K::make(base, &work.resolve(&raw))?;
+        work.store(group, &raw);
+        Some(kernel)
+    }
+}
+
+/// Quantises the groups of a piece; `out` may be `x`.
+#[inline(always)]
+pub(super) unsafe fn quantize<V: Lanes, K: Kernel<V>>(
+    work: &Work,
+    base: &K::Base,
+    x: *const f32,
+    out: *mut f32,
+    len: usize,
+    group: usize,
+) {
+    let each = work.group_len(len);
+    // SAFETY: both pointers cover `len` elements; under the contract of `Lanes`.
+    unsafe {
+        for (g, start) in (0..len).step_by(each).enumerate() {
+            let n = each.min(len - start);
+            let (x, out) = (x.add(start), out.add(start));
+            let Some(kernel) = group_kernel::<V, K>(work, base, x, n, group + g) else {
+                scalar_quantize(work, x, out, n, group + g);
+                continue;
+            };
+            let mut i = 0;
+            while i + 16 <= n {
+                V::store(out.add(i), kernel.quantize(V::load(x.add(i))));
+                i += 16;
+            }
+            if i < n {
+                V::store_part(out.add(i), kernel.quantize(V::load_part(x.add(i), n - i)), n - i);
+            }
+        }
+    }
+}
+
+#[inline(never)]
+pub(super) unsafe fn scalar_quantize(work: &Work, x: *const f32, out: *mut f32, len: usize, group: usize) {
+    // SAFETY: both pointers cover `len` elements; the scale is chosen before anything is written.
+    unsafe {
+        let scale = if x.is_aligned() {
+            work.group_scale(std::slice::from_raw_parts(x, len), group)
+        } else {
+            let copy: Vec<f32> = (0..len).map(|i| x.add(i).read_unaligned()).collect();
+            work.group_scale(&copy, group)
+        };
+        work.quantize_group(x, out, len, &scale);
+    }
+}
+
+/// Encodes the groups of a piece; the answer is the first position that the non-finite policy refuses.
+#[inline(always)]
+pub(super) unsafe fn encode<V: Lanes, K: Kernel<V>, C: Code>(
+    work: &Work,
+    base: &K::Base,
+    x: &[f32],
+    codes: &mut [C],
+    group: usize,
+) -> Option<usize> {
+    let each = work.group_len(x.len());
+    let mut first = None;
+    for (g, (x, codes)) in x.chunks(each).zip(codes.chunks_mut(each)).enumerate() {
+        // SAFETY: pointers come from slices of equal length; under the contract of `Lanes`.
+        let done = unsafe {
+            match group_kernel::<V, K>(work, base, x.as_ptr(), x.len(), group + g) {
+                Some(kernel) => encode_group::<V, K, C>(&kernel, x, codes),
+                None => false,
+            }
+        };
+        if !done {
+            let failed = scalar_encode(work, x, codes, group + g);
+            first = first.or(failed.map(|position| g * each + position));
+        }
+    }
+    first
+}
+
+#[inline(never)]
+pub(super) fn scalar_encode<C: Code>(work: &Work, x: &[f32], codes: &mut [C], group: usize) -> Option<usize> {
+    let scale = work.group_scale(x, group);
+    work.encode_group(x, codes, &scale, group)
+}
+
+/// Codes of a group; false where a value is not finite, and the scalar code must do it again.
+#[inline(always)]
+unsafe fn encode_group<V: Lanes, K: Kernel<V>, C: Code>(kernel: &K, x: &[f32], codes: &mut [C]) -> bool {
+    // SAFETY: pointers come from slices of equal length; under the contract of `Lanes`.
+    unsafe {
+        let (from, to, n) = (x.as_ptr(), codes.as_mut_ptr(), x.len());
+        let mask = V::splat_i(0x7fff_ffff);
+        let mut most = V::splat_i(0);
+        let mut i = 0;
+        while i + 16 <= n {
+            let v = V::load(from.add(i));
+            most = V::max_i(most, V::and(V::bits(v), mask));
+            let code = kernel.code(v);
+            if size_of::<C>() == 1 {
+                V::store_u8(to.add(i).cast(), code);
+            } else {
+                V::store_u16(to.add(i).cast(), code);
+            }
+            i += 16;
+        }
+        if i < n {
+            let v = V::load_part(from.add(i), n - i);
+            most = V::max_i(most, V::and(V::bits(v), mask));
+            let lanes = V::store_i(kernel.code(v));
+            for (j, &code) in lanes.iter().enumerate().take(n - i) {
+                *to.add(i + j) = C::from_u32(code);
+            }
+        }
+        !V::any(V::gt_i(most, V::splat_i(INFINITY as i32 - 1)))
+    }
+}
+
+/// Decodes the groups of a piece.
+#[inline(always)]
+pub(super) unsafe fn decode<V: Lanes, K: Kernel<V>, C: Code>(
+    work: &Work,
+    base: &K::Base,
+    codes: &[C],
+    out: *mut f32,
+    group: usize,
+) {
+    let each = work.group_len(codes.len());
+    for (g, codes) in codes.chunks(each).enumerate() {
+        // SAFETY: `out` covers `codes.len()` elements; under the contract of `Lanes`.
+        unsafe {
+            let out = out.add(g * each);
+            let scale = work.resolve(&work.load(group + g));
+            let Some(kernel) = K::make(base, &scale) else {
+                scalar_decode(work, codes, out, &scale);
+                continue;
+            };
+            let (from, n) = (codes.as_ptr(), codes.len());
+            let mut i = 0;
+            while i + 16 <= n {
+                let code = if size_of::<C>() == 1 { V::load_u8(from.add(i).cast()) } else { V::load_u16(from.add(i).cast()) };
+                V::store(out.add(i), kernel.decode(code));
+                i += 16;
+            }
+            if i < n {
+                let mut part = [0u16; 16];
+                for (to, code) in part.iter_mut().zip(&codes[i..]) {
+                    *to = code.to_u32() as u16;
+                }
+                V::store_part(out.add(i), kernel.decode(V::load_u16(part.as_ptr())), n - i);
+            }
+        }
+    }
+}
+
+#[inline(never)]
+pub(super) unsafe fn scalar_decode<C: Code>(work: &Work, codes: &[C], out: *mut f32, scale: &GroupScale) {
+    for (i, &code) in codes.iter().enumerate() {
+        // SAFETY: `out` covers `codes.len()` elements.
+        unsafe {
+            let value = crate::codec::grid::decode_element(&work.grid, work.width, code.to_u32(), scale);
+            out.add(i).write_unaligned(value);
+        }
+    }
+}
+
+/// Answers a query over one chunk.
+#[inline(always)]
+pub(super) unsafe fn stat<V: Lanes>(x: &[f32], query: &Query) -> Stat {
+    debug_assert!(x.len() <= CHUNK);
+    let mut stat = Stat::default();
+    let (from, n) = (x.as_ptr(), x.len());
+    // SAFETY: reads stay inside the slice; under the contract of `Lanes`.
+    unsafe {
+        match *query {
+            Query::AbsMax => stat.absmax = absmax::<V>(from, n),
+            Query::Range => (stat.min, stat.max, stat.absmax) = extremes::<V>(from, n),
+            Query::Residual { levels, count } => {
+                let mut sum = V::zero_d();
+                for i in (0..n).step_by(16) {
+                    // Lanes behind the end hold 0, whose residual is not 0 after a level: they are added as zeros below.
+                    let left = n - i;
+                    let mut r = if left >= 16 { V::load(from.add(i)) } else { V::load_part(from.add(i), left) };
+                    for &level in levels.iter().take(usize::from(count)) {
+                        let level = V::splat(level);
+                        r = V::select(V::lt(r, V::splat(0.0)), V::add(r, level), V::sub(r, level));
+                    }
+                    let mut magnitude = V::abs(r);
+                    if left < 16 {
+                        let mut lanes = V::store_i(V::bits(magnitude)).map(f32::from_bits);
+                        lanes[left..].fill(0.0);
+                        magnitude = V::load(lanes.as_ptr());
+                    }
+                    sum = V::accumulate(sum, magnitude);
+                }
+                stat.sum = tree_sum(V::to_array(sum));
+                stat.count = n;
+            }
+            Query::Above(threshold) => {
+                let limit = V::splat(threshold);
+                let mut sum = V::zero_d();
+                for i in (0..n).step_by(16) {
+                    let v = if n - i >= 16 { V::load(from.add(i)) } else { V::load_part(from.add(i), n - i) };
+                    let magnitude = V::abs(v);
+                    let above = V::lt(limit, magnitude);
+                    sum = V::accumulate(sum, V::select(above, magnitude, V::splat(0.0)));
+                    stat.count += V::count(above) as usize;
+                }
+                stat.sum = tree_sum(V::to_array(sum));
+            }
+            Query::FixedError { .. } => stat = crate::codec::scale::stat_chunk(x, query),
+        }
+    }
+    stat
+}
+
+/// Widens 16-bit floats.
+#[inline(always)]
+pub(super) unsafe fn widen<V: Lanes>(from: *const u16, float16: bool, to: &mut [f32]) {
+    let whole = to.len() / 16 * 16;
+    // SAFETY: `from` covers `to.len()` values; under the contract of `Lanes`.
+    unsafe {
+        for i in (0..whole).step_by(16) {
+            let at = from.add(i);
+            let v = if float16 { V::load_f16(at) } else { V::from_bits(V::shl(V::load_u16(at), 16)) };
+            V::store(to.as_mut_ptr().add(i), v);
+        }
+        crate::codec::buffers::widen_reference(from.add(whole), float16, &mut to[whole..]);
+    }
+}
+
+/// Narrows to 16-bit floats, saturating.
+#[inline(always)]
+pub(super) unsafe fn narrow<V: Lanes>(from: &[f32], float16: bool, to: *mut u16) {
+    let whole = from.len() / 16 * 16;
+    // SAFETY: `to` covers `from.len()` values; under the contract of `Lanes`.
+    unsafe {
+        let finite = V::splat_i(0x7f80_0000);
+        for i in (0..whole).step_by(16) {
+            let v = V::load(from.as_ptr().add(i));
+            let magnitude = V::abs(v);
+            // Finite values stop at the largest number of the type; infinities and NaN pass.
+            let passes = V::gt_i(V::bits(magnitude), V::sub_i(finite, V::splat_i(1)));
+            if float16 {
+                let clipped = V::with_sign(V::min(V::splat(65_504.0), magnitude), v);
+                V::store_f16(to.add(i), V::select(passes, v, clipped));
+            } else {
+                let bits = V::bits(V::select(passes, magnitude, V::min(V::splat(f32::from_bits(0x7f7f_0000)), magnitude)));
+                let odd = V::and(V::shr(bits, 16), V::splat_i(1));
+                let rounded = V::shr(V::add_i(bits, V::add_i(odd, V::splat_i(0x7fff))), 16);
+                // A NaN must not round up into the sign; quieten it instead.
+                let nan = V::or(V::shr(V::bits(magnitude), 16), V::splat_i(0x40));
+                let magnitude = V::select_i(V::unordered(v), nan, rounded);
+                V::store_u16(to.add(i), V::or(magnitude, V::shl(V::shr(V::bits(v), 31), 15)));
+            }
+        }
+        crate::codec::buffers::narrow_reference(&from[whole..], float16, to.add(whole));
+    }
+}
