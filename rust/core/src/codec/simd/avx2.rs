@@ -67,6 +67,10 @@ impl Lanes for Avx2 {
         unsafe { halves!(_mm256_mul_ps, a, b) }
     }
     #[inline(always)]
+    unsafe fn div(a: F, b: F) -> F {
+        unsafe { halves!(_mm256_div_ps, a, b) }
+    }
+    #[inline(always)]
     unsafe fn min(a: F, b: F) -> F {
         unsafe { halves!(_mm256_min_ps, a, b) }
     }
@@ -170,8 +174,8 @@ impl Lanes for Avx2 {
         unsafe { _mm256_movemask_ps(m[0]) | _mm256_movemask_ps(m[1]) != 0 }
     }
     #[inline(always)]
-    unsafe fn count(m: F) -> u32 {
-        unsafe { _mm256_movemask_ps(m[0]).count_ones() + _mm256_movemask_ps(m[1]).count_ones() }
+    unsafe fn mask_bits(m: F) -> u32 {
+        unsafe { (_mm256_movemask_ps(m[0]) | _mm256_movemask_ps(m[1]) << 8) as u32 }
     }
     #[inline(always)]
     unsafe fn select(m: F, a: F, b: F) -> F {

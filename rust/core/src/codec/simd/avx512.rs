@@ -54,6 +54,10 @@ impl Lanes for Avx512 {
         unsafe { _mm512_mul_ps(a, b) }
     }
     #[inline(always)]
+    unsafe fn div(a: __m512, b: __m512) -> __m512 {
+        unsafe { _mm512_div_ps(a, b) }
+    }
+    #[inline(always)]
     unsafe fn min(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_min_ps(a, b) }
     }
@@ -142,8 +146,8 @@ impl Lanes for Avx512 {
         m != 0
     }
     #[inline(always)]
-    unsafe fn count(m: __mmask16) -> u32 {
-        m.count_ones()
+    unsafe fn mask_bits(m: __mmask16) -> u32 {
+        u32::from(m)
     }
     #[inline(always)]
     unsafe fn select(m: __mmask16, a: __m512, b: __m512) -> __m512 {

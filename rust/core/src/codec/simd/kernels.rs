@@ -10,7 +10,18 @@ use super::lanes::Lanes;
 use crate::codec::grid::{FloatGrid, NF3, NF4, Grid, GroupScale, Integers, level_sum, reaches_mean, sorted_sums};
 use crate::codec::scale::Chooser;
 use crate::codec::work::Work;
-use crate::format::Specials;
+use crate::format::{Minifloat, Specials};
+
+/// How a batch of groups gets its scales; see `batch`.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Factors {
+    /// Powers of two: multiplier `2^-e` and step `2^e`, where `e = code - bias`, for codes in `first..=last`.
+    Powers { bias: i32, first: i32, last: i32 },
+    /// A real step, its inverse, and a zero point.
+    Real,
+    /// Group by group through `make`.
+    Single,
+}
 
 /// One group's arithmetic. `quantize` keeps NaN and saturates infinities; `code` is for finite lanes only.
 pub(super) trait Kernel<V: Lanes>: Copy {
@@ -18,6 +29,18 @@ pub(super) trait Kernel<V: Lanes>: Copy {
     type Base: Copy;
     fn base(work: &Work) -> Option<Self::Base>;
     unsafe fn make(base: &Self::Base, scale: &GroupScale) -> Option<Self>;
+    /// The kind of factors that `with` takes, for scale codes with `step = 2^(code - 127 - shift)`.
+    #[inline(always)]
+    fn factors(_base: &Self::Base, _shift: i32) -> Factors {
+        Factors::Single
+    }
+    /// The kernel from a batch's factors; they are in range.
+    #[inline(always)]
+    unsafe fn with(base: &Self::Base, first: f32, second: f32, zero: i32) -> Option<Self> {
+        let _ = (first, second);
+        // SAFETY: forwarded.
+        unsafe { Self::make(base, &GroupScale { step: f64::from(first), zero, levels: [0.0; 4] }) }
+    }
     unsafe fn quantize(&self, x: V::F) -> V::F;
     unsafe fn code(&self, x: V::F) -> V::I;
     /// Value of codes, zero-extended.
@@ -74,11 +97,21 @@ impl<V: Lanes> Kernel<V> for PowerSteps<V> {
         if !(-126..=126).contains(&e) || e + width as i32 > 128 {
             return None;
         }
+        // SAFETY: forwarded.
+        unsafe { Self::with(&(lo, hi, width, layout), power(-e), power(e), 0) }
+    }
+    #[inline(always)]
+    fn factors(&(_, _, width, _): &Self::Base, shift: i32) -> Factors {
+        let bias = 127 + shift;
+        Factors::Powers { bias, first: (bias - 126).max(0), last: (bias + 126.min(128 - width as i32)).min(254) }
+    }
+    #[inline(always)]
+    unsafe fn with(&(lo, hi, width, layout): &Self::Base, multiplier: f32, step: f32, _: i32) -> Option<Self> {
         // SAFETY: under the contract of `Lanes`.
         unsafe {
             Some(Self {
-                multiplier: V::splat(power(-e)),
-                step: V::splat(power(e)),
+                multiplier: V::splat(multiplier),
+                step: V::splat(step),
                 lo: V::splat(lo as f32),
                 hi: V::splat(hi as f32),
                 width,
@@ -187,12 +220,21 @@ impl<V: Lanes> Kernel<V> for RealSteps<V> {
         if !(1e-30..=1e30).contains(&scale.step) {
             return None;
         }
-        let (zero, step) = (scale.zero, scale.step as f32);
+        let step = scale.step as f32;
+        // SAFETY: forwarded.
+        unsafe { Self::with(&(lo, hi, width), step, 1.0 / step, scale.zero) }
+    }
+    #[inline(always)]
+    fn factors(_: &Self::Base, _: i32) -> Factors {
+        Factors::Real
+    }
+    #[inline(always)]
+    unsafe fn with(&(lo, hi, width): &Self::Base, step: f32, inverse: f32, zero: i32) -> Option<Self> {
         // SAFETY: under the contract of `Lanes`.
         unsafe {
             Some(Self {
                 step: V::splat(step),
-                inverse: V::splat(1.0 / step),
+                inverse: V::splat(inverse),
                 lo: V::splat(lo as f32 - zero as f32),
                 hi: V::splat(hi as f32 - zero as f32),
                 zero: V::splat_i(zero),
@@ -250,6 +292,11 @@ impl FloatBase {
         let e = exponent_of(scale.step);
         ((-126..=126).contains(&(e - self.shift)) && self.emax + e <= 127).then_some(e - self.shift)
     }
+    fn factors(&self, shift: i32) -> Factors {
+        let bias = 127 + shift + self.shift;
+        let last = (bias + 126).min(127 + shift + 127 - self.emax).min(254);
+        Factors::Powers { bias, first: (bias - 126).max(0), last }
+    }
 }
 
 /// Floating-point grids with mantissa bits: minifloat, denorm, bm, mxfp, fp16.
@@ -265,6 +312,12 @@ pub(super) struct Floats<V: Lanes> {
 }
 
 impl<V: Lanes> Floats<V> {
+    /// The kernel of a minifloat at scale 1.
+    #[inline(always)]
+    pub(super) unsafe fn unscaled(float: Minifloat) -> Option<Self> {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe { Self::make(&FloatBase::new(FloatGrid::mini(float))?, &GroupScale::step(1.0)) }
+    }
     /// Exponent bits of the binade, and the number whose last place is the grid's step there.
     #[inline(always)]
     unsafe fn binade(&self, a: V::F) -> (V::I, V::F) {
@@ -285,12 +338,21 @@ impl<V: Lanes> Kernel<V> for Floats<V> {
     #[inline(always)]
     unsafe fn make(base: &FloatBase, scale: &GroupScale) -> Option<Self> {
         let e = base.exponent(scale)?;
+        // SAFETY: forwarded.
+        unsafe { Self::with(base, power(-e), power(e), 0) }
+    }
+    #[inline(always)]
+    fn factors(base: &FloatBase, shift: i32) -> Factors {
+        base.factors(shift)
+    }
+    #[inline(always)]
+    unsafe fn with(base: &FloatBase, multiplier: f32, step: f32, _: i32) -> Option<Self> {
         let emin = base.grid.emin + base.shift;
         // SAFETY: under the contract of `Lanes`.
         unsafe {
             Some(Self {
-                multiplier: V::splat(power(-e)),
-                step: V::splat(power(e)),
+                multiplier: V::splat(multiplier),
+                step: V::splat(step),
                 top: V::splat((base.grid.top * crate::float::exp2(base.shift)) as f32),
                 emin_bits: V::splat_i((emin + 127) << 23),
                 magic: V::splat_i((23 - base.grid.mantissa as i32) << 23),
@@ -409,12 +471,21 @@ impl<V: Lanes> Kernel<V> for Powers<V> {
     #[inline(always)]
     unsafe fn make(base: &FloatBase, scale: &GroupScale) -> Option<Self> {
         let e = base.exponent(scale)?;
+        // SAFETY: forwarded.
+        unsafe { Self::with(base, power(-e), power(e), 0) }
+    }
+    #[inline(always)]
+    fn factors(base: &FloatBase, shift: i32) -> Factors {
+        base.factors(shift)
+    }
+    #[inline(always)]
+    unsafe fn with(base: &FloatBase, multiplier: f32, step: f32, _: i32) -> Option<Self> {
         let emin = base.grid.emin + base.shift;
         // SAFETY: under the contract of `Lanes`.
         unsafe {
             Some(Self {
-                multiplier: V::splat(power(-e)),
-                step: V::splat(power(e)),
+                multiplier: V::splat(multiplier),
+                step: V::splat(step),
                 top: V::splat(power(base.emax + base.shift)),
                 low: V::splat(power(emin)),
                 flip: V::splat_i(emin & 1),
@@ -614,6 +685,10 @@ impl<V: Lanes> Kernel<V> for Book<V> {
         }
     }
     #[inline(always)]
+    fn factors(base: &BookBase, _: i32) -> Factors {
+        if base.sums > 0 { Factors::Single } else { Factors::Real }
+    }
+    #[inline(always)]
     unsafe fn make(base: &BookBase, scale: &GroupScale) -> Option<Self> {
         // SAFETY: under the contract of `Lanes`.
         unsafe {
@@ -621,6 +696,7 @@ impl<V: Lanes> Kernel<V> for Book<V> {
                 return Some(Self::of_sums(base.sums, &scale.levels));
             }
             if !(1e-20..=1e30).contains(&scale.step) {
+                // Below, a remainder could underflow.
                 return None;
             }
             let step = V::splat(scale.step as f32);

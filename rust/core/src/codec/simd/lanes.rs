@@ -25,6 +25,7 @@ pub(super) trait Lanes: Copy {
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
+    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
     /// `c - a * b` with one rounding.
@@ -55,7 +56,8 @@ pub(super) trait Lanes: Copy {
     unsafe fn unordered(a: Self::F) -> Self::M;
     unsafe fn gt_i(a: Self::I, b: Self::I) -> Self::M;
     unsafe fn any(m: Self::M) -> bool;
-    unsafe fn count(m: Self::M) -> u32;
+    /// One bit a lane, lane 0 lowest.
+    unsafe fn mask_bits(m: Self::M) -> u32;
     /// `m ? a : b`.
     unsafe fn select(m: Self::M, a: Self::F, b: Self::F) -> Self::F;
     unsafe fn select_i(m: Self::M, a: Self::I, b: Self::I) -> Self::I;

@@ -1,5 +1,6 @@
 //! Loops over the groups of a piece: find the scale, make its kernel, run it over the elements.
 
+use super::batch::Batches;
 use super::kernels::Kernel;
 use super::lanes::Lanes;
 use crate::codec::grid::GroupScale;
@@ -37,7 +38,7 @@ pub(super) unsafe fn absmax<V: Lanes>(x: *const f32, len: usize) -> u32 {
 
 /// Smallest and largest value, 0 included, and the bits of the largest magnitude.
 #[inline(always)]
-unsafe fn extremes<V: Lanes>(x: *const f32, len: usize) -> (f32, f32, u32) {
+pub(super) unsafe fn extremes<V: Lanes>(x: *const f32, len: usize) -> (f32, f32, u32) {
     // SAFETY: `len` values are readable at x; under the contract of `Lanes`.
     unsafe {
         let (mut least, mut most) = (V::splat(0.0), V::splat(0.0));
@@ -175,21 +176,42 @@ pub(super) unsafe fn quantize<V: Lanes, K: Kernel<V>>(
     let each = work.group_len(len);
     // SAFETY: both pointers cover `len` elements; under the contract of `Lanes`.
     unsafe {
-        for (g, start) in (0..len).step_by(each).enumerate() {
-            let n = each.min(len - start);
-            let (x, out) = (x.add(start), out.add(start));
-            let Some(kernel) = group_kernel::<V, K>(work, base, x, n, group + g) else {
-                scalar_quantize(work, x, out, n, group + g);
-                continue;
-            };
-            let mut i = 0;
-            while i + 16 <= n {
-                V::store(out.add(i), kernel.quantize(V::load(x.add(i))));
-                i += 16;
+        let mut batches = Batches::new::<V, K>(work, base, len);
+        let mut start = 0;
+        while start < len {
+            let batch = batches.next::<V>(work, x.add(start), len - start, group + start / each);
+            for j in 0..batch.groups {
+                let n = each.min(len - start);
+                let (x, out) = (x.add(start), out.add(start));
+                let kernel = match batch.batched {
+                    true if batch.valid >> j & 1 == 1 => K::with(base, batch.first[j], batch.second[j], batch.zero[j]),
+                    true => None,
+                    false => group_kernel::<V, K>(work, base, x, n, group + start / each),
+                };
+                match kernel {
+                    // Constant lengths let the compiler unroll the common blocks.
+                    Some(kernel) if n == 32 => quantize_group(&kernel, x, out, 32),
+                    Some(kernel) if n == 16 => quantize_group(&kernel, x, out, 16),
+                    Some(kernel) => quantize_group(&kernel, x, out, n),
+                    None => scalar_quantize(work, x, out, n, group + start / each),
+                }
+                start += n;
             }
-            if i < n {
-                V::store_part(out.add(i), kernel.quantize(V::load_part(x.add(i), n - i)), n - i);
-            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn quantize_group<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f32, out: *mut f32, n: usize) {
+    // SAFETY: both pointers cover `n` elements; under the contract of `Lanes`.
+    unsafe {
+        let mut i = 0;
+        while i + 16 <= n {
+            V::store(out.add(i), kernel.quantize(V::load(x.add(i))));
+            i += 16;
+        }
+        if i < n {
+            V::store_part(out.add(i), kernel.quantize(V::load_part(x.add(i), n - i)), n - i);
         }
     }
 }
@@ -217,19 +239,37 @@ pub(super) unsafe fn encode<V: Lanes, K: Kernel<V>, C: Code>(
     codes: &mut [C],
     group: usize,
 ) -> Option<usize> {
-    let each = work.group_len(x.len());
+    let (each, len) = (work.group_len(x.len()), x.len());
     let mut first = None;
-    for (g, (x, codes)) in x.chunks(each).zip(codes.chunks_mut(each)).enumerate() {
-        // SAFETY: pointers come from slices of equal length; under the contract of `Lanes`.
-        let done = unsafe {
-            match group_kernel::<V, K>(work, base, x.as_ptr(), x.len(), group + g) {
-                Some(kernel) => encode_group::<V, K, C>(&kernel, x, codes),
-                None => false,
+    // SAFETY: `batches` and kernels read inside `x`; under the contract of `Lanes`.
+    unsafe {
+        let mut batches = Batches::new::<V, K>(work, base, len);
+        let mut start = 0;
+        while start < len {
+            let batch = batches.next::<V>(work, x.as_ptr().add(start), len - start, group + start / each);
+            for j in 0..batch.groups {
+                let n = each.min(len - start);
+                let (x, codes) = (&x[start..start + n], &mut codes[start..start + n]);
+                let g = group + start / each;
+                let kernel = match batch.batched {
+                    true if batch.valid >> j & 1 == 1 => K::with(base, batch.first[j], batch.second[j], batch.zero[j]),
+                    true => None,
+                    false => group_kernel::<V, K>(work, base, x.as_ptr(), n, g),
+                };
+                // A scale chosen from finite values leaves nothing to check.
+                let check = !batch.finite;
+                let done = match kernel {
+                    Some(kernel) if n == 32 => encode_group::<V, K, C>(&kernel, x.as_ptr(), codes.as_mut_ptr(), 32, check),
+                    Some(kernel) if n == 16 => encode_group::<V, K, C>(&kernel, x.as_ptr(), codes.as_mut_ptr(), 16, check),
+                    Some(kernel) => encode_group::<V, K, C>(&kernel, x.as_ptr(), codes.as_mut_ptr(), n, check),
+                    None => false,
+                };
+                if !done {
+                    let failed = scalar_encode(work, x, codes, g);
+                    first = first.or(failed.map(|position| start + position));
+                }
+                start += n;
             }
-        };
-        if !done {
-            let failed = scalar_encode(work, x, codes, group + g);
-            first = first.or(failed.map(|position| g * each + position));
         }
     }
     first
@@ -243,16 +283,23 @@ pub(super) fn scalar_encode<C: Code>(work: &Work, x: &[f32], codes: &mut [C], gr
 
 /// Codes of a group; false where a value is not finite, and the scalar code must do it again.
 #[inline(always)]
-unsafe fn encode_group<V: Lanes, K: Kernel<V>, C: Code>(kernel: &K, x: &[f32], codes: &mut [C]) -> bool {
-    // SAFETY: pointers come from slices of equal length; under the contract of `Lanes`.
+unsafe fn encode_group<V: Lanes, K: Kernel<V>, C: Code>(
+    kernel: &K,
+    from: *const f32,
+    to: *mut C,
+    n: usize,
+    check: bool,
+) -> bool {
+    // SAFETY: both pointers cover `n` elements; under the contract of `Lanes`.
     unsafe {
-        let (from, to, n) = (x.as_ptr(), codes.as_mut_ptr(), x.len());
         let mask = V::splat_i(0x7fff_ffff);
         let mut most = V::splat_i(0);
         let mut i = 0;
         while i + 16 <= n {
             let v = V::load(from.add(i));
-            most = V::max_i(most, V::and(V::bits(v), mask));
+            if check {
+                most = V::max_i(most, V::and(V::bits(v), mask));
+            }
             let code = kernel.code(v);
             if size_of::<C>() == 1 {
                 V::store_u8(to.add(i).cast(), code);
@@ -282,30 +329,49 @@ pub(super) unsafe fn decode<V: Lanes, K: Kernel<V>, C: Code>(
     out: *mut f32,
     group: usize,
 ) {
-    let each = work.group_len(codes.len());
-    for (g, codes) in codes.chunks(each).enumerate() {
-        // SAFETY: `out` covers `codes.len()` elements; under the contract of `Lanes`.
-        unsafe {
-            let out = out.add(g * each);
-            let scale = work.resolve(&work.load(group + g));
-            let Some(kernel) = K::make(base, &scale) else {
-                scalar_decode(work, codes, out, &scale);
-                continue;
-            };
-            let (from, n) = (codes.as_ptr(), codes.len());
-            let mut i = 0;
-            while i + 16 <= n {
-                let code = if size_of::<C>() == 1 { V::load_u8(from.add(i).cast()) } else { V::load_u16(from.add(i).cast()) };
-                V::store(out.add(i), kernel.decode(code));
-                i += 16;
-            }
-            if i < n {
-                let mut part = [0u16; 16];
-                for (to, code) in part.iter_mut().zip(&codes[i..]) {
-                    *to = code.to_u32() as u16;
+    let (each, len) = (work.group_len(codes.len()), codes.len());
+    // SAFETY: `out` covers `codes.len()` elements; under the contract of `Lanes`.
+    unsafe {
+        let mut batches = Batches::new::<V, K>(work, base, len);
+        let mut start = 0;
+        while start < len {
+            let batch = batches.next::<V>(work, std::ptr::null(), len - start, group + start / each);
+            for j in 0..batch.groups {
+                let n = each.min(len - start);
+                let (codes, out, g) = (&codes[start..start + n], out.add(start), group + start / each);
+                let kernel = match batch.batched {
+                    true if batch.valid >> j & 1 == 1 => K::with(base, batch.first[j], batch.second[j], batch.zero[j]),
+                    true => None,
+                    false => K::make(base, &work.resolve(&work.load(g))),
+                };
+                match kernel {
+                    Some(kernel) if n == 32 => decode_group::<V, K, C>(&kernel, codes.as_ptr(), out, 32),
+                    Some(kernel) if n == 16 => decode_group::<V, K, C>(&kernel, codes.as_ptr(), out, 16),
+                    Some(kernel) => decode_group::<V, K, C>(&kernel, codes.as_ptr(), out, n),
+                    None => scalar_decode(work, codes, out, &work.resolve(&work.load(g))),
                 }
-                V::store_part(out.add(i), kernel.decode(V::load_u16(part.as_ptr())), n - i);
+                start += n;
             }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn decode_group<V: Lanes, K: Kernel<V>, C: Code>(kernel: &K, from: *const C, out: *mut f32, n: usize) {
+    // SAFETY: both pointers cover `n` elements; under the contract of `Lanes`.
+    unsafe {
+        let mut i = 0;
+        while i + 16 <= n {
+            let code = if size_of::<C>() == 1 { V::load_u8(from.add(i).cast()) } else { V::load_u16(from.add(i).cast()) };
+            V::store(out.add(i), kernel.decode(code));
+            i += 16;
+        }
+        if i < n {
+            let mut part = [0u16; 16];
+            for (j, to) in part.iter_mut().enumerate().take(n - i) {
+                *to = (*from.add(i + j)).to_u32() as u16;
+            }
+            V::store_part(out.add(i), kernel.decode(V::load_u16(part.as_ptr())), n - i);
         }
     }
 }
@@ -361,7 +427,7 @@ pub(super) unsafe fn stat<V: Lanes>(x: &[f32], query: &Query) -> Stat {
                     let magnitude = V::abs(v);
                     let above = V::lt(limit, magnitude);
                     sum = V::accumulate(sum, V::select(above, magnitude, V::splat(0.0)));
-                    stat.count += V::count(above) as usize;
+                    stat.count += V::mask_bits(above).count_ones() as usize;
                 }
                 stat.sum = tree_sum(V::to_array(sum));
             }

@@ -1,0 +1,264 @@
+//! Scales of sixteen groups at a time: chosen from their largest magnitudes, or read, with vector arithmetic.
+
+use super::kernels::{Factors, Floats, Kernel};
+use super::lanes::Lanes;
+use super::run::{absmax, extremes};
+use crate::codec::scale::{Chooser, ExponentRule, RawScale, ScaleRule, Stat, choose, e4m3_value, resolve_real};
+use crate::codec::work::{Scales, Work};
+use crate::format::{Granularity, Minifloat, ScaleType};
+
+/// The factors of up to sixteen groups, for [`Kernel::with`].
+pub(super) struct Batch {
+    /// Groups that follow; 1 where the batch is not used.
+    pub(super) groups: usize,
+    /// False: the one group that follows finds its own scale.
+    pub(super) batched: bool,
+    /// All values were seen to be finite.
+    pub(super) finite: bool,
+    /// One bit for each group that a kernel may do.
+    pub(super) valid: u32,
+    pub(super) first: [f32; 16],
+    pub(super) second: [f32; 16],
+    pub(super) zero: [i32; 16],
+}
+
+/// Walks over the groups of a piece.
+pub(super) struct Batches {
+    batch: Batch,
+    each: usize,
+    factors: Factors,
+    /// `code = ((absmax + add) >> 23) + offset`: all rules of a shared exponent, on the bits of the magnitude.
+    add: i32,
+    offset: i32,
+}
+
+impl Batches {
+    pub(super) fn new<V: Lanes, K: Kernel<V>>(work: &Work, base: &K::Base, len: usize) -> Self {
+        let shift = match work.chooser {
+            Chooser::Exponent { shift, .. } => shift,
+            _ => 0,
+        };
+        let mut factors = K::factors(base, shift);
+        let blocks = matches!(work.format.granularity(), Granularity::Block(_));
+        let known = matches!(work.scales, Scales::Stored);
+        let rule = known || work.rule == ScaleRule::Floor || (work.rule == ScaleRule::Ceil && matches!(factors, Factors::Powers { .. }));
+        if !blocks || !rule {
+            factors = Factors::Single;
+        }
+        let (mut add, mut offset) = (0, 0);
+        if let Chooser::Exponent { default, .. } = work.chooser {
+            (add, offset) = match default {
+                ExponentRule::Floor { emax } => (0, -emax),
+                // Half a unit in the last of m bits: the sum reaches the next binade where the magnitude rounds up to it.
+                ExponentRule::Fits { m } => (1 << (23 - m), 1),
+                ExponentRule::NearestPower => (1 << 22, 0),
+            };
+            if work.rule == ScaleRule::Ceil {
+                let largest = crate::codec::grid::range(&work.grid, &work.resolve(&RawScale::code(127))).1 as f32;
+                let bits = largest.to_bits() as i32;
+                (add, offset) = (0x007f_ffff - (bits & 0x007f_ffff), 127 - (bits >> 23));
+            }
+        }
+        let batch = Batch {
+            groups: 1,
+            batched: factors != Factors::Single,
+            finite: false,
+            valid: 0,
+            first: [1.0; 16],
+            second: [1.0; 16],
+            zero: [0; 16],
+        };
+        Self { batch, each: work.group_len(len), factors, add, offset }
+    }
+
+    /// The scales of the next groups. `x` points to the first of `left` values, or is null where scales are read.
+    #[inline(always)]
+    pub(super) unsafe fn next<V: Lanes>(&mut self, work: &Work, x: *const f32, left: usize, group: usize) -> &Batch {
+        if self.batch.batched {
+            self.batch.groups = left.div_ceil(self.each).min(16);
+            // SAFETY: forwarded.
+            unsafe {
+                if matches!(work.scales, Scales::Stored) {
+                    self.read::<V>(work, group, x.is_null());
+                } else {
+                    self.choose::<V>(work, x, left, group);
+                }
+            }
+        }
+        &self.batch
+    }
+
+    /// Powers of two for shared exponents; sets `valid`.
+    #[inline(always)]
+    unsafe fn powers<V: Lanes>(&mut self, codes: V::I, sound: V::M, bias: i32, range: (i32, i32)) {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            let low = V::mask_bits(V::gt_i(codes, V::splat_i(range.0 - 1)));
+            let high = V::mask_bits(V::gt_i(V::splat_i(range.1 + 1), codes));
+            self.batch.valid = low & high & V::mask_bits(sound);
+            let e = V::sub_i(codes, V::splat_i(bias));
+            let up = V::shl(V::sub_i(V::splat_i(127), e), 23);
+            let down = V::shl(V::add_i(V::splat_i(127), e), 23);
+            V::store(self.batch.first.as_mut_ptr(), V::from_bits(up));
+            V::store(self.batch.second.as_mut_ptr(), V::from_bits(down));
+        }
+    }
+
+    /// Steps and their inverses; sets `valid`.
+    #[inline(always)]
+    unsafe fn steps<V: Lanes>(&mut self, steps: V::F, any_size: bool) {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            let fits = V::mask_bits(V::ge(steps, V::splat(1e-19))) & V::mask_bits(V::ge(V::splat(1e29), steps));
+            self.batch.valid = if any_size { 0xffff } else { fits };
+            V::store(self.batch.first.as_mut_ptr(), steps);
+            V::store(self.batch.second.as_mut_ptr(), V::div(V::splat(1.0), steps));
+        }
+    }
+
+    /// Reads stored scales. `decoding` needs no inverse, so integers take any step.
+    #[inline(always)]
+    unsafe fn read<V: Lanes>(&mut self, work: &Work, group: usize, decoding: bool) {
+        let count = self.batch.groups;
+        // SAFETY: the drivers give one scale for each group; under the contract of `Lanes`.
+        unsafe {
+            match (self.factors, work.format.scale_type()) {
+                (Factors::Powers { bias, first, last }, _) => {
+                    let mut codes = [0u8; 16];
+                    std::ptr::copy_nonoverlapping(work.scale_in.add(group), codes.as_mut_ptr(), count);
+                    let codes = V::load_u8(codes.as_ptr());
+                    self.powers::<V>(codes, V::eq(V::splat(0.0), V::splat(0.0)), bias, (first, last));
+                }
+                (_, Some(ScaleType::F16)) => {
+                    let mut bits = [0u16; 16];
+                    let from = work.scale_in.add(2 * group);
+                    std::ptr::copy_nonoverlapping(from, bits.as_mut_ptr().cast::<u8>(), 2 * count);
+                    let integers = matches!(work.grid, crate::codec::grid::Grid::Integer { .. });
+                    self.steps::<V>(V::load_f16(bits.as_ptr()), decoding && integers);
+                }
+                (_, Some(ScaleType::E4M3)) => {
+                    let mut steps = [0.0f32; 16];
+                    for (j, step) in steps.iter_mut().enumerate().take(count) {
+                        *step = work.tensor * E4M3_VALUES[usize::from(*work.scale_in.add(group + j))];
+                    }
+                    self.steps::<V>(V::load(steps.as_ptr()), false);
+                }
+                _ => self.batch.valid = 0,
+            }
+            if !work.zero_in.is_null() {
+                for j in 0..count {
+                    self.batch.zero[j] = i32::from(*work.zero_in.add(group + j));
+                }
+            }
+        }
+    }
+
+    /// Chooses scales from the values and keeps them.
+    #[inline(always)]
+    unsafe fn choose<V: Lanes>(&mut self, work: &Work, x: *const f32, left: usize, group: usize) {
+        let (count, each) = (self.batch.groups, self.each);
+        let mut most = [0u32; 16];
+        // SAFETY: groups lie inside the `left` values; under the contract of `Lanes`.
+        unsafe {
+            if matches!(work.chooser, Chooser::Asymmetric { .. }) {
+                return self.choose_asymmetric::<V>(work, x, left, group);
+            }
+            for (j, most) in most.iter_mut().enumerate().take(count) {
+                let x = x.add(j * each);
+                *most = match each.min(left - j * each) {
+                    16 => absmax::<V>(x, 16),
+                    32 => absmax::<V>(x, 32),
+                    n => absmax::<V>(x, n),
+                };
+            }
+            let bits = V::bits(V::load(most.as_ptr().cast()));
+            // An all-zero group keeps code 0 or scale 0; any factors give it zeros.
+            let empty = V::gt_i(V::splat_i(1), bits);
+            // Subnormal magnitudes, infinities and NaN are left to the scalar code.
+            let normal = V::mask_bits(V::gt_i(bits, V::splat_i(0x007f_ffff))) & V::mask_bits(V::gt_i(V::splat_i(0x7f80_0000), bits));
+            self.batch.finite = V::mask_bits(V::gt_i(bits, V::splat_i(0x7f7f_ffff))) == 0;
+            match (self.factors, work.chooser) {
+                (Factors::Powers { bias, first, last }, _) => {
+                    let shared = V::add_i(V::sar(V::add_i(bits, V::splat_i(self.add)), 23), V::splat_i(self.offset));
+                    self.powers::<V>(V::select_i(empty, V::splat_i(first), shared), V::eq(V::splat(0.0), V::splat(0.0)), bias, (first, last));
+                    let mut codes = [0u8; 16];
+                    V::store_u8(codes.as_mut_ptr(), V::select_i(empty, V::splat_i(0), shared));
+                    self.keep(work, group, &codes);
+                }
+                (_, Chooser::Symmetric { qmax }) => {
+                    // Groups keep float16 scales, from the smallest to the largest number of the type.
+                    let wanted = V::max(V::splat(SMALLEST_F16), V::div(V::from_bits(bits), V::splat(qmax)));
+                    let mut halves = [0u16; 16];
+                    V::store_f16(halves.as_mut_ptr(), V::min(V::splat(65_504.0), wanted));
+                    let steps = V::load_f16(halves.as_ptr());
+                    for (half, &most) in halves.iter_mut().zip(&most) {
+                        *half = if most == 0 { 0 } else { *half };
+                    }
+                    self.keep(work, group, halves.map(u16::to_le_bytes).as_flattened());
+                    self.steps::<V>(V::select(empty, V::splat(1.0), steps), false);
+                }
+                (_, Chooser::NvFp4) => {
+                    let wanted = V::div(V::from_bits(bits), V::splat(6.0 * work.tensor));
+                    let wanted = V::select(empty, V::splat(0.0), wanted); // 0 / 0 in an all-zero tensor
+                    let Some(e4m3) = Floats::<V>::unscaled(Minifloat::standard(4, 3)) else {
+                        self.batch.valid = 0;
+                        return;
+                    };
+                    let mut codes = [0u8; 16];
+                    V::store_u8(codes.as_mut_ptr(), e4m3.code(wanted));
+                    let steps = V::mul(V::splat(work.tensor), e4m3.quantize(wanted));
+                    self.keep(work, group, &codes);
+                    self.steps::<V>(V::select(empty, V::splat(1.0), steps), false);
+                }
+                _ => self.batch.valid = 0,
+            }
+            self.batch.valid &= normal | V::mask_bits(empty);
+        }
+    }
+
+    /// Range by range; the quotients are float64, as the format says.
+    #[inline(always)]
+    unsafe fn choose_asymmetric<V: Lanes>(&mut self, work: &Work, x: *const f32, left: usize, group: usize) {
+        self.batch.valid = 0;
+        self.batch.finite = true;
+        for j in 0..self.batch.groups {
+            // SAFETY: groups lie inside the `left` values; under the contract of `Lanes`.
+            unsafe {
+                let (min, max, absmax) = extremes::<V>(x.add(j * self.each), self.each.min(left - j * self.each));
+                if absmax == 0 || absmax >= 0x7f80_0000 {
+                    self.batch.finite &= absmax == 0;
+                    continue;
+                }
+                let stat = Stat { min, max, ..Stat::default() };
+                let raw = choose(&work.chooser, work.float16(), |_| Ok(stat)).unwrap_or_default();
+                let step = resolve_real(raw.bits[0], work.float16()) as f32;
+                if (1e-19..=1e29).contains(&step) {
+                    work.store(group + j, &raw);
+                    self.batch.valid |= 1 << j;
+                    (self.batch.first[j], self.batch.second[j]) = (step, 1.0 / step);
+                    self.batch.zero[j] = i32::from(raw.zero);
+                }
+            }
+        }
+    }
+
+    /// Writes the chosen scales where somebody wants them; invalid ones are written again by the scalar code.
+    #[inline(always)]
+    unsafe fn keep(&self, work: &Work, group: usize, bytes: &[u8]) {
+        if !work.scale_out.is_null() {
+            let size = bytes.len() / 16;
+            // SAFETY: the drivers give room for one scale a group.
+            unsafe {
+                let to = work.scale_out.add(size * group);
+                std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, size * self.batch.groups);
+            }
+        }
+    }
+}
+
+/// The smallest positive float16, 2^-24.
+const SMALLEST_F16: f32 = 1.0 / 16_777_216.0;
+
+/// Values of all E4M3 codes.
+static E4M3_VALUES: std::sync::LazyLock<[f32; 256]> =
+    std::sync::LazyLock::new(|| std::array::from_fn(|code| e4m3_value(code as u8)));
