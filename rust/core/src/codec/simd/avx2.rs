@@ -150,6 +150,33 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn reduce_min_f(a: F) -> f32 {
+        unsafe {
+            let m = _mm256_min_ps(a[0], a[1]);
+            let m = _mm_min_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps::<1>(m));
+            let m = _mm_min_ps(m, _mm_movehl_ps(m, m));
+            _mm_cvtss_f32(_mm_min_ss(m, _mm_shuffle_ps::<1>(m, m)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn reduce_max_f(a: F) -> f32 {
+        unsafe {
+            let m = _mm256_max_ps(a[0], a[1]);
+            let m = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps::<1>(m));
+            let m = _mm_max_ps(m, _mm_movehl_ps(m, m));
+            _mm_cvtss_f32(_mm_max_ss(m, _mm_shuffle_ps::<1>(m, m)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn tree_sum(a: F) -> f32 {
+        unsafe {
+            let a = _mm256_add_ps(a[0], a[1]);
+            let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+            _mm_cvtss_f32(_mm_add_ss(a, _mm_shuffle_ps::<1>(a, a)))
+        }
+    }
+    #[inline(always)]
     unsafe fn lt(a: F, b: F) -> F {
         unsafe { halves!(_mm256_cmp_ps::<_CMP_LT_OQ>, a, b) }
     }
@@ -257,6 +284,19 @@ impl Lanes for Avx2 {
                 _mm256_add_pd(sum[2], low(v[1])),
                 _mm256_add_pd(sum[3], high(v[1])),
             ]
+        }
+    }
+    #[inline(always)]
+    unsafe fn range_over(a: F, b: F, c: f64) -> F {
+        unsafe {
+            let c = _mm256_set1_pd(c);
+            let quarter = |a, b| _mm256_cvtpd_ps(_mm256_div_pd(_mm256_sub_pd(_mm256_cvtps_pd(a), _mm256_cvtps_pd(b)), c));
+            let half = |a, b| {
+                let low = quarter(_mm256_castps256_ps128(a), _mm256_castps256_ps128(b));
+                let high = quarter(_mm256_extractf128_ps::<1>(a), _mm256_extractf128_ps::<1>(b));
+                _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(low), high)
+            };
+            [half(a[0], b[0]), half(a[1], b[1])]
         }
     }
     #[inline(always)]

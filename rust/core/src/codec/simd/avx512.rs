@@ -122,6 +122,23 @@ impl Lanes for Avx512 {
         unsafe { _mm512_reduce_max_epi32(a) as u32 }
     }
     #[inline(always)]
+    unsafe fn reduce_min_f(a: __m512) -> f32 {
+        unsafe { _mm512_reduce_min_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn reduce_max_f(a: __m512) -> f32 {
+        unsafe { _mm512_reduce_max_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn tree_sum(a: __m512) -> f32 {
+        unsafe {
+            let a = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps::<1>(a));
+            let a = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+            _mm_cvtss_f32(_mm_add_ss(a, _mm_shuffle_ps::<1>(a, a)))
+        }
+    }
+    #[inline(always)]
     unsafe fn lt(a: __m512, b: __m512) -> __mmask16 {
         unsafe { _mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b) }
     }
@@ -194,6 +211,16 @@ impl Lanes for Avx512 {
         unsafe {
             let (low, high) = (_mm512_castps512_ps256(v), _mm512_extractf32x8_ps::<1>(v));
             [_mm512_add_pd(sum[0], _mm512_cvtps_pd(low)), _mm512_add_pd(sum[1], _mm512_cvtps_pd(high))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn range_over(a: __m512, b: __m512, c: f64) -> __m512 {
+        unsafe {
+            let c = _mm512_set1_pd(c);
+            let half = |a, b| _mm512_cvtpd_ps(_mm512_div_pd(_mm512_sub_pd(_mm512_cvtps_pd(a), _mm512_cvtps_pd(b)), c));
+            let low = half(_mm512_castps512_ps256(a), _mm512_castps512_ps256(b));
+            let high = half(_mm512_extractf32x8_ps::<1>(a), _mm512_extractf32x8_ps::<1>(b));
+            _mm512_insertf32x8::<1>(_mm512_castps256_ps512(low), high)
         }
     }
     #[inline(always)]

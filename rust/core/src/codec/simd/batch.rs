@@ -1,9 +1,9 @@
 //! Scales of sixteen groups at a time: chosen from their largest magnitudes, or read, with vector arithmetic.
 
-use super::kernels::{Factors, Floats, Kernel};
+use super::kernels::{Factors, Floats, Kernel, RealSteps};
 use super::lanes::Lanes;
-use super::run::{absmax, extremes};
-use crate::codec::scale::{Chooser, ExponentRule, RawScale, ScaleRule, Stat, choose, e4m3_value, resolve_real};
+use super::run::{absmax, block_error, extremes};
+use crate::codec::scale::{Chooser, ExponentRule, RawScale, ScaleRule, e4m3_value};
 use crate::codec::work::{Scales, Work};
 use crate::format::{Granularity, Minifloat, ScaleType};
 
@@ -41,7 +41,7 @@ impl Batches {
         let mut factors = K::factors(base, shift);
         let blocks = matches!(work.format.granularity(), Granularity::Block(_));
         let known = matches!(work.scales, Scales::Stored);
-        let rule = known || work.rule == ScaleRule::Floor || (work.rule == ScaleRule::Ceil && matches!(factors, Factors::Powers { .. }));
+        let rule = known || work.rule == ScaleRule::Floor || matches!(factors, Factors::Powers { .. });
         if !blocks || !rule {
             factors = Factors::Single;
         }
@@ -73,7 +73,14 @@ impl Batches {
 
     /// The scales of the next groups. `x` points to the first of `left` values, or is null where scales are read.
     #[inline(always)]
-    pub(super) unsafe fn next<V: Lanes>(&mut self, work: &Work, x: *const f32, left: usize, group: usize) -> &Batch {
+    pub(super) unsafe fn next<V: Lanes, K: Kernel<V>>(
+        &mut self,
+        work: &Work,
+        base: &K::Base,
+        x: *const f32,
+        left: usize,
+        group: usize,
+    ) -> &Batch {
         if self.batch.batched {
             self.batch.groups = left.div_ceil(self.each).min(16);
             // SAFETY: forwarded.
@@ -81,7 +88,7 @@ impl Batches {
                 if matches!(work.scales, Scales::Stored) {
                     self.read::<V>(work, group, x.is_null());
                 } else {
-                    self.choose::<V>(work, x, left, group);
+                    self.choose::<V, K>(work, base, x, left, group);
                 }
             }
         }
@@ -155,13 +162,20 @@ impl Batches {
 
     /// Chooses scales from the values and keeps them.
     #[inline(always)]
-    unsafe fn choose<V: Lanes>(&mut self, work: &Work, x: *const f32, left: usize, group: usize) {
+    unsafe fn choose<V: Lanes, K: Kernel<V>>(
+        &mut self,
+        work: &Work,
+        base: &K::Base,
+        x: *const f32,
+        left: usize,
+        group: usize,
+    ) {
         let (count, each) = (self.batch.groups, self.each);
         let mut most = [0u32; 16];
         // SAFETY: groups lie inside the `left` values; under the contract of `Lanes`.
         unsafe {
-            if matches!(work.chooser, Chooser::Asymmetric { .. }) {
-                return self.choose_asymmetric::<V>(work, x, left, group);
+            if let Chooser::Asymmetric { qmax } = work.chooser {
+                return self.choose_asymmetric::<V>(work, x, left, group, qmax);
             }
             for (j, most) in most.iter_mut().enumerate().take(count) {
                 let x = x.add(j * each);
@@ -179,7 +193,19 @@ impl Batches {
             self.batch.finite = V::mask_bits(V::gt_i(bits, V::splat_i(0x7f7f_ffff))) == 0;
             match (self.factors, work.chooser) {
                 (Factors::Powers { bias, first, last }, _) => {
-                    let shared = V::add_i(V::sar(V::add_i(bits, V::splat_i(self.add)), 23), V::splat_i(self.offset));
+                    let mut shared = V::add_i(V::sar(V::add_i(bits, V::splat_i(self.add)), 23), V::splat_i(self.offset));
+                    if work.rule == ScaleRule::Mse {
+                        let mut codes = V::store_i(shared).map(u32::cast_signed);
+                        for (j, code) in codes.iter_mut().enumerate().take(count) {
+                            let x = x.add(j * each);
+                            *code = match each.min(left - j * each) {
+                                16 => least_error::<V, K>(base, bias, *code, x, 16),
+                                32 => least_error::<V, K>(base, bias, *code, x, 32),
+                                n => least_error::<V, K>(base, bias, *code, x, n),
+                            };
+                        }
+                        shared = V::bits(V::load(codes.as_ptr().cast()));
+                    }
                     self.powers::<V>(V::select_i(empty, V::splat_i(first), shared), V::eq(V::splat(0.0), V::splat(0.0)), bias, (first, last));
                     let mut codes = [0u8; 16];
                     V::store_u8(codes.as_mut_ptr(), V::select_i(empty, V::splat_i(0), shared));
@@ -200,7 +226,7 @@ impl Batches {
                 (_, Chooser::NvFp4) => {
                     let wanted = V::div(V::from_bits(bits), V::splat(6.0 * work.tensor));
                     let wanted = V::select(empty, V::splat(0.0), wanted); // 0 / 0 in an all-zero tensor
-                    let Some(e4m3) = Floats::<V>::unscaled(Minifloat::standard(4, 3)) else {
+                    let Some(e4m3) = Floats::<V, false>::unscaled(Minifloat::standard(4, 3)) else {
                         self.batch.valid = 0;
                         return;
                     };
@@ -216,27 +242,39 @@ impl Batches {
         }
     }
 
-    /// Range by range; the quotients are float64, as the format says.
+    /// Ranges of the groups to float16 steps and zero points.
     #[inline(always)]
-    unsafe fn choose_asymmetric<V: Lanes>(&mut self, work: &Work, x: *const f32, left: usize, group: usize) {
-        self.batch.valid = 0;
-        self.batch.finite = true;
-        for j in 0..self.batch.groups {
-            // SAFETY: groups lie inside the `left` values; under the contract of `Lanes`.
-            unsafe {
-                let (min, max, absmax) = extremes::<V>(x.add(j * self.each), self.each.min(left - j * self.each));
-                if absmax == 0 || absmax >= 0x7f80_0000 {
-                    self.batch.finite &= absmax == 0;
-                    continue;
-                }
-                let stat = Stat { min, max, ..Stat::default() };
-                let raw = choose(&work.chooser, work.float16(), |_| Ok(stat)).unwrap_or_default();
-                let step = resolve_real(raw.bits[0], work.float16()) as f32;
-                if (1e-19..=1e29).contains(&step) {
-                    work.store(group + j, &raw);
-                    self.batch.valid |= 1 << j;
-                    (self.batch.first[j], self.batch.second[j]) = (step, 1.0 / step);
-                    self.batch.zero[j] = i32::from(raw.zero);
+    unsafe fn choose_asymmetric<V: Lanes>(&mut self, work: &Work, x: *const f32, left: usize, group: usize, qmax: f64) {
+        let (mut least, mut most, mut sizes) = ([0.0f32; 16], [0.0f32; 16], [0u32; 16]);
+        // SAFETY: groups lie inside the `left` values; under the contract of `Lanes`.
+        unsafe {
+            for j in 0..self.batch.groups {
+                let x = x.add(j * self.each);
+                (least[j], most[j], sizes[j]) = match self.each.min(left - j * self.each) {
+                    32 => extremes::<V>(x, 32),
+                    n => extremes::<V>(x, n),
+                };
+            }
+            let (least, most) = (V::load(least.as_ptr()), V::load(most.as_ptr()));
+            let sizes = V::bits(V::load(sizes.as_ptr().cast()));
+            let empty = V::gt_i(V::splat_i(1), sizes);
+            let normal = V::mask_bits(V::gt_i(V::splat_i(0x7f80_0000), sizes)) & !V::mask_bits(empty);
+            self.batch.finite = V::mask_bits(V::gt_i(sizes, V::splat_i(0x7f7f_ffff))) == 0;
+            let mut halves = [0u16; 16];
+            let wanted = V::max(V::splat(SMALLEST_F16), V::range_over(most, least, qmax));
+            V::store_f16(halves.as_mut_ptr(), V::min(V::splat(65_504.0), wanted));
+            let steps = V::load_f16(halves.as_ptr());
+            self.steps::<V>(steps, false);
+            // The zero point is the exact quotient -least / step, rounded as elements are.
+            let inverse = V::load(self.batch.second.as_ptr());
+            let zero = RealSteps::<V>::quotient(V::sub(V::splat(0.0), least), steps, inverse, V::splat(0.0), V::splat(qmax as f32));
+            V::store(self.batch.zero.as_mut_ptr().cast(), V::from_bits(V::to_i(zero)));
+            self.batch.valid &= normal;
+            // Scales and zero points are kept for all; groups that are not valid are written again by the scalar code.
+            self.keep(work, group, halves.map(u16::to_le_bytes).as_flattened());
+            if !work.zero_out.is_null() {
+                for (j, &zero) in self.batch.zero.iter().enumerate().take(self.batch.groups) {
+                    *work.zero_out.add(group + j) = zero as u16;
                 }
             }
         }
@@ -254,6 +292,31 @@ impl Batches {
             }
         }
     }
+}
+
+/// Of a default code and its neighbours, the one with the least squared error; the default wins ties, then the lower.
+/// -1, which no kernel takes, leaves the block to the scalar code.
+#[inline(always)]
+unsafe fn least_error<V: Lanes, K: Kernel<V>>(base: &K::Base, bias: i32, code: i32, x: *const f32, n: usize) -> i32 {
+    // Far from the ends scaled values stay normal, and dividing by a power of two is exact.
+    if !(32..=222).contains(&code) || !(32..=222).contains(&(code - bias + 127)) {
+        return -1;
+    }
+    let unit = f32::from_bits(((254 - code) as u32) << 23);
+    let mut best = (f32::INFINITY, code);
+    for candidate in [code, code - 1, code + 1] {
+        let field = candidate - bias + 127;
+        let (up, down) = (f32::from_bits(((254 - field) as u32) << 23), f32::from_bits((field as u32) << 23));
+        // SAFETY: `n` values are readable at x; under the contract of `Lanes`.
+        unsafe {
+            let Some(kernel) = K::with(base, up, down, 0) else { return -1 };
+            let error = block_error::<V, K>(&kernel, x, n, unit);
+            if error < best.0 {
+                best = (error, candidate);
+            }
+        }
+    }
+    best.1
 }
 
 /// The smallest positive float16, 2^-24.

@@ -62,7 +62,7 @@ fn power(e: i32) -> f32 {
 unsafe fn sign_bit<V: Lanes>(x: V::F, magnitude: V::I, width: u32) -> V::I {
     // SAFETY: under the contract of `Lanes`.
     unsafe {
-        let sign = V::shl(V::shr(V::bits(x), 31), width - 1);
+        let sign = V::shr(V::and(V::bits(x), V::splat_i(i32::MIN)), 32 - width);
         V::select_i(V::gt_i(magnitude, V::splat_i(0)), V::or(magnitude, sign), magnitude)
     }
 }
@@ -168,24 +168,28 @@ pub(super) struct RealSteps<V: Lanes> {
 }
 
 impl<V: Lanes> RealSteps<V> {
-    /// The integer nearest to the exact quotient `x / step`, ties to even, clipped.
+    /// The integer nearest to the exact quotient `x / step`, ties to even, clipped to `lo..=hi`.
     #[inline(always)]
-    unsafe fn nearest(&self, x: V::F) -> V::F {
+    pub(super) unsafe fn quotient(x: V::F, step: V::F, inverse: V::F, lo: V::F, hi: V::F) -> V::F {
         // SAFETY: under the contract of `Lanes`.
         unsafe {
             let one = V::splat(1.0);
-            let y = V::mul(x, self.inverse);
-            let y = V::min(V::add(self.hi, one), V::max(V::sub(self.lo, one), y));
+            let y = V::min(V::add(hi, one), V::max(V::sub(lo, one), V::mul(x, inverse)));
             let k = V::round(y);
             // k is right or one off. The remainder x - k * step is a float32, so one fused operation has it exactly.
-            let d = V::fnmadd(k, self.step, x);
+            let d = V::fnmadd(k, step, x);
             let twice = V::add(d, d);
             let mut k = k;
-            if V::any(V::ge(V::abs(twice), self.step)) {
-                k = Self::corrected(k, twice, self.step);
+            if V::any(V::ge(V::abs(twice), step)) {
+                k = Self::corrected(k, twice, step);
             }
-            V::min(self.hi, V::max(self.lo, k))
+            V::min(hi, V::max(lo, k))
         }
+    }
+    #[inline(always)]
+    unsafe fn nearest(&self, x: V::F) -> V::F {
+        // SAFETY: forwarded.
+        unsafe { Self::quotient(x, self.step, self.inverse, self.lo, self.hi) }
     }
     /// Moves k by one where the remainder is beyond half a step, or half a step with k odd.
     #[inline(always)]
@@ -299,9 +303,9 @@ impl FloatBase {
     }
 }
 
-/// Floating-point grids with mantissa bits: minifloat, denorm, bm, mxfp, fp16.
+/// Floating-point grids with mantissa bits: minifloat, bm, mxfp, fp16 and, with `EXPLICIT_ONE`, denorm.
 #[derive(Clone, Copy)]
-pub(super) struct Floats<V: Lanes> {
+pub(super) struct Floats<V: Lanes, const EXPLICIT_ONE: bool> {
     multiplier: V::F,
     step: V::F,
     top: V::F,
@@ -311,7 +315,7 @@ pub(super) struct Floats<V: Lanes> {
     emin: i32,
 }
 
-impl<V: Lanes> Floats<V> {
+impl<V: Lanes, const EXPLICIT_ONE: bool> Floats<V, EXPLICIT_ONE> {
     /// The kernel of a minifloat at scale 1.
     #[inline(always)]
     pub(super) unsafe fn unscaled(float: Minifloat) -> Option<Self> {
@@ -329,11 +333,11 @@ impl<V: Lanes> Floats<V> {
     }
 }
 
-impl<V: Lanes> Kernel<V> for Floats<V> {
+impl<V: Lanes, const EXPLICIT_ONE: bool> Kernel<V> for Floats<V, EXPLICIT_ONE> {
     type Base = FloatBase;
 
     fn base(work: &Work) -> Option<FloatBase> {
-        FloatBase::of(work).filter(|base| !base.grid.ties_by_field)
+        FloatBase::of(work).filter(|base| !base.grid.ties_by_field && base.grid.explicit_one == EXPLICIT_ONE)
     }
     #[inline(always)]
     unsafe fn make(base: &FloatBase, scale: &GroupScale) -> Option<Self> {
@@ -381,9 +385,9 @@ impl<V: Lanes> Kernel<V> for Floats<V> {
             let (e, c) = self.binade(a);
             // The last bits of the sum count the steps, implicit one included; a carry moves to the next field by itself.
             let k = V::sub_i(V::bits(V::add(a, c)), V::bits(c));
-            let field = V::shr(V::sub_i(e, self.emin_bits), 23);
-            let mut magnitude = V::add_i(V::shl(field, m), k);
-            if self.grid.explicit_one {
+            let field = V::shr(V::sub_i(e, self.emin_bits), 23 - m);
+            let mut magnitude = V::add_i(field, k);
+            if EXPLICIT_ONE {
                 // From fields with an implicit one to `field - 1, 1.mantissa`; the lowest binades keep field 0.
                 let implicit = V::shr(magnitude, m);
                 let fraction = V::and(magnitude, V::splat_i((1 << m) - 1));
@@ -401,7 +405,7 @@ impl<V: Lanes> Kernel<V> for Floats<V> {
             let (m, width) = (self.grid.mantissa, self.grid.width);
             let magnitude = V::and(code, V::splat_i((1 << (width - 1)) - 1));
             let sign = V::from_bits(V::shl(code, 32 - width));
-            if self.grid.explicit_one {
+            if EXPLICIT_ONE {
                 let k = V::to_f(V::and(magnitude, V::splat_i((2 << m) - 1)));
                 let field = V::shr(magnitude, m + 1);
                 let unit = V::from_bits(V::shl(V::add_i(field, V::splat_i(127 + self.emin - m as i32)), 23));

@@ -50,6 +50,11 @@ pub(super) trait Lanes: Copy {
     /// Largest lane of non-negative integers.
     unsafe fn reduce_max(a: Self::I) -> u32;
 
+    unsafe fn reduce_min_f(a: Self::F) -> f32;
+    unsafe fn reduce_max_f(a: Self::F) -> f32;
+    /// Sum of the lanes as a tree: 8, 4, 2, 1.
+    unsafe fn tree_sum(a: Self::F) -> f32;
+
     unsafe fn lt(a: Self::F, b: Self::F) -> Self::M;
     unsafe fn ge(a: Self::F, b: Self::F) -> Self::M;
     unsafe fn eq(a: Self::F, b: Self::F) -> Self::M;
@@ -79,6 +84,8 @@ pub(super) trait Lanes: Copy {
     unsafe fn zero_d() -> Self::D;
     /// Adds float32 lanes to float64 sums.
     unsafe fn accumulate(sum: Self::D, v: Self::F) -> Self::D;
+    /// `(a - b) / c` in float64, rounded to float32.
+    unsafe fn range_over(a: Self::F, b: Self::F, c: f64) -> Self::F;
     unsafe fn to_array(sum: Self::D) -> [f64; 16];
 
     // --- derived ---
@@ -93,6 +100,15 @@ pub(super) trait Lanes: Copy {
     unsafe fn with_sign(v: Self::F, sign: Self::F) -> Self::F {
         // SAFETY: as for every function here.
         unsafe { Self::from_bits(Self::or(Self::bits(v), Self::and(Self::bits(sign), Self::splat_i(i32::MIN)))) }
+    }
+    /// Asks for the cache line at `p`, which may lie anywhere.
+    #[inline(always)]
+    unsafe fn prefetch(p: *const f32) {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: a prefetch never faults.
+        unsafe {
+            std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+        }
     }
     /// The first `n` lanes from memory, zeros behind.
     #[inline(always)]

@@ -27,8 +27,11 @@ macro_rules! with_kernel {
         if let Some($base) = <PowerSteps<$V> as Kernel<$V>>::base(work) {
             type $K = PowerSteps<$V>;
             $body
-        } else if let Some($base) = <Floats<$V> as Kernel<$V>>::base(work) {
-            type $K = Floats<$V>;
+        } else if let Some($base) = <Floats<$V, false> as Kernel<$V>>::base(work) {
+            type $K = Floats<$V, false>;
+            $body
+        } else if let Some($base) = <Floats<$V, true> as Kernel<$V>>::base(work) {
+            type $K = Floats<$V, true>;
             $body
         } else if let Some($base) = <RealSteps<$V> as Kernel<$V>>::base(work) {
             type $K = RealSteps<$V>;

@@ -4,11 +4,14 @@ use super::batch::Batches;
 use super::kernels::Kernel;
 use super::lanes::Lanes;
 use crate::codec::grid::GroupScale;
-use crate::codec::scale::{CHUNK, Chooser, Query, RawScale, ScaleRule, Stat, block_code, ceil_code, mse_candidates, tree_sum};
+use crate::codec::scale::{CHUNK, Chooser, Query, Stat, tree_sum};
 use crate::codec::work::{Scales, Work};
 use crate::pack::Code;
 
 const INFINITY: u32 = 0x7f80_0000;
+/// Elements between the one in work and the one asked for ahead: choosing scales and rounding alternate, which leaves
+/// the hardware's own prefetching too little time.
+const AHEAD: usize = 1024;
 
 /// Bits of the largest magnitude.
 #[inline(always)]
@@ -41,29 +44,23 @@ pub(super) unsafe fn absmax<V: Lanes>(x: *const f32, len: usize) -> u32 {
 pub(super) unsafe fn extremes<V: Lanes>(x: *const f32, len: usize) -> (f32, f32, u32) {
     // SAFETY: `len` values are readable at x; under the contract of `Lanes`.
     unsafe {
-        let (mut least, mut most) = (V::splat(0.0), V::splat(0.0));
+        let mask = V::splat_i(0x7fff_ffff);
+        let (mut least, mut most, mut size) = (V::splat(0.0), V::splat(0.0), V::splat_i(0));
         let mut i = 0;
-        while i + 16 <= len {
-            let v = V::load(x.add(i));
+        while i < len {
+            let v = if i + 16 <= len { V::load(x.add(i)) } else { V::load_part(x.add(i), len - i) };
             least = V::min(v, least); // NaN leaves the second operand
             most = V::max(v, most);
+            size = V::max_i(size, V::and(V::bits(v), mask));
             i += 16;
         }
-        if i < len {
-            let v = V::load_part(x.add(i), len - i);
-            least = V::min(v, least);
-            most = V::max(v, most);
-        }
-        let (least, most) = (V::store_i(V::bits(least)), V::store_i(V::bits(most)));
-        let least = least.iter().fold(0.0f32, |a, &b| a.min(f32::from_bits(b)));
-        let most = most.iter().fold(0.0f32, |a, &b| a.max(f32::from_bits(b)));
-        (least, most, absmax::<V>(x, len))
+        (V::reduce_min_f(least), V::reduce_max_f(most), V::reduce_max(size))
     }
 }
 
 /// Squared error of a block under a kernel, in units of `2^exponent`.
 #[inline(always)]
-unsafe fn block_error<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f32, len: usize, unit: f32) -> f32 {
+pub(super) unsafe fn block_error<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f32, len: usize, unit: f32) -> f32 {
     // SAFETY: `len` values are readable at x; under the contract of `Lanes`.
     unsafe {
         let unit = V::splat(unit);
@@ -75,42 +72,7 @@ unsafe fn block_error<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f32, len: us
             sum = V::add(sum, V::mul(error, error));
             i += 16;
         }
-        tree_sum(V::store_i(V::bits(sum)).map(f32::from_bits))
-    }
-}
-
-/// The default code or, by the rule, a neighbour; `None` leaves the block to the scalar code.
-#[inline(always)]
-unsafe fn choose_code<V: Lanes, K: Kernel<V>>(
-    work: &Work,
-    base: &K::Base,
-    x: *const f32,
-    len: usize,
-    absmax: u32,
-) -> Option<u8> {
-    let default = block_code(&work.chooser, absmax, work.tensor);
-    match work.rule {
-        ScaleRule::Floor => Some(default),
-        ScaleRule::Ceil => Some(ceil_code(&work.chooser, &work.grid, absmax, work.tensor, default)),
-        ScaleRule::Mse => {
-            // Only powers of two divide exactly, and only far from the ends do scaled values stay normal.
-            if !matches!(work.chooser, Chooser::Exponent { .. }) || !(32..=222).contains(&default) {
-                return None;
-            }
-            let unit = f32::from_bits((254 - u32::from(default)) << 23);
-            let mut best = (f32::INFINITY, default);
-            for code in mse_candidates(&work.chooser, default).into_iter().flatten() {
-                // SAFETY: as the caller promises.
-                unsafe {
-                    let kernel = K::make(base, &work.resolve(&RawScale::code(code)))?;
-                    let error = block_error::<V, K>(&kernel, x, len, unit);
-                    if error < best.0 {
-                        best = (error, code);
-                    }
-                }
-            }
-            Some(best.1)
-        }
+        V::tree_sum(sum)
     }
 }
 
@@ -132,13 +94,8 @@ unsafe fn group_kernel<V: Lanes, K: Kernel<V>>(
             Chooser::Unit(step) => {
                 return K::make(base, &GroupScale { step, zero: 0, levels: [1.0; 4] });
             }
-            Chooser::Exponent { .. } | Chooser::NvFp4 => {
-                let absmax = absmax::<V>(x, len);
-                if absmax == 0 || absmax >= INFINITY {
-                    return None;
-                }
-                RawScale::code(choose_code::<V, K>(work, base, x, len, absmax)?)
-            }
+            // Blocks come here only under rules and shapes that no batch takes.
+            Chooser::Exponent { .. } | Chooser::NvFp4 => return None,
             Chooser::Symmetric { .. } => {
                 let absmax = absmax::<V>(x, len);
                 if absmax == 0 || absmax >= INFINITY {
@@ -177,25 +134,26 @@ pub(super) unsafe fn quantize<V: Lanes, K: Kernel<V>>(
     // SAFETY: both pointers cover `len` elements; under the contract of `Lanes`.
     unsafe {
         let mut batches = Batches::new::<V, K>(work, base, len);
-        let mut start = 0;
+        let (mut start, mut g) = (0, group);
         while start < len {
-            let batch = batches.next::<V>(work, x.add(start), len - start, group + start / each);
+            let batch = batches.next::<V, K>(work, base, x.add(start), len - start, g);
             for j in 0..batch.groups {
                 let n = each.min(len - start);
                 let (x, out) = (x.add(start), out.add(start));
                 let kernel = match batch.batched {
                     true if batch.valid >> j & 1 == 1 => K::with(base, batch.first[j], batch.second[j], batch.zero[j]),
                     true => None,
-                    false => group_kernel::<V, K>(work, base, x, n, group + start / each),
+                    false => group_kernel::<V, K>(work, base, x, n, g),
                 };
                 match kernel {
                     // Constant lengths let the compiler unroll the common blocks.
                     Some(kernel) if n == 32 => quantize_group(&kernel, x, out, 32),
                     Some(kernel) if n == 16 => quantize_group(&kernel, x, out, 16),
                     Some(kernel) => quantize_group(&kernel, x, out, n),
-                    None => scalar_quantize(work, x, out, n, group + start / each),
+                    None => scalar_quantize(work, x, out, n, g),
                 }
                 start += n;
+                g += 1;
             }
         }
     }
@@ -207,6 +165,7 @@ unsafe fn quantize_group<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f32, out:
     unsafe {
         let mut i = 0;
         while i + 16 <= n {
+            V::prefetch(x.wrapping_add(i + AHEAD));
             V::store(out.add(i), kernel.quantize(V::load(x.add(i))));
             i += 16;
         }
@@ -244,13 +203,12 @@ pub(super) unsafe fn encode<V: Lanes, K: Kernel<V>, C: Code>(
     // SAFETY: `batches` and kernels read inside `x`; under the contract of `Lanes`.
     unsafe {
         let mut batches = Batches::new::<V, K>(work, base, len);
-        let mut start = 0;
+        let (mut start, mut g) = (0, group);
         while start < len {
-            let batch = batches.next::<V>(work, x.as_ptr().add(start), len - start, group + start / each);
+            let batch = batches.next::<V, K>(work, base, x.as_ptr().add(start), len - start, g);
             for j in 0..batch.groups {
                 let n = each.min(len - start);
                 let (x, codes) = (&x[start..start + n], &mut codes[start..start + n]);
-                let g = group + start / each;
                 let kernel = match batch.batched {
                     true if batch.valid >> j & 1 == 1 => K::with(base, batch.first[j], batch.second[j], batch.zero[j]),
                     true => None,
@@ -269,6 +227,7 @@ pub(super) unsafe fn encode<V: Lanes, K: Kernel<V>, C: Code>(
                     first = first.or(failed.map(|position| start + position));
                 }
                 start += n;
+                g += 1;
             }
         }
     }
@@ -296,6 +255,7 @@ unsafe fn encode_group<V: Lanes, K: Kernel<V>, C: Code>(
         let mut most = V::splat_i(0);
         let mut i = 0;
         while i + 16 <= n {
+            V::prefetch(from.wrapping_add(i + AHEAD));
             let v = V::load(from.add(i));
             if check {
                 most = V::max_i(most, V::and(V::bits(v), mask));
@@ -333,12 +293,12 @@ pub(super) unsafe fn decode<V: Lanes, K: Kernel<V>, C: Code>(
     // SAFETY: `out` covers `codes.len()` elements; under the contract of `Lanes`.
     unsafe {
         let mut batches = Batches::new::<V, K>(work, base, len);
-        let mut start = 0;
+        let (mut start, mut g) = (0, group);
         while start < len {
-            let batch = batches.next::<V>(work, std::ptr::null(), len - start, group + start / each);
+            let batch = batches.next::<V, K>(work, base, std::ptr::null(), len - start, g);
             for j in 0..batch.groups {
                 let n = each.min(len - start);
-                let (codes, out, g) = (&codes[start..start + n], out.add(start), group + start / each);
+                let (codes, out) = (&codes[start..start + n], out.add(start));
                 let kernel = match batch.batched {
                     true if batch.valid >> j & 1 == 1 => K::with(base, batch.first[j], batch.second[j], batch.zero[j]),
                     true => None,
@@ -351,6 +311,7 @@ pub(super) unsafe fn decode<V: Lanes, K: Kernel<V>, C: Code>(
                     None => scalar_decode(work, codes, out, &work.resolve(&work.load(g))),
                 }
                 start += n;
+                g += 1;
             }
         }
     }
