@@ -422,7 +422,7 @@ def _choose_uint(spec: Spec, groups: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def _choose_fraction(spec: Spec, groups: np.ndarray) -> np.ndarray:
-    """F of calibrated fixed point: the largest that does not saturate; ``:mse`` tries 15 more [6 fixedW]."""
+    """F of calibrated fixed point: the largest that does not saturate; ``:mse`` tries 7 more [6 fixedW]."""
     unsigned = spec.family == "ufixed"
     largest = _absmax(np.maximum(groups, 0) if unsigned else groups).astype(float)
     top = 2**spec.width - 1 if unsigned else 2 ** (spec.width - 1) - 1
@@ -432,7 +432,7 @@ def _choose_fraction(spec: Spec, groups: np.ndarray) -> np.ndarray:
     fraction = np.where(largest == 0, 0, fraction)
     if spec.mse:
         best, least = fraction, np.full(fraction.shape, np.inf)
-        for step in range(16):
+        for step in range(8):
             candidate = np.minimum(fraction + step, 127)
             values = _quantized(spec, groups, np.ldexp(1.0, -candidate))
             error = _chunk_sum(np.nan_to_num(groups.astype(float) - values, nan=0.0) ** 2)

@@ -6,6 +6,7 @@ Python checks and allocates; Rust computes on addresses. The public functions be
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -67,6 +68,7 @@ def _check_out(out: Tensor, shape: torch.Size | tuple[int, ...], dtype: torch.dt
         raise ShapeError(f"{what} must be contiguous and on the CPU")
 
 
+@lru_cache(maxsize=4096)
 def part_shapes(format: _core.Format, shape: tuple[int, ...], axis: int) -> tuple[list[int], list[int], list[int]]:
     """Shapes of codes, scales and packed zeros of a tensor encoded along ``axis``; ``[0]`` for a part not there."""
     _, k, row_bytes, _, groups, scales, zeros_row, zeros, _ = format._sizes(list(shape), axis)

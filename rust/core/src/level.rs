@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 pub enum Level {
     /// Plain Rust, the reference.
     Scalar = 0,
-    /// AVX2 with FMA, F16C and BMI2.
+    /// AVX2 with FMA, F16C, BMI2 and POPCNT.
     Avx2 = 1,
     /// AVX-512 F, BW, DQ, VL and CD, on top of the features of [`Level::Avx2`].
     Avx512 = 2,
@@ -27,7 +27,8 @@ impl Level {
             let avx2 = is_x86_feature_detected!("avx2")
                 && is_x86_feature_detected!("fma")
                 && is_x86_feature_detected!("f16c")
-                && is_x86_feature_detected!("bmi2");
+                && is_x86_feature_detected!("bmi2")
+                && is_x86_feature_detected!("popcnt");
             let avx512 = is_x86_feature_detected!("avx512f")
                 && is_x86_feature_detected!("avx512bw")
                 && is_x86_feature_detected!("avx512dq")

@@ -73,6 +73,10 @@ pub fn unpack_rows(packed: &[u8], rows: usize, k: usize, width: u32, codes: &mut
 
 /// Packs `codes` of `width` bits into `out`, which holds `ceil(len * width / 8)` bytes; the padding bits become zero.
 pub(crate) fn pack<C: Code>(level: Level, codes: &[C], width: u32, out: &mut [u8]) {
+    if cfg!(target_endian = "little") && width as usize == 8 * size_of::<C>() {
+        out[..size_of_val(codes)].copy_from_slice(as_bytes(codes));
+        return;
+    }
     let mut done = 0;
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx2 && width <= 16 {
@@ -81,6 +85,12 @@ pub(crate) fn pack<C: Code>(level: Level, codes: &[C], width: u32, out: &mut [u8
     }
     let _ = level;
     pack_reference(&codes[done..], width, &mut out[done * width as usize / 8..]);
+}
+
+/// The bytes of codes that fill their type.
+fn as_bytes<C: Code>(codes: &[C]) -> &[u8] {
+    // SAFETY: codes are plain integers without padding, and the length is that of the slice in bytes.
+    unsafe { std::slice::from_raw_parts(codes.as_ptr().cast(), size_of_val(codes)) }
 }
 
 fn pack_reference<C: Code>(codes: &[C], width: u32, out: &mut [u8]) {
@@ -102,6 +112,12 @@ fn pack_reference<C: Code>(codes: &[C], width: u32, out: &mut [u8]) {
 
 /// Unpacks `codes.len()` codes of `width` bits from `packed`.
 pub(crate) fn unpack<C: Code>(level: Level, packed: &[u8], width: u32, codes: &mut [C]) {
+    if cfg!(target_endian = "little") && width as usize == 8 * size_of::<C>() {
+        let bytes = size_of_val(codes);
+        // SAFETY: codes are plain integers, and the slice covers exactly their bytes.
+        unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), bytes) }.copy_from_slice(&packed[..bytes]);
+        return;
+    }
     let mut done = 0;
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx2 && width <= 16 {

@@ -11,7 +11,7 @@ pub(crate) const CHUNK: usize = 16_384;
 /// Lanes of every float sum, at every SIMD level.
 pub(crate) const LANES: usize = 16;
 /// Fraction bits that `fixedW:mse` tries.
-const FRACTION_CANDIDATES: i32 = 16;
+pub(crate) const FRACTION_CANDIDATES: usize = 8;
 
 /// Which neighbour of the default block scale the encoder takes (`scale=`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -73,12 +73,12 @@ pub(crate) struct Stat {
     pub(crate) max: f32,
     pub(crate) sum: f64,
     pub(crate) count: usize,
-    pub(crate) errors: [f64; FRACTION_CANDIDATES as usize],
+    pub(crate) errors: [f64; FRACTION_CANDIDATES],
 }
 
 impl Default for Stat {
     fn default() -> Self {
-        Self { absmax: 0, min: 0.0, max: 0.0, sum: 0.0, count: 0, errors: [0.0; FRACTION_CANDIDATES as usize] }
+        Self { absmax: 0, min: 0.0, max: 0.0, sum: 0.0, count: 0, errors: [0.0; FRACTION_CANDIDATES] }
     }
 }
 

@@ -287,6 +287,21 @@ impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn accumulate_squares(sum: [__m256d; 4], v: F) -> [__m256d; 4] {
+        unsafe {
+            let low = |v: __m256| _mm256_cvtps_pd(_mm256_castps256_ps128(v));
+            let high = |v: __m256| _mm256_cvtps_pd(_mm256_extractf128_ps::<1>(v));
+            let wide = [low(v[0]), high(v[0]), low(v[1]), high(v[1])];
+            // The square of a float32 is exact, so a fused addition rounds no differently.
+            [
+                _mm256_fmadd_pd(wide[0], wide[0], sum[0]),
+                _mm256_fmadd_pd(wide[1], wide[1], sum[1]),
+                _mm256_fmadd_pd(wide[2], wide[2], sum[2]),
+                _mm256_fmadd_pd(wide[3], wide[3], sum[3]),
+            ]
+        }
+    }
+    #[inline(always)]
     unsafe fn range_over(a: F, b: F, c: f64) -> F {
         unsafe {
             let c = _mm256_set1_pd(c);

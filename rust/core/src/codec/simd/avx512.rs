@@ -214,6 +214,15 @@ impl Lanes for Avx512 {
         }
     }
     #[inline(always)]
+    unsafe fn accumulate_squares(sum: [__m512d; 2], v: __m512) -> [__m512d; 2] {
+        unsafe {
+            let low = _mm512_cvtps_pd(_mm512_castps512_ps256(v));
+            let high = _mm512_cvtps_pd(_mm512_extractf32x8_ps::<1>(v));
+            // The square of a float32 is exact, so a fused addition rounds no differently.
+            [_mm512_fmadd_pd(low, low, sum[0]), _mm512_fmadd_pd(high, high, sum[1])]
+        }
+    }
+    #[inline(always)]
     unsafe fn range_over(a: __m512, b: __m512, c: f64) -> __m512 {
         unsafe {
             let c = _mm512_set1_pd(c);

@@ -53,7 +53,7 @@ fn exponent_of(step: f64) -> i32 {
 }
 
 /// `2^e` as a float32, `e` in -126..=127.
-fn power(e: i32) -> f32 {
+pub(super) fn power(e: i32) -> f32 {
     f32::from_bits(((e + 127) as u32) << 23)
 }
 
@@ -591,7 +591,138 @@ impl<V: Lanes> Kernel<V> for Truncated {
     }
 }
 
-/// Up to 16 levels times a scale, by comparison with exact thresholds: nf4, nf3, nvfp4, binaryN.
+/// E2M1 under a real step: nvfp4.
+#[derive(Clone, Copy)]
+pub(super) struct ScaledE2M1<V: Lanes> {
+    step: V::F,
+    inverse: V::F,
+}
+
+/// Exponent bits of 1, the lowest binade of E2M1 with an implicit one.
+const ONE: i32 = 127 << 23;
+/// From a binade to the number whose last place is E2M1's step there.
+const E2M1_MAGIC: i32 = 22 << 23;
+
+impl<V: Lanes> ScaledE2M1<V> {
+    /// The E2M1 magnitude nearest to the exact quotient `|x| / step`.
+    #[inline(always)]
+    unsafe fn nearest(&self, x: V::F) -> V::F {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            let top = V::splat(6.0);
+            let a = V::abs(x);
+            let y = V::min(top, V::mul(a, self.inverse));
+            let e = V::max_i(V::and(V::bits(y), V::splat_i(0x7f80_0000)), V::splat_i(ONE));
+            let c = V::from_bits(V::add_i(e, V::splat_i(E2M1_MAGIC)));
+            let r = V::sub(V::add(y, c), c);
+            // y is within 2^-19 of the quotient, measured in half steps: only next to a middle can r be wrong.
+            let half = V::from_bits(V::sub_i(e, V::splat_i(2 << 23)));
+            let error = V::sub(y, r);
+            let doubtful = V::ge(V::abs(error), V::mul(half, V::splat(1.0 - 1.0 / 262_144.0)));
+            if V::any(doubtful) {
+                return V::select(doubtful, self.settled(a, r, error, half), r);
+            }
+            r
+        }
+    }
+    /// The side of the middle next to r on which `a` lies exactly; at the middle the even multiple of the step.
+    #[inline(always)]
+    unsafe fn settled(&self, a: V::F, r: V::F, error: V::F, half: V::F) -> V::F {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            let middle = V::add(r, V::with_sign(half, error));
+            let (lower, upper) = (V::sub(middle, half), V::add(middle, half));
+            let side = V::fnmadd(middle, self.step, a); // the sign of a fused remainder is exact
+            let zero = V::splat(0.0);
+            // lower / (4 * half) is whole where lower is an even multiple of the step, 2 * half.
+            let quarter = V::div(lower, V::mul(half, V::splat(4.0)));
+            let tie = V::select(V::eq(quarter, V::round(quarter)), lower, upper);
+            V::select(V::lt(zero, side), upper, V::select(V::eq(zero, side), tie, lower))
+        }
+    }
+}
+
+impl<V: Lanes> Kernel<V> for ScaledE2M1<V> {
+    type Base = ();
+
+    fn base(work: &Work) -> Option<()> {
+        matches!(work.chooser, Chooser::NvFp4).then_some(())
+    }
+    #[inline(always)]
+    fn factors((): &(), _: i32) -> Factors {
+        Factors::Real
+    }
+    #[inline(always)]
+    unsafe fn make(base: &(), scale: &GroupScale) -> Option<Self> {
+        if !(1e-30..=1e30).contains(&scale.step) {
+            return None;
+        }
+        let step = scale.step as f32;
+        // SAFETY: forwarded.
+        unsafe { Self::with(base, step, 1.0 / step, 0) }
+    }
+    #[inline(always)]
+    unsafe fn with((): &(), step: f32, inverse: f32, _: i32) -> Option<Self> {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe { Some(Self { step: V::splat(step), inverse: V::splat(inverse) }) }
+    }
+    #[inline(always)]
+    unsafe fn quantize(&self, x: V::F) -> V::F {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe { V::with_sign(V::mul(self.nearest(x), self.step), x) }
+    }
+    #[inline(always)]
+    unsafe fn code(&self, x: V::F) -> V::I {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            let r = self.nearest(x);
+            let e = V::max_i(V::and(V::bits(r), V::splat_i(0x7f80_0000)), V::splat_i(ONE));
+            let c = V::from_bits(V::add_i(e, V::splat_i(E2M1_MAGIC)));
+            let k = V::sub_i(V::bits(V::add(r, c)), V::bits(c));
+            sign_bit::<V>(x, V::add_i(V::shr(V::sub_i(e, V::splat_i(ONE)), 22), k), 4)
+        }
+    }
+    #[inline(always)]
+    unsafe fn decode(&self, code: V::I) -> V::F {
+        const VALUES: [f32; 16] =
+            [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+        // SAFETY: under the contract of `Lanes`.
+        unsafe { V::mul(V::lookup(V::load(VALUES.as_ptr()), code), self.step) }
+    }
+}
+
+/// fp32: the number itself, infinities saturated.
+#[derive(Clone, Copy)]
+pub(super) struct Identity;
+
+impl<V: Lanes> Kernel<V> for Identity {
+    type Base = ();
+
+    fn base(work: &Work) -> Option<()> {
+        matches!(work.grid, Grid::Float(grid) if grid.width == 32).then_some(())
+    }
+    #[inline(always)]
+    unsafe fn make((): &(), _: &GroupScale) -> Option<Self> {
+        Some(Self)
+    }
+    #[inline(always)]
+    unsafe fn quantize(&self, x: V::F) -> V::F {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe { V::with_sign(V::min(V::splat(f32::MAX), V::abs(x)), x) }
+    }
+    #[inline(always)]
+    unsafe fn code(&self, x: V::F) -> V::I {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe { sign_bit::<V>(x, V::bits(V::min(V::splat(f32::MAX), V::abs(x))), 32) }
+    }
+    #[inline(always)]
+    unsafe fn decode(&self, code: V::I) -> V::F {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe { V::from_bits(code) }
+    }
+}
+
+/// Up to 16 levels times a scale, by comparison with exact thresholds: nf4, nf3, binaryN.
 #[derive(Clone, Copy)]
 pub(super) struct Book<V: Lanes> {
     /// Smallest float32 that goes to level i + 1; infinity behind the last.
@@ -602,62 +733,32 @@ pub(super) struct Book<V: Lanes> {
     decoded: V::F,
     /// Codes by level, as bits.
     codes: V::F,
+    /// Half the number of levels, where the search starts.
+    half: i32,
 }
 
-/// Level tables at scale 1.
+/// What the groups of a book format share.
 #[derive(Clone, Copy)]
-pub(super) struct BookBase {
-    /// Levels of `binaryN`, whose sums belong to each group's scale; else 0.
-    sums: u8,
-    /// Thresholds for every float16 significand (`nf4`, `nf3`), whose middles are no float32.
-    table: Option<&'static [[f32; 16]]>,
-    middles: [f32; 16],
-    /// 1 where a tie goes down.
-    tie_down: [i32; 16],
-    values: [f32; 16],
-    decoded: [f32; 16],
-    codes: [f32; 16],
-}
-
-impl BookBase {
-    fn new(levels: &[f32], code_of: impl Fn(usize) -> u32) -> Self {
-        let mut base = Self::sums(0);
-        for i in 0..levels.len() {
-            let code = code_of(i);
-            base.values[i] = levels[i];
-            base.codes[i] = f32::from_bits(code);
-            base.decoded[code as usize] = levels[i];
-            if i + 1 < levels.len() {
-                base.middles[i] = (levels[i] + levels[i + 1]) / 2.0;
-                base.tie_down[i] = i32::from(code_of(i + 1) % 2 == 1);
-            }
-        }
-        base
-    }
-    const fn sums(count: u8) -> Self {
-        Self {
-            sums: count,
-            table: None,
-            middles: [f32::INFINITY; 16],
-            tie_down: [0; 16],
-            values: [0.0; 16],
-            decoded: [0.0; 16],
-            codes: [0.0; 16],
-        }
-    }
+pub(super) enum BookBase {
+    /// Levels, and their thresholds for every float16 significand (`nf4`, `nf3`).
+    Scaled { levels: [f32; 16], thresholds: &'static [[f32; 16]], half: i32 },
+    /// Levels of `binaryN`, whose sums belong to each group's scale.
+    Sums(u8),
 }
 
 impl<V: Lanes> Book<V> {
-    /// Index of the level of each lane: four steps of a binary search.
+    /// Index of the level of each lane: a binary search.
     #[inline(always)]
     unsafe fn level(&self, x: V::F) -> V::I {
         // SAFETY: under the contract of `Lanes`.
         unsafe {
             let mut index = V::splat_i(0);
             for half in [8, 4, 2, 1] {
-                let probe = V::add_i(index, V::splat_i(half - 1));
-                let reached = V::ge(x, V::lookup(self.thresholds, probe));
-                index = V::select_i(reached, V::add_i(index, V::splat_i(half)), index);
+                if half <= self.half {
+                    let probe = V::add_i(index, V::splat_i(half - 1));
+                    let reached = V::ge(x, V::lookup(self.thresholds, probe));
+                    index = V::select_i(reached, V::add_i(index, V::splat_i(half)), index);
+                }
             }
             index
         }
@@ -668,63 +769,46 @@ impl<V: Lanes> Kernel<V> for Book<V> {
     type Base = BookBase;
 
     fn base(work: &Work) -> Option<BookBase> {
-        match (work.grid, work.chooser) {
-            (Grid::Book(levels), _) => {
-                static NF3_THRESHOLDS: LazyLock<Vec<[f32; 16]>> = LazyLock::new(|| threshold_table(&NF3));
-                static NF4_THRESHOLDS: LazyLock<Vec<[f32; 16]>> = LazyLock::new(|| threshold_table(&NF4));
-                let table = if levels.len() == 8 { &NF3_THRESHOLDS } else { &NF4_THRESHOLDS };
-                Some(BookBase { table: Some(table), ..BookBase::new(levels, |i| i as u32) })
+        static NF3_THRESHOLDS: LazyLock<Vec<[f32; 16]>> = LazyLock::new(|| threshold_table(&NF3));
+        static NF4_THRESHOLDS: LazyLock<Vec<[f32; 16]>> = LazyLock::new(|| threshold_table(&NF4));
+        match work.grid {
+            Grid::Book(book) => {
+                let mut levels = [0.0; 16];
+                levels[..book.len()].copy_from_slice(book);
+                let thresholds = if book.len() == 8 { &NF3_THRESHOLDS } else { &NF4_THRESHOLDS };
+                Some(BookBase::Scaled { levels, thresholds, half: book.len() as i32 / 2 })
             }
-            (Grid::Float(_), Chooser::NvFp4) => {
-                let positive = [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
-                let mut levels = [0.0; 15];
-                for (i, &v) in positive.iter().enumerate() {
-                    levels[6 - i] = -v;
-                    levels[8 + i] = v;
-                }
-                Some(BookBase::new(&levels, |i| if i < 7 { 15 - i as u32 } else { i as u32 - 7 }))
-            }
-            (Grid::Levels(count), _) if count > 1 => Some(BookBase::sums(count)),
+            Grid::Levels(count) if count > 1 => Some(BookBase::Sums(count)),
             _ => None,
         }
     }
     #[inline(always)]
     fn factors(base: &BookBase, _: i32) -> Factors {
-        if base.sums > 0 { Factors::Single } else { Factors::Real }
+        if matches!(base, BookBase::Sums(_)) { Factors::Single } else { Factors::Real }
     }
     #[inline(always)]
     unsafe fn make(base: &BookBase, scale: &GroupScale) -> Option<Self> {
+        const INDEX: [u32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
         // SAFETY: under the contract of `Lanes`.
         unsafe {
-            if base.sums > 0 {
-                return Some(Self::of_sums(base.sums, &scale.levels));
+            match base {
+                BookBase::Sums(count) => Some(Self::of_sums(*count, &scale.levels)),
+                BookBase::Scaled { levels, thresholds, half } => {
+                    if !(1e-20..=1e30).contains(&scale.step) {
+                        return None;
+                    }
+                    // Thresholds of the significand, times its power of two.
+                    let row = &thresholds[(scale.step.to_bits() >> 42) as usize & 1023];
+                    let values = V::mul(V::load(levels.as_ptr()), V::splat(scale.step as f32));
+                    Some(Self {
+                        thresholds: V::mul(V::load(row.as_ptr()), V::splat(power(exponent_of(scale.step)))),
+                        values,
+                        decoded: values,
+                        codes: V::load(INDEX.as_ptr().cast()),
+                        half: *half,
+                    })
+                }
             }
-            if !(1e-20..=1e30).contains(&scale.step) {
-                // Below, a remainder could underflow.
-                return None;
-            }
-            let step = V::splat(scale.step as f32);
-            let scaled = |thresholds| Self {
-                thresholds,
-                values: V::mul(V::load(base.values.as_ptr()), step),
-                decoded: V::mul(V::load(base.decoded.as_ptr()), step),
-                codes: V::load(base.codes.as_ptr()),
-            };
-            if let Some(table) = base.table {
-                let row = &table[(scale.step.to_bits() >> 42) as usize & 1023];
-                return Some(scaled(V::mul(V::load(row.as_ptr()), V::splat(power(exponent_of(scale.step))))));
-            }
-            let middles = V::load(base.middles.as_ptr());
-            // p rounds the product; the fused remainder tells on which side of p the exact threshold lies.
-            let p = V::mul(middles, step);
-            let error = V::sub(V::splat(0.0), V::fnmadd(middles, step, p));
-            let zero = V::splat(0.0);
-            let tie_down = V::bits(V::load(base.tie_down.as_ptr().cast()));
-            let next = V::select_i(V::lt(zero, error), V::splat_i(1), V::select_i(V::eq(zero, error), tie_down, V::splat_i(0)));
-            // One float32 upwards: bits grow for positive numbers, shrink for negative ones. Padding stays infinite.
-            let signed = V::select_i(V::lt(p, zero), V::sub_i(V::splat_i(0), next), next);
-            let padding = V::eq(middles, V::splat(f32::INFINITY));
-            Some(scaled(V::select(padding, middles, V::from_bits(V::add_i(V::bits(p), signed)))))
         }
     }
     #[inline(always)]
@@ -765,6 +849,7 @@ impl<V: Lanes> Book<V> {
                 values: V::load(sums.as_ptr()),
                 decoded: V::load(decoded.as_ptr()),
                 codes: V::load(codes.as_ptr()),
+                half: 1 << (count - 1),
             }
         }
     }

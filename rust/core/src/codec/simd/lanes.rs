@@ -84,6 +84,8 @@ pub(super) trait Lanes: Copy {
     unsafe fn zero_d() -> Self::D;
     /// Adds float32 lanes to float64 sums.
     unsafe fn accumulate(sum: Self::D, v: Self::F) -> Self::D;
+    /// Adds the exact squares of float32 lanes to float64 sums.
+    unsafe fn accumulate_squares(sum: Self::D, v: Self::F) -> Self::D;
     /// `(a - b) / c` in float64, rounded to float32.
     unsafe fn range_over(a: Self::F, b: Self::F, c: f64) -> Self::F;
     unsafe fn to_array(sum: Self::D) -> [f64; 16];

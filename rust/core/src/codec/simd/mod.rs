@@ -16,6 +16,7 @@ use crate::level::Level;
 use crate::pack::Code;
 
 use super::buffers::{narrow_reference, widen_reference};
+use super::grid::Grid;
 use super::scale::{Query, Stat};
 use super::work::Work;
 
@@ -39,8 +40,14 @@ macro_rules! with_kernel {
         } else if let Some($base) = <Truncated as Kernel<$V>>::base(work) {
             type $K = Truncated;
             $body
+        } else if let Some($base) = <Identity as Kernel<$V>>::base(work) {
+            type $K = Identity;
+            $body
         } else if let Some($base) = <Powers<$V> as Kernel<$V>>::base(work) {
             type $K = Powers<$V>;
+            $body
+        } else if let Some($base) = <ScaledE2M1<$V> as Kernel<$V>>::base(work) {
+            type $K = ScaledE2M1<$V>;
             $body
         } else if let Some($base) = <Book<$V> as Kernel<$V>>::base(work) {
             type $K = Book<$V>;
@@ -86,9 +93,6 @@ macro_rules! level {
                 codes: &mut [C],
                 group: usize,
             ) -> Result<Option<usize>, ()> {
-                if size_of::<C>() > 2 {
-                    return Err(());
-                }
                 // SAFETY: as above.
                 unsafe {
                     with_kernel!($V, work, |K, base| Ok(run::encode::<$V, K, C>(work, &base, x, codes, group)), else Err(()))
@@ -96,9 +100,6 @@ macro_rules! level {
             }
             #[target_feature(enable = $features)]
             pub(super) unsafe fn decode<C: Code>(work: &Work, codes: &[C], out: *mut f32, group: usize) -> bool {
-                if size_of::<C>() > 2 {
-                    return false;
-                }
                 // SAFETY: as above, and as the caller promises.
                 unsafe {
                     with_kernel!(
@@ -123,8 +124,8 @@ macro_rules! level {
     };
 }
 
-level!(on_avx2, super::avx2::Avx2, "avx2,fma,f16c,bmi2");
-level!(on_avx512, super::avx512::Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi2");
+level!(on_avx2, super::avx2::Avx2, "avx2,fma,f16c,bmi2,popcnt");
+level!(on_avx512, super::avx512::Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi2,popcnt");
 
 /// Answers a query over one chunk of values.
 pub(crate) fn stat_chunk(level: Level, x: &[f32], query: &Query) -> Stat {
@@ -139,9 +140,16 @@ pub(crate) fn stat_chunk(level: Level, x: &[f32], query: &Query) -> Stat {
     }
 }
 
+/// True where every code is a number that float32 holds, or the bits of one: all but fixed point of 25 to 32 bits.
+fn counts_in_lanes(work: &Work) -> bool {
+    work.width <= 24 || !matches!(work.grid, Grid::Integer { .. })
+}
+
 /// Encodes a piece; returns the first position that the non-finite policy refuses.
 pub(crate) fn encode_piece<C: Code>(work: &Work, x: &[f32], group: usize, codes: &mut [C]) -> Option<usize> {
     let fast = match work.level {
+        // float32 lanes cannot count so far.
+        _ if !counts_in_lanes(work) => Err(()),
         // SAFETY: levels above scalar come from detection alone.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => unsafe { on_avx512::encode(work, x, codes, group) },
@@ -192,6 +200,7 @@ pub(crate) unsafe fn quantize_piece(work: &Work, x: *const f32, out: *mut f32, l
 /// `out` must cover `codes.len()` elements.
 pub(crate) unsafe fn decode_piece<C: Code>(work: &Work, codes: &[C], out: *mut f32, group: usize) {
     let done = match work.level {
+        _ if !counts_in_lanes(work) => false,
         // SAFETY: levels above scalar come from detection alone.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => unsafe { on_avx512::decode(work, codes, out, group) },

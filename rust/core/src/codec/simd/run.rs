@@ -1,10 +1,10 @@
 //! Loops over the groups of a piece: find the scale, make its kernel, run it over the elements.
 
 use super::batch::Batches;
-use super::kernels::Kernel;
+use super::kernels::{Kernel, power};
 use super::lanes::Lanes;
 use crate::codec::grid::GroupScale;
-use crate::codec::scale::{CHUNK, Chooser, Query, Stat, tree_sum};
+use crate::codec::scale::{CHUNK, Chooser, FRACTION_CANDIDATES, Query, Stat, tree_sum};
 use crate::codec::work::{Scales, Work};
 use crate::pack::Code;
 
@@ -23,6 +23,7 @@ pub(super) unsafe fn absmax<V: Lanes>(x: *const f32, len: usize) -> u32 {
         let mut most = [V::splat_i(0); 4];
         let mut i = 0;
         while i + 64 <= len {
+            V::prefetch(x.wrapping_add(i + AHEAD));
             for (j, most) in most.iter_mut().enumerate() {
                 *most = V::max_i(*most, V::and(V::bits(V::load(x.add(i + 16 * j))), mask));
             }
@@ -261,10 +262,10 @@ unsafe fn encode_group<V: Lanes, K: Kernel<V>, C: Code>(
                 most = V::max_i(most, V::and(V::bits(v), mask));
             }
             let code = kernel.code(v);
-            if size_of::<C>() == 1 {
-                V::store_u8(to.add(i).cast(), code);
-            } else {
-                V::store_u16(to.add(i).cast(), code);
+            match size_of::<C>() {
+                1 => V::store_u8(to.add(i).cast(), code),
+                2 => V::store_u16(to.add(i).cast(), code),
+                _ => V::store(to.add(i).cast(), V::from_bits(code)),
             }
             i += 16;
         }
@@ -323,16 +324,20 @@ unsafe fn decode_group<V: Lanes, K: Kernel<V>, C: Code>(kernel: &K, from: *const
     unsafe {
         let mut i = 0;
         while i + 16 <= n {
-            let code = if size_of::<C>() == 1 { V::load_u8(from.add(i).cast()) } else { V::load_u16(from.add(i).cast()) };
+            let code = match size_of::<C>() {
+                1 => V::load_u8(from.add(i).cast()),
+                2 => V::load_u16(from.add(i).cast()),
+                _ => V::bits(V::load(from.add(i).cast())),
+            };
             V::store(out.add(i), kernel.decode(code));
             i += 16;
         }
         if i < n {
-            let mut part = [0u16; 16];
+            let mut part = [0u32; 16];
             for (j, to) in part.iter_mut().enumerate().take(n - i) {
-                *to = (*from.add(i + j)).to_u32() as u16;
+                *to = (*from.add(i + j)).to_u32();
             }
-            V::store_part(out.add(i), kernel.decode(V::load_u16(part.as_ptr())), n - i);
+            V::store_part(out.add(i), kernel.decode(V::bits(V::load(part.as_ptr().cast()))), n - i);
         }
     }
 }
@@ -348,6 +353,18 @@ pub(super) unsafe fn scalar_decode<C: Code>(work: &Work, codes: &[C], out: *mut 
     }
 }
 
+/// Magnitudes of what `count` levels leave over.
+#[inline(always)]
+unsafe fn residual<V: Lanes>(mut r: V::F, levels: &[V::F; 4], count: u8) -> V::F {
+    // SAFETY: under the contract of `Lanes`.
+    unsafe {
+        for &level in levels.iter().take(usize::from(count)) {
+            r = V::select(V::lt(r, V::splat(0.0)), V::add(r, level), V::sub(r, level));
+        }
+        V::abs(r)
+    }
+}
+
 /// Answers a query over one chunk.
 #[inline(always)]
 pub(super) unsafe fn stat<V: Lanes>(x: &[f32], query: &Query) -> Stat {
@@ -360,22 +377,18 @@ pub(super) unsafe fn stat<V: Lanes>(x: &[f32], query: &Query) -> Stat {
             Query::AbsMax => stat.absmax = absmax::<V>(from, n),
             Query::Range => (stat.min, stat.max, stat.absmax) = extremes::<V>(from, n),
             Query::Residual { levels, count } => {
+                let levels: [V::F; 4] = std::array::from_fn(|i| V::splat(levels[i]));
+                let whole = n / 16 * 16;
                 let mut sum = V::zero_d();
-                for i in (0..n).step_by(16) {
-                    // Lanes behind the end hold 0, whose residual is not 0 after a level: they are added as zeros below.
-                    let left = n - i;
-                    let mut r = if left >= 16 { V::load(from.add(i)) } else { V::load_part(from.add(i), left) };
-                    for &level in levels.iter().take(usize::from(count)) {
-                        let level = V::splat(level);
-                        r = V::select(V::lt(r, V::splat(0.0)), V::add(r, level), V::sub(r, level));
-                    }
-                    let mut magnitude = V::abs(r);
-                    if left < 16 {
-                        let mut lanes = V::store_i(V::bits(magnitude)).map(f32::from_bits);
-                        lanes[left..].fill(0.0);
-                        magnitude = V::load(lanes.as_ptr());
-                    }
-                    sum = V::accumulate(sum, magnitude);
+                for i in (0..whole).step_by(16) {
+                    V::prefetch(from.wrapping_add(i + AHEAD));
+                    sum = V::accumulate(sum, residual::<V>(V::load(from.add(i)), &levels, count));
+                }
+                if whole < n {
+                    // Lanes behind the end hold 0, whose residual need not be 0.
+                    let mut lanes = V::store_i(V::bits(residual::<V>(V::load_part(from.add(whole), n - whole), &levels, count)));
+                    lanes[n - whole..].fill(0);
+                    sum = V::accumulate(sum, V::load(lanes.as_ptr().cast()));
                 }
                 stat.sum = tree_sum(V::to_array(sum));
                 stat.count = n;
@@ -383,16 +396,42 @@ pub(super) unsafe fn stat<V: Lanes>(x: &[f32], query: &Query) -> Stat {
             Query::Above(threshold) => {
                 let limit = V::splat(threshold);
                 let mut sum = V::zero_d();
-                for i in (0..n).step_by(16) {
-                    let v = if n - i >= 16 { V::load(from.add(i)) } else { V::load_part(from.add(i), n - i) };
+                let mut i = 0;
+                while i < n {
+                    V::prefetch(from.wrapping_add(i + AHEAD));
+                    let v = if i + 16 <= n { V::load(from.add(i)) } else { V::load_part(from.add(i), n - i) };
                     let magnitude = V::abs(v);
                     let above = V::lt(limit, magnitude);
                     sum = V::accumulate(sum, V::select(above, magnitude, V::splat(0.0)));
                     stat.count += V::mask_bits(above).count_ones() as usize;
+                    i += 16;
                 }
                 stat.sum = tree_sum(V::to_array(sum));
             }
-            Query::FixedError { .. } => stat = crate::codec::scale::stat_chunk(x, query),
+            Query::FixedError { first, width, signed } => {
+                // Steps and their inverses must be normal numbers, and differences exact in float32.
+                if width > 16 || first < -126 || first + FRACTION_CANDIDATES as i32 > 127 {
+                    return crate::codec::scale::stat_chunk(x, query);
+                }
+                let top = (1i32 << width) as f32;
+                let (lo, hi) = if signed { (-top / 2.0, top / 2.0 - 1.0) } else { (0.0, top - 1.0) };
+                let (lo, hi) = (V::splat(lo), V::splat(hi));
+                let mut sums = [V::zero_d(); FRACTION_CANDIDATES];
+                let mut i = 0;
+                while i < n {
+                    V::prefetch(from.wrapping_add(i + AHEAD));
+                    let v = if i + 16 <= n { V::load(from.add(i)) } else { V::load_part(from.add(i), n - i) };
+                    for (j, sum) in sums.iter_mut().enumerate() {
+                        let f = first + j as i32;
+                        let k = V::round(V::min(hi, V::max(lo, V::mul(v, V::splat(power(f))))));
+                        *sum = V::accumulate_squares(*sum, V::sub(v, V::mul(k, V::splat(power(-f)))));
+                    }
+                    i += 16;
+                }
+                for (error, sum) in stat.errors.iter_mut().zip(sums) {
+                    *error = tree_sum(V::to_array(sum));
+                }
+            }
         }
     }
     stat
