@@ -60,6 +60,8 @@ def _readable(x: Tensor, what: str) -> tuple[Tensor, int]:
 
 
 def _check_out(out: Tensor, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, what: str) -> None:
+    if out.dtype == dtype and out.shape == shape and out.is_contiguous() and out.is_cpu:
+        return
     if out.dtype != dtype or tuple(out.shape) != tuple(shape):
         raise ShapeError(
             f"{what} has dtype {out.dtype} and shape {tuple(out.shape)}, expected {dtype} and {tuple(shape)}"
@@ -69,19 +71,21 @@ def _check_out(out: Tensor, shape: torch.Size | tuple[int, ...], dtype: torch.dt
 
 
 @lru_cache(maxsize=4096)
-def part_shapes(format: _core.Format, shape: tuple[int, ...], axis: int) -> tuple[list[int], list[int], list[int]]:
+def part_shapes(format: _core.Format, shape: tuple[int, ...], axis: int) -> tuple[torch.Size, torch.Size, torch.Size]:
     """Shapes of codes, scales and packed zeros of a tensor encoded along ``axis``; ``[0]`` for a part not there."""
-    _, k, row_bytes, _, groups, scales, zeros_row, zeros, _ = format._sizes(list(shape), axis)
+    _, k, row_bytes, _, groups, scales, zeros_row, _, _ = format._sizes(list(shape), axis)
     lead = list(shape)
     if lead:
         lead.pop(axis)
     codes = [*lead, row_bytes]
     if not scales and not groups:
-        return codes, [0], [0]
+        return torch.Size(codes), torch.Size([0]), torch.Size([0])
     rows = [] if format.granularity == "tensor" else lead
     per_row = 1 if format.granularity == "tensor" else (1 if format.granularity == "channel" else math.ceil(k / format.block))
     levels = [format.scales_per_group] if format.scales_per_group > 1 else []
-    return codes, [*rows, per_row, *levels], [*rows, zeros_row] if format.has_zeros else [0]
+    zeros = torch.Size([*rows, zeros_row] if format.has_zeros else [0])
+    return torch.Size(codes), torch.Size([*rows, per_row, *levels]), zeros
+
 
 
 def _given(format: _core.Format, shape: tuple[int, ...], axis: int, scales, zeros, levels):
@@ -111,6 +115,8 @@ def _given(format: _core.Format, shape: tuple[int, ...], axis: int, scales, zero
 
 
 def _stored(tensor: Tensor, dtype: torch.dtype, shape: list[int], what: str) -> Tensor:
+    if tensor.dtype == dtype and tensor.numel() == math.prod(shape) and tensor.is_contiguous():
+        return tensor
     if tensor.numel() != math.prod(shape):
         raise ShapeError(f"{what} have shape {tuple(tensor.shape)}, expected {tuple(shape)}")
     if tensor.dtype != dtype:

@@ -4,6 +4,7 @@
 //! fast path gives the same bits.
 
 pub mod codec;
+pub mod container;
 pub mod error;
 pub mod float;
 pub mod format;

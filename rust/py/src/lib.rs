@@ -1,6 +1,7 @@
 //! `octavo._core`: arguments in, errors out. No logic lives here.
 
 mod codec;
+mod container;
 mod err;
 mod format;
 mod raw;
@@ -12,6 +13,8 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use super::codec::{decode, encode, pack, quantize, quantize_backward, unpack};
+    #[pymodule_export]
+    use super::container::{ContainerReader, ContainerWriter};
     #[pymodule_export]
     use super::format::{Format, formats};
     #[pymodule_export]

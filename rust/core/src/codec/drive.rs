@@ -283,17 +283,10 @@ fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Size
         position if work.nonfinite == Nonfinite::Error => {
             // SAFETY: the position was counted inside the tensor.
             let value = unsafe { src.get(position) };
-            Err(Error::NonFinite { format: format.to_string(), position: original_position(position, layout), value })
+            Err(Error::NonFinite { format: format.to_string(), position, value })
         }
         _ => Ok(()),
     }
-}
-
-/// Position in the caller's memory order of a position in the order with the axis last.
-fn original_position(position: usize, layout: &Layout) -> usize {
-    let (row, column) = (position / layout.k, position % layout.k);
-    let (outer, inner) = (row / layout.inner, row % layout.inner);
-    (outer * layout.k + column) * layout.inner + inner
 }
 
 pub(crate) fn quantize(

@@ -131,7 +131,16 @@ pub fn encode(x: Values<'_>, layout: Layout, format: Format, options: &Options<'
     }
     let moved = transpose::forward(x.src(), &layout)?;
     let src = moved.as_ref().map_or_else(|| x.src(), |buffer| Src::new(buffer.as_ptr(), x.src().dtype));
-    drive::encode(src, layout, format, options, out, Level::current())
+    match drive::encode(src, layout, format, options, out, Level::current()) {
+        // The first one in the caller's order, which is another than that of the rows along an inner axis.
+        Err(Error::NonFinite { format, position, value }) if moved.is_some() => {
+            // SAFETY: every position lies inside x.
+            let all = (0..layout.len()).map(|i| (i, unsafe { x.src().get(i) }));
+            let (position, value) = { all }.find(|(_, v)| !v.is_finite()).unwrap_or((position, value));
+            Err(Error::NonFinite { format, position, value })
+        }
+        result => result,
+    }
 }
 
 /// Rounds every element of `x` to the nearest value that `format` can hold.

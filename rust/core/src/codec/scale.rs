@@ -116,11 +116,14 @@ pub(crate) fn residual(x: f32, levels: &[f32; 4], count: u8) -> f32 {
     r.abs()
 }
 
-/// Scalar answer to a query over one chunk of finite values.
+/// Scalar answer to a query over one chunk of values without infinities; NaN takes no part.
 pub(crate) fn stat_chunk(x: &[f32], query: &Query) -> Stat {
     let mut stat = Stat::default();
     match *query {
-        Query::AbsMax => stat.absmax = x.iter().map(|v| v.to_bits() & 0x7fff_ffff).max().unwrap_or(0),
+        Query::AbsMax => {
+            let magnitudes = x.iter().filter(|v| !v.is_nan()).map(|v| v.to_bits() & 0x7fff_ffff);
+            stat.absmax = magnitudes.max().unwrap_or(0);
+        }
         Query::Range => {
             for &v in x {
                 stat.min = stat.min.min(v);
@@ -130,10 +133,12 @@ pub(crate) fn stat_chunk(x: &[f32], query: &Query) -> Stat {
         Query::Residual { levels, count } => {
             let mut lanes = [0.0; LANES];
             for (i, &v) in x.iter().enumerate() {
-                lanes[i % LANES] += f64::from(residual(v, &levels, count));
+                if !v.is_nan() {
+                    lanes[i % LANES] += f64::from(residual(v, &levels, count));
+                    stat.count += 1;
+                }
             }
             stat.sum = tree_sum(lanes);
-            stat.count = x.len();
         }
         Query::Above(threshold) => {
             let mut lanes = [0.0; LANES];
@@ -154,7 +159,7 @@ pub(crate) fn stat_chunk(x: &[f32], query: &Query) -> Stat {
             for (i, error) in stat.errors.iter_mut().enumerate() {
                 let (up, down) = (exp2(first + i as i32), exp2(-first - i as i32));
                 let mut lanes = [0.0; LANES];
-                for (j, &v) in x.iter().enumerate() {
+                for (j, &v) in x.iter().enumerate().filter(|(_, v)| !v.is_nan()) {
                     let q = (f64::from(v) * up).round_ties_even().clamp(lo, hi) * down;
                     lanes[j % LANES] += (f64::from(v) - q) * (f64::from(v) - q);
                 }

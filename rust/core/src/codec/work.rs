@@ -97,21 +97,17 @@ impl Work {
                 || !stat.max.is_finite()
                 || !stat.errors[0].is_finite();
             if tainted {
-                let (clean, nans) = self.clean(chunk);
-                stat = stat_chunk(&clean, query);
-                if matches!(query, Query::Residual { .. }) {
-                    stat.count -= nans;
-                }
+                let bounded: Vec<f32> = chunk.iter().map(|v| v.clamp(-self.largest, self.largest)).collect();
+                stat = stat_chunk(&bounded, query);
             }
             all = all.join(&stat);
         }
         all
     }
 
-    /// A copy with NaN as 0 and infinities as the largest finite value, and the number of NaNs.
-    pub(crate) fn clean(&self, x: &[f32]) -> (Vec<f32>, usize) {
-        let nans = x.iter().filter(|v| v.is_nan()).count();
-        (x.iter().map(|&v| if v.is_nan() { 0.0 } else { v.clamp(-self.largest, self.largest) }).collect(), nans)
+    /// A copy with NaN as 0 and infinities as the largest finite value.
+    fn clean(&self, x: &[f32]) -> Vec<f32> {
+        x.iter().map(|&v| if v.is_nan() { 0.0 } else { v.clamp(-self.largest, self.largest) }).collect()
     }
 
     /// The scale that the rules choose for a whole group.
@@ -129,7 +125,7 @@ impl Work {
         let clean;
         let mut x = x;
         if x.iter().any(|v| !v.is_finite()) {
-            clean = self.clean(x).0;
+            clean = self.clean(x);
             x = &clean;
         }
         let absmax = stat_chunk(x, &Query::AbsMax).absmax;

@@ -1,0 +1,47 @@
+"""The ``octavo`` command, one file per command. Heavy packages load inside commands, so that help answers at once."""
+
+import typer
+
+from octavo.cli import compare, compress, formats, inspect, pack, unpack
+from octavo.cli._app import Commands, version
+
+app = typer.Typer(
+    cls=Commands,
+    name="octavo",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+@app.callback()
+def _octavo(
+    show_version: version = False,
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks: octavo --debug COMMAND ..."),
+) -> None:
+    """Octavo folds models: it picks a number format for every tensor and shows what that costs.
+
+    \b
+    Start here:
+      octavo compress                           pack a real MiniLM and measure what it lost
+      octavo formats                            every family of number formats
+      octavo formats mxfp4                      one format, explained
+      octavo compare model.safetensors --formats mxint8,mxfp4,nf4
+      octavo pack model.safetensors -o small.safetensors --recipe mxint8
+      octavo inspect small.safetensors
+    """
+
+
+app.command("formats")(formats.run)
+app.command("compare")(compare.run)
+app.command("pack")(pack.run)
+app.command("unpack")(unpack.run)
+app.command("inspect")(inspect.run)
+app.command("compress")(compress.run)
+
+
+def main() -> None:
+    """Run the command line: the console script ``octavo``."""
+    app(prog_name="octavo")

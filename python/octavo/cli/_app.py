@@ -1,0 +1,58 @@
+"""What every command shares: errors in one line, and the options that mean the same everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from octavo.errors import OctavoError
+
+EXIT_ERROR = 2
+
+
+class Commands(TyperGroup):
+    """The group of commands: an expected error becomes one line on stderr and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise  # `octavo formats | head`: typer ends quietly
+        except (OctavoError, OSError) as error:
+            if ctx.params.get("debug"):
+                raise
+            typer.echo(f"error: {message(error)}", err=True)
+            raise typer.Exit(EXIT_ERROR) from None
+
+
+def message(error: Exception) -> str:
+    """Return an error in one line; a system error as ``FILE: no such file or directory``."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}"
+    return " ".join(str(error).split())
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from octavo import __version__
+
+        typer.echo(f"octavo {__version__}")
+        raise typer.Exit
+
+
+version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)]
+ScaleOption = Annotated[
+    str,
+    typer.Option(
+        metavar="RULE",
+        help="Rule of the block scales: floor (OCP), ceil (nothing saturates) or mse (least squared error). "
+        "Formats without block scales ignore it.",
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
+OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="Where to write.")]

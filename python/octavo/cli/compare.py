@@ -1,0 +1,63 @@
+"""``octavo compare``: what formats cost and lose on the weights of a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octavo.cli._app import JsonOption, ScaleOption
+
+DEFAULT_FORMATS = "fp16, mxint8, mxfp8e4m3, mxfp6e2m3, mxint4, mxfp4, nvfp4, nf4, int4:g32"
+
+
+def run(
+    path: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="A safetensors file or a Hugging Face model folder.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Instead of FILE: minilm, the model of the extra 'demo'.")
+    ] = None,
+    formats: Annotated[
+        str, typer.Option(metavar="FORMATS", help="Formats to compare, separated by commas.")
+    ] = DEFAULT_FORMATS,
+    tensor: Annotated[
+        str | None, typer.Option(metavar="GLOB", help="Tensors to look at.  [default: all 2-D weights]")
+    ] = None,
+    scale: ScaleOption = "floor",
+    json: JsonOption = False,
+) -> None:
+    """Compare number formats on a model's weights.
+
+    Every selected tensor is encoded and decoded in every format; squared errors are summed over the tensors, so SQNR
+    and cosine are of all weights together. GB/s counts bytes of the original in one pass: a hint, not a benchmark.
+
+    \b
+    Examples:
+      octavo compare model.safetensors --formats mxint8,mxfp4,nf4
+      octavo compare --model minilm --tensor '*embeddings*'
+      octavo compare llama/ --formats mxfp4,mxfp6e2m3 --scale mse --json
+    """
+    if (path is None) == (model is None):
+        raise typer.BadParameter("give either FILE or --model NAME")
+    from octavo.models.minilm import find
+    from octavo.quant.checkpoint import Checkpoint
+    from octavo.quant.rules import parse_formats, select
+    from octavo.quant.weights import compare_formats
+    from octavo.report.console import console, print_json, print_table, progress
+    from octavo.report.weights import comparison_dict, comparison_table
+
+    wanted = parse_formats(formats)
+    tensors = Checkpoint.open(find(model) if model else path).tensors()
+    names = select(tensors, tensor)
+    with progress("comparing", sum(tensors[name].nbytes for name in names)) as done:
+        compared = compare_formats(tensors, wanted, glob=tensor, scale=scale, progress=done)
+    if json:
+        timed = [{**comparison_dict(c), "encode_gbps": c.encode_gbps, "decode_gbps": c.decode_gbps} for c in compared]
+        print_json(timed)
+        return
+    out = console()
+    out.print(f"{len(names)} tensors, {compared[0].elements:,} elements of {model or path}")
+    out.print()
+    print_table(out, comparison_table(compared))

@@ -1,0 +1,57 @@
+"""``octavo inspect``: what a file holds."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octavo.cli._app import JsonOption
+
+
+def run(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A safetensors file, packed or not, or a model folder.")],
+    json: JsonOption = False,
+) -> None:
+    """Show what a file holds.
+
+    Name, format, shape, logical dtype, bytes and bits per element of every tensor, from the header alone.
+
+    \b
+    Examples:
+      octavo inspect small.safetensors
+      octavo inspect octavo-minilm --json
+    """
+    from octavo.quant.checkpoint import Checkpoint
+    from octavo.report.console import console, print_json, print_table
+    from octavo.report.weights import entry_dict, entry_table, size
+
+    source = Checkpoint.open(path)
+    entries, metadata = source.entries(), source.metadata()
+    nbytes, elements = sum(entry.nbytes for entry in entries), sum(math.prod(entry.shape) for entry in entries)
+    bits = 8 * nbytes / max(elements, 1)
+    if json:
+        print_json(
+            {
+                "path": str(path),
+                "tensors": [entry_dict(entry) for entry in entries],
+                "bytes": nbytes,
+                "elements": elements,
+                "bits_per_element": bits,
+                "file_bytes": source.nbytes,
+                "metadata": metadata,
+            }
+        )
+        return
+    out = console()
+    print_table(out, entry_table(entries))
+    packed = sum(entry.format is not None for entry in entries)
+    out.print()
+    out.print(
+        f"{len(entries)} tensors, {packed} packed: {elements:,} elements, {size(nbytes)}, {bits:.4g} bits per element"
+    )
+    out.print(f"on disk: {size(source.nbytes)} in {', '.join(file.name for file in source.files)}")
+    for key, value in sorted(metadata.items()):
+        out.print(f"metadata {key}: {value}")

@@ -1,0 +1,1 @@
+"""Networks that Octavo finds, runs or trains."""

@@ -1,0 +1,1 @@
+"""Quantising and packing models."""

@@ -1,0 +1,204 @@
+"""Checkpoints on disk: safetensors files and Hugging Face model folders, read lazily, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo import container
+from octavo.errors import ContainerError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from octavo.tensor import PackedTensor
+
+PLAIN_NAME = "model.safetensors"
+# Not PLAIN_NAME: transformers would find no weight it knows there and quietly start from random ones.
+PACKED_NAME = "model.octavo.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+_NAMES = (PLAIN_NAME, INDEX_NAME, PACKED_NAME)
+
+# Files of a model folder that hold weights, in whatever form; the rest is copied beside the packed file.
+_WEIGHTS = {
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".gguf", ".tflite",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a model's tensors lie: ``path`` as given, and the safetensors ``files`` that hold them."""
+
+    path: Path
+    files: tuple[Path, ...]
+
+    @classmethod
+    def open(cls, path: Path | str) -> Checkpoint:
+        """Find the weights of a file or folder; nothing is read but the index of a sharded model.
+
+        Raises FileNotFoundError, or ContainerError for a folder without safetensors weights.
+        """
+        path = Path(path)
+        if not path.exists():
+            raise FileNotFoundError(2, "No such file or directory", str(path))
+        if not path.is_dir():
+            return cls(path, (path,))
+        held = _held(path)
+        if len(held) > 1:
+            raise ContainerError(f"{path}: holds {' and '.join(held)}; name the file that is meant")
+        if held == [INDEX_NAME]:
+            return cls(path, tuple(path / name for name in _shards(path / INDEX_NAME)))
+        if held:
+            return cls(path, (path / held[0],))
+        found = sorted(file.name for file in path.iterdir() if file.suffix in _WEIGHTS)
+        only = f"; it has {', '.join(found[:3])}, save the model as safetensors first" if found else ""
+        raise ContainerError(f"{path}: no {', '.join(_NAMES)} in this folder{only}")
+
+    @property
+    def is_folder(self) -> bool:
+        """True for a model folder."""
+        return self.path.is_dir()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the files that hold the weights."""
+        return sum(file.stat().st_size for file in self.files)
+
+    def tensors(self) -> dict[str, Tensor | PackedTensor]:
+        """Map every tensor by name; pages are read when they are touched. Raises ContainerError for a hostile file."""
+        merged: dict[str, Tensor | PackedTensor] = {}
+        for file in self.files:
+            loaded = container.load(file, mmap=True)
+            twice = merged.keys() & loaded.keys()
+            if twice:
+                raise ContainerError(f"{file}: tensor {min(twice)} is in another shard, too")
+            merged.update(loaded)
+        return merged
+
+    def entries(self) -> list[container.TensorEntry]:
+        """List what the files hold, from their headers alone; torch is not loaded."""
+        return [entry for file in self.files for entry in container.inspect(file)]
+
+    def metadata(self) -> dict[str, str]:
+        """Return the files' own metadata, without the keys of Octavo."""
+        merged: dict[str, str] = {}
+        for file in self.files:
+            merged.update(container.metadata(file))
+        return merged
+
+
+def _held(folder: Path) -> list[str]:
+    """Return which of the names that stand for a model's weights a folder holds."""
+    return [name for name in _NAMES if (folder / name).is_file()]
+
+
+def _shards(index: Path) -> list[str]:
+    """Return the file names of a sharded model. Raises ContainerError for an index that is not one."""
+    try:
+        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ContainerError(f"{index}: not an index of shards: {type(error).__name__}: {error}") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise ContainerError(f"{index}: shard {name!r} is not the name of a safetensors file in this folder")
+    return names
+
+
+def check_target(source: Checkpoint, target: Path, weights_name: str, *, force: bool) -> None:
+    """Refuse a target that is there (unless ``force``; an empty folder is no obstacle), or that cannot be one.
+
+    Raises FileExistsError; ContainerError where it is or lies in the source, is a folder for a file or the reverse, or
+    holds weights under another name than ``weights_name``.
+    """
+    inside = source.is_folder and target.resolve().is_relative_to(source.path.resolve())
+    if inside or any(target.exists() and target.samefile(file) for file in source.files):
+        raise ContainerError(f"{target}: the output would lie in the input {source.path}; give another --out")
+    if not target.exists():
+        return
+    if source.is_folder != target.is_dir():
+        kind = "a folder" if source.is_folder else "a file"
+        raise ContainerError(f"{target}: {source.path} is {kind}, so the output is {kind}, too; give another --out")
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if not force:
+        raise FileExistsError(f"{target} exists; give --force to replace it, or another --out")
+    others = [name for name in _held(target) if name != weights_name] if target.is_dir() else []
+    if others:
+        raise ContainerError(f"{target}: holds {others[0]}, and {weights_name} beside it would be ambiguous")
+
+
+def write(
+    source: Checkpoint, target: Path, weights_name: str, tensors: Mapping[str, Tensor | PackedTensor], *, force: bool
+) -> Path:
+    """Write ``tensors`` to ``target``, a file, or a folder with copies of the source's other files.
+
+    Returns the file with the weights. A new target appears whole or not at all; with ``force``, files of the same name
+    are replaced one by one, and others left alone.
+    """
+    if not source.is_folder:
+        _save(source, target, tensors, overwrite=force)
+        return target
+    with staged_folder(target) as folder:
+        fill_folder(source, folder, weights_name, tensors)
+    return target / weights_name
+
+
+def fill_folder(
+    source: Checkpoint, folder: Path, weights_name: str, tensors: Mapping[str, Tensor | PackedTensor]
+) -> Path:
+    """Write ``tensors`` and copies of the source's other files into ``folder``. Return the weights' file."""
+    _copy_companions(source.path, folder)
+    _save(source, folder / weights_name, tensors, overwrite=True)
+    return folder / weights_name
+
+
+def _save(source: Checkpoint, file: Path, tensors: Mapping[str, Tensor | PackedTensor], *, overwrite: bool) -> None:
+    metadata = {"format": "pt", **source.metadata()}  # transformers refuses weights without it
+    container.save(tensors, file, metadata=metadata, overwrite=overwrite)
+
+
+@contextmanager
+def staged_folder(target: Path) -> Iterator[Path]:
+    """Give a new folder beside ``target``; what lies in it at the end moves to ``target``, and nothing on an error."""
+    parent = target.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    stage = parent / f".{target.name}.{uuid.uuid4().hex[:8]}"  # not mkdtemp, whose folders only their owner may read
+    stage.mkdir()
+    try:
+        yield stage
+        _move(stage, target)
+    finally:
+        shutil.rmtree(stage, ignore_errors=True)
+
+
+def _move(stage: Path, target: Path) -> None:
+    """Move the files of ``stage`` to ``target``: at once where it is not there, else file by file."""
+    if not target.exists():
+        stage.rename(target)
+        return
+    for file in _files(stage):
+        place = target / file.relative_to(stage)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(file, place)
+
+
+def _copy_companions(source: Path, target: Path) -> None:
+    """Copy configuration, tokenizer and the like: whatever holds no weights and is not hidden."""
+    for file in _files(source):
+        place = file.relative_to(source)
+        hidden = any(part.startswith(".") for part in place.parts)
+        if hidden or file.suffix in _WEIGHTS or file.name.endswith(".index.json"):
+            continue
+        (target / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target / place)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file())

@@ -1,0 +1,71 @@
+"""Where output goes: a terminal gets colour and its own width, a file or pipe plain text that is never cut."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PLAIN_WIDTH = 100_000  # wider than any row, so that nothing is wrapped or cut
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console for stdout (results) or stderr (progress, warnings and errors)."""
+    stream = sys.stderr if stderr else sys.stdout
+    if hasattr(stream, "reconfigure"):
+        stream.reconfigure(errors="replace")  # a terminal without Unicode shows '?', not a traceback
+    plain: dict[str, Any] = {} if stream.isatty() else {"width": PLAIN_WIDTH, "color_system": None}
+    return Console(file=stream, markup=False, emoji=False, highlight=False, soft_wrap=False, **plain)
+
+
+def table(*columns: str) -> Table:
+    """Return an empty table. A column named ``>bytes`` is aligned right; ``name`` left, and folded where it is long."""
+    made = Table(header_style="bold", box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        right = column.startswith(">")
+        made.add_column(column.removeprefix(">"), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    return made
+
+
+def print_table(out: Console, rows: Table) -> None:
+    """Print a table; off a terminal without the spaces that pad the last column."""
+    if out.is_terminal:
+        out.print(rows)
+        return
+    with out.capture() as captured:
+        out.print(rows)
+    out.print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def print_json(value: object) -> None:
+    """Print a value as JSON for programs."""
+    print(json.dumps(value, indent=2, allow_nan=False))
+
+
+@contextmanager
+def progress(task: str, total: int) -> Iterator[Callable[[str, int], None]]:
+    """Show a bar over bytes on stderr, with the name of the tensor that was last done; nothing off a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda name, nbytes: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn(task),
+        BarColumn(bar_width=24),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[name]}"),
+    )
+    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
+        handle = bar.add_task(task, total=total, name="")
+        yield lambda name, nbytes: bar.update(handle, advance=nbytes, name=name)

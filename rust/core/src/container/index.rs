@@ -1,0 +1,241 @@
+//! [`Index`]: everything a container says about its tensors, checked.
+
+#![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
+
+use std::collections::BTreeMap;
+
+use safetensors::Dtype;
+
+use super::header::{self, Header, LENGTH_BYTES, METADATA, Stored};
+use super::packing::{Packing, SUFFIXES};
+use super::{VERSION, refuse, refuse_tensor, shown};
+use crate::error::Result;
+
+const RESERVED: &str = "octavo.";
+const VERSION_KEY: &str = "octavo.version";
+const TENSOR_KEY: &str = "octavo.tensor.";
+
+/// What a name stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// A tensor of one of safetensors' dtypes, stored under its own name.
+    Plain {
+        /// Stored dtype.
+        dtype: Dtype,
+        /// Shape.
+        shape: Vec<usize>,
+    },
+    /// An encoded tensor, stored as `NAME.codes` and, where its format has them, `NAME.scales`, `NAME.zeros`,
+    /// `NAME.levels`.
+    Packed(Packing),
+}
+
+/// A run of bytes of the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Stored dtype.
+    pub dtype: Dtype,
+    /// Stored shape.
+    pub shape: Vec<usize>,
+    /// Position of the first byte in the file.
+    pub offset: u64,
+    /// Number of bytes.
+    pub bytes: usize,
+}
+
+/// The checked table of contents of a container.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Index {
+    entries: BTreeMap<String, Entry>,
+    parts: BTreeMap<String, Part>,
+    metadata: BTreeMap<String, String>,
+    octavo: bool,
+    file_bytes: u64,
+}
+
+impl Index {
+    /// Checks the text of a header that is followed by `data_bytes` bytes.
+    ///
+    /// # Errors
+    /// [`crate::Error::Container`] naming the tensor, what was found and what is accepted.
+    pub fn parse(text: &[u8], data_bytes: u64) -> Result<Self> {
+        let Header { metadata, tensors } = header::parse(text, data_bytes)?;
+        let start = LENGTH_BYTES.saturating_add(text.len() as u64);
+        let parts = tensors.into_iter().map(|tensor| part(tensor, start)).collect::<Result<BTreeMap<_, _>>>()?;
+        let octavo = check_version(&metadata)?;
+        let (mut entries, mut user) = (BTreeMap::new(), BTreeMap::new());
+        for (key, value) in metadata {
+            if let Some(name) = key.strip_prefix(TENSOR_KEY) {
+                let packing = Packing::parse(name, &value)?;
+                check_parts(name, &packing, &parts)?;
+                entries.insert(name.to_owned(), Entry::Packed(packing));
+            } else if !key.starts_with(RESERVED) {
+                user.insert(key, value);
+            } else if key != VERSION_KEY {
+                return Err(refuse(format!("unknown metadata key '{}'", shown(&key))));
+            }
+        }
+        for (stored, part) in &parts {
+            let packed = SUFFIXES.iter().filter_map(|suffix| stored.strip_suffix(suffix));
+            // A plain tensor called NAME.scales is fine unless NAME is packed; its parts were checked above.
+            if packed.into_iter().any(|name| matches!(entries.get(name), Some(Entry::Packed(_)))) {
+                continue;
+            }
+            if entries.contains_key(stored) {
+                return Err(refuse_tensor(stored, "is stored both packed and plain"));
+            }
+            entries.insert(stored.clone(), Entry::Plain { dtype: part.dtype, shape: part.shape.clone() });
+        }
+        Ok(Self { entries, parts, metadata: user, octavo, file_bytes: start.saturating_add(data_bytes) })
+    }
+
+    /// Lays out a file that holds `entries`: its index, and the bytes before its data.
+    ///
+    /// Parts are ordered by decreasing size of their elements, so that each is aligned, then by name. The result goes
+    /// through [`Index::parse`], so whatever a reader refuses is refused here.
+    ///
+    /// # Errors
+    /// As [`Index::parse`]; also for names that clash and metadata keys that begin with `octavo.`.
+    pub fn plan(entries: &[(String, Entry)], metadata: &BTreeMap<String, String>) -> Result<(Self, Vec<u8>)> {
+        let (tensors, metadata) = layout(entries, metadata)?;
+        let data_bytes = tensors.last().map_or(0, |tensor| tensor.end);
+        let first = header::print(&Header { metadata, tensors })?;
+        let text = first.get(8..).unwrap_or_default();
+        let index = Self::parse(text, data_bytes)?;
+        Ok((index, first))
+    }
+
+    /// Names and what they stand for, in the order of names.
+    pub const fn entries(&self) -> &BTreeMap<String, Entry> {
+        &self.entries
+    }
+    /// The bytes stored under a name of the file: a plain tensor's own, or a packed tensor's with suffix.
+    pub fn part(&self, stored: &str) -> Option<&Part> {
+        self.parts.get(stored)
+    }
+    /// Every name of the file with its bytes, in the order of names.
+    pub const fn parts(&self) -> &BTreeMap<String, Part> {
+        &self.parts
+    }
+    /// The parts of an entry, as stored names and bytes; a plain tensor has one, under its own name.
+    pub fn parts_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (String, &'a Part)> {
+        let suffixes: &[&str] = match self.entries.get(name) {
+            Some(Entry::Packed(_)) => &SUFFIXES,
+            Some(Entry::Plain { .. }) => &[""],
+            None => &[],
+        };
+        suffixes.iter().map(move |suffix| format!("{name}{suffix}")).filter_map(|stored| {
+            let part = self.parts.get(&stored)?;
+            Some((stored, part))
+        })
+    }
+    /// The user's metadata, without the keys of Octavo.
+    pub const fn metadata(&self) -> &BTreeMap<String, String> {
+        &self.metadata
+    }
+    /// True for files written by Octavo, false for other safetensors files.
+    pub const fn is_octavo(&self) -> bool {
+        self.octavo
+    }
+    /// Bytes of the whole file.
+    pub const fn file_bytes(&self) -> u64 {
+        self.file_bytes
+    }
+}
+
+fn part(tensor: Stored, start: u64) -> Result<(String, Part)> {
+    let Stored { name, dtype, shape, begin, end } = tensor;
+    let bytes = usize::try_from(end.saturating_sub(begin)).map_err(|error| refuse_tensor(&name, error))?;
+    Ok((name, Part { dtype, shape, offset: start.saturating_add(begin), bytes }))
+}
+
+/// True for an Octavo file of this version, false for a file without the keys of Octavo.
+fn check_version(metadata: &BTreeMap<String, String>) -> Result<bool> {
+    match metadata.get(VERSION_KEY) {
+        Some(version) if version == VERSION => Ok(true),
+        Some(version) => {
+            let what = format!("{VERSION_KEY} is '{}'; this version of octavo reads '{VERSION}'", shown(version));
+            let newer =
+                version.parse::<u32>().is_ok_and(|number| VERSION.parse::<u32>().is_ok_and(|ours| number > ours));
+            Err(refuse(if newer { format!("{what}; a newer octavo reads this file") } else { what }))
+        }
+        None => match metadata.keys().find(|key| key.starts_with(RESERVED)) {
+            Some(key) => Err(refuse(format!("metadata key '{}' without {VERSION_KEY}", shown(key)))),
+            None => Ok(false),
+        },
+    }
+}
+
+/// Checks that exactly the parts that a packing demands are there, with the dtype and shape it demands.
+fn check_parts(name: &str, packing: &Packing, parts: &BTreeMap<String, Part>) -> Result<()> {
+    let demands = packing.demands(name)?;
+    for demand in &demands {
+        let suffix = demand.suffix.trim_start_matches('.');
+        let Some(part) = parts.get(&format!("{name}{}", demand.suffix)) else {
+            return Err(refuse_tensor(name, format!("'{}' has {suffix}, the file has none", packing.format)));
+        };
+        if part.dtype != demand.dtype || part.shape != demand.shape {
+            let what = format!(
+                "'{}' of shape {:?} along axis {} has {suffix} {} {:?}, the file has {} {:?}",
+                packing.format, packing.shape, packing.axis, demand.dtype, demand.shape, part.dtype, part.shape
+            );
+            return Err(refuse_tensor(name, what));
+        }
+    }
+    for suffix in SUFFIXES.iter().filter(|suffix| demands.iter().all(|demand| demand.suffix != **suffix)) {
+        if parts.contains_key(&format!("{name}{suffix}")) {
+            let kind = suffix.trim_start_matches('.');
+            return Err(refuse_tensor(name, format!("'{}' has no {kind}, the file has {kind}", packing.format)));
+        }
+    }
+    Ok(())
+}
+
+/// Tensors with their offsets, and the whole metadata, of a file to be written.
+fn layout(
+    entries: &[(String, Entry)],
+    metadata: &BTreeMap<String, String>,
+) -> Result<(Vec<Stored>, BTreeMap<String, String>)> {
+    if let Some(key) = metadata.keys().find(|key| key.starts_with(RESERVED)) {
+        return Err(refuse(format!("metadata key '{}': keys that begin with '{RESERVED}' are reserved", shown(key))));
+    }
+    let mut all = metadata.clone();
+    all.insert(VERSION_KEY.to_owned(), VERSION.to_owned());
+    let mut tensors: BTreeMap<String, Stored> = BTreeMap::new();
+    for (name, entry) in entries {
+        let parts = match entry {
+            Entry::Plain { dtype, shape } => vec![(name.clone(), *dtype, shape.clone())],
+            Entry::Packed(packing) => {
+                if all.insert(format!("{TENSOR_KEY}{name}"), packing.print(name)?).is_some() {
+                    return Err(refuse_tensor(name, "is given twice"));
+                }
+                let demands = packing.demands(name)?.into_iter();
+                demands.map(|part| (format!("{name}{}", part.suffix), part.dtype, part.shape)).collect()
+            }
+        };
+        for (stored, dtype, shape) in parts {
+            if stored == METADATA {
+                return Err(refuse_tensor(name, "is a name that safetensors reserves"));
+            }
+            let Some(bytes) = header::byte_length(dtype, &shape) else {
+                let what = format!("shape {shape:?} of {dtype} overflows or does not fill whole bytes");
+                return Err(refuse_tensor(name, what));
+            };
+            let tensor = Stored { name: stored.clone(), dtype, shape, begin: 0, end: bytes };
+            if tensors.insert(stored.clone(), tensor).is_some() {
+                let what = format!("clashes with another tensor, both are stored as '{}'", shown(&stored));
+                return Err(refuse_tensor(name, what));
+            }
+        }
+    }
+    let mut tensors: Vec<Stored> = tensors.into_values().collect();
+    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.bitsize().max(8)));
+    let mut at = 0u64;
+    for tensor in &mut tensors {
+        let bytes = tensor.end;
+        tensor.begin = at;
+        at = at.checked_add(bytes).ok_or_else(|| refuse_tensor(&tensor.name, "the file would exceed 2^64 bytes"))?;
+        tensor.end = at;
+    }
+    Ok((tensors, all))
+}

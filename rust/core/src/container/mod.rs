@@ -1,0 +1,59 @@
+//! The container: safetensors files that hold packed and plain tensors. FORMATS.md section 5 and its part "Container".
+//!
+//! [`Reader`] checks a whole header before it hands out a byte, [`Writer`] makes files that appear complete or not at
+//! all. Both work on an [`Index`], so one set of rules decides what may be written and what may be read.
+//!
+//! The order of validation: length of the file, length of the header, UTF-8, JSON (no key twice, none unknown), names,
+//! shapes, bytes and offsets of every tensor, then the keys `octavo.*`, then the parts of every packed tensor. The
+//! limits are the constants of [`limits`].
+
+mod header;
+mod index;
+pub mod limits;
+mod packing;
+mod read;
+#[cfg(test)]
+mod tests;
+mod write;
+
+pub use index::{Entry, Index, Part};
+pub use packing::Packing;
+pub use read::Reader;
+pub use safetensors::Dtype;
+pub use write::Writer;
+
+use serde::Deserialize;
+use serde::de::IntoDeserializer;
+use serde::de::value::StrDeserializer;
+
+use crate::error::{Error, Result};
+
+/// Version of the layout, the value of the key `octavo.version`. Readers refuse files of another version.
+pub const VERSION: &str = "1";
+
+/// The dtype of a safetensors name such as `F8_E4M3`.
+///
+/// # Errors
+/// [`Error::Container`] listing the names that are known.
+pub fn parse_dtype(name: &str) -> Result<Dtype> {
+    let text: StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
+    Dtype::deserialize(text).map_err(|error| refuse(error.to_string()))
+}
+
+/// A text from a file as messages show it: escaped, and cut where it is long.
+fn shown(text: &str) -> String {
+    let mut out: String = text.chars().take(limits::MAX_SHOWN).flat_map(char::escape_debug).collect();
+    if text.chars().nth(limits::MAX_SHOWN).is_some() {
+        out.push_str("...");
+    }
+    out
+}
+
+fn refuse(message: impl Into<String>) -> Error {
+    Error::Container(message.into())
+}
+
+/// A refusal that begins with the tensor's name.
+fn refuse_tensor(name: &str, message: impl std::fmt::Display) -> Error {
+    Error::Container(format!("{}: {message}", shown(name)))
+}

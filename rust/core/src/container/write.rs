@@ -1,0 +1,189 @@
+//! [`Writer`]: a container that appears complete under its name, or not at all.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, Permissions};
+use std::io;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use super::header::zeroed;
+use super::index::{Entry, Index};
+use super::packing::SUFFIXES;
+use super::{refuse_tensor, shown};
+use crate::codec::Packed;
+use crate::error::{Error, Result};
+
+/// Where the bytes go.
+enum Sink {
+    /// A temporary file beside the path, which takes its name in the end.
+    File {
+        temporary: NamedTempFile,
+        path: PathBuf,
+        overwrite: bool,
+    },
+    Memory(Vec<u8>),
+}
+
+/// Writes a container. The entries are announced first; then each is put, in any order and one at a time, so that no
+/// more than one tensor needs to be in memory. Dropped before [`Writer::finish`], it leaves nothing behind.
+pub struct Writer {
+    index: Index,
+    sink: Sink,
+    waiting: BTreeSet<String>,
+}
+
+impl std::fmt::Debug for Writer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Writer").field("waiting", &self.waiting).finish_non_exhaustive()
+    }
+}
+
+impl Writer {
+    /// Starts a file at `path` that will hold `entries`. The bytes go to a temporary file in the same directory.
+    ///
+    /// # Errors
+    /// [`Error::Container`] for names that clash or exceed the limits, before anything is written. [`Error::Io`] where
+    /// the directory cannot be written, or the file exists and `overwrite` is false.
+    pub fn create(
+        path: &Path,
+        entries: &[(String, Entry)],
+        metadata: &BTreeMap<String, String>,
+        overwrite: bool,
+    ) -> Result<Self> {
+        let io = |source: io::Error| Error::Io { context: path.display().to_string(), source };
+        let (index, first) = Index::plan(entries, metadata)?;
+        let name = path.file_name().ok_or_else(|| io(io::ErrorKind::IsADirectory.into()))?.to_string_lossy();
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let old = match std::fs::metadata(path) {
+            Ok(old) if old.is_dir() => return Err(io(io::ErrorKind::IsADirectory.into())),
+            Ok(_) if !overwrite => return Err(io(io::ErrorKind::AlreadyExists.into())),
+            Ok(old) => Some(old.permissions()),
+            Err(_) => None,
+        };
+        // Created with the usual mode under the umask, not the private one of temporary files; a file that is replaced
+        // keeps its mode.
+        let temporary = tempfile::Builder::new()
+            .prefix(&format!(".{}.", name.chars().take(32).collect::<String>()))
+            .suffix(".tmp")
+            .permissions(Permissions::from_mode(0o666))
+            .tempfile_in(directory)
+            .map_err(io)?;
+        if let Some(mode) = old {
+            temporary.as_file().set_permissions(mode).map_err(io)?;
+        }
+        temporary.as_file().set_len(index.file_bytes()).map_err(io)?;
+        temporary.as_file().write_all_at(&first, 0).map_err(io)?;
+        Ok(Self::new(index, Sink::File { temporary, path: path.to_owned(), overwrite }))
+    }
+
+    /// Starts a container in memory.
+    ///
+    /// # Errors
+    /// [`Error::Container`] as [`Writer::create`], [`Error::OutOfMemory`] where the bytes cannot be reserved.
+    pub fn in_memory(entries: &[(String, Entry)], metadata: &BTreeMap<String, String>) -> Result<Self> {
+        let (index, first) = Index::plan(entries, metadata)?;
+        let mut bytes = zeroed(index.file_bytes())?;
+        bytes[..first.len()].copy_from_slice(&first);
+        Ok(Self::new(index, Sink::Memory(bytes)))
+    }
+
+    fn new(index: Index, sink: Sink) -> Self {
+        let waiting = index.entries().keys().cloned().collect();
+        Self { index, sink, waiting }
+    }
+
+    /// What the container will hold.
+    pub const fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// Writes the bytes of the plain tensor `name`, row-major and little-endian.
+    ///
+    /// # Errors
+    /// [`Error::Container`] for a name that was not announced as plain or was put before, [`Error::Shape`] for another
+    /// number of bytes, [`Error::Io`] where writing fails.
+    pub fn put_plain(&mut self, name: &str, data: &[u8]) -> Result<()> {
+        match self.index.entries().get(name) {
+            Some(Entry::Plain { .. }) => self.put(name, &[("", data)]),
+            _ => Err(refuse_tensor(name, "was not announced as a plain tensor")),
+        }
+    }
+
+    /// Writes the parts of the packed tensor `name`.
+    ///
+    /// # Errors
+    /// As [`Writer::put_plain`].
+    pub fn put_packed(&mut self, name: &str, packed: Packed<'_>) -> Result<()> {
+        let data = [packed.codes, packed.scales, packed.zeros, packed.levels];
+        let parts: Vec<_> = SUFFIXES.into_iter().zip(data).collect();
+        match self.index.entries().get(name) {
+            Some(Entry::Packed(_)) => self.put(name, &parts),
+            _ => Err(refuse_tensor(name, "was not announced as a packed tensor")),
+        }
+    }
+
+    fn put(&mut self, name: &str, parts: &[(&str, &[u8])]) -> Result<()> {
+        let stored = |suffix: &str| format!("{name}{suffix}");
+        for (suffix, data) in parts {
+            let wanted = self.index.part(&stored(suffix)).map_or(0, |part| part.bytes);
+            if data.len() != wanted {
+                let what = format!("{}: {} bytes given, {wanted} expected", shown(&stored(suffix)), data.len());
+                return Err(Error::Shape(what));
+            }
+        }
+        if !self.waiting.remove(name) {
+            return Err(refuse_tensor(name, "is given twice"));
+        }
+        for (suffix, data) in parts {
+            if let Some(part) = self.index.part(&stored(suffix)) {
+                self.sink.write_at(part.offset, data)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Completes the container: a file is synchronised with the disk and renamed to its path; a container in memory is
+    /// returned.
+    ///
+    /// # Errors
+    /// [`Error::Container`] where an announced entry was never put, [`Error::Io`] where synchronising or renaming
+    /// fails, or the path has come into being and `overwrite` is false.
+    pub fn finish(self) -> Result<Option<Vec<u8>>> {
+        if let Some(name) = self.waiting.first() {
+            return Err(refuse_tensor(name, "was announced and never given"));
+        }
+        let (temporary, path, overwrite) = match self.sink {
+            Sink::Memory(bytes) => return Ok(Some(bytes)),
+            Sink::File { temporary, path, overwrite } => (temporary, path, overwrite),
+        };
+        let io = |source: io::Error| Error::Io { context: path.display().to_string(), source };
+        temporary.as_file().sync_all().map_err(io)?;
+        let directory = temporary.path().parent().map(Path::to_owned);
+        let kept = if overwrite { temporary.persist(&path) } else { temporary.persist_noclobber(&path) };
+        kept.map_err(|error| io(error.error))?;
+        // The name itself is on disk only with its directory. The bytes are safe by now, and some file systems refuse
+        // to synchronise a directory, so a failure here is no failure of the file.
+        if let Some(directory) = directory.and_then(|path| File::open(path).ok()) {
+            let _ = directory.sync_all();
+        }
+        Ok(None)
+    }
+}
+
+impl Sink {
+    fn write_at(&mut self, offset: u64, data: &[u8]) -> Result<()> {
+        match self {
+            Self::File { temporary, path, .. } => temporary
+                .as_file()
+                .write_all_at(data, offset)
+                .map_err(|source| Error::Io { context: path.display().to_string(), source }),
+            Self::Memory(bytes) => {
+                let start = offset as usize;
+                bytes[start..start + data.len()].copy_from_slice(data);
+                Ok(())
+            }
+        }
+    }
+}

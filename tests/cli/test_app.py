@@ -1,0 +1,74 @@
+import subprocess
+import sys
+
+import pytest
+from octavo.errors import FormatError
+
+HEAVY = ("torch", "numpy", "transformers", "rich")
+COMMANDS = ("formats", "compare", "pack", "unpack", "inspect", "compress")
+
+
+def python(code: str, *args: object) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", code, *map(str, args)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+MAIN = "from octavo.cli import main; main()"
+
+
+@pytest.mark.parametrize("code", ["import octavo", "from octavo.cli import app"])
+def test_importing_loads_nothing_heavy(code):
+    loaded = f"{code}; import sys; print([name for name in {HEAVY} if name in sys.modules])"
+    assert python(loaded).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])
+def test_help_loads_nothing_heavy(args):
+    code = f"""
+import sys
+from octavo.cli import main
+try:
+    main()
+finally:
+    heavy = [name for name in {HEAVY} if name in sys.modules]
+    assert not heavy, heavy
+"""
+    result = python(code, *args)
+    assert result.returncode == 0 and not result.stderr, result.stderr
+    assert result.stdout
+
+
+def test_inspecting_does_not_load_torch(model):
+    code = f"import sys; from octavo.cli import app; app({['inspect', str(model)]}, standalone_mode=False)"
+    assert python(f"{code}; print('torch' in sys.modules)").stdout.splitlines()[-1] == "False"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches_by_example(octavo, command):
+    text = octavo(command, "--help").output
+    assert "Example" in text
+    assert f"octavo {command}" in text.split("Example")[1]
+
+
+def test_an_error_is_one_line_on_stderr_with_exit_code_2():
+    result = python(MAIN, "formats", "mxfp6e3m3")
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr == "error: unknown format 'mxfp6e3m3'; did you mean 'mxfp6e3m2'?\n"
+
+
+def test_debug_shows_the_traceback(octavo):
+    result = octavo("--debug", "formats", "mxfp6e3m3", code=1)
+    assert isinstance(result.exception, FormatError)
+
+
+def test_a_closed_pipe_ends_quietly():
+    code = f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {MAIN!r}, 'formats'], "
+    code += "stdout=subprocess.PIPE, stderr=subprocess.PIPE); p.stdout.close(); print(p.stderr.read().decode())"
+    assert python(code).stdout.strip() == ""
+
+
+def test_output_needs_no_unicode():
+    code = f"import sys; sys.stdout.reconfigure(encoding='ascii'); {MAIN}"
+    result = python(code, "formats", "mxfp4")
+    assert result.returncode == 0, result.stderr

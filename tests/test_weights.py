@@ -1,0 +1,256 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from octavo import Format, FormatError, NonFiniteError, PackedTensor, container, encode, quantize
+from octavo.errors import ContainerError, ShapeError
+from octavo.quant.checkpoint import Checkpoint, staged_folder
+from octavo.quant.rules import Rules, parse_formats, select
+from octavo.quant.weights import (
+    Errors,
+    best_format,
+    compare_formats,
+    measure,
+    pack_tensors,
+    plan,
+    unpack_tensors,
+)
+
+FLOAT64 = 1e-12  # relative: float64 sums in another order
+
+
+@pytest.fixture
+def tensors():
+    generator = torch.Generator().manual_seed(3)
+    made = {
+        "embed.weight": torch.randn(50, 40, generator=generator),
+        "block.0.q.weight": torch.randn(40, 40, generator=generator).to(torch.bfloat16),
+        "block.0.q.bias": torch.randn(40, generator=generator),
+        "block.1.conv.weight": torch.randn(4, 5, 6, generator=generator).half(),
+        "scale": torch.tensor(2.0),
+        "position_ids": torch.arange(50)[None],
+        "wide": torch.randn(3, 3, generator=generator).double(),
+    }
+    return made
+
+
+# --- rules ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_default_selection_is_2d_floats(tensors):
+    assert select(tensors) == ["embed.weight", "block.0.q.weight"]
+
+
+def test_a_glob_takes_weights_and_a_full_name_anything_of_floats(tensors):
+    assert select(tensors, "block.*") == ["block.0.q.weight", "block.1.conv.weight"]
+    assert select(tensors, "block.0.q.bias") == ["block.0.q.bias"]
+
+
+def test_a_full_name_matches_itself_whatever_it_holds():
+    assert select({"layers[0].weight": torch.zeros(2, 2)}, "layers[0].weight") == ["layers[0].weight"]
+
+
+def test_the_last_matching_rule_decides(tensors):
+    rules = Rules.parse("mxint8; block.*=mxfp4; block.1.*=int4:g32; embed.weight=keep")
+    given = {name: str(fmt) for name, fmt in rules.assign(tensors).items() if fmt}
+    assert given == {"block.0.q.weight": "mxfp4", "block.1.conv.weight": "int4:g32"}
+    reverse = Rules.parse("embed.weight=keep; block.1.*=int4:g32; block.*=mxfp4; mxint8")
+    given = {name: str(fmt) for name, fmt in reverse.assign(tensors).items() if fmt}
+    assert given == {"embed.weight": "mxint8", "block.0.q.weight": "mxint8", "block.1.conv.weight": "mxfp4"}
+
+
+@pytest.mark.parametrize("text", ["mxint8", "*.weight=fixed8:channel,mse; a[0]?=keep; x=y=nf4", "keep", "bfp8/16"])
+def test_rules_are_read_as_they_are_printed(text):
+    assert str(Rules.parse(text)) == text
+    assert Rules.parse(str(Rules.parse(text))) == Rules.parse(text)
+
+
+@pytest.mark.parametrize("text", ["", ";", "mxint8;", "=mxint8", "a=", "a=mxint9000", "mxint8,mxfp4"])
+def test_rules_that_cannot_be_read_are_refused(text):
+    with pytest.raises(FormatError, match="recipe"):
+        Rules.parse(text)
+
+
+@pytest.mark.parametrize("glob", ["blok.0.q.weight", "block.0.k.*", "BLOCK.0.Q.weight"])
+def test_a_rule_that_matches_nothing_names_the_nearest(tensors, glob):
+    with pytest.raises(FormatError, match="nearest names: block"):
+        Rules.parse(f"{glob}=mxint8").assign(tensors)
+
+
+@pytest.mark.parametrize("glob", ["scale", "position_ids", "wide", "*.bias"])
+def test_a_rule_that_matches_only_what_cannot_be_packed_is_an_error(tensors, glob):
+    with pytest.raises(FormatError, match="cannot be packed"):
+        Rules.parse(f"{glob}=mxint8").assign(tensors)
+    assert Rules.parse(f"{glob}=keep").assign(tensors)["embed.weight"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "formats"),
+    [
+        ("mxint8,mxfp4", ["mxint8", "mxfp4"]),
+        (" fixed8:channel,mse , nf4,", ["fixed8:channel,mse", "nf4"]),
+        ("int8:channel,int4:g32,mxint8,mxint8", ["int8:channel", "int4:g32", "mxint8"]),
+    ],
+)
+def test_a_list_of_formats_keeps_their_options(text, formats):
+    assert list(map(str, parse_formats(text))) == formats
+
+
+@pytest.mark.parametrize("text", ["", ",", "mxint8,mse", "mxint8,nonsense"])
+def test_a_list_with_something_else_is_refused(text):
+    with pytest.raises(FormatError):
+        parse_formats(text)
+
+
+# --- errors ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5, 2), (1200, 1000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_errors_are_those_of_float64(shape, dtype):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    q = quantize(x, "mxfp4")
+    a, b = x.double().numpy().ravel(), q.double().numpy().ravel()
+    errors = measure(x, q)
+    assert errors.sqnr_db == pytest.approx(10 * np.log10((a**2).sum() / ((a - b) ** 2).sum()), rel=FLOAT64)
+    assert errors.cosine == pytest.approx((a @ b) / np.sqrt((a @ a) * (b @ b)), rel=FLOAT64)
+    assert errors.largest == np.abs(a - b).max()
+
+
+def test_errors_of_parts_add_up_to_those_of_the_whole():
+    x = torch.randn(64, 32, generator=torch.Generator().manual_seed(2))
+    q = quantize(x, "nf4")
+    whole, parts = measure(x, q), measure(x[:10], q[:10]) + measure(x[10:], q[10:])
+    for field in ("signal", "noise", "power", "largest", "cosine"):
+        assert getattr(parts, field) == pytest.approx(getattr(whole, field), rel=FLOAT64)
+
+
+def test_errors_of_nothing_and_of_zeros():
+    for errors in (Errors(), measure(torch.zeros(0, 4), torch.zeros(0, 4)), measure(torch.zeros(4), torch.zeros(4))):
+        assert (errors.sqnr_db, errors.cosine, errors.largest) == (float("inf"), 1.0, 0.0)
+    lost = measure(torch.zeros(4), torch.ones(4))
+    assert (lost.sqnr_db, lost.cosine) == (float("-inf"), 0.0)
+    with pytest.raises(ShapeError):
+        measure(torch.zeros(4), torch.zeros(2, 2))
+
+
+# --- packing --------------------------------------------------------------------------------------------------------
+
+
+def test_packing_and_unpacking_quantises_what_the_rules_name(tensors):
+    rules = Rules.parse("mxint8; block.1.*=int4:g32; block.0.q.bias=mxfp4")
+    packing = pack_tensors(tensors, rules)
+    plain = unpack_tensors(packing.tensors)
+    for name, fmt in rules.assign(tensors).items():
+        assert isinstance(packing.tensors[name], PackedTensor) == (fmt is not None)
+        expected = tensors[name] if fmt is None else quantize(tensors[name], fmt)
+        assert torch.equal(plain[name], expected) and plain[name].dtype == tensors[name].dtype
+
+
+def test_the_plan_is_what_packing_does(tensors):
+    rules = Rules.parse("mxint8; block.1.*=int4:g32; embed.weight=fp16; block.0.q.weight=uint4:g32")
+    packing = pack_tensors(tensors, rules)
+    for planned, done in zip(plan(tensors, rules), packing.reports, strict=True):
+        assert (planned.name, planned.format, planned.nbytes) == (done.name, done.format, done.nbytes)
+        assert done.nbytes == packing.tensors[done.name].nbytes
+        assert done.nbytes_before == tensors[done.name].nbytes
+
+
+def test_native_formats_store_plain_tensors_that_saturate():
+    tensors = {"a": torch.tensor([[1e6, -1.0], [2.0**-30, 0.1]])}
+    after = pack_tensors(tensors, Rules.parse("fp16")).tensors["a"]
+    assert after.dtype == torch.float16
+    assert after[0, 0] == torch.finfo(torch.float16).max
+
+
+def test_the_scale_rule_reaches_block_formats_only(tensors):
+    packing = pack_tensors(tensors, Rules.parse("mxfp4; embed.weight=int8"), scale="mse")
+    assert packing.tensors["block.0.q.weight"] == encode(tensors["block.0.q.weight"], "mxfp4", scale="mse")
+    assert packing.tensors["embed.weight"].scale == "floor"
+    with pytest.raises(FormatError, match="accepted are floor, ceil, mse"):
+        pack_tensors(tensors, Rules.parse("mxfp4"), scale="round")
+
+
+def test_nan_is_refused_with_the_name_of_its_tensor(tensors):
+    tensors["embed.weight"][1, 2] = torch.nan
+    for refuse in (
+        lambda: pack_tensors(tensors, Rules.parse("mxint8")),
+        lambda: compare_formats(tensors, [Format("mxint8")]),
+    ):
+        with pytest.raises(NonFiniteError, match=r"^embed\.weight: "):
+            refuse()
+
+
+def test_progress_counts_every_byte(tensors):
+    seen = []
+    pack_tensors(tensors, Rules.parse("mxint8"), progress=lambda name, nbytes: seen.append((name, nbytes)))
+    assert seen == [(name, tensor.nbytes) for name, tensor in tensors.items()]
+
+
+# --- comparing ------------------------------------------------------------------------------------------------------
+
+
+def test_comparing_counts_bits_as_bytes_and_sums_errors(tensors):
+    for entry in compare_formats(tensors, parse_formats("mxint8,nvfp4,uint4:g32,binary,e4m3")):
+        names = select(tensors)
+        packed = [encode(tensors[name], entry.format) for name in names]
+        assert entry.nbytes == sum(p.nbytes for p in packed)
+        assert entry.bits_per_element == 8 * entry.nbytes / sum(tensors[name].numel() for name in names)
+        total = sum((measure(tensors[n], p.decode()) for n, p in zip(names, packed, strict=True)), Errors())
+        assert entry.errors == total
+
+
+def test_the_best_format_has_the_highest_sqnr_within_the_budget(tensors):
+    compared = compare_formats(tensors, parse_formats("mxint8,mxfp6e2m3,mxint4,nf4,fp32"))
+    for budget in (4.4, 6.5, 8.5, 40):
+        chosen = best_format(compared, budget)
+        fitting = [entry for entry in compared if entry.bits_per_element <= budget]
+        assert chosen in fitting
+        assert chosen.errors.sqnr_db == max(entry.errors.sqnr_db for entry in fitting)
+    with pytest.raises(
+        FormatError, match=r"no format fits a budget of 2 bits per weight; the smallest, '(mxint4|nf4)'"
+    ):
+        best_format(compared, 2)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sharded_model_reads_as_one(tensors, tmp_path):
+    names = list(tensors)
+    container.save({name: tensors[name] for name in names[:3]}, tmp_path / "a.safetensors", metadata={"format": "pt"})
+    container.save({name: tensors[name] for name in names[3:]}, tmp_path / "b.safetensors")
+    index = {"weight_map": {name: "ab"[names.index(name) > 2] + ".safetensors" for name in names}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    source = Checkpoint.open(tmp_path)
+    read = source.tensors()
+    assert read.keys() == tensors.keys()
+    assert all(torch.equal(read[name], tensors[name]) for name in names)
+    assert {entry.name for entry in source.entries()} == set(names)
+    assert source.metadata() == {"format": "pt"}
+    container.save(tensors, tmp_path / "b.safetensors")
+    with pytest.raises(ContainerError, match="in another shard"):
+        source.tensors()
+
+
+def test_a_staged_folder_appears_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "new"
+
+    def fill(fail):
+        with staged_folder(target) as folder:
+            (folder / "deep").mkdir()
+            (folder / "deep" / "file").write_text(str(fail))
+            assert not target.exists() or (target / "deep" / "file").read_text() == "False"
+            if fail:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fill(True)
+    assert list(tmp_path.iterdir()) == []
+    fill(False)
+    assert (target / "deep" / "file").read_text() == "False"
+    with pytest.raises(KeyboardInterrupt):
+        fill(True)
+    assert (target / "deep" / "file").read_text() == "False"
+    assert list(tmp_path.iterdir()) == [target]
