@@ -34,6 +34,8 @@ STES = ("clipped", "identity")
 _library = torch.library.Library("octavo", "DEF")
 _OPTIONS = "str format, int axis=-1, str rule='floor', Tensor? scales=None, Tensor? zeros=None, Tensor? levels=None"
 _library.define(f"quantize(Tensor x, {_OPTIONS}, str ste='clipped') -> Tensor")
+# The same without a gradient: dispatch through autograd takes as long again as everything else together.
+_library.define(f"quantize_plain(Tensor x, {_OPTIONS}) -> Tensor")
 _library.define(f"quantize_out(Tensor x, {_OPTIONS}, *, Tensor(a!) out) -> ()")
 _library.define(f"quantize_backward(Tensor grad, Tensor x, {_OPTIONS}, bool learn=False) -> (Tensor, Tensor)")
 _library.define(f"encode(Tensor x, {_OPTIONS}, str nonfinite='error') -> (Tensor, Tensor, Tensor, Tensor)")
@@ -86,6 +88,18 @@ def part_shapes(format: _core.Format, shape: tuple[int, ...], axis: int) -> tupl
     zeros = torch.Size([*rows, zeros_row] if format.has_zeros else [0])
     return torch.Size(codes), torch.Size([*rows, per_row, *levels]), zeros
 
+
+
+@lru_cache(maxsize=4096)
+def part_specs(format: _core.Format, shape: tuple[int, ...], axis: int) -> tuple[tuple[str, torch.dtype, torch.Size], ...]:
+    """Name, dtype and shape of codes, scales, zeros and levels of a tensor encoded along ``axis``."""
+    codes, scales, zeros = part_shapes(format, shape, axis)
+    return (
+        ("codes", torch.uint8, codes),
+        ("scales", SCALE_DTYPES[format.scale_type], scales),
+        ("zeros", torch.uint8, zeros),
+        ("levels", torch.float32, torch.Size([1 if format.has_levels else 0])),
+    )
 
 
 def _given(format: _core.Format, shape: tuple[int, ...], axis: int, scales, zeros, levels):
@@ -171,13 +185,8 @@ def _encode(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=No
 
 
 def _empty_parts(x, fmt, axis):
-    codes, scale_shape, zero_shape = part_shapes(fmt, tuple(x.shape), axis)
-    return (
-        x.new_empty(codes, dtype=torch.uint8),
-        x.new_empty(scale_shape, dtype=SCALE_DTYPES[fmt.scale_type]),
-        x.new_empty(zero_shape, dtype=torch.uint8),
-        x.new_empty([1 if fmt.has_levels else 0], dtype=torch.float32),
-    )
+    specs = part_specs(fmt, tuple(x.shape), axis)
+    return tuple(torch.empty(shape, dtype=dtype, device=x.device) for _, dtype, shape in specs)
 
 
 def _encode_out(
@@ -185,12 +194,9 @@ def _encode_out(
     *, codes_out, scales_out, zeros_out, levels_out,
 ):  # fmt: skip
     fmt = core(format)
-    codes, scale_shape, zero_shape = part_shapes(fmt, tuple(x.shape), axis)
-    _check_out(codes_out, codes, torch.uint8, "codes")
-    _check_out(scales_out, scale_shape, SCALE_DTYPES[fmt.scale_type], "scales")
-    _check_out(zeros_out, zero_shape, torch.uint8, "zeros")
-    _check_out(levels_out, [1 if fmt.has_levels else 0], torch.float32, "levels")
     parts = (codes_out, scales_out, zeros_out, levels_out)
+    for part, (name, dtype, shape) in zip(parts, part_specs(fmt, tuple(x.shape), axis), strict=True):
+        _check_out(part, shape, dtype, name)
     _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts)
 
 
@@ -203,7 +209,7 @@ def _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts)
 
 
 def _decode(codes, scales, zeros, levels, format, shape, axis, dtype):
-    out = codes.new_empty(shape, dtype=dtype)
+    out = torch.empty(shape, dtype=dtype)
     _decode_out(codes, scales, zeros, levels, format, shape, axis, out=out)
     return out
 
@@ -214,19 +220,18 @@ def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
     if code is None:
         raise DTypeError(f"decode of '{format}' to {out.dtype}; accepted are float32, float16, bfloat16")
     _check_out(out, shape, out.dtype, "out")
-    code_shape, scale_shape, zero_shape = part_shapes(fmt, tuple(shape), axis)
-    parts = (
-        _stored(codes, torch.uint8, code_shape, f"'{format}': codes"),
-        _stored(scales, SCALE_DTYPES[fmt.scale_type], scale_shape, f"'{format}': scales"),
-        _stored(zeros, torch.uint8, zero_shape, f"'{format}': zeros"),
-        _stored(levels, torch.float32, [1 if fmt.has_levels else 0], f"'{format}': levels"),
-    )
-    addresses = tuple(part.data_ptr() for part in parts)
-    _core._decode(fmt, code, list(shape), axis, addresses, out.data_ptr())
+    wanted = part_specs(fmt, tuple(shape), axis)
+    parts = [
+        part if part.dtype == dtype and part.shape == part_shape and part.is_contiguous() else _stored(part, dtype, part_shape, f"'{format}': {name}")
+        for part, (name, dtype, part_shape) in zip((codes, scales, zeros, levels), wanted, strict=True)
+    ]
+    addresses = (parts[0].data_ptr(), parts[1].data_ptr(), parts[2].data_ptr(), parts[3].data_ptr())
+    _core._decode(fmt, code, shape, axis, addresses, out.data_ptr())
 
 
 for _name, _function in (
     ("quantize", _quantize),
+    ("quantize_plain", _quantize),
     ("quantize_out", _quantize_out),
     ("quantize_backward", _quantize_backward),
     ("encode", _encode),
@@ -242,6 +247,11 @@ for _name, _function in (
 
 @torch.library.register_fake("octavo::quantize", lib=_library)
 def _(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, ste="clipped"):
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.register_fake("octavo::quantize_plain", lib=_library)
+def _(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None):
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -378,14 +388,17 @@ def quantize(
     if zeros is not None:
         zeros = pack_zeros(text, zeros, tuple(t.shape), axis)
     if out is None:
-        result = torch.ops.octavo.quantize(t, text, axis, scale, scales, zeros, levels, ste)
+        if torch.is_grad_enabled() and (t.requires_grad or (scales is not None and scales.requires_grad)):
+            result = torch.ops.octavo.quantize.default(t, text, axis, scale, scales, zeros, levels, ste)
+        else:
+            result = torch.ops.octavo.quantize_plain.default(t, text, axis, scale, scales, zeros, levels)
         return result if isinstance(x, Tensor) else _to_numpy(result, x)
     target = _tensor(out, "out")
     if torch.is_grad_enabled() and t.requires_grad:
         raise DTypeError("quantize(out=...) has no gradient; x requires one")
     if target is not t and target.data_ptr() != t.data_ptr():
         _refuse_overlap(t, target)
-    torch.ops.octavo.quantize_out(t, text, axis, scale, scales, zeros, levels, out=target)
+    torch.ops.octavo.quantize_out.default(t, text, axis, scale, scales, zeros, levels, out=target)
     return out
 
 
@@ -421,12 +434,12 @@ def encode(
         zeros = pack_zeros(text, zeros, tuple(t.shape), axis)
     args = (t, text, axis, scale, scales, zeros, levels, nonfinite)
     if out is None:
-        parts = torch.ops.octavo.encode(*args)
+        parts = torch.ops.octavo.encode.default(*args)
         return PackedTensor(Format(text), *parts, shape=tuple(t.shape), dtype=t.dtype, axis=axis, scale=scale)
     if (out.format.text, out.shape, out.dtype, out.axis) != (str(core(text)), tuple(t.shape), t.dtype, axis % max(t.ndim, 1)):
         raise ShapeError(f"out is {out!r}; expected '{text}' of shape {tuple(t.shape)}, {t.dtype}, axis {axis}")
     codes, scale_part, zero_part, level_part = out.parts
-    torch.ops.octavo.encode_out(
+    torch.ops.octavo.encode_out.default(
         *args, codes_out=codes, scales_out=scale_part, zeros_out=zero_part, levels_out=level_part
     )
     return out
@@ -443,9 +456,9 @@ def decode(packed: PackedTensor, *, dtype: torch.dtype | None = None, out: Tenso
     if out is not None:
         if dtype is not None and dtype != out.dtype:
             raise DTypeError(f"dtype is {dtype}, out has {out.dtype}")
-        torch.ops.octavo.decode_out(*packed.parts, packed.format.text, packed.shape, packed.axis, out=out)
+        torch.ops.octavo.decode_out.default(*packed.parts, packed.format.text, packed.shape, packed.axis, out=out)
         return out
     wanted = packed.dtype if dtype is None else dtype
     if wanted not in FLOATS:
         raise DTypeError(f"decode to {wanted}; accepted are float32, float16, bfloat16")
-    return torch.ops.octavo.decode(*packed.parts, packed.format.text, packed.shape, packed.axis, wanted)
+    return torch.ops.octavo.decode.default(*packed.parts, packed.format.text, packed.shape, packed.axis, wanted)

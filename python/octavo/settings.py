@@ -21,7 +21,7 @@ def apply() -> None:
     threads = os.environ.get("OCTAVO_NUM_THREADS")
     if threads:
         if not threads.isdigit():
-            raise ValueError(f"OCTAVO_NUM_THREADS={threads!r}: not a number; accepted are 0 (all cores) to 1024")
+            raise ValueError(f"OCTAVO_NUM_THREADS={threads!r}: not a number; accepted are 0 (all cores) to 256")
         _core.set_num_threads(int(threads))
     if _core.debug_build:
         warnings.warn("octavo._core is a debug build: 10 to 50 times slower than a release build", stacklevel=3)

@@ -44,18 +44,14 @@ class PackedTensor:
         scale: str = "floor",
     ) -> None:
         """Check the parts against the format and keep them."""
-        from octavo.ops import FLOATS, SCALE_DTYPES, part_shapes
+        from octavo.ops import FLOATS, part_specs
 
         if dtype not in FLOATS:
             raise DTypeError(f"logical dtype {dtype}; accepted are float32, float16, bfloat16")
         shape = tuple(int(n) for n in shape)
-        wanted = part_shapes(format.core, shape, axis)
-        level_shape = [1 if format.core.has_levels else 0]
-        kinds = (torch.uint8, SCALE_DTYPES[format.scale_type], torch.uint8, torch.float32)
-        for name, part, part_shape, kind in zip(
-            ("codes", "scales", "zeros", "levels"), (codes, scales, zeros, levels), (*wanted, level_shape), kinds, strict=True
-        ):
-            if part.dtype != kind or list(part.shape) != list(part_shape):
+        specs = part_specs(format.core, shape, axis)
+        for part, (name, kind, part_shape) in zip((codes, scales, zeros, levels), specs, strict=True):
+            if part.dtype != kind or part.shape != part_shape:
                 raise ShapeError(
                     f"'{format}' of shape {shape}: {name} are {part.dtype} {tuple(part.shape)}, expected {kind} {tuple(part_shape)}"
                 )

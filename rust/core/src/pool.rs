@@ -9,17 +9,16 @@ use crate::error::{Error, Result};
 /// Work below this many bytes stays on the calling thread.
 pub const SERIAL_BYTES: usize = 64 * 1024;
 /// Most threads that can be asked for.
-pub const MAX_THREADS: usize = 1024;
+pub const MAX_THREADS: usize = 256;
 
 struct Pool {
-    threads: usize,
     process: u32,
     /// `None` for one thread: the caller works alone.
     rayon: Option<rayon::ThreadPool>,
 }
 
-// A leaked pool behind an atomic pointer takes no lock, so a child of `fork` can never find one held.
-static POOL: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
+// One pool for each size ever used, never freed. An atomic pointer takes no lock, so a child of `fork` finds none held.
+static POOLS: [AtomicPtr<Pool>; MAX_THREADS + 1] = [const { AtomicPtr::new(std::ptr::null_mut()) }; MAX_THREADS + 1];
 static REQUESTED: AtomicUsize = AtomicUsize::new(0);
 
 /// Sets the number of worker threads of later calls; 0 returns to the default (all available cores).
@@ -37,33 +36,26 @@ pub fn set_num_threads(threads: usize) -> Result<()> {
 /// Number of threads that the next call may use.
 pub fn num_threads() -> usize {
     match REQUESTED.load(Ordering::Relaxed) {
-        0 => std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+        0 => std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX_THREADS)),
         threads => threads,
     }
 }
 
-/// The pool for this process and thread count. Outdated pools are leaked: their threads may be gone after a fork, and
-/// other callers may still be working in them after a change of size.
+/// The pool for this process and thread count.
 fn pool() -> Result<&'static Pool> {
     let process = std::process::id();
     let threads = num_threads();
-    let current = POOL.load(Ordering::Acquire);
+    let slot = &POOLS[threads];
     // SAFETY: the pointer is null or comes from `Box::leak` below and is never freed.
-    let found = unsafe { current.as_ref() };
-    if let Some(pool) = found {
-        if pool.process == process && pool.threads == threads {
-            return Ok(pool);
-        }
-        if pool.process != process {
-            // A child of fork works alone: building threads there is legal, but a DataLoader has many children.
-            let alone: &'static Pool = Box::leak(Box::new(Pool { threads, process, rayon: None }));
-            POOL.store(std::ptr::from_ref(alone).cast_mut(), Ordering::Release);
-            return Ok(alone);
-        }
+    let found = unsafe { slot.load(Ordering::Acquire).as_ref() };
+    if let Some(pool) = found.filter(|pool| pool.process == process) {
+        return Ok(pool);
     }
-    let rayon = match threads {
-        1 => None,
-        _ => Some(
+    let rayon = match found {
+        // A child of fork, where the parent's threads are gone, works alone: a DataLoader has many children.
+        Some(_) => None,
+        None if threads == 1 => None,
+        None => Some(
             rayon::ThreadPoolBuilder::new()
                 .num_threads(threads)
                 .thread_name(|i| format!("octavo-{i}"))
@@ -71,8 +63,8 @@ fn pool() -> Result<&'static Pool> {
                 .map_err(|e| Error::Setting(format!("cannot start {threads} threads: {e}")))?,
         ),
     };
-    let built: &'static Pool = Box::leak(Box::new(Pool { threads, process, rayon }));
-    POOL.store(std::ptr::from_ref(built).cast_mut(), Ordering::Release);
+    let built: &'static Pool = Box::leak(Box::new(Pool { process, rayon }));
+    slot.store(std::ptr::from_ref(built).cast_mut(), Ordering::Release);
     Ok(built)
 }
 

@@ -1,0 +1,311 @@
+"""The container: safetensors files that hold packed and plain tensors. FORMATS.md section 5.
+
+:func:`save` and :func:`load` for files, :func:`dumps` and :func:`loads` for bytes, :func:`inspect` for the table of
+contents alone (it does not import torch). The rules of what is valid live in Rust; this module converts tensors to and
+from addresses.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo import _core
+from octavo.errors import ContainerError, DTypeError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+    from octavo.tensor import PackedTensor
+
+    Storable = Tensor | PackedTensor | np.ndarray
+
+# safetensors' name, and the name that torch, numpy and ml_dtypes share.
+_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E5M2": "float8_e5m2",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz",
+    "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "I16": "int16",
+    "U16": "uint16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I32": "int32",
+    "U32": "uint32",
+    "F32": "float32",
+    "C64": "complex64",
+    "F64": "float64",
+    "I64": "int64",
+    "U64": "uint64",
+}
+_STORED = {name: stored for stored, name in _NAMES.items()}
+# Two elements in one byte; torch counts bytes, safetensors elements.
+_PAIR, _PAIR_NAME = "F4", "float4_e2m1fn_x2"
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """One line of a container's table of contents.
+
+    ``kind``: ``packed`` or ``plain``. ``format``: the format's text, None for a plain tensor. ``shape``: logical shape;
+    of a plain tensor the stored one. ``dtype``: logical dtype as torch names it (``float32``); safetensors' own name
+    where torch has none. ``nbytes``: bytes of all parts. ``bits_per_element``: nbytes times 8 over elements, 0 for an
+    empty tensor. ``axis`` and ``scale``: the encoding axis and the scale rule, None for a plain tensor.
+    """
+
+    name: str
+    kind: str
+    format: str | None
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    bits_per_element: float
+    axis: int | None = None
+    scale: str | None = None
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def save(
+    tensors: Mapping[str, Storable],
+    path: str | os.PathLike[str],
+    *,
+    metadata: Mapping[str, str] | None = None,
+    overwrite: bool = True,
+) -> None:
+    """Write tensors to a safetensors file, which appears under ``path`` complete or not at all.
+
+    ``tensors``: by name, PackedTensors, torch tensors and numpy arrays of every dtype that safetensors knows, on any
+    device. Non-contiguous tensors are copied one at a time; tensors that share memory are stored once for each name.
+    ``metadata``: strings of the user's own; keys that begin with ``octavo.`` are reserved. ``overwrite=False`` refuses
+    an existing file. The order in the file depends on names and dtypes alone, so equal content gives equal bytes.
+
+    Raises DTypeError for other objects and dtypes, ContainerError for names that clash or exceed the limits, both
+    before anything is written; FileExistsError and other OSErrors. On an error an older file stays as it was. Source:
+    FORMATS.md section 5.
+    """
+    _write(tensors, os.fspath(path), metadata, overwrite)
+
+
+def dumps(tensors: Mapping[str, Storable], *, metadata: Mapping[str, str] | None = None) -> bytes:
+    """Return the bytes of the file that :func:`save` would write. Raises what it raises, but for OSErrors."""
+    data = _write(tensors, None, metadata, True)
+    assert data is not None
+    return data
+
+
+def _write(
+    tensors: Mapping[str, Storable], path: str | None, metadata: Mapping[str, str] | None, overwrite: bool
+) -> bytes | None:
+    if not isinstance(tensors, Mapping):
+        raise DTypeError(f"tensors is a {type(tensors).__name__}; accepted is a mapping from name to tensor")
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise DTypeError(f"metadata {key!r}: {value!r} is not a string for a string")
+    plain, packed = [], []
+    for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise DTypeError(f"{name!r} is a {type(name).__name__}; names of tensors are strings")
+        if _is_packed(tensor):
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            packed.append((name, tensor.format.core, tensor.scale, list(tensor.shape), dtype, tensor.axis))
+        else:
+            plain.append((name, *_describe(name, tensor)))
+    writer = _core._ContainerWriter(path, plain, packed, dict(metadata or {}), overwrite)
+    try:
+        for name, tensor in tensors.items():
+            if _is_packed(tensor):
+                parts = [_plain_memory(part) for part in tensor.parts]
+                writer.put_packed(name, tuple(_span(part) for part in parts))
+            else:
+                data = _plain_memory(tensor)
+                writer.put_plain(name, _span(data))
+        return writer.finish()
+    finally:
+        writer.abandon()  # after finish there is nothing to give up
+
+
+def _is_packed(tensor: object) -> bool:
+    module = sys.modules.get("octavo.tensor")  # no PackedTensor exists before its module is loaded
+    return module is not None and isinstance(tensor, module.PackedTensor)
+
+
+def _is_torch(tensor: object) -> bool:
+    module = sys.modules.get("torch")
+    return module is not None and isinstance(tensor, module.Tensor)
+
+
+def _is_numpy(tensor: object) -> bool:
+    module = sys.modules.get("numpy")
+    return module is not None and isinstance(tensor, module.ndarray)
+
+
+def _describe(name: str, tensor: Any) -> tuple[str, list[int]]:
+    """safetensors' dtype and the shape under which a plain tensor is stored."""
+    if _is_torch(tensor):
+        import torch
+
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise DTypeError(f"{name}: a {tensor.layout} tensor on {tensor.device}; accepted are dense ones with data")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+    elif _is_numpy(tensor):
+        dtype = tensor.dtype.name
+    else:
+        raise DTypeError(
+            f"{name} is a {type(tensor).__name__}; accepted are torch tensors, numpy arrays and PackedTensors"
+        )
+    shape = [int(n) for n in tensor.shape]
+    if dtype == _PAIR_NAME and shape:
+        return _PAIR, [*shape[:-1], 2 * shape[-1]]
+    if dtype not in _STORED:
+        raise DTypeError(f"{name} has dtype {dtype}, which safetensors has not; accepted are {', '.join(_STORED)}")
+    return _STORED[dtype], shape
+
+
+def _plain_memory(tensor: Any) -> Any:
+    """The tensor as contiguous little-endian memory of this process; a copy only where it must be."""
+    if _is_torch(tensor):
+        return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    import numpy as np
+
+    return np.ascontiguousarray(tensor.astype(tensor.dtype.newbyteorder("<"), copy=False))
+
+
+def _span(data: Any) -> tuple[int, int]:
+    address = data.data_ptr() if _is_torch(data) else data.ctypes.data
+    return address, data.nbytes
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def load(
+    path: str | os.PathLike[str], *, mmap: bool = False, names: Iterable[str] | None = None
+) -> dict[str, Tensor | PackedTensor]:
+    """Read a container, or any safetensors file, into CPU tensors and PackedTensors, ordered by name.
+
+    ``names``: read these only. ``mmap``: map the file instead of reading it; tensors then share memory with a private
+    mapping, so writing to them does not change the file. If another process shortens the file in place meanwhile,
+    touching the lost bytes ends this process (SIGBUS); files replaced by :func:`save` are safe.
+
+    Raises ContainerError where the file is not valid, naming the tensor, what was found and what is accepted, before
+    any tensor is allocated; DTypeError for a plain tensor of a dtype that torch lacks; OSError. Source: FORMATS.md
+    section 5.
+    """
+    return _read(_core._ContainerReader(os.fspath(path), mmap), mmap, names)
+
+
+def loads(data: bytes) -> dict[str, Tensor | PackedTensor]:
+    """Read what :func:`dumps` returned. Raises ContainerError and DTypeError as :func:`load`."""
+    if not isinstance(data, bytes | bytearray):
+        raise DTypeError(f"data is a {type(data).__name__}; accepted are bytes")
+    return _read(_core._ContainerReader.from_bytes(data), False, None)
+
+
+def loads_one(data: bytes) -> Tensor | PackedTensor:
+    """Read the only tensor of what :func:`dumps` returned. Raises ContainerError also where there are others."""
+    tensors = loads(data)
+    if len(tensors) != 1:
+        raise ContainerError(f"{len(tensors)} tensors; expected one")
+    return next(iter(tensors.values()))
+
+
+def inspect(path: str | os.PathLike[str]) -> list[TensorEntry]:
+    """List what a container, or any safetensors file, holds, ordered by name.
+
+    Reads the header alone, and does not import torch.
+    Raises ContainerError where the file is not valid, and OSError.
+    """
+    return [_line(*entry) for entry in _core._ContainerReader(os.fspath(path), False).entries()]
+
+
+def metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Return the user's metadata of a container, without the keys of Octavo. Raises what :func:`inspect` raises."""
+    return _core._ContainerReader(os.fspath(path), False).metadata
+
+
+def _line(
+    name: str, fmt: Any, rule: str | None, shape: list[int], dtype: str, axis: int | None, nbytes: int
+) -> TensorEntry:
+    bits = 8 * nbytes / count if (count := math.prod(shape)) else 0.0
+    kind, text = ("plain", None) if fmt is None else ("packed", str(fmt))
+    return TensorEntry(name, kind, text, tuple(shape), _NAMES.get(dtype, dtype), nbytes, bits, axis, rule)
+
+
+def _read(reader: Any, mmap: bool, names: Iterable[str] | None) -> dict[str, Tensor | PackedTensor]:
+    import torch
+
+    if isinstance(names, str):
+        raise DTypeError(f"names is the string {names!r}; accepted is a list of names")
+    wanted = None if names is None else set(names)
+    tensors: dict[str, Tensor | PackedTensor] = {}
+    for name, fmt, rule, shape, dtype, axis, _ in reader.entries():
+        if wanted is not None and name not in wanted:
+            continue
+        if fmt is None:
+            tensors[name] = _read_plain(reader, mmap, name, dtype, shape)
+        else:
+            tensors[name] = _read_packed(reader, mmap, name, str(fmt), rule, shape, getattr(torch, dtype), axis)
+    if wanted is not None and (missing := sorted(wanted - tensors.keys())):
+        raise ContainerError(
+            f"no tensor {missing[0]!r} in the file ({len(missing)} of {len(wanted)} names are missing)"
+        )
+    return tensors
+
+
+def _read_plain(reader: Any, mmap: bool, name: str, stored: str, shape: list[int]) -> Tensor:
+    import torch
+
+    if stored == _PAIR and shape and shape[-1] % 2 == 0:
+        dtype, shape = getattr(torch, _PAIR_NAME, None), [*shape[:-1], shape[-1] // 2]
+    else:
+        dtype = getattr(torch, _NAMES.get(stored, ""), None)
+    if dtype is None:
+        raise DTypeError(f"{name} has dtype {stored}, which this torch has not; leave it out with names=")
+    if dtype == torch.bool:  # bytes other than 0 and 1 are no booleans that torch defines
+        return _read_part(reader, mmap, name, torch.uint8, shape).ne(0)
+    return _read_part(reader, mmap, name, dtype, shape)
+
+
+def _read_packed(
+    reader: Any, mmap: bool, name: str, text: str, rule: str, shape: list[int], dtype: torch.dtype, axis: int
+) -> PackedTensor:
+    import torch
+
+    from octavo.formats import Format
+    from octavo.ops import SCALE_DTYPES, part_shapes
+    from octavo.tensor import PackedTensor
+
+    fmt = Format(text)
+    shapes = (*part_shapes(fmt.core, tuple(shape), axis), [1 if fmt.core.has_levels else 0])
+    dtypes = (torch.uint8, SCALE_DTYPES[fmt.scale_type], torch.uint8, torch.float32)
+    parts = []
+    for suffix, part_dtype, part_shape in zip(("codes", "scales", "zeros", "levels"), dtypes, shapes, strict=True):
+        parts.append(_read_part(reader, mmap, f"{name}.{suffix}", part_dtype, part_shape))
+    return PackedTensor(fmt, *parts, shape=tuple(shape), dtype=dtype, axis=axis, scale=rule)
+
+
+def _read_part(reader: Any, mmap: bool, stored: str, dtype: torch.dtype, shape: list[int]) -> Tensor:
+    """The bytes stored under a name as a tensor; empty where the file has none."""
+    import torch
+
+    found = reader.part(stored)
+    if mmap and found and found[1]:
+        offset, nbytes = found
+        if offset % dtype.itemsize == 0:  # the mapping begins on a page
+            return torch.frombuffer(reader, dtype=dtype, count=nbytes // dtype.itemsize, offset=offset).view(shape)
+    out = torch.empty(shape, dtype=dtype)
+    if found:
+        reader.read_into(stored, out.data_ptr(), out.nbytes)
+    return out
