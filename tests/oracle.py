@@ -524,7 +524,9 @@ def _choose_nvfp4(spec: Spec, groups: np.ndarray, rule: str, levels: np.ndarray)
             candidate = np.clip(default + step, 1, 126)
             q = to_float32(_quantized(spec, groups, scale_values(spec, candidate, levels)))
             with np.errstate(divide="ignore", invalid="ignore"):
-                difference = np.nan_to_num((groups.astype(float) - q) / unit[..., None], nan=0.0, posinf=0.0, neginf=0.0)
+                difference = np.nan_to_num(
+                    (groups.astype(float) - q) / unit[..., None], nan=0.0, posinf=0.0, neginf=0.0
+                )
             error = _lane_sum(difference.astype(np.float32) ** 2)
             better = (error < least) & (default > 0)  # a scale that rounds to 0 has no unit to measure in: it stays
             best, least = np.where(better, candidate, best), np.where(better, error, least)

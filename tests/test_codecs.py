@@ -1,12 +1,11 @@
 """The codecs against the brute-force oracle: 0 differing bits, for every format, rule, dtype and SIMD level."""
 
 import numpy as np
+import octavo
 import oracle
 import pytest
 import torch
 from conftest import KINDS, sample
-
-import octavo
 
 SHAPES = [(5, 67), (3, 96), (2, 3, 33), (1, 1), (200,), ()]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -82,3 +81,17 @@ def test_every_axis_equals_the_oracle(text):
     for axis in (0, 1, -2, -1):
         compare(sample(rng, (7, 70, 5), "normal"), text, "floor", "float32", axis)
         compare(sample(rng, (7, 70, 5), "normal"), text, "floor", "bfloat16", axis)
+
+
+@pytest.mark.parametrize(
+    "text", ["binary:channel", "binary2:channel", "binary4", "int4:g32", "nf4", "nvfp4", "mxint8", "bfp8/16"]
+)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_decoding_ends_for_scales_that_are_no_numbers(text, bad, simd):
+    """Only a foreign file holds such scales."""
+    packed = octavo.encode(torch.randn(2, 64), text)
+    if packed.scales.is_floating_point():
+        packed.scales.fill_(bad)
+    else:
+        packed.scales.fill_(255 if packed.format.scale_type == "e8m0" else 127)
+    assert not torch.isfinite(octavo.decode(packed)).all()

@@ -15,6 +15,7 @@ from octavo.errors import (
     InternalError,
     NonFiniteError,
     OctavoError,
+    SettingError,
     ShapeError,
 )
 from octavo.formats import Format, formats
@@ -43,6 +44,7 @@ __all__ = [
     "NonFiniteError",
     "OctavoError",
     "PackedTensor",
+    "SettingError",
     "ShapeError",
     "__version__",
     "decode",

@@ -25,5 +25,9 @@ class ContainerError(OctavoError, ValueError):
     """A file that is not a valid container, or one this version refuses."""
 
 
+class SettingError(OctavoError, ValueError):
+    """A SIMD level or number of threads that this machine or build cannot honour."""
+
+
 class InternalError(OctavoError, RuntimeError):
     """A defect of Octavo itself; please report it."""

@@ -122,7 +122,7 @@ class Format:
         return [value for _, value in self.core.values()]
 
     def codes(self) -> list[tuple[int, float]]:
-        """Every ``(code, value)`` an encoder writes at scale 1, ascending by value. Raises FormatError above 16 bits."""
+        """Every ``(code, value)`` an encoder writes at scale 1, by value. Raises FormatError above 16 bits."""
         return self.core.values()
 
 

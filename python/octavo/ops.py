@@ -83,15 +83,18 @@ def part_shapes(format: _core.Format, shape: tuple[int, ...], axis: int) -> tupl
     if not scales and not groups:
         return torch.Size(codes), torch.Size([0]), torch.Size([0])
     rows = [] if format.granularity == "tensor" else lead
-    per_row = 1 if format.granularity == "tensor" else (1 if format.granularity == "channel" else math.ceil(k / format.block))
+    per_row = (
+        1 if format.granularity == "tensor" else (1 if format.granularity == "channel" else math.ceil(k / format.block))
+    )
     levels = [format.scales_per_group] if format.scales_per_group > 1 else []
     zeros = torch.Size([*rows, zeros_row] if format.has_zeros else [0])
     return torch.Size(codes), torch.Size([*rows, per_row, *levels]), zeros
 
 
-
 @lru_cache(maxsize=4096)
-def part_specs(format: _core.Format, shape: tuple[int, ...], axis: int) -> tuple[tuple[str, torch.dtype, torch.Size], ...]:
+def part_specs(
+    format: _core.Format, shape: tuple[int, ...], axis: int
+) -> tuple[tuple[str, torch.dtype, torch.Size], ...]:
     """Name, dtype and shape of codes, scales, zeros and levels of a tensor encoded along ``axis``."""
     codes, scales, zeros = part_shapes(format, shape, axis)
     return (
@@ -162,9 +165,7 @@ def _quantize_into(x, format, axis, rule, scales, zeros, levels, out):
     _core._quantize(fmt, code, x.shape, axis, x.data_ptr(), out.data_ptr(), rule, given)
 
 
-def _quantize_backward(
-    grad, x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, learn=False
-):
+def _quantize_backward(grad, x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, learn=False):
     fmt = core(format)
     x, code = _readable(x, f"gradient of quantize to '{format}': x")
     grad, _ = _readable(grad.to(x.dtype), "grad")
@@ -222,7 +223,9 @@ def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
     _check_out(out, shape, out.dtype, "out")
     wanted = part_specs(fmt, tuple(shape), axis)
     parts = [
-        part if part.dtype == dtype and part.shape == part_shape and part.is_contiguous() else _stored(part, dtype, part_shape, f"'{format}': {name}")
+        part
+        if part.dtype == dtype and part.shape == part_shape and part.is_contiguous()
+        else _stored(part, dtype, part_shape, f"'{format}': {name}")
         for part, (name, dtype, part_shape) in zip((codes, scales, zeros, levels), wanted, strict=True)
     ]
     addresses = (parts[0].data_ptr(), parts[1].data_ptr(), parts[2].data_ptr(), parts[3].data_ptr())
@@ -347,7 +350,7 @@ def pack_zeros(format: Format | str, zeros: Tensor, shape: tuple[int, ...], axis
     if zeros.numel() != math.prod(scale_shape):
         raise ShapeError(f"'{fmt}': zeros have shape {tuple(zeros.shape)}, expected {tuple(scale_shape)}")
     top = 2**fmt.width - 1
-    if zeros.numel() and not (0 <= int(zeros.min()) and int(zeros.max()) <= top):
+    if zeros.numel() and not (int(zeros.min()) >= 0 and int(zeros.max()) <= top):
         raise ShapeError(f"'{fmt}': zeros lie in {int(zeros.min())}..{int(zeros.max())}, accepted are 0..{top}")
     codes = zeros.detach().to(torch.int32).contiguous()
     out = torch.empty(zero_shape, dtype=torch.uint8)
@@ -371,8 +374,8 @@ def quantize(
 
     ``x``: any shape, float32, float16 or bfloat16, a CPU tensor or numpy array. Blocks and groups run along ``axis``.
     ``scale``: rule of the block scale, ``floor`` (default), ``ceil`` or ``mse``. ``scales``: scales to use instead of
-    choosing them, shaped as ``encode`` returns them; float tensors for ``intW`` and ``fixedW`` (there fraction bits) get
-    a gradient (LSQ). ``zeros``: their zero points as integers (``uintW``); ``levels``: nvfp4's tensor scale, ``[1]``.
+    choosing them, shaped as ``encode`` returns them; float tensors for ``intW`` and ``fixedW`` (there fraction bits)
+    get a gradient (LSQ). ``zeros``: their zero points as integers (``uintW``); ``levels``: nvfp4's tensor scale, ``[1]``.
     ``ste``: gradient 1 inside the representable range and 0 where x saturated (``clipped``), or 1 everywhere
     (``identity``). ``out``: where to write; may be ``x`` itself; no gradient then.
 
@@ -422,8 +425,8 @@ def encode(
 ) -> PackedTensor:
     """Encode ``x`` into dense codes and scales.
 
-    ``x``, ``format``, ``axis``, ``scale``, ``scales``, ``zeros``, ``levels``: as for :func:`quantize`. ``nonfinite``: ``error``
-    refuses NaN and infinity, ``saturate`` stores the largest value and 0, ``nan`` stores NaN where the format can.
+    ``x``, ``format``, ``axis``, ``scale``, ``scales``, ``zeros``, ``levels``: as for :func:`quantize`.
+    ``nonfinite``: ``error`` refuses NaN and infinity, ``saturate`` stores the largest value and 0, ``nan`` stores NaN where the format can.
     ``out``: a PackedTensor of the same format, shape, dtype and axis, whose buffers are written.
 
     Raises NonFiniteError naming the first position, else as :func:`quantize`. Source: FORMATS.md, sections 2 to 5.
@@ -436,7 +439,12 @@ def encode(
     if out is None:
         parts = torch.ops.octavo.encode.default(*args)
         return PackedTensor(Format(text), *parts, shape=tuple(t.shape), dtype=t.dtype, axis=axis, scale=scale)
-    if (out.format.text, out.shape, out.dtype, out.axis) != (str(core(text)), tuple(t.shape), t.dtype, axis % max(t.ndim, 1)):
+    if (out.format.text, out.shape, out.dtype, out.axis) != (
+        str(core(text)),
+        tuple(t.shape),
+        t.dtype,
+        axis % max(t.ndim, 1),
+    ):
         raise ShapeError(f"out is {out!r}; expected '{text}' of shape {tuple(t.shape)}, {t.dtype}, axis {axis}")
     codes, scale_part, zero_part, level_part = out.parts
     torch.ops.octavo.encode_out.default(

@@ -8,12 +8,13 @@ import os
 import warnings
 
 from octavo import _core
+from octavo.errors import SettingError
 
 
 def apply() -> None:
     """Apply the environment to the core; called once, on import.
 
-    Raises ValueError for a level this machine lacks or a number of threads that is not one.
+    Raises SettingError for a level this machine lacks or a number of threads that is not one.
     """
     level = os.environ.get("OCTAVO_SIMD")
     if level:
@@ -21,7 +22,7 @@ def apply() -> None:
     threads = os.environ.get("OCTAVO_NUM_THREADS")
     if threads:
         if not threads.isdigit():
-            raise ValueError(f"OCTAVO_NUM_THREADS={threads!r}: not a number; accepted are 0 (all cores) to 256")
+            raise SettingError(f"OCTAVO_NUM_THREADS={threads!r}: not a number; accepted are 0 (all cores) to 256")
         _core.set_num_threads(int(threads))
     if _core.debug_build:
         warnings.warn("octavo._core is a debug build: 10 to 50 times slower than a release build", stacklevel=3)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class PackedTensor:
     """An encoded tensor.
 
-    ``codes``: uint8, ``[..., row_bytes]``, the axis moved last; ``scales``: ``[..., groups]`` in their storage dtype (uint8
-    codes for shared exponents and E4M3, float32, float16, or int8 fraction bits), ``[1]`` for ``:tensor``, empty without
-    scales; ``zeros``: packed zero points (``uintW``), else empty; ``levels``: float32 ``[1]`` (``nvfp4``), else empty.
-    ``shape``, ``dtype``, ``axis``, ``scale``: logical shape and dtype, the axis that groups run along, and the scale rule.
+    ``codes``: uint8, ``[..., row_bytes]``, the axis moved last. ``scales``: ``[..., groups]`` in their storage dtype
+    (uint8 codes for shared exponents and E4M3, float32, float16, or int8 fraction bits), ``[1]`` for ``:tensor``, empty
+    without scales. ``zeros``: packed zero points (``uintW``), else empty. ``levels``: float32 ``[1]`` (``nvfp4``), else
+    empty. ``shape``, ``dtype``, ``axis``, ``scale``: logical shape and dtype, the axis that groups run along, the rule.
 
     Made by :func:`octavo.encode` and :func:`octavo.load`. Raises ShapeError or DTypeError where the parts do not fit the
     format. Source: FORMATS.md section 5.
@@ -53,7 +53,8 @@ class PackedTensor:
         for part, (name, kind, part_shape) in zip((codes, scales, zeros, levels), specs, strict=True):
             if part.dtype != kind or part.shape != part_shape:
                 raise ShapeError(
-                    f"'{format}' of shape {shape}: {name} are {part.dtype} {tuple(part.shape)}, expected {kind} {tuple(part_shape)}"
+                    f"'{format}' of shape {shape}: {name} are {part.dtype} {tuple(part.shape)}, "
+                    f"expected {kind} {tuple(part_shape)}"
                 )
         self.format, self.shape, self.dtype, self.scale = format, shape, dtype, scale
         self.axis = axis % max(len(shape), 1)

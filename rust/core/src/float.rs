@@ -27,11 +27,19 @@ pub const fn to_f32_saturating(v: f64) -> f32 {
 /// Rounds to the bits of a float16 (ties to even); finite values beyond the range become +-65504.
 pub fn to_f16_saturating(v: f32) -> u16 {
     let rounded = half::f16::from_f32(v);
-    if rounded.is_infinite() && v.is_finite() { half::f16::MAX.to_bits() | (rounded.to_bits() & 0x8000) } else { rounded.to_bits() }
+    if rounded.is_infinite() && v.is_finite() {
+        half::f16::MAX.to_bits() | (rounded.to_bits() & 0x8000)
+    } else {
+        rounded.to_bits()
+    }
 }
 
 /// Rounds to the bits of a bfloat16 (ties to even); finite values beyond the range become the largest bfloat16.
 pub fn to_bf16_saturating(v: f32) -> u16 {
     let rounded = half::bf16::from_f32(v);
-    if rounded.is_infinite() && v.is_finite() { half::bf16::MAX.to_bits() | (rounded.to_bits() & 0x8000) } else { rounded.to_bits() }
+    if rounded.is_infinite() && v.is_finite() {
+        half::bf16::MAX.to_bits() | (rounded.to_bits() & 0x8000)
+    } else {
+        rounded.to_bits()
+    }
 }

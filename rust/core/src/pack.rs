@@ -115,7 +115,8 @@ pub(crate) fn unpack<C: Code>(level: Level, packed: &[u8], width: u32, codes: &m
     if cfg!(target_endian = "little") && width as usize == 8 * size_of::<C>() {
         let bytes = size_of_val(codes);
         // SAFETY: codes are plain integers, and the slice covers exactly their bytes.
-        unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), bytes) }.copy_from_slice(&packed[..bytes]);
+        unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), bytes) }
+            .copy_from_slice(&packed[..bytes]);
         return;
     }
     let mut done = 0;

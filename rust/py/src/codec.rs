@@ -186,7 +186,9 @@ pub(crate) fn unpack(py: Python<'_>, width: u32, rows: usize, k: usize, packed: 
     enter(py, || {
         let (count, bytes) = lengths(width, rows, k)?;
         // SAFETY: as in `encode`.
-        unsafe { octavo_core::unpack_rows(slice(packed, bytes, "packed")?, rows, k, width, slice_mut(out, count, "out")?) }
+        unsafe {
+            octavo_core::unpack_rows(slice(packed, bytes, "packed")?, rows, k, width, slice_mut(out, count, "out")?)
+        }
     })
 }
 

@@ -4,13 +4,14 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use octavo_core::Error;
-use pyo3::exceptions::{PyFileExistsError, PyFileNotFoundError, PyMemoryError, PyOSError, PyPermissionError, PyValueError};
+use pyo3::exceptions::{PyFileExistsError, PyFileNotFoundError, PyMemoryError, PyOSError, PyPermissionError};
 use pyo3::prelude::*;
 
 pyo3::import_exception!(octavo.errors, ContainerError);
 pyo3::import_exception!(octavo.errors, FormatError);
 pyo3::import_exception!(octavo.errors, InternalError);
 pyo3::import_exception!(octavo.errors, NonFiniteError);
+pyo3::import_exception!(octavo.errors, SettingError);
 pyo3::import_exception!(octavo.errors, ShapeError);
 
 /// Runs `work` without the GIL; a panic becomes `InternalError`, an [`Error`] its Python class.
@@ -34,7 +35,7 @@ fn to_python(error: Error) -> PyErr {
         Error::Shape(_) => ShapeError::new_err(text),
         Error::NonFinite { .. } => NonFiniteError::new_err(text),
         Error::Container(_) => ContainerError::new_err(text),
-        Error::Setting(_) => PyValueError::new_err(text),
+        Error::Setting(_) => SettingError::new_err(text),
         Error::OutOfMemory(_) => PyMemoryError::new_err(text),
         Error::Io { source, .. } => match source.kind() {
             std::io::ErrorKind::NotFound => PyFileNotFoundError::new_err(text),

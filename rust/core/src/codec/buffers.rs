@@ -250,7 +250,11 @@ impl Layout {
         let rank = shape.len() as isize;
         let index = if axis < 0 { axis + rank } else { axis };
         if !(0..rank).contains(&index) {
-            return Err(Error::Shape(format!("axis {axis} is outside shape {shape:?}: accepted are {}..{}", -rank, rank - 1)));
+            return Err(Error::Shape(format!(
+                "axis {axis} is outside shape {shape:?}: accepted are {}..{}",
+                -rank,
+                rank - 1
+            )));
         }
         let product = |dims: &[usize]| {
             dims.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim)).filter(|&all| all <= isize::MAX as usize / 8)
@@ -288,6 +292,8 @@ pub struct Sizes {
     pub codes: usize,
     /// Groups that share a scale.
     pub groups: usize,
+    /// Groups in a row of scales; 1 for `:tensor`.
+    pub groups_per_row: usize,
     /// Bytes of the scales.
     pub scales: usize,
     /// Bytes of a row of packed zero points.
@@ -319,6 +325,7 @@ impl Sizes {
             row_bytes,
             codes: rows.checked_mul(row_bytes).ok_or_else(too_large)?,
             groups,
+            groups_per_row: per_row,
             scales: groups.checked_mul(scale_bytes).ok_or_else(too_large)?,
             zeros_row,
             zeros: rows_of_groups.checked_mul(zeros_row).ok_or_else(too_large)?,

@@ -162,8 +162,7 @@ fn use_stored(work: &mut Work, early: &Early) {
 fn stored(format: Format, sizes: &Sizes, packed: &Packed<'_>, level: Level) -> Early {
     let mut zeros = vec![0u16; if format.has_zeros() { sizes.groups } else { 0 }];
     if sizes.zeros_row > 0 {
-        let per_row = sizes.groups / (sizes.zeros / sizes.zeros_row);
-        for (row, bytes) in zeros.chunks_mut(per_row).zip(packed.zeros.chunks(sizes.zeros_row)) {
+        for (row, bytes) in zeros.chunks_mut(sizes.groups_per_row).zip(packed.zeros.chunks(sizes.zeros_row)) {
             unpack(level, bytes, format.width(), row);
         }
     }
@@ -175,7 +174,13 @@ fn first_level(packed: &Packed<'_>) -> f32 {
 }
 
 /// Prepares the scales of `encode` and `quantize`: given ones, early ones, or none yet.
-pub(super) fn prepare(work: &mut Work, src: Src, layout: &Layout, sizes: &Sizes, options: &Options<'_>) -> Result<Option<Early>> {
+pub(super) fn prepare(
+    work: &mut Work,
+    src: Src,
+    layout: &Layout,
+    sizes: &Sizes,
+    options: &Options<'_>,
+) -> Result<Option<Early>> {
     work.rule = options.rule;
     work.nonfinite = options.nonfinite;
     work.largest = src.dtype.largest();
@@ -228,8 +233,7 @@ pub(crate) fn encode(
         _ => encode_segments::<u32>(&work, src, &layout, &sizes, out.codes)?,
     }
     if sizes.zeros_row > 0 {
-        let per_row = sizes.groups / (sizes.zeros / sizes.zeros_row);
-        for (row, bytes) in zeros.chunks(per_row).zip(out.zeros.chunks_mut(sizes.zeros_row)) {
+        for (row, bytes) in zeros.chunks(sizes.groups_per_row).zip(out.zeros.chunks_mut(sizes.zeros_row)) {
             pack(level, row, format.width(), bytes);
         }
     }
@@ -244,6 +248,13 @@ unsafe impl<T> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T> Sync for Shared<T> {}
 
+impl<T> Shared<T> {
+    /// The pointer, through the wrapper that may cross threads.
+    const fn get(&self) -> *mut T {
+        self.0
+    }
+}
+
 fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Sizes, codes: &mut [u8]) -> Result<()> {
     let format = work.format;
     let segments = Segments::new(layout, format, matches!(work.scales, Scales::Stored), true);
@@ -252,7 +263,6 @@ fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Size
     let width = format.width() as usize;
     let refused = AtomicUsize::new(usize::MAX);
     pool::for_each(segments.count(), layout.len() * src.dtype.bytes(), |segment| {
-        let base = base;
         let mut scratch: Vec<C> = Vec::new();
         for piece in segments.pieces(segment, format) {
             let bytes = (piece.len * width).div_ceil(8);
@@ -260,7 +270,7 @@ fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Size
             // SAFETY: pieces are disjoint, start on whole bytes, and end inside the row's bytes; the sizes of all
             // buffers were checked against the layout.
             unsafe {
-                let packed = std::slice::from_raw_parts_mut(base.0.add(at), bytes);
+                let packed = std::slice::from_raw_parts_mut(base.get().add(at), bytes);
                 with_f32(src, piece.start, piece.len, work.level, |x| {
                     let failed = if width == 8 * size_of::<C>() && size_of::<C>() == 1 {
                         let direct = std::slice::from_raw_parts_mut(packed.as_mut_ptr().cast::<C>(), piece.len);
@@ -366,4 +376,3 @@ fn decode_segments<C: Code>(work: &Work, codes: &[u8], layout: &Layout, sizes: &
         }
     })
 }
-

@@ -46,10 +46,8 @@ pub fn quantize_backward(
     check_len(format, "x gradient (elements)", out.x.len(), layout.len())?;
     check_options(format, &sizes, options)?;
     if let Some(scales) = &mut out.scales {
-        let learnable = matches!(
-            format.element(),
-            Element::Int { signed: true, .. } | Element::Fixed { fraction: None, .. }
-        );
+        let learnable =
+            matches!(format.element(), Element::Int { signed: true, .. } | Element::Fixed { fraction: None, .. });
         if !learnable || options.given.is_none() {
             return Err(Error::Format(format!("'{format}': only given scales of intW and fixedW can learn")));
         }
@@ -60,7 +58,8 @@ pub fn quantize_backward(
         return Ok(());
     }
     let (x_moved, grad_moved) = (transpose::forward(x.src(), &layout)?, transpose::forward(grad.src(), &layout)?);
-    let at = |moved: &Option<Vec<u8>>, src: Src| moved.as_ref().map_or(src, |buffer| Src::new(buffer.as_ptr(), src.dtype));
+    let at =
+        |moved: &Option<Vec<u8>>, src: Src| moved.as_ref().map_or(src, |buffer| Src::new(buffer.as_ptr(), src.dtype));
     let (x, grad) = (at(&x_moved, x.src()), at(&grad_moved, grad.src()));
     let dst = out.x.dst();
     if layout.inner == 1 {
@@ -125,11 +124,8 @@ fn rows(
     for (group, (gradient, total)) in out.iter_mut().zip(totals).enumerate() {
         let scale = work.resolve(&work.load(group));
         let qmax = range(&work.grid, &GroupScale::step(1.0)).1;
-        let chain = if matches!(format.element(), Element::Fixed { .. }) {
-            -std::f64::consts::LN_2 * scale.step
-        } else {
-            1.0
-        };
+        let chain =
+            if matches!(format.element(), Element::Fixed { .. }) { -std::f64::consts::LN_2 * scale.step } else { 1.0 };
         *gradient = (total * chain / (elements(group) as f64 * qmax).sqrt()) as f32;
     }
     Ok(())
@@ -137,8 +133,8 @@ fn rows(
 
 /// Zeroes the gradients of elements outside the representable range.
 fn mask(work: &Work, values: &[f32], grads: &mut [f32], scale: &GroupScale) {
-    let chosen = matches!(work.chooser, Chooser::Symmetric { .. } | Chooser::Asymmetric { .. }) && !work.given
-        || work.rule == ScaleRule::Ceil && !work.given;
+    let from_absmax = matches!(work.chooser, Chooser::Symmetric { .. } | Chooser::Asymmetric { .. });
+    let chosen = !work.given && (from_absmax || work.rule == ScaleRule::Ceil);
     let (lo, hi) = match (work.format.element(), work.format.granularity()) {
         (Element::Binary { .. }, Granularity::None) => (-1.0, 1.0),
         // A scale from the largest magnitude saturates nowhere, although its rounding may fall half an ulp short.

@@ -5,12 +5,27 @@ use crate::format::{Element, Format, Minifloat, Specials};
 
 /// Levels of `nf4`: quantiles of N(0, 1), normalised to [-1, 1], with an exact zero. Source: QLoRA, appendix E.
 pub(crate) const NF4: [f32; 16] = [
-    -1.0, -0.696_192_8, -0.525_073_05, -0.394_917_5, -0.284_441_38, -0.184_773_43, -0.091_050_036, 0.0, 0.079_580_3,
-    0.160_930_2, 0.246_112_3, 0.337_915_24, 0.440_709_83, 0.562_617, 0.722_956_84, 1.0,
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
 ];
 
 /// Levels of `nf3`, by the same construction with 4 positive and 3 negative quantiles (offset 0.933 035 7).
-pub(crate) const NF3: [f32; 8] = [-1.0, -0.535_022_74, -0.246_931_43, 0.0, 0.183_337_48, 0.381_993_95, 0.622_985_7, 1.0];
+pub(crate) const NF3: [f32; 8] =
+    [-1.0, -0.535_022_74, -0.246_931_43, 0.0, 0.183_337_48, 0.381_993_95, 0.622_985_7, 1.0];
 
 /// How the number of a code is laid out.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -44,7 +59,11 @@ pub(crate) struct FloatGrid {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Grid {
     /// Integers `lo..=hi` (for [`Integers::Offset`]: codes `0..=hi`).
-    Integer { lo: i64, hi: i64, layout: Integers },
+    Integer {
+        lo: i64,
+        hi: i64,
+        layout: Integers,
+    },
     Float(FloatGrid),
     /// Sorted levels; the code is the index.
     Book(&'static [f32]),
@@ -296,9 +315,7 @@ pub(crate) fn decode_element(grid: &Grid, width: u32, code: u32, scale: &GroupSc
 /// Lowest and highest representable value of a group, in float64.
 pub(crate) fn range(grid: &Grid, scale: &GroupScale) -> (f64, f64) {
     let (lo, hi) = match *grid {
-        Grid::Integer { lo, hi, .. } => {
-            (lo as f64 - f64::from(scale.zero), hi as f64 - f64::from(scale.zero))
-        }
+        Grid::Integer { lo, hi, .. } => (lo as f64 - f64::from(scale.zero), hi as f64 - f64::from(scale.zero)),
         Grid::Float(float) => (-float.top, float.top),
         Grid::Book(levels) => (f64::from(levels[0]), f64::from(levels[levels.len() - 1])),
         Grid::Levels(_) => return (f64::NEG_INFINITY, f64::INFINITY),

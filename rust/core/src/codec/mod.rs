@@ -82,11 +82,7 @@ pub struct Options<'a> {
 }
 
 fn check_len(format: Format, what: &str, got: usize, wanted: usize) -> Result<()> {
-    if got == wanted {
-        Ok(())
-    } else {
-        Err(Error::Shape(format!("'{format}': {what} holds {got}, expected {wanted}")))
-    }
+    if got == wanted { Ok(()) } else { Err(Error::Shape(format!("'{format}': {what} holds {got}, expected {wanted}"))) }
 }
 
 fn check_options(format: Format, sizes: &Sizes, options: &Options<'_>) -> Result<()> {
@@ -149,7 +145,13 @@ pub fn encode(x: Values<'_>, layout: Layout, format: Format, options: &Options<'
 ///
 /// # Errors
 /// As for [`encode`], but never [`Error::NonFinite`].
-pub fn quantize(x: Values<'_>, layout: Layout, format: Format, options: &Options<'_>, out: ValuesMut<'_>) -> Result<()> {
+pub fn quantize(
+    x: Values<'_>,
+    layout: Layout,
+    format: Format,
+    options: &Options<'_>,
+    out: ValuesMut<'_>,
+) -> Result<()> {
     let mut out = out;
     check_len(format, "out (elements)", out.len(), layout.len())?;
     let dst = out.dst();

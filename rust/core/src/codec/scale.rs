@@ -207,7 +207,9 @@ impl Chooser {
         let width = format.width();
         let top = |w: u32| ((1u32 << (w - 1)) - 1) as f32;
         match format.element() {
-            Element::Native(_) | Element::Minifloat(_) | Element::Denorm { .. } | Element::Log { .. } => Self::Unit(1.0),
+            Element::Native(_) | Element::Minifloat(_) | Element::Denorm { .. } | Element::Log { .. } => {
+                Self::Unit(1.0)
+            }
             Element::Fixed { fraction: Some(f), .. } => Self::Unit(exp2(-i32::from(f))),
             Element::Fixed { signed, mse, .. } => Self::Fraction { width, signed, mse },
             Element::Int { signed: true, .. } => Self::Symmetric { qmax: top(width) },
@@ -219,7 +221,9 @@ impl Chooser {
             Element::Bfp { .. } => {
                 Self::Exponent { default: ExponentRule::Fits { m: width - 1 }, shift: width as i32 - 1 }
             }
-            Element::MxInt { .. } => Self::Exponent { default: ExponentRule::Floor { emax: 0 }, shift: width as i32 - 2 },
+            Element::MxInt { .. } => {
+                Self::Exponent { default: ExponentRule::Floor { emax: 0 }, shift: width as i32 - 2 }
+            }
             Element::BlockMinifloat { .. } => Self::Exponent { default: ExponentRule::Floor { emax: 0 }, shift: 0 },
             Element::BlockLog { .. } => Self::Exponent { default: ExponentRule::NearestPower, shift: 0 },
             Element::MxFloat(float) => Self::Exponent { default: ExponentRule::Floor { emax: float.emax() }, shift: 0 },
@@ -245,7 +249,11 @@ fn mean(stat: &Stat) -> f32 {
 }
 
 /// Chooses the scale of one group of finite values for all formats but blocks; `ask` answers queries about the group.
-pub(crate) fn choose(chooser: &Chooser, float16: bool, mut ask: impl FnMut(&Query) -> Result<Stat>) -> Result<RawScale> {
+pub(crate) fn choose(
+    chooser: &Chooser,
+    float16: bool,
+    mut ask: impl FnMut(&Query) -> Result<Stat>,
+) -> Result<RawScale> {
     let mut raw = RawScale::default();
     match *chooser {
         Chooser::Symmetric { qmax } => {

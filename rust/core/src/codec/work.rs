@@ -9,8 +9,8 @@ use crate::pack::Code;
 
 use super::grid::{Grid, GroupScale, decode_element, encode_element};
 use super::scale::{
-    CHUNK, Chooser, Query, RawScale, ScaleRule, Stat, block_code, block_error, block_step, ceil_code, choose, load_scale,
-    mse_candidates, resolve_real, stat_chunk, store_scale,
+    CHUNK, Chooser, Query, RawScale, ScaleRule, Stat, block_code, block_error, block_step, ceil_code, choose,
+    load_scale, mse_candidates, resolve_real, stat_chunk, store_scale,
 };
 use super::{Nonfinite, Packed, simd};
 
@@ -283,7 +283,9 @@ impl Work {
 /// Refuses given scales that are NaN, infinite or negative.
 pub(crate) fn check_given(format: Format, given: &Packed<'_>) -> Result<()> {
     let wrong = |position: usize, value: f32| {
-        Error::Format(format!("'{format}': given scale {value} at position {position}; scales must be finite and not negative"))
+        Error::Format(format!(
+            "'{format}': given scale {value} at position {position}; scales must be finite and not negative"
+        ))
     };
     let check = |position: usize, value: f32| {
         if value.is_finite() && value >= 0.0 { Ok(()) } else { Err(wrong(position, value)) }

@@ -52,8 +52,12 @@ impl Format {
             Element::Fixed { fraction: Some(f), .. } => {
                 range(&Grid::of(self), &GroupScale::step(crate::float::exp2(-i32::from(f))))
             }
-            Element::MxInt { width } => range(&Grid::of(self), &GroupScale::step(crate::float::exp2(2 - i32::from(width)))),
-            Element::Bfp { width } => range(&Grid::of(self), &GroupScale::step(crate::float::exp2(1 - i32::from(width)))),
+            Element::MxInt { width } => {
+                range(&Grid::of(self), &GroupScale::step(crate::float::exp2(2 - i32::from(width))))
+            }
+            Element::Bfp { width } => {
+                range(&Grid::of(self), &GroupScale::step(crate::float::exp2(1 - i32::from(width))))
+            }
             _ => range(&Grid::of(self), &GroupScale::step(1.0)),
         }
     }
@@ -78,7 +82,9 @@ impl Format {
     pub fn values(self) -> Result<Vec<ElementValue>> {
         let width = self.width();
         if width > 16 {
-            return Err(Error::Format(format!("'{self}' has 2^{width} codes; values() lists formats of up to 16 bits")));
+            return Err(Error::Format(format!(
+                "'{self}' has 2^{width} codes; values() lists formats of up to 16 bits"
+            )));
         }
         let grid = Grid::of(self);
         let step = match self.element() {
@@ -113,7 +119,9 @@ fn exact(grid: &Grid, width: u32, code: u32) -> f64 {
 fn is_canonical(grid: &Grid, width: u32, code: u32) -> bool {
     let sign = 1u32 << (width - 1);
     match *grid {
-        Grid::Integer { lo, layout: Integers::TwosComplement, .. } if lo < 0 => lo < -i64::from(sign - 1) || code != sign,
+        Grid::Integer { lo, layout: Integers::TwosComplement, .. } if lo < 0 => {
+            lo < -i64::from(sign - 1) || code != sign
+        }
         Grid::Integer { layout: Integers::SignMagnitude, .. } => code != sign,
         Grid::Float(float) if float.explicit_one => {
             let field = (code & (sign - 1)) >> (float.mantissa + 1);

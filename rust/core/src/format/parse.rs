@@ -14,13 +14,74 @@ const MAX_TEXT: usize = 64;
 /// Spellings offered when a text is unknown, and the list that `octavo formats` shows: one or more of every family.
 pub fn catalogue() -> &'static [&'static str] {
     &[
-        "fp32", "fp16", "bf16", "fixed8.4", "fixed16.8", "ufixed8.4", "fixed8", "fixed8:channel", "fixed8:mse", "fixed4",
-        "ufixed8", "int8", "int8:channel", "int8:g32", "int6:g32", "int4:g32", "int4:g128", "int4:channel", "int3:g32",
-        "int2:g32", "int16", "uint8", "uint8:channel", "uint4:g32", "e4m3", "e5m2", "e4m3:finite", "e5m2:finite", "e3m4",
-        "e3m2", "e2m3", "e2m1", "e4m3b11", "e5m10", "e8m7", "denorm8e4", "denorm6e3", "log8", "log4", "binary",
-        "binary:unit", "binary:channel", "binary2:channel", "ternary", "ternary:unit", "ternary:channel", "bfp8/16",
-        "bfp6/16", "bfp4/16", "bm8e4/16", "bm6e3/16", "bm4e2/16", "blog8/16", "blog4/16", "mxint8", "mxint6", "mxint4",
-        "mxint3", "mxint2", "mxint16", "mxfp8e4m3", "mxfp8e5m2", "mxfp6e3m2", "mxfp6e2m3", "mxfp4", "nvfp4", "nf4", "nf3",
+        "fp32",
+        "fp16",
+        "bf16",
+        "fixed8.4",
+        "fixed16.8",
+        "ufixed8.4",
+        "fixed8",
+        "fixed8:channel",
+        "fixed8:mse",
+        "fixed4",
+        "ufixed8",
+        "int8",
+        "int8:channel",
+        "int8:g32",
+        "int6:g32",
+        "int4:g32",
+        "int4:g128",
+        "int4:channel",
+        "int3:g32",
+        "int2:g32",
+        "int16",
+        "uint8",
+        "uint8:channel",
+        "uint4:g32",
+        "e4m3",
+        "e5m2",
+        "e4m3:finite",
+        "e5m2:finite",
+        "e3m4",
+        "e3m2",
+        "e2m3",
+        "e2m1",
+        "e4m3b11",
+        "e5m10",
+        "e8m7",
+        "denorm8e4",
+        "denorm6e3",
+        "log8",
+        "log4",
+        "binary",
+        "binary:unit",
+        "binary:channel",
+        "binary2:channel",
+        "ternary",
+        "ternary:unit",
+        "ternary:channel",
+        "bfp8/16",
+        "bfp6/16",
+        "bfp4/16",
+        "bm8e4/16",
+        "bm6e3/16",
+        "bm4e2/16",
+        "blog8/16",
+        "blog4/16",
+        "mxint8",
+        "mxint6",
+        "mxint4",
+        "mxint3",
+        "mxint2",
+        "mxint16",
+        "mxfp8e4m3",
+        "mxfp8e5m2",
+        "mxfp6e3m2",
+        "mxfp6e2m3",
+        "mxfp4",
+        "nvfp4",
+        "nf4",
+        "nf3",
     ]
 }
 
@@ -190,7 +251,10 @@ fn parse_element(text: &str, scan: &mut Scanner<'_>) -> Result<Element> {
         }
         let exponent = scan.width(text, "exponent width", 1..=8)?;
         if exponent.saturating_add(2) > width {
-            return Err(wrong(text, format_args!("{width} bits leave no mantissa beside {exponent} exponent bits and a sign")));
+            return Err(wrong(
+                text,
+                format_args!("{width} bits leave no mantissa beside {exponent} exponent bits and a sign"),
+            ));
         }
         return Ok(Element::Denorm { width, exponent, bias: scan.bias(text, default_bias(exponent))? });
     }
@@ -214,7 +278,9 @@ fn parse_element(text: &str, scan: &mut Scanner<'_>) -> Result<Element> {
             0..=10 => Ok(Element::BlockMinifloat { width, exponent }),
             mantissa => Err(wrong(
                 text,
-                format_args!("{width} bits with {exponent} exponent bits and a sign give {mantissa} mantissa bits, outside 0..10"),
+                format_args!(
+                    "{width} bits with {exponent} exponent bits and a sign give {mantissa} mantissa bits, outside 0..10"
+                ),
             )),
         };
     }

@@ -305,7 +305,8 @@ impl Lanes for Avx2 {
     unsafe fn range_over(a: F, b: F, c: f64) -> F {
         unsafe {
             let c = _mm256_set1_pd(c);
-            let quarter = |a, b| _mm256_cvtpd_ps(_mm256_div_pd(_mm256_sub_pd(_mm256_cvtps_pd(a), _mm256_cvtps_pd(b)), c));
+            let quarter =
+                |a, b| _mm256_cvtpd_ps(_mm256_div_pd(_mm256_sub_pd(_mm256_cvtps_pd(a), _mm256_cvtps_pd(b)), c));
             let half = |a, b| {
                 let low = quarter(_mm256_castps256_ps128(a), _mm256_castps256_ps128(b));
                 let high = quarter(_mm256_extractf128_ps::<1>(a), _mm256_extractf128_ps::<1>(b));

@@ -189,11 +189,13 @@ impl Batches {
             // An all-zero group keeps code 0 or scale 0; any factors give it zeros.
             let empty = V::gt_i(V::splat_i(1), bits);
             // Subnormal magnitudes, infinities and NaN are left to the scalar code.
-            let normal = V::mask_bits(V::gt_i(bits, V::splat_i(0x007f_ffff))) & V::mask_bits(V::gt_i(V::splat_i(0x7f80_0000), bits));
+            let normal = V::mask_bits(V::gt_i(bits, V::splat_i(0x007f_ffff)))
+                & V::mask_bits(V::gt_i(V::splat_i(0x7f80_0000), bits));
             self.batch.finite = V::mask_bits(V::gt_i(bits, V::splat_i(0x7f7f_ffff))) == 0;
             match (self.factors, work.chooser) {
                 (Factors::Powers { bias, first, last }, _) => {
-                    let mut shared = V::add_i(V::sar(V::add_i(bits, V::splat_i(self.add)), 23), V::splat_i(self.offset));
+                    let mut shared =
+                        V::add_i(V::sar(V::add_i(bits, V::splat_i(self.add)), 23), V::splat_i(self.offset));
                     if work.rule == ScaleRule::Mse {
                         let mut codes = V::store_i(shared).map(u32::cast_signed);
                         for (j, code) in codes.iter_mut().enumerate().take(count) {
@@ -206,7 +208,12 @@ impl Batches {
                         }
                         shared = V::bits(V::load(codes.as_ptr().cast()));
                     }
-                    self.powers::<V>(V::select_i(empty, V::splat_i(first), shared), V::eq(V::splat(0.0), V::splat(0.0)), bias, (first, last));
+                    self.powers::<V>(
+                        V::select_i(empty, V::splat_i(first), shared),
+                        V::eq(V::splat(0.0), V::splat(0.0)),
+                        bias,
+                        (first, last),
+                    );
                     let mut codes = [0u8; 16];
                     V::store_u8(codes.as_mut_ptr(), V::select_i(empty, V::splat_i(0), shared));
                     self.keep(work, group, &codes);
@@ -267,7 +274,13 @@ impl Batches {
             self.steps::<V>(steps, false);
             // The zero point is the exact quotient -least / step, rounded as elements are.
             let inverse = V::load(self.batch.second.as_ptr());
-            let zero = RealSteps::<V>::quotient(V::sub(V::splat(0.0), least), steps, inverse, V::splat(0.0), V::splat(qmax as f32));
+            let zero = RealSteps::<V>::quotient(
+                V::sub(V::splat(0.0), least),
+                steps,
+                inverse,
+                V::splat(0.0),
+                V::splat(qmax as f32),
+            );
             V::store(self.batch.zero.as_mut_ptr().cast(), V::from_bits(V::to_i(zero)));
             self.batch.valid &= normal;
             // Scales and zero points are kept for all; groups that are not valid are written again by the scalar code.

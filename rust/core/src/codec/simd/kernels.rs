@@ -7,7 +7,7 @@
 use std::sync::LazyLock;
 
 use super::lanes::Lanes;
-use crate::codec::grid::{FloatGrid, NF3, NF4, Grid, GroupScale, Integers, level_sum, reaches_mean, sorted_sums};
+use crate::codec::grid::{FloatGrid, Grid, GroupScale, Integers, NF3, NF4, level_sum, reaches_mean, sorted_sums};
 use crate::codec::scale::Chooser;
 use crate::codec::work::Work;
 use crate::format::{Minifloat, Specials};
@@ -84,9 +84,10 @@ impl<V: Lanes> Kernel<V> for PowerSteps<V> {
 
     fn base(work: &Work) -> Option<Self::Base> {
         match (work.grid, work.chooser) {
-            (Grid::Integer { lo, hi, layout }, Chooser::Unit(_) | Chooser::Fraction { .. } | Chooser::Exponent { .. }) => {
-                Some((lo, hi, work.width, layout))
-            }
+            (
+                Grid::Integer { lo, hi, layout },
+                Chooser::Unit(_) | Chooser::Fraction { .. } | Chooser::Exponent { .. },
+            ) => Some((lo, hi, work.width, layout)),
             _ => None,
         }
     }
@@ -212,9 +213,10 @@ impl<V: Lanes> Kernel<V> for RealSteps<V> {
 
     fn base(work: &Work) -> Option<Self::Base> {
         match (work.grid, work.chooser) {
-            (Grid::Integer { lo, hi, .. }, Chooser::Symmetric { .. } | Chooser::Asymmetric { .. } | Chooser::Ternary) => {
-                Some((lo, hi, work.width))
-            }
+            (
+                Grid::Integer { lo, hi, .. },
+                Chooser::Symmetric { .. } | Chooser::Asymmetric { .. } | Chooser::Ternary,
+            ) => Some((lo, hi, work.width)),
             _ => None,
         }
     }
@@ -540,13 +542,15 @@ impl<V: Lanes> Kernel<V> for Truncated {
 
     fn base(work: &Work) -> Option<Self> {
         match (work.grid, work.chooser) {
-            (Grid::Float(grid), Chooser::Unit(_)) if grid.width - grid.mantissa == 9 && grid.emin == -126 => Some(Self {
-                mantissa: grid.mantissa,
-                width: grid.width,
-                top: crate::float::to_f32_saturating(grid.top),
-                ieee: grid.specials == Specials::Ieee,
-            })
-            .filter(|kernel| kernel.width <= 19 && !grid.explicit_one),
+            (Grid::Float(grid), Chooser::Unit(_)) if grid.width - grid.mantissa == 9 && grid.emin == -126 => {
+                Some(Self {
+                    mantissa: grid.mantissa,
+                    width: grid.width,
+                    top: crate::float::to_f32_saturating(grid.top),
+                    ieee: grid.specials == Specials::Ieee,
+                })
+                .filter(|kernel| kernel.width <= 19 && !grid.explicit_one)
+            }
             _ => None,
         }
     }
@@ -792,7 +796,11 @@ impl<V: Lanes> Kernel<V> for Book<V> {
         // SAFETY: under the contract of `Lanes`.
         unsafe {
             match base {
-                BookBase::Sums(count) => Some(Self::of_sums(*count, &scale.levels)),
+                // Sums that are no numbers, which only a foreign file can hold, are left to the scalar code.
+                BookBase::Sums(count) => {
+                    let finite = scale.levels.iter().take(usize::from(*count)).all(|level| level.is_finite());
+                    finite.then(|| Self::of_sums(*count, &scale.levels))
+                }
                 BookBase::Scaled { levels, thresholds, half } => {
                     if !(1e-20..=1e30).contains(&scale.step) {
                         return None;
@@ -902,7 +910,8 @@ impl<V: Lanes> Kernel<V> for Signs<V> {
     unsafe fn make((): &(), scale: &GroupScale) -> Option<Self> {
         // At scale 0 both values are equal and every code is 0.
         // SAFETY: under the contract of `Lanes`.
-        (scale.levels[0] > 0.0).then(|| unsafe { Self { plus: V::splat(scale.levels[0]), minus: V::splat(-scale.levels[0]) } })
+        (scale.levels[0] > 0.0)
+            .then(|| unsafe { Self { plus: V::splat(scale.levels[0]), minus: V::splat(-scale.levels[0]) } })
     }
     #[inline(always)]
     unsafe fn quantize(&self, x: V::F) -> V::F {

@@ -218,8 +218,12 @@ pub(super) unsafe fn encode<V: Lanes, K: Kernel<V>, C: Code>(
                 // A scale chosen from finite values leaves nothing to check.
                 let check = !batch.finite;
                 let done = match kernel {
-                    Some(kernel) if n == 32 => encode_group::<V, K, C>(&kernel, x.as_ptr(), codes.as_mut_ptr(), 32, check),
-                    Some(kernel) if n == 16 => encode_group::<V, K, C>(&kernel, x.as_ptr(), codes.as_mut_ptr(), 16, check),
+                    Some(kernel) if n == 32 => {
+                        encode_group::<V, K, C>(&kernel, x.as_ptr(), codes.as_mut_ptr(), 32, check)
+                    }
+                    Some(kernel) if n == 16 => {
+                        encode_group::<V, K, C>(&kernel, x.as_ptr(), codes.as_mut_ptr(), 16, check)
+                    }
                     Some(kernel) => encode_group::<V, K, C>(&kernel, x.as_ptr(), codes.as_mut_ptr(), n, check),
                     None => false,
                 };
@@ -386,7 +390,8 @@ pub(super) unsafe fn stat<V: Lanes>(x: &[f32], query: &Query) -> Stat {
                 }
                 if whole < n {
                     // Lanes behind the end hold 0, whose residual need not be 0.
-                    let mut lanes = V::store_i(V::bits(residual::<V>(V::load_part(from.add(whole), n - whole), &levels, count)));
+                    let mut lanes =
+                        V::store_i(V::bits(residual::<V>(V::load_part(from.add(whole), n - whole), &levels, count)));
                     lanes[n - whole..].fill(0);
                     sum = V::accumulate(sum, V::load(lanes.as_ptr().cast()));
                 }
@@ -468,7 +473,8 @@ pub(super) unsafe fn narrow<V: Lanes>(from: &[f32], float16: bool, to: *mut u16)
                 let clipped = V::with_sign(V::min(V::splat(65_504.0), magnitude), v);
                 V::store_f16(to.add(i), V::select(passes, v, clipped));
             } else {
-                let bits = V::bits(V::select(passes, magnitude, V::min(V::splat(f32::from_bits(0x7f7f_0000)), magnitude)));
+                let bits =
+                    V::bits(V::select(passes, magnitude, V::min(V::splat(f32::from_bits(0x7f7f_0000)), magnitude)));
                 let odd = V::and(V::shr(bits, 16), V::splat_i(1));
                 let rounded = V::shr(V::add_i(bits, V::add_i(odd, V::splat_i(0x7fff))), 16);
                 // A NaN must not round up into the sign; quieten it instead.
