@@ -281,18 +281,13 @@ def _read_plain(reader: Any, mmap: bool, name: str, stored: str, shape: list[int
 def _read_packed(
     reader: Any, mmap: bool, name: str, text: str, rule: str, shape: list[int], dtype: torch.dtype, axis: int
 ) -> PackedTensor:
-    import torch
 
     from octavo.formats import Format
-    from octavo.ops import SCALE_DTYPES, part_shapes
-    from octavo.tensor import PackedTensor
+    from octavo.tensor import PackedTensor, part_specs
 
     fmt = Format(text)
-    shapes = (*part_shapes(fmt.core, tuple(shape), axis), [1 if fmt.core.has_levels else 0])
-    dtypes = (torch.uint8, SCALE_DTYPES[fmt.scale_type], torch.uint8, torch.float32)
-    parts = []
-    for suffix, part_dtype, part_shape in zip(("codes", "scales", "zeros", "levels"), dtypes, shapes, strict=True):
-        parts.append(_read_part(reader, mmap, f"{name}.{suffix}", part_dtype, part_shape))
+    specs = part_specs(fmt.core, tuple(shape), axis)
+    parts = [_read_part(reader, mmap, f"{name}.{part}", part_dtype, list(size)) for part, part_dtype, size in specs]
     return PackedTensor(fmt, *parts, shape=tuple(shape), dtype=dtype, axis=axis, scale=rule)
 
 

@@ -44,6 +44,10 @@ class Format:
         """Refuse: formats are immutable."""
         raise AttributeError(f"Format is immutable; cannot set {name!r}")
 
+    def __delattr__(self, name: str) -> None:
+        """Refuse: formats are immutable."""
+        raise AttributeError(f"Format is immutable; cannot delete {name!r}")
+
     def __str__(self) -> str:
         """Return the shortest text of the format."""
         return self.text

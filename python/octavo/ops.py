@@ -6,29 +6,20 @@ Python checks and allocates; Rust computes on addresses. The public functions be
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from octavo import _core
 from octavo.errors import DTypeError, FormatError, ShapeError
 from octavo.formats import Format, core
-from octavo.tensor import PackedTensor
+from octavo.tensor import FLOATS, SCALE_DTYPES, PackedTensor, part_specs, symbolic_specs
 
 if TYPE_CHECKING:
     import numpy as np
 
-FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-SCALE_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "e8m0": torch.uint8,
-    "e4m3": torch.uint8,
-    "int8": torch.int8,
-    None: torch.uint8,
-}
 STES = ("clipped", "identity")
 
 _library = torch.library.Library("octavo", "DEF")
@@ -72,46 +63,13 @@ def _check_out(out: Tensor, shape: torch.Size | tuple[int, ...], dtype: torch.dt
         raise ShapeError(f"{what} must be contiguous and on the CPU")
 
 
-@lru_cache(maxsize=4096)
-def part_shapes(format: _core.Format, shape: tuple[int, ...], axis: int) -> tuple[torch.Size, torch.Size, torch.Size]:
-    """Shapes of codes, scales and packed zeros of a tensor encoded along ``axis``; ``[0]`` for a part not there."""
-    _, k, row_bytes, _, groups, scales, zeros_row, _, _ = format._sizes(list(shape), axis)
-    lead = list(shape)
-    if lead:
-        lead.pop(axis)
-    codes = [*lead, row_bytes]
-    if not scales and not groups:
-        return torch.Size(codes), torch.Size([0]), torch.Size([0])
-    rows = [] if format.granularity == "tensor" else lead
-    per_row = (
-        1 if format.granularity == "tensor" else (1 if format.granularity == "channel" else math.ceil(k / format.block))
-    )
-    levels = [format.scales_per_group] if format.scales_per_group > 1 else []
-    zeros = torch.Size([*rows, zeros_row] if format.has_zeros else [0])
-    return torch.Size(codes), torch.Size([*rows, per_row, *levels]), zeros
-
-
-@lru_cache(maxsize=4096)
-def part_specs(
-    format: _core.Format, shape: tuple[int, ...], axis: int
-) -> tuple[tuple[str, torch.dtype, torch.Size], ...]:
-    """Name, dtype and shape of codes, scales, zeros and levels of a tensor encoded along ``axis``."""
-    codes, scales, zeros = part_shapes(format, shape, axis)
-    return (
-        ("codes", torch.uint8, codes),
-        ("scales", SCALE_DTYPES[format.scale_type], scales),
-        ("zeros", torch.uint8, zeros),
-        ("levels", torch.float32, torch.Size([1 if format.has_levels else 0])),
-    )
-
-
 def _given(format: _core.Format, shape: tuple[int, ...], axis: int, scales, zeros, levels):
     """Addresses of given scales in their storage form, and the tensors that keep them alive."""
     if scales is None:
         if zeros is not None or levels is not None:
             raise ShapeError(f"'{format}': zeros and levels are given with scales, not alone")
         return None, ()
-    _, scale_shape, zero_shape = part_shapes(format, shape, axis)
+    _, (_, _, scale_shape), (_, _, zero_shape), _ = part_specs(format, shape, axis)
     keep = [_stored(scales, SCALE_DTYPES[format.scale_type], scale_shape, f"'{format}': scales")]
     for tensor, dtype, wanted, there, name in (
         (zeros, torch.uint8, zero_shape, format.has_zeros, "zeros"),
@@ -156,12 +114,15 @@ def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=
 def _quantize_out(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, *, out):
     _check_out(out, x.shape, x.dtype, "out")
     _quantize_into(x, format, axis, rule, scales, zeros, levels, out)
+    increment_version(out)  # written behind autograd's back
 
 
 def _quantize_into(x, format, axis, rule, scales, zeros, levels, out):
     fmt = core(format)
     x, code = _readable(x, f"quantize to '{format}': x")
-    given, _keep = (None, ()) if scales is None else _given(fmt, tuple(x.shape), axis, scales, zeros, levels)
+    given, _keep = None, ()
+    if scales is not None or zeros is not None or levels is not None:
+        given, _keep = _given(fmt, tuple(x.shape), axis, scales, zeros, levels)
     _core._quantize(fmt, code, x.shape, axis, x.data_ptr(), out.data_ptr(), rule, given)
 
 
@@ -199,12 +160,15 @@ def _encode_out(
     for part, (name, dtype, shape) in zip(parts, part_specs(fmt, tuple(x.shape), axis), strict=True):
         _check_out(part, shape, dtype, name)
     _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts)
+    increment_version(parts)
 
 
 def _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts):
     fmt = core(format)
     x, code = _readable(x, f"encode to '{format}': x")
-    given, _keep = (None, ()) if scales is None else _given(fmt, tuple(x.shape), axis, scales, zeros, levels)
+    given, _keep = None, ()
+    if scales is not None or zeros is not None or levels is not None:
+        given, _keep = _given(fmt, tuple(x.shape), axis, scales, zeros, levels)
     addresses = tuple(part.data_ptr() for part in parts)
     _core._encode(fmt, code, x.shape, axis, x.data_ptr(), addresses, rule, nonfinite, given)
 
@@ -230,6 +194,7 @@ def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
     ]
     addresses = (parts[0].data_ptr(), parts[1].data_ptr(), parts[2].data_ptr(), parts[3].data_ptr())
     _core._decode(fmt, code, shape, axis, addresses, out.data_ptr())
+    increment_version(out)
 
 
 for _name, _function in (
@@ -268,7 +233,8 @@ def _(grad, x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=No
 
 @torch.library.register_fake("octavo::encode", lib=_library)
 def _(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error"):
-    return _empty_parts(x, core(format), axis)
+    specs = symbolic_specs(core(format), tuple(x.shape), axis)
+    return tuple(x.new_empty(shape, dtype=dtype) for _, dtype, shape in specs)
 
 
 @torch.library.register_fake("octavo::decode", lib=_library)
@@ -323,12 +289,14 @@ def from_numpy(x: np.ndarray, what: str) -> Tensor:
 
     if not isinstance(x, np.ndarray):
         raise DTypeError(f"{what} is a {type(x).__name__}; accepted are torch tensors and numpy arrays")
-    if x.dtype.name == "bfloat16":  # ml_dtypes' type, which torch.from_numpy does not know
-        return torch.from_numpy(np.ascontiguousarray(x).view(np.int16)).view(torch.bfloat16)
-    if x.dtype not in (np.float32, np.float16):
+    name = x.dtype.name  # without the byte order
+    if name == "bfloat16":  # ml_dtypes' type, which torch.from_numpy does not know
+        return torch.from_numpy(np.array(x, order="C").view(np.int16)).view(torch.bfloat16)
+    if name not in ("float32", "float16"):
         raise DTypeError(f"{what} has dtype {x.dtype}; accepted are float32, float16, bfloat16")
-    x = np.ascontiguousarray(x).reshape(x.shape)
-    return torch.from_numpy(x if x.flags.writeable and x.dtype.isnative else x.astype(x.dtype.newbyteorder("=")))
+    if not x.flags.writeable or not x.dtype.isnative or any(stride < 0 for stride in x.strides):
+        x = np.array(x, dtype=name, order="C")  # torch shares memory with none of these
+    return torch.from_numpy(x)
 
 
 def _to_numpy(tensor: Tensor, like: np.ndarray) -> np.ndarray:
@@ -338,13 +306,17 @@ def _to_numpy(tensor: Tensor, like: np.ndarray) -> np.ndarray:
 
 
 def _text(format: Format | str) -> str:
-    return format.text if isinstance(format, Format) else format
+    if isinstance(format, Format):
+        return format.text
+    if not isinstance(format, str):
+        raise FormatError(f"a format is a Format or a text such as 'mxint8', got {type(format).__name__}")
+    return format
 
 
 def pack_zeros(format: Format | str, zeros: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
     """Pack integer zero points, one for each scale of a tensor of ``shape``, to the bytes that ops take."""
     fmt = core(_text(format))
-    _, scale_shape, zero_shape = part_shapes(fmt, shape, axis)
+    _, (_, _, scale_shape), (_, _, zero_shape), _ = part_specs(fmt, shape, axis)
     if not fmt.has_zeros:
         raise FormatError(f"'{fmt}' has no zero points; uintW has")
     if zeros.numel() != math.prod(scale_shape):
@@ -375,7 +347,7 @@ def quantize(
     ``x``: any shape, float32, float16 or bfloat16, a CPU tensor or numpy array. Blocks and groups run along ``axis``.
     ``scale``: rule of the block scale, ``floor`` (default), ``ceil`` or ``mse``. ``scales``: scales to use instead of
     choosing them, shaped as ``encode`` returns them; float tensors for ``intW`` and ``fixedW`` (there fraction bits)
-    get a gradient (LSQ). ``zeros``: their zero points as integers (``uintW``); ``levels``: nvfp4's tensor scale, ``[1]``.
+    get a gradient (LSQ). ``zeros``: their zero points, integers (``uintW``). ``levels``: nvfp4's tensor scale ``[1]``.
     ``ste``: gradient 1 inside the representable range and 0 where x saturated (``clipped``), or 1 everywhere
     (``identity``). ``out``: where to write; may be ``x`` itself; no gradient then.
 
@@ -426,7 +398,8 @@ def encode(
     """Encode ``x`` into dense codes and scales.
 
     ``x``, ``format``, ``axis``, ``scale``, ``scales``, ``zeros``, ``levels``: as for :func:`quantize`.
-    ``nonfinite``: ``error`` refuses NaN and infinity, ``saturate`` stores the largest value and 0, ``nan`` stores NaN where the format can.
+    ``nonfinite``: ``error`` refuses NaN and infinity, ``saturate`` stores the largest value and 0, ``nan`` stores NaN
+    where the format can.
     ``out``: a PackedTensor of the same format, shape, dtype and axis, whose buffers are written.
 
     Raises NonFiniteError naming the first position, else as :func:`quantize`. Source: FORMATS.md, sections 2 to 5.

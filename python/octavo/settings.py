@@ -21,7 +21,7 @@ def apply() -> None:
         _core.force_simd(level)
     threads = os.environ.get("OCTAVO_NUM_THREADS")
     if threads:
-        if not threads.isdigit():
+        if not (threads.isascii() and threads.isdigit()):
             raise SettingError(f"OCTAVO_NUM_THREADS={threads!r}: not a number; accepted are 0 (all cores) to 256")
         _core.set_num_threads(int(threads))
     if _core.debug_build:

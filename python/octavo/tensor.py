@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,15 +17,62 @@ if TYPE_CHECKING:
     import numpy as np
 
 
+FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+SCALE_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "e8m0": torch.uint8,
+    "e4m3": torch.uint8,
+    "int8": torch.int8,
+    None: torch.uint8,
+}
+
+
+def part_shapes(format: _core.Format, shape: tuple[int, ...], axis: int) -> tuple[list[int], list[int], list[int]]:
+    """Shapes of codes, scales and packed zeros of a tensor encoded along ``axis``; ``[0]`` for a part not there.
+
+    Plain arithmetic, so that the symbolic sizes of torch.compile pass through.
+    """
+    lead = list(shape)
+    k = lead.pop(axis) if lead else 1
+    codes = [*lead, (k * format.width + 7) // 8]
+    if format.scale_type is None:
+        return codes, [0], [0]
+    tensor = format.granularity == "tensor"
+    rows = [] if tensor else lead
+    per_row = -(-k // format.block) if format.block else 1
+    levels = [format.scales_per_group] if format.scales_per_group > 1 else []
+    zeros = [*rows, (per_row * format.width + 7) // 8] if format.has_zeros else [0]
+    return codes, [*rows, per_row, *levels], zeros
+
+
+def symbolic_specs(format: _core.Format, shape: tuple[int, ...], axis: int) -> list[tuple[str, torch.dtype, list[int]]]:
+    """Name, dtype and shape of codes, scales, zeros and levels of a tensor encoded along ``axis``."""
+    codes, scales, zeros = part_shapes(format, shape, axis)
+    return [
+        ("codes", torch.uint8, codes),
+        ("scales", SCALE_DTYPES[format.scale_type], scales),
+        ("zeros", torch.uint8, zeros),
+        ("levels", torch.float32, [1 if format.has_levels else 0]),
+    ]
+
+
+@lru_cache(maxsize=4096)
+def part_specs(format: _core.Format, shape: tuple[int, ...], axis: int) -> list[tuple[str, torch.dtype, torch.Size]]:
+    """What ``symbolic_specs`` says, for checked numbers. Raises ShapeError where the format does not take the shape."""
+    format._sizes(list(shape), axis)
+    return [(name, dtype, torch.Size(part)) for name, dtype, part in symbolic_specs(format, shape, axis)]
+
+
 class PackedTensor:
     """An encoded tensor.
 
     ``codes``: uint8, ``[..., row_bytes]``, the axis moved last. ``scales``: ``[..., groups]`` in their storage dtype
     (uint8 codes for shared exponents and E4M3, float32, float16, or int8 fraction bits), ``[1]`` for ``:tensor``, empty
     without scales. ``zeros``: packed zero points (``uintW``), else empty. ``levels``: float32 ``[1]`` (``nvfp4``), else
-    empty. ``shape``, ``dtype``, ``axis``, ``scale``: logical shape and dtype, the axis that groups run along, the rule.
+    empty. ``shape``, ``dtype``, ``axis``, ``scale``: logical shape and dtype, the axis that groups run along, rule.
 
-    Made by :func:`octavo.encode` and :func:`octavo.load`. Raises ShapeError or DTypeError where the parts do not fit the
+    Made by :func:`octavo.encode` and :func:`octavo.load`. Raises ShapeError or DTypeError where parts do not fit the
     format. Source: FORMATS.md section 5.
     """
 
@@ -44,8 +92,6 @@ class PackedTensor:
         scale: str = "floor",
     ) -> None:
         """Check the parts against the format and keep them."""
-        from octavo.ops import FLOATS, part_specs
-
         if dtype not in FLOATS:
             raise DTypeError(f"logical dtype {dtype}; accepted are float32, float16, bfloat16")
         shape = tuple(int(n) for n in shape)

@@ -137,7 +137,7 @@ def test_minilm_is_compressed_and_still_agrees(octavo, minilm, tmp_path):
     assert report["agreement"]["top1"] > 0.9
 
 
-# Bars of issue 3, section 5: weights and activations of every linear layer cast.
+# Least cosines accepted: weights and activations of every linear layer cast.
 COSINE_BARS = {"mxint8": 0.999, "mxfp6e2m3": 0.994}
 
 

@@ -65,6 +65,7 @@ impl Format {
     pub fn smallest(self) -> f64 {
         match (Grid::of(self), self.element()) {
             (_, Element::Fixed { fraction: Some(f), .. }) => crate::float::exp2(-i32::from(f)),
+            (_, Element::Binary { levels }) if levels % 2 == 0 => 2.0,
             (_, Element::MxInt { width }) => crate::float::exp2(2 - i32::from(width)),
             (_, Element::Bfp { width }) => crate::float::exp2(1 - i32::from(width)),
             (Grid::Float(float), _) if float.ties_by_field => crate::float::exp2(float.emin),
