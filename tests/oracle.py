@@ -394,7 +394,8 @@ def scale_values(spec: Spec, scales: np.ndarray | None, levels: np.ndarray | Non
     if spec.scale == "e4m3":
         # g * scale is a float32 product [6 nvfp4]
         with np.errstate(over="ignore"):
-            return (code_values(parse("e4m3"), scales).astype(np.float32) * np.float32(levels[0])).astype(float)
+            product = code_values(parse("e4m3"), scales).astype(np.float32) * np.float32(levels[0])
+        return np.clip(product, -F32_MAX, F32_MAX).astype(float)
     return scales.astype(float)
 
 

@@ -100,7 +100,16 @@ def test_garbage_to_the_core_raises_an_exception(name):
 
 def test_every_export_of_the_core_is_known_here():
     """A new export comes with its place in these tests."""
-    raw = {"_decode", "_encode", "_pack", "_quantize", "_quantize_backward", "_unpack", "_ContainerReader", "_ContainerWriter"}
+    raw = {
+        "_decode",
+        "_encode",
+        "_pack",
+        "_quantize",
+        "_quantize_backward",
+        "_unpack",
+        "_ContainerReader",
+        "_ContainerWriter",
+    }
     plain = {"Format", "debug_build", "force_simd", "formats", "num_threads", "set_num_threads", "simd_level"}
     names = {name for name in dir(_core) if not name.startswith("__")}
     assert names == raw | plain
@@ -133,7 +142,9 @@ def test_null_addresses_are_refused(name):
 def test_garbage_in_one_argument_of_a_raw_function_raises_an_exception(name):
     """All other arguments are valid but for null addresses, so that nothing is ever read or written."""
     call, good = getattr(_core, name), RAW[name]
-    addresses = {"_encode": (4, 5), "_decode": (4, 5), "_quantize": (4, 5), "_quantize_backward": (4, 5, 6, 9)}.get(name, (3, 4))
+    addresses = {"_encode": (4, 5), "_decode": (4, 5), "_quantize": (4, 5), "_quantize_backward": (4, 5, 6, 9)}.get(
+        name, (3, 4)
+    )
     for position in range(len(good)):
         if position in addresses:
             continue
@@ -143,7 +154,7 @@ def test_garbage_in_one_argument_of_a_raw_function_raises_an_exception(name):
             assert_exception(call, *good[:position], wrong, *good[position + 1 :])
     for count in range(len(good) + 3):
         if count != len(good):
-            assert_exception(call, *(good + (0, 0, 0))[:count])
+            assert_exception(call, *(*good, 0, 0, 0)[:count])
 
 
 @pytest.mark.parametrize("name", list(RAW))
@@ -151,7 +162,7 @@ def test_odd_addresses_are_refused(name):
     """Addresses that are not aligned, negative or no integers, in every position that takes one."""
     call, good = getattr(_core, name), list(RAW[name])
     for position, value in enumerate(good):
-        if value == 0 and position > 1 or isinstance(value, tuple):
+        if (value == 0 and position > 1) or isinstance(value, tuple):
             for wrong in (-8, 2**64, "8", 1.5, None, b"\0" * 8, (1, 2), ("a",) * 4, (2**64,) * 4, (-1, 0, 0, 0)):
                 assert_exception(call, *good[:position], wrong, *good[position + 1 :])
     with pytest.raises(octavo.ShapeError, match="not a multiple of 4"):
@@ -350,7 +361,9 @@ def test_a_forking_data_loader_quantizes(workers):
 def test_many_python_threads_get_right_results():
     texts = ["mxint8", "int8:channel", "e4m3", "nvfp4", "binary2", "uint4:g32", "fixed8", "nf4"]
     inputs = [torch.randn(40, 3000, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
-    wanted = {(text, i): (octavo.encode(x, text), octavo.quantize(x, text)) for text in texts for i, x in enumerate(inputs)}
+    wanted = {
+        (text, i): (octavo.encode(x, text), octavo.quantize(x, text)) for text in texts for i, x in enumerate(inputs)
+    }
     errors = []
     barrier = threading.Barrier(8)
 
@@ -443,5 +456,7 @@ def test_the_stub_of_the_core_matches_the_module():
     """mypy.stubtest of ``octavo._core`` against ``_core.pyi``: nothing missing, nothing too much."""
     pytest.importorskip("mypy")
     assert (PACKAGE / "_core.pyi").is_file() and (PACKAGE / "py.typed").is_file()
-    done = python("import sys; from mypy.stubtest import main; sys.argv[1:] = ['octavo._core']; sys.exit(main())", timeout=300)
+    done = python(
+        "import sys; from mypy.stubtest import main; sys.argv[1:] = ['octavo._core']; sys.exit(main())", timeout=300
+    )
     assert done.returncode == 0, done.stdout + done.stderr

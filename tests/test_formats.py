@@ -60,7 +60,10 @@ def texts(draw):
         return f"log{draw(small_widths)}{bias}"
     if family == "binary":
         levels = draw(st.sampled_from(["", "1", "2", "3", "4"]))
-        return joined(f"binary{levels}", draw(st.sampled_from(["", "tensor", "channel", *(["unit"] if levels in ("", "1") else [])])))
+        return joined(
+            f"binary{levels}",
+            draw(st.sampled_from(["", "tensor", "channel", *(["unit"] if levels in ("", "1") else [])])),
+        )
     if family == "ternary":
         return joined("ternary", draw(st.sampled_from(["", "unit", "tensor", "channel"])))
     if family == "bfp":
@@ -293,7 +296,11 @@ def test_formats_are_values(text):
 
 
 def test_formats_differ_by_every_part():
-    assert len({Format(text) for text in TEXTS}) == len({str(Format(text)) for text in TEXTS}) == len(set(TEXTS) - {"nf3/64"})
+    assert (
+        len({Format(text) for text in TEXTS})
+        == len({str(Format(text)) for text in TEXTS})
+        == len(set(TEXTS) - {"nf3/64"})
+    )
     assert Format("mxint8") != "mxint8" and Format("mxint8") != Format("mxint8").core
 
 

@@ -246,7 +246,8 @@ def test_quantize_is_idempotent_at_given_scales(text, case):
 
 
 @pytest.mark.parametrize(
-    "text", [t for t in EXAMPLES if oracle.parse(t).scale in ("none", "F", "e8m0") and oracle.parse(t).family != "binary"]
+    "text",
+    [t for t in EXAMPLES if oracle.parse(t).scale in ("none", "F", "e8m0") and oracle.parse(t).family != "binary"],
 )
 @few
 @given(case=float32_cases)
@@ -359,7 +360,9 @@ def test_every_code_and_scale_is_read_as_the_oracle_reads_it(text, simd):
         parts = [torch.from_numpy(rng.integers(0, 256, codes, dtype=np.uint8))]
         kind = SCALE_DTYPES[_core.Format(text).scale_type]
         if kind.is_floating_point:
-            stored = np.exp2(rng.uniform(-24 if kind == torch.float16 else -140, 15, scales)) * rng.choice([0, 1], scales, p=[0.1, 0.9])
+            stored = np.exp2(rng.uniform(-24 if kind == torch.float16 else -140, 15, scales)) * rng.choice(
+                [0, 1], scales, p=[0.1, 0.9]
+            )
             parts.append(torch.from_numpy(stored).to(kind))
         else:
             edges = rng.choice([0, 1, 127, 254, 255], scales)
@@ -549,7 +552,9 @@ def test_encode_names_the_first_nonfinite_value_in_memory_order(text, simd):
         for shape in ((9, 50), (3, 5, 30)):
             x = make(rng, shape, "normal", dtype)
             places = rng.choice(x.numel(), 4, replace=False)
-            x.view(-1)[torch.from_numpy(places)] = torch.tensor([math.nan, math.inf, -math.inf, math.nan], dtype=x.dtype)
+            x.view(-1)[torch.from_numpy(places)] = torch.tensor(
+                [math.nan, math.inf, -math.inf, math.nan], dtype=x.dtype
+            )
             for axis in range(len(shape)):
                 with pytest.raises(NonFiniteError) as caught:
                     octavo.encode(x, text, axis=axis)
@@ -589,7 +594,9 @@ def test_nan_changes_nothing_but_its_own_position(text):
 # ------------------------------------------------------------------------------------------------------ shapes and sizes
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (1,), (3, 0), (0, 5), (2, 0, 3), (1, 1, 1), (5, 1), (1, 7), (2, 1, 3, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(), (0,), (1,), (3, 0), (0, 5), (2, 0, 3), (1, 1, 1), (5, 1), (1, 7), (2, 1, 3, 1, 2)], ids=str
+)
 @pytest.mark.parametrize("text", EXAMPLES)
 def test_odd_shapes_keep_their_shape(text, shape):
     for dtype in DTYPES.values():

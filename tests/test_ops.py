@@ -35,7 +35,7 @@ def stored(packed):
 
 def learnable(text):
     """Formats whose given scales get a gradient."""
-    return oracle.parse(text).family == "int" or oracle.parse(text).scale == "F" and not text.startswith("u")
+    return oracle.parse(text).family == "int" or (oracle.parse(text).scale == "F" and not text.startswith("u"))
 
 
 # ------------------------------------------------------------------------------------------------------------ contracts
@@ -84,7 +84,9 @@ def test_quantize_compiles_without_graph_breaks(kind):
         if kind == "text":
             return (octavo.quantize(x, "mxfp8e4m3", axis=0) @ octavo.quantize(w, "int4:g32", scale="floor").T).sum()
         if kind == "format":
-            return (octavo.quantize(x * 2, fmt, scale="ceil") @ octavo.quantize(w, fmt, ste="identity").T).square().sum()
+            return (
+                (octavo.quantize(x * 2, fmt, scale="ceil") @ octavo.quantize(w, fmt, ste="identity").T).square().sum()
+            )
         if kind == "scales":
             return (octavo.quantize(x, "int8", scales=scales) @ w.T).sum()
         return torch.nn.functional.linear(octavo.quantize(x, fmt), octavo.quantize(w, fmt)).relu().sum()
@@ -113,7 +115,9 @@ def test_encode_and_decode_compile_without_graph_breaks():
 
 
 def test_quantize_compiles_for_changing_shapes():
-    compiled = torch.compile(lambda x: octavo.quantize(x, "mxint8") + 1, fullgraph=True, backend="aot_eager", dynamic=True)
+    compiled = torch.compile(
+        lambda x: octavo.quantize(x, "mxint8") + 1, fullgraph=True, backend="aot_eager", dynamic=True
+    )
     for n in (3, 8, 33):
         x = normal(n, 48, seed=n)
         assert torch.equal(compiled(x), octavo.quantize(x, "mxint8") + 1)
@@ -123,7 +127,9 @@ def test_quantize_compiles_for_changing_shapes():
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler")
 def test_quantize_compiles_with_inductor():
     def step(x, w):
-        return torch.nn.functional.gelu(octavo.quantize(x, "mxfp8e4m3") @ octavo.quantize(w, octavo.Format("int8:channel")).T)
+        return torch.nn.functional.gelu(
+            octavo.quantize(x, "mxfp8e4m3") @ octavo.quantize(w, octavo.Format("int8:channel")).T
+        )
 
     results = []
     for function in (step, torch.compile(step, fullgraph=True)):
@@ -140,7 +146,9 @@ def test_quantize_compiles_with_inductor():
 
 def inputs_for_gradients(rng, dtype="float32"):
     """Values inside and outside of ranges, exact bounds, NaN and infinities."""
-    x = np.concatenate([sample(rng, (4, 32), kind) * factor for kind, factor in (("normal", 1), ("grid", 0.1), ("wide", 1))], 1)
+    x = np.concatenate(
+        [sample(rng, (4, 32), kind) * factor for kind, factor in (("normal", 1), ("grid", 0.1), ("wide", 1))], 1
+    )
     x[0, :3] = [math.nan, math.inf, -math.inf]
     x[1, 5] = math.nan
     with np.errstate(over="ignore"):
@@ -405,7 +413,9 @@ def test_given_scales_and_zero_points_are_stored_as_given():
         for part, wanted in zip(again.parts[1:], packed.parts[1:], strict=True):
             assert torch.equal(part, wanted)
     zeros = torch.tensor([[3, 9], [0, 15], [7, 1]])
-    assert torch.equal(pack_zeros("uint4:g32", zeros, (3, 40), -1), torch.tensor([[0x93], [0xF0], [0x17]], dtype=torch.uint8))
+    assert torch.equal(
+        pack_zeros("uint4:g32", zeros, (3, 40), -1), torch.tensor([[0x93], [0xF0], [0x17]], dtype=torch.uint8)
+    )
 
 
 def test_numpy_and_torch_give_the_same():

@@ -128,7 +128,7 @@ def _unpack(width: int, rows: int, k: int, packed: int, out: int) -> None: ...
 
 @final
 class _ContainerWriter:
-    """Writes a container: announced entries first, then ``put_plain`` and ``put_packed`` in any order, then ``finish``."""
+    """Writes a container: entries are announced, then put in any order, then the writer is finished."""
 
     def __new__(
         cls,

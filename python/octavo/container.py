@@ -110,6 +110,8 @@ def _write(
 ) -> bytes | None:
     if not isinstance(tensors, Mapping):
         raise DTypeError(f"tensors is a {type(tensors).__name__}; accepted is a mapping from name to tensor")
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise DTypeError(f"metadata is a {type(metadata).__name__}; accepted are mappings of strings to strings")
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise DTypeError(f"metadata {key!r}: {value!r} is not a string for a string")
@@ -118,6 +120,8 @@ def _write(
         if not isinstance(name, str):
             raise DTypeError(f"{name!r} is a {type(name).__name__}; names of tensors are strings")
         if _is_packed(tensor):
+            if any(not part.is_cpu for part in tensor.parts):
+                raise DTypeError(f"{name}: the packed tensor is on {tensor.device}; files are written from the CPU")
             dtype = str(tensor.dtype).removeprefix("torch.")
             packed.append((name, tensor.format.core, tensor.scale, list(tensor.shape), dtype, tensor.axis))
         else:

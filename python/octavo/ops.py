@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from octavo import _core
-from octavo.errors import DTypeError, FormatError, ShapeError
+from octavo.errors import DTypeError, FormatError, NonFiniteError, ShapeError
 from octavo.formats import Format, core
 from octavo.tensor import FLOATS, SCALE_DTYPES, PackedTensor, part_specs, symbolic_specs
 
@@ -96,6 +97,8 @@ def _stored(tensor: Tensor, dtype: torch.dtype, shape: list[int], what: str) -> 
         raise ShapeError(f"{what} have shape {tuple(tensor.shape)}, expected {tuple(shape)}")
     if tensor.dtype != dtype:
         if dtype == torch.int8:  # fraction bits may be learned as floats
+            if not torch.isfinite(tensor).all():
+                raise NonFiniteError(f"{what} are fraction bits and must be finite")
             tensor = tensor.round().clamp(-128, 127)
         elif not dtype.is_floating_point:
             raise DTypeError(f"{what} have dtype {tensor.dtype}, expected {dtype} codes")
@@ -269,6 +272,27 @@ def _backward(ctx: Any, grad: Tensor) -> tuple:
 torch.library.register_autograd("octavo::quantize", _backward, setup_context=_setup_context, lib=_library)
 
 
+def _setup_backward_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    _, x, format, axis, rule, scales, zeros, levels, learn = inputs
+    ctx.format, ctx.axis, ctx.rule, ctx.learn = format, axis, rule, learn
+    ctx.save_for_backward(x, scales, zeros, levels)
+
+
+def _double_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
+    """The clipped gradient is linear in the incoming one; that of a learned scale is not differentiated again."""
+    if ctx.learn:
+        raise NotImplementedError("quantize: second derivatives through learned scales are not defined")
+    x, scales, zeros, levels = ctx.saved_tensors
+    options = (ctx.format, ctx.axis, ctx.rule, scales, zeros, levels)
+    masked, _ = torch.ops.octavo.quantize_backward(grad, x, *options, False)
+    return masked, None, None, None, None, None, None, None, None
+
+
+torch.library.register_autograd(
+    "octavo::quantize_backward", _double_backward, setup_context=_setup_backward_context, lib=_library
+)
+
+
 # --- public functions -----------------------------------------------------------------------------------------------
 
 
@@ -279,8 +303,41 @@ def _tensor(x: Tensor | np.ndarray, what: str) -> Tensor:
             raise DTypeError(f"{what} is on {x.device}; the codecs of this version run on the CPU")
         if x.dtype not in FLOATS:
             raise DTypeError(f"{what} has dtype {x.dtype}; accepted are float32, float16, bfloat16")
+        if x.layout is not torch.strided:
+            raise DTypeError(f"{what} has layout {x.layout}; accepted are strided tensors")
         return x
     return from_numpy(x, what)
+
+
+def _target(out: Tensor | np.ndarray, what: str) -> Tensor:
+    """Return ``out`` as a tensor that shares its memory, and that no gradient flows through."""
+    target = _tensor(out, what)
+    if target.requires_grad:
+        raise DTypeError(f"{what} requires a gradient; writing into it has none")
+    if not isinstance(out, Tensor) and target.data_ptr() != out.__array_interface__["data"][0]:
+        raise ShapeError(f"{what} must be a contiguous, writeable array in native byte order")
+    return target
+
+
+def _part(value: Any, what: str) -> Tensor | None:
+    """Return given scales, zeros or levels as a CPU tensor."""
+    if value is None or (isinstance(value, Tensor) and value.is_cpu and value.layout is torch.strided):
+        return value
+    if isinstance(value, Tensor):
+        raise DTypeError(f"{what} are on {value.device} with layout {value.layout}; accepted are dense CPU tensors")
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DTypeError(f"{what} are a {type(value).__name__}; accepted are tensors and arrays of numbers") from error
+
+
+def _options(axis: object, **texts: object) -> None:
+    """Refuse an axis that is no integer and options that are no text."""
+    if not isinstance(axis, int) or not -(2**31) < axis < 2**31:
+        raise ShapeError(f"axis is {axis!r}; accepted are integers within the tensor's dimensions")
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise FormatError(f"{name} is {text!r}; accepted are texts, see the documentation")
 
 
 def from_numpy(x: np.ndarray, what: str) -> Tensor:
@@ -319,6 +376,8 @@ def pack_zeros(format: Format | str, zeros: Tensor, shape: tuple[int, ...], axis
     _, (_, _, scale_shape), (_, _, zero_shape), _ = part_specs(fmt, shape, axis)
     if not fmt.has_zeros:
         raise FormatError(f"'{fmt}' has no zero points; uintW has")
+    if zeros.is_floating_point() or zeros.is_complex():
+        raise DTypeError(f"'{fmt}': zeros have dtype {zeros.dtype}; accepted are integers")
     if zeros.numel() != math.prod(scale_shape):
         raise ShapeError(f"'{fmt}': zeros have shape {tuple(zeros.shape)}, expected {tuple(scale_shape)}")
     top = 2**fmt.width - 1
@@ -359,19 +418,23 @@ def quantize(
     if ste not in STES:
         raise FormatError(f"unknown ste {ste!r}; accepted are clipped, identity")
     text = _text(format)
+    _options(axis, scale=scale)
     t = _tensor(x, f"quantize to '{text}': x")
+    scales, zeros, levels = _part(scales, "scales"), _part(zeros, "zeros"), _part(levels, "levels")
     if zeros is not None:
         zeros = pack_zeros(text, zeros, tuple(t.shape), axis)
     if out is None:
-        if torch.is_grad_enabled() and (t.requires_grad or (scales is not None and scales.requires_grad)):
+        # Forward-mode derivatives go to the op with a gradient too, which refuses them rather than losing them.
+        tracked = t.requires_grad or (scales is not None and scales.requires_grad)
+        if (tracked and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
             result = torch.ops.octavo.quantize.default(t, text, axis, scale, scales, zeros, levels, ste)
         else:
             result = torch.ops.octavo.quantize_plain.default(t, text, axis, scale, scales, zeros, levels)
         return result if isinstance(x, Tensor) else _to_numpy(result, x)
-    target = _tensor(out, "out")
-    if torch.is_grad_enabled() and t.requires_grad:
-        raise DTypeError("quantize(out=...) has no gradient; x requires one")
-    if target is not t and target.data_ptr() != t.data_ptr():
+    target = _target(out, "out")
+    if torch.is_grad_enabled() and (t.requires_grad or (scales is not None and scales.requires_grad)):
+        raise DTypeError("quantize(out=...) has no gradient; x or scales require one")
+    if not torch.compiler.is_compiling() and target is not t and target.data_ptr() != t.data_ptr():
         _refuse_overlap(t, target)
     torch.ops.octavo.quantize_out.default(t, text, axis, scale, scales, zeros, levels, out=target)
     return out
@@ -405,7 +468,9 @@ def encode(
     Raises NonFiniteError naming the first position, else as :func:`quantize`. Source: FORMATS.md, sections 2 to 5.
     """
     text = _text(format)
+    _options(axis, scale=scale, nonfinite=nonfinite)
     t = _tensor(x, f"encode to '{text}': x").detach()
+    scales, zeros, levels = _part(scales, "scales"), _part(zeros, "zeros"), _part(levels, "levels")
     if zeros is not None:
         zeros = pack_zeros(text, zeros, tuple(t.shape), axis)
     args = (t, text, axis, scale, scales, zeros, levels, nonfinite)
@@ -423,6 +488,7 @@ def encode(
     torch.ops.octavo.encode_out.default(
         *args, codes_out=codes, scales_out=scale_part, zeros_out=zero_part, levels_out=level_part
     )
+    out.scale = scale
     return out
 
 
@@ -434,7 +500,11 @@ def decode(packed: PackedTensor, *, dtype: torch.dtype | None = None, out: Tenso
     """
     if not isinstance(packed, PackedTensor):
         raise DTypeError(f"decode takes a PackedTensor, got {type(packed).__name__}")
+    devices = {part.device.type for part in packed.parts}
+    if devices != {"cpu"} and not (devices == {"meta"} and out is None):
+        raise DTypeError(f"decode: the packed tensor is on {packed.device}; the codecs of this version run on the CPU")
     if out is not None:
+        out = _target(out, "out")
         if dtype is not None and dtype != out.dtype:
             raise DTypeError(f"dtype is {dtype}, out has {out.dtype}")
         torch.ops.octavo.decode_out.default(*packed.parts, packed.format.text, packed.shape, packed.axis, out=out)

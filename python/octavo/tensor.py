@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
@@ -189,7 +190,8 @@ class PackedTensor:
         """
         if not self.shape or self.axis == 0:
             raise ShapeError(f"{self!r}: rows are sliced along dimension 0, which must not be the encoding axis")
-        if isinstance(rows, int):
+        if isinstance(rows, Integral) and not isinstance(rows, bool):
+            rows = int(rows)
             if not -len(self) <= rows < len(self):
                 raise IndexError(f"row {rows} is outside 0..{len(self) - 1}")
             rows = slice(rows % len(self), rows % len(self) + 1)

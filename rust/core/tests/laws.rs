@@ -10,8 +10,22 @@ use proptest::prelude::*;
 
 /// Formats beyond the catalogue: odd widths, blocks and biases.
 const MORE: [&str; 16] = [
-    "fixed17.3", "fixed32.16", "ufixed5:channel", "int3:channel", "int2:g3", "uint7:g5", "uint16", "e2m1b-3", "e8m10",
-    "denorm9e3", "binary3", "binary4:channel", "bfp6/7", "bm13e2/9", "mxint5/7", "nvfp4/5",
+    "fixed17.3",
+    "fixed32.16",
+    "ufixed5:channel",
+    "int3:channel",
+    "int2:g3",
+    "uint7:g5",
+    "uint16",
+    "e2m1b-3",
+    "e8m10",
+    "denorm9e3",
+    "binary3",
+    "binary4:channel",
+    "bfp6/7",
+    "bm13e2/9",
+    "mxint5/7",
+    "nvfp4/5",
 ];
 const LEVELS: [Level; 3] = [Level::Scalar, Level::Avx2, Level::Avx512];
 const RULES: [ScaleRule; 3] = [ScaleRule::Floor, ScaleRule::Ceil, ScaleRule::Mse];
@@ -160,12 +174,7 @@ impl Parts {
         Packed { codes: &self.codes, scales: &self.scales, zeros: &self.zeros, levels: &self.levels }
     }
     fn write(&mut self) -> PackedMut<'_> {
-        PackedMut {
-            codes: &mut self.codes,
-            scales: &mut self.scales,
-            zeros: &mut self.zeros,
-            levels: &mut self.levels,
-        }
+        PackedMut { codes: &mut self.codes, scales: &mut self.scales, zeros: &mut self.zeros, levels: &mut self.levels }
     }
 }
 
@@ -386,7 +395,10 @@ fn options_that_do_not_fit_the_format_are_errors() {
     assert!(refused(&Options { rule: ScaleRule::Mse, ..Options::default() }));
     for scale in [f32::NAN, f32::INFINITY, -1.0] {
         let scales = scale.to_le_bytes();
-        assert!(refused(&Options { given: Some(Packed { scales: &scales, ..Packed::default() }), ..Options::default() }));
+        assert!(refused(&Options {
+            given: Some(Packed { scales: &scales, ..Packed::default() }),
+            ..Options::default()
+        }));
     }
     assert!(!refused(&Options::default()));
 }

@@ -322,6 +322,10 @@ pub(crate) fn quantize(
                 } else {
                     wide.resize(piece.len, 0.0);
                     src.widen(piece.start, &mut wide, level);
+                    // An infinity counts as the largest value of its dtype, which may lie inside the grid; NaN stays.
+                    for value in &mut wide {
+                        *value = value.clamp(-work.largest, work.largest);
+                    }
                     simd::quantize_piece(&work, wide.as_ptr(), wide.as_mut_ptr(), piece.len, piece.group);
                     dst.narrow(piece.start, &wide, level);
                 }

@@ -368,7 +368,10 @@ pub(crate) fn block_step(chooser: &Chooser, code: u8, tensor: f32) -> f64 {
         Chooser::Exponent { .. } if code == 255 => f64::NAN,
         Chooser::Exponent { shift, .. } => exp2(i32::from(code) - 127 - shift),
         // g * scale is a float32 product (FORMATS.md section 3).
-        Chooser::NvFp4 => f64::from(tensor * e4m3_value(code)),
+        Chooser::NvFp4 => {
+            let product = tensor * e4m3_value(code);
+            f64::from(if product.is_infinite() { f32::MAX.copysign(product) } else { product })
+        }
         _ => 1.0,
     }
 }

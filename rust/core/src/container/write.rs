@@ -58,6 +58,11 @@ impl Writer {
         let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let old = match std::fs::metadata(path) {
             Ok(old) if old.is_dir() => return Err(io(io::ErrorKind::IsADirectory.into())),
+            // Renaming would put a file in the place of a pipe or a device.
+            Ok(old) if !old.is_file() => {
+                let source = io::Error::new(io::ErrorKind::InvalidInput, "not a regular file");
+                return Err(io(source));
+            }
             Ok(_) if !overwrite => return Err(io(io::ErrorKind::AlreadyExists.into())),
             Ok(old) => Some(old.permissions()),
             Err(_) => None,
