@@ -1,0 +1,212 @@
+//! Integers times a step.
+
+use super::{Factors, Kernel, exponent_of, power, sign_bit};
+use crate::codec::grid::{Grid, GroupScale, Integers};
+use crate::codec::scale::Chooser;
+use crate::codec::simd::lanes::Lanes;
+use crate::codec::work::Work;
+
+/// Integers in steps of a power of two: fixed, mxint, bfp.
+#[derive(Clone, Copy)]
+pub(in crate::codec::simd) struct PowerSteps<V: Lanes> {
+    multiplier: V::F,
+    step: V::F,
+    lo: V::F,
+    hi: V::F,
+    width: u32,
+    layout: Integers,
+    signed: bool,
+}
+
+impl<V: Lanes> Kernel<V> for PowerSteps<V> {
+    type Base = (i64, i64, u32, Integers);
+
+    fn base(work: &Work) -> Option<Self::Base> {
+        match (work.grid, work.chooser) {
+            (
+                Grid::Integer { lo, hi, layout },
+                Chooser::Unit(_) | Chooser::Fraction { .. } | Chooser::Exponent { .. },
+            ) => Some((lo, hi, work.width, layout)),
+            _ => None,
+        }
+    }
+    #[inline(always)]
+    unsafe fn make(&(lo, hi, width, layout): &Self::Base, scale: &GroupScale) -> Option<Self> {
+        let e = exponent_of(scale.step);
+        // Both factors normal numbers, and the largest product finite.
+        if !(-126..=126).contains(&e) || e + width as i32 > 128 {
+            return None;
+        }
+        // SAFETY: forwarded.
+        unsafe { Self::with(&(lo, hi, width, layout), power(-e), power(e), 0) }
+    }
+    #[inline(always)]
+    fn factors(&(_, _, width, _): &Self::Base, shift: i32) -> Factors {
+        let bias = 127 + shift;
+        Factors::Powers { bias, first: (bias - 126).max(0), last: (bias + 126.min(128 - width as i32)).min(254) }
+    }
+    #[inline(always)]
+    unsafe fn with(&(lo, hi, width, layout): &Self::Base, multiplier: f32, step: f32, _: i32) -> Option<Self> {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            Some(Self {
+                multiplier: V::splat(multiplier),
+                step: V::splat(step),
+                lo: V::splat(lo as f32),
+                hi: V::splat(hi as f32),
+                width,
+                layout,
+                signed: lo < 0,
+            })
+        }
+    }
+    #[inline(always)]
+    unsafe fn quantize(&self, x: V::F) -> V::F {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            let y = V::min(self.hi, V::max(self.lo, V::mul(x, self.multiplier)));
+            V::mul(V::round(y), self.step)
+        }
+    }
+    #[inline(always)]
+    unsafe fn code(&self, x: V::F) -> V::I {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            let y = V::min(self.hi, V::max(self.lo, V::mul(x, self.multiplier)));
+            if self.layout == Integers::SignMagnitude {
+                return sign_bit::<V>(x, V::to_i(V::abs(y)), self.width);
+            }
+            let k = V::to_i(y);
+            if self.width == 8 || self.width == 16 { k } else { V::and(k, V::splat_i((1 << self.width) - 1)) }
+        }
+    }
+    #[inline(always)]
+    unsafe fn decode(&self, code: V::I) -> V::F {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            if self.layout == Integers::SignMagnitude {
+                let magnitude = V::to_f(V::and(code, V::splat_i((1 << (self.width - 1)) - 1)));
+                let sign = V::from_bits(V::shl(code, 32 - self.width));
+                return V::with_sign(V::mul(magnitude, self.step), sign);
+            }
+            let k = if self.signed { V::sar(V::shl(code, 32 - self.width), 32 - self.width) } else { code };
+            V::mul(V::to_f(k), self.step)
+        }
+    }
+}
+
+/// Integers in steps of a real number: int, uint, ternary.
+#[derive(Clone, Copy)]
+pub(in crate::codec::simd) struct RealSteps<V: Lanes> {
+    step: V::F,
+    inverse: V::F,
+    lo: V::F,
+    hi: V::F,
+    zero: V::I,
+    width: u32,
+    signed: bool,
+}
+
+impl<V: Lanes> RealSteps<V> {
+    /// The integer nearest to the exact quotient `x / step`, ties to even, clipped to `lo..=hi`.
+    #[inline(always)]
+    pub(in crate::codec::simd) unsafe fn quotient(x: V::F, step: V::F, inverse: V::F, lo: V::F, hi: V::F) -> V::F {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            let one = V::splat(1.0);
+            let y = V::min(V::add(hi, one), V::max(V::sub(lo, one), V::mul(x, inverse)));
+            let k = V::round(y);
+            // k is right or one off. The remainder x - k * step is a float32, so one fused operation has it exactly.
+            let d = V::fnmadd(k, step, x);
+            let twice = V::add(d, d);
+            let mut k = k;
+            if V::any(V::ge(V::abs(twice), step)) {
+                k = Self::corrected(k, twice, step);
+            }
+            V::min(hi, V::max(lo, k))
+        }
+    }
+    #[inline(always)]
+    unsafe fn nearest(&self, x: V::F) -> V::F {
+        // SAFETY: forwarded.
+        unsafe { Self::quotient(x, self.step, self.inverse, self.lo, self.hi) }
+    }
+    /// Moves k by one where the remainder is beyond half a step, or half a step with k odd.
+    #[inline(always)]
+    unsafe fn corrected(k: V::F, twice: V::F, step: V::F) -> V::F {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            let one = V::splat(1.0);
+            let zero = V::splat(0.0);
+            let half = V::mul(k, V::splat(0.5));
+            let odd = V::select(V::eq(half, V::round(half)), zero, one);
+            let size = V::abs(twice);
+            let beyond = V::select(V::lt(step, size), one, V::select(V::eq(step, size), odd, zero));
+            V::add(k, V::with_sign(beyond, twice))
+        }
+    }
+}
+
+impl<V: Lanes> Kernel<V> for RealSteps<V> {
+    type Base = (i64, i64, u32);
+
+    fn base(work: &Work) -> Option<Self::Base> {
+        match (work.grid, work.chooser) {
+            (
+                Grid::Integer { lo, hi, .. },
+                Chooser::Symmetric { .. } | Chooser::Asymmetric { .. } | Chooser::Ternary,
+            ) => Some((lo, hi, work.width)),
+            _ => None,
+        }
+    }
+    #[inline(always)]
+    unsafe fn make(&(lo, hi, width): &Self::Base, scale: &GroupScale) -> Option<Self> {
+        // Far from the ends, so that neither the inverse nor a product leaves the normal range.
+        if !(1e-30..=1e30).contains(&scale.step) {
+            return None;
+        }
+        let step = scale.step as f32;
+        // SAFETY: forwarded.
+        unsafe { Self::with(&(lo, hi, width), step, 1.0 / step, scale.zero) }
+    }
+    #[inline(always)]
+    fn factors(_: &Self::Base, _: i32) -> Factors {
+        Factors::Real
+    }
+    #[inline(always)]
+    unsafe fn with(&(lo, hi, width): &Self::Base, step: f32, inverse: f32, zero: i32) -> Option<Self> {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            Some(Self {
+                step: V::splat(step),
+                inverse: V::splat(inverse),
+                lo: V::splat(lo as f32 - zero as f32),
+                hi: V::splat(hi as f32 - zero as f32),
+                zero: V::splat_i(zero),
+                width,
+                signed: lo < 0,
+            })
+        }
+    }
+    #[inline(always)]
+    unsafe fn quantize(&self, x: V::F) -> V::F {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe { V::select(V::unordered(x), x, V::mul(self.nearest(x), self.step)) }
+    }
+    #[inline(always)]
+    unsafe fn code(&self, x: V::F) -> V::I {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            let k = V::add_i(V::to_i(self.nearest(x)), self.zero);
+            if self.width == 8 || self.width == 16 { k } else { V::and(k, V::splat_i((1 << self.width) - 1)) }
+        }
+    }
+    #[inline(always)]
+    unsafe fn decode(&self, code: V::I) -> V::F {
+        // SAFETY: under the contract of `Lanes`.
+        unsafe {
+            let k = if self.signed { V::sar(V::shl(code, 32 - self.width), 32 - self.width) } else { code };
+            V::mul(V::to_f(V::sub_i(k, self.zero)), self.step)
+        }
+    }
+}
