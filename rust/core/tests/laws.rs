@@ -1,5 +1,7 @@
 //! The laws of DESIGN.md through the public API: random bit patterns, formats, shapes, axes, SIMD levels and threads.
 
+#![expect(clippy::expect_used, reason = "a test stops where its set-up fails")]
+
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use octavo_core::codec::{self, Gradients};
