@@ -205,3 +205,11 @@ def test_inspect_shows_what_a_file_holds(octavo, model):
     assert re.search(r"layer\.0\.query\.weight +- +64 x 64 +float32 +16,384 +32", output)
     assert "7 tensors, 0 packed" in output
     assert "metadata format: pt" in output
+
+
+def test_names_in_a_file_cannot_steer_the_terminal(octavo, tmp_path):
+    file = tmp_path / "hostile.safetensors"
+    container.save({"\x1b[31mred\nline": torch.zeros(2)}, file, metadata={"k": "\x1b[2J"})
+    shown = octavo("inspect", file).stdout
+    assert "\x1b" not in shown
+    assert "\\x1b[31mred\\nline" in shown

@@ -25,7 +25,9 @@ class Commands(TyperGroup):
         except (OctavoError, OSError) as error:
             if ctx.params.get("debug"):
                 raise
-            typer.echo(f"error: {message(error)}", err=True)
+            from octavo.report.console import printable
+
+            typer.echo(f"error: {printable(message(error))}", err=True)
             raise typer.Exit(EXIT_ERROR) from None
 
 
