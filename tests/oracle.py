@@ -493,16 +493,23 @@ def _choose_e8m0(spec: Spec, groups: np.ndarray, rule: str) -> np.ndarray:
 def _least_error_e8m0(spec: Spec, groups: np.ndarray, default: np.ndarray, nonzero: np.ndarray) -> np.ndarray:
     """float32 squared errors of x and q over the default scale; the default wins ties, then the lower [6 scale=mse]."""
     unit = np.ldexp(1.0, default - 127)
-    x = (groups / unit[..., None]).astype(np.float32)
     best, least = default, np.full(default.shape, np.inf, np.float32)
     for step in (0, -1, 1):
         candidate = np.clip(default + step, 0, 254)
-        q = _quantized(spec, groups, np.ldexp(1.0, candidate - 127)) / unit[..., None]
-        difference = np.nan_to_num(x - q.astype(np.float32), nan=0.0)
-        error = _lane_sum(difference * difference)
+        q = to_float32(_quantized(spec, groups, np.ldexp(1.0, candidate - 127)))
+        error = _squared_error(groups, q, unit)
         better = (error < least) & (nonzero | (step == 0))
         best, least = np.where(better, candidate, best), np.where(better, error, least)
     return best
+
+
+def _squared_error(groups: np.ndarray, q: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    """Sum of squares of float32 errors times the float32 inverse of the unit [6 scale=mse]; NaN counts as 0."""
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore", under="ignore"):
+        inverse = np.float32(1) / unit.astype(np.float32)
+        error = (groups.astype(np.float32) - q.astype(np.float32)) * inverse[..., None]
+        error = np.where(np.isnan(groups), np.float32(0), error)
+        return _lane_sum(error * error)
 
 
 def _choose_nvfp4(spec: Spec, groups: np.ndarray, rule: str, levels: np.ndarray) -> np.ndarray:
@@ -524,11 +531,7 @@ def _choose_nvfp4(spec: Spec, groups: np.ndarray, rule: str, levels: np.ndarray)
         for step in (0, -1, 1):
             candidate = np.clip(default + step, 1, 126)
             q = to_float32(_quantized(spec, groups, scale_values(spec, candidate, levels)))
-            with np.errstate(divide="ignore", invalid="ignore"):
-                difference = np.nan_to_num(
-                    (groups.astype(float) - q) / unit[..., None], nan=0.0, posinf=0.0, neginf=0.0
-                )
-            error = _lane_sum(difference.astype(np.float32) ** 2)
+            error = _squared_error(groups, q, unit)
             better = (error < least) & (default > 0)  # a scale that rounds to 0 has no unit to measure in: it stays
             best, least = np.where(better, candidate, best), np.where(better, error, least)
         default = best

@@ -455,11 +455,13 @@ def test_settings_that_make_no_sense_are_refused(name, value, part):
 
 
 @pytest.mark.slow
-def test_the_stub_of_the_core_matches_the_module():
+def test_the_stub_of_the_core_matches_the_module(tmp_path):
     """mypy.stubtest of ``octavo._core`` against ``_core.pyi``: nothing missing, nothing too much."""
     pytest.importorskip("mypy")
     assert (PACKAGE / "_core.pyi").is_file() and (PACKAGE / "py.typed").is_file()
     done = python(
-        "import sys; from mypy.stubtest import main; sys.argv[1:] = ['octavo._core']; sys.exit(main())", timeout=300
+        "import sys; from mypy.stubtest import main; sys.argv[1:] = ['octavo._core']; sys.exit(main())",
+        timeout=300,
+        MYPY_CACHE_DIR=str(tmp_path),
     )
     assert done.returncode == 0, done.stdout + done.stderr

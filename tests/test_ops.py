@@ -125,10 +125,10 @@ def test_quantize_compiles_for_changing_shapes():
 @pytest.mark.slow
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="inductor needs a C++ compiler")
 def test_quantize_compiles_with_inductor():
+    per_row = octavo.Format("int8:channel")
+
     def step(x, w):
-        return torch.nn.functional.gelu(
-            octavo.quantize(x, "mxfp8e4m3") @ octavo.quantize(w, octavo.Format("int8:channel")).T
-        )
+        return torch.nn.functional.gelu(octavo.quantize(x, "mxfp8e4m3") @ octavo.quantize(w, per_row).T)
 
     results = []
     for function in (step, torch.compile(step, fullgraph=True)):

@@ -411,11 +411,11 @@ pub(crate) fn mse_candidates(chooser: &Chooser, default: u8) -> [Option<u8>; 3] 
     [Some(default), lower, higher]
 }
 
-/// Squared error of a block under a step: float32, in units of `unit`, sixteen lanes by position, added as a tree.
-pub(crate) fn block_error(x: &[f32], unit: f64, mut quantised: impl FnMut(f32) -> f32) -> f32 {
+/// Squared error of a block, float32 throughout: errors times `inverse`, sixteen lanes by position, added as a tree.
+pub(crate) fn block_error(x: &[f32], inverse: f32, mut quantised: impl FnMut(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     for (i, &v) in x.iter().enumerate() {
-        let error = ((f64::from(v) - f64::from(quantised(v))) / unit) as f32;
+        let error = (v - quantised(v)) * inverse;
         lanes[i % LANES] += error * error;
     }
     tree_sum(lanes)

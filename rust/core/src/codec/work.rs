@@ -136,8 +136,8 @@ impl Work {
             ScaleRule::Mse if absmax == 0 => default,
             ScaleRule::Mse => {
                 let unit = match self.chooser {
-                    Chooser::NvFp4 => block_step(&self.chooser, default, self.tensor),
-                    _ => exp2(i32::from(default) - 127),
+                    Chooser::NvFp4 => block_step(&self.chooser, default, self.tensor) as f32,
+                    _ => exp2(i32::from(default) - 127) as f32,
                 };
                 if unit == 0.0 {
                     return default;
@@ -145,7 +145,7 @@ impl Work {
                 let mut best = (f32::INFINITY, default);
                 for code in mse_candidates(&self.chooser, default).into_iter().flatten() {
                     let scale = self.resolve(&RawScale::code(code));
-                    let error = block_error(x, unit, |v| self.round(v, &scale));
+                    let error = block_error(x, 1.0 / unit, |v| self.round(v, &scale));
                     if error < best.0 {
                         best = (error, code);
                     }

@@ -40,9 +40,7 @@ impl Batches {
         };
         let mut factors = K::factors(base, shift);
         let blocks = matches!(work.format.granularity(), Granularity::Block(_));
-        let known = matches!(work.scales, Scales::Stored);
-        let rule = known || work.rule == ScaleRule::Floor || matches!(factors, Factors::Powers { .. });
-        if !blocks || !rule {
+        if !blocks {
             factors = Factors::Single;
         }
         let (mut add, mut offset) = (0, 0);
@@ -146,7 +144,7 @@ impl Batches {
                 (_, Some(ScaleType::E4M3)) => {
                     let mut steps = [0.0f32; 16];
                     for (j, step) in steps.iter_mut().enumerate().take(count) {
-                        *step = work.tensor * E4M3_VALUES[usize::from(*work.scale_in.add(group + j))];
+                        *step = e4m3_step(work.tensor, *work.scale_in.add(group + j));
                     }
                     self.steps::<V>(V::load(steps.as_ptr()), false);
                 }
@@ -239,7 +237,22 @@ impl Batches {
                     };
                     let mut codes = [0u8; 16];
                     V::store_u8(codes.as_mut_ptr(), e4m3.code(wanted));
-                    let steps = V::mul(V::splat(work.tensor), e4m3.quantize(wanted));
+                    if work.rule != ScaleRule::Floor {
+                        for (j, code) in codes.iter_mut().enumerate().take(count).filter(|(j, _)| most[*j] > 0) {
+                            *code = match work.rule {
+                                ScaleRule::Mse => {
+                                    let n = each.min(left - j * each);
+                                    least_error_e4m3::<V, K>(base, work.tensor, *code, x.add(j * each), n)
+                                }
+                                _ => ceil_e4m3(work.tensor, f32::from_bits(most[j]), *code),
+                            };
+                        }
+                    }
+                    let mut steps = [0.0f32; 16];
+                    for (step, &code) in steps.iter_mut().zip(&codes) {
+                        *step = e4m3_step(work.tensor, code);
+                    }
+                    let steps = V::load(steps.as_ptr());
                     self.keep(work, group, &codes);
                     self.steps::<V>(V::select(empty, V::splat(1.0), steps), false);
                 }
@@ -324,6 +337,58 @@ unsafe fn least_error<V: Lanes, K: Kernel<V>>(base: &K::Base, bias: i32, code: i
         unsafe {
             let Some(kernel) = K::with(base, up, down, 0) else { return -1 };
             let error = block_error::<V, K>(&kernel, x, n, unit);
+            if error < best.0 {
+                best = (error, candidate);
+            }
+        }
+    }
+    best.1
+}
+
+/// nvfp4's step: the tensor scale times an E4M3 code's value, a float32 product that stays finite.
+fn e4m3_step(tensor: f32, code: u8) -> f32 {
+    let product = tensor * E4M3_VALUES[usize::from(code)];
+    if product.is_infinite() { f32::MAX.copysign(product) } else { product }
+}
+
+/// The smallest E4M3 code under which `absmax` does not saturate.
+fn ceil_e4m3(tensor: f32, absmax: f32, default: u8) -> u8 {
+    let fits = |code: u8| f64::from(absmax) <= 6.0 * f64::from(e4m3_step(tensor, code));
+    let mut code = default;
+    while code > 0 && fits(code - 1) {
+        code -= 1;
+    }
+    while code < 126 && !fits(code) {
+        code += 1;
+    }
+    code
+}
+
+/// [`least_error`] over E4M3 codes 1 to 126. A code whose step no kernel takes ends the search; the block is then left to
+/// the scalar code, since its own step is as far from the middle of the range.
+#[inline(always)]
+unsafe fn least_error_e4m3<V: Lanes, K: Kernel<V>>(
+    base: &K::Base,
+    tensor: f32,
+    code: u8,
+    x: *const f32,
+    n: usize,
+) -> u8 {
+    let inverse = 1.0 / e4m3_step(tensor, code);
+    let mut best = (f32::INFINITY, code);
+    for candidate in [code, code.saturating_sub(1), code + 1] {
+        let step = e4m3_step(tensor, candidate);
+        // The scalar code decides about scales that round to 0 or lie at the ends of the range.
+        if code == 0 || !(1e-17..=1e27).contains(&step) && candidate > 0 {
+            return 0;
+        }
+        if !(1..=126).contains(&candidate) {
+            continue;
+        }
+        // SAFETY: `n` values are readable at x; under the contract of `Lanes`.
+        unsafe {
+            let Some(kernel) = K::with(base, step, 1.0 / step, 0) else { return 0 };
+            let error = block_error::<V, K>(&kernel, x, n, inverse);
             if error < best.0 {
                 best = (error, candidate);
             }

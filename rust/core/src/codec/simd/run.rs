@@ -59,17 +59,17 @@ pub(super) unsafe fn extremes<V: Lanes>(x: *const f32, len: usize) -> (f32, f32,
     }
 }
 
-/// Squared error of a block under a kernel, in units of `2^exponent`.
+/// Squared error of a block under a kernel: errors times `inverse`.
 #[inline(always)]
-pub(super) unsafe fn block_error<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f32, len: usize, unit: f32) -> f32 {
+pub(super) unsafe fn block_error<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f32, len: usize, inverse: f32) -> f32 {
     // SAFETY: `len` values are readable at x; under the contract of `Lanes`.
     unsafe {
-        let unit = V::splat(unit);
+        let inverse = V::splat(inverse);
         let mut sum = V::splat(0.0);
         let mut i = 0;
         while i < len {
             let v = if i + 16 <= len { V::load(x.add(i)) } else { V::load_part(x.add(i), len - i) };
-            let error = V::sub(V::mul(v, unit), V::mul(kernel.quantize(v), unit));
+            let error = V::mul(V::sub(v, kernel.quantize(v)), inverse);
             sum = V::add(sum, V::mul(error, error));
             i += 16;
         }
