@@ -423,3 +423,26 @@ def test_numpy_and_torch_give_the_same():
         assert isinstance(octavo.quantize(x.numpy(), text), np.ndarray)
         assert_equal(torch.from_numpy(octavo.quantize(x.numpy(), text)), octavo.quantize(x, text))
         assert octavo.encode(x.numpy(), text) == octavo.encode(x, text)
+
+
+def test_forward_mode_derivatives_are_refused_not_lost():
+    x = torch.randn(4, 32)
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.jvp(lambda t: octavo.quantize(t, "mxint8"), (x,), (torch.ones_like(x),))
+
+
+def test_a_parameter_is_quantised_in_place_without_gradients():
+    weight = torch.nn.Parameter(torch.randn(4, 32))
+    wanted = octavo.quantize(weight.detach(), "mxint8")
+    with torch.no_grad():
+        octavo.quantize(weight, "mxint8", out=weight)
+    assert torch.equal(weight, wanted)
+    with pytest.raises(DTypeError, match="requires a gradient"):
+        octavo.quantize(torch.randn(4, 32), "mxint8", out=weight)
+
+
+@pytest.mark.parametrize("text", ["ufixed25", "ufixed30:channel", "fixed32", "ufixed32:mse"])
+def test_infinities_saturate_in_wide_fixed_point(text, simd):
+    x = torch.ones(32)
+    x[0] = torch.inf
+    assert octavo.quantize(x, text)[0] == torch.finfo(torch.float32).max

@@ -116,6 +116,8 @@ def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=
 
 def _quantize_out(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, *, out):
     _check_out(out, x.shape, x.dtype, "out")
+    if x.is_contiguous() and out.data_ptr() != x.data_ptr():  # other layouts are read from a copy
+        _refuse_overlap(x, out)
     _quantize_into(x, format, axis, rule, scales, zeros, levels, out)
     increment_version(out)  # written behind autograd's back
 
@@ -312,9 +314,9 @@ def _tensor(x: Tensor | np.ndarray, what: str) -> Tensor:
 def _target(out: Tensor | np.ndarray, what: str) -> Tensor:
     """Return ``out`` as a tensor that shares its memory, and that no gradient flows through."""
     target = _tensor(out, what)
-    if target.requires_grad:
+    if target.requires_grad and torch.is_grad_enabled():
         raise DTypeError(f"{what} requires a gradient; writing into it has none")
-    if not isinstance(out, Tensor) and target.data_ptr() != out.__array_interface__["data"][0]:
+    if not isinstance(out, Tensor) and out.size and target.data_ptr() != out.__array_interface__["data"][0]:
         raise ShapeError(f"{what} must be a contiguous, writeable array in native byte order")
     return target
 
@@ -424,9 +426,9 @@ def quantize(
     if zeros is not None:
         zeros = pack_zeros(text, zeros, tuple(t.shape), axis)
     if out is None:
-        # Forward-mode derivatives go to the op with a gradient too, which refuses them rather than losing them.
-        tracked = t.requires_grad or (scales is not None and scales.requires_grad)
-        if (tracked and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None:
+            raise NotImplementedError("quantize: forward-mode derivatives are not defined; use reverse mode")
+        if torch.is_grad_enabled() and (t.requires_grad or (scales is not None and scales.requires_grad)):
             result = torch.ops.octavo.quantize.default(t, text, axis, scale, scales, zeros, levels, ste)
         else:
             result = torch.ops.octavo.quantize_plain.default(t, text, axis, scale, scales, zeros, levels)
@@ -434,8 +436,6 @@ def quantize(
     target = _target(out, "out")
     if torch.is_grad_enabled() and (t.requires_grad or (scales is not None and scales.requires_grad)):
         raise DTypeError("quantize(out=...) has no gradient; x or scales require one")
-    if not torch.compiler.is_compiling() and target is not t and target.data_ptr() != t.data_ptr():
-        _refuse_overlap(t, target)
     torch.ops.octavo.quantize_out.default(t, text, axis, scale, scales, zeros, levels, out=target)
     return out
 

@@ -63,9 +63,19 @@ fn pool() -> Result<&'static Pool> {
                 .map_err(|e| Error::Setting(format!("cannot start {threads} threads: {e}")))?,
         ),
     };
-    let built: &'static Pool = Box::leak(Box::new(Pool { process, rayon }));
-    slot.store(std::ptr::from_ref(built).cast_mut(), Ordering::Release);
-    Ok(built)
+    let old = found.map_or(std::ptr::null_mut(), |pool| std::ptr::from_ref(pool).cast_mut());
+    let built = Box::into_raw(Box::new(Pool { process, rayon }));
+    match slot.compare_exchange(old, built, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: the pointer is never freed once it is in the slot.
+        Ok(_) => Ok(unsafe { &*built }),
+        Err(other) => {
+            // SAFETY: `built` was not shared; the other thread's pool is in the slot for good.
+            unsafe {
+                drop(Box::from_raw(built));
+                Ok(&*other)
+            }
+        }
+    }
 }
 
 /// Calls `work` for every index below `count`, on several threads if there are `bytes` enough to be worth it.

@@ -98,7 +98,7 @@ impl Segments {
 
 /// Scales found before the segments run.
 pub(super) struct Early {
-    scales: Vec<u8>,
+    scales: transpose::Buffer,
     zeros: Vec<u16>,
 }
 
@@ -139,7 +139,7 @@ fn choose_early(work: &mut Work, src: Src, layout: &Layout, sizes: &Sizes) -> Re
         Granularity::Channel if layout.k > LONG_ROW => layout.k,
         _ => return Ok(None),
     };
-    let mut early = Early { scales: transpose::buffer(sizes.scales)?, zeros: vec![0; sizes.groups] };
+    let mut early = Early { scales: transpose::buffer(sizes.scales)?, zeros: transpose::zeroed(sizes.groups)? };
     let mut keeper = Work { scale_out: early.scales.as_mut_ptr(), zero_out: early.zeros.as_mut_ptr(), ..*work };
     keeper.scales = Scales::Choose;
     for group in 0..sizes.groups {
@@ -159,14 +159,14 @@ fn use_stored(work: &mut Work, early: &Early) {
 }
 
 /// Given or stored scales in the form the pieces read.
-fn stored(format: Format, sizes: &Sizes, packed: &Packed<'_>, level: Level) -> Early {
-    let mut zeros = vec![0u16; if format.has_zeros() { sizes.groups } else { 0 }];
+fn stored(format: Format, sizes: &Sizes, packed: &Packed<'_>, level: Level) -> Result<Early> {
+    let mut zeros = transpose::zeroed::<u16>(if format.has_zeros() { sizes.groups } else { 0 })?;
     if sizes.zeros_row > 0 {
         for (row, bytes) in zeros.chunks_mut(sizes.groups_per_row).zip(packed.zeros.chunks(sizes.zeros_row)) {
             unpack(level, bytes, format.width(), row);
         }
     }
-    Early { scales: Vec::new(), zeros }
+    Ok(Early { scales: transpose::buffer(0)?, zeros })
 }
 
 fn first_level(packed: &Packed<'_>) -> f32 {
@@ -188,7 +188,7 @@ pub(super) fn prepare(
     match &options.given {
         None => choose_early(work, src, layout, sizes),
         Some(given) => {
-            let early = stored(work.format, sizes, given, work.level);
+            let early = stored(work.format, sizes, given, work.level)?;
             use_stored(work, &early);
             work.scale_in = given.scales.as_ptr();
             work.tensor = first_level(given);
@@ -208,9 +208,7 @@ pub(crate) fn encode(
     let sizes = Sizes::new(format, &layout)?;
     let mut work = Work::new(format, level);
     let early = prepare(&mut work, src, &layout, &sizes, options)?;
-    let mut zeros = vec![0u16; if format.has_zeros() { sizes.groups } else { 0 }];
-    work.scale_out = out.scales.as_mut_ptr();
-    work.zero_out = if format.has_zeros() { zeros.as_mut_ptr() } else { std::ptr::null_mut() };
+    let mut zeros = transpose::zeroed::<u16>(if format.has_zeros() { sizes.groups } else { 0 })?;
     if matches!(work.scales, Scales::Stored) {
         // Known scales are part of the result too.
         let known = match (&options.given, &early) {
@@ -224,6 +222,8 @@ pub(crate) fn encode(
             zeros.copy_from_slice(&early.zeros[..count]);
         }
     }
+    work.scale_out = out.scales.as_mut_ptr();
+    work.zero_out = if format.has_zeros() { zeros.as_mut_ptr() } else { std::ptr::null_mut() };
     if format.has_levels() {
         out.levels.copy_from_slice(&work.tensor.to_le_bytes());
     }
@@ -338,7 +338,7 @@ pub(crate) fn quantize(
 pub(crate) fn decode(packed: Packed<'_>, layout: Layout, format: Format, dst: Dst, level: Level) -> Result<()> {
     let sizes = Sizes::new(format, &layout)?;
     let mut work = Work::new(format, level);
-    let early = stored(format, &sizes, &packed, level);
+    let early = stored(format, &sizes, &packed, level)?;
     use_stored(&mut work, &early);
     work.scale_in = packed.scales.as_ptr();
     work.tensor = first_level(&packed);

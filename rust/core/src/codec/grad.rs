@@ -58,8 +58,9 @@ pub fn quantize_backward(
         return Ok(());
     }
     let (x_moved, grad_moved) = (transpose::forward(x.src(), &layout)?, transpose::forward(grad.src(), &layout)?);
-    let at =
-        |moved: &Option<Vec<u8>>, src: Src| moved.as_ref().map_or(src, |buffer| Src::new(buffer.as_ptr(), src.dtype));
+    let at = |moved: &Option<transpose::Buffer>, src: Src| {
+        moved.as_ref().map_or(src, |buffer| Src::new(buffer.as_ptr(), src.dtype))
+    };
     let (x, grad) = (at(&x_moved, x.src()), at(&grad_moved, grad.src()));
     let dst = out.x.dst();
     if layout.inner == 1 {
@@ -109,7 +110,7 @@ fn rows(
         partial
     })?;
     let Some(out) = scale_grads else { return Ok(()) };
-    let mut totals = vec![0.0f64; out.len()];
+    let mut totals = transpose::zeroed::<f64>(out.len())?;
     for (group, sum) in sums.into_iter().flatten() {
         totals[group] += sum;
     }

@@ -7,16 +7,42 @@ use crate::pool;
 /// Columns that one unit of work moves; a tile of this width keeps whole cache lines on both sides.
 const TILE: usize = 64;
 
+/// Zeroed bytes, aligned for every dtype.
+pub(crate) struct Buffer {
+    words: Vec<u64>,
+    bytes: usize,
+}
+
+impl std::ops::Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: the words hold at least `bytes` initialised bytes.
+        unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.bytes) }
+    }
+}
+
+impl std::ops::DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.words.as_mut_ptr().cast(), self.bytes) }
+    }
+}
+
 /// A zeroed buffer, or a typed error where memory is short.
-pub(crate) fn buffer(bytes: usize) -> Result<Vec<u8>> {
-    let mut buffer = Vec::new();
-    buffer.try_reserve_exact(bytes).map_err(|_| Error::OutOfMemory(bytes))?;
-    buffer.resize(bytes, 0);
-    Ok(buffer)
+pub(crate) fn buffer(bytes: usize) -> Result<Buffer> {
+    Ok(Buffer { words: zeroed(bytes.div_ceil(8))?, bytes })
+}
+
+/// A vector of zeros, or a typed error where memory is short.
+pub(crate) fn zeroed<T: Clone + Default>(count: usize) -> Result<Vec<T>> {
+    let mut zeros = Vec::new();
+    zeros.try_reserve_exact(count).map_err(|_| Error::OutOfMemory(count.saturating_mul(size_of::<T>())))?;
+    zeros.resize(count, T::default());
+    Ok(zeros)
 }
 
 /// `[outer, k, inner]` copied to `[outer, inner, k]`; `None` where the axis is last already.
-pub(crate) fn forward(src: Src, layout: &Layout) -> Result<Option<Vec<u8>>> {
+pub(crate) fn forward(src: Src, layout: &Layout) -> Result<Option<Buffer>> {
     if layout.inner == 1 {
         return Ok(None);
     }

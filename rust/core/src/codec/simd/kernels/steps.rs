@@ -34,7 +34,7 @@ impl<V: Lanes> Kernel<V> for PowerSteps<V> {
     unsafe fn make(&(lo, hi, width, layout): &Self::Base, scale: &GroupScale) -> Option<Self> {
         let e = exponent_of(scale.step);
         // Both factors normal numbers, and the largest product finite.
-        if !(-126..=126).contains(&e) || e + width as i32 > 128 {
+        if !(-126..=126).contains(&e) || e + width as i32 > 127 {
             return None;
         }
         // SAFETY: forwarded.
@@ -43,7 +43,7 @@ impl<V: Lanes> Kernel<V> for PowerSteps<V> {
     #[inline(always)]
     fn factors(&(_, _, width, _): &Self::Base, shift: i32) -> Factors {
         let bias = 127 + shift;
-        Factors::Powers { bias, first: (bias - 126).max(0), last: (bias + 126.min(128 - width as i32)).min(254) }
+        Factors::Powers { bias, first: (bias - 126).max(0), last: (bias + 126.min(127 - width as i32)).min(254) }
     }
     #[inline(always)]
     unsafe fn with(&(lo, hi, width, layout): &Self::Base, multiplier: f32, step: f32, _: i32) -> Option<Self> {
