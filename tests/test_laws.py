@@ -1,4 +1,4 @@
-"""The laws of DESIGN.md, for every format: what is measured is what is stored and run, whatever runs it."""
+"""The laws of FORMATS.md section 2, for every format: what is measured is what is stored and run, whatever runs it."""
 
 import functools
 import hashlib

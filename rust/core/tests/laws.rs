@@ -1,4 +1,4 @@
-//! The laws of DESIGN.md through the public API: random bit patterns, formats, shapes, axes, SIMD levels and threads.
+//! The laws of FORMATS.md section 2 through the public API: random bit patterns, formats, shapes, axes, SIMD levels and threads.
 
 #![expect(clippy::expect_used, reason = "a test stops where its set-up fails")]
 

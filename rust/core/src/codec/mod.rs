@@ -216,6 +216,3 @@ pub fn decode(packed: Packed<'_>, layout: Layout, format: Format, out: ValuesMut
     drive::decode(packed, layout, format, moved, Level::current())?;
     transpose::backward(Src::new(buffer.as_ptr(), dst.dtype), dst, &layout)
 }
-
-#[cfg(test)]
-mod tests;

@@ -42,8 +42,7 @@ pub(super) trait Kernel<V: Lanes>: Copy {
     }
     /// The kernel from a batch's factors; they are in range.
     #[inline(always)]
-    unsafe fn with(base: &Self::Base, first: f32, second: f32, zero: i32) -> Option<Self> {
-        let _ = (first, second);
+    unsafe fn with(base: &Self::Base, first: f32, _second: f32, zero: i32) -> Option<Self> {
         // SAFETY: forwarded.
         unsafe { Self::make(base, &GroupScale { step: f64::from(first), zero, levels: [0.0; 4] }) }
     }

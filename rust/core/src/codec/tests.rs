@@ -1,1 +1,0 @@
-//! Laws of the codecs, on small hand-made cases; the property tests are in tests/laws.rs.
