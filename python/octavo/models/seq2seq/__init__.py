@@ -1,0 +1,28 @@
+"""Small sequence-to-sequence models: three architectures behind one interface (:class:`Seq2Seq`)."""
+
+from octavo.models.seq2seq.config import ARCHITECTURES, Seq2SeqConfig
+from octavo.models.seq2seq.hybrid import HybridSeq2Seq
+from octavo.models.seq2seq.lstm import LSTMSeq2Seq
+from octavo.models.seq2seq.model import END, PAD, START, Seq2Seq, State
+from octavo.models.seq2seq.transformer import TransformerSeq2Seq
+
+__all__ = [
+    "ARCHITECTURES",
+    "END",
+    "PAD",
+    "START",
+    "HybridSeq2Seq",
+    "LSTMSeq2Seq",
+    "Seq2Seq",
+    "Seq2SeqConfig",
+    "State",
+    "TransformerSeq2Seq",
+    "build",
+]
+
+_CLASSES = {"lstm": LSTMSeq2Seq, "hybrid": HybridSeq2Seq, "transformer": TransformerSeq2Seq}
+
+
+def build(config: Seq2SeqConfig) -> Seq2Seq:
+    """Return a model of the configured architecture with fresh weights, drawn from torch's global generator."""
+    return _CLASSES[config.architecture](config)

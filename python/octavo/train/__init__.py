@@ -1,0 +1,49 @@
+"""Training: one loop for every model, that ends with the same bits whether it was stopped or not.
+
+::
+
+    class Copy:
+        # Sequences are made from their position, so any of them can be asked for at any time.
+
+        metric, goal = "exact", "max"
+
+        def batch(self, step, micro, start, size):
+            return sequences(range(step * BATCH_SIZE + start, step * BATCH_SIZE + start + size))
+
+        def loss(self, model, batch):
+            nll = cross_entropy(model(batch).flatten(0, 1), batch.flatten(), reduction="sum")
+            return nll, batch.numel(), {}  # the sum, the tokens, other counts
+
+        def evaluate(self, model, rank=0, world=1):
+            held_out = sequences(range(10**9 + rank, 10**9 + 1000, world))
+            return {"exact": ((model(held_out).argmax(-1) == held_out).all(1).sum(), len(held_out))}
+
+    train(model, Copy(), TrainConfig(steps=2000, batch_size=BATCH_SIZE, learning_rate=1e-3), "runs/copy")
+
+The same call goes on with a run that was stopped. What a task may have besides is in :mod:`octavo.train.task`; several
+processes are torchrun's, :mod:`octavo.train.distributed`.
+"""
+
+from octavo.train.config import TrainConfig
+from octavo.train.errors import CheckpointError, ConfigError, OptimiserError, PackageError, TaskError
+from octavo.train.loop import TrainResult, train
+from octavo.train.metrics import read_metrics, without_clock
+from octavo.train.optimiser import adamw
+from octavo.train.randomness import seed_all
+from octavo.train.task import Task
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "OptimiserError",
+    "PackageError",
+    "Task",
+    "TaskError",
+    "TrainConfig",
+    "TrainResult",
+    "adamw",
+    "read_metrics",
+    "seed_all",
+    "train",
+    "without_clock",
+]

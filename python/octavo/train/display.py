@@ -1,0 +1,65 @@
+"""What a run shows: a bar on a terminal, plain lines elsewhere, nothing from any process but the first."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Display:
+    """Speaks of a run on stderr, if ``enabled``: not in other processes than the first, nor where no one listens."""
+
+    def __init__(self, steps: int, *, step: int, enabled: bool) -> None:
+        """Begin at ``step`` of ``steps``; a bar appears if stderr is a terminal."""
+        self._enabled, self._steps = enabled, steps
+        self._bar: Progress | None = None
+        if enabled and sys.stderr.isatty():
+            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"), TimeRemainingColumn())
+            self._bar = Progress(*columns, console=Console(stderr=True))
+            self._task = self._bar.add_task("train", total=steps, completed=step, status="")
+            self._bar.start()
+
+    def step(self, step: int, status: str = "") -> None:
+        """Move the bar to ``step``, with a new status if there is one."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
+            if status:
+                self._bar.update(self._task, status=status)
+
+    def line(self, line: dict[str, Any]) -> None:
+        """Show a line of metrics: in the bar's status, or as text."""
+        text = describe(line)
+        if self._bar is not None and line["kind"] == "train":
+            self.step(line["step"], text)
+        else:
+            self.say(f"step {line['step']}/{self._steps}  {text}")
+
+    def say(self, text: str) -> None:
+        """Print one line."""
+        if not self._enabled:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def __enter__(self) -> Display:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def describe(line: dict[str, Any]) -> str:
+    """Return a line of metrics as people read it."""
+    if line["kind"] == "train":
+        rate = line["clock"]["samples_per_s"]
+        return f"loss {line['loss']:.4f}  lr {line['learning_rate']:.3g}  {rate:,.0f} samples/s"
+    values = "  ".join(f"{name} {value:.4f}" for name, value in line["metrics"].items())
+    return f"evaluation: {values}{'  (best)' if line['best'] else ''}"

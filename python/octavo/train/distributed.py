@@ -1,0 +1,120 @@
+"""Several processes, through torchrun: who is who, sums over all of them, and starting them.
+
+Every process holds the whole model and takes its part of each update (:func:`octavo.train.task.share`). Gradients are
+averaged by DDP; the loop turns the average into the sum and divides by the tokens of the whole update, so that the
+result does not depend on how tokens fall on processes.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from octavo.train.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Processes:
+    """This process among those of the run: ``rank`` of ``world``, and the ``device`` it computes on."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        """True for the process that writes files and speaks."""
+        return self.rank == 0
+
+    def sum(self, vector: Tensor) -> Tensor:
+        """Return ``vector`` (float64, on ``device``) added up over all processes, in place."""
+        if self.world > 1:
+            dist.all_reduce(vector)
+        return vector
+
+    def gather(self, item: Any) -> list[Any]:
+        """Return the ``item`` of every process, by rank."""
+        if self.world == 1:
+            return [item]
+        items: list[Any] = [None] * self.world
+        dist.all_gather_object(items, item)
+        return items
+
+    def from_first(self, item: Any) -> Any:
+        """Return the ``item`` of the first process."""
+        if self.world == 1:
+            return item
+        items = [item]
+        dist.broadcast_object_list(items, src=0, device=self.device if self.device.type == "cuda" else None)
+        return items[0]
+
+    def barrier(self) -> None:
+        """Wait until every process is here."""
+        if self.world > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join(device: str) -> Iterator[Processes]:
+    """Join the processes that torchrun started, or be the only one; leave them at the end.
+
+    ``device``: ``auto``, ``cpu`` or ``cuda``, of TrainConfig; on CUDA each process of a machine has its own GPU. The
+    backend is NCCL on CUDA and gloo on the CPU. A process group that exists is used, and left as it is.
+    Raises ConfigError for ``cuda`` where there is no GPU, or fewer than processes.
+    """
+    several = dist.is_available() and (dist.is_initialized() or dist.is_torchelastic_launched())
+    place = _device(device, dist.get_node_local_rank(0) if several else 0)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    if not several:
+        yield Processes(0, 1, place)
+        return
+    ours = not dist.is_initialized()
+    if ours:
+        dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+    try:
+        yield Processes(dist.get_rank(), dist.get_world_size(), place)
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+def _device(name: str, local_rank: int) -> torch.device:
+    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError("device is 'cuda', and torch finds no GPU; accepted here: 'cpu', 'auto'")
+    if local_rank >= torch.cuda.device_count():
+        raise ConfigError(
+            f"process {local_rank} of this machine has no GPU of its own; there are {torch.cuda.device_count()}"
+        )
+    return torch.device("cuda", local_rank)
+
+
+def launch(command: Sequence[str], processes: int) -> int:
+    """Run ``command`` in ``processes`` processes on this machine, through torchrun, and return the exit code.
+
+    ``command``: a script with its arguments, or ``-m`` and a module with its arguments. An interrupt or a termination
+    reaches all processes; they write a checkpoint and end.
+    """
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    child = subprocess.Popen([*torchrun, *command])
+    kept = {
+        # A terminal sends its interrupt to the child, too; the parent has to outlive it to pass on the exit code.
+        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number)),
+    }
+    try:
+        return child.wait()
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

@@ -1,0 +1,38 @@
+"""SIGINT and SIGTERM: the step is finished, a checkpoint written, and the run ends; a second SIGINT ends it at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+
+
+class Interrupt:
+    """A context that notes the first SIGINT or SIGTERM instead of ending the process; ``seen()`` tells of it.
+
+    Outside the main thread, where Python handles no signals, it changes nothing and sees nothing.
+    """
+
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __enter__(self) -> Interrupt:
+        """Take over the signals."""
+        self._name: str | None = None
+        self._kept = {}
+        if threading.current_thread() is threading.main_thread():
+            self._kept = {number: signal.signal(number, self._note) for number in self._SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give the signals back."""
+        for number, handler in self._kept.items():
+            signal.signal(number, handler)
+
+    def seen(self) -> bool:
+        """Whether the process was asked to stop."""
+        return self._name is not None
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self._name is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._name = signal.Signals(number).name

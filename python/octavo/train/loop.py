@@ -1,0 +1,262 @@
+"""The training loop: updates, evaluations, checkpoints, and a way back after whatever happens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from octavo import container
+from octavo.train import checkpoint
+from octavo.train.average import Average
+from octavo.train.clock import Clock
+from octavo.train.config import TrainConfig
+from octavo.train.display import Display
+from octavo.train.distributed import Processes, join
+from octavo.train.errors import CheckpointError, ConfigError
+from octavo.train.evaluation import evaluate, is_better, value_of
+from octavo.train.interrupt import Interrupt
+from octavo.train.metrics import Metrics, write_run
+from octavo.train.optimiser import adamw, check_coverage, check_parameters
+from octavo.train.precision import Precision
+from octavo.train.randomness import random_state, restore_random_state, seed_all
+from octavo.train.records import evaluation_line, train_line
+from octavo.train.snapshot import Parts
+from octavo.train.state import State, Window
+from octavo.train.task import Task, check_task, evaluates
+from octavo.train.update import Update, Updater
+
+LAST, BEST = "last.safetensors", "best.safetensors"
+
+MakeOptimiser = Callable[[nn.Module, TrainConfig], torch.optim.Optimizer]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended.
+
+    ``reason``: ``finished`` (all steps), ``early`` (patience) or ``interrupted`` (SIGINT, SIGTERM; the same call goes
+    on). ``step``: updates made; ``tokens``: trained on. ``loss``: per token, in the last line of metrics; ``metrics``:
+    of the last evaluation; None before the first. ``best``: the best value of the task's metric, after ``best_step``
+    updates. ``seconds`` by clock: ``train_s``, ``evaluate_s``, ``compile_s``.
+    ``folder`` holds ``last.safetensors`` and ``best.safetensors``: weights, or their moving average if ``ema`` is on.
+    """
+
+    reason: Literal["finished", "early", "interrupted"]
+    step: int
+    tokens: int
+    loss: float | None
+    metrics: dict[str, float] | None
+    best: float | None
+    best_step: int | None
+    seconds: dict[str, float]
+    folder: Path
+
+
+def train(
+    model: nn.Module,
+    task: Task,
+    config: TrainConfig,
+    folder: Path | str,
+    *,
+    resume: bool = True,
+    progress: bool = True,
+    tensorboard: bool = False,
+    optimiser: MakeOptimiser = adamw,
+) -> TrainResult:
+    """Train ``model`` on ``task`` as ``config`` says, with everything that is written in ``folder``.
+
+    ``model``: on any device, weights in float32; it is moved to the run's device and holds the last weights afterwards.
+    ``folder``: ``run.json``, ``metrics.jsonl``, ``checkpoints/``, at the end ``last.safetensors``, and
+    ``best.safetensors`` if the task names a metric. If it holds a run, that run goes on from its newest whole
+    checkpoint, unless ``resume`` is False, which refuses such a folder. A continued run equals one that was
+    never stopped, bit for bit on a CPU with the same number of threads; ``kill -9`` loses the steps since the last
+    checkpoint.
+    ``progress``: a bar or lines on stderr. ``optimiser``: makes the optimiser; its rates follow the schedule.
+    Under torchrun all processes call this alike; see :mod:`octavo.train.distributed`.
+
+    The run owns its process: it seeds the global random number generators, and while it lasts handles SIGINT and
+    SIGTERM. Weights are made by who made the model; :func:`octavo.train.seed_all` beforehand fixes them, too.
+
+    Raises ConfigError, TaskError, OptimiserError, DTypeError or PackageError before the first step for what cannot
+    work, CheckpointError for a folder of another run, and NonFiniteError with step and parameter if gradients diverge.
+    """
+    check_task(task, config)
+    check_parameters(model)
+    folder = Path(folder)
+    with ExitStack() as stack:
+        processes = stack.enter_context(join(config.device))
+        parts = _parts(model, task, config, processes, optimiser)
+        _take_up_newest(parts, folder, resume=resume)
+        step, first = parts.state.step, processes.is_first
+        metrics = stack.enter_context(Metrics(folder, upto=step, write=first, tensorboard=tensorboard))
+        display = stack.enter_context(Display(config.steps, step=step, enabled=progress and first))
+        interrupt = stack.enter_context(Interrupt())
+        return _Run(parts, folder, metrics, display, interrupt).go()
+
+
+def _parts(
+    model: nn.Module, task: Any, config: TrainConfig, processes: Processes, make_optimiser: MakeOptimiser
+) -> Parts:
+    """Seed the generators, move the model, and make everything that a run changes."""
+    if config.batch_size < config.accumulation * processes.world:
+        parts = f"{config.accumulation} micro-batches in {processes.world} processes"
+        raise ConfigError(f"batch_size is {config.batch_size}; accepted: at least one sequence for {parts}")
+    seed_all(config.seed, processes.rank)
+    model.to(processes.device).train()
+    optimiser = make_optimiser(model, config)
+    check_coverage(model, optimiser)
+    precision = Precision(config.precision, processes.device)
+    average = Average(model, config.ema) if config.ema is not None else None
+    return Parts(model, task, config, processes, optimiser, precision, average, Clock(), State())
+
+
+def _take_up_newest(parts: Parts, folder: Path, *, resume: bool) -> None:
+    """Go on from the newest whole checkpoint in ``folder`` if there is one, and write ``run.json``."""
+    processes = parts.processes
+    held = checkpoint.available(folder)
+    if held and not resume:
+        raise CheckpointError(f"{folder}: holds a run with {held[0].name}; give another folder, or resume=True")
+    found = checkpoint.load_newest(folder)
+    if found is not None:
+        parts.take_up(*found)
+    steps = processes.gather(parts.state.step)
+    if len(set(steps)) > 1:
+        raise CheckpointError(f"{folder}: the processes found steps {steps}; they must all see the same folder")
+    if processes.is_first:
+        folder.mkdir(parents=True, exist_ok=True)
+        checkpoint.tidy(folder, found[0] if found else None)
+        trained = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
+        facts = {"model": type(parts.model).__name__, "trained": trained, "task": type(parts.task).__name__}
+        write_run(folder, parts.config, processes, facts, step=parts.state.step)
+
+
+class _Run:
+    """One run in one process, from where its parts stand to its end."""
+
+    def __init__(self, parts: Parts, folder: Path, metrics: Metrics, display: Display, interrupt: Interrupt) -> None:
+        self.parts, self.folder = parts, folder
+        self.config, self.state, self.clock, self.processes = parts.config, parts.state, parts.clock, parts.processes
+        self.metrics, self.display, self.interrupt = metrics, display, interrupt
+        self.saved = parts.state.step  # the step of the newest checkpoint; 0 is none
+        random = random_state()
+        self.update = Updater(
+            parts.model,
+            parts.task,
+            parts.config,
+            processes=parts.processes,
+            precision=parts.precision,
+            optimiser=parts.optimiser,
+            unit=parts.state.unit,
+        )
+        restore_random_state(random)  # wrapping the model may have drawn numbers
+
+    def go(self) -> TrainResult:
+        """Make updates until something ends the run."""
+        state, config = self.state, self.config
+        if state.step:
+            self.display.say(f"resumed after step {state.step} of {config.steps}")
+        reason: Literal["finished", "early", "interrupted"] = "finished"
+        compiling = config.compile
+        while state.step < config.steps and reason == "finished":
+            if config.patience is not None and state.unimproved >= config.patience:
+                reason = "early"
+                break
+            stop = self._step(compiling=compiling)
+            compiling = False
+            last = state.step == config.steps
+            if _due(state.step, config.evaluate_every) or (last and evaluates(self.parts.task)):
+                self._evaluate()
+            if _due(state.step, config.checkpoint_every):
+                self._checkpoint()
+            if stop and not last:
+                reason = "interrupted"
+        if self.saved != state.step:
+            self._checkpoint()
+        if reason == "interrupted":
+            self.display.say(f"interrupted after step {state.step}: the same call goes on from {self.folder}")
+        else:
+            self._export(LAST)
+        seconds = self.clock.as_dict()
+        told = (state.step, state.tokens, state.loss, state.metrics, state.best, state.best_step)
+        return TrainResult(reason, *told, seconds, self.folder)
+
+    def _step(self, *, compiling: bool) -> bool:
+        """Make one update and, where it is due, a line of metrics. Return whether the run was asked to stop."""
+        state, average = self.state, self.parts.average
+        begin = time.perf_counter()
+        with self.clock.on("compile" if compiling else "train"):
+            update = self.update(state.step, self.interrupt.seen)
+            if average is not None and not update.skipped:
+                average.update(state.step + 1)
+        state.unit = self.update.unit
+        state.step += 1
+        state.tokens += update.tokens
+        state.window.add(update, None if compiling else time.perf_counter() - begin)
+        if _due(state.step, self.config.log_every) or state.step == self.config.steps:
+            self._log(update)
+        self.display.step(state.step)
+        return update.stop
+
+    def _log(self, update: Update) -> None:
+        """Write the line that sums up the window, and open a new one."""
+        line = train_line(
+            self.state,
+            self.clock,
+            batch_size=self.config.batch_size,
+            learning_rate=update.learning_rate,
+            norm=update.gradient_norm,
+        )
+        self.state.loss, self.state.window = line["loss"], Window()
+        self.metrics.write(line)
+        self.display.line(line)
+
+    def _evaluate(self) -> None:
+        """Evaluate, write a line, and keep the weights if they are the best so far."""
+        state, parts = self.state, self.parts
+        before = self.clock.seconds["evaluate"]
+        with self.clock.on("evaluate"):
+            found = evaluate(
+                parts.model, parts.task, processes=parts.processes, precision=parts.precision, average=parts.average
+            )
+        seconds = self.clock.seconds["evaluate"] - before
+        state.metrics = {name: value_of(value) for name, value in found.items()}
+        metric = getattr(parts.task, "metric", None)
+        best = metric is not None and is_better(state.metrics[metric], state.best, parts.task.goal)
+        if best:
+            state.best, state.best_step, state.unimproved = state.metrics[metric], state.step, 0
+            self._export(BEST)
+        else:
+            state.unimproved += 1
+        line = evaluation_line(state, self.clock, found, best=best, seconds=seconds)
+        self.metrics.write(line)
+        self.display.line(line)
+
+    def _checkpoint(self) -> None:
+        """Write a checkpoint; no process goes on before it is on the disk."""
+        content = self.parts.collect()
+        if self.processes.is_first:
+            self.metrics.sync()
+            checkpoint.save(self.folder, self.state.step, content, keep=self.config.keep)
+        self.processes.barrier()
+        self.saved = self.state.step
+
+    def _export(self, name: str) -> None:
+        """Write the weights, or their moving average, as a safetensors file."""
+        if not self.processes.is_first:
+            return
+        average = self.parts.average
+        with average.applied() if average is not None else nullcontext():
+            held = self.parts.model.state_dict()
+            tensors = {key: item.detach().cpu().contiguous() for key, item in held.items() if isinstance(item, Tensor)}
+            container.save(tensors, self.folder / name, metadata={"step": str(self.state.step)}, overwrite=True)
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0

@@ -1,0 +1,66 @@
+"""Random number generators: seeds, and their state as plain tensors and numbers that a checkpoint can hold.
+
+Nothing here runs on import. A run owns its process: :func:`octavo.train.train` seeds the global generators of Python,
+numpy and torch, and does not put back what they held before.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_all(seed: int, rank: int = 0) -> None:
+    """Seed the global generators of Python, numpy and torch (CPU and CUDA) from ``seed`` and ``rank``.
+
+    Different ranks draw different, reproducible numbers. Call it before a model is built to fix its first weights.
+    """
+    words = np.random.SeedSequence((seed, rank)).generate_state(4, np.uint32).tolist()
+    random.seed(words[0])
+    np.random.seed(words[1])
+    torch.manual_seed((words[2] << 31) ^ words[3])  # below 2**63
+
+
+def random_state() -> dict[str, Any]:
+    """Return the state of all global generators: tensors, numbers and lists only."""
+    version, words, gauss = random.getstate()
+    _, keys, position, has_gauss, cached = np.random.get_state()
+    state: dict[str, Any] = {
+        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "numpy": {
+            "keys": torch.from_numpy(keys.astype(np.int64)),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_random_state(state: dict[str, Any]) -> None:
+    """Set all global generators to what :func:`random_state` gave; CUDA's is left alone where it was not saved."""
+    python, numpy = state["python"], state["numpy"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    keys = numpy["keys"].numpy().astype(np.uint32)
+    np.random.set_state(("MT19937", keys, numpy["position"], numpy["has_gauss"], numpy["cached"]))
+    torch.set_rng_state(state["torch"].cpu())
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Run a block, such as an evaluation, that must not move the generators: they are put back at its end."""
+    state = random_state()
+    try:
+        yield
+    finally:
+        restore_random_state(state)

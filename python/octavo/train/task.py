@@ -1,0 +1,114 @@
+"""What is trained on: the protocol between a task and the loop, and how an update's sequences are shared out.
+
+A task is any object with ``batch`` and ``loss``. Data is random access: what a batch holds depends on the number of the
+update and on positions inside it, never on what was asked for before. So the place in the data *is* the number of the
+update, a resumed run is exact, and a process takes its part of an update without knowing of the others.
+
+Beyond the two, a task may have:
+
+- ``evaluate(model) -> dict``: named numbers, or pairs ``(sum, count)`` that mean ``sum / count``. It runs in eval mode,
+  without gradients, under the precision of the run. If its signature has ``rank`` and ``world``, evaluation is shared:
+  each process returns the sums of its part, all of them pairs, and the loop adds them up.
+- ``metric`` and ``goal`` (``"max"`` or ``"min"``): which of the numbers decides what is best, and when to stop.
+- ``state_dict()`` and ``load_state_dict(state)``: tensors and plain values that a checkpoint should carry. The state
+  must be the same in all processes; that of the first is kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from octavo.train.config import TrainConfig
+from octavo.train.errors import ConfigError, TaskError
+
+GOALS = ("max", "min")
+
+
+class Task(Protocol):
+    """What the loop needs of a task; see the module for what it may have besides."""
+
+    def batch(self, step: int, micro: int, start: int, size: int) -> Any:
+        """Return sequences ``start`` to ``start + size`` of the ``batch_size`` sequences of update ``step``.
+
+        ``step`` counts from 0, positions from 0 to ``batch_size`` inside the update; ``step * batch_size + start`` is
+        the position in an endless stream. ``micro`` is the number of the micro-batch, for information.
+        Returns a tensor, or a dict, tuple or list of tensors, on the CPU; the loop moves them to the device.
+        Must be a pure function of its arguments and of the task's own seed.
+        """
+        ...
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, int | Tensor, dict[str, int | Tensor]]:
+        """Return the loss summed over the tokens of ``batch``, their number, and other numbers to be added up.
+
+        The loop divides once, by the tokens of the whole update. ``model`` is called as ``model(...)``, once: under
+        several processes it is a wrapper of the model. The other numbers appear in the metrics divided by the tokens.
+        """
+        ...
+
+
+def share(batch_size: int, parts: int, index: int) -> tuple[int, int]:
+    """Return ``start, size`` of part ``index`` of ``parts`` that cut ``batch_size`` sequences, as evenly as can be."""
+    start = index * batch_size // parts
+    return start, (index + 1) * batch_size // parts - start
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """Return ``batch`` with every tensor on ``device``; copies to a GPU go through pinned memory and do not wait.
+
+    Raises TaskError for anything but tensors, numbers, texts and dicts, tuples or lists of them.
+    """
+    if isinstance(batch, Tensor):
+        if device.type == "cuda" and batch.device.type == "cpu":
+            return batch.pin_memory().to(device, non_blocking=True)
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        return {name: to_device(item, device) for name, item in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(item, device) for item in batch))
+    if isinstance(batch, tuple | list):
+        return type(batch)(to_device(item, device) for item in batch)
+    if batch is None or isinstance(batch, int | float | str):
+        return batch
+    raise TaskError(
+        f"batch holds a {type(batch).__name__}; accepted: tensors, numbers, and dicts, tuples, lists of them"
+    )
+
+
+def check_task(task: Any, config: TrainConfig) -> None:
+    """Refuse a task that lacks a method, or that cannot do what ``config`` asks. Raises TaskError or ConfigError."""
+    for name in ("batch", "loss"):
+        if not callable(getattr(task, name, None)):
+            raise TaskError(f"{type(task).__name__} has no method '{name}'; a task needs batch and loss")
+    metric = getattr(task, "metric", None)
+    if config.evaluate_every is not None and not evaluates(task):
+        raise ConfigError(
+            f"evaluate_every is {config.evaluate_every}, but {type(task).__name__} has no method 'evaluate'"
+        )
+    if config.patience is not None and metric is None:
+        raise ConfigError(
+            f"patience is {config.patience}, but {type(task).__name__} names no 'metric' that can improve"
+        )
+    if metric is not None and getattr(task, "goal", None) not in GOALS:
+        raise TaskError(f"{type(task).__name__}.goal is {getattr(task, 'goal', None)!r}; accepted: 'max', 'min'")
+    if has_state(task) != callable(getattr(task, "load_state_dict", None)):
+        raise TaskError(f"{type(task).__name__} has one of state_dict and load_state_dict; a checkpoint needs both")
+
+
+def evaluates(task: Any) -> bool:
+    """Whether the task can evaluate a model."""
+    return callable(getattr(task, "evaluate", None))
+
+
+def has_state(task: Any) -> bool:
+    """Whether the task has a state that a checkpoint carries."""
+    return callable(getattr(task, "state_dict", None))
+
+
+def takes_shards(task: Any) -> bool:
+    """Whether the task's evaluation can be shared by processes: its signature has ``rank`` and ``world``."""
+    return {"rank", "world"} <= inspect.signature(task.evaluate).parameters.keys()

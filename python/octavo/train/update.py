@@ -1,0 +1,188 @@
+"""One update of the weights: micro-batches, their gradients added up, one division, clipping, one step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from octavo.errors import NonFiniteError
+from octavo.train.config import TrainConfig
+from octavo.train.distributed import Processes
+from octavo.train.errors import TaskError
+from octavo.train.precision import Precision
+from octavo.train.schedule import rate_factor
+from octavo.train.task import has_state, share, to_device
+
+# An fp16 run whose scale has fallen this low will not recover: the gradients are infinite at any scale.
+LEAST_SCALE = 2.0**-24
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one update did, over all processes.
+
+    ``loss_sum`` over ``tokens``; ``counts`` are the task's other numbers, added up; ``gradient_norm`` before clipping,
+    of the gradient of the loss per token; ``skipped``: fp16 met an infinite gradient, and the weights are as before;
+    ``stop``: one of the processes was told to stop.
+    """
+
+    loss_sum: float
+    tokens: int
+    counts: dict[str, float]
+    learning_rate: float
+    gradient_norm: float
+    skipped: bool
+    stop: bool
+
+
+class Updater:
+    """Makes updates of ``model`` with ``optimiser``; holds the wrappers for several processes and compilation.
+
+    ``unit`` is what every loss is divided by before its gradient is taken. It cannot be the tokens, known only when all
+    micro-batches of all processes have been seen; it is a power of two near them, so that dividing rounds nothing and
+    the gradients of fp16 lie where its loss scale expects them. The first update finds it; a continued run must use the
+    same.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: Any,
+        config: TrainConfig,
+        *,
+        processes: Processes,
+        precision: Precision,
+        optimiser: torch.optim.Optimizer,
+        unit: float | None = None,
+    ) -> None:
+        """Wrap the model; with several processes this sends the weights of the first to all."""
+        self.unit = unit
+        self._task, self._config, self._processes, self._precision = task, config, processes, precision
+        self._optimiser = optimiser
+        for group in optimiser.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._network = DistributedDataParallel(model) if processes.world > 1 else model
+        self._loss = torch.compile(task.loss) if config.compile else task.loss
+        self._ahead: dict[int, Any] = {}
+
+    def __call__(self, step: int, stop: Callable[[], bool] = bool) -> Update:
+        """Make update ``step``, counted from 0; if ``stop()`` in one process, all of them hear of it.
+
+        Raises NonFiniteError naming the parameter if a gradient is not finite and the precision is not fp16, and
+        TaskError for a loss that is no float32 scalar, without tokens, or without any gradient.
+        """
+        config, scaler = self._config, self._precision.scaler
+        factor = rate_factor(config, step)
+        for group in self._optimiser.param_groups:
+            group["lr"] = group["initial_lr"] * factor
+        self._optimiser.zero_grad(set_to_none=True)
+        totals = _Totals(self._processes.device)
+        for micro in range(config.accumulation):
+            self._backward(step, micro, totals)
+        if scaler.is_enabled():
+            scaler.unscale_(self._optimiser)
+        names = [name for name, p in self._named if p.grad is not None]
+        gradients = [p.grad for _, p in self._named if p.grad is not None]
+        if not gradients:
+            raise TaskError(f"step {step}: no parameter got a gradient; the loss has to come from model(...)")
+        norms = torch.stack(torch._foreach_norm(gradients)).double()
+        self._fetch_ahead(step + 1)
+        totals.fetch(norms.norm(), self._processes, stop=stop())
+        if totals.tokens <= 0:
+            raise TaskError(f"step {step}: the loss counted {totals.tokens:g} tokens; an update needs at least one")
+        # Backward divided by the unit, and DDP averaged over the processes.
+        scale = self._processes.world * self.unit / totals.tokens
+        norm = totals.norm * scale
+        skipped = not math.isfinite(norm)
+        if skipped:
+            self._check_skip(step, dict(zip(names, norms.tolist(), strict=True)), totals)
+        else:
+            if config.clip:
+                scale *= min(1.0, config.clip / (norm + 1e-6))
+            torch._foreach_mul_(gradients, scale)
+            scaler.step(self._optimiser)
+        scaler.update()
+        rate = self._optimiser.param_groups[0]["lr"]
+        return Update(totals.loss_sum, round(totals.tokens), totals.counts, rate, norm, skipped, totals.stop)
+
+    def _backward(self, step: int, micro: int, totals: _Totals) -> None:
+        """Add the gradients of one micro-batch; the processes exchange them at the last one only."""
+        config = self._config
+        ahead = self._ahead.pop(step, None) if micro == 0 else None
+        batch = self._fetch(step, micro) if ahead is None else ahead
+        exchanged = self._processes.world == 1 or micro == config.accumulation - 1
+        with nullcontext() if exchanged else self._network.no_sync():
+            with self._precision.autocast():
+                loss_sum, count, counts = self._loss(self._network, batch)
+            if loss_sum.ndim or loss_sum.dtype not in (torch.float32, torch.float64):
+                given = f"{loss_sum.dtype} of shape {tuple(loss_sum.shape)}"
+                raise TaskError(f"loss returned {given}; accepted: the sum over all tokens, of shape (), in float32")
+            if self.unit is None:
+                self.unit = self._power_of_two_near(count)
+            self._precision.scaler.scale(loss_sum / self.unit).backward()
+        totals.add(loss_sum.detach(), count, counts)
+
+    def _power_of_two_near(self, count: int | Tensor) -> float:
+        """Return the power of two next to the tokens of an update, judged by one micro-batch of every process."""
+        alike = torch.tensor(float(count), dtype=torch.float64, device=self._processes.device)
+        tokens = self._processes.sum(alike).item() * self._config.accumulation
+        return 2.0 ** round(math.log2(max(tokens, 1.0)))
+
+    def _fetch(self, step: int, micro: int) -> Any:
+        """Return this process's part of a micro-batch, on its device."""
+        config, processes = self._config, self._processes
+        part = micro * processes.world + processes.rank
+        start, size = share(config.batch_size, config.accumulation * processes.world, part)
+        return to_device(self._task.batch(step, micro, start, size), processes.device)
+
+    def _fetch_ahead(self, step: int) -> None:
+        """Fetch the first micro-batch of the next update while a GPU still works on this one.
+
+        Not from a task with a state, which a checkpoint between the two updates would find moved on.
+        """
+        if step < self._config.steps and not has_state(self._task):
+            self._ahead = {step: self._fetch(step, 0)}
+
+    def _check_skip(self, step: int, norms: dict[str, float], totals: _Totals) -> None:
+        """Raise NonFiniteError unless fp16 may get over a gradient that is not finite with a smaller loss scale."""
+        bad = next((name for name, norm in norms.items() if not math.isfinite(norm)), "all of them")
+        loss = f"the loss is {totals.loss_sum / totals.tokens:g} per token"
+        if not self._precision.scaler.is_enabled():
+            raise NonFiniteError(f"step {step}: the gradient of '{bad}' is not finite; {loss}")
+        if self._precision.scaler.get_scale() < LEAST_SCALE:
+            raise NonFiniteError(f"step {step}: the gradient of '{bad}' is not finite at any loss scale; {loss}")
+
+
+@dataclass
+class _Totals:
+    """Sums over micro-batches and processes; numbers of the device until ``fetch``, which waits for it once."""
+
+    device: torch.device
+    loss_sum: Any = 0.0
+    tokens: Any = 0
+    counts: dict[str, Any] = field(default_factory=dict)
+    norm: float = 0.0
+    stop: bool = False
+
+    def add(self, loss_sum: Tensor, count: int | Tensor, counts: Mapping[str, int | Tensor]) -> None:
+        self.loss_sum = self.loss_sum + loss_sum.double()
+        self.tokens = self.tokens + count
+        for name, value in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + value
+
+    def fetch(self, norm: Tensor, processes: Processes, *, stop: bool) -> None:
+        """Add up over processes, and turn everything into plain numbers; ``norm`` is the same in all processes."""
+        names = sorted(self.counts)
+        items = [self.loss_sum, self.tokens, float(stop), *(self.counts[name] for name in names)]
+        scalars = [torch.as_tensor(item, dtype=torch.float64, device=self.device).detach() for item in items]
+        sums = processes.sum(torch.stack([scalar.reshape(()) for scalar in scalars]))
+        self.loss_sum, self.tokens, stops, *counted, self.norm = torch.cat([sums, norm.reshape(1)]).tolist()
+        self.counts, self.stop = dict(zip(names, counted, strict=True)), stops > 0

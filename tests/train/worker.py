@@ -1,0 +1,65 @@
+"""What tests run in other processes: ``kill FOLDER KILLS SEED`` and, under torchrun, ``share FOLDER CHANGES``."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+from octavo.train import checkpoint
+from tiny import Model, Rule, run
+
+
+def kill(folder, kills, seed):
+    """Train in a child, kill it after a random time, again and again; then let it finish. Print the steps reached."""
+    moments = random.Random(seed)
+    reached = []
+    for attempt in range(kills + 1):
+        child = os.fork()  # no thread runs yet: torch is told to use one
+        if child == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                run(folder)
+                status = 0
+            os._exit(status)
+        if attempt < kills:
+            time.sleep(moments.uniform(0.01, 0.15))
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == 0:
+            break
+        if not os.WIFSIGNALED(status):
+            sys.exit(f"the child failed in attempt {attempt}")
+        held = checkpoint.available(Path(folder))
+        reached.append(held[0].name if held else None)
+    print(json.dumps(reached))
+
+
+class Slow(Rule):
+    """Pauses as long as the environment says, so that a test can send a signal in time."""
+
+    def batch(self, *arguments):
+        time.sleep(float(os.environ.get("OCTAVO_TEST_PAUSE", "0")))
+        return super().batch(*arguments)
+
+
+def share(folder, changes):
+    """Train in one of several processes, and write down which sequences this one asked for."""
+    model, task = Model(), Slow()
+    run(folder, task=task, model=model, **json.loads(changes))
+    weights = {name: value.tolist() for name, value in model.state_dict().items()}
+    told = {"asked": task.asked, "weights": weights, "drawn": torch.rand(4).tolist()}
+    Path(f"{folder}.rank{os.environ['RANK']}.json").write_text(json.dumps(told))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    what, *arguments = sys.argv[1:]
+    if what == "kill":
+        kill(arguments[0], int(arguments[1]), int(arguments[2]))
+    else:
+        share(*arguments)
