@@ -107,8 +107,14 @@ def test_every_export_of_the_core_is_known_here():
         "_quantize",
         "_quantize_backward",
         "_unpack",
+        "_CharTokenizer",
         "_ContainerReader",
         "_ContainerWriter",
+        "_Engine",
+        "_EngineStream",
+        "_PolynomialStream",
+        "_polynomial_expand",
+        "_polynomial_kind",
     }
     plain = {"Format", "debug_build", "force_simd", "formats", "num_threads", "set_num_threads", "simd_level"}
     names = {name for name in dir(_core) if not name.startswith("__")}

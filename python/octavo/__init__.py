@@ -10,6 +10,7 @@ from octavo import settings as _settings
 from octavo._core import __version__
 from octavo.errors import (
     ContainerError,
+    DataError,
     DTypeError,
     FormatError,
     InternalError,
@@ -22,10 +23,12 @@ from octavo.formats import Format, formats
 
 if _TYPE_CHECKING:
     from octavo.container import inspect, load, save
+    from octavo.engine import Engine
     from octavo.ops import decode, encode, quantize
     from octavo.tensor import PackedTensor
 
 _LAZY = {
+    "Engine": "octavo.engine",
     "PackedTensor": "octavo.tensor",
     "decode": "octavo.ops",
     "encode": "octavo.ops",
@@ -38,6 +41,8 @@ _LAZY = {
 __all__ = [
     "ContainerError",
     "DTypeError",
+    "DataError",
+    "Engine",
     "Format",
     "FormatError",
     "InternalError",

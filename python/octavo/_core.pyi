@@ -11,12 +11,18 @@ from typing import SupportsIndex, TypeAlias, final
 
 __all__ = [
     "Format",
+    "_CharTokenizer",
     "_ContainerReader",
     "_ContainerWriter",
+    "_Engine",
+    "_EngineStream",
+    "_PolynomialStream",
     "__version__",
     "_decode",
     "_encode",
     "_pack",
+    "_polynomial_expand",
+    "_polynomial_kind",
     "_quantize",
     "_quantize_backward",
     "_unpack",
@@ -161,3 +167,69 @@ class _ContainerReader:
     def read_into(self, stored: str, address: int, count: int) -> None: ...
     if sys.version_info >= (3, 12):
         def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@final
+class _CharTokenizer:
+    """A vocabulary of single characters; a text is the span of UTF-8 lines separated by line feeds."""
+
+    @staticmethod
+    def from_characters(characters: str) -> _CharTokenizer: ...
+    @staticmethod
+    def from_lines(text: _Span) -> _CharTokenizer: ...
+    @staticmethod
+    def polynomials() -> _CharTokenizer: ...
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> _CharTokenizer: ...
+    def save(self, path: str | os.PathLike[str]) -> None: ...
+    @property
+    def characters(self) -> str: ...
+    @staticmethod
+    def measure(text: _Span) -> tuple[int, int]: ...
+    def encode(
+        self, text: _Span, rows: int, width: int, around: tuple[bool, bool], wide: bool, ids: int, lengths: int
+    ) -> None: ...
+    def decode(self, ids: int, rows: int, width: int, wide: bool) -> str: ...
+
+@final
+class _PolynomialStream:
+    """Polynomial lines by number, without those whose left sides are given; a text has a line feed after each."""
+
+    def __new__(cls, seed: int, excluded: Sequence[str]) -> _PolynomialStream: ...
+    @property
+    def excluded(self) -> int: ...
+    def text(self, start: int, count: int) -> bytes: ...
+    def batch(
+        self,
+        start: int,
+        count: int,
+        tokenizer: _CharTokenizer,
+        source: _Span,
+        target: _Span,
+        pad_to: tuple[int, int] | None,
+    ) -> tuple[int, int]: ...
+
+def _polynomial_expand(left: str) -> str: ...
+def _polynomial_kind(left: str) -> tuple[int, bool]: ...
+
+@final
+class _Engine:
+    """A loaded model; places are counted from 0."""
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], precision: str, route: str, threads: int) -> _Engine: ...
+    @property
+    def config(self) -> dict[str, str | int]: ...
+    @property
+    def precision(self) -> str: ...
+    @property
+    def route(self) -> str: ...
+    def expand(self, lines: Sequence[str], beam: int) -> tuple[list[str], list[tuple[int, str]]]: ...
+    def expand_scored(self, lines: Sequence[str], beam: int) -> list[tuple[str, float]]: ...
+
+@final
+class _EngineStream:
+    """Lines on their way through an engine; numbers are counted from 1."""
+
+    def __new__(cls, engine: _Engine, beam: int, form: str) -> _EngineStream: ...
+    def push(self, bytes: bytes | None) -> None: ...
+    def run(self) -> tuple[int, bytes, list[tuple[int, str]]]: ...

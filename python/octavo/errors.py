@@ -25,6 +25,10 @@ class ContainerError(OctavoError, ValueError):
     """A file that is not a valid container, or one this version refuses."""
 
 
+class DataError(OctavoError, ValueError):
+    """Text, tokens or a file of them that do not obey the rules of their kind."""
+
+
 class SettingError(OctavoError, ValueError):
     """A SIMD level or number of threads that this machine or build cannot honour."""
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from octavo.cli import compare, compress, formats, inspect, pack, unpack
+from octavo.cli import bench, compare, compress, expand, formats, inspect, pack, train, unpack
 from octavo.cli._app import Commands, version
 
 app = typer.Typer(
@@ -25,7 +25,8 @@ def _octavo(
 
     \b
     Start here:
-      octavo compress                           pack a real MiniLM and measure what it lost
+      octavo compress                           pack the shipped model and measure what it lost
+      octavo expand '(7-3*z)*(2*z+5)'           run it
       octavo formats                            every family of number formats
       octavo formats mxfp4                      one format, explained
       octavo compare model.safetensors --formats mxint8,mxfp4,nf4
@@ -40,6 +41,9 @@ app.command("pack")(pack.run)
 app.command("unpack")(unpack.run)
 app.command("inspect")(inspect.run)
 app.command("compress")(compress.run)
+app.command("expand", cls=expand.Command)(expand.run)
+app.add_typer(train.app, name="train")
+app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:

@@ -26,6 +26,9 @@ pub enum Error {
     /// A file that is not a valid container, or one this version refuses.
     #[error("{0}")]
     Container(String),
+    /// Text, tokens or a file of them that do not obey the rules of their kind.
+    #[error("{0}")]
+    Data(String),
     /// A setting (SIMD level, thread count) that this machine or build cannot honour.
     #[error("{0}")]
     Setting(String),

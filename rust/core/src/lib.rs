@@ -10,7 +10,9 @@ pub mod float;
 pub mod format;
 pub mod level;
 mod pack;
+pub mod polynomial;
 pub mod pool;
+pub mod tokenizer;
 
 pub use codec::{DType, Layout, Nonfinite, Options, Packed, PackedMut, ScaleRule, Sizes, Values, ValuesMut};
 pub use error::{Error, Result};

@@ -41,10 +41,9 @@ pub fn num_threads() -> usize {
     }
 }
 
-/// The pool for this process and thread count.
-fn pool() -> Result<&'static Pool> {
+/// The pool for this process and thread count, which is 1 to [`MAX_THREADS`].
+fn pool(threads: usize) -> Result<&'static Pool> {
     let process = std::process::id();
-    let threads = num_threads();
     let slot = &POOLS[threads];
     // SAFETY: the pointer is null or comes from `Box::leak` below and is never freed.
     let found = unsafe { slot.load(Ordering::Acquire).as_ref() };
@@ -89,7 +88,7 @@ pub(crate) fn for_each(count: usize, bytes: usize, work: impl Fn(usize) + Sync) 
     };
     if count > 1
         && bytes > SERIAL_BYTES
-        && let Some(threads) = &pool()?.rayon
+        && let Some(threads) = &pool(num_threads())?.rayon
     {
         threads.install(|| (0..count).into_par_iter().for_each(guarded));
     } else {
@@ -110,7 +109,32 @@ pub(crate) fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T
     };
     if count > 1
         && bytes > SERIAL_BYTES
-        && let Some(threads) = &pool()?.rayon
+        && let Some(threads) = &pool(num_threads())?.rayon
+    {
+        Ok(threads.install(|| (0..count).into_par_iter().map(guarded).collect()))
+    } else {
+        Ok((0..count).map(guarded).collect())
+    }
+}
+
+/// Calls `work` for every index below `count` on `threads` threads, 0 for [`num_threads`]; the answers are in order.
+///
+/// Nothing is said of the order in which threads take indices. In a child of `fork` the caller works alone.
+///
+/// # Errors
+/// [`Error::Setting`] above [`MAX_THREADS`], or if threads cannot be started.
+pub fn map_on<T: Send>(threads: usize, count: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
+    if threads > MAX_THREADS {
+        return Err(Error::Setting(format!("{threads} threads; accepted are 0 (default) to {MAX_THREADS}")));
+    }
+    let threads = if threads == 0 { num_threads() } else { threads };
+    let guarded = |i| {
+        let _state = FloatState::standard();
+        work(i)
+    };
+    if count > 1
+        && threads > 1
+        && let Some(threads) = &pool(threads)?.rayon
     {
         Ok(threads.install(|| (0..count).into_par_iter().map(guarded).collect()))
     } else {

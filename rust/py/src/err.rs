@@ -8,6 +8,7 @@ use pyo3::exceptions::{PyFileExistsError, PyFileNotFoundError, PyMemoryError, Py
 use pyo3::prelude::*;
 
 pyo3::import_exception!(octavo.errors, ContainerError);
+pyo3::import_exception!(octavo.errors, DataError);
 pyo3::import_exception!(octavo.errors, FormatError);
 pyo3::import_exception!(octavo.errors, InternalError);
 pyo3::import_exception!(octavo.errors, NonFiniteError);
@@ -35,6 +36,7 @@ fn to_python(error: Error) -> PyErr {
         Error::Shape(_) => ShapeError::new_err(text),
         Error::NonFinite { .. } => NonFiniteError::new_err(text),
         Error::Container(_) => ContainerError::new_err(text),
+        Error::Data(_) => DataError::new_err(text),
         Error::Setting(_) => SettingError::new_err(text),
         Error::OutOfMemory(_) => PyMemoryError::new_err(text),
         Error::Io { source, .. } => match source.kind() {

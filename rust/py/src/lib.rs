@@ -2,6 +2,8 @@
 
 mod codec;
 mod container;
+mod data;
+mod engine;
 mod err;
 mod format;
 mod raw;
@@ -15,6 +17,10 @@ mod _core {
     use super::codec::{decode, encode, pack, quantize, quantize_backward, unpack};
     #[pymodule_export]
     use super::container::{ContainerReader, ContainerWriter};
+    #[pymodule_export]
+    use super::data::{CharTokenizer, PolynomialStream, polynomial_expand, polynomial_kind};
+    #[pymodule_export]
+    use super::engine::{Engine, EngineStream};
     #[pymodule_export]
     use super::format::{Format, formats};
     #[pymodule_export]

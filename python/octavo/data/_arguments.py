@@ -1,0 +1,24 @@
+"""What crosses to Rust: addresses and whole numbers."""
+
+from operator import index
+from typing import Any
+
+from numpy.typing import NDArray
+
+from octavo.errors import DataError, DTypeError
+
+
+def address(array: NDArray[Any]) -> int:
+    """Return where the memory of a contiguous array begins."""
+    return array.__array_interface__["data"][0]
+
+
+def whole(name: str, value: int) -> int:
+    """Return a whole number that Rust can take; raises DataError for others, DTypeError for what is no number."""
+    try:
+        number = index(value)
+    except TypeError as error:
+        raise DTypeError(f"{name} is a {type(value).__name__}; accepted are whole numbers") from error
+    if not 0 <= number < 2**64:
+        raise DataError(f"{name} {number}; accepted are 0 to 2**64 - 1")
+    return number

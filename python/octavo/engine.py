@@ -1,0 +1,228 @@
+"""The engine: exported models run natively, without torch.
+
+``Engine.load()`` is the model that comes with the package, ``Engine.load(folder)`` one that
+:mod:`octavo.models.polynomials.export` wrote.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, overload
+
+from octavo import _core
+from octavo.errors import DataError, DTypeError, OctavoError, SettingError
+
+Precision = Literal["float", "integer"]
+Route = Literal["auto", "general", "fused"]
+Form = Literal["text", "pairs", "json"]
+
+# Bytes read at once: about a block of lines of the engine.
+_CHUNK = 1 << 16
+# Most threads of a pool, and most tokens of a vocabulary.
+_MOST = 256
+_SHIPPED = Path(__file__).parent / "models" / "polynomials" / "shipped"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a stream ended: ``lines`` answered, of which ``failed`` had an error."""
+
+    lines: int = 0
+    failed: int = 0
+
+
+class Engine:
+    """A loaded sequence-to-sequence model that expands lines. Threads may share one, and children of ``fork`` use it.
+
+    An answer depends on its line alone: not on the lines beside it, nor on the number of threads.
+    """
+
+    def __init__(self, core: _core._Engine, path: Path) -> None:
+        """Wrap a loaded engine; :meth:`load` makes one. Raises DTypeError for other objects."""
+        if not isinstance(core, _core._Engine):
+            raise DTypeError(f"core is a {type(core).__name__}; use Engine.load")
+        self._core, self._path = core, path
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        precision: Precision = "float",
+        route: Route = "auto",
+        threads: int | None = None,
+    ) -> Engine:
+        """Load a model folder; None is the model that comes with the package.
+
+        ``precision``: ``float`` runs ``model.safetensors``, whose tensors may be packed in any format; ``integer`` runs
+        the static int8 of ``integer.safetensors``, greedy only. ``route``: ``fused`` is kernels written for the shipped
+        architecture, ``general`` runs every architecture, ``auto`` the fused ones where there are some. A beam always
+        takes the general route. ``threads``: None for ``octavo``'s setting, by default all cores.
+
+        Raises ContainerError naming file and tensor or field for everything that an exporter would not write,
+        SettingError for options that are unknown or that the model does not allow, OctavoError where the package comes
+        without a model, OSErrors.
+        """
+        folder = _shipped() if path is None else Path(os.fspath(path))
+        if threads is not None and (type(threads) is not int or not 1 <= threads <= _MOST):
+            raise SettingError(f"threads is {threads!r}; accepted is a whole number from 1 to {_MOST}, or None")
+        return cls(_core._Engine.load(folder, precision, route, threads or 0), folder)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The fields of :class:`octavo.models.seq2seq.Seq2SeqConfig`."""
+        return self._core.config
+
+    @property
+    def precision(self) -> str:
+        """``float`` or ``integer``."""
+        return self._core.precision
+
+    @property
+    def route(self) -> str:
+        """``fused`` or ``general``: what greedy expansion runs on."""
+        return self._core.route
+
+    @overload
+    def expand(self, lines: Iterable[str], *, beam: int = 1, errors: Literal["raise"] = "raise") -> list[str]: ...
+    @overload
+    def expand(self, lines: Iterable[str], *, beam: int = 1, errors: Literal["return"]) -> list[str | DataError]: ...
+    def expand(self, lines: Iterable[str], *, beam: int = 1, errors: str = "raise") -> Any:
+        """Return the answer to every line.
+
+        ``beam``: hypotheses kept a line; 1 is greedy. ``errors``: ``raise`` a DataError that names the first line that
+        is empty, too long or has a character the model does not know, or ``return`` a DataError in the place of each.
+
+        Raises SettingError for a beam outside 1 to the vocabulary, or above 1 with precision integer.
+        """
+        if errors not in ("raise", "return"):
+            raise SettingError(f"errors is {errors!r}; accepted are 'raise' and 'return'")
+        rows = _lines(lines)
+        found, failures = self._core.expand(rows, _beam(beam))
+        if failures and errors == "raise":
+            place, reason = failures[0]
+            raise DataError(f"line {place + 1}: {reason}")
+        answers: list[str | DataError] = list(found) if failures else found
+        for place, reason in failures:
+            answers[place] = DataError(reason)
+        return answers
+
+    def expand_file(
+        self,
+        source: str | os.PathLike[str],
+        target: str | os.PathLike[str],
+        *,
+        beam: int = 1,
+        format: Form = "text",
+        failed: Callable[[int, str], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Summary:
+        """Expand the lines of one file into another, in order and in bounded memory.
+
+        ``format``: ``text`` is the answer alone, ``pairs`` ``line=answer``, ``json`` an object a line. A line with an
+        error leaves an empty one, or an object with ``error``; ``failed`` is called with its number, counted from 1,
+        and the reason. ``progress`` is called with the numbers of lines answered and bytes read so far.
+
+        The target appears when all is done, and not at all after an error or Ctrl-C; a file that is there is replaced.
+        Raises SettingError as :meth:`expand` and for an unknown format, OSErrors.
+        """
+        options: dict[str, Any] = {"beam": beam, "format": format, "failed": failed, "progress": progress}
+        path = Path(os.fspath(target))
+        with open(source, "rb") as reader, _replacing(path) as writer:
+            return self.expand_stream(reader, writer, **options)
+
+    def expand_stream(
+        self,
+        reader: IO[bytes],
+        writer: IO[bytes],
+        *,
+        beam: int = 1,
+        format: Form = "text",
+        failed: Callable[[int, str], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Summary:
+        """Expand the lines of a binary stream into another, as :meth:`expand_file` does for files.
+
+        What has been read is answered before more is waited for. Ctrl-C is heard about once a second.
+        """
+        stream = _core._EngineStream(self._core, _beam(beam), format)
+        read = getattr(reader, "read1", reader.read)  # read1 does not wait for a full chunk
+        lines = errors = nbytes = 0
+        while True:
+            chunk = read(_CHUNK)
+            nbytes += len(chunk)
+            stream.push(chunk or None)
+            while (done := stream.run())[0]:
+                count, answers, failures = done
+                writer.write(answers)
+                writer.flush()
+                lines, errors = lines + count, errors + len(failures)
+                for number, reason in failures:
+                    if failed is not None:
+                        failed(number, reason)
+                if progress is not None:
+                    progress(lines, nbytes)
+            if not chunk:
+                return Summary(lines, errors)
+
+    def __repr__(self) -> str:
+        """The folder and what runs it."""
+        architecture = self.config["architecture"]
+        return f"Engine({str(self._path)!r}, {architecture}, precision={self.precision!r}, route={self.route!r})"
+
+
+def _shipped() -> Path:
+    if not (_SHIPPED / "config.json").is_file():
+        raise OctavoError(
+            f"this installation comes without a model: {_SHIPPED} has none; give the path of an exported one"
+        )
+    return _SHIPPED
+
+
+def _lines(lines: Iterable[str]) -> list[str]:
+    if isinstance(lines, str):
+        raise DTypeError("lines is a string; pass a list of strings")
+    try:
+        rows = list(lines)
+    except TypeError as error:
+        raise DTypeError(f"lines is a {type(lines).__name__}; accepted is a list of strings") from error
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, str):
+            raise DTypeError(f"line {number} is a {type(row).__name__}; accepted are strings")
+    return rows
+
+
+def _beam(beam: int) -> int:
+    if type(beam) is not int or not 1 <= beam <= _MOST:
+        raise SettingError(f"beam is {beam!r}; accepted is a whole number from 1 to the vocabulary")
+    return beam
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Give a new file that takes the name ``path`` at the end, and goes after an error."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        mode = None
+    if mode is not None and not stat.S_ISREG(mode):  # a pipe or device keeps its place; a folder is refused by open
+        with open(path, "wb") as writer:
+            yield writer
+        return
+    stage = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        with open(stage, "xb") as writer:
+            if mode is not None:
+                os.fchmod(writer.fileno(), stat.S_IMODE(mode))
+            yield writer
+            writer.flush()
+            os.fsync(writer.fileno())
+        os.replace(stage, path)
+    finally:
+        stage.unlink(missing_ok=True)

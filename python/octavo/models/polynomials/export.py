@@ -1,0 +1,220 @@
+"""A trained model as a folder: what it is, its tokenizer and its weights, written whole and checked when read.
+
+``config.json`` (what kind of model and its :class:`Seq2SeqConfig`), ``tokenizer.json``, ``model.safetensors`` (weights
+under the names of ``state_dict``), and where they were given ``integer.safetensors`` (the model for integer arithmetic,
+:mod:`octavo.quant.static`), ``accuracy.json`` and ``README.md``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo import container
+from octavo.data import CharTokenizer
+from octavo.errors import ContainerError, DataError, DTypeError, NonFiniteError, SettingError, ShapeError
+from octavo.models.seq2seq import Seq2Seq, Seq2SeqConfig, build
+from octavo.quant import static
+from octavo.quant.checkpoint import staged_folder
+from octavo.quant.rules import Rules
+from octavo.quant.weights import pack_tensors, unpack_tensors
+from octavo.tensor import FLOATS
+
+CONFIG, TOKENIZER, WEIGHTS, INTEGER = "config.json", "tokenizer.json", "model.safetensors", "integer.safetensors"
+ACCURACY, README = "accuracy.json", "README.md"
+
+#: Version and kind that ``config.json`` names beside the fields of the configuration.
+VERSION, KIND = 1, "seq2seq"
+# Bytes of a config.json that is read: real ones have 300.
+_MOST = 1 << 16
+
+
+def export_model(
+    model: Seq2Seq,
+    tokenizer: CharTokenizer,
+    folder: str | os.PathLike[str],
+    *,
+    format: str | None = "mxint8",
+    integer: static.StaticInt8Seq2Seq | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> Path:
+    """Write a model folder, which appears complete or not at all, and return its path.
+
+    ``format``: of all 2-D weights, along their rows, or a recipe (:mod:`octavo.quant.rules`); None keeps them float32,
+    as vectors are. ``integer``: the same model in static INT8. ``metadata``: values for JSON, such as those of
+    ``Accuracy.as_dict()``; written to ``accuracy.json`` and listed in ``README.md``. ``overwrite``: replace a folder
+    that is there, with all it holds; else only an empty one is taken.
+
+    Raises FileExistsError, FormatError for a format that is none, NonFiniteError for weights that are not finite,
+    DTypeError for other objects, ShapeError for a tokenizer or an integer model that is not the model's, DataError for
+    metadata that is no JSON; all before anything is written. OSErrors.
+    """
+    target = Path(os.path.abspath(folder))
+    _check(model, tokenizer, integer)
+    tensors = {name: tensor.detach().cpu().float() for name, tensor in model.state_dict().items()}
+    _check_finite(tensors, "")
+    packed = tensors if format is None else pack_tensors(tensors, Rules.parse(format)).tensors
+    texts = {CONFIG: _json({"octavo": VERSION, "kind": KIND, **model.config.as_dict()})}
+    if metadata is not None:
+        texts |= {ACCURACY: _json(metadata), README: _readme(model, format, metadata)}
+    if target.exists() and not (overwrite or (target.is_dir() and not any(target.iterdir()))):
+        raise FileExistsError(17, "File exists; give overwrite=True to replace it", str(target))
+    with staged_folder(target) as stage:
+        for name, text in texts.items():
+            (stage / name).write_text(text, encoding="utf-8")
+        tokenizer.save(stage / TOKENIZER)
+        container.save(packed, stage / WEIGHTS)
+        if integer is not None:
+            static.save(integer, stage / INTEGER)
+        _make_way(target, stage)
+    return target
+
+
+def load_model(folder: str | os.PathLike[str]) -> tuple[Seq2Seq, CharTokenizer]:
+    """Return the model of a folder that :func:`export_model` wrote, in eval mode, weights decoded, and its tokenizer.
+
+    Raises FileNotFoundError for a file that is missing, DataError for a ``config.json`` or ``tokenizer.json`` that is
+    none or of another version, SettingError for a configuration that is not accepted, ShapeError where tokenizer and
+    configuration differ, ContainerError for weights that are not those of the configuration, NonFiniteError. Nothing is
+    allocated for the model before its weights are known to fit.
+    """
+    path = Path(folder)
+    config, tokenizer = _read_config(path / CONFIG), CharTokenizer.load(path / TOKENIZER)
+    _check_vocabulary(config, tokenizer)
+    with torch.device("meta"):
+        model = build(config)  # draws nothing from torch's generator, and takes no memory
+    file = path / WEIGHTS
+    _check_entries(file, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
+    tensors = {name: tensor.float() for name, tensor in unpack_tensors(container.load(file)).items()}
+    _check_finite(tensors, f"{file}: ")
+    model.load_state_dict(tensors, assign=True)
+    return model.eval(), tokenizer
+
+
+def load_integer(folder: str | os.PathLike[str]) -> tuple[static.StaticInt8Seq2Seq, CharTokenizer]:
+    """Return the static INT8 model of a folder and its tokenizer. Raises as :func:`load_model`."""
+    path = Path(folder)
+    config, tokenizer = _read_config(path / CONFIG), CharTokenizer.load(path / TOKENIZER)
+    _check_vocabulary(config, tokenizer)
+    return static.load(path / INTEGER, config), tokenizer
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def _check(model: object, tokenizer: object, integer: object) -> None:
+    for name, value, accepted in (("model", model, Seq2Seq), ("tokenizer", tokenizer, CharTokenizer)):
+        if not isinstance(value, accepted):
+            raise DTypeError(f"{name} is a {type(value).__name__}; accepted is a {accepted.__name__}")
+    if isinstance(model, static.StaticInt8Seq2Seq):
+        raise DTypeError("model is a StaticInt8Seq2Seq; give the model it was made of, and this one as integer=")
+    if integer is not None and not isinstance(integer, static.StaticInt8Seq2Seq):
+        raise DTypeError(f"integer is a {type(integer).__name__}; accepted is a StaticInt8Seq2Seq")
+    if integer is not None and integer.config != model.config:
+        raise ShapeError(f"integer has the configuration {integer.config}, the model {model.config}")
+    _check_vocabulary(model.config, tokenizer)
+
+
+def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise NonFiniteError(f"{where}{name} holds NaN or infinity; accepted are finite weights")
+
+
+def _make_way(target: Path, stage: Path) -> None:
+    """Put the full ``stage`` where ``target`` is, so that old files do not mix with new; then nothing is staged."""
+    if not target.exists():
+        return  # the end of staged_folder moves it there
+    old = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
+    target.rename(old)
+    try:
+        stage.rename(target)
+    except OSError:
+        old.rename(target)
+        raise
+    stage.mkdir()  # what staged_folder then moves: no file
+    rmtree(old) if old.is_dir() else old.unlink()
+
+
+def _json(value: Any) -> str:
+    try:
+        return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise DataError(f"metadata is no JSON: {error}") from None
+
+
+def _readme(model: Seq2Seq, format: str | None, metadata: Mapping[str, Any]) -> str:
+    """Return a page that says what the model is, how to load it, and the plain values of ``metadata``."""
+    config = model.config
+    lines = [
+        f"# Polynomial model: {config.architecture}",
+        "",
+        f"Expands left sides such as `(7-3*z)*(2*z+5)`. {model.parameter_count:,} parameters, weights as "
+        f"`{format or 'float32'}`, written by Octavo.",
+        "",
+        "```python",
+        "from octavo.models.polynomials.export import load_model",
+        "",
+        'model, tokenizer = load_model("this folder")',
+        "```",
+        "",
+    ]
+    plain = {name: value for name, value in metadata.items() if isinstance(value, str | int | float)}
+    if plain:
+        lines += ["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in plain.items()), ""]
+    return "\n".join(lines)
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def _read_config(file: Path) -> Seq2SeqConfig:
+    with file.open("rb") as opened:
+        data = opened.read(_MOST + 1)
+    if len(data) > _MOST:
+        raise DataError(f"{file}: more than {_MOST} bytes")
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{file}: not JSON: {type(error).__name__}: {error}") from None
+    if not isinstance(values, dict):
+        raise DataError(f"{file}: a JSON {type(values).__name__}; accepted is an object")
+    version, kind = values.pop("octavo", None), values.pop("kind", None)
+    if type(version) is not int or version != VERSION:
+        newer = type(version) is int and version > VERSION
+        raise DataError(f"{file}: version {version!r}; this Octavo reads {VERSION}{'; update it' if newer else ''}")
+    if kind != KIND:
+        raise DataError(f"{file}: kind {kind!r}; accepted is '{KIND}'")
+    try:
+        return Seq2SeqConfig.from_dict(values)
+    except SettingError as error:
+        raise SettingError(f"{file}: {error}") from None
+
+
+def _check_vocabulary(config: Seq2SeqConfig, tokenizer: CharTokenizer) -> None:
+    if tokenizer.size != config.vocabulary:
+        raise ShapeError(f"the tokenizer has {tokenizer.size} ids, the model {config.vocabulary}")
+
+
+def _check_entries(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare the table of contents of a file with the tensors a model has."""
+    entries = {entry.name: entry for entry in container.inspect(file)}
+    differing = sorted(entries.keys() ^ shapes.keys())
+    if differing:
+        problem = "is no weight of the model" if differing[0] in entries else "is missing"
+        raise ContainerError(f"{file}: {differing[0]} {problem} ({len(differing)} such names)")
+    accepted = {str(dtype).removeprefix("torch.") for dtype in FLOATS}
+    for name, entry in entries.items():
+        if entry.shape != shapes[name]:
+            raise ContainerError(f"{file}: {name} has shape {entry.shape}; the model's is {shapes[name]}")
+        if entry.dtype not in accepted:
+            raise ContainerError(f"{file}: {name} has dtype {entry.dtype}; accepted are {', '.join(sorted(accepted))}")

@@ -1,0 +1,112 @@
+"""From nothing to a tested, exported model: what ``octavo train polynomials`` does."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from octavo import container
+from octavo.data import CharTokenizer
+from octavo.data.polynomials import Stream, splits
+from octavo.models.polynomials.accuracy import Accuracy, expander, measure
+from octavo.models.polynomials.recipe import SPLIT_SEED, TEST, VALIDATION, model_config, train_config
+from octavo.models.polynomials.task import PolynomialTask
+from octavo.models.seq2seq import Seq2Seq, build
+from octavo.train import TrainResult, seed_all, train
+
+if TYPE_CHECKING:
+    from octavo.quant.static import StaticInt8Seq2Seq
+
+# Validation lines of the evaluations during training; the 20,000 test lines are for the end.
+WATCHED = 2000
+# Training lines that static INT8 is calibrated on, and where in the stream they begin.
+CALIBRATION, CALIBRATION_START = 4096, 1 << 62
+CONFIG, REPORT, MODEL = "model.json", "report.json", "model"
+
+
+@dataclass(frozen=True)
+class PolynomialReport:
+    """A finished run: how it ended, and the accuracy of the exported model on test lines that it never saw."""
+
+    result: TrainResult
+    parameters: int
+    accuracy: Accuracy
+    folder: Path
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "reason": self.result.reason,
+            "steps": self.result.step,
+            "parameters": self.parameters,
+            "seconds": self.result.seconds,
+            "test": self.accuracy.as_dict(),
+            "model": str(self.folder / MODEL),
+        }
+
+    def results(self) -> list[tuple[str, str]]:
+        """Return labels and texts for the terminal."""
+        accuracy = self.accuracy
+        kinds = [f"  {name}" for name in accuracy.by_kind]
+        shares = [f"{exact / total:.2%} of {total:,}" for exact, total in accuracy.by_kind.values()]
+        return [
+            ("trained", f"{self.parameters:,} parameters, {self.result.step:,} steps"),
+            ("exact match", f"{accuracy.share:.3%} of {accuracy.lines:,} test lines that do not occur in training"),
+            *zip(kinds, shares, strict=True),
+            ("written", f"{self.folder / MODEL}: try octavo expand --model {self.folder / MODEL} '(x+1)*(x-2)'"),
+        ]
+
+
+def train_polynomials(
+    architecture: str,
+    folder: Path,
+    changes: dict[str, Any],
+    *,
+    export_format: str = "mxint8",
+    tensorboard: bool = False,
+) -> PolynomialReport | None:
+    """Train, test and export a model of ``architecture`` in ``folder``, going on with the run that is there, if any.
+
+    ``changes``: fields of :class:`TrainConfig` that differ from the recipe. ``export_format``: of the exported weights.
+    Returns None if the run was interrupted, and in every process but the first.
+    """
+    from octavo.formats import Format
+
+    Format(export_format)  # refuse it now, not after the training
+    shape, config = model_config(architecture), train_config(**changes)
+    data = splits(SPLIT_SEED, VALIDATION, TEST)
+    task = PolynomialTask(data, config.batch_size, seed=config.seed, limit=WATCHED)
+    seed_all(config.seed)
+    model = build(shape)
+    if os.environ.get("RANK", "0") == "0":
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / CONFIG).write_text(json.dumps(shape.as_dict(), indent=2) + "\n")
+    result = train(model, task, config, folder, tensorboard=tensorboard)
+    if result.reason == "interrupted" or os.environ.get("RANK", "0") != "0":
+        return None
+    from octavo.models.polynomials.export import export_model
+
+    model.load_state_dict(container.load(folder / "last.safetensors"))
+    integer = integer_form(model, data.train, task.tokenizer)
+    export_model(model, task.tokenizer, folder / MODEL, format=export_format, integer=integer, overwrite=True)
+    accuracy = measure(expander(model, task.tokenizer), data.test)
+    report = PolynomialReport(result, model.parameter_count, accuracy, folder)
+    (folder / REPORT).write_text(json.dumps(report.as_dict(), indent=2) + "\n")
+    return report
+
+
+def integer_form(model: Seq2Seq, stream: Stream, tokenizer: CharTokenizer) -> StaticInt8Seq2Seq | None:
+    """Return the static INT8 form of a hybrid model, calibrated on training lines; None for other architectures."""
+    from octavo.quant.static import calibrate, equalize, quantize_static
+
+    if model.config.architecture != "hybrid":
+        return None
+    source, _ = stream.batch(CALIBRATION_START, CALIBRATION, tokenizer)
+    batches = torch.from_numpy(source).split(512)
+    equal = equalize(model.eval(), batches)
+    return quantize_static(equal, calibrate(equal, batches))

@@ -1,0 +1,272 @@
+//! Products with AMX: tiles of 16 rows of 64 bytes, a thousand multiply-adds a cycle.
+//!
+//! Rust has no stable intrinsics for it, so the kernels are assembly. Every kernel is one block that leaves no tile
+//! alive; the configuration of the tiles, all of the full size, is what a [`Session`] holds.
+
+use std::arch::asm;
+use std::arch::x86_64::{__cpuid_count, _xgetbv};
+use std::sync::LazyLock;
+
+use super::bytes::{ByteProducts, Operands};
+use super::{Block, PANELS, ROWS};
+use crate::fused::lanes::{Avx512, Line, LANES};
+
+/// AVX-512 with AMX for int8 and bfloat16; exists only where machine and system allow it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::fused) struct Amx(Avx512);
+
+/// Rows of a tile.
+pub(super) const TILE: usize = 16;
+/// Bytes between rows of a block's sums.
+pub(super) const SUMS: usize = PANELS * 64;
+
+static ALLOWED: LazyLock<bool> = LazyLock::new(allowed);
+
+/// True where the processor has AMX and the system saves its registers; asks for the right to use them.
+fn allowed() -> bool {
+    if !is_x86_feature_detected!("xsave") || !is_x86_feature_detected!("avx512bf16") {
+        return false;
+    }
+    // bfloat16, tiles, int8
+    let wanted = 1 << 22 | 1 << 24 | 1 << 25;
+    if __cpuid_count(7, 0).edx & wanted != wanted || !saved_by_system() {
+        return false;
+    }
+    permitted()
+}
+
+#[target_feature(enable = "xsave")]
+fn control_register() -> u64 {
+    // SAFETY: register 0 exists wherever the instruction does.
+    unsafe { _xgetbv(0) }
+}
+
+fn saved_by_system() -> bool {
+    let tiles = 1 << 17 | 1 << 18;
+    // SAFETY: the caller has found the instruction.
+    unsafe { control_register() & tiles == tiles }
+}
+
+/// Asks Linux for the tiles, for the whole process; it refuses where it does not know them.
+#[cfg(target_os = "linux")]
+fn permitted() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const REQUEST_PERMISSION: i64 = 0x1023;
+    const TILE_DATA: i64 = 18;
+    let result: i64;
+    // SAFETY: a system call with integer arguments that touches no memory of ours; it clobbers rcx and r11.
+    unsafe {
+        asm!("syscall", inlateout("rax") ARCH_PRCTL => result, in("rdi") REQUEST_PERMISSION, in("rsi") TILE_DATA,
+            out("rcx") _, out("r11") _, options(nostack));
+    }
+    result == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn permitted() -> bool {
+    false
+}
+
+impl Amx {
+    /// The instructions, if machine and system allow them.
+    pub(in crate::fused) fn new() -> Option<Self> {
+        Avx512::new().filter(|_| *ALLOWED).map(Self)
+    }
+
+    /// The instruction set of everything else.
+    #[inline(always)]
+    pub(in crate::fused) fn lanes(self) -> Avx512 {
+        self.0
+    }
+
+    /// Configures the tiles of this thread.
+    pub(in crate::fused) fn session(self) -> Session {
+        let mut configuration = Line::<u8, 64>::default();
+        configuration.0[0] = 1; // palette
+        for tile in 0..8 {
+            configuration.0[16 + 2 * tile] = 64; // bytes a row
+            configuration.0[48 + tile] = TILE as u8;
+        }
+        // SAFETY: `self` exists only where the instruction does; the configuration is a valid one of 64 bytes.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) configuration.0.as_ptr(), options(nostack, readonly)) };
+        Session(())
+    }
+}
+
+/// Holds the tiles configured while it lives.
+#[derive(Debug)]
+pub(in crate::fused) struct Session(());
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // SAFETY: a session exists only where the instruction does.
+        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+    }
+}
+
+impl ByteProducts for Amx {
+    type Lanes = Avx512;
+    type Session = Session;
+
+    #[inline(always)]
+    fn lanes(self) -> Avx512 {
+        self.0
+    }
+    #[inline(always)]
+    fn session(self) -> Session {
+        self.session()
+    }
+    fn multiply(self, operands: &Operands, sums: &mut Block<i32>) {
+        let Operands { weights, panels, input, steps, rows } = *operands;
+        let tiles = rows.div_ceil(TILE);
+        assert!(steps > 0 && panels <= PANELS && rows <= ROWS);
+        assert!(tiles * TILE * steps <= input.len() && steps * TILE * panels == weights.len());
+        let place = Place { weights: weights.as_ptr().cast(), panels, input: input.as_ptr().cast(), steps };
+        let sums = sums.as_mut_ptr().cast();
+        // SAFETY: weights and rows of whole tiles lie in their buffers, as asserted, and a session is alive, as
+        // `Arithmetic::multiply` demands.
+        unsafe {
+            match (tiles, panels) {
+                (1, PANELS) => bytes_1x4(&place, sums),
+                (2, PANELS) => {
+                    bytes_2x2(&place, sums, 0);
+                    bytes_2x2(&place, sums, 2);
+                }
+                _ => {
+                    for tile in 0..tiles {
+                        for panel in 0..panels {
+                            bytes_1x1(&place, sums, tile, panel);
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Where the factors of a block lie.
+pub(super) struct Place {
+    /// `steps` times 16 rows of `panels` lines.
+    pub(super) weights: *const u8,
+    pub(super) panels: usize,
+    /// Rows of `steps` lines.
+    pub(super) input: *const u8,
+    pub(super) steps: usize,
+}
+
+/// Assembly over all tiles; the operands are those of every kernel here.
+macro_rules! tiles {
+    ($($line:literal),* ; $($operand:tt)*) => {
+        asm!($($line),*, $($operand)*,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack))
+    };
+}
+pub(super) use tiles;
+
+/// Sums of 16 rows, from tile `tile`, and one panel.
+///
+/// # Safety
+/// A [`Session`] must be alive; the place must hold what it says, with 16 rows for each tile; `sums` is a [`Block`].
+unsafe fn bytes_1x1(place: &Place, sums: *mut u8, tile: usize, panel: usize) {
+    let Place { weights, panels, input, steps } = *place;
+    // SAFETY: as the caller promises.
+    unsafe {
+        tiles!(
+            "tilezero tmm0",
+            "2:",
+            "tileloadd tmm4, [{a} + {across}]",
+            "tileloadd tmm5, [{b} + {down}]",
+            "tdpbusd tmm0, tmm4, tmm5",
+            "add {a}, 64",
+            "add {b}, {step}",
+            "dec {n}",
+            "jnz 2b",
+            "tilestored [{c} + {sums}], tmm0";
+            a = inout(reg) input.add(tile * TILE * steps * 64) => _,
+            b = inout(reg) weights.add(panel * 64) => _,
+            n = inout(reg) steps => _,
+            c = in(reg) sums.add(tile * TILE * SUMS + panel * 64),
+            across = in(reg) steps * 64, down = in(reg) panels * 64, step = in(reg) panels * 1024, sums = in(reg) SUMS
+        );
+    }
+}
+
+/// Sums of 16 rows and four panels.
+///
+/// # Safety
+/// As [`bytes_1x1`].
+unsafe fn bytes_1x4(place: &Place, sums: *mut u8) {
+    let Place { weights, input, steps, .. } = *place;
+    // SAFETY: as the caller promises.
+    unsafe {
+        tiles!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "2:",
+            "tileloadd tmm4, [{a} + {across}]",
+            "tileloadd tmm5, [{b} + {sums}]",
+            "tileloadd tmm6, [{b} + {sums} + 64]",
+            "tdpbusd tmm0, tmm4, tmm5",
+            "tileloadd tmm7, [{b} + {sums} + 128]",
+            "tdpbusd tmm1, tmm4, tmm6",
+            "tileloadd tmm5, [{b} + {sums} + 192]",
+            "tdpbusd tmm2, tmm4, tmm7",
+            "tdpbusd tmm3, tmm4, tmm5",
+            "add {a}, 64",
+            "add {b}, 4096",
+            "dec {n}",
+            "jnz 2b",
+            "tilestored [{c} + {sums}], tmm0",
+            "tilestored [{c} + {sums} + 64], tmm1",
+            "tilestored [{c} + {sums} + 128], tmm2",
+            "tilestored [{c} + {sums} + 192], tmm3";
+            a = inout(reg) input => _, b = inout(reg) weights => _, n = inout(reg) steps => _, c = in(reg) sums,
+            across = in(reg) steps * 64, sums = in(reg) SUMS
+        );
+    }
+}
+
+/// Sums of 32 rows and two panels of four, from `panel`.
+///
+/// # Safety
+/// As [`bytes_1x1`].
+unsafe fn bytes_2x2(place: &Place, sums: *mut u8, panel: usize) {
+    let Place { weights, input, steps, .. } = *place;
+    // SAFETY: as the caller promises.
+    unsafe {
+        tiles!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
+            "2:",
+            "tileloadd tmm4, [{a} + {across}]",
+            "tileloadd tmm6, [{b} + {sums}]",
+            "tileloadd tmm5, [{d} + {across}]",
+            "tileloadd tmm7, [{b} + {sums} + 64]",
+            "tdpbusd tmm0, tmm4, tmm6",
+            "tdpbusd tmm2, tmm5, tmm6",
+            "tdpbusd tmm1, tmm4, tmm7",
+            "tdpbusd tmm3, tmm5, tmm7",
+            "add {a}, 64",
+            "add {d}, 64",
+            "add {b}, 4096",
+            "dec {n}",
+            "jnz 2b",
+            "tilestored [{c} + {sums}], tmm0",
+            "tilestored [{c} + {sums} + 64], tmm1",
+            "tilestored [{e} + {sums}], tmm2",
+            "tilestored [{e} + {sums} + 64], tmm3";
+            a = inout(reg) input => _, d = inout(reg) input.add(TILE * steps * 64) => _,
+            b = inout(reg) weights.add(panel * 64) => _, n = inout(reg) steps => _,
+            c = in(reg) sums.add(panel * 64), e = in(reg) sums.add(TILE * SUMS + panel * 64),
+            across = in(reg) steps * 64, sums = in(reg) SUMS
+        );
+    }
+}
+
+// Four panels of a row of weights are as wide as a row of sums: one register holds both strides.
+const _: () = assert!(size_of::<Block<i32>>() == ROWS * SUMS && LANES == TILE && SUMS == 256 && ROWS == 2 * TILE);

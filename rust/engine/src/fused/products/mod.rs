@@ -1,0 +1,168 @@
+//! Matrix products of a few rows with packed weights, in blocks: the sums of a block lie in the first cache while they
+//! are finished.
+//!
+//! An [`Arithmetic`] is one way to compute them. The sums of a row do not depend on the other rows.
+
+#[cfg(target_arch = "x86_64")]
+pub(super) mod amx;
+mod bytes;
+mod float;
+#[cfg(target_arch = "x86_64")]
+mod split;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
+#[cfg(target_arch = "x86_64")]
+mod words;
+
+use std::fmt::Debug;
+use std::ops::Range;
+
+use super::lanes::{Floats, Job, LANES, Lanes, Line};
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use amx::Amx;
+pub(super) use bytes::{ByteWeights, Integer};
+pub(super) use float::{Float, FloatWeights};
+#[cfg(target_arch = "x86_64")]
+pub(super) use split::{Split, SplitWeights};
+#[cfg(target_arch = "x86_64")]
+pub(super) use vnni::Vnni;
+
+/// Most rows of a block.
+pub(super) const ROWS: usize = 32;
+/// Most panels of a block; a panel is 16 columns. The four gates of 16 units are one block.
+pub(super) const PANELS: usize = 4;
+
+/// Sums of a block: by row, then panel.
+pub(super) type Block<N> = [[Line<N, LANES>; PANELS]; ROWS];
+/// One block is finished while the next is computed.
+pub(super) type Blocks<N> = [Block<N>; 2];
+
+/// What sums are counted in.
+pub(super) trait Number: Copy + Default + Debug + Send + Sync + 'static {
+    /// Their sum; integers wrap.
+    fn plus(self, other: Self) -> Self;
+}
+
+impl Number for f32 {
+    fn plus(self, other: Self) -> Self {
+        self + other
+    }
+}
+
+impl Number for i32 {
+    fn plus(self, other: Self) -> Self {
+        self.wrapping_add(other)
+    }
+}
+
+/// A matrix before it is packed: one row an output. Rows and columns are whole numbers of lanes, filled up with zeros.
+#[derive(Clone, Debug)]
+pub(super) struct Matrix<T> {
+    /// Inputs.
+    pub(super) columns: usize,
+    /// Row-major.
+    pub(super) codes: Vec<T>,
+}
+
+impl<T: Copy + Default> Matrix<T> {
+    /// Panels of 16 outputs.
+    pub(super) fn panels(&self) -> usize {
+        self.codes.len() / self.columns / LANES
+    }
+
+    /// The element of an output and an input; zero behind the last input.
+    fn at(&self, row: usize, column: usize) -> T {
+        if column < self.columns { self.codes[row * self.columns + column] } else { T::default() }
+    }
+}
+
+/// How weights are packed, in lines of one long run: what is used next lies next.
+pub(super) trait Weights: Debug + Send + Sync + 'static {
+    /// An element of a matrix.
+    type Code: Copy + Default + Send + Sync + 'static;
+    /// What sums are counted in.
+    type Number: Number;
+    /// 64 bytes.
+    type Line: Copy + Debug + Send + Sync + 'static;
+
+    /// Lines of one panel.
+    fn depth(columns: usize) -> usize;
+    /// Appends the lines of at most [`PANELS`] panels.
+    fn pack(matrix: &Matrix<Self::Code>, panels: Range<usize>, lines: &mut Vec<Self::Line>);
+    /// What must be added to the sums of a row besides its bias.
+    fn correction(row: &[Self::Code]) -> Self::Number;
+}
+
+/// The left side of a product: rows as the arithmetic wants them.
+pub(super) trait Input<L: Lanes>: Send + 'static {
+    /// One row, to be written.
+    type Row<'a>: Row<L>
+    where
+        Self: 'a;
+
+    /// Rows of zeros. `lines`: vectors of 16 elements a row.
+    fn new(rows: usize, lines: usize) -> Self;
+    /// A row, to be written.
+    fn row(&mut self, row: usize) -> Self::Row<'_>;
+    /// Copies a row to the place of another.
+    fn copy(&mut self, from: usize, to: usize);
+}
+
+/// A row that is written 16 elements at a time.
+pub(super) trait Row<L: Lanes> {
+    /// Writes 16 elements. `inverse`: one over the step of int8.
+    fn put(&mut self, l: L, line: usize, v: L::F, inverse: L::F);
+}
+
+/// The factors of one block.
+pub(super) struct Factors<'a, W: Weights, I> {
+    /// The lines of the block.
+    pub(super) weights: &'a [W::Line],
+    /// At most [`PANELS`].
+    pub(super) panels: usize,
+    pub(super) input: &'a I,
+    /// At most [`ROWS`].
+    pub(super) rows: Range<usize>,
+}
+
+/// One way to compute products.
+pub(super) trait Arithmetic: Copy + Send + Sync + 'static {
+    /// The instruction set of everything else.
+    type Lanes: Lanes;
+    /// Packed weights.
+    type Weights: Weights;
+    /// Packed rows.
+    type Input: Input<Self::Lanes>;
+    /// What is added to 16 sums, in a register.
+    type Added: Copy;
+    /// Holds the machine ready for products.
+    type Session;
+
+    /// The instruction set.
+    fn lanes(self) -> Self::Lanes;
+    /// Does `job` inside a function compiled for this arithmetic.
+    fn run<J: Job<Self::Lanes>>(self, job: J) -> J::Output {
+        self.lanes().run(job)
+    }
+    /// Makes the machine ready; [`Arithmetic::multiply`] wants the session alive.
+    fn session(self) -> Self::Session;
+    /// Computes the sums of a block. Rows of `sums` behind those asked for are left with no meaning.
+    fn multiply(self, factors: Factors<'_, Self::Weights, Self::Input>, sums: &mut Block<NumberOf<Self>>);
+    /// Loads what is added to 16 sums.
+    fn added(self, line: &Line<NumberOf<Self>, LANES>) -> Self::Added;
+    /// Loads what the sums of a panel are worth, from the scales of the layer.
+    fn scale(self, scales: &[Floats], panel: usize) -> FloatsOf<Self>;
+    /// The values of 16 sums.
+    fn value(
+        self,
+        sums: &Line<NumberOf<Self>, LANES>,
+        added: Self::Added,
+        scale: FloatsOf<Self>,
+    ) -> FloatsOf<Self>;
+}
+
+/// What the sums of an arithmetic are counted in.
+pub(super) type NumberOf<A> = <<A as Arithmetic>::Weights as Weights>::Number;
+/// 16 float32 of an arithmetic's lanes.
+pub(super) type FloatsOf<A> = <<A as Arithmetic>::Lanes as Lanes>::F;

@@ -1,0 +1,76 @@
+//! The architecture `hybrid`: see `octavo.models.seq2seq.hybrid`.
+
+use candle_core::Tensor;
+
+use super::Model;
+use super::layers::{BidirectionalLstm, Cross, FeedForward, Output, Own, Path, TokenLstm, bridge};
+use super::ops::{Norm, Visible};
+use super::product::Matrix;
+use super::state::{Encoded, Memory, Source, State, ids};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::weights::Weights;
+
+/// Bidirectional LSTM encoder; decoder of LSTM cell, self-attention and blocks of cross-attention and feed-forward.
+pub(super) struct Hybrid {
+    encoder: BidirectionalLstm,
+    memory_norm: Norm,
+    bridge: Matrix,
+    decoder: TokenLstm,
+    own: Own,
+    blocks: Vec<(Cross, FeedForward)>,
+    output: Output,
+}
+
+impl Hybrid {
+    pub(super) fn new(config: &Config, weights: &Weights) -> Result<Self> {
+        let root = Path::root(weights);
+        let block = |number: usize| {
+            let path = root.at(&format!("blocks.{number}"));
+            Ok((Cross::new(&path, config.heads)?, FeedForward::new(&path)?))
+        };
+        Ok(Self {
+            encoder: BidirectionalLstm::new(&root.at("encoder"), &root.tensor("source_embedding.weight")?)?,
+            memory_norm: root.at("memory_norm").norm()?,
+            bridge: root.at("bridge").linear()?,
+            decoder: TokenLstm::new(&root.at("decoder"), &root.tensor("target_embedding.weight")?)?,
+            own: Own::new(&root, config.heads)?,
+            blocks: (0..config.layers).map(block).collect::<Result<_>>()?,
+            output: Output::new(&root)?,
+        })
+    }
+}
+
+impl Model for Hybrid {
+    fn encode(&self, source: &Source<'_>) -> Result<Encoded> {
+        let (states, ends) = self.encoder.forward(source)?;
+        let normed = states.apply_op1_no_bwd(&self.memory_norm)?;
+        let memories = self.blocks.iter().map(|(cross, _)| {
+            let mut memory = Memory::default();
+            cross.attention.remember(&normed, &mut memory)?;
+            Ok(memory)
+        });
+        let memories = memories.collect::<Result<_>>()?;
+        Ok(Encoded { runs: source.runs.clone(), memories, first: Some(bridge(&self.bridge, &ends)?) })
+    }
+
+    fn begin(&self, encoded: &Encoded) -> State {
+        State::new(encoded, 1)
+    }
+
+    fn step(&self, tokens: &[u8], encoded: &Encoded, state: &mut State) -> Result<Tensor> {
+        let before = state.recurrent.as_ref();
+        let (hidden, cell) = before.ok_or_else(|| Error::Internal("a decoder without a state".to_owned()))?;
+        let after = self.decoder.step(&ids(tokens.iter().copied())?, hidden, cell)?;
+        let mut x = after.0.clone();
+        state.recurrent = Some(after);
+        state.advance();
+        for cache in &mut state.caches {
+            x = self.own.forward(&x, cache, Visible::Lists(&state.pasts))?;
+        }
+        for ((cross, feedforward), memory) in self.blocks.iter().zip(&encoded.memories) {
+            x = feedforward.forward(&cross.forward(&x, memory, Visible::Runs(&state.runs))?)?;
+        }
+        self.output.forward(&x)
+    }
+}

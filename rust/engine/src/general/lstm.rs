@@ -1,0 +1,66 @@
+//! The architecture `lstm`: see `octavo.models.seq2seq.lstm`.
+
+use candle_core::Tensor;
+
+use super::Model;
+use super::layers::{BidirectionalLstm, Lstm, Path, bridge};
+use super::ops::Visible;
+use super::product::Matrix;
+use super::state::{Encoded, Memory, Source, State, ids, linear};
+use crate::error::{Error, Result};
+use crate::weights::Weights;
+
+/// Bidirectional LSTM encoder; LSTM decoder with additive attention.
+pub(super) struct Recurrent {
+    target_embedding: Tensor,
+    encoder: BidirectionalLstm,
+    bridge: Matrix,
+    attention_query: Matrix,
+    attention_key: Matrix,
+    attention_score: Vec<f32>,
+    decoder: Lstm,
+    output: Matrix,
+}
+
+impl Recurrent {
+    pub(super) fn new(weights: &Weights) -> Result<Self> {
+        let root = Path::root(weights);
+        Ok(Self {
+            target_embedding: root.tensor("target_embedding.weight")?,
+            encoder: BidirectionalLstm::new(&root.at("encoder"), &root.tensor("source_embedding.weight")?)?,
+            bridge: root.at("bridge").linear()?,
+            attention_query: root.at("attention_query").linear_without_bias()?,
+            attention_key: root.at("attention_key").linear()?,
+            attention_score: root.at("attention_score").vector()?,
+            decoder: Lstm::new(&root.at("decoder"))?,
+            output: root.at("output").linear()?,
+        })
+    }
+}
+
+impl Model for Recurrent {
+    fn encode(&self, source: &Source<'_>) -> Result<Encoded> {
+        let (states, ends) = self.encoder.forward(source)?;
+        let mut memory = Memory::default();
+        memory.push(&linear(&states, &self.attention_key)?, &states)?;
+        Ok(Encoded { runs: source.runs.clone(), memories: vec![memory], first: Some(bridge(&self.bridge, &ends)?) })
+    }
+
+    fn begin(&self, encoded: &Encoded) -> State {
+        State::new(encoded, 0)
+    }
+
+    fn step(&self, tokens: &[u8], encoded: &Encoded, state: &mut State) -> Result<Tensor> {
+        let (Some((hidden, cell)), [memory]) = (&state.recurrent, &encoded.memories[..]) else {
+            return Err(Error::Internal("a decoder without a state".to_owned()));
+        };
+        let query = linear(hidden, &self.attention_query)?;
+        let visible = Visible::Runs(&state.runs);
+        let context = memory.additive(&query, &self.attention_score, self.attention_key.inputs(), visible)?;
+        let token = self.target_embedding.index_select(&ids(tokens.iter().copied())?, 0)?;
+        let (hidden, cell) = self.decoder.step(&Tensor::cat(&[&token, &context], 1)?, hidden, cell)?;
+        let logits = linear(&Tensor::cat(&[&hidden, &context], 1)?, &self.output)?;
+        state.recurrent = Some((hidden, cell));
+        Ok(logits)
+    }
+}

@@ -1,0 +1,67 @@
+//! The general route: every architecture in f32 on candle's tensors, greedy and with a beam.
+//!
+//! Rows stand one after the other without padding, and every operation treats each row by itself, so an answer depends
+//! neither on the other lines of its tile nor on the thread, to the last bit. Parallelism is over tiles.
+
+mod hybrid;
+mod layers;
+mod lstm;
+mod ops;
+mod product;
+mod search;
+mod state;
+mod transformer;
+
+use candle_core::Tensor;
+
+use crate::config::{Architecture, Config};
+use crate::error::Result;
+use crate::weights::Weights;
+pub(crate) use search::Answer;
+use state::{Encoded, Source, State};
+
+/// Hypotheses that are computed together.
+const TILE: usize = 64;
+
+/// What every architecture offers to the search.
+trait Model: Send + Sync {
+    /// What the decoder needs of the sources.
+    fn encode(&self, source: &Source<'_>) -> Result<Encoded>;
+
+    /// The state before the first token, one hypothesis a source.
+    fn begin(&self, encoded: &Encoded) -> State;
+
+    /// Takes in one token a hypothesis and returns the logits `[hypotheses, vocabulary]` of the next.
+    fn step(&self, tokens: &[u8], encoded: &Encoded, state: &mut State) -> Result<Tensor>;
+}
+
+/// A model of any architecture.
+pub(crate) struct General {
+    model: Box<dyn Model>,
+    max_target: usize,
+}
+
+impl General {
+    pub(crate) fn new(config: &Config, weights: &Weights) -> Result<Self> {
+        let model: Box<dyn Model> = match config.architecture {
+            Architecture::Lstm => Box::new(lstm::Recurrent::new(weights)?),
+            Architecture::Hybrid => Box::new(hybrid::Hybrid::new(config, weights)?),
+            Architecture::Transformer => Box::new(transformer::Transformer::new(config, weights)?),
+        };
+        Ok(Self { model, max_target: config.max_target })
+    }
+
+    /// Rows that are best given to [`General::expand`] at once.
+    pub(crate) const fn tile(beam: usize) -> usize {
+        if beam >= TILE { 1 } else { TILE / beam }
+    }
+
+    /// The answers to rows of at least one id each, with `beam` hypotheses a row.
+    pub(crate) fn expand(&self, rows: &[&[u8]], beam: usize) -> Result<Vec<Answer>> {
+        match beam {
+            _ if rows.is_empty() => Ok(Vec::new()),
+            1 => search::greedy(&*self.model, rows, self.max_target),
+            _ => search::beam(&*self.model, rows, self.max_target, beam),
+        }
+    }
+}

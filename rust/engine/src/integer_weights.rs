@@ -1,0 +1,211 @@
+//! [`IntegerWeights`]: the static int8 tensors of `integer.safetensors`, for the architecture `hybrid`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use crate::config::{Architecture, Config};
+use crate::error::{Error, Result, refuse};
+use crate::schema::{self, IntegerSchema};
+use crate::tensors::Tensors;
+
+/// Name of the file in a model folder.
+pub(crate) const FILE: &str = "integer.safetensors";
+/// Format of the matrices.
+const FORMAT: &str = "int8:channel";
+/// Largest magnitude of a code.
+const LARGEST: i64 = 127;
+
+/// A linear layer of int8 codes: `output = (sum(codes * input) + bias) * input_scale * scale of the row`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct IntegerLinear {
+    /// Outputs.
+    pub rows: usize,
+    /// Inputs.
+    pub columns: usize,
+    /// Codes `[rows, columns]`, row-major, -127 to 127.
+    pub codes: Vec<i8>,
+    /// One scale a row, finite and not negative; 0 for a row of zeros.
+    pub scales: Vec<f32>,
+    /// One number a row at the scale `input_scale * scale of the row`; no sum leaves int32.
+    pub bias: Vec<i32>,
+    /// What a step of the input's int8 codes is worth; positive with a finite inverse.
+    pub input_scale: f32,
+}
+
+/// An LSTM of int8 codes: the gates are `(sum(codes * state) + table[token]) * state_scale * scale of the row`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct IntegerLstm {
+    /// Units: columns of the recurrent matrix, a fourth of its rows.
+    pub units: usize,
+    /// Codes `[4 units, units]` of the recurrent matrix, row-major, -127 to 127; gates in PyTorch's order i, f, g, o.
+    pub codes: Vec<i8>,
+    /// One scale a row, finite and not negative; 0 for a row of zeros.
+    pub scales: Vec<f32>,
+    /// What a token brings in, both biases included: `[vocabulary, 4 units]`, at the scale `state_scale * scale of the
+    /// row`.
+    pub table: Vec<i32>,
+    /// What a step of the state's int8 codes is worth; positive with a finite inverse.
+    pub state_scale: f32,
+}
+
+/// A layer norm, which stays in f32.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Norm {
+    /// Gain of each element, finite.
+    pub weight: Vec<f32>,
+    /// Offset of each element, finite.
+    pub bias: Vec<f32>,
+}
+
+/// All layers of an integer model by their PyTorch names: none missing, none left over, shapes as the configuration
+/// demands.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct IntegerWeights {
+    linears: BTreeMap<String, IntegerLinear>,
+    lstms: BTreeMap<String, IntegerLstm>,
+    norms: BTreeMap<String, Norm>,
+}
+
+impl IntegerWeights {
+    /// Reads `integer.safetensors` of a folder.
+    ///
+    /// # Errors
+    /// As [`crate::Weights::load`]; [`octavo_core::Error::Container`] also for another architecture than `hybrid`, for
+    /// codes of -128, for scales that are out of range, for a sum that may leave int32, and for layers that read the same
+    /// tensor with different scales.
+    pub fn load(folder: &Path, config: &Config) -> Result<Self> {
+        let path = folder.join(FILE);
+        if config.architecture != Architecture::Hybrid {
+            let name = config.architecture.name();
+            return Err(refuse(format!("{}: architecture {name}; integer models are hybrid", path.display())));
+        }
+        let layers = schema::integer_layers(config);
+        let file = Tensors::open(&path)?;
+        file.check_names(&demanded(&layers, config.vocabulary))?;
+        let mut weights = Self::default();
+        let mut shared = BTreeMap::new();
+        for (name, (rows, columns)) in layers.linears {
+            let (codes, scales) = matrix(&file, &format!("{name}.weight"))?;
+            let bias = file.integers(&format!("{name}.bias"))?;
+            check_sums(&file, &format!("{name}.bias"), &codes, columns, &bias)?;
+            let input_scale = step(&file, &format!("{name}.input_scale"))?;
+            let first = shared.entry(site(&name)).or_insert((name.clone(), input_scale));
+            if first.1 != input_scale {
+                let what = format!("{input_scale}; {}, which reads the same tensor, has {}", first.0, first.1);
+                return Err(file.refuse(&format!("{name}.input_scale"), what));
+            }
+            weights.linears.insert(name, IntegerLinear { rows, columns, codes, scales, bias, input_scale });
+        }
+        for (name, units) in layers.lstms {
+            let (codes, scales) = matrix(&file, &format!("{name}.weight_hh"))?;
+            let table = file.integers(&format!("{name}.table"))?;
+            check_sums(&file, &format!("{name}.table"), &codes, units, &table)?;
+            let state_scale = step(&file, &format!("{name}.state_scale"))?;
+            weights.lstms.insert(name, IntegerLstm { units, codes, scales, table, state_scale });
+        }
+        for name in layers.norms.into_keys() {
+            let (weight, bias) = (file.floats(&format!("{name}.weight"))?, file.floats(&format!("{name}.bias"))?);
+            weights.norms.insert(name, Norm { weight, bias });
+        }
+        Ok(weights)
+    }
+
+    /// A linear layer: `bridge`, `output`, or `query`, `key`, `value`, `output`, `expand`, `contract` with their path.
+    ///
+    /// # Errors
+    /// [`Error::Internal`] for a name that the architecture does not have.
+    pub fn linear(&self, name: &str) -> Result<&IntegerLinear> {
+        self.linears.get(name).ok_or_else(|| absent(name))
+    }
+
+    /// `encoder.forwards`, `encoder.backwards` or `decoder`.
+    ///
+    /// # Errors
+    /// As [`IntegerWeights::linear`].
+    pub fn lstm(&self, name: &str) -> Result<&IntegerLstm> {
+        self.lstms.get(name).ok_or_else(|| absent(name))
+    }
+
+    /// `memory_norm`, `self_norm`, `output_norm`, `blocks.N.cross_norm` or `blocks.N.feedforward_norm`.
+    ///
+    /// # Errors
+    /// As [`IntegerWeights::linear`].
+    pub fn norm(&self, name: &str) -> Result<&Norm> {
+        self.norms.get(name).ok_or_else(|| absent(name))
+    }
+}
+
+fn absent(name: &str) -> Error {
+    Error::Internal(format!("{name}: the architecture has no such layer"))
+}
+
+/// Names and shapes of the tensors in the file.
+fn demanded(layers: &IntegerSchema, vocabulary: usize) -> BTreeMap<String, Vec<usize>> {
+    let mut names = BTreeMap::new();
+    for (name, &(rows, columns)) in &layers.linears {
+        names.insert(format!("{name}.weight"), vec![rows, columns]);
+        names.insert(format!("{name}.bias"), vec![rows]);
+        names.insert(format!("{name}.input_scale"), Vec::new());
+    }
+    for (name, &units) in &layers.lstms {
+        names.insert(format!("{name}.weight_hh"), vec![4 * units, units]);
+        names.insert(format!("{name}.table"), vec![vocabulary, 4 * units]);
+        names.insert(format!("{name}.state_scale"), Vec::new());
+    }
+    for (name, &width) in &layers.norms {
+        names.insert(format!("{name}.weight"), vec![width]);
+        names.insert(format!("{name}.bias"), vec![width]);
+    }
+    names
+}
+
+/// Codes and the scales of their rows.
+fn matrix(file: &Tensors, name: &str) -> Result<(Vec<i8>, Vec<f32>)> {
+    let read = file.codes(name, FORMAT)?;
+    let codes: Vec<i8> = read.codes.iter().map(|&code| i8::from_ne_bytes([code])).collect();
+    if let Some(position) = codes.iter().position(|&code| code == i8::MIN) {
+        return Err(file.refuse(name, format!("code -128 at flat position {position}; accepted are -127 to 127")));
+    }
+    let scales: Vec<f32> = read.scales.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect();
+    match scales.iter().position(|&scale| !(scale >= 0.0 && scale.is_finite())) {
+        Some(row) => {
+            Err(file.refuse(name, format!("scale {} of row {row}; accepted are finite ones from 0", scales[row])))
+        }
+        None => Ok((codes, scales)),
+    }
+}
+
+/// Checks that no sum of products with what is added to it, `[.., rows]`, can leave int32.
+fn check_sums(file: &Tensors, name: &str, codes: &[i8], columns: usize, added: &[i32]) -> Result<()> {
+    let products = codes.chunks_exact(columns).map(|row| row.iter().map(|&code| i64::from(code).abs()).sum::<i64>());
+    let products: Vec<i64> = products.map(|sum| LARGEST * sum).collect();
+    for added in added.chunks_exact(products.len()) {
+        for (products, &added) in products.iter().zip(added) {
+            let largest = products + i64::from(added).abs();
+            if largest > i64::from(i32::MAX) {
+                let what = format!("with its matrix a sum may reach {largest}; accepted are up to {}", i32::MAX);
+                return Err(file.refuse(name, what));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a step of int8 codes is worth.
+fn step(file: &Tensors, name: &str) -> Result<f32> {
+    match file.floats(name)?[..] {
+        [step] if step > 0.0 && step.recip().is_finite() => Ok(step),
+        ref other => Err(file.refuse(name, format!("{other:?}; accepted is one number above 0 with a finite inverse"))),
+    }
+}
+
+/// What the input scale of a linear layer belongs to: the layer, or the norm whose output it shares with others.
+fn site(name: &str) -> String {
+    if name.ends_with(".cross_attention.key") || name.ends_with(".cross_attention.value") {
+        "memory_norm".to_owned()
+    } else if name.starts_with("self_attention.") && name != "self_attention.output" {
+        "self_norm".to_owned()
+    } else {
+        name.to_owned()
+    }
+}

@@ -1,0 +1,190 @@
+//! Tensors of a container, checked before and after they are read.
+
+#![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::path::Path;
+
+use octavo_core::container::{Dtype, Entry, Packing, Reader};
+use octavo_core::{DType, Error as CoreError, Layout, Packed, ValuesMut, codec};
+
+use crate::error::{Error, Result, refuse};
+use crate::file::shown;
+
+/// A container of a model folder; its refusals begin with the path and the tensor's name.
+pub(crate) struct Tensors {
+    reader: Reader,
+    place: String,
+}
+
+/// Codes of a packed tensor, with the bytes of their scales.
+pub(crate) struct Codes {
+    pub(crate) codes: Vec<u8>,
+    pub(crate) scales: Vec<u8>,
+}
+
+impl Tensors {
+    /// Opens a file and checks its header.
+    pub(crate) fn open(path: &Path) -> Result<Self> {
+        Ok(Self { reader: Reader::open(path, false)?, place: path.display().to_string() })
+    }
+
+    /// A refusal that names the tensor.
+    pub(crate) fn refuse(&self, name: &str, message: impl Display) -> Error {
+        refuse(format!("{}: {}: {message}", self.place, shown(name)))
+    }
+
+    /// Checks that the names are those of `demanded`, each with its shape, and nothing else.
+    pub(crate) fn check_names(&self, demanded: &BTreeMap<String, Vec<usize>>) -> Result<()> {
+        let entries = self.reader.index().entries();
+        for (name, shape) in demanded {
+            let entry = entries.get(name).ok_or_else(|| {
+                self.refuse(name, format!("is missing; the configuration demands it with shape {shape:?}"))
+            })?;
+            let given = match entry {
+                Entry::Plain { shape, .. } => shape,
+                Entry::Packed(packing) => &packing.shape,
+            };
+            if given != shape {
+                return Err(self.refuse(name, format!("shape {given:?}; the configuration demands {shape:?}")));
+            }
+        }
+        match entries.keys().find(|name| !demanded.contains_key(*name)) {
+            Some(name) => Err(self.refuse(name, "is left over; the architecture has no such tensor")),
+            None => Ok(()),
+        }
+    }
+
+    /// The values of a tensor, plain f32, f16 or bf16 or packed in any format, which must be finite.
+    pub(crate) fn floats(&self, name: &str) -> Result<Vec<f32>> {
+        let values = match self.entry(name)? {
+            Entry::Plain { dtype, shape } => {
+                let dtype = match dtype {
+                    Dtype::F32 => DType::F32,
+                    Dtype::F16 => DType::F16,
+                    Dtype::BF16 => DType::BF16,
+                    other => {
+                        return Err(
+                            self.refuse(name, format!("dtype {other}; accepted are F32, F16, BF16 and packed formats"))
+                        );
+                    }
+                };
+                self.plain(name, shape, dtype)?
+            }
+            Entry::Packed(packing) => self.decoded(name, packing)?,
+        };
+        match values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
+            Some((position, value)) => {
+                Err(self.refuse(name, format!("value {value} at flat position {position}; accepted are finite values")))
+            }
+            None => Ok(values),
+        }
+    }
+
+    /// The whole numbers of a plain I32 tensor.
+    pub(crate) fn integers(&self, name: &str) -> Result<Vec<i32>> {
+        match self.entry(name)? {
+            Entry::Plain { dtype: Dtype::I32, .. } => {}
+            Entry::Plain { dtype, .. } => return Err(self.refuse(name, format!("dtype {dtype}; accepted is I32"))),
+            Entry::Packed(packing) => {
+                return Err(self.refuse(name, format!("packed as '{}'; accepted is plain I32", packing.format)));
+            }
+        }
+        let bytes = self.bytes(name)?;
+        let (words, _) = bytes.as_chunks();
+        Ok(words.iter().map(|&word| i32::from_le_bytes(word)).collect())
+    }
+
+    /// The bytes of codes and scales of a tensor packed as `format` along its last axis.
+    pub(crate) fn codes(&self, name: &str, format: &str) -> Result<Codes> {
+        match self.entry(name)? {
+            Entry::Packed(packing)
+                if packing.format.to_string() == format && packing.axis.checked_add(1) == Some(packing.shape.len()) =>
+            {
+                let part = |suffix: &str| self.bytes(&format!("{name}{suffix}"));
+                Ok(Codes { codes: part(".codes")?, scales: part(".scales")? })
+            }
+            Entry::Packed(Packing { format: given, axis, .. }) => {
+                let what = format!("packed as '{given}' along axis {axis}; accepted is '{format}' along the last axis");
+                Err(self.refuse(name, what))
+            }
+            Entry::Plain { dtype, .. } => {
+                Err(self.refuse(name, format!("plain {dtype}; accepted is packed as '{format}' along the last axis")))
+            }
+        }
+    }
+
+    fn entry(&self, name: &str) -> Result<&Entry> {
+        self.reader.index().entries().get(name).ok_or_else(|| self.refuse(name, "is missing"))
+    }
+
+    /// All bytes stored under a name; empty where there are none of this name.
+    fn bytes(&self, stored: &str) -> Result<Vec<u8>> {
+        let Some(part) = self.reader.index().part(stored) else { return Ok(Vec::new()) };
+        let mut bytes = reserved(part.bytes)?;
+        bytes.resize(part.bytes, 0);
+        self.reader.read_into(stored, &mut bytes).map_err(|error| match error {
+            CoreError::Container(text) => refuse(format!("{}: {text}", self.place)),
+            other => Error::Core(other),
+        })?;
+        Ok(bytes)
+    }
+
+    fn plain(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Vec<f32>> {
+        let bytes = self.bytes(name)?;
+        let count = self.count(name, shape)?;
+        let mut values = reserved(count)?;
+        match dtype {
+            DType::F32 => values.extend(bytes.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word))),
+            DType::F16 | DType::BF16 => {
+                let words = bytes.as_chunks().0.iter().map(|&word| u16::from_le_bytes(word));
+                values.extend(words.map(|bits| widen(bits, dtype)));
+            }
+        }
+        if values.len() != count {
+            return Err(self.refuse(name, format!("{} values; its shape demands {count}", values.len())));
+        }
+        Ok(values)
+    }
+
+    /// What `octavo.decode` gives, widened to f32: a tensor of 16-bit floats is rounded to them first.
+    fn decoded(&self, name: &str, packing: &Packing) -> Result<Vec<f32>> {
+        let part = |suffix: &str| self.bytes(&format!("{name}{suffix}"));
+        let (codes, scales, zeros, levels) = (part(".codes")?, part(".scales")?, part(".zeros")?, part(".levels")?);
+        let packed = Packed { codes: &codes, scales: &scales, zeros: &zeros, levels: &levels };
+        let at_name = |error: CoreError| self.refuse(name, error);
+        let axis = isize::try_from(packing.axis).unwrap_or(isize::MAX);
+        let layout = Layout::new(&packing.shape, axis, packing.format).map_err(at_name)?;
+        let count = self.count(name, &packing.shape)?;
+        let mut values = reserved(count)?;
+        if packing.dtype == DType::F32 {
+            values.resize(count, 0.0);
+            codec::decode(packed, layout, packing.format, ValuesMut::F32(&mut values)).map_err(at_name)?;
+            return Ok(values);
+        }
+        let mut bits = reserved(count)?;
+        bits.resize(count, 0u16);
+        let out = if packing.dtype == DType::F16 { ValuesMut::F16(&mut bits) } else { ValuesMut::BF16(&mut bits) };
+        codec::decode(packed, layout, packing.format, out).map_err(at_name)?;
+        values.extend(bits.iter().map(|&bits| widen(bits, packing.dtype)));
+        Ok(values)
+    }
+
+    fn count(&self, name: &str, shape: &[usize]) -> Result<usize> {
+        let count = shape.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
+        count.ok_or_else(|| self.refuse(name, format!("shape {shape:?} overflows")))
+    }
+}
+
+fn widen(bits: u16, dtype: DType) -> f32 {
+    if dtype == DType::F16 { half::f16::from_bits(bits).to_f32() } else { half::bf16::from_bits(bits).to_f32() }
+}
+
+/// An empty vector with room for `count` elements.
+fn reserved<T>(count: usize) -> Result<Vec<T>> {
+    let mut values = Vec::new();
+    let bytes = count.saturating_mul(size_of::<T>());
+    values.try_reserve_exact(count).map_err(|_| Error::Core(CoreError::OutOfMemory(bytes)))?;
+    Ok(values)
+}

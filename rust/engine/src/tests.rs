@@ -1,0 +1,269 @@
+//! Folders: what is read, and what is refused, with the file, the tensor and the reason.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use octavo_core::container::{Dtype, Entry, Packing, Writer};
+use octavo_core::tokenizer::CharTokenizer;
+use octavo_core::{DType, Format, Layout, Options as Encoding, Packed, PackedMut, ScaleRule, Sizes, Values, codec};
+
+use crate::schema;
+use crate::{Config, Engine, Form, IntegerWeights, Options, Precision, Route, Weights};
+
+const CONFIG: &str = r#"{"octavo":1,"kind":"seq2seq","architecture":"hybrid","vocabulary":9,"embedding":3,"encoder":2,
+    "hidden":4,"heads":2,"layers":1,"feedforward":5,"max_source":8,"max_target":8}"#;
+
+/// A tensor to be written.
+#[derive(Clone)]
+enum Tensor {
+    Plain(Dtype, Vec<usize>, Vec<u8>),
+    Int8 { format: &'static str, shape: Vec<usize>, codes: Vec<i8>, scales: Vec<f32> },
+}
+
+type Tensors = BTreeMap<String, Tensor>;
+
+fn floats(shape: &[usize], values: impl Fn(usize) -> f32) -> Tensor {
+    let count = shape.iter().product();
+    Tensor::Plain(Dtype::F32, shape.to_vec(), (0..count).flat_map(|i| values(i).to_le_bytes()).collect())
+}
+
+fn integers(shape: &[usize], values: impl Fn(usize) -> i32) -> Tensor {
+    let count = shape.iter().product();
+    Tensor::Plain(Dtype::I32, shape.to_vec(), (0..count).flat_map(|i| values(i).to_le_bytes()).collect())
+}
+
+fn int8(shape: &[usize], value: i8) -> Tensor {
+    let count: usize = shape.iter().product();
+    let rows = count / shape[shape.len() - 1];
+    Tensor::Int8 { format: "int8:channel", shape: shape.to_vec(), codes: vec![value; count], scales: vec![0.5; rows] }
+}
+
+fn write(path: &Path, tensors: &Tensors) {
+    let entries: Vec<_> = tensors
+        .iter()
+        .map(|(name, tensor)| {
+            let entry = match tensor {
+                Tensor::Plain(dtype, shape, _) => Entry::Plain { dtype: *dtype, shape: shape.clone() },
+                Tensor::Int8 { format, shape, .. } => {
+                    let (format, axis) = (Format::parse(format).unwrap(), shape.len() - 1);
+                    let (scale, dtype) = (ScaleRule::Floor, DType::F32);
+                    Entry::Packed(Packing { format, scale, shape: shape.clone(), dtype, axis })
+                }
+            };
+            (name.clone(), entry)
+        })
+        .collect();
+    let mut writer = Writer::create(path, &entries, &BTreeMap::new(), true).unwrap();
+    for (name, tensor) in tensors {
+        match tensor {
+            Tensor::Plain(_, _, bytes) => writer.put_plain(name, bytes).unwrap(),
+            Tensor::Int8 { codes, scales, .. } => {
+                let codes: Vec<u8> = codes.iter().map(|&code| code as u8).collect();
+                let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+                let packed = Packed { codes: &codes, scales: &scales, ..Packed::default() };
+                writer.put_packed(name, packed).unwrap();
+            }
+        }
+    }
+    writer.finish().unwrap();
+}
+
+fn config() -> Config {
+    Config::parse(CONFIG.as_bytes()).unwrap()
+}
+
+fn value(i: usize) -> f32 {
+    ((i * 7919 % 1013) as f32 - 506.0) / 311.0
+}
+
+fn model() -> Tensors {
+    schema::tensors(&config()).into_iter().map(|(name, shape)| (name, floats(&shape, value))).collect()
+}
+
+fn integer_model() -> Tensors {
+    let (layers, vocabulary) = (schema::integer_layers(&config()), config().vocabulary);
+    let mut tensors = Tensors::new();
+    for (name, (rows, columns)) in layers.linears {
+        tensors.insert(format!("{name}.weight"), int8(&[rows, columns], 3));
+        tensors.insert(format!("{name}.bias"), integers(&[rows], |i| i as i32 - 2));
+        tensors.insert(format!("{name}.input_scale"), floats(&[], |_| 0.25));
+    }
+    for (name, units) in layers.lstms {
+        tensors.insert(format!("{name}.weight_hh"), int8(&[4 * units, units], -127));
+        tensors.insert(format!("{name}.table"), integers(&[vocabulary, 4 * units], |i| i as i32));
+        tensors.insert(format!("{name}.state_scale"), floats(&[], |_| 1.0 / 127.0));
+    }
+    for (name, width) in layers.norms {
+        tensors.insert(format!("{name}.weight"), floats(&[width], |_| 1.0));
+        tensors.insert(format!("{name}.bias"), floats(&[width], |_| 0.0));
+    }
+    tensors
+}
+
+/// A folder with the given files.
+fn folder(model: &Tensors, integer: &Tensors) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), CONFIG).unwrap();
+    CharTokenizer::from_characters("abcxyz").unwrap().save(&folder.path().join("tokenizer.json")).unwrap();
+    write(&folder.path().join("model.safetensors"), model);
+    write(&folder.path().join("integer.safetensors"), integer);
+    folder
+}
+
+#[test]
+fn every_way_to_store_a_tensor_is_read() {
+    let mut tensors = model();
+    let half = |bits: fn(f32) -> u16, i: usize| bits(value(i)).to_le_bytes();
+    let f16 = |value| half::f16::from_f32(value).to_bits();
+    let bf16 = |value| half::bf16::from_f32(value).to_bits();
+    let bytes = |bits: fn(f32) -> u16, count| (0..count).flat_map(|i| half(bits, i)).collect();
+    tensors.insert("output.bias".to_owned(), Tensor::Plain(Dtype::F16, vec![9], bytes(f16, 9)));
+    tensors.insert("output_norm.bias".to_owned(), Tensor::Plain(Dtype::BF16, vec![4], bytes(bf16, 4)));
+    tensors.insert("output.weight".to_owned(), int8(&[9, 4], -7));
+    let weights = Weights::load(folder(&tensors, &Tensors::new()).path(), &config()).unwrap();
+    assert_eq!(weights.get("bridge.weight").unwrap().shape, [8, 4]);
+    assert_eq!(weights.values("bridge.weight").unwrap()[31], value(31));
+    assert_eq!(weights.values("output.bias").unwrap()[3], half::f16::from_f32(value(3)).to_f32());
+    assert_eq!(weights.values("output_norm.bias").unwrap()[3], half::bf16::from_f32(value(3)).to_f32());
+    assert_eq!(weights.values("output.weight").unwrap(), [-3.5; 36]);
+    assert!(weights.get("nonsense").is_err());
+}
+
+#[test]
+fn packed_tensors_are_what_the_codec_decodes() {
+    let format = Format::parse("int8:channel").unwrap();
+    let x: Vec<f32> = (0..36).map(value).collect();
+    let layout = Layout::new(&[9, 4], 1, format).unwrap();
+    let sizes = Sizes::new(format, &layout).unwrap();
+    let (mut codes, mut scales) = (vec![0; sizes.codes], vec![0; sizes.scales]);
+    let out = PackedMut { codes: &mut codes, scales: &mut scales, zeros: &mut [], levels: &mut [] };
+    codec::encode(Values::F32(&x), layout, format, &Encoding::default(), out).unwrap();
+    let scales: Vec<f32> = scales.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect();
+    let mut tensors = model();
+    let codes: Vec<i8> = codes.iter().map(|&code| code as i8).collect();
+    let expected: Vec<f32> = codes.iter().enumerate().map(|(i, &code)| f32::from(code) * scales[i / 4]).collect();
+    let packed = Tensor::Int8 { format: "int8:channel", shape: vec![9, 4], codes, scales };
+    tensors.insert("output.weight".to_owned(), packed);
+    let weights = Weights::load(folder(&tensors, &Tensors::new()).path(), &config()).unwrap();
+    assert_eq!(weights.values("output.weight").unwrap(), expected);
+}
+
+#[test]
+fn wrong_tensors_are_refused() {
+    for (name, tensor, reason) in [
+        ("output.bias", None, "output.bias: is missing; the configuration demands it with shape [9]"),
+        ("extra\u{1b}", Some(floats(&[1], value)), "extra\\u{1b}: is left over"),
+        ("output.bias", Some(floats(&[9, 1], value)), "shape [9, 1]; the configuration demands [9]"),
+        ("output.bias", Some(integers(&[9], |i| i as i32)), "dtype I32; accepted are F32, F16, BF16 and packed"),
+        ("output.bias", Some(floats(&[9], |i| 1.0 / (i as f32 - 5.0))), "value inf at flat position 5"),
+        ("output.weight", Some(int8(&[4, 9], 1)), "shape [4, 9]; the configuration demands [9, 4]"),
+    ] {
+        let mut tensors = model();
+        match tensor {
+            Some(tensor) => tensors.insert(name.to_owned(), tensor),
+            None => tensors.remove(name),
+        };
+        let folder = folder(&tensors, &Tensors::new());
+        let error = Weights::load(folder.path(), &config()).unwrap_err().to_string();
+        assert!(error.contains(reason) && error.contains("model.safetensors: "), "{error}");
+    }
+}
+
+#[test]
+fn integer_models_are_read() {
+    let weights = IntegerWeights::load(folder(&model(), &integer_model()).path(), &config()).unwrap();
+    let layer = weights.linear("blocks.0.feedforward.expand").unwrap();
+    assert_eq!((layer.rows, layer.columns, layer.codes[19], layer.bias[4]), (5, 4, 3, 2));
+    assert_eq!((layer.scales[4], layer.input_scale), (0.5, 0.25));
+    let lstm = weights.lstm("encoder.backwards").unwrap();
+    assert_eq!((lstm.units, lstm.codes[15], lstm.table[71], lstm.scales[7]), (2, -127, 71, 0.5));
+    assert_eq!(weights.norm("memory_norm").unwrap().weight, [1.0; 4]);
+    assert!(weights.linear("decoder").is_err() && weights.lstm("bridge").is_err() && weights.norm("norm").is_err());
+}
+
+#[test]
+fn wrong_integer_models_are_refused() {
+    let scales = |scale| {
+        let (codes, scales) = (vec![1; 36], vec![scale; 9]);
+        Some(Tensor::Int8 { format: "int8:channel", shape: vec![9, 4], codes, scales })
+    };
+    let other = Tensor::Int8 { format: "int8:tensor", shape: vec![9, 4], codes: vec![1; 36], scales: vec![1.0] };
+    for (name, tensor, reason) in [
+        ("output.input_scale", None, "is missing; the configuration demands it with shape []"),
+        ("output.scale", Some(floats(&[], value)), "output.scale: is left over"),
+        ("output.weight", Some(int8(&[9, 4], -128)), "code -128 at flat position 0; accepted are -127 to 127"),
+        ("output.weight", Some(floats(&[9, 4], value)), "plain F32; accepted is packed as 'int8:channel'"),
+        ("output.weight", Some(other), "packed as 'int8' along axis 1; accepted is 'int8:channel'"),
+        ("output.weight", scales(f32::NAN), "scale NaN of row 0"),
+        ("output.weight", scales(-0.5), "scale -0.5 of row 0"),
+        ("output.bias", Some(floats(&[9], value)), "dtype F32; accepted is I32"),
+        ("output.bias", Some(int8(&[9], 1)), "packed as 'int8:channel'; accepted is plain I32"),
+        ("output.bias", Some(integers(&[9], |_| i32::MIN)), "with its matrix a sum may reach 2147485172"),
+        ("decoder.table", Some(integers(&[9, 16], |_| i32::MAX)), "with its matrix a sum may reach"),
+        ("output.input_scale", Some(floats(&[], |_| 0.0)), "accepted is one number above 0 with a finite inverse"),
+        ("output.input_scale", Some(floats(&[], |_| 1e-40)), "accepted is one number above 0 with a finite inverse"),
+        ("decoder.state_scale", Some(floats(&[], |_| -1.0)), "accepted is one number above 0"),
+        ("self_attention.key.input_scale", Some(floats(&[], |_| 0.5)), "which reads the same tensor, has"),
+        ("self_norm.bias", Some(floats(&[4], |_| f32::NAN)), "value NaN at flat position 0"),
+    ] {
+        let mut tensors = integer_model();
+        match tensor {
+            Some(tensor) => tensors.insert(name.to_owned(), tensor),
+            None => tensors.remove(name),
+        };
+        let folder = folder(&model(), &tensors);
+        let error = IntegerWeights::load(folder.path(), &config()).unwrap_err().to_string();
+        assert!(error.contains(reason) && error.contains("integer.safetensors: "), "{name}: {error}");
+    }
+    let transformer = Config { architecture: crate::Architecture::Transformer, ..config() };
+    assert!(IntegerWeights::load(Path::new("absent"), &transformer).unwrap_err().to_string().contains("are hybrid"));
+}
+
+#[test]
+fn a_folder_answers_lines_and_streams() {
+    let folder = folder(&model(), &Tensors::new());
+    let options = |threads| Options { route: Route::General, threads, ..Options::default() };
+    let engine = Engine::load(folder.path(), options(1)).unwrap();
+    let lines = ["abc", "", "xyzxyzxyz", "q", "a", "zzzz"];
+    for beam in [1, 3, 9] {
+        let answers = engine.expand(&lines, beam).unwrap();
+        let failed: Vec<bool> = answers.iter().map(Result::is_err).collect();
+        assert_eq!(failed, [false, true, true, true, false, false]);
+        let other = Engine::load(folder.path(), options(3)).unwrap();
+        assert_eq!(other.expand(&lines, beam).unwrap(), answers);
+        let (mut out, mut failures) = (Vec::new(), Vec::new());
+        let text = lines.join("\n");
+        let failed = |failure: &(u64, crate::LineError)| {
+            failures.push(failure.clone());
+            Ok(())
+        };
+        let summary = engine.expand_stream(text.as_bytes(), &mut out, failed, beam, Form::Text).unwrap();
+        let expected: String = answers.iter().map(|answer| answer.clone().unwrap_or_default() + "\n").collect();
+        assert_eq!((String::from_utf8(out).unwrap(), summary.lines, summary.failed), (expected, 6, 3));
+        assert_eq!(failures.iter().map(|failure| failure.0).collect::<Vec<_>>(), [2, 3, 4]);
+    }
+    assert!(engine.expand(&lines, 0).is_err() && engine.expand(&lines, 10).is_err());
+    let integer = Options { precision: Precision::Integer, route: Route::General, ..Options::default() };
+    assert!(Engine::load(folder.path(), integer).unwrap_err().to_string().contains("fused route only"));
+    let crowd = Engine::load(folder.path(), options(100_000)).unwrap_err().to_string();
+    assert!(crowd.contains("100000 threads; accepted are 0 (default) to 256"), "{crowd}");
+}
+
+/// A writer whose other end is closed.
+struct Closed;
+
+impl std::io::Write for Closed {
+    fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+        Err(std::io::ErrorKind::BrokenPipe.into())
+    }
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_closed_writer_ends_a_stream_quietly() {
+    let engine = Engine::load(folder(&model(), &Tensors::new()).path(), Options::default()).unwrap();
+    let summary = engine.expand_stream("a\nb\n".repeat(9).as_bytes(), Closed, |_| Ok(()), 1, Form::Text).unwrap();
+    assert!(summary.closed && summary.lines == 18);
+}

@@ -1,0 +1,173 @@
+//! Polynomials and tokenizers on addresses. `octavo/data` is the only caller; the names are private to the package.
+
+use std::path::PathBuf;
+
+use octavo_core::polynomial::{Factors, Kind, Stream};
+use octavo_core::tokenizer::{Around, CharTokenizer as Tokenizer};
+use octavo_core::{Error, Result};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::err::enter;
+use crate::raw::{slice, slice_mut};
+
+/// The address of a part and its number of elements.
+type Span = (usize, usize);
+
+/// The right side of a left side.
+#[pyfunction]
+#[pyo3(name = "_polynomial_expand")]
+pub(crate) fn polynomial_expand(py: Python<'_>, left: &str) -> PyResult<String> {
+    enter(py, || {
+        let mut text = Vec::new();
+        Factors::parse(left)?.right(&mut text);
+        Ok(String::from_utf8_lossy(&text).into_owned())
+    })
+}
+
+/// The form of a left side, 0 to 3, and whether the symbol is a function.
+#[pyfunction]
+#[pyo3(name = "_polynomial_kind")]
+pub(crate) fn polynomial_kind(py: Python<'_>, left: &str) -> PyResult<(u8, bool)> {
+    enter(py, || {
+        let factors = Factors::parse(left)?;
+        let kind = match factors.kind() {
+            Kind::Monomial => 0,
+            Kind::MonomialTimesSum => 1,
+            Kind::Square => 2,
+            Kind::Product => 3,
+        };
+        Ok((kind, factors.function().is_some()))
+    })
+}
+
+/// An endless sequence of polynomial lines without those whose left sides are given.
+#[pyclass(module = "octavo._core", name = "_PolynomialStream", frozen)]
+pub(crate) struct PolynomialStream(Stream);
+
+#[pymethods]
+impl PolynomialStream {
+    #[new]
+    fn new(py: Python<'_>, seed: u64, excluded: Vec<String>) -> PyResult<Self> {
+        enter(py, || {
+            let keys = excluded.iter().map(|left| Factors::parse(left).map(|factors| factors.key()));
+            Ok(Self(Stream::new(seed, &keys.collect::<Result<Vec<_>>>()?)))
+        })
+    }
+    /// How many lines are excluded.
+    #[getter]
+    fn excluded(&self) -> usize {
+        self.0.excluded()
+    }
+    /// Lines start to start + count, each with its line feed.
+    fn text<'py>(&self, py: Python<'py>, start: u64, count: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let text = enter(py, || self.0.text(start, count))?;
+        Ok(PyBytes::new(py, &text))
+    }
+    /// Writes the ids of both sides to two uint8 arrays, answering the lengths of their rows.
+    #[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
+    fn batch(
+        &self,
+        py: Python<'_>,
+        start: u64,
+        count: usize,
+        tokenizer: &CharTokenizer,
+        source: Span,
+        target: Span,
+        pad_to: Option<(usize, usize)>,
+    ) -> PyResult<(usize, usize)> {
+        enter(py, || {
+            // SAFETY: `polynomials.py` passes two arrays of these sizes of its own and keeps them alive.
+            let (source, target) =
+                unsafe { (slice_mut(source.0, source.1, "source")?, slice_mut(target.0, target.1, "target")?) };
+            self.0.batch(start, count, &tokenizer.0, source, target, pad_to)
+        })
+    }
+}
+
+/// A vocabulary of single characters.
+#[pyclass(module = "octavo._core", name = "_CharTokenizer", frozen)]
+pub(crate) struct CharTokenizer(Tokenizer);
+
+#[pymethods]
+impl CharTokenizer {
+    #[staticmethod]
+    fn from_characters(py: Python<'_>, characters: &str) -> PyResult<Self> {
+        enter(py, || Tokenizer::from_characters(characters).map(Self))
+    }
+    /// The vocabulary of a UTF-8 text, lines separated by line feeds.
+    #[staticmethod]
+    fn from_lines(py: Python<'_>, text: Span) -> PyResult<Self> {
+        // SAFETY: `tokenizer.py` keeps the bytes alive during the call.
+        enter(py, || Tokenizer::from_lines(unsafe { slice(text.0, text.1, "text") }?).map(Self))
+    }
+    #[staticmethod]
+    fn polynomials() -> Self {
+        Self(Tokenizer::polynomials())
+    }
+    #[staticmethod]
+    fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        enter(py, || Tokenizer::load(&path).map(Self))
+    }
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        enter(py, || self.0.save(&path))
+    }
+    /// The characters in order of their ids.
+    #[getter]
+    fn characters(&self) -> String {
+        self.0.characters().iter().collect()
+    }
+    /// The numbers of lines and of characters in the longest line.
+    #[staticmethod]
+    fn measure(py: Python<'_>, text: Span) -> PyResult<(usize, usize)> {
+        // SAFETY: as in `from_lines`.
+        enter(py, || Tokenizer::measure(unsafe { slice(text.0, text.1, "text") }?))
+    }
+    /// Encodes a UTF-8 text of rows lines; the ids are uint8, or int64 if wide.
+    #[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
+    fn encode(
+        &self,
+        py: Python<'_>,
+        text: Span,
+        rows: usize,
+        width: usize,
+        around: (bool, bool),
+        wide: bool,
+        ids: usize,
+        lengths: usize,
+    ) -> PyResult<()> {
+        enter(py, || {
+            let around = Around { start: around.0, end: around.1 };
+            let count = elements(rows, width)?;
+            // SAFETY: `tokenizer.py` passes arrays of these sizes of its own and keeps them and the bytes alive.
+            unsafe {
+                let text = slice(text.0, text.1, "text")?;
+                let lengths = slice_mut(lengths, rows, "lengths")?;
+                if wide {
+                    self.0.encode_batch(text, width, around, slice_mut::<i64>(ids, count, "ids")?, lengths)
+                } else {
+                    self.0.encode_batch(text, width, around, slice_mut::<u8>(ids, count, "ids")?, lengths)
+                }
+            }
+        })
+    }
+    /// Decodes rows of width ids, uint8 or int64 if wide, into lines with line feeds.
+    fn decode(&self, py: Python<'_>, ids: usize, rows: usize, width: usize, wide: bool) -> PyResult<String> {
+        enter(py, || {
+            let count = elements(rows, width)?;
+            // SAFETY: `tokenizer.py` keeps the array alive during the call.
+            unsafe {
+                if wide {
+                    self.0.decode_batch(slice::<i64>(ids, count, "ids")?, rows, width)
+                } else {
+                    self.0.decode_batch(slice::<u8>(ids, count, "ids")?, rows, width)
+                }
+            }
+        })
+    }
+}
+
+fn elements(rows: usize, width: usize) -> Result<usize> {
+    let too_large = || Error::Shape(format!("{rows} rows of {width} ids overflow the address space"));
+    rows.checked_mul(width).ok_or_else(too_large)
+}

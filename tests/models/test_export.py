@@ -1,0 +1,273 @@
+"""The folder of a model: what was exported is what is loaded, and nothing else is accepted."""
+
+import json
+from dataclasses import replace
+
+import octavo
+import pytest
+import torch
+from octavo import container
+from octavo.data import CharTokenizer
+from octavo.errors import (
+    ContainerError,
+    DataError,
+    DTypeError,
+    FormatError,
+    NonFiniteError,
+    OctavoError,
+    SettingError,
+    ShapeError,
+)
+from octavo.models.polynomials import export, shipped
+from octavo.models.seq2seq import ARCHITECTURES, Seq2SeqConfig, build
+from octavo.quant import static
+
+CONFIG = Seq2SeqConfig(embedding=8, encoder=6, hidden=12, heads=3, layers=2, feedforward=20)
+TOKENIZER = CharTokenizer.polynomials()
+
+
+def made(architecture="hybrid", seed=0):
+    torch.manual_seed(seed)
+    return build(replace(CONFIG, architecture=architecture)).eval()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return export.export_model(made(), TOKENIZER, tmp_path / "model")
+
+
+def rewrite(folder, **changes):
+    """Change fields of config.json; None removes one."""
+    values = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(
+        json.dumps({name: value for name, value in values.items() if value is not None})
+    )
+
+
+def rewrite_weights(folder, change):
+    tensors = octavo.load(folder / "model.safetensors")
+    change(tensors)
+    octavo.save(tensors, folder / "model.safetensors")
+
+
+# --- round trips ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("fmt", [None, "mxint8", "int8:channel", "nf4", "fp16", "mxfp4; output.weight=keep"])
+def test_what_is_loaded_is_what_the_format_holds(tmp_path, architecture, fmt):
+    model = made(architecture)
+    path = export.export_model(model, TOKENIZER, tmp_path / "model", format=fmt)
+    loaded, tokenizer = export.load_model(path)
+    assert tokenizer == TOKENIZER
+    assert loaded.config == model.config
+    assert not loaded.training
+    weights = loaded.state_dict()
+    assert list(weights) == list(model.state_dict())
+    for name, tensor in model.state_dict().items():
+        packed = fmt is not None and tensor.ndim == 2 and not (name == "output.weight" and "keep" in fmt)
+        expected = octavo.quantize(tensor, fmt.split(";")[0]) if packed else tensor
+        assert torch.equal(weights[name], expected), name
+        assert weights[name].dtype == torch.float32
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_loaded_model_runs_and_trains(tmp_path, architecture):
+    model = made(architecture)
+    loaded, _ = export.load_model(export.export_model(model, TOKENIZER, tmp_path / "model", format=None))
+    source = torch.randint(3, 31, (3, 9))
+    target = torch.randint(3, 31, (3, 7))
+    assert torch.equal(loaded(source, target), model(source, target))
+    assert torch.equal(loaded.generate(source)[0], model.generate(source)[0])
+    loaded.train()(source, target).sum().backward()
+    assert all(parameter.grad is not None for parameter in loaded.parameters())
+
+
+def test_loading_draws_no_random_numbers(folder):
+    before = torch.get_rng_state()
+    export.load_model(folder)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_folder_holds_what_was_given(tmp_path):
+    model = made()
+    scales = static.calibrate(model, [torch.randint(3, 31, (4, 9))])
+    integer = static.quantize_static(model, scales)
+    metadata = {"exact_share": 0.5, "by_kind": {"square": {"exact": 1, "lines": 2}}}
+    path = export.export_model(model, TOKENIZER, tmp_path / "m", integer=integer, metadata=metadata)
+    names = ["README.md", "accuracy.json", "config.json", "integer.safetensors", "model.safetensors", "tokenizer.json"]
+    assert sorted(file.name for file in path.iterdir()) == names
+    assert json.loads((path / "config.json").read_text()) == {
+        "octavo": 1,
+        "kind": "seq2seq",
+        **model.config.as_dict(),
+    }
+    assert json.loads((path / "accuracy.json").read_text()) == metadata
+    assert "| exact_share | 0.5 |" in (path / "README.md").read_text()
+    loaded, tokenizer = export.load_integer(path)
+    assert tokenizer == TOKENIZER
+    source, target = torch.randint(3, 31, (3, 9)), torch.randint(3, 31, (3, 7))
+    assert torch.equal(loaded(source, target), integer(source, target))
+
+
+def test_equal_models_give_equal_bytes(tmp_path):
+    first, second = (export.export_model(made(), TOKENIZER, tmp_path / name) for name in "ab")
+    for file in first.iterdir():
+        assert file.read_bytes() == (second / file.name).read_bytes()
+
+
+# --- writing whole or not at all ------------------------------------------------------------------------------------
+
+
+def test_a_folder_that_is_there_is_replaced_only_if_asked_and_then_wholly(folder):
+    (folder / "integer.safetensors").write_bytes(b"of the old model")
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    with pytest.raises(FileExistsError):
+        export.export_model(made(seed=1), TOKENIZER, folder)
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+    export.export_model(made(seed=1), TOKENIZER, folder, overwrite=True)
+    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert (folder / "model.safetensors").read_bytes() != before["model.safetensors"]
+    assert [entry.name for entry in folder.parent.iterdir()] == ["model"]
+
+
+def test_an_empty_folder_is_no_obstacle(tmp_path):
+    (tmp_path / "model").mkdir()
+    export.export_model(made(), TOKENIZER, tmp_path / "model")
+    assert export.load_model(tmp_path / "model")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_a_failure_while_writing_leaves_nothing_and_changes_nothing(tmp_path, monkeypatch, there):
+    path = tmp_path / "model"
+    if there:
+        export.export_model(made(), TOKENIZER, path)
+    before = {file.name: file.read_bytes() for file in path.iterdir()} if there else None
+
+    def fails(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(container, "save", fails)
+    with pytest.raises(OSError, match="No space"):
+        export.export_model(made(seed=1), TOKENIZER, path, overwrite=True)
+    assert [entry.name for entry in tmp_path.iterdir()] == (["model"] if there else [])
+    if there:
+        assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+
+
+def refused():
+    broken = made()
+    broken.output.bias.data[3] = torch.nan
+    other = static.quantize_static(made(), static.calibrate(made(), [torch.randint(3, 31, (4, 9))]))
+    wider = build(replace(CONFIG, feedforward=24))
+    yield "no model", DTypeError, (torch.nn.Linear(2, 2), TOKENIZER), {}
+    yield "an integer model", DTypeError, (other, TOKENIZER), {}
+    yield "no tokenizer", DTypeError, (made(), None), {}
+    yield "another vocabulary", ShapeError, (made(), CharTokenizer("abc")), {}
+    yield "NaN", NonFiniteError, (broken, TOKENIZER), {}
+    yield "no format", FormatError, (made(), TOKENIZER), {"format": "mxint99"}
+    yield "a rule that matches nothing", FormatError, (made(), TOKENIZER), {"format": "nothing*=mxint8"}
+    yield "metadata", DataError, (made(), TOKENIZER), {"metadata": {"a": object()}}
+    yield "NaN in metadata", DataError, (made(), TOKENIZER), {"metadata": {"a": float("nan")}}
+    yield "no integer model", DTypeError, (made(), TOKENIZER), {"integer": made()}
+    yield "the integer model of another", ShapeError, (wider, TOKENIZER), {"integer": other}
+
+
+@pytest.mark.parametrize(("error", "args", "options"), [pytest.param(*case[1:], id=case[0]) for case in refused()])
+def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path, error, args, options):
+    with pytest.raises(error):
+        export.export_model(*args, tmp_path / "model", **options)
+    assert not any(tmp_path.iterdir())
+
+
+# --- wrong folders --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=name):
+        export.load_model(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 70_000, b"[" * 20_000, b" " * 70_000])
+def test_a_file_of_other_content_is_refused(folder, name, data):
+    (folder / name).write_bytes(data)
+    with pytest.raises((DataError, ContainerError)):
+        export.load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"octavo": 2}, DataError, "version 2; this Octavo reads 1; update it"),
+        ({"octavo": True}, DataError, "version True"),
+        ({"octavo": None}, DataError, "version None"),
+        ({"kind": "gpt"}, DataError, "kind 'gpt'"),
+        ({"colour": 1}, SettingError, "unknown field 'colour'"),
+        ({"heads": None}, SettingError, "missing field 'heads'"),
+        ({"heads": 5}, SettingError, "must divide hidden"),
+        ({"hidden": 10**30}, SettingError, "hidden is 1000"),
+        ({"hidden": 12.0}, SettingError, "hidden is 12.0"),
+        ({"architecture": ["hybrid"]}, SettingError, "architecture is"),
+        ({"vocabulary": 32}, ShapeError, "the tokenizer has 31 ids, the model 32"),
+        ({"layers": 3}, ContainerError, r"blocks\.2\..* is missing"),
+        ({"layers": 1}, ContainerError, r"blocks\.1\..* is no weight of the model"),
+        ({"feedforward": 24}, ContainerError, r"has shape \(12, 20\); the model's is \(12, 24\)"),
+        # Refused from the header alone: the model itself would take 17 GB.
+        ({"hidden": 4096, "heads": 1, "feedforward": 16384, "layers": 64}, ContainerError, "is missing"),
+        ({"architecture": "lstm"}, ContainerError, "is missing"),
+    ],
+)
+def test_a_configuration_that_is_wrong_is_refused(folder, changes, error, message):
+    rewrite(folder, **changes)
+    with pytest.raises(error, match=message):
+        export.load_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda t: t.pop("bridge.bias"), ContainerError, "bridge.bias is missing"),
+        (lambda t: t.update(extra=torch.zeros(3)), ContainerError, "extra is no weight"),
+        (lambda t: t.update({"bridge.bias": torch.zeros(5)}), ContainerError, r"bridge.bias has shape \(5,\)"),
+        (lambda t: t.update({"bridge.bias": torch.zeros(24).long()}), ContainerError, "bridge.bias has dtype int64"),
+        (lambda t: t.update({"bridge.bias": torch.full((24,), torch.inf)}), NonFiniteError, "bridge.bias"),
+    ],
+)
+def test_weights_that_are_not_the_models_are_refused(folder, change, error, message):
+    rewrite_weights(folder, change)
+    with pytest.raises(error, match=message):
+        export.load_model(folder)
+
+
+def test_a_file_that_is_cut_off_is_refused(folder):
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[:-1])
+    with pytest.raises(ContainerError):
+        export.load_model(folder)
+
+
+def test_a_folder_without_an_integer_model_says_so(folder):
+    with pytest.raises(FileNotFoundError, match=r"integer\.safetensors"):
+        export.load_integer(folder)
+
+
+# --- the shipped model ----------------------------------------------------------------------------------------------
+
+
+def test_an_installation_without_the_shipped_model_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipped, "__file__", str(tmp_path / "shipped.py"))
+    with pytest.raises(OctavoError, match="not in this installation"):
+        shipped.load_shipped()
+
+
+def test_the_shipped_model_is_loaded_from_the_folder_beside_its_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(shipped, "__file__", str(tmp_path / "shipped.py"))
+    export.export_model(made(), TOKENIZER, tmp_path / "shipped")
+    assert shipped.shipped_folder() == tmp_path / "shipped"
+    model, tokenizer = shipped.load_shipped()
+    assert model.config == CONFIG
+    assert tokenizer == TOKENIZER
