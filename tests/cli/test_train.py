@@ -14,6 +14,7 @@ def few_lines(monkeypatch):
     for module in (recipe, run):
         monkeypatch.setattr(module, "TEST", 20)
         monkeypatch.setattr(module, "VALIDATION", 20)
+    monkeypatch.setattr(run, "CALIBRATION", 16)
 
 
 @pytest.mark.parametrize("arch", ["hybrid", "lstm", "transformer"])
@@ -51,6 +52,7 @@ def test_what_is_refused_writes_nothing(octavo, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_one_command_gives_the_whole_speed_table(octavo, tmp_path):
     """Four configurations in processes of their own: baseline, DDP, cache, both."""
     args = ("--arch", "lstm", "--batch", "4", "--steps", "1", "--val-steps", "1", "-o", tmp_path / "speed")

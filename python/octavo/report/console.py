@@ -93,3 +93,13 @@ def progress(task: str, total: int) -> Iterator[Callable[[str, int], None]]:
     with Progress(*columns, console=console(stderr=True), transient=True) as bar:
         handle = bar.add_task(task, total=total, name="")
         yield lambda name, nbytes: bar.update(handle, advance=nbytes, name=name)
+
+
+@contextmanager
+def status(first: str) -> Iterator[Callable[[str], None]]:
+    """Show what is being done on stderr, beside a spinner; nothing off a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with console(stderr=True).status(printable(first)) as shown:
+        yield lambda text: shown.update(printable(text))

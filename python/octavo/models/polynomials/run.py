@@ -6,21 +6,21 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from octavo import container
 from octavo.data import CharTokenizer
 from octavo.data.polynomials import Stream, splits
+from octavo.formats import Format
 from octavo.models.polynomials.accuracy import Accuracy, expander, measure
+from octavo.models.polynomials.export import export_model
 from octavo.models.polynomials.recipe import SPLIT_SEED, TEST, VALIDATION, model_config, train_config
 from octavo.models.polynomials.task import PolynomialTask
 from octavo.models.seq2seq import Seq2Seq, build
+from octavo.quant.static import StaticInt8Seq2Seq, calibrate, equalize, quantize_static
 from octavo.train import TrainResult, seed_all, train
-
-if TYPE_CHECKING:
-    from octavo.quant.static import StaticInt8Seq2Seq
 
 # Validation lines of the evaluations during training; the 20,000 test lines are for the end.
 WATCHED = 2000
@@ -75,8 +75,6 @@ def train_polynomials(
     ``changes``: fields of :class:`TrainConfig` that differ from the recipe. ``export_format``: of the exported weights.
     Returns None if the run was interrupted, and in every process but the first.
     """
-    from octavo.formats import Format
-
     Format(export_format)  # refuse it now, not after the training
     shape, config = model_config(architecture), train_config(**changes)
     data = splits(SPLIT_SEED, VALIDATION, TEST)
@@ -89,24 +87,39 @@ def train_polynomials(
     result = train(model, task, config, folder, tensorboard=tensorboard)
     if result.reason == "interrupted" or os.environ.get("RANK", "0") != "0":
         return None
-    from octavo.models.polynomials.export import export_model
-
     model.load_state_dict(container.load(folder / "last.safetensors"))
     integer = integer_form(model, data.train, task.tokenizer)
-    export_model(model, task.tokenizer, folder / MODEL, format=export_format, integer=integer, overwrite=True)
     accuracy = measure(expander(model, task.tokenizer), data.test)
+    made = {
+        "command": command(architecture, changes, export_format),
+        "seed": config.seed,
+        "steps": result.step,
+        "parameters": model.parameter_count,
+        **accuracy.as_dict(),
+    }
+    export_model(
+        model, task.tokenizer, folder / MODEL, format=export_format, integer=integer, metadata=made, overwrite=True
+    )
     report = PolynomialReport(result, model.parameter_count, accuracy, folder)
     (folder / REPORT).write_text(json.dumps(report.as_dict(), indent=2) + "\n")
     return report
 
 
+def command(architecture: str, changes: dict[str, Any], export_format: str) -> str:
+    """Return the command that trains the same model on the same kind of machine."""
+    options = {"steps": "steps", "batch_size": "batch", "learning_rate": "lr", "compile": None}
+    words = [f"octavo train polynomials --arch {architecture} --format {export_format}"]
+    for name, value in changes.items():
+        option = options.get(name, name)
+        words.append(f"--{option} {value}" if option else "--compile")
+    return " ".join(words)
+
+
 def integer_form(model: Seq2Seq, stream: Stream, tokenizer: CharTokenizer) -> StaticInt8Seq2Seq | None:
     """Return the static INT8 form of a hybrid model, calibrated on training lines; None for other architectures."""
-    from octavo.quant.static import calibrate, equalize, quantize_static
-
     if model.config.architecture != "hybrid":
         return None
     source, _ = stream.batch(CALIBRATION_START, CALIBRATION, tokenizer)
-    batches = torch.from_numpy(source).split(512)
+    batches = torch.from_numpy(source).split(256)
     equal = equalize(model.eval(), batches)
     return quantize_static(equal, calibrate(equal, batches))

@@ -1,12 +1,11 @@
 """Static INT8: a sequence-to-sequence model whose matrix products are integer arithmetic with calibrated scales.
 
 :func:`equalize` makes the ranges of channels alike, :func:`calibrate` finds the scale of every layer's input on real
-generation, :func:`refine` trains what rounding still loses back, :func:`quantize_static` makes the integer model,
-:func:`save` and :func:`load` keep it in ``integer.safetensors``::
+generation, :func:`quantize_static` makes the integer model, :func:`save` and :func:`load` keep it in
+``integer.safetensors``::
 
     model = equalize(model, sources)
-    scales = calibrate(model, sources)
-    integer = quantize_static(refine(model, scales, sources), scales)
+    integer = quantize_static(model, calibrate(model, sources))
 
 The arithmetic, exact to the last bit in every implementation (rounding is half to even; the rest of the model - norms,
 softmax, LSTM cells - is float32):
@@ -24,7 +23,6 @@ from octavo.quant.static.calibration import METHODS, calibrate
 from octavo.quant.static.equalisation import equalize
 from octavo.quant.static.files import load, save
 from octavo.quant.static.model import Accumulation, StaticInt8Seq2Seq, accumulators, quantize_static
-from octavo.quant.static.refinement import refine
 
 __all__ = [
     "METHODS",
@@ -35,6 +33,5 @@ __all__ = [
     "equalize",
     "load",
     "quantize_static",
-    "refine",
     "save",
 ]
