@@ -16,6 +16,7 @@ use crate::fused;
 use crate::general::{Answer, General};
 use crate::integer_weights::{self, IntegerWeights};
 use crate::line::{Alphabet, LineError};
+use crate::options::{Options, Precision, Route, setting};
 use crate::weights::Weights;
 
 /// Name of the tokenizer's file in a model folder.
@@ -24,78 +25,6 @@ const TOKENIZER: &str = "tokenizer.json";
 const FUSED_BLOCK: usize = 4096;
 /// Hypotheses of a block on the general route, which takes about a second for them on one core.
 const GENERAL_BLOCK: usize = 1024;
-
-/// In which numbers a model is run.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Precision {
-    /// f32, from `model.safetensors`.
-    #[default]
-    Float,
-    /// int8, from `integer.safetensors`; greedy only.
-    Integer,
-}
-
-/// Which code runs a model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Route {
-    /// Fused kernels where there are some for the model, else the general route.
-    #[default]
-    Auto,
-    /// Every architecture, greedy and with a beam.
-    General,
-    /// Kernels that are written for one architecture, greedy only; with a beam the general route is taken.
-    Fused,
-}
-
-impl Precision {
-    /// The name in options: `float` or `integer`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Float => "float",
-            Self::Integer => "integer",
-        }
-    }
-}
-
-impl Route {
-    /// The name in options: `auto`, `general` or `fused`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::General => "general",
-            Self::Fused => "fused",
-        }
-    }
-}
-
-impl std::str::FromStr for Precision {
-    type Err = Error;
-    fn from_str(text: &str) -> Result<Self> {
-        let all = [Self::Float, Self::Integer];
-        let found = all.into_iter().find(|precision| precision.name() == text);
-        found.ok_or_else(|| setting(format!("unknown precision '{text}'; accepted are float, integer")))
-    }
-}
-
-impl std::str::FromStr for Route {
-    type Err = Error;
-    fn from_str(text: &str) -> Result<Self> {
-        let all = [Self::Auto, Self::General, Self::Fused];
-        let found = all.into_iter().find(|route| route.name() == text);
-        found.ok_or_else(|| setting(format!("unknown route '{text}'; accepted are auto, general, fused")))
-    }
-}
-
-/// How to load and run a model.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
-    /// In which numbers.
-    pub precision: Precision,
-    /// By which code.
-    pub route: Route,
-    /// On how many threads; 0 for [`octavo_core::pool::num_threads`].
-    pub threads: usize,
-}
 
 /// A loaded model. Its methods may be called from several threads at once.
 pub struct Engine {
@@ -352,8 +281,4 @@ fn load_tokenizer(folder: &Path, config: &Config) -> Result<CharTokenizer> {
         return Err(refuse(format!("{}: {what}", path.display())));
     }
     Ok(tokenizer)
-}
-
-fn setting(message: impl Into<String>) -> Error {
-    Error::Core(CoreError::Setting(message.into()))
 }

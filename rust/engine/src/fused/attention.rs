@@ -88,7 +88,9 @@ pub(super) fn attend<L: Lanes>(
     let scores = &mut scores[..groups];
     for first in (0..width).step_by(HEADS * head) {
         // SAFETY: four heads from `first` lie within `width`, and memory holds the positions, as asserted.
-        unsafe { weigh(l, &query[first..first + HEADS * head], &memory.keys[POSITIONS * first..], width, positions, scores) };
+        unsafe {
+            weigh(l, &query[first..first + HEADS * head], &memory.keys[POSITIONS * first..], width, positions, scores)
+        };
         let mut line = 0;
         while line < head {
             let values = &memory.values[first + line..];

@@ -90,13 +90,7 @@ impl<A: Arithmetic> Encoder<A> {
     }
 
     #[inline(always)]
-    fn run_lstms(
-        &mut self,
-        a: A,
-        model: &Model<A::Weights>,
-        sources: &[&[u8]],
-        sums: &mut Blocks<NumberOf<A>>,
-    ) {
+    fn run_lstms(&mut self, a: A, model: &Model<A::Weights>, sources: &[&[u8]], sums: &mut Blocks<NumberOf<A>>) {
         let l = a.lanes();
         let (lines, both) = (model.shape.encoder_lines, model.shape.memory_lines());
         for direction in 0..2 {
@@ -140,13 +134,7 @@ impl<A: Arithmetic> Encoder<A> {
 
     /// Keys and values of all blocks.
     #[inline(always)]
-    fn project(
-        &mut self,
-        a: A,
-        model: &Model<A::Weights>,
-        encoded: &mut [Encoded],
-        sums: &mut Blocks<NumberOf<A>>,
-    ) {
+    fn project(&mut self, a: A, model: &Model<A::Weights>, encoded: &mut [Encoded], sums: &mut Blocks<NumberOf<A>>) {
         let l = a.lanes();
         let both = model.shape.memory_lines();
         let inverse = l.splat(model.memory.inverse);

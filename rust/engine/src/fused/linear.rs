@@ -5,9 +5,7 @@ use std::ops::Range;
 use super::lanes::{Floats, Lanes};
 use super::math;
 use super::model::{Linear, Model, Recurrent};
-use super::products::{
-    Arithmetic, Block, Blocks, Factors, FloatsOf, Input, NumberOf, PANELS, ROWS, Row, Weights,
-};
+use super::products::{Arithmetic, Block, Blocks, Factors, FloatsOf, Input, NumberOf, PANELS, ROWS, Row, Weights};
 
 /// Takes the outputs of a layer.
 pub(super) trait Sink<L: Lanes> {

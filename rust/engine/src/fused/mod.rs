@@ -10,10 +10,10 @@ mod math;
 mod model;
 mod norm;
 mod products;
-mod shape;
-mod source;
 #[cfg(test)]
 mod reference;
+mod shape;
+mod source;
 #[cfg(test)]
 mod tests;
 
@@ -29,11 +29,11 @@ use crate::weights::Weights;
 use expand::{Expand, Tile};
 #[cfg(target_arch = "x86_64")]
 use lanes::{Avx2, Avx512};
-use lanes::{Lanes, Scalar};
+use lanes::Scalar;
 use model::Model;
 #[cfg(target_arch = "x86_64")]
 use products::{Amx, Vnni};
-use products::{Arithmetic, Float, FloatWeights, ByteWeights, Integer};
+use products::{Arithmetic, ByteWeights, Float, FloatWeights, Integer};
 use shape::Shape;
 use source::{FloatSource, IntegerSource};
 
@@ -63,7 +63,14 @@ struct IntegerExpander {
 
 struct Scratch(Box<dyn Any + Send>);
 
-fn expand<A: Arithmetic>(a: A, model: &Model<A::Weights>, source: &[&[u8]], out: &mut [Vec<u8>], scratch: &mut (dyn Any + Send), rows: usize) {
+fn expand<A: Arithmetic>(
+    a: A,
+    model: &Model<A::Weights>,
+    source: &[&[u8]],
+    out: &mut [Vec<u8>],
+    scratch: &mut (dyn Any + Send),
+    rows: usize,
+) {
     let Some(scratch) = scratch.downcast_mut::<Scratch>() else { return };
     if !scratch.0.is::<Tile<A>>() {
         scratch.0 = Box::new(Tile::<A>::new(model, rows));
@@ -86,8 +93,16 @@ impl Expander for FloatExpander {
     }
     fn expand(&self, source: &[&[u8]], out: &mut [Vec<u8>], scratch: &mut (dyn Any + Send)) {
         match Level::current() {
-            Level::Avx512 => if let Some(l) = Avx512::new() { expand(Float(l), &self.model, source, out, scratch, rows()) },
-            Level::Avx2 => if let Some(l) = Avx2::new() { expand(Float(l), &self.model, source, out, scratch, rows()) },
+            Level::Avx512 => {
+                if let Some(l) = Avx512::new() {
+                    expand(Float(l), &self.model, source, out, scratch, rows())
+                }
+            }
+            Level::Avx2 => {
+                if let Some(l) = Avx2::new() {
+                    expand(Float(l), &self.model, source, out, scratch, rows())
+                }
+            }
             _ => expand(Float(Scalar), &self.model, source, out, scratch, rows()),
         }
     }
@@ -102,9 +117,21 @@ impl Expander for IntegerExpander {
     fn expand(&self, source: &[&[u8]], out: &mut [Vec<u8>], scratch: &mut (dyn Any + Send)) {
         let amx = std::env::var("AMX").is_ok();
         match Level::current() {
-            Level::Avx512 if amx => if let Some(l) = Amx::new() { expand(Integer(l), &self.model, source, out, scratch, rows()) },
-            Level::Avx512 => if let Some(l) = Vnni::new() { expand(Integer(l), &self.model, source, out, scratch, rows()) },
-            Level::Avx2 => if let Some(l) = Avx2::new() { expand(Integer(l), &self.model, source, out, scratch, rows()) },
+            Level::Avx512 if amx => {
+                if let Some(l) = Amx::new() {
+                    expand(Integer(l), &self.model, source, out, scratch, rows())
+                }
+            }
+            Level::Avx512 => {
+                if let Some(l) = Vnni::new() {
+                    expand(Integer(l), &self.model, source, out, scratch, rows())
+                }
+            }
+            Level::Avx2 => {
+                if let Some(l) = Avx2::new() {
+                    expand(Integer(l), &self.model, source, out, scratch, rows())
+                }
+            }
             _ => expand(Integer(Scalar), &self.model, source, out, scratch, rows()),
         }
     }

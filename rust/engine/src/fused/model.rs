@@ -204,9 +204,12 @@ impl<W: Weights> Recurrent<W> {
         for token in table.chunks(4 * units) {
             let padded: Vec<W::Number> =
                 places.iter().map(|place| place.map_or(W::Number::default(), |row| token[row])).collect();
-            by_token.extend(in_lines(&padded).iter().zip(&correction).map(|(added, correction)| {
-                Line(std::array::from_fn(|i| added.0[i].plus(correction.0[i])))
-            }));
+            by_token.extend(
+                in_lines(&padded)
+                    .iter()
+                    .zip(&correction)
+                    .map(|(added, correction)| Line(std::array::from_fn(|i| added.0[i].plus(correction.0[i])))),
+            );
         }
         Ok(Self { gates, table: by_token })
     }
@@ -215,7 +218,8 @@ impl<W: Weights> Recurrent<W> {
 impl Norm {
     fn new(source: &impl Source, name: &str, places: &Places) -> Result<Self> {
         let (gain, bias) = source.norm(name)?;
-        let padded = |values: &[f32]| -> Vec<f32> { places.iter().map(|place| place.map_or(0.0, |i| values[i])).collect() };
+        let padded =
+            |values: &[f32]| -> Vec<f32> { places.iter().map(|place| place.map_or(0.0, |i| values[i])).collect() };
         let mask = padded(&vec![1.0; gain.len()]);
         Ok(Self {
             gain: in_lines(&padded(&gain)),

@@ -168,7 +168,9 @@ fn norm(layers: &impl Layers, name: &str, x: &[f64]) -> Result<Vec<f64>> {
     let mean = x.iter().sum::<f64>() / x.len() as f64;
     let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
     let scaled = x.iter().zip(gain).zip(bias);
-    Ok(scaled.map(|((x, gain), bias)| (x - mean) / (variance + 1e-5).sqrt() * f64::from(gain) + f64::from(bias)).collect())
+    Ok(scaled
+        .map(|((x, gain), bias)| (x - mean) / (variance + 1e-5).sqrt() * f64::from(gain) + f64::from(bias))
+        .collect())
 }
 
 /// `x` plus what attention from `normed` to `memory` gives.

@@ -131,7 +131,21 @@ fn run<A: Arithmetic>(a: A, model: &Model<A::Weights>, source: &[Vec<u8>], rows:
 #[test]
 fn float_tokens_are_those_of_the_reference() {
     for (seed, config) in [
-        (1, Config { vocabulary: 9, embedding: 5, encoder: 7, hidden: 12, heads: 3, layers: 1, feedforward: 7, max_source: 6, max_target: 5, ..default_config() }),
+        (
+            1,
+            Config {
+                vocabulary: 9,
+                embedding: 5,
+                encoder: 7,
+                hidden: 12,
+                heads: 3,
+                layers: 1,
+                feedforward: 7,
+                max_source: 6,
+                max_target: 5,
+                ..default_config()
+            },
+        ),
         (2, Config { layers: 3, encoder: 20, hidden: 40, heads: 5, feedforward: 33, ..default_config() }),
         (3, default_config()),
     ] {
@@ -142,13 +156,14 @@ fn float_tokens_are_those_of_the_reference() {
             .iter()
             .map(|s| reference::expand(&config, &FloatLayers(&config, &weights), s, None).unwrap().0)
             .collect();
-        println!("{:?}", want.iter().map(Vec::len).collect::<Vec<_>>());
-        let split = Model::new(Shape::new(&config), &FloatSource { config: &config, weights: &weights }).unwrap();
         for rows in [1, 3, 32] {
-            assert_eq!(run(Split(Amx::new().unwrap()), &split, &source, rows), want, "split");
             assert_eq!(run(Float(Scalar), &model, &source, rows), want, "scalar");
-            assert_eq!(run(Float(Avx2::new().unwrap()), &model, &source, rows), want, "avx2");
-            assert_eq!(run(Float(Avx512::new().unwrap()), &model, &source, rows), want, "avx512");
+            if let Some(lanes) = Avx2::new() {
+                assert_eq!(run(Float(lanes), &model, &source, rows), want, "avx2");
+            }
+            if let Some(lanes) = Avx512::new() {
+                assert_eq!(run(Float(lanes), &model, &source, rows), want, "avx512");
+            }
         }
     }
 }
@@ -156,7 +171,21 @@ fn float_tokens_are_those_of_the_reference() {
 #[test]
 fn integer_tokens_are_those_of_the_reference() {
     for (seed, config) in [
-        (1, Config { vocabulary: 9, embedding: 5, encoder: 7, hidden: 12, heads: 3, layers: 1, feedforward: 7, max_source: 6, max_target: 5, ..default_config() }),
+        (
+            1,
+            Config {
+                vocabulary: 9,
+                embedding: 5,
+                encoder: 7,
+                hidden: 12,
+                heads: 3,
+                layers: 1,
+                feedforward: 7,
+                max_source: 6,
+                max_target: 5,
+                ..default_config()
+            },
+        ),
         (2, Config { layers: 3, encoder: 20, hidden: 40, heads: 5, feedforward: 33, ..default_config() }),
         (3, default_config()),
     ] {
@@ -165,86 +194,19 @@ fn integer_tokens_are_those_of_the_reference() {
         let source = sources(&mut Random(seed + 10), &config, 40);
         let want: Vec<Vec<u8>> =
             source.iter().map(|s| reference::expand(&config, &QuantizedLayers(&weights), s, None).unwrap().0).collect();
-        println!("{:?}", want.iter().map(Vec::len).collect::<Vec<_>>());
         let scalar = run(Integer(Scalar), &model, &source, 32);
         let same = scalar.iter().zip(&want).filter(|(a, b)| a == b).count();
-        println!("same {same} of {}", want.len());
         for rows in [1, 3, 32] {
-            assert_eq!(run(Integer(Avx2::new().unwrap()), &model, &source, rows), scalar, "avx2");
-            assert_eq!(run(Integer(Vnni::new().unwrap()), &model, &source, rows), scalar, "vnni");
-            assert_eq!(run(Integer(Amx::new().unwrap()), &model, &source, rows), scalar, "amx");
+            if let Some(lanes) = Avx2::new() {
+                assert_eq!(run(Integer(lanes), &model, &source, rows), scalar, "avx2");
+            }
+            if let Some(lanes) = Vnni::new() {
+                assert_eq!(run(Integer(lanes), &model, &source, rows), scalar, "vnni");
+            }
+            if let Some(lanes) = Amx::new() {
+                assert_eq!(run(Integer(lanes), &model, &source, rows), scalar, "amx");
+            }
         }
         assert!(same * 10 >= want.len() * 8);
-    }
-}
-
-fn cpu() -> f64 {
-    let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    text.split_whitespace().next().unwrap().parse::<f64>().unwrap() * 1e-9
-}
-
-fn timed<A: Arithmetic>(name: &str, a: A, model: &Model<A::Weights>, source: &[Vec<u8>], rows: usize, tile_rows: usize) {
-    let mut tile = Tile::<A>::new(model, rows);
-    let all: Vec<&[u8]> = source.iter().map(Vec::as_slice).collect();
-    let mut best = f64::INFINITY;
-    let mut tokens = 0;
-    for _ in 0..7 {
-        let start = cpu();
-        tokens = 0;
-        for part in all.chunks(tile_rows) {
-            let mut out = vec![Vec::new(); part.len()];
-            a.run(Expand { arithmetic: a, model, source: part, out: &mut out, tile: &mut tile });
-            tokens += out.iter().map(|o| o.len() + 1).sum::<usize>();
-        }
-        best = best.min(cpu() - start);
-    }
-    println!(
-        "{name} rows {rows}: {:.0} samples/s, {:.1} us a sample, target length {:.2}",
-        source.len() as f64 / best,
-        best / source.len() as f64 * 1e6,
-        tokens as f64 / source.len() as f64
-    );
-}
-
-#[test]
-#[ignore]
-fn speed() {
-    let config = Config { max_target: std::env::var("MT").map_or(16, |f| f.parse().unwrap()), feedforward: std::env::var("FF").map_or(512, |f| f.parse().unwrap()), ..default_config() };
-    let which = std::env::var("WHICH").unwrap_or_default();
-    let rows: Vec<usize> = std::env::var("ROWS").map_or(vec![32], |r| r.split(',').map(|r| r.parse().unwrap()).collect());
-    let count = std::env::var("COUNT").map_or(1024, |f| f.parse().unwrap());
-    let tile: usize = std::env::var("TILE").map_or(256, |f| f.parse().unwrap());
-    let mut random = Random(7);
-    let mut source: Vec<Vec<u8>> = (0..count)
-        .map(|_| {
-            let length = 4 + random.below(22);
-            (0..length).map(|_| (3 + random.below(28)) as u8).collect()
-        })
-        .collect();
-    source.sort_by_key(Vec::len);
-    let floats = {
-        let mut weights = random_floats(&config, 5);
-        let shift: f32 = std::env::var("SHIFT").map_or(-100.0, |f| f.parse().unwrap());
-        weights.0.get_mut("output.bias").unwrap()[2] += shift;
-        weights
-    };
-    let ints = {
-        let mut weights = random_ints(&config, 5);
-        let shift: i32 = std::env::var("ISHIFT").map_or(-300000, |f| f.parse().unwrap());
-        weights.linears.get_mut("output").unwrap().bias[2] += shift;
-        weights
-    };
-    let float = Model::new(Shape::new(&config), &FloatSource { config: &config, weights: &floats }).unwrap();
-    let split: Model<SplitWeights> = Model::new(Shape::new(&config), &FloatSource { config: &config, weights: &floats }).unwrap();
-    let int = Model::new(Shape::new(&config), &IntegerSource(&ints)).unwrap();
-    for rows in rows {
-        if which.contains("f5") { timed("float avx512", Float(Avx512::new().unwrap()), &float, &source, rows, tile) };
-        if which.contains("fa") { timed("float amx", Split(Amx::new().unwrap()), &split, &source, rows, tile) };
-        if which.contains("f2") { timed("float avx2", Float(Avx2::new().unwrap()), &float, &source, rows, tile) };
-        if which.contains("f0") { timed("float scalar", Float(Scalar), &float, &source, rows, tile) };
-        if which.contains("i5") { timed("int8 vnni", Integer(Vnni::new().unwrap()), &int, &source, rows, tile) };
-        if which.contains("ia") { timed("int8 amx", Integer(Amx::new().unwrap()), &int, &source, rows, tile) };
-        if which.contains("i2") { timed("int8 avx2", Integer(Avx2::new().unwrap()), &int, &source, rows, tile) };
-        if which.contains("i0") { timed("int8 scalar", Integer(Scalar), &int, &source, rows, tile) };
     }
 }

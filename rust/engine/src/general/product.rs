@@ -1,7 +1,7 @@
 //! Products of matrices whose rows are independent of each other, bit for bit.
 //!
 //! candle's own product is not used: it reads `/proc/cpuinfo` at every call to choose its threads, hands large products to
-//! a pool that is not ours, and rounds a row differently when it stands alone.
+//! a pool that is not ours, and may round a row differently when it stands alone.
 
 use octavo_core::Level;
 

@@ -33,8 +33,6 @@ pub(super) type Floats = Line<f32, LANES>;
 pub(super) type Sums = Line<i32, LANES>;
 /// 64 bytes.
 pub(super) type Bytes = Line<u8, 64>;
-/// 32 halves of a float32, bfloat16.
-pub(super) type Halves = Line<u16, 32>;
 
 impl<T: Copy + Default, const N: usize> Default for Line<T, N> {
     fn default() -> Self {

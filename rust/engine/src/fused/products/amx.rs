@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use super::bytes::{ByteProducts, Operands};
 use super::{Block, PANELS, ROWS};
-use crate::fused::lanes::{Avx512, Line, LANES};
+use crate::fused::lanes::{Avx512, LANES, Line};
 
 /// AVX-512 with AMX for int8 and bfloat16; exists only where machine and system allow it.
 #[derive(Clone, Copy, Debug)]
@@ -71,12 +71,6 @@ impl Amx {
     /// The instructions, if machine and system allow them.
     pub(in crate::fused) fn new() -> Option<Self> {
         Avx512::new().filter(|_| *ALLOWED).map(Self)
-    }
-
-    /// The instruction set of everything else.
-    #[inline(always)]
-    pub(in crate::fused) fn lanes(self) -> Avx512 {
-        self.0
     }
 
     /// Configures the tiles of this thread.
@@ -162,7 +156,6 @@ macro_rules! tiles {
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack))
     };
 }
-pub(super) use tiles;
 
 /// Sums of 16 rows, from tile `tile`, and one panel.
 ///

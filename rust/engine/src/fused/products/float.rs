@@ -117,7 +117,8 @@ impl<L: Lanes> Job<L> for Multiply<'_> {
         let chunks = rows.len().div_ceil(most_rows);
         for (chunk, sums) in sums[..rows.len()].chunks_mut(most_rows).enumerate() {
             // SAFETY: rows lie in their buffer, as asserted, `columns` in each, and so do the lines of the weights.
-            let input = unsafe { input.lines.as_ptr().add((rows.start + chunk * most_rows) * input.stride).cast::<f32>() };
+            let input =
+                unsafe { input.lines.as_ptr().add((rows.start + chunk * most_rows) * input.stride).cast::<f32>() };
             let part = Part { weights: weights.as_ptr(), panels, input, columns, ahead: ahead(chunk, chunks) };
             // SAFETY: as above.
             unsafe {

@@ -8,8 +8,6 @@ pub(super) mod amx;
 mod bytes;
 mod float;
 #[cfg(target_arch = "x86_64")]
-mod split;
-#[cfg(target_arch = "x86_64")]
 mod vnni;
 #[cfg(target_arch = "x86_64")]
 mod words;
@@ -23,8 +21,6 @@ use super::lanes::{Floats, Job, LANES, Lanes, Line};
 pub(super) use amx::Amx;
 pub(super) use bytes::{ByteWeights, Integer};
 pub(super) use float::{Float, FloatWeights};
-#[cfg(target_arch = "x86_64")]
-pub(super) use split::{Split, SplitWeights};
 #[cfg(target_arch = "x86_64")]
 pub(super) use vnni::Vnni;
 
@@ -154,12 +150,7 @@ pub(super) trait Arithmetic: Copy + Send + Sync + 'static {
     /// Loads what the sums of a panel are worth, from the scales of the layer.
     fn scale(self, scales: &[Floats], panel: usize) -> FloatsOf<Self>;
     /// The values of 16 sums.
-    fn value(
-        self,
-        sums: &Line<NumberOf<Self>, LANES>,
-        added: Self::Added,
-        scale: FloatsOf<Self>,
-    ) -> FloatsOf<Self>;
+    fn value(self, sums: &Line<NumberOf<Self>, LANES>, added: Self::Added, scale: FloatsOf<Self>) -> FloatsOf<Self>;
 }
 
 /// What the sums of an arithmetic are counted in.

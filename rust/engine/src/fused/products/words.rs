@@ -64,7 +64,9 @@ unsafe fn chains<const R: usize>(
         let mut w = [_mm256_setzero_si256(); 4];
         for (q, w) in w.iter_mut().enumerate() {
             // SAFETY: inside, as the caller promises.
-            *w = _mm256_cvtepi8_epi16(unsafe { _mm_load_si128(weights.add(k * panels + panel).cast::<__m128i>().add(q)) });
+            *w = _mm256_cvtepi8_epi16(unsafe {
+                _mm_load_si128(weights.add(k * panels + panel).cast::<__m128i>().add(q))
+            });
         }
         for (r, chain) in chains.iter_mut().enumerate() {
             // SAFETY: as above.
