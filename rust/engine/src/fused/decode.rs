@@ -155,13 +155,6 @@ impl<A: Arithmetic> Decoder<A> {
         }
     }
 
-    /// Logits of a row after [`Decoder::step`].
-    #[cfg(test)]
-    pub(super) fn logits(&self, row: usize, vocabulary: usize) -> Vec<f32> {
-        let lines = self.logits.len() / self.rows;
-        self.logits[row * lines..][..lines].iter().flat_map(|line| line.0).take(vocabulary).collect()
-    }
-
     #[inline(always)]
     fn normalize(&mut self, a: A, norm: &super::model::Norm, lines: usize, inverse: f32) {
         let l = a.lanes();

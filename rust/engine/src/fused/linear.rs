@@ -161,8 +161,8 @@ impl<A: Arithmetic> Finish<A> for Cells<'_, A> {
         let line = panels.start / PANELS;
         let scales = &self.lstm.gates.scales;
         let mut scale = [a.scale(scales, panels.start); PANELS];
-        for gate in 1..PANELS {
-            scale[gate] = a.scale(scales, panels.start + gate);
+        for (gate, scale) in scale.iter_mut().enumerate().skip(1) {
+            *scale = a.scale(scales, panels.start + gate);
         }
         for (row, sums) in rows.zip(sums) {
             let token = usize::from(self.tokens[row]) * self.lines * PANELS;

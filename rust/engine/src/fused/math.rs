@@ -25,7 +25,7 @@ fn parts<L: Lanes>(l: L, x: L::F) -> (L::F, L::F) {
         p = l.fma(p, r, l.splat(c));
     }
     let s = l.add_sums(l.to_exponent(l.bits(rounded)), l.splat_sum(1.0f32.to_bits().cast_signed()));
-    (l.from_bits(s), l.mul(p, r))
+    (l.bits_to_float(s), l.mul(p, r))
 }
 
 #[inline(always)]

@@ -27,9 +27,9 @@ use crate::error::Result;
 use crate::integer_weights::IntegerWeights;
 use crate::weights::Weights;
 use expand::{Expand, Tile};
+use lanes::Scalar;
 #[cfg(target_arch = "x86_64")]
 use lanes::{Avx2, Avx512};
-use lanes::Scalar;
 use model::Model;
 #[cfg(target_arch = "x86_64")]
 use products::{Amx, Vnni};

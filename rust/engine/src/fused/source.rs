@@ -63,6 +63,9 @@ impl IntegerLayers for IntegerWeights {
     }
 }
 
+/// The recurrent matrix of an LSTM, and what each token adds to its sums.
+pub(super) type Recurrent<'a, C, N> = (Layer<'a, C, N>, Vec<N>);
+
 /// Where a model comes from.
 pub(super) trait Source {
     /// An element of a matrix.
@@ -73,7 +76,7 @@ pub(super) trait Source {
     /// A linear layer, its outputs times `factor`.
     fn linear(&self, name: &str, factor: f32) -> Result<Layer<'_, Self::Code, Self::Number>>;
     /// The recurrent matrix of an LSTM, its bias all zeros, and what each token adds to the gates: `[vocabulary, rows]`.
-    fn lstm(&self, name: &str) -> Result<(Layer<'_, Self::Code, Self::Number>, Vec<Self::Number>)>;
+    fn lstm(&self, name: &str) -> Result<Recurrent<'_, Self::Code, Self::Number>>;
     /// Gain and bias of a layer norm.
     fn norm(&self, name: &str) -> Result<(Vec<f32>, Vec<f32>)>;
 }
@@ -102,7 +105,7 @@ impl<V: Values> Source for FloatSource<'_, V> {
         })
     }
 
-    fn lstm(&self, name: &str) -> Result<(Layer<'_, f32, f32>, Vec<f32>)> {
+    fn lstm(&self, name: &str) -> Result<Recurrent<'_, f32, f32>> {
         let get = |part: &str| self.weights.values(&format!("{name}.{part}_l0"));
         let (input, codes) = (get("weight_ih")?, get("weight_hh")?);
         let bias: Vec<f64> =
@@ -153,7 +156,7 @@ impl<I: IntegerLayers> Source for IntegerSource<'_, I> {
         })
     }
 
-    fn lstm(&self, name: &str) -> Result<(Layer<'_, i8, i32>, Vec<i32>)> {
+    fn lstm(&self, name: &str) -> Result<Recurrent<'_, i8, i32>> {
         let lstm = self.0.lstm(name)?;
         let layer = Layer {
             name: name.to_owned(),

@@ -72,7 +72,7 @@ impl Lanes for Avx2 {
         add_sums(a: Self::I, b: Self::I) -> Self::I = _mm256_add_epi32;
         to_floats(v: Self::I) -> Self::F = _mm256_cvtepi32_ps;
         bits(v: Self::F) -> Self::I = _mm256_castps_si256;
-        from_bits(v: Self::I) -> Self::F = _mm256_castsi256_ps;
+        bits_to_float(v: Self::I) -> Self::F = _mm256_castsi256_ps;
         to_exponent(v: Self::I) -> Self::I = _mm256_slli_epi32::<23>;
     }
 

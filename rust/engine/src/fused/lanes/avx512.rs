@@ -55,7 +55,7 @@ impl Lanes for Avx512 {
         add_sums(a: Self::I, b: Self::I) -> Self::I = _mm512_add_epi32(a, b);
         to_floats(v: Self::I) -> Self::F = _mm512_cvtepi32_ps(v);
         bits(v: Self::F) -> Self::I = _mm512_castps_si512(v);
-        from_bits(v: Self::I) -> Self::F = _mm512_castsi512_ps(v);
+        bits_to_float(v: Self::I) -> Self::F = _mm512_castsi512_ps(v);
         to_exponent(v: Self::I) -> Self::I = _mm512_slli_epi32::<23>(v);
         first(count: usize, a: Self::F, b: Self::F) -> Self::F =
             _mm512_mask_blend_ps(((1u32 << count) - 1) as u16, b, a);

@@ -85,7 +85,7 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     /// Nearest float32, ties to even.
     fn to_floats(self, v: Self::I) -> Self::F;
     fn bits(self, v: Self::F) -> Self::I;
-    fn from_bits(self, v: Self::I) -> Self::F;
+    fn bits_to_float(self, v: Self::I) -> Self::F;
     /// Lanes shifted left by the 23 bits of a mantissa.
     fn to_exponent(self, v: Self::I) -> Self::I;
 

@@ -96,7 +96,7 @@ impl Lanes for Scalar {
         v.map(|v| v.to_bits().cast_signed())
     }
     #[inline(always)]
-    fn from_bits(self, v: Self::I) -> Self::F {
+    fn bits_to_float(self, v: Self::I) -> Self::F {
         v.map(|v| f32::from_bits(v.cast_unsigned()))
     }
     #[inline(always)]
