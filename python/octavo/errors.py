@@ -25,6 +25,14 @@ class ContainerError(OctavoError, ValueError):
     """A file that is not a valid container, or one this version refuses."""
 
 
+class ModelError(OctavoError, ValueError):
+    """A module, layer or option of a model that does not fit what is asked of it."""
+
+
+class KernelError(OctavoError, RuntimeError):
+    """A product that no kernel of this version computes on packed codes, where :func:`octavo.strict` asks for one."""
+
+
 class DataError(OctavoError, ValueError):
     """Text, tokens or a file of them that do not obey the rules of their kind."""
 
