@@ -4,13 +4,12 @@ import copy
 import json
 import pickle
 
+import octavo
 import pytest
 import torch
-from torch import nn
-
-import octavo
 from octavo import ContainerError, ModelError
 from octavo.compress import lora
+from torch import nn
 
 TOLERANCE = 1e-6  # of fused against adapted outputs, fp32: sums in another order
 
@@ -127,7 +126,7 @@ def test_frozen_parameters_have_no_gradient_no_state_and_the_same_bits(model, id
         assert parameter.grad is None and parameter not in optimiser.state
         assert torch.equal(parameter, before[name]), name
     assert not torch.equal(adapted.classifier.weight, model.classifier.weight)
-    assert all(getattr(own, "default").B.abs().sum() > 0 for own in lora.adapters(adapted).values())
+    assert all(own.default.B.abs().sum() > 0 for own in lora.adapters(adapted).values())
 
 
 def test_gradients_from_before_are_dropped(model, ids):
@@ -265,8 +264,20 @@ def test_targets_that_cannot_be_adapted_are_refused(model, targets, message):
 
 
 def test_what_attention_reads_without_a_call_is_refused():
-    with pytest.raises(ModelError, match=r"out_proj: nn.MultiheadAttention reads this weight"):
-        lora.insert(nn.TransformerEncoderLayer(16, 2), rank=2)
+    with pytest.raises(ModelError, match=r"out_proj, whose weight nn.MultiheadAttention reads"):
+        lora.insert(nn.TransformerEncoderLayer(16, 2), rank=2, targets="glob:*.out_proj")
+
+
+def test_encoder_layers_of_torch_run_their_adapters(ids):
+    """They have a fast path that reads weights without calling layers."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, dim_feedforward=32, batch_first=True).eval()
+    x = torch.randn(2, 3, 16)
+    adapted = lora.insert(layer, rank=2)
+    assert list(lora.adapters(adapted)) == ["linear1", "linear2"]
+    with torch.no_grad():
+        before = adapted(x)
+        assert not torch.allclose(stir(adapted)(x), before)
 
 
 def test_training_a_module_tied_to_the_base_is_refused(model):

@@ -54,9 +54,9 @@ class Adapter(nn.Module):
 
 @dataclass(frozen=True)
 class Kept:
-    """What a fused layer had before: its weight's tensors by attribute name, the very objects."""
+    """What a fused layer had before, by attribute: the very objects."""
 
-    tensors: dict[str, Tensor]
+    attributes: dict[str, Any]
 
 
 class Adapters(nn.Module):

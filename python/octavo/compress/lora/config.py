@@ -15,8 +15,8 @@ from octavo.errors import ModelError
 class LoraConfig:
     """Options of an adapter.
 
-    ``rank``: columns of B and rows of A, at least 1. ``alpha``: the update is scaled by alpha / rank, with ``rslora`` by
-    alpha / sqrt(rank) (Kalajdzievski, 2023, https://arxiv.org/abs/2312.03732); None takes the rank, a scaling of 1.
+    ``rank``: columns of B and rows of A, at least 1. ``alpha``: the update is scaled by alpha / rank, with ``rslora``
+    by alpha / sqrt(rank) (Kalajdzievski, 2023, https://arxiv.org/abs/2312.03732); None takes the rank, a scaling of 1.
     ``targets``: selectors of the linear layers adapted. ``train``: selectors of modules that are trained whole instead,
     such as a new head; they are never adapted. ``dropout``: share of the adapter's input set to 0 in training, 0 to 1
     (exclusive).

@@ -16,6 +16,7 @@ from octavo.compress.lora.adapter import ATTRIBUTE, adapters
 from octavo.compress.lora.config import LoraConfig
 from octavo.compress.lora.insert import DEFAULT, insert, target_paths, trained_paths
 from octavo.errors import ContainerError, ModelError
+from octavo.nn.packed import PARTS
 from octavo.tensor import PackedTensor
 
 _CONFIG, _BASE, _NAME = "lora.config", "lora.base", "lora.name"
@@ -50,8 +51,8 @@ def load_adapters(
 ) -> nn.Module:
     """Return the model with the adapter of a file, active.
 
-    ``model``: the base that the adapter was trained on, with or without other adapters. ``name``: what to call it; None:
-    as it was called. ``inplace=False`` works on a copy.
+    ``model``: the base that the adapter was trained on, with or without other adapters. ``name``: what to call it;
+    None: as it was called. ``inplace=False`` works on a copy.
 
     Raises ContainerError where the file holds no adapter, was made for another base, or does not fit it, naming the
     tensor, before the model is changed; else as :func:`insert` and :func:`octavo.load`.
@@ -67,8 +68,8 @@ def load_adapters(
     name = name or metadata.get(_NAME, DEFAULT)
     if base_hash(model, config) != metadata[_BASE]:
         raise ContainerError(
-            f"{file}: the adapter was trained on another base; this model's frozen tensors differ in name, shape, dtype "
-            "or bytes"
+            f"{file}: the adapter was trained on another base; this model's frozen tensors differ in name, shape, "
+            "dtype or bytes"
         )
     tensors = container.load(path)
     _check(model, tensors, config, file)
@@ -96,7 +97,7 @@ def base_hash(model: nn.Module, config: LoraConfig | None = None) -> str:
         prefix = f"{place}." if place else ""
         skipped.append(f"{prefix}{ATTRIBUTE}.")
         if own.kept is not None:
-            state |= {f"{prefix}{name}": tensor for name, tensor in own.kept.tensors.items()}
+            state |= _kept_state(prefix, own.kept.attributes)
     digest = hashlib.sha256()
     for key in sorted(state):
         if key.startswith(tuple(skipped)):
@@ -106,6 +107,19 @@ def base_hash(model: nn.Module, config: LoraConfig | None = None) -> str:
             digest.update(f"{key}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
+
+
+def _kept_state(prefix: str, attributes: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return what a fused layer had, by the names of the state dict."""
+    state: dict[str, Tensor] = {}
+    for name, value in attributes.items():
+        if isinstance(value, PackedTensor):
+            state |= {f"{prefix}{name}_{part}": tensor for part, tensor in zip(PARTS, value.parts, strict=True)}
+        elif isinstance(value, nn.Module):
+            value.state_dict(destination=state, prefix=f"{prefix}{name}.")
+        else:
+            state[f"{prefix}{name}"] = value
+    return state
 
 
 def _part(place: str, part: str) -> str:

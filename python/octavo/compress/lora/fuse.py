@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.compress.lora.adapter import Adapter, Adapters, Kept, adapters
+from octavo.compress.lora.adapter import Adapters, Kept, adapters
 from octavo.compress.lora.insert import refuse_fused
 from octavo.errors import ModelError
+from octavo.nn import PackedLayer, PackedLinear, Quantiser, QuantLinear
+from octavo.ops import encode
+from octavo.tensor import PackedTensor
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,9 @@ def fuse(model: nn.Module, *, samples: Any = None) -> FuseReport:
 
     Float weights become ``W + scaling * B A``, rounded once. Weights of quantised and packed layers are decoded, added
     to and quantised again, their scales chosen anew; what that costs is in the report. ``samples``: a batch (dict for
-    keywords, tuple or list for several arguments, else the one argument) whose outputs are compared. The old weights are
-    kept until :func:`commit`, so the model takes more memory, and :func:`unfuse` restores them bit for bit. Save the
-    state dict of a fused model after :func:`commit`: before, it holds the adapters too.
+    keywords, tuple or list for several arguments, else the one argument) whose outputs are compared. The old weights
+    are kept until :func:`commit`, so the model takes more memory, and :func:`unfuse` restores them bit for bit. Save
+    the state dict of a fused model after :func:`commit`: before, it holds the adapters too.
 
     Raises ModelError where no adapter is active, or one is fused already.
     """
@@ -75,7 +78,8 @@ def unfuse(model: nn.Module) -> None:
     Raises ModelError where nothing is fused.
     """
     for path, own in _fused(model, "unfuse").items():
-        _put(model.get_submodule(path), own.kept.tensors)
+        for name, value in own.kept.attributes.items():
+            setattr(model.get_submodule(path), name, value)
         own.kept = None
 
 
@@ -97,22 +101,56 @@ def _fused(model: nn.Module, what: str) -> dict[str, Adapters]:
     return fused
 
 
-def _put(layer: nn.Module, tensors: dict[str, Tensor]) -> None:
-    for name, tensor in tensors.items():
-        setattr(layer, name, tensor)
-
-
 def _fuse_layer(path: str, layer: nn.Module, own: Adapters) -> FusedLayer:
     delta = getattr(own, own.active).delta()
-    return _fuse_float(path, layer, own, delta)
-
-
-def _fuse_float(path: str, layer: nn.Linear, own: Adapters, delta: Tensor) -> FusedLayer:
-    """A new Parameter: others that are tied to the old one keep it."""
+    if isinstance(layer, PackedLayer):
+        return _fuse_packed(path, layer, own, delta)
+    if isinstance(layer, QuantLinear) and layer.weight_quantiser is not None and layer.weight_quantiser.enabled:
+        return _fuse_quantised(path, layer, own, delta)
     old = layer.weight
     own.kept = Kept({"weight": old})
+    # A new Parameter: whatever is tied to the old one keeps it.
     layer.weight = nn.Parameter((old.double() + delta).to(old.dtype), requires_grad=False)
     return FusedLayer(path, None, _ratio(delta, old), 0.0, None)
+
+
+def _fuse_packed(path: str, layer: PackedLinear, own: Adapters, delta: Tensor) -> FusedLayer:
+    old = layer.weight
+    before = old.decode(torch.float32)
+    wanted = before.double() + delta
+    new = encode(wanted.to(old.dtype), old.format, axis=old.axis, scale=old.scale)
+    own.kept = Kept({"weight": old})
+    layer.weight = new
+    return _rounded(path, old, new, wanted, before, delta)
+
+
+def _fuse_quantised(path: str, layer: QuantLinear, own: Adapters, delta: Tensor) -> FusedLayer:
+    """The sum goes into the float weight, and a quantiser of its own chooses fixed scales anew."""
+    quantiser, weight = layer.weight_quantiser, layer.weight
+    old = quantiser.encode(weight.detach())
+    before = old.decode(torch.float32)
+    wanted = before.double() + delta
+    new = encode(wanted.to(weight.dtype), old.format, axis=old.axis, scale=old.scale)
+    own.kept = Kept({"weight": weight, "weight_quantiser": quantiser})
+    layer.weight = nn.Parameter(wanted.to(weight.dtype), requires_grad=False)
+    if quantiser.is_static:
+        layer.weight_quantiser = _with_scales(quantiser, new)
+    return _rounded(path, old, new, wanted, before, delta)
+
+
+def _with_scales(quantiser: Quantiser, packed: PackedTensor) -> Quantiser:
+    made = Quantiser(quantiser.spec, axis=quantiser.axis, what=quantiser.what)
+    has_zeros, has_levels = packed.format.core.has_zeros, packed.format.core.has_levels
+    made.set_scales(packed.scales, packed.zeros if has_zeros else None, packed.levels if has_levels else None)
+    return made
+
+
+def _rounded(
+    path: str, old: PackedTensor, new: PackedTensor, wanted: Tensor, before: Tensor, delta: Tensor
+) -> FusedLayer:
+    changed = float((old.unpack() != new.unpack()).double().mean())
+    lost = _ratio(new.decode(torch.float32).double() - wanted, delta)
+    return FusedLayer(path, str(new.format), _ratio(delta, before), lost, changed)
 
 
 def _ratio(part: Tensor, whole: Tensor) -> float:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from octavo.compress.lora.adapter import ATTRIBUTE, Adapter, Adapters, adapters
 from octavo.compress.lora.config import LoraConfig
 from octavo.errors import ModelError
+from octavo.nn import PackedLayer, PackedLinear
+from octavo.quant.recipe import Selector, parse_selector
 
 DEFAULT = "default"
 
@@ -29,9 +32,9 @@ def insert(
     """Return the model with a new adapter on its linear layers, active; everything else but ``train`` is frozen.
 
     ``config`` or ``options``: see :class:`LoraConfig`; ``rank`` is required. ``name``: of the adapter; a model may have
-    several, one of which works at a time (:func:`activate`). ``inplace=False`` works on a copy. ``generator``: source of
-    A's random values. Layers may be ``nn.Linear``, ``QuantLinear`` or ``PackedLinear``; A and B have the dtype of the
-    weight. No output changes: B is zero. The trainable parameters are rank * (in + out) a layer, and those of ``train``.
+    several, one of which works at a time (:func:`activate`). ``inplace=False`` works on a copy. ``generator``: source
+    of A's random values. Layers may be ``nn.Linear``, ``QuantLinear`` or ``PackedLinear``; A and B have the dtype of
+    the weight. No output changes: B is zero. What is trained is rank * (in + out) a layer, and all of ``train``.
 
     Raises ModelError for an unknown option, a name that is taken, selectors that match nothing, layers that no adapter
     goes on, and fused models. Source: LoRA section 4.1.
@@ -93,10 +96,11 @@ def trained_paths(model: nn.Module, config: LoraConfig) -> list[str]:
     paths = _select(model, config.train)
     for path in paths:
         module = model.get_submodule(path)
-        packed = next((child for child, part in module.named_modules() if _is_packed(part)), None)
+        packed = next((child for child, part in module.named_modules() if isinstance(part, PackedLayer)), None)
         if packed is not None:
-            where = f"{path}.{packed}" if packed else path
-            raise ModelError(f"lora: {where} is packed, and codes are not trained; adapt it instead of train=")
+            raise ModelError(
+                f"lora: {_join(path, packed)} is packed, and codes are not trained; adapt it instead of train="
+            )
         if not any(True for _ in module.parameters()):
             raise ModelError(f"lora: {path}: nothing to train in a {type(module).__name__}; leave it out of train=")
     _refuse_ties(model, paths)
@@ -109,7 +113,9 @@ def _refuse_ties(model: nn.Module, paths: list[str]) -> None:
     inside = {id(parameter): name for name, parameter in names if _inside(name, paths)}
     for name, parameter in names:
         if id(parameter) in inside and not _inside(name, paths):
-            raise ModelError(f"lora: {inside[id(parameter)]} is tied to {name}; name both modules in train=, or neither")
+            raise ModelError(
+                f"lora: {inside[id(parameter)]} is tied to {name}; name both modules in train=, or neither"
+            )
 
 
 def target_paths(model: nn.Module, config: LoraConfig) -> list[str]:
@@ -121,12 +127,7 @@ def target_paths(model: nn.Module, config: LoraConfig) -> list[str]:
     for path in paths:
         layer = model.get_submodule(path)
         kind = type(layer).__name__
-        if isinstance(layer, NonDynamicallyQuantizableLinear):
-            raise ModelError(
-                f"lora: {path}: nn.MultiheadAttention reads this weight and never calls the layer, so that an adapter "
-                "would do nothing; select other layers"
-            )
-        if not isinstance(layer, nn.Linear) and not _is_packed_linear(layer):
+        if not isinstance(layer, nn.Linear | PackedLinear):
             raise ModelError(f"lora: {path} is a {kind}; adapters go on linear layers, select them with targets=")
         if ATTRIBUTE in dict(layer.named_children()) and not isinstance(layer.lora, Adapters):
             raise ModelError(f"lora: {path} has a module of its own called {ATTRIBUTE!r}; rename it")
@@ -150,34 +151,43 @@ def _check_name(model: nn.Module, name: str, config: LoraConfig) -> None:
 
 
 def _select(model: nn.Module, texts: tuple[str, ...]) -> list[str]:
-    """Return the paths of the modules that any of the selectors means, in the model's order, adapters left out."""
-    own = [f"{path}.{ATTRIBUTE}" if path else ATTRIBUTE for path in adapters(model)]
-    modules = {path: module for path, module in model.named_modules() if not _inside(path, own)}
-    return [path for path in modules if any(path in stand_in(modules, text) for text in texts)]
+    """Return the paths of the modules that any of the selectors means, in the model's order, adapters left out.
+
+    What ``nn.MultiheadAttention`` holds is no layer: it reads those weights and never calls their modules.
+    """
+    own = [_join(path, ATTRIBUTE) for path in adapters(model)]
+    readers = [path for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
+    classes = {path: _class_names(module) for path, module in model.named_modules() if not _inside(path, own)}
+    unread = {path: names for path, names in classes.items() if not any(path.startswith(f"{r}.") for r in readers)}
+    chosen: set[str] = set()
+    for text in texts:
+        selector = parse_selector(text)
+        found = _matching(selector, unread)
+        if not found and _matching(selector, classes):
+            raise ModelError(
+                f"lora: {text!r} selects {_matching(selector, classes)[0]}, whose weight nn.MultiheadAttention reads "
+                "without calling it, so that an adapter would do nothing"
+            )
+        if not found:
+            near = difflib.get_close_matches(selector.pattern, {*classes, *chain(*classes.values())}, 3, cutoff=0.3)
+            raise ModelError(f"lora: {text!r} selects no module; nearest: {', '.join(near)}")
+        chosen.update(found)
+    return [path for path in unread if path in chosen]
 
 
-def stand_in(modules, text):
-    kind, _, pattern = text.partition(":")
-    import re
-    from fnmatch import fnmatchcase
-    if kind == "type":
-        found = [p for p, m in modules.items() if pattern in [c.__name__ for c in type(m).__mro__]]
-    elif kind == "name":
-        found = [p for p in modules if p == pattern]
-    elif kind == "glob":
-        found = [p for p in modules if fnmatchcase(p, pattern)]
-    else:
-        raise ModelError(text)
-    if not found:
-        raise ModelError(f"{text} matches nothing")
-    return found
+def _matching(selector: Selector, classes: Mapping[str, set[str]]) -> list[str]:
+    found = [path for path, names in classes.items() if selector.matches_type(names) or selector.matches_path(path)]
+    return found[:1] if selector.pick == "first" else found[-1:] if selector.pick == "last" else found
 
 
-def _is_packed(m):
-    return False
+def _class_names(module: nn.Module) -> set[str]:
+    """Class names a selector may use: a packed layer also answers to those of the layer it replaces."""
+    lines = [type(module), *([module.replaces] if isinstance(module, PackedLayer) else [])]
+    return {cls.__name__ for line in lines for cls in line.__mro__}
 
 
-_is_packed_linear = _is_packed
+def _join(path: str, name: str) -> str:
+    return ".".join(part for part in (path, name) if part)
 
 
 def _inside(path: str, parents: list[str]) -> bool:
