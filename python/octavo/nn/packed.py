@@ -175,6 +175,11 @@ class PackedLayer(nn.Module):
         """Arguments of the constructor that the weight does not tell."""
         return {}
 
+    @classmethod
+    def axis(cls, layer: nn.Module) -> int:
+        """Axis of the input and output along which blocks run."""
+        return -1
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move as the model moves; codes and scales keep their dtypes, the logical dtype follows."""
         held = {id(part) for part in self.parts}

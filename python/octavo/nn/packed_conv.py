@@ -69,6 +69,11 @@ class _PackedConv(PackedLayer):
         """Arguments of the constructor that the weight does not tell."""
         return {name: getattr(layer, name) for name in _GEOMETRY}
 
+    @classmethod
+    def axis(cls, layer: nn.Module) -> int:
+        """Axis of the input and output along which blocks run: the channels."""
+        return -1 - len(layer.kernel_size)
+
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution of ``x``, ``[B, in, ...]`` or ``[in, ...]``."""
         if not x.is_cpu:
