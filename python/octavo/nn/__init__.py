@@ -12,7 +12,7 @@ from octavo.nn.conv import QuantConv1d, QuantConv2d
 from octavo.nn.embedding import QuantEmbedding
 from octavo.nn.integer import Int32Bias
 from octavo.nn.layer import QuantLayer
-from octavo.nn.linear import QuantLinear
+from octavo.nn.linear import QuantLinear, QuantTransposedLinear
 from octavo.nn.packed import PackedLayer
 from octavo.nn.packed_conv import PackedConv1d, PackedConv2d
 from octavo.nn.packed_embedding import PackedEmbedding
@@ -31,5 +31,6 @@ __all__ = [
     "QuantEmbedding",
     "QuantLayer",
     "QuantLinear",
+    "QuantTransposedLinear",
     "Quantiser",
 ]
