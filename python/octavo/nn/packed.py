@@ -125,7 +125,7 @@ class PackedLayer(nn.Module):
         from octavo.quant.recipe.rule import read_spec
 
         what = what or type(layer).__name__
-        if not isinstance(layer, cls.replaces):
+        if not cls.accepts(layer):
             raise ModelError(f"{what} is a {type(layer).__name__}; {cls.__name__} replaces {cls.replaces.__name__}")
         if isinstance(layer, QuantLayer) != (format is None):
             given = "a quantised layer has its own format" if format is not None else "a float layer needs a format"
@@ -149,7 +149,7 @@ class PackedLayer(nn.Module):
         if quantiser is None or not quantiser.enabled:
             state = "is not quantised" if quantiser is None else "has its quantiser switched off"
             raise ModelError(f"{what}: its weight {state}, so there is nothing to pack; give it a format")
-        weight = quantiser.encode(layer.weight.detach().flatten(1))
+        weight = quantiser.encode(layer.weight_matrix().detach())
         bias, rounding = getattr(layer, "bias", None), layer.bias_quantiser
         if bias is not None and isinstance(rounding, Int32Bias):
             if rounding.enabled and layer.is_integer:
@@ -169,6 +169,11 @@ class PackedLayer(nn.Module):
         for name in _HOOKS:
             packed.__dict__[name] = copy.copy(getattr(layer, name))
         return packed.train(layer.training)
+
+    @classmethod
+    def accepts(cls, layer: nn.Module) -> bool:
+        """Whether this class is the packed form of ``layer``."""
+        return isinstance(layer, cls.replaces)
 
     @classmethod
     def geometry(cls, layer: nn.Module) -> dict[str, object]:

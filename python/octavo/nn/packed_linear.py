@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.formats import Format
+from octavo.nn.linear import QuantTransposedLinear
 from octavo.nn.packed import PackedLayer
 from octavo.nn.quantiser import Quantiser
 from octavo.quant.spec import Spec
@@ -40,11 +41,16 @@ class PackedLinear(PackedLayer):
     def from_linear(cls, linear: nn.Linear, format: Format | Spec | str | None = None, what: str = "") -> Self:
         """Return the packed form of a layer.
 
-        ``linear``: a QuantLinear, whose formats and scales are kept, or an ``nn.Linear`` to be packed in ``format``.
+        ``linear``: a QuantLinear or QuantTransposedLinear, whose formats and scales are kept, or an ``nn.Linear`` to be packed in ``format``.
         ``what`` names the layer in errors. Raises ModelError for other layers, NonFiniteError for weights that are not
         finite, and as :func:`octavo.encode`.
         """
         return cls._pack(linear, format, what)
+
+    @classmethod
+    def accepts(cls, layer: nn.Module) -> bool:
+        """Whether this class is the packed form of ``layer``: also of transformers' Conv1D, quantised."""
+        return isinstance(layer, nn.Linear | QuantTransposedLinear)
 
     def _factors(self, x: Quantiser) -> bool:
         return x.granularity == "tensor" or (x.granularity == "channel" and not x.is_static)

@@ -19,10 +19,12 @@ from octavo.nn import (
     QuantEmbedding,
     QuantLayer,
     QuantLinear,
+    QuantTransposedLinear,
 )
 
 _PACKERS: dict[type[QuantLayer], Callable[..., PackedLayer]] = {
     QuantLinear: PackedLinear.from_linear,
+    QuantTransposedLinear: PackedLinear.from_linear,
     QuantEmbedding: PackedEmbedding.from_embedding,
     QuantConv1d: PackedConv1d.from_conv,
     QuantConv2d: PackedConv2d.from_conv,

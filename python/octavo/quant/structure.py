@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,14 +21,17 @@ from octavo.nn import (
     Quantiser,
     QuantLayer,
     QuantLinear,
+    QuantTransposedLinear,
 )
 from octavo.quant.recipe.rule import read_spec
+from octavo.quant.recipe.sites import is_transposed
 from octavo.quant.spec import ROLES, LayerPlan, Spec
 from octavo.tensor import PackedTensor
 
 _PACKED = {kind.__name__: kind for kind in (PackedLinear, PackedEmbedding, PackedConv1d, PackedConv2d)}
 _SIMULATED = {
     "QuantLinear": QuantLinear.from_linear,
+    "QuantTransposedLinear": QuantTransposedLinear.from_conv1d,
     "QuantEmbedding": QuantEmbedding.from_embedding,
     "QuantConv1d": QuantConv1d.from_conv,
     "QuantConv2d": QuantConv2d.from_conv,
@@ -78,11 +82,10 @@ def build_layer(
         layer: nn.Module = _build_packed(path, _PACKED[kind], record, skeleton, tensors)
     elif kind in _SIMULATED:
         plan = LayerPlan(**{role: _read_spec(path, record[role]) for role in ROLES if role in record})
-        _check_kind(path, kind, getattr(QuantLayer, "replaces", nn.Module), skeleton)
         try:
             layer = _SIMULATED[kind](skeleton, plan, what=path)
         except OctavoError as error:
-            raise ContainerError(f"{path}: {error}") from None
+            raise ContainerError(f"saved as {kind}, but {error}") from None
     else:
         raise ContainerError(f"{path}: unknown layer class {kind!r}")
     for role in ROLES:
@@ -100,12 +103,10 @@ def _build_packed(
     skeleton: nn.Module,
     tensors: Mapping[str, Tensor | PackedTensor],
 ) -> PackedLayer:
-    _check_kind(path, kind.__name__, kind.replaces, skeleton)
+    rows = _matrix_shape(path, kind, skeleton)
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if not isinstance(weight, PackedTensor):
         raise ContainerError(f"{path}.weight: {'missing' if weight is None else 'not packed'}, expected a packed tensor")
-    shape = tuple(getattr(skeleton.weight, "shape", ()))
-    rows = (shape[0], _product(shape[1:]))
     if weight.shape != rows or weight.axis != 1:
         raise ContainerError(f"{path}.weight: {weight!r}, but the model's layer has shape {rows}")
     if (bias is None) != (getattr(skeleton, "bias", None) is None):
@@ -127,17 +128,16 @@ def _build_packed(
     return layer.train(skeleton.training)
 
 
-def _product(sizes: tuple[int, ...]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
-
-
-def _check_kind(path: str, kind: str, replaced: type[nn.Module], skeleton: nn.Module) -> None:
-    same = isinstance(skeleton, PackedLayer | QuantLayer) and type(skeleton).__name__ == kind
-    if not same and not isinstance(skeleton, replaced):
-        raise ContainerError(f"{path}: saved as {kind}, but the model has a {type(skeleton).__name__} there")
+def _matrix_shape(path: str, kind: type[PackedLayer], skeleton: nn.Module) -> tuple[int, int]:
+    """Return ``(N, K)`` of the layer that is replaced."""
+    if isinstance(skeleton, kind):
+        return skeleton.weight.shape
+    if kind is PackedLinear and is_transposed(skeleton):
+        return skeleton.weight.shape[1], skeleton.weight.shape[0]
+    if not kind.accepts(skeleton):
+        raise ContainerError(f"{path}: saved as {kind.__name__}, but the model has a {type(skeleton).__name__} there")
+    first, *rest = skeleton.weight.shape
+    return first, math.prod(rest)
 
 
 def _read_spec(path: str, record: Any) -> Spec:
