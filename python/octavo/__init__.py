@@ -23,12 +23,16 @@ from octavo.errors import (
     ShapeError,
 )
 from octavo.formats import Format, formats
+from octavo.settings import strict
 
 if _TYPE_CHECKING:
     from octavo.container import inspect, load, save
     from octavo.engine import Engine
     from octavo.ops import decode, encode, quantize
+    from octavo.quant.model_folder import load_model, save_model
+    from octavo.quant.pack import pack_model
     from octavo.quant.recipe import Recipe, Rule
+    from octavo.report.explain import explain
     from octavo.tensor import PackedTensor
 
 _LAZY = {
@@ -38,10 +42,14 @@ _LAZY = {
     "Rule": "octavo.quant.recipe",
     "decode": "octavo.ops",
     "encode": "octavo.ops",
+    "explain": "octavo.report.explain",
     "inspect": "octavo.container",
     "load": "octavo.container",
+    "load_model": "octavo.quant.model_folder",
+    "pack_model": "octavo.quant.pack",
     "quantize": "octavo.ops",
     "save": "octavo.container",
+    "save_model": "octavo.quant.model_folder",
 }
 
 __all__ = [
@@ -65,11 +73,16 @@ __all__ = [
     "__version__",
     "decode",
     "encode",
+    "explain",
     "formats",
     "inspect",
     "load",
+    "load_model",
+    "pack_model",
     "quantize",
     "save",
+    "save_model",
+    "strict",
 ]
 
 _settings.apply()

@@ -2,7 +2,7 @@
 
 ``OCTAVO_SIMD``: ``scalar``, ``avx2`` or ``avx512`` forces an instruction set; results are the same at every level.
 ``OCTAVO_NUM_THREADS``: threads of the codecs and kernels; default: the cores this process may use.
-``OCTAVO_STRICT``: ``1`` makes every product without a kernel an error (:func:`strict_products`); default ``0``.
+``OCTAVO_STRICT``: ``1`` makes every product without a kernel an error (:func:`strict`); default ``0``.
 """
 
 import os
@@ -15,17 +15,18 @@ from octavo import _core
 from octavo.errors import SettingError
 
 _always_strict = False
-_strict: ContextVar[bool] = ContextVar("octavo.strict", default=False)
+_strict: ContextVar[bool | None] = ContextVar("octavo.strict", default=None)
 
 
-def strict() -> bool:
+def is_strict() -> bool:
     """Whether a product on packed codes without a kernel is an error here."""
-    return _strict.get() or _always_strict
+    here = _strict.get()
+    return _always_strict if here is None else here
 
 
 @contextmanager
-def strict_products(enabled: bool = True) -> Iterator[None]:
-    """Raise KernelError inside instead of decoding a weight and multiplying with PyTorch (``octavo.strict``).
+def strict(enabled: bool = True) -> Iterator[None]:
+    """Raise KernelError inside instead of decoding a weight and multiplying with PyTorch.
 
     Holds for this thread or task. ``enabled=False`` allows it again in a part. ``OCTAVO_STRICT=1`` sets it everywhere.
     """

@@ -78,7 +78,7 @@ class _PackedConv(PackedLayer):
         """Return the convolution of ``x``, ``[B, in, ...]`` or ``[in, ...]``."""
         if not x.is_cpu:
             self._check_device(x)
-        if settings.strict():
+        if settings.is_strict():
             raise KernelError(
                 f"{type(self).__name__}: there is no kernel for packed convolutions; leave octavo.strict()"
             )
