@@ -29,6 +29,7 @@ if _TYPE_CHECKING:
     from octavo.container import inspect, load, save
     from octavo.engine import Engine
     from octavo.ops import decode, encode, quantize
+    from octavo.quant.model import quantize_model
     from octavo.quant.model_folder import load_model, save_model
     from octavo.quant.pack import pack_model
     from octavo.quant.recipe import Recipe, Rule
@@ -47,7 +48,9 @@ _LAZY = {
     "load": "octavo.container",
     "load_model": "octavo.quant.model_folder",
     "pack_model": "octavo.quant.pack",
+    "pack_model": "octavo.quant.pack",
     "quantize": "octavo.ops",
+    "quantize_model": "octavo.quant.model",
     "save": "octavo.container",
     "save_model": "octavo.quant.model_folder",
 }
@@ -80,6 +83,7 @@ __all__ = [
     "load_model",
     "pack_model",
     "quantize",
+    "quantize_model",
     "save",
     "save_model",
     "strict",
