@@ -48,7 +48,6 @@ _LAZY = {
     "load": "octavo.container",
     "load_model": "octavo.quant.model_folder",
     "pack_model": "octavo.quant.pack",
-    "pack_model": "octavo.quant.pack",
     "quantize": "octavo.ops",
     "quantize_model": "octavo.quant.model",
     "save": "octavo.container",

@@ -41,9 +41,9 @@ class PackedLinear(PackedLayer):
     def from_linear(cls, linear: nn.Linear, format: Format | Spec | str | None = None, what: str = "") -> Self:
         """Return the packed form of a layer.
 
-        ``linear``: a QuantLinear or QuantTransposedLinear, whose formats and scales are kept, or an ``nn.Linear`` to be packed in ``format``.
-        ``what`` names the layer in errors. Raises ModelError for other layers, NonFiniteError for weights that are not
-        finite, and as :func:`octavo.encode`.
+        ``linear``: a QuantLinear or QuantTransposedLinear, whose formats and scales are kept, or an ``nn.Linear`` to
+        be packed in ``format``. ``what`` names the layer in errors. Raises ModelError for other layers, NonFiniteError
+        for weights that are not finite, and as :func:`octavo.encode`.
         """
         return cls._pack(linear, format, what)
 

@@ -9,16 +9,16 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from octavo import container
-from octavo.errors import ContainerError, ModelError
+from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
 from octavo.nn import PackedLayer, QuantLayer
 from octavo.nn.packed import PARTS
 from octavo.quant.checkpoint import PACKED_NAME, Checkpoint, held, staged_folder
+from octavo.quant.model import prepare_model
 from octavo.quant.skeleton import build, build_from_config
-from octavo.quant.structure import build_layer, describe_layer
+from octavo.quant.structure import build_layer, describe_layer, simulated_plan
 from octavo.tensor import PackedTensor
 
 _KEY, _VERSION = "structure", 1
@@ -173,9 +173,16 @@ def _fill(model: nn.Module, structure: dict[str, Any], tensors: dict[str, Tensor
         if source not in tensors or name in tensors:
             raise ContainerError(f"{name}: tied to {source}, which must be in the file, and {name} itself not")
     held_by_name = tensors | {name: tensors[source] for name, source in structure["ties"].items()}
+    layers = structure["layers"]
+    for path in layers:
+        _submodule(model, path)
+    try:
+        model = prepare_model(model, simulated_plan(layers), inplace=True)
+    except (DTypeError, FormatError) as error:
+        raise ContainerError(f"{error}, which the file has otherwise") from None
     used: set[str] = set()
     replaced: dict[int, nn.Module] = {}
-    for path, record in structure["layers"].items():
+    for path, record in layers.items():
         skeleton = _submodule(model, path)
         inside = _below(path, held_by_name)
         if id(skeleton) not in replaced:
@@ -199,7 +206,9 @@ def _submodule(model: nn.Module, path: str) -> nn.Module:
     try:
         return model.get_submodule(path)
     except AttributeError:
-        raise ContainerError(f"{path}: a quantised layer in the file, but this {type(model).__name__} has none") from None
+        raise ContainerError(
+            f"{path}: a quantised layer in the file, but this {type(model).__name__} has none"
+        ) from None
 
 
 def _below(path: str, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,11 +47,15 @@ def build_from_config(folder: Path, architecture: str) -> nn.Module:
     configuration or architecture is none of its own.
     """
     if not (folder / "config.json").is_file():
-        raise ModelError(f"{folder}: no config.json of transformers; give load_model the model, or a function making it")
+        raise ModelError(
+            f"{folder}: no config.json of transformers; give load_model the model, or a function making it"
+        )
     try:
         import transformers
     except ImportError:
-        raise ModelError(f"{folder}: building a {architecture} needs transformers; install it, or give the model") from None
+        raise ModelError(
+            f"{folder}: building a {architecture} needs transformers; install it, or give the model"
+        ) from None
     found = getattr(transformers, architecture, None)
     if not isinstance(found, type) or not issubclass(found, transformers.PreTrainedModel):
         raise ContainerError(f"{folder}: transformers has no model {architecture!r}; give load_model the model")

@@ -15,13 +15,8 @@ from octavo.nn import (
     PackedEmbedding,
     PackedLayer,
     PackedLinear,
-    QuantConv1d,
-    QuantConv2d,
-    QuantEmbedding,
     Quantiser,
     QuantLayer,
-    QuantLinear,
-    QuantTransposedLinear,
 )
 from octavo.quant.recipe.rule import read_spec
 from octavo.quant.recipe.sites import is_transposed
@@ -29,13 +24,7 @@ from octavo.quant.spec import ROLES, LayerPlan, Spec
 from octavo.tensor import PackedTensor
 
 _PACKED = {kind.__name__: kind for kind in (PackedLinear, PackedEmbedding, PackedConv1d, PackedConv2d)}
-_SIMULATED = {
-    "QuantLinear": QuantLinear.from_linear,
-    "QuantTransposedLinear": QuantTransposedLinear.from_conv1d,
-    "QuantEmbedding": QuantEmbedding.from_embedding,
-    "QuantConv1d": QuantConv1d.from_conv,
-    "QuantConv2d": QuantConv2d.from_conv,
-}
+_SIMULATED = ("QuantLinear", "QuantTransposedLinear", "QuantEmbedding", "QuantConv1d", "QuantConv2d")
 
 
 def describe_layer(path: str, layer: PackedLayer | QuantLayer) -> dict[str, Any]:
@@ -69,25 +58,28 @@ def _describe_spec(spec: Spec, enabled: bool) -> dict[str, Any]:
     return record if enabled else {**record, "enabled": False}
 
 
+def simulated_plan(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, LayerPlan]:
+    """Return the plan of the simulated layers among ``layers``, by path. Raises ContainerError for another class."""
+    plan = {}
+    for path, record in layers.items():
+        kind = record.get("class")
+        if kind in _SIMULATED:
+            plan[path] = LayerPlan(**{role: _read_spec(path, record[role]) for role in ROLES if role in record})
+        elif kind not in _PACKED:
+            raise ContainerError(f"{path}: unknown layer class {kind!r}")
+    return plan
+
+
 def build_layer(
     path: str, record: Mapping[str, Any], skeleton: nn.Module, tensors: Mapping[str, Tensor | PackedTensor]
 ) -> nn.Module:
-    """Return the layer that ``record`` describes, in the place of ``skeleton``.
+    """Return the layer that ``record`` describes, in the place of ``skeleton``: a simulated one is there already.
 
     ``tensors``: those of the file below ``path``, by their names inside the layer. Raises ContainerError naming the
     tensor or layer where they do not fit.
     """
-    kind = record.get("class")
-    if kind in _PACKED:
-        layer: nn.Module = _build_packed(path, _PACKED[kind], record, skeleton, tensors)
-    elif kind in _SIMULATED:
-        plan = LayerPlan(**{role: _read_spec(path, record[role]) for role in ROLES if role in record})
-        try:
-            layer = _SIMULATED[kind](skeleton, plan, what=path)
-        except OctavoError as error:
-            raise ContainerError(f"saved as {kind}, but {error}") from None
-    else:
-        raise ContainerError(f"{path}: unknown layer class {kind!r}")
+    kind = record["class"]
+    layer = _build_packed(path, _PACKED[kind], record, skeleton, tensors) if kind in _PACKED else skeleton
     for role in ROLES:
         quantiser = getattr(layer, f"{role}_quantiser", None)
         if quantiser is not None:
@@ -106,7 +98,9 @@ def _build_packed(
     rows = _matrix_shape(path, kind, skeleton)
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if not isinstance(weight, PackedTensor):
-        raise ContainerError(f"{path}.weight: {'missing' if weight is None else 'not packed'}, expected a packed tensor")
+        raise ContainerError(
+            f"{path}.weight: {'missing' if weight is None else 'not packed'}, expected a packed tensor"
+        )
     if weight.shape != rows or weight.axis != 1:
         raise ContainerError(f"{path}.weight: {weight!r}, but the model's layer has shape {rows}")
     if (bias is None) != (getattr(skeleton, "bias", None) is None):
@@ -115,7 +109,9 @@ def _build_packed(
         raise ContainerError(f"{path}.bias: shape {tuple(bias.shape)}, expected a plain {rows[:1]}")
     geometry = kind.geometry(skeleton)
     if record.get("geometry", {}) != plain(geometry):
-        raise ContainerError(f"{path}: saved with {record.get('geometry')}, but the model's layer has {plain(geometry)}")
+        raise ContainerError(
+            f"{path}: saved with {record.get('geometry')}, but the model's layer has {plain(geometry)}"
+        )
     given: dict[str, Any] = {} if bias is None else {"bias": bias}
     for role in ("input", "output"):
         if role in record:
