@@ -191,6 +191,54 @@ def test_what_would_mix_fused_and_adapted_is_refused(model):
             refused()
 
 
+def base(kind, model):
+    """The model quantised, or packed."""
+    recipe = {"static": "int8:channel@mse", "integer": "int8:channel; type:Linear int8:channel input=int8"}.get(
+        kind, "int4:g32"
+    )
+    simulated = octavo.quantize_model(model, recipe, progress=False)
+    return octavo.pack_model(simulated) if kind in ("packed", "integer") else simulated
+
+
+BASES = ["dynamic", "static", "packed", "integer"]
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_adapters_on_quantised_bases_change_nothing_until_trained(model, ids, kind):
+    model = base(kind, model)
+    adapted = lora.insert(model, rank=6)
+    assert torch.equal(adapted(ids), model(ids))
+    assert trainable(adapted) == 29_964
+    assert (stir(adapted)(ids) - model(ids)).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_fusing_into_a_quantised_base_requantises_and_reports(model, ids, kind):
+    adapted = stir(lora.insert(base(kind, model), rank=4), scale=0.05)
+    wanted = adapted(ids)
+    state = {name: value.clone() for name, value in adapted.state_dict().items()}
+    report = lora.fuse(adapted, samples=ids)
+    assert 0 < report.output_change < 0.2
+    for layer in report.layers:
+        assert layer.format and 0 < layer.codes_changed < 1 and layer.update > 0 and layer.lost > 0
+    fused = adapted(ids)
+    assert torch.allclose((fused - wanted).abs().max() / wanted.abs().max(), torch.tensor(report.output_change))
+    lora.unfuse(adapted)
+    assert torch.equal(adapted(ids), wanted)
+    assert all(torch.equal(value, state[name]) for name, value in adapted.state_dict().items())
+    lora.fuse(adapted)
+    lora.commit(adapted)
+    assert torch.equal(adapted(ids), fused)
+    assert type(adapted.pooler) is type(base(kind, model).pooler)
+
+
+def test_a_fused_packed_weight_is_the_nearest_to_the_sum(model):
+    adapted = stir(lora.insert(base("packed", model), rank=4))
+    old, delta = adapted.pooler.weight.decode(), adapted.pooler.lora.default.delta()
+    lora.fuse(adapted)
+    assert adapted.pooler.weight == octavo.encode((old.double() + delta).float(), "int4:g32")
+
+
 # 5 ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -347,6 +395,38 @@ def test_files_that_do_not_fit_are_refused_by_the_tensors_name(model, tmp_path):
     octavo.save(tensors, file)
     with pytest.raises(ContainerError, match="not a file of adapters"):
         lora.load_adapters(model, file)
+
+
+# 9 ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_codes_of_a_packed_base_never_change(model, ids, tmp_path):
+    packed = base("packed", model)
+    adapted = lora.insert(packed, rank=4)
+    before = {name: value.clone() for name, value in packed.state_dict().items()}
+    train(adapted, ids, steps=5)
+    assert (adapted(ids) - packed(ids)).abs().max() > 0.01
+    after = adapted.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    lora.save_adapters(adapted, tmp_path / "a.safetensors")
+    assert torch.equal(lora.load_adapters(packed, tmp_path / "a.safetensors")(ids), adapted(ids))
+    with pytest.raises(ContainerError, match="another base"):
+        lora.load_adapters(model, tmp_path / "a.safetensors")
+    lora.fuse(adapted)
+    assert lora.base_hash(adapted) == lora.base_hash(packed)
+
+
+def test_packed_modules_are_adapted_not_trained(model):
+    with pytest.raises(ModelError, match="classifier is packed, and codes are not trained"):
+        lora.insert(base("packed", model), rank=4, train="name:classifier")
+
+
+def test_adapted_packed_models_compile_without_a_break(model, ids):
+    adapted = stir(lora.insert(base("packed", model), rank=2))
+    torch._dynamo.reset()
+    compiled = torch.compile(adapted, fullgraph=True, backend="aot_eager")
+    compiled(ids).sum().backward()
+    assert torch.allclose(compiled(ids), adapted(ids), atol=1e-5)
 
 
 # Options ---------------------------------------------------------------------------------------------------------------
