@@ -16,6 +16,7 @@ from octavo.errors import (
     InternalError,
     NonFiniteError,
     OctavoError,
+    RangeError,
     SettingError,
     ShapeError,
 )
@@ -49,6 +50,7 @@ __all__ = [
     "NonFiniteError",
     "OctavoError",
     "PackedTensor",
+    "RangeError",
     "SettingError",
     "ShapeError",
     "__version__",
