@@ -19,6 +19,7 @@ from octavo.errors import (
     ModelError,
     NonFiniteError,
     OctavoError,
+    RangeError,
     SettingError,
     ShapeError,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "NonFiniteError",
     "OctavoError",
     "PackedTensor",
+    "RangeError",
     "Recipe",
     "Rule",
     "SettingError",

@@ -13,6 +13,10 @@ class ShapeError(OctavoError, ValueError):
     """A shape, axis or buffer that does not fit."""
 
 
+class RangeError(OctavoError, IndexError):
+    """An index or id outside its range."""
+
+
 class DTypeError(OctavoError, TypeError):
     """A dtype, device or kind of object that is not accepted."""
 
