@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+import octavo.linear  # noqa: F401 registers the ops
 from octavo.errors import ModelError
 from octavo.formats import Format
 from octavo.nn.packed import PackedLayer
