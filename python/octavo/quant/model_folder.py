@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from octavo import container
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
-from octavo.nn import PackedLayer, QuantLayer
+from octavo.nn import PackedLayer, attention
 from octavo.nn.packed import PARTS
 from octavo.quant.checkpoint import PACKED_NAME, Checkpoint, held, staged_folder
 from octavo.quant.model import prepare_model
 from octavo.quant.skeleton import build, build_from_config
-from octavo.quant.structure import build_layer, describe_layer, simulated_plan
+from octavo.quant.structure import build_layer, describe_layer, described_layers, simulated_plan
 from octavo.tensor import PackedTensor
 
 _KEY, _VERSION = "structure", 1
@@ -27,9 +27,9 @@ _KEY, _VERSION = "structure", 1
 def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = True) -> None:
     """Write a model to a folder: ``model.octavo.safetensors``, and the configuration of a model of transformers.
 
-    Packed weights are in the file as ``LAYER.weight``, with their format; every other tensor of the state dict under its
-    name; tied tensors once. Its metadata say which layers are packed or simulated, and how. The folder appears complete
-    or not at all; of one that is there, files of the same name are replaced. ``overwrite=False`` refuses it.
+    Packed weights are in the file as ``LAYER.weight``, with their format; every other tensor of the state dict under
+    its name; tied tensors once. Its metadata say which layers are packed or simulated, and how. The folder appears
+    complete or not at all; of one that is there, files of the same name are replaced. ``overwrite=False`` refuses it.
 
     Raises ModelError for what a file cannot hold: adapters, state that is no tensor; ContainerError where the path is a
     file or holds weights under another name; FileExistsError and other OSErrors.
@@ -63,6 +63,8 @@ def load_model(
     if model is None:
         folder = source.path if source.is_folder else source.path.parent
         model = build_from_config(folder, structure["class"])
+        if any(path.endswith(f".{attention.CHILD}") for path in structure["layers"]):
+            attention.attach(model)
     elif not isinstance(model, nn.Module):
         model = build(model)
     try:
@@ -86,7 +88,8 @@ def _check_target(target: Path, overwrite: bool) -> None:
 
 def _collect(model: nn.Module) -> tuple[dict[str, Tensor | PackedTensor], dict[str, Any]]:
     """Return the tensors to store, and the description of the model."""
-    layers = _layers(model)
+    _refuse_adapters(model)
+    layers = described_layers(model)
     state: dict[str, Any] = model.state_dict(keep_vars=True)
     identity = {name: id(value) for name, value in state.items()}
     for path, layer in layers.items():
@@ -112,18 +115,13 @@ def _collect(model: nn.Module) -> tuple[dict[str, Tensor | PackedTensor], dict[s
     return tensors, {"version": _VERSION, "class": type(model).__name__, "layers": described, "ties": ties}
 
 
-def _layers(model: nn.Module) -> dict[str, PackedLayer | QuantLayer]:
-    """Return packed and simulated layers by every path they have. Raises ModelError for adapted ones."""
-    layers = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, PackedLayer | QuantLayer):
-            layers[path] = module
-        if any(True for name, _ in module.named_children() if name == "lora"):
+def _refuse_adapters(model: nn.Module) -> None:
+    for path, module in model.named_modules():
+        if "lora" in dict(module.named_children()):
             raise ModelError(
                 f"{path}: has adapters; octavo.compress.lora.save_adapters saves them, fuse and commit make them part "
                 "of the weights"
             )
-    return layers
 
 
 def _save_config(model: nn.Module, folder: Path) -> None:
