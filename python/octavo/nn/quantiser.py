@@ -121,6 +121,24 @@ class Quantiser(nn.Module):
             del self._buffers["scales"]
             self.scales = nn.Parameter(start)
 
+    def relearn(self, spec: Spec, scales: Tensor) -> None:
+        """Round to another format with other values in the same Parameter, which an optimiser may hold.
+
+        Raises FormatError where the number of scales would change.
+        """
+        learned = self.scales
+        if spec.format.core.has_zeros or scales.numel() != learned.numel():
+            points = " and zero points" if spec.format.core.has_zeros else ""
+            raise FormatError(
+                f"{self.what}: '{self.format}' has {learned.numel()} learned scales, '{spec.format}' would have "
+                f"{scales.numel()}{points}; change to a format with as many"
+            )
+        with torch.no_grad():
+            learned.copy_(scales.flatten())
+        self.adopt(spec)
+        del self._buffers["scales"]
+        self.scales = learned
+
     def given(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Scales, packed zeros and levels as ops take them; None for those that are not fixed."""
         scales = self.scales
@@ -216,7 +234,11 @@ class Quantiser(nn.Module):
             return
         try:
             if text is not None and (name := bytes(text.tolist()).decode()) != str(self.format):
-                self.adopt(Spec(Format(name), self.spec.calibration))
+                spec = Spec(Format(name), self.spec.calibration)
+                if self.is_learned and found["scales"].numel() == self.scales.numel():
+                    self.relearn(spec, found["scales"])
+                    return
+                self.adopt(spec)
             learned = self.is_learned or (
                 self.spec.calibration is not None
                 and self.spec.calibration.method == "lsq"
