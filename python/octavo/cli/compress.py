@@ -56,7 +56,7 @@ def run(
       octavo compress --model minilm
       octavo compress --model bert/ --budget 8.25 --formats mxint8,mxfp8e4m3,mxfp6e2m3 --json
     """
-    from octavo.quant.rules import parse_formats
+    from octavo.formats import parse_formats
     from octavo.report.console import console, print_json, print_table
 
     candidates = parse_formats(formats)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -78,7 +79,7 @@ def _given(rule: Rule, role: str, spec: Spec | None, selected: list[Site]) -> li
         raise FormatError(
             f"{found.module or found.path}{kind}: rule '{rule}' gives a format to its {role}, and there is none; {has}"
         )
-    site = next((site for site in matched if site.problem), matched[0])
+    site = max(matched, key=lambda site: (site.problem is not None, math.prod(site.shape or ())))  # the telling one
     problem = site.problem or f"shape {site.shape}; a vector is quantised where a rule names it in full"
     raise FormatError(f"{site.path}: rule '{rule}' matches only what cannot be packed or quantised: {problem}")
 

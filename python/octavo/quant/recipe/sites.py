@@ -183,7 +183,7 @@ def _tensor_site(name: str, tensor: Tensor | PackedTensor, matrices: Collection[
         name=leaf,
         shape=tuple(tensor.shape),
         dtype=tensor.dtype,
-        is_default=module in matrices if is_bias else tensor.ndim == 2 and problem is None,
+        is_default=module in matrices if is_bias else tensor.ndim == 2,
         needs_name=tensor.ndim == 1 and not is_bias,
         problem=problem,
     )
