@@ -349,7 +349,7 @@ FAULTS = {
     "wieght=int8": "is the role 'weight' meant?",
     "type:Embedding input=int8": "embed (Embedding): rule 'type:Embedding input=int8' gives a format to its input, and there is none; it has weight, output",
     "blocks.*.key bias=bf16": "gives a format to its bias",
-    "norm=bf16": "norm.weight: rule 'norm bf16' matches only what cannot be packed or quantised: a LayerNorm takes no formats",
+    "norm=bf16": "norm.weight: rule 'norm bf16' matches only what cannot be packed or quantised: LayerNorm takes no formats",
     "mixer.out_proj=int8": "MultiheadAttention reads its weights itself",
     "type:Embedding int4:g32@gptq": "embed.weight: rule 'type:Embedding int4:g32@gptq' asks for gptq",
     "type:Linear bias=int32": "the weight is kept",

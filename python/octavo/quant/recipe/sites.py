@@ -106,7 +106,7 @@ def model_sites(model: nn.Module) -> list[Site]:
             sites += _unreachable(module, tuple(names), reason)
             whole.add(names[0])
         else:
-            reason = f"a {type(module).__name__} takes no formats"
+            reason = f"{type(module).__name__} takes no formats"
             sites += _unreachable(module, tuple(names), reason)
     return sites
 
