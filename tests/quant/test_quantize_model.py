@@ -149,6 +149,22 @@ def test_progress_is_told_to_a_function():
     assert told == [("calibrating activations", n + 1, 4) for n in range(4)] + [("choosing weight scales", 1, 1)]
 
 
+def test_a_whole_layer_in_integers_is_what_its_codes_say():
+    """Static int8 input, int8 weight, int32 bias: the arithmetic that integer hardware has."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 16), nn.ReLU()).eval()
+    x = torch.randn(50, 24)
+    recipe = "type:Linear weight=int8:channel input=int8@minmax bias=int32"
+    layer = quantize_model(model, recipe, calibration=[x])[0]
+    packed, weight = layer.input_quantiser.encode(x), layer.weight_quantiser.encode(layer.weight)
+    steps = packed.scales * weight.scales.flatten()
+    bias = (layer.bias.double() / steps.double()).round().long()
+    codes = [part.codes.view(torch.int8).long() for part in (packed, weight)]
+    assert torch.equal(layer(x), (codes[0] @ codes[1].T + bias).float() * steps)
+    with pytest.raises(NonFiniteError, match=r"^0: input: "):
+        layer(torch.full((1, 24), float("nan")))
+
+
 # --- states -----------------------------------------------------------------------------------------------------------
 
 

@@ -168,11 +168,7 @@ class Quantiser(nn.Module):
 
     def encode(self, x: Tensor) -> PackedTensor:
         """Return the codes of ``x``. Raises NonFiniteError for NaN and infinity, else as ``forward``."""
-        self._check(x)
-        try:
-            parts = torch.ops.octavo.encode.default(x.detach(), self._text, self.axis, self._rule, *self.given())
-        except OctavoError as error:
-            raise type(error)(f"{self.what}: {error}") from None
+        parts = self._encode(x, self.axis)
         return PackedTensor(self.format, *parts, shape=tuple(x.shape), dtype=x.dtype, axis=self.axis, scale=self._rule)
 
     def integers(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,14 +177,20 @@ class Quantiser(nn.Module):
         ``x``: float32, the axis last. Codes are shaped like ``x``; scales as ``encode`` gives them, ``[1]`` or
         ``[..., 1]``. Raises NonFiniteError for NaN and infinity.
         """
-        self._check(x)
-        codes, scales, _, _ = torch.ops.octavo.encode.default(x.detach(), self._text, -1, self._rule, *self.given())
+        codes, scales, _, _ = self._encode(x, -1)
         if self.integer_width == 8:
             return codes.view(torch.int8).view(x.shape).double(), scales
         # A code is the only whole number near q / s: q is code * s but for a rounding of 2^-24.
         rounded = torch.ops.octavo.quantize_plain.default(x.detach(), self._text, -1, self._rule, scales)
         steps = torch.where(scales > 0, scales, 1.0).double()
         return (rounded.double() / steps).round(), scales
+
+    def _encode(self, x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        self._check(x)
+        try:
+            return torch.ops.octavo.encode.default(x.detach(), self._text, axis, self._rule, *self.given())
+        except OctavoError as error:
+            raise type(error)(f"{self.what}: {error}") from None
 
     def _check(self, x: Tensor) -> None:
         if self.wants_scales:
