@@ -372,6 +372,8 @@ def test_an_error_of_the_model_leaves_it_as_it_was():
 
 def test_what_a_plan_cannot_mean_is_refused():
     refused(FormatError, "no module 'mixx'; nearest names: mix", {"mixx": LayerPlan(weight=spec("int8"))})
+    twice = {"mix": LayerPlan(weight=spec("int8")), "again": LayerPlan(weight=spec("int4"))}
+    refused(FormatError, "mix and again are one module", twice)
     refused(DTypeError, "norm is a BatchNorm1d; accepted are Linear", {"norm": LayerPlan(weight=spec("int8"))})
     refused(FormatError, "embed: a Embedding has no input", {"embed": LayerPlan(input=spec("int8"))})
     refused(FormatError, "mix: input: 'int8:channel@mse'", {"mix": LayerPlan(input=spec("int8:channel", "mse"))}, calibration=data())  # fmt: skip

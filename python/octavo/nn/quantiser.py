@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import octavo.ops  # noqa: F401 registers torch.ops.octavo
-from octavo import _core
 from octavo.errors import CalibrationError, DTypeError, FormatError, OctavoError, ShapeError
 from octavo.formats import Format
+from octavo.nn.parts import packed_zeros, stored_scales
 from octavo.quant.spec import Spec
-from octavo.tensor import SCALE_DTYPES, PackedTensor
+from octavo.tensor import PackedTensor
 
 PARTS = ("scales", "zeros", "levels")
 
@@ -102,8 +102,8 @@ class Quantiser(nn.Module):
                 self.scales.copy_(scales.flatten())
             return
         self._parameters.pop("scales", None)
-        self.register_buffer("scales", _stored(scales, SCALE_DTYPES[core.scale_type]))
-        self.zeros = _packed_zeros(core, self.scales, zeros, self.what) if core.has_zeros else None
+        self.register_buffer("scales", stored_scales(scales, core, self.what))
+        self.zeros = packed_zeros(zeros, self.scales, core, self.what) if core.has_zeros else None
         self.levels = levels.detach().float().clone() if core.has_levels else None
 
     def clear_scales(self) -> None:
@@ -251,11 +251,12 @@ class Quantiser(nn.Module):
             error_msgs.append(f"{prefix}scales: {error}")
 
     def _take(self, found: dict[str, Tensor | None], *, learned: bool) -> None:
-        if self.is_learned and self.scales.numel() == found["scales"].numel():
+        placed = self.scales is not None and not self.scales.is_meta
+        if placed and self.is_learned and self.scales.numel() == found["scales"].numel():
             with torch.no_grad():
                 self.scales.copy_(found["scales"].flatten())
             return
-        device = found["scales"].device if self.scales is None else self.scales.device
+        device = self.scales.device if placed else found["scales"].device
         self.set_scales(*(part if part is None else part.to(device) for part in found.values()))
         if learned:
             start = found["scales"].detach().to(device, torch.float32).flatten().clone()
@@ -267,32 +268,3 @@ class Quantiser(nn.Module):
         if self.format.granularity == "none":
             return str(self.spec)
         return f"{self.spec}, {'learned' if self.is_learned else 'static' if self.is_static else 'dynamic'}"
-
-
-def _stored(scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scales in their storage dtype, apart from the caller's."""
-    scales = scales.detach()
-    if scales.dtype.is_floating_point and dtype == torch.int8:
-        scales = scales.round().clamp(-128, 127)
-    elif scales.dtype.is_floating_point != dtype.is_floating_point:
-        raise DTypeError(f"scales have dtype {scales.dtype}; accepted is {dtype}")
-    return scales.to(dtype, copy=True).contiguous()
-
-
-def _packed_zeros(core: _core.Format, scales: Tensor, zeros: Tensor, what: str) -> Tensor:
-    """Zero points as the bytes that ops take."""
-    *lead, per_row = scales.shape
-    shape = [*lead, (per_row * core.width + 7) // 8]
-    if zeros.dtype == torch.uint8 and list(zeros.shape) == shape:
-        return zeros.detach().clone()
-    if zeros.shape != scales.shape or zeros.is_floating_point():
-        raise ShapeError(
-            f"{what}: zeros are {zeros.dtype} of shape {tuple(zeros.shape)}; accepted are integers of shape "
-            f"{tuple(scales.shape)}, or packed bytes of shape {tuple(shape)}"
-        )
-    top = 2**core.width - 1
-    if zeros.numel() and not 0 <= int(zeros.min()) <= int(zeros.max()) <= top:
-        raise ShapeError(f"{what}: zeros lie in {int(zeros.min())}..{int(zeros.max())}, accepted are 0..{top}")
-    codes, out = zeros.detach().to(torch.int32).contiguous(), torch.empty(shape, dtype=torch.uint8)
-    _core._pack(core.width, scales.numel() // max(per_row, 1), per_row, codes.data_ptr(), out.data_ptr())
-    return out
