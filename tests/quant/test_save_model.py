@@ -330,7 +330,7 @@ def test_files_without_a_model_are_refused(tmp_path):
 
 
 def test_another_model_is_refused(saved):
-    with pytest.raises(ContainerError, match="but the model has|the model's layer has shape"):
+    with pytest.raises(ContainerError, match=r"but the model has|the model's layer has shape"):
         octavo.load_model(saved, lambda: Network(width=32))
     with pytest.raises(ContainerError, match="but this Linear has none"):
         octavo.load_model(saved, lambda: nn.Linear(2, 2))
