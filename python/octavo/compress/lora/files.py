@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from octavo import container
 from octavo.compress.lora.adapter import ATTRIBUTE, adapters
 from octavo.compress.lora.config import LoraConfig
-from octavo.compress.lora.insert import DEFAULT, insert, target_paths, trained_paths
+from octavo.compress.lora.insert import DEFAULT, insert
+from octavo.compress.lora.select import target_paths, trained_paths
 from octavo.errors import ContainerError, ModelError
 from octavo.nn.packed import PARTS
 from octavo.tensor import PackedTensor
