@@ -370,6 +370,16 @@ def test_a_fused_model_saves_and_hashes_as_before_fusing(model, ids, tmp_path):
     assert torch.equal(lora.load_adapters(model, tmp_path / "a.safetensors")(ids), wanted)
 
 
+def test_a_layer_at_two_places_has_one_adapter(ids, tmp_path):
+    torch.manual_seed(0)
+    model = Bert().eval()
+    model.layers[1] = model.layers[0]
+    adapted = stir(lora.insert(model, rank=2))
+    assert trainable(adapted) == 2 * (4 * 256 + 2 * 640 + 256 + 130)
+    lora.save_adapters(adapted, tmp_path / "a.safetensors")
+    assert torch.equal(lora.load_adapters(model, tmp_path / "a.safetensors")(ids), adapted(ids))
+
+
 def test_loading_on_another_base_is_refused(model, tmp_path):
     lora.save_adapters(lora.insert(model, rank=4), tmp_path / "a.safetensors")
     with torch.no_grad():

@@ -62,7 +62,7 @@ class PackedLinear(PackedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x W^T + bias``."""
-        if not x.is_cpu:
+        if not (x.is_cpu and self._buffers["weight_codes"].is_cpu):
             self._check_device(x)
         # The registries, not the attributes: nn.Module looks those up ten times as slowly.
         held, quantiser = self._buffers, self.input_quantiser

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -25,6 +27,8 @@ from octavo.quant.recipe.rule import read_spec
 from octavo.quant.recipe.sites import is_transposed
 from octavo.quant.spec import ROLES, LayerPlan, Spec
 from octavo.tensor import PackedTensor
+
+KEY, VERSION = "structure", 1  # of the description in a file's metadata
 
 _PACKED = {kind.__name__: kind for kind in (PackedLinear, PackedEmbedding, PackedConv1d, PackedConv2d)}
 _SIMULATED = (
@@ -88,6 +92,29 @@ def _describe_spec(spec: Spec) -> dict[str, Any]:
     if spec.scale != "floor":
         record["scale"] = spec.scale
     return record
+
+
+def read_structure(file: Path, text: str | None) -> dict[str, Any]:
+    """Return the description of a model in a file's metadata, its outline checked. Raises ContainerError."""
+    if text is None:
+        raise ContainerError(f"{file}: holds tensors but no model; octavo.load reads them, save_model writes models")
+    try:
+        structure = json.loads(text)
+        if structure["version"] != VERSION:
+            raise ContainerError(f"{file}: structure version {structure['version']!r}; this Octavo reads {VERSION}")
+        layers, ties = structure["layers"], structure["ties"]
+        well_formed = (
+            isinstance(structure["class"], str)
+            and isinstance(layers, dict)
+            and all(isinstance(record, dict) for record in layers.values())
+            and isinstance(ties, dict)
+            and all(isinstance(name, str) for name in ties.values())
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ContainerError(f"{file}: the model's structure cannot be read: {error!r}") from None
+    if not well_formed:
+        raise ContainerError(f"{file}: the model's structure has parts of other types than it must")
+    return structure
 
 
 def simulated_plan(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, LayerPlan]:

@@ -37,9 +37,17 @@ def insert(
     goes on, and fused models. Source: LoRA section 4.1.
     """
     config = LoraConfig.of(config, **options)
+    model = add_empty(model, config, name, inplace=inplace)
+    for own in adapters(model).values():
+        if name in own.names():
+            getattr(own, name).reset(generator)
+    return model
+
+
+def add_empty(model: nn.Module, config: LoraConfig, name: str, *, inplace: bool) -> nn.Module:
+    """Return the model with a new adapter whose A and B have no values yet, active; arguments as for :func:`insert`."""
     _check_name(model, name, config)
     paths = target_paths(model, config)
-    trained_paths(model, config)  # refuses what it must before anything is changed
     if not inplace:
         model = copy.deepcopy(model)
     for path in paths:
@@ -49,9 +57,7 @@ def insert(
             own = Adapters()
             own.attach(layer)
         weight = layer.weight
-        made = Adapter(
-            layer.in_features, layer.out_features, config, dtype=weight.dtype, device=weight.device, generator=generator
-        )
+        made = Adapter(layer.in_features, layer.out_features, config, dtype=weight.dtype, device=weight.device)
         own.add_module(name, made.train(layer.training))
     activate(model, name)
     return model
