@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from octavo import settings as _settings
 from octavo._core import __version__
 from octavo.errors import (
+    CalibrationError,
     ContainerError,
     DataError,
     DTypeError,
@@ -25,6 +26,7 @@ if _TYPE_CHECKING:
     from octavo.container import inspect, load, save
     from octavo.engine import Engine
     from octavo.ops import decode, encode, quantize
+    from octavo.quant.model import quantize_model
     from octavo.quant.recipe import Recipe, Rule
     from octavo.tensor import PackedTensor
 
@@ -38,10 +40,12 @@ _LAZY = {
     "inspect": "octavo.container",
     "load": "octavo.container",
     "quantize": "octavo.ops",
+    "quantize_model": "octavo.quant.model",
     "save": "octavo.container",
 }
 
 __all__ = [
+    "CalibrationError",
     "ContainerError",
     "DTypeError",
     "DataError",
@@ -63,6 +67,7 @@ __all__ = [
     "inspect",
     "load",
     "quantize",
+    "quantize_model",
     "save",
 ]
 
