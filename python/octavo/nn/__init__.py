@@ -16,10 +16,19 @@ from octavo.nn.integer import Int32Bias
 from octavo.nn.layer import QuantLayer
 from octavo.nn.linear import QuantLinear, QuantTransposedLinear
 from octavo.nn.matmul import QuantMatmul, quantized_matmul
+from octavo.nn.packed import PackedLayer
+from octavo.nn.packed_conv import PackedConv1d, PackedConv2d
+from octavo.nn.packed_embedding import PackedEmbedding
+from octavo.nn.packed_linear import PackedLinear
 from octavo.nn.quantiser import Quantiser
 
 __all__ = [
     "Int32Bias",
+    "PackedConv1d",
+    "PackedConv2d",
+    "PackedEmbedding",
+    "PackedLayer",
+    "PackedLinear",
     "QuantAttention",
     "QuantConv1d",
     "QuantConv2d",
