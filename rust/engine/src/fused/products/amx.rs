@@ -157,6 +157,8 @@ macro_rules! tiles {
     };
 }
 
+pub(super) use tiles;
+
 /// Sums of 16 rows, from tile `tile`, and one panel.
 ///
 /// # Safety

@@ -8,6 +8,8 @@ pub(super) mod amx;
 mod bytes;
 mod float;
 #[cfg(target_arch = "x86_64")]
+mod split;
+#[cfg(target_arch = "x86_64")]
 mod vnni;
 #[cfg(target_arch = "x86_64")]
 mod words;
@@ -19,8 +21,10 @@ use super::lanes::{Floats, Job, LANES, Lanes, Line};
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use amx::Amx;
-pub(super) use bytes::{ByteWeights, Integer};
-pub(super) use float::{Float, FloatWeights};
+pub(super) use bytes::Integer;
+pub(super) use float::Float;
+#[cfg(target_arch = "x86_64")]
+pub(super) use split::Split;
 #[cfg(target_arch = "x86_64")]
 pub(super) use vnni::Vnni;
 
