@@ -4,6 +4,7 @@ mod attention;
 mod decode;
 mod encode;
 mod expand;
+mod kept;
 mod lanes;
 mod linear;
 mod math;

@@ -122,6 +122,7 @@ impl<P: ByteProducts> Arithmetic for Integer<P> {
     type Lanes = P::Lanes;
     type Weights = ByteWeights;
     type Input = ByteRows;
+    type Kept = Floats;
     type Added = <P::Lanes as Lanes>::I;
     type Session = P::Session;
 

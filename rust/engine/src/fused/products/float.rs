@@ -72,6 +72,7 @@ impl<L: Lanes> Arithmetic for Float<L> {
     type Lanes = L;
     type Weights = FloatWeights;
     type Input = FloatRows;
+    type Kept = Floats;
     type Added = L::F;
     type Session = ();
 

@@ -17,6 +17,7 @@ mod words;
 use std::fmt::Debug;
 use std::ops::Range;
 
+use super::kept::Kept;
 use super::lanes::{Floats, Job, LANES, Lanes, Line};
 
 #[cfg(target_arch = "x86_64")]
@@ -134,6 +135,8 @@ pub(super) trait Arithmetic: Copy + Send + Sync + 'static {
     type Weights: Weights;
     /// Packed rows.
     type Input: Input<Self::Lanes>;
+    /// How keys and values are kept.
+    type Kept: Kept<Self::Lanes>;
     /// What is added to 16 sums, in a register.
     type Added: Copy;
     /// Holds the machine ready for products.
