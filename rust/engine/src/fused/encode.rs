@@ -10,7 +10,7 @@ use super::norm::normalize;
 use super::products::{Arithmetic, Blocks, Input, NumberOf, Row};
 
 /// Most sources of a group.
-pub(super) const GROUP: usize = 32;
+pub(super) const GROUP: usize = 16;
 /// Positions that are projected at once: their weights are read once for as many.
 const POSITIONS: usize = 128;
 
