@@ -468,7 +468,7 @@ def test_the_engine_describes_itself(hybrid):
 
 def test_options_are_checked(hybrid, tmp_path):
     for options, reason in [
-        ({"precision": "int4"}, "unknown precision 'int4'; accepted are float, integer"),
+        ({"precision": "int4"}, "unknown precision 'int4'; accepted are float, bfloat16, integer"),
         ({"route": "gpu"}, "unknown route 'gpu'; accepted are auto, general, fused"),
         ({"threads": 0}, "threads is 0"),
         ({"threads": 257}, "threads is 257"),

@@ -62,10 +62,11 @@ impl Engine {
         let config = Config::load(folder)?;
         let tokenizer = load_tokenizer(folder, &config)?;
         let (fused, general) = match options.precision {
-            Precision::Float => {
+            Precision::Float | Precision::Bfloat16 => {
                 let weights = Weights::load(folder, &config)?;
-                let fused = match options.route {
-                    Route::General => None,
+                let fused = match (options.route, options.precision) {
+                    (Route::General, _) => None,
+                    (_, Precision::Bfloat16) => fused::bfloat16(&config, &weights)?,
                     _ => fused::float(&config, &weights)?,
                 };
                 (fused, Some(General::new(&config, &weights)?))

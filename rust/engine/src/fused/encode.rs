@@ -135,7 +135,13 @@ impl<A: Arithmetic> Encoder<A> {
 
     /// Keys and values of all blocks.
     #[inline(always)]
-    fn project(&mut self, a: A, model: &Model<A::Weights>, encoded: &mut [Encoded<A::Kept>], sums: &mut Blocks<NumberOf<A>>) {
+    fn project(
+        &mut self,
+        a: A,
+        model: &Model<A::Weights>,
+        encoded: &mut [Encoded<A::Kept>],
+        sums: &mut Blocks<NumberOf<A>>,
+    ) {
         let l = a.lanes();
         let both = model.shape.memory_lines();
         let inverse = l.splat(model.memory.inverse);

@@ -33,7 +33,7 @@ use lanes::Scalar;
 use lanes::{Avx2, Avx512};
 use model::Model;
 #[cfg(target_arch = "x86_64")]
-use products::{Amx, Split, Vnni};
+use products::{Amx, Half, Split, Vnni};
 use products::{Arithmetic, Float, Integer, NumberOf, Weights as Packed};
 use shape::Shape;
 use source::{FloatSource, IntegerSource, Source};
@@ -59,6 +59,16 @@ pub(crate) fn float(config: &Config, weights: &Weights) -> Found {
             None => kernels(Float(Scalar), config, &source),
         },
         _ => kernels(Float(Scalar), config, &source),
+    }
+}
+
+/// Fused kernels in bfloat16, for the instructions in use: float where there are none for bfloat16; `None` where the
+/// configuration is not supported.
+pub(crate) fn bfloat16(config: &Config, weights: &Weights) -> Found {
+    match Level::current() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 if let Some(a) = Half::new() => kernels(a, config, &FloatSource { config, weights }),
+        _ => float(config, weights),
     }
 }
 
@@ -93,10 +103,6 @@ where
     Ok(Some(Box::new(Fused { arithmetic, model: Model::<A::Weights>::new(Shape::new(config), source)? })))
 }
 
-fn rows() -> usize {
-    std::env::var("ROWS").ok().and_then(|r| r.parse().ok()).unwrap_or(32)
-}
-
 /// A model and how it is computed.
 struct Fused<A: Arithmetic> {
     arithmetic: A,
@@ -109,7 +115,7 @@ impl<A: Arithmetic> Expander for Fused<A> {
     }
 
     fn new_scratch(&self) -> Box<dyn Any + Send> {
-        Box::new(Tile::<A>::new(&self.model, rows()))
+        Box::new(Tile::<A>::new(&self.model, A::TOGETHER))
     }
 
     fn expand(&self, source: &[&[u8]], out: &mut [Vec<u8>], scratch: &mut (dyn Any + Send)) {

@@ -24,6 +24,8 @@ pub(in crate::fused) trait ByteProducts: Copy + Send + Sync + 'static {
     type Lanes: Lanes;
     /// See [`Arithmetic::Session`].
     type Session;
+    /// See [`Arithmetic::TOGETHER`].
+    const TOGETHER: usize = 24;
     /// The instruction set.
     fn lanes(self) -> Self::Lanes;
     /// See [`Arithmetic::session`].
@@ -125,6 +127,7 @@ impl<P: ByteProducts> Arithmetic for Integer<P> {
     type Kept = Floats;
     type Added = <P::Lanes as Lanes>::I;
     type Session = P::Session;
+    const TOGETHER: usize = P::TOGETHER;
 
     #[inline(always)]
     fn lanes(self) -> P::Lanes {

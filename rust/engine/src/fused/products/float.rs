@@ -75,6 +75,7 @@ impl<L: Lanes> Arithmetic for Float<L> {
     type Kept = Floats;
     type Added = L::F;
     type Session = ();
+    const TOGETHER: usize = 24;
 
     #[inline(always)]
     fn lanes(self) -> L {

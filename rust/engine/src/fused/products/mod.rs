@@ -8,6 +8,8 @@ pub(super) mod amx;
 mod bytes;
 mod float;
 #[cfg(target_arch = "x86_64")]
+mod half;
+#[cfg(target_arch = "x86_64")]
 mod split;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
@@ -24,6 +26,8 @@ use super::lanes::{Floats, Job, LANES, Lanes, Line};
 pub(super) use amx::Amx;
 pub(super) use bytes::Integer;
 pub(super) use float::Float;
+#[cfg(target_arch = "x86_64")]
+pub(super) use half::Half;
 #[cfg(target_arch = "x86_64")]
 pub(super) use split::Split;
 #[cfg(target_arch = "x86_64")]
@@ -141,6 +145,8 @@ pub(super) trait Arithmetic: Copy + Send + Sync + 'static {
     type Added: Copy;
     /// Holds the machine ready for products.
     type Session;
+    /// Rows that are decoded together: as many as a register block is filled by and the second cache holds.
+    const TOGETHER: usize;
 
     /// The instruction set.
     fn lanes(self) -> Self::Lanes;

@@ -9,8 +9,8 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::bytes::ByteProducts;
 use super::amx::{Amx, Place, SUMS, Session, TILE, tiles};
+use super::bytes::ByteProducts;
 use super::{Arithmetic, Block, Factors, Input, Matrix, PANELS, ROWS, Row, Weights};
 use crate::fused::kept::Small;
 use crate::fused::lanes::{Avx512, Floats, Halves, Job, LANES, Lanes};
@@ -37,7 +37,7 @@ impl Split {
 pub(in crate::fused) struct SplitWeights;
 
 /// Nearest bfloat16, ties to even, of a finite number that is not close to infinity.
-fn nearest(v: f32) -> u16 {
+pub(super) fn nearest(v: f32) -> u16 {
     let bits = v.to_bits();
     ((bits + 0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
@@ -132,7 +132,7 @@ impl Row<Avx512> for SplitRow<'_> {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512bf16,avx2,fma,f16c,bmi2,popcnt")]
-fn compiled<J: Job<Avx512>>(lanes: Avx512, job: J) -> J::Output {
+pub(super) fn compiled<J: Job<Avx512>>(lanes: Avx512, job: J) -> J::Output {
     job.run(lanes)
 }
 
@@ -143,6 +143,7 @@ impl Arithmetic for Split {
     type Kept = Small;
     type Added = __m512;
     type Session = Session;
+    const TOGETHER: usize = TILE;
 
     #[inline(always)]
     fn lanes(self) -> Avx512 {
