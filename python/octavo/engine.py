@@ -23,7 +23,7 @@ Route = Literal["auto", "general", "fused"]
 Form = Literal["text", "pairs", "json"]
 
 # Bytes read at once: about a block of lines of the engine.
-_CHUNK = 1 << 18
+_CHUNK = 1 << 17
 # Most threads of a pool, and most tokens of a vocabulary.
 _MOST = 256
 _SHIPPED = Path(__file__).parent / "models" / "polynomials" / "shipped"
@@ -60,9 +60,9 @@ class Engine:
     ) -> Engine:
         """Load a model folder; None is the model that comes with the package.
 
-        ``precision``: ``float`` runs ``model.safetensors``, whose tensors may be packed in any format; ``bfloat16`` runs
-        it with factors rounded to bfloat16 where the processor has AMX, and as ``float`` elsewhere; ``integer`` runs
-        the static int8 of ``integer.safetensors``, greedy only. ``route``: ``fused`` is kernels written for the shipped
+        ``precision``: ``float`` runs ``model.safetensors``, whose tensors may be packed in any format; ``bfloat16``
+        runs it with factors rounded to bfloat16 where the processor has AMX, as ``float`` elsewhere; ``integer`` the
+        static int8 of ``integer.safetensors``, greedy only. ``route``: ``fused`` is kernels written for the shipped
         architecture, ``general`` runs every architecture, ``auto`` the fused ones where there are some. A beam always
         takes the general route. ``threads``: None for ``octavo``'s setting, by default all cores.
 

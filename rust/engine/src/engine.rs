@@ -23,7 +23,7 @@ use crate::weights::Weights;
 /// Name of the tokenizer's file in a model folder.
 const TOKENIZER: &str = "tokenizer.json";
 /// Lines that are sorted by length together and stand in memory at once on the fused route: less than a second.
-const FUSED_BLOCK: usize = 32_768;
+const FUSED_BLOCK: usize = 8192;
 /// Hypotheses of a block on the general route, which takes about a second for them on one core.
 const GENERAL_BLOCK: usize = 1024;
 

@@ -5,6 +5,8 @@ mod decode;
 mod encode;
 mod expand;
 mod kept;
+#[cfg(test)]
+mod kernel_tests;
 mod lanes;
 mod linear;
 mod math;
@@ -39,7 +41,7 @@ use shape::Shape;
 use source::{FloatSource, IntegerSource, Source};
 
 /// Most rows that a tile may have: enough that the few which end last cost little.
-const TILE: usize = 512;
+const TILE: usize = 256;
 
 type Found = Result<Option<Box<dyn Expander>>>;
 

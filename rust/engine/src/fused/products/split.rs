@@ -12,7 +12,6 @@ use std::ops::Range;
 use super::amx::{Amx, Place, SUMS, Session, TILE, tiles};
 use super::bytes::ByteProducts;
 use super::{Arithmetic, Block, Factors, Input, Matrix, PANELS, ROWS, Row, Weights};
-use crate::fused::kept::Small;
 use crate::fused::lanes::{Avx512, Floats, Halves, Job, LANES, Lanes};
 
 /// Inputs that one step of AMX takes.
@@ -140,7 +139,7 @@ impl Arithmetic for Split {
     type Lanes = Avx512;
     type Weights = SplitWeights;
     type Input = SplitRows;
-    type Kept = Small;
+    type Kept = Floats;
     type Added = __m512;
     type Session = Session;
     const TOGETHER: usize = TILE;
