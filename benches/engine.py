@@ -21,8 +21,10 @@ import _harness as harness
 REPOSITORY = harness.BENCHES.parent
 BINARY = REPOSITORY / "target" / "release" / "octavo-expand"
 LINE = "(7-3*z)*(-5*z-9)"
-SMALL = {"float": 100_000, "integer": 100_000, "general": 5_000, "eager cached": 4_096, "eager uncached": 512}
-"""Lines that each contestant answers in a round: some tenths of a second for each."""
+NATIVE = ("float", "bfloat16", "integer")
+"""Precisions of the engine."""
+SMALL = {**dict.fromkeys(NATIVE, 50_000), "general": 2_048, "eager cached": 4_096, "eager uncached": 512}
+"""Lines that each contestant answers in a round: a second or two for each."""
 MOST_SECONDS = 50.0
 """Bar of a million lines on 2 cores."""
 LEAST_OVER_EAGER, LEAST_OVER_UNCACHED = 8.0, 2.0
@@ -42,9 +44,11 @@ def contestants(folder: Path) -> dict[str, Callable[[list[str]], object]]:
         source = torch.from_numpy(tokenizer.encode(lefts, end=False)[0])
         return tokenizer.decode(network.generate(source, cache=False)[0])
 
-    found: dict[str, Callable[[list[str]], object]] = {"float": Engine.load(folder).expand}
-    if (folder / INTEGER).exists():
-        found["integer"] = Engine.load(folder, precision="integer").expand
+    found: dict[str, Callable[[list[str]], object]] = {
+        name: Engine.load(folder, precision=name).expand
+        for name in NATIVE
+        if name != "integer" or (folder / INTEGER).exists()
+    }
     found["general"] = Engine.load(folder, route="general").expand
     found["eager cached"] = expander(network, tokenizer)
     found["eager uncached"] = uncached
@@ -146,7 +150,7 @@ def main() -> int:
         for name, rate in rates.items():
             rows.append(row(name, rate, "GB/s" if "copy" in name else "lines/s"))
         eager = rates["eager cached"]
-        for name in ("float", "integer"):
+        for name in NATIVE:
             if name in rates:
                 rows.append(
                     row(f"{name} over eager PyTorch, batch 512", rates[name] / eager, "x", LEAST_OVER_EAGER, least=True)
@@ -154,7 +158,7 @@ def main() -> int:
         rows.append(
             row("eager cached over uncached", eager / rates["eager uncached"], "x", LEAST_OVER_UNCACHED, least=True)
         )
-        for name in ("float", "integer"):
+        for name in NATIVE:
             if name in rates:
                 rows.append(
                     row(f"{given.lines:,} lines, {name}", million(folder, given.lines, name), "s", MOST_SECONDS)

@@ -347,7 +347,7 @@ class Endless:
     left = 1 << 14
     def read(self, most):
         self.left -= 1
-        return b"x" * most if self.left else b""
+        return b"x" * (1 << 16) if self.left else b""
 class Sink:
     write = flush = lambda *_: None
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -471,7 +471,7 @@ def test_the_engine_describes_itself(hybrid):
 
 def test_options_are_checked(hybrid, tmp_path):
     for options, reason in [
-        ({"precision": "int4"}, "unknown precision 'int4'; accepted are float, integer"),
+        ({"precision": "int4"}, "unknown precision 'int4'; accepted are float, bfloat16, integer"),
         ({"route": "gpu"}, "unknown route 'gpu'; accepted are auto, general, fused"),
         ({"threads": 0}, "threads is 0"),
         ({"threads": 257}, "threads is 257"),

@@ -18,12 +18,12 @@ from typing import IO, Any, Literal, overload
 from octavo import _core
 from octavo.errors import DataError, DTypeError, OctavoError, SettingError
 
-Precision = Literal["float", "integer"]
+Precision = Literal["float", "bfloat16", "integer"]
 Route = Literal["auto", "general", "fused"]
 Form = Literal["text", "pairs", "json"]
 
 # Bytes read at once: about a block of lines of the engine.
-_CHUNK = 1 << 16
+_CHUNK = 1 << 17
 # Most threads of a pool, and most tokens of a vocabulary.
 _MOST = 256
 _SHIPPED = Path(__file__).parent / "models" / "polynomials" / "shipped"
@@ -60,8 +60,9 @@ class Engine:
     ) -> Engine:
         """Load a model folder; None is the model that comes with the package.
 
-        ``precision``: ``float`` runs ``model.safetensors``, whose tensors may be packed in any format; ``integer`` runs
-        the static int8 of ``integer.safetensors``, greedy only. ``route``: ``fused`` is kernels written for the shipped
+        ``precision``: ``float`` runs ``model.safetensors``, whose tensors may be packed in any format; ``bfloat16``
+        runs it with factors rounded to bfloat16 where the processor has AMX, as ``float`` elsewhere; ``integer`` the
+        static int8 of ``integer.safetensors``, greedy only. ``route``: ``fused`` is kernels written for the shipped
         architecture, ``general`` runs every architecture, ``auto`` the fused ones where there are some. A beam always
         takes the general route. ``threads``: None for ``octavo``'s setting, by default all cores.
 
@@ -81,7 +82,7 @@ class Engine:
 
     @property
     def precision(self) -> str:
-        """``float`` or ``integer``."""
+        """``float``, ``bfloat16`` or ``integer``."""
         return self._core.precision
 
     @property

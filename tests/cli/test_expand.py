@@ -102,7 +102,10 @@ def test_a_bar_is_shown_on_a_terminal_alone(exported, tmp_path):
         (["x", "--model", "absent"], "absent/config.json"),
         (["x", "--model", "{model}", "--beam", "0"], "beam is 0"),
         (["x", "--model", "{model}", "--beam", "99"], "beam is 99; accepted are 1 to 31, the vocabulary"),
-        (["x", "--model", "{model}", "--precision", "int4"], "unknown precision 'int4'; accepted are float, integer"),
+        (
+            ["x", "--model", "{model}", "--precision", "int4"],
+            "unknown precision 'int4'; accepted are float, bfloat16, integer",
+        ),
         (["x", "--model", "{model}", "--route", "gpu"], "unknown route 'gpu'; accepted are auto, general, fused"),
         (["x", "--model", "{model}", "--format", "xml"], "unknown format 'xml'; accepted are text, pairs, json"),
         (["x", "--model", "{model}", "--threads", "0"], "threads is 0; accepted is a whole number from 1"),

@@ -45,7 +45,9 @@ def run(
     format: Annotated[
         str, typer.Option(metavar="FORM", help="text: the answer; pairs: line=answer; json: an object a line.")
     ] = "text",
-    precision: Annotated[str, typer.Option(metavar="NAME", help="float, or integer: int8, greedy only.")] = "float",
+    precision: Annotated[
+        str, typer.Option(metavar="NAME", help="float, bfloat16, or integer: int8, greedy only.")
+    ] = "float",
     route: Annotated[
         str, typer.Option(metavar="NAME", help="auto, general, or fused: kernels for the shipped architecture.")
     ] = "auto",

@@ -3,6 +3,7 @@
 use std::any::Any;
 use std::cmp::Reverse;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 
 use octavo_core::Error as CoreError;
@@ -21,8 +22,8 @@ use crate::weights::Weights;
 
 /// Name of the tokenizer's file in a model folder.
 const TOKENIZER: &str = "tokenizer.json";
-/// Lines that are sorted by length together and stand in memory at once on the fused route: a fraction of a second.
-const FUSED_BLOCK: usize = 4096;
+/// Lines that are sorted by length together and stand in memory at once on the fused route: less than a second.
+const FUSED_BLOCK: usize = 8192;
 /// Hypotheses of a block on the general route, which takes about a second for them on one core.
 const GENERAL_BLOCK: usize = 1024;
 
@@ -61,10 +62,11 @@ impl Engine {
         let config = Config::load(folder)?;
         let tokenizer = load_tokenizer(folder, &config)?;
         let (fused, general) = match options.precision {
-            Precision::Float => {
+            Precision::Float | Precision::Bfloat16 => {
                 let weights = Weights::load(folder, &config)?;
-                let fused = match options.route {
-                    Route::General => None,
+                let fused = match (options.route, options.precision) {
+                    (Route::General, _) => None,
+                    (_, Precision::Bfloat16) => fused::bfloat16(&config, &weights)?,
                     _ => fused::float(&config, &weights)?,
                 };
                 (fused, Some(General::new(&config, &weights)?))
@@ -204,14 +206,22 @@ impl Engine {
         // Few rows are shared out, so that no thread is idle.
         let tile = rows.len().div_ceil(threads).clamp(1, tile.max(1));
         let tiles: Vec<&[usize]> = order.chunks(tile).collect();
-        let found = pool::map_on(threads, tiles.len(), |number| {
-            let rows: Vec<&[u8]> = tiles[number].iter().map(|&at| rows[at]).collect();
-            work(&rows)
+        // Every thread takes the next tile when it is done with one; the longest rows come first.
+        let next = AtomicUsize::new(0);
+        let found = pool::map_on(threads, threads.min(tiles.len()), |_| {
+            let mut found = Vec::new();
+            while let Some(&places) = tiles.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let rows: Vec<&[u8]> = places.iter().map(|&at| rows[at]).collect();
+                found.push((places, work(&rows)?));
+            }
+            Ok::<_, Error>(found)
         })?;
         let mut answers: Vec<Option<T>> = (0..rows.len()).map(|_| None).collect();
-        for (places, found) in tiles.iter().zip(found) {
-            for (&at, answer) in places.iter().zip(found?) {
-                answers[at] = Some(answer);
+        for found in found {
+            for (places, found) in found? {
+                for (&at, answer) in places.iter().zip(found) {
+                    answers[at] = Some(answer);
+                }
             }
         }
         let all: Option<Vec<T>> = answers.into_iter().collect();

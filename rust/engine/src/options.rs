@@ -10,6 +10,9 @@ pub enum Precision {
     /// f32, from `model.safetensors`.
     #[default]
     Float,
+    /// bfloat16 products and float16 keys and values, from `model.safetensors`, on the fused route of a processor with
+    /// AMX; f32 elsewhere.
+    Bfloat16,
     /// int8, from `integer.safetensors`; greedy only.
     Integer,
 }
@@ -27,10 +30,11 @@ pub enum Route {
 }
 
 impl Precision {
-    /// The name in options: `float` or `integer`.
+    /// The name in options: `float`, `bfloat16` or `integer`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Float => "float",
+            Self::Bfloat16 => "bfloat16",
             Self::Integer => "integer",
         }
     }
@@ -50,9 +54,9 @@ impl Route {
 impl std::str::FromStr for Precision {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
-        let all = [Self::Float, Self::Integer];
+        let all = [Self::Float, Self::Bfloat16, Self::Integer];
         let found = all.into_iter().find(|precision| precision.name() == text);
-        found.ok_or_else(|| setting(format!("unknown precision '{text}'; accepted are float, integer")))
+        found.ok_or_else(|| setting(format!("unknown precision '{text}'; accepted are float, bfloat16, integer")))
     }
 }
 

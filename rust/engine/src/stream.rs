@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::line::{LineError, characters, utf8};
 
 /// Bytes that are read at once, about as many as a block of lines has.
-const CHUNK: usize = 64 * 1024;
+const CHUNK: usize = 128 * 1024;
 
 /// How answers are written, each on a line of its own in the order of the lines read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

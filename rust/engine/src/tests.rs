@@ -249,6 +249,22 @@ fn a_folder_answers_lines_and_streams() {
     assert!(crowd.contains("100000 threads; accepted are 0 (default) to 256"), "{crowd}");
 }
 
+#[test]
+fn answers_do_not_depend_on_threads_or_tiles() {
+    let folder = folder(&model(), &Tensors::new());
+    let lines: Vec<String> = (0..700).map(|i| "abcxyz".repeat(2)[i % 5..i % 5 + 1 + i % 7].to_owned()).collect();
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    for precision in [Precision::Float, Precision::Bfloat16] {
+        let load = |threads| Engine::load(folder.path(), Options { precision, threads, ..Options::default() }).unwrap();
+        let engine = load(1);
+        assert_eq!(engine.route(), Route::Fused);
+        let alone: Vec<_> = lines.iter().map(|line| engine.expand(&[line], 1).unwrap().remove(0)).collect();
+        for threads in [1, 2, 5] {
+            assert_eq!(load(threads).expand(&lines, 1).unwrap(), alone, "{threads} threads");
+        }
+    }
+}
+
 /// A writer whose other end is closed.
 struct Closed;
 

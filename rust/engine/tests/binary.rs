@@ -140,7 +140,7 @@ fn help_teaches_and_wrong_arguments_are_refused() {
         (&["--model"], "error: missing argument for option '--model'"),
         (&["--beam", "many"], "error: --beam: "),
         (&["--format", "xml"], "error: unknown format 'xml'; accepted are text, pairs, json"),
-        (&["--precision", "int4"], "error: unknown precision 'int4'; accepted are float, integer"),
+        (&["--precision", "int4"], "error: unknown precision 'int4'; accepted are float, bfloat16, integer"),
         (&["--route", "gpu"], "error: unknown route 'gpu'; accepted are auto, general, fused"),
         (&["--model", "absent"], "error: absent/config.json: "),
     ] {

@@ -3,6 +3,7 @@
 //! A vector holds the scores of four positions for four heads. Keys lie so that one load brings four elements of four
 //! positions: a line for every four positions and four elements, position by position. Values lie row by row.
 
+use super::kept::Kept;
 use super::lanes::{Floats, Lanes};
 use super::math;
 use super::products::Row;
@@ -11,21 +12,21 @@ use super::shape::{HEADS, Shape};
 /// Positions that one vector of scores holds.
 const POSITIONS: usize = 4;
 
-/// Keys and values of the positions that one row may look at.
+/// Keys and values of the positions that one row may look at, in lines of `K`.
 #[derive(Debug, Default)]
-pub(super) struct Memory {
-    keys: Vec<Floats>,
-    values: Vec<Floats>,
+pub(super) struct Memory<K> {
+    keys: Vec<K>,
+    values: Vec<K>,
 }
 
-impl Memory {
+impl<K: Copy + Default> Memory<K> {
     /// Makes room for `positions`, each of `width` lines. What is there stays.
     #[inline(always)]
     pub(super) fn reserve(&mut self, positions: usize, width: usize) {
         let lines = positions.next_multiple_of(POSITIONS) * width;
         if self.keys.len() < lines {
-            self.keys.resize(lines, Floats::default());
-            self.values.resize(lines, Floats::default());
+            self.keys.resize(lines, K::default());
+            self.values.resize(lines, K::default());
         }
     }
 
@@ -38,14 +39,15 @@ impl Memory {
         position: usize,
         line: usize,
         values: [L::F; P],
-    ) {
+    ) where
+        K: Kept<L>,
+    {
         let first = (position / POSITIONS * width + line) * POSITIONS;
         let lines = self.keys[first..first + P * POSITIONS].chunks_exact_mut(POSITIONS);
         for (lines, v) in lines.zip(values) {
-            let mut row = Floats::default();
-            l.store(v, &mut row);
-            for (to, from) in lines.iter_mut().zip(row.0.as_chunks::<4>().0) {
-                to.0.as_chunks_mut::<4>().0[position % POSITIONS] = *from;
+            let row = K::new(l, v);
+            for (quarter, to) in lines.iter_mut().enumerate() {
+                to.set_quarter(position % POSITIONS, &row, quarter);
             }
         }
     }
@@ -59,10 +61,12 @@ impl Memory {
         position: usize,
         line: usize,
         values: [L::F; P],
-    ) {
+    ) where
+        K: Kept<L>,
+    {
         let first = position * width + line;
         for (to, v) in self.values[first..first + P].iter_mut().zip(values) {
-            l.store(v, to);
+            *to = K::new(l, v);
         }
     }
 }
@@ -71,11 +75,11 @@ impl Memory {
 /// writes the mix of values into `to`. `scores` is room for a vector for every four positions.
 #[inline(always)]
 #[expect(clippy::too_many_arguments, reason = "one call in two places; a struct would only name them again")]
-pub(super) fn attend<L: Lanes>(
+pub(super) fn attend<L: Lanes, K: Kept<L>>(
     l: L,
     shape: &Shape,
     query: &[Floats],
-    memory: &Memory,
+    memory: &Memory<K>,
     positions: usize,
     scores: &mut [Floats],
     mut to: impl Row<L>,
@@ -97,13 +101,13 @@ pub(super) fn attend<L: Lanes>(
             // SAFETY: as above; one or two lines of each head remain.
             unsafe {
                 if line + 1 < head {
-                    let mixed = mix::<L, 2>(l, values, width, head, positions, scores);
+                    let mixed = mix::<L, K, 2>(l, values, width, head, positions, scores);
                     for (i, heads) in mixed.into_iter().enumerate() {
                         to.put(l, first + i * head + line, heads[0], inverse);
                         to.put(l, first + i * head + line + 1, heads[1], inverse);
                     }
                 } else {
-                    let mixed = mix::<L, 1>(l, values, width, head, positions, scores);
+                    let mixed = mix::<L, K, 1>(l, values, width, head, positions, scores);
                     for (i, heads) in mixed.into_iter().enumerate() {
                         to.put(l, first + i * head + line, heads[0], inverse);
                     }
@@ -120,10 +124,10 @@ pub(super) fn attend<L: Lanes>(
 /// `query` must hold four heads, `keys` groups of `POSITIONS * width` lines for all `positions`, from the first of the
 /// four heads; `scores` a line for each group.
 #[inline(always)]
-unsafe fn weigh<L: Lanes>(
+unsafe fn weigh<L: Lanes, K: Kept<L>>(
     l: L,
     query: &[Floats],
-    keys: &[Floats],
+    keys: &[K],
     width: usize,
     positions: usize,
     scores: &mut [Floats],
@@ -141,7 +145,7 @@ unsafe fn weigh<L: Lanes>(
                 let at = i * head * 4 + quad;
                 // SAFETY: inside, as the caller promises.
                 let (q, k) = unsafe { (&*query.add(at), keys.get_unchecked(group * POSITIONS * width + at)) };
-                *product = l.fma(l.quad(q), l.load(k), *product);
+                *product = l.fma(l.quad(q), k.load(l), *product);
             }
         }
         let mut score = l.group_sums(products);
@@ -172,9 +176,9 @@ unsafe fn weigh<L: Lanes>(
 /// # Safety
 /// `values` must hold `positions` rows of `width` lines from the first line of the first head, and four heads in each.
 #[inline(always)]
-unsafe fn mix<L: Lanes, const N: usize>(
+unsafe fn mix<L: Lanes, K: Kept<L>, const N: usize>(
     l: L,
-    values: &[Floats],
+    values: &[K],
     width: usize,
     head: usize,
     positions: usize,
@@ -188,7 +192,7 @@ unsafe fn mix<L: Lanes, const N: usize>(
             let weight = l.splat(weight.0[position % POSITIONS * HEADS + i]);
             for (n, mixed) in mixed.iter_mut().enumerate() {
                 // SAFETY: as above.
-                let value = l.load(unsafe { values.get_unchecked(position * width + i * head + n) });
+                let value = unsafe { values.get_unchecked(position * width + i * head + n) }.load(l);
                 *mixed = l.fma(weight, value, *mixed);
             }
         }

@@ -2,6 +2,7 @@
 
 use super::attention::{Memory, attend};
 use super::encode::Encoded;
+use super::kept::Kept;
 use super::lanes::{Floats, LANES, Lanes};
 use super::linear::{Sink, Step, apply, recur};
 use super::model::Model;
@@ -37,7 +38,7 @@ pub(super) struct Decoder<A: Arithmetic> {
     inner: A::Input,
     logits: Vec<Floats>,
     /// Keys and values of the self-attention, by slot.
-    own: Vec<Memory>,
+    own: Vec<Memory<A::Kept>>,
     scores: Vec<Floats>,
     tokens: Vec<u8>,
     places: Vec<usize>,
@@ -70,7 +71,7 @@ impl<A: Arithmetic> Decoder<A> {
 
     /// Adds a row, that of an encoded source.
     #[inline(always)]
-    pub(super) fn add(&mut self, a: A, model: &Model<A::Weights>, slot: usize, encoded: &Encoded) {
+    pub(super) fn add(&mut self, a: A, model: &Model<A::Weights>, slot: usize, encoded: &Encoded<A::Kept>) {
         let l = a.lanes();
         let lines = model.shape.hidden_lines;
         let inverse = l.splat(model.decoder.gates.inverse);
@@ -98,7 +99,7 @@ impl<A: Arithmetic> Decoder<A> {
         &mut self,
         a: A,
         model: &Model<A::Weights>,
-        encoded: &[Encoded],
+        encoded: &[Encoded<A::Kept>],
         sums: &mut Blocks<NumberOf<A>>,
     ) {
         let l = a.lanes();
@@ -227,14 +228,14 @@ impl<L: Lanes, I: Input<L>> Sink<L> for Relu<'_, L, I> {
 }
 
 /// Query, key and value of the self-attention.
-struct SelfInput<'a> {
+struct SelfInput<'a, K> {
     width: usize,
     query: &'a mut [Floats],
     active: &'a [Active],
-    own: &'a mut [Memory],
+    own: &'a mut [Memory<K>],
 }
 
-impl<L: Lanes> Sink<L> for SelfInput<'_> {
+impl<L: Lanes, K: Kept<L>> Sink<L> for SelfInput<'_, K> {
     #[inline(always)]
     fn take<const P: usize>(&mut self, l: L, row: usize, panel: usize, values: [L::F; P]) {
         let (part, line) = (panel / self.width, panel % self.width);

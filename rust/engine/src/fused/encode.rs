@@ -1,6 +1,7 @@
 //! The encoder: a group of sources becomes keys, values and the decoder's first state.
 
 use super::attention::Memory;
+use super::kept::Kept;
 use super::lanes::{Floats, Lanes};
 use super::linear::{Sink, Step, apply, recur};
 use super::math;
@@ -9,19 +10,19 @@ use super::norm::normalize;
 use super::products::{Arithmetic, Blocks, Input, NumberOf, Row};
 
 /// Most sources of a group.
-pub(super) const GROUP: usize = 32;
+pub(super) const GROUP: usize = 16;
 /// Positions that are projected at once: their weights are read once for as many.
 const POSITIONS: usize = 128;
 
 /// What a source becomes.
 #[derive(Debug, Default)]
-pub(super) struct Encoded {
+pub(super) struct Encoded<K> {
     /// Which source it is.
     pub(super) row: usize,
     /// Tokens of the source.
     pub(super) length: usize,
     /// Keys and values of each block.
-    pub(super) blocks: Vec<Memory>,
+    pub(super) blocks: Vec<Memory<K>>,
     /// The decoder's first hidden state, then its first cell.
     pub(super) start: Vec<Floats>,
 }
@@ -65,7 +66,7 @@ impl<A: Arithmetic> Encoder<A> {
         model: &Model<A::Weights>,
         sources: &[&[u8]],
         slots: &[usize],
-        encoded: &mut [Encoded],
+        encoded: &mut [Encoded<A::Kept>],
         sums: &mut Blocks<NumberOf<A>>,
     ) {
         let shape = &model.shape;
@@ -134,7 +135,13 @@ impl<A: Arithmetic> Encoder<A> {
 
     /// Keys and values of all blocks.
     #[inline(always)]
-    fn project(&mut self, a: A, model: &Model<A::Weights>, encoded: &mut [Encoded], sums: &mut Blocks<NumberOf<A>>) {
+    fn project(
+        &mut self,
+        a: A,
+        model: &Model<A::Weights>,
+        encoded: &mut [Encoded<A::Kept>],
+        sums: &mut Blocks<NumberOf<A>>,
+    ) {
         let l = a.lanes();
         let both = model.shape.memory_lines();
         let inverse = l.splat(model.memory.inverse);
@@ -155,7 +162,7 @@ impl<A: Arithmetic> Encoder<A> {
         model: &Model<A::Weights>,
         sources: &[&[u8]],
         slots: &[usize],
-        encoded: &mut [Encoded],
+        encoded: &mut [Encoded<A::Kept>],
         sums: &mut Blocks<NumberOf<A>>,
     ) {
         let l = a.lanes();
@@ -176,13 +183,13 @@ impl<A: Arithmetic> Encoder<A> {
     }
 }
 
-struct Project<'a> {
+struct Project<'a, K> {
     origins: &'a [(usize, usize)],
-    encoded: &'a mut [Encoded],
+    encoded: &'a mut [Encoded<K>],
     width: usize,
 }
 
-impl<L: Lanes> Sink<L> for Project<'_> {
+impl<L: Lanes, K: Kept<L>> Sink<L> for Project<'_, K> {
     #[inline(always)]
     fn take<const P: usize>(&mut self, l: L, row: usize, panel: usize, values: [L::F; P]) {
         let (slot, position) = self.origins[row];
@@ -196,13 +203,13 @@ impl<L: Lanes> Sink<L> for Project<'_> {
     }
 }
 
-struct Start<'a> {
+struct Start<'a, K> {
     slots: &'a [usize],
-    encoded: &'a mut [Encoded],
+    encoded: &'a mut [Encoded<K>],
     hidden_lines: usize,
 }
 
-impl<L: Lanes> Sink<L> for Start<'_> {
+impl<L: Lanes, K> Sink<L> for Start<'_, K> {
     #[inline(always)]
     fn take<const P: usize>(&mut self, l: L, row: usize, panel: usize, values: [L::F; P]) {
         let start = &mut self.encoded[self.slots[row]].start[panel..panel + P];

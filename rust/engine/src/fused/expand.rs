@@ -11,7 +11,7 @@ pub(super) struct Tile<A: Arithmetic> {
     sums: Box<Blocks<NumberOf<A>>>,
     encoder: Encoder<A>,
     decoder: Decoder<A>,
-    encoded: Vec<Encoded>,
+    encoded: Vec<Encoded<A::Kept>>,
     /// Places in `encoded` that hold nothing any more.
     free: Vec<usize>,
     /// Places that hold a source which waits to be decoded.

@@ -4,6 +4,9 @@ mod attention;
 mod decode;
 mod encode;
 mod expand;
+mod kept;
+#[cfg(test)]
+mod kernel_tests;
 mod lanes;
 mod linear;
 mod math;
@@ -32,107 +35,94 @@ use lanes::Scalar;
 use lanes::{Avx2, Avx512};
 use model::Model;
 #[cfg(target_arch = "x86_64")]
-use products::{Amx, Vnni};
-use products::{Arithmetic, ByteWeights, Float, FloatWeights, Integer};
+use products::{Amx, Half, Split, Vnni};
+use products::{Arithmetic, Float, Integer, NumberOf, Weights as Packed};
 use shape::Shape;
-use source::{FloatSource, IntegerSource};
+use source::{FloatSource, IntegerSource, Source};
 
-/// Fused kernels in float; `None` where the configuration is not supported.
-pub(crate) fn float(config: &Config, weights: &Weights) -> Result<Option<Box<dyn Expander>>> {
+/// Most rows that a tile may have: enough that the few which end last cost little.
+const TILE: usize = 256;
+
+type Found = Result<Option<Box<dyn Expander>>>;
+
+/// Fused kernels in float, for the instructions in use; `None` where the configuration is not supported.
+pub(crate) fn float(config: &Config, weights: &Weights) -> Found {
+    let source = FloatSource { config, weights };
+    match Level::current() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => match (Split::new(), Avx512::new()) {
+            (Some(a), _) => kernels(a, config, &source),
+            (None, Some(l)) => kernels(Float(l), config, &source),
+            (None, None) => kernels(Float(Scalar), config, &source),
+        },
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => match Avx2::new() {
+            Some(l) => kernels(Float(l), config, &source),
+            None => kernels(Float(Scalar), config, &source),
+        },
+        _ => kernels(Float(Scalar), config, &source),
+    }
+}
+
+/// Fused kernels in bfloat16, for the instructions in use: float where there are none for bfloat16; `None` where the
+/// configuration is not supported.
+pub(crate) fn bfloat16(config: &Config, weights: &Weights) -> Found {
+    match Level::current() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 if let Some(a) = Half::new() => kernels(a, config, &FloatSource { config, weights }),
+        _ => float(config, weights),
+    }
+}
+
+/// Fused kernels in int8, for the instructions in use; `None` where the configuration is not supported.
+pub(crate) fn integer(config: &Config, weights: &IntegerWeights) -> Found {
+    let source = IntegerSource(weights);
+    match Level::current() {
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => match (Amx::new(), Vnni::new(), Avx2::new()) {
+            (Some(p), _, _) => kernels(Integer(p), config, &source),
+            (None, Some(p), _) => kernels(Integer(p), config, &source),
+            (None, None, Some(p)) => kernels(Integer(p), config, &source),
+            (None, None, None) => kernels(Integer(Scalar), config, &source),
+        },
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => match Avx2::new() {
+            Some(p) => kernels(Integer(p), config, &source),
+            None => kernels(Integer(Scalar), config, &source),
+        },
+        _ => kernels(Integer(Scalar), config, &source),
+    }
+}
+
+fn kernels<A, S>(arithmetic: A, config: &Config, source: &S) -> Found
+where
+    A: Arithmetic,
+    S: Source<Code = <A::Weights as Packed>::Code, Number = NumberOf<A>>,
+{
     if config.architecture != Architecture::Hybrid {
         return Ok(None);
     }
-    let model = Model::new(Shape::new(config), &FloatSource { config, weights })?;
-    Ok(Some(Box::new(FloatExpander { model })))
+    Ok(Some(Box::new(Fused { arithmetic, model: Model::<A::Weights>::new(Shape::new(config), source)? })))
 }
 
-/// Fused kernels in int8; `None` where the configuration is not supported.
-pub(crate) fn integer(config: &Config, weights: &IntegerWeights) -> Result<Option<Box<dyn Expander>>> {
-    if config.architecture != Architecture::Hybrid {
-        return Ok(None);
-    }
-    Ok(Some(Box::new(IntegerExpander { model: Model::new(Shape::new(config), &IntegerSource(weights))? })))
+/// A model and how it is computed.
+struct Fused<A: Arithmetic> {
+    arithmetic: A,
+    model: Model<A::Weights>,
 }
 
-struct FloatExpander {
-    model: Model<FloatWeights>,
-}
-struct IntegerExpander {
-    model: Model<ByteWeights>,
-}
-
-struct Scratch(Box<dyn Any + Send>);
-
-fn expand<A: Arithmetic>(
-    a: A,
-    model: &Model<A::Weights>,
-    source: &[&[u8]],
-    out: &mut [Vec<u8>],
-    scratch: &mut (dyn Any + Send),
-    rows: usize,
-) {
-    let Some(scratch) = scratch.downcast_mut::<Scratch>() else { return };
-    if !scratch.0.is::<Tile<A>>() {
-        scratch.0 = Box::new(Tile::<A>::new(model, rows));
-    }
-    if let Some(tile) = scratch.0.downcast_mut::<Tile<A>>() {
-        a.run(Expand { arithmetic: a, model, source, out, tile });
-    }
-}
-
-fn rows() -> usize {
-    std::env::var("ROWS").ok().and_then(|r| r.parse().ok()).unwrap_or(32)
-}
-
-impl Expander for FloatExpander {
+impl<A: Arithmetic> Expander for Fused<A> {
     fn tile(&self) -> usize {
-        256
+        TILE
     }
+
     fn new_scratch(&self) -> Box<dyn Any + Send> {
-        Box::new(Scratch(Box::new(())))
+        Box::new(Tile::<A>::new(&self.model, A::TOGETHER))
     }
+
     fn expand(&self, source: &[&[u8]], out: &mut [Vec<u8>], scratch: &mut (dyn Any + Send)) {
-        match Level::current() {
-            Level::Avx512 => {
-                if let Some(l) = Avx512::new() {
-                    expand(Float(l), &self.model, source, out, scratch, rows())
-                }
-            }
-            Level::Avx2 => {
-                if let Some(l) = Avx2::new() {
-                    expand(Float(l), &self.model, source, out, scratch, rows())
-                }
-            }
-            _ => expand(Float(Scalar), &self.model, source, out, scratch, rows()),
-        }
-    }
-}
-impl Expander for IntegerExpander {
-    fn tile(&self) -> usize {
-        256
-    }
-    fn new_scratch(&self) -> Box<dyn Any + Send> {
-        Box::new(Scratch(Box::new(())))
-    }
-    fn expand(&self, source: &[&[u8]], out: &mut [Vec<u8>], scratch: &mut (dyn Any + Send)) {
-        let amx = std::env::var("AMX").is_ok();
-        match Level::current() {
-            Level::Avx512 if amx => {
-                if let Some(l) = Amx::new() {
-                    expand(Integer(l), &self.model, source, out, scratch, rows())
-                }
-            }
-            Level::Avx512 => {
-                if let Some(l) = Vnni::new() {
-                    expand(Integer(l), &self.model, source, out, scratch, rows())
-                }
-            }
-            Level::Avx2 => {
-                if let Some(l) = Avx2::new() {
-                    expand(Integer(l), &self.model, source, out, scratch, rows())
-                }
-            }
-            _ => expand(Integer(Scalar), &self.model, source, out, scratch, rows()),
+        if let Some(tile) = scratch.downcast_mut::<Tile<A>>() {
+            self.arithmetic.run(Expand { arithmetic: self.arithmetic, model: &self.model, source, out, tile });
         }
     }
 }

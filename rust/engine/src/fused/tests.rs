@@ -13,17 +13,17 @@ use crate::config::{Architecture, Config};
 use crate::error::{Error, Result};
 use crate::integer_weights::{IntegerLinear, IntegerLstm, Norm};
 
-pub(super) struct Random(u64);
+pub(super) struct Random(pub(super) u64);
 
 impl Random {
-    fn unit(&mut self) -> f32 {
+    pub(super) fn unit(&mut self) -> f32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         ((self.0 >> 40) as f32 + 0.5) / (1u32 << 24) as f32
     }
     fn below(&mut self, end: usize) -> usize {
         (self.unit() * end as f32) as usize % end
     }
-    fn normal(&mut self) -> f32 {
+    pub(super) fn normal(&mut self) -> f32 {
         (-2.0 * self.unit().ln()).sqrt() * (std::f32::consts::TAU * self.unit()).cos()
     }
 }
@@ -105,7 +105,7 @@ fn sources(random: &mut Random, config: &Config, count: usize) -> Vec<Vec<u8>> {
         .collect()
 }
 
-pub(super) fn default_config() -> Config {
+fn default_config() -> Config {
     Config {
         architecture: Architecture::Hybrid,
         vocabulary: 31,
@@ -165,6 +165,12 @@ fn float_tokens_are_those_of_the_reference() {
                 assert_eq!(run(Float(lanes), &model, &source, rows), want, "avx512");
             }
         }
+        if let Some(a) = Split::new() {
+            let model = Model::new(Shape::new(&config), &FloatSource { config: &config, weights: &weights }).unwrap();
+            for rows in [1, 3, 16, 32] {
+                assert_eq!(run(a, &model, &source, rows), want, "split");
+            }
+        }
     }
 }
 
@@ -208,5 +214,51 @@ fn integer_tokens_are_those_of_the_reference() {
             }
         }
         assert!(same * 10 >= want.len() * 8);
+    }
+}
+
+/// The tokens of a row in company are those of the row alone: rows take the places of others that have ended, tiles are
+/// partly empty, sources are encoded in groups.
+fn in_any_company<A, S>(a: A, config: &Config, from: &S)
+where
+    A: Arithmetic,
+    S: Source<Code = <A::Weights as Weights>::Code, Number = NumberOf<A>>,
+{
+    let model = Model::<A::Weights>::new(Shape::new(config), from).unwrap();
+    let source = sources(&mut Random(7), config, 60);
+    let alone: Vec<Vec<u8>> =
+        source.iter().flat_map(|source| run(a, &model, std::slice::from_ref(source), A::TOGETHER)).collect();
+    let lengths: std::collections::BTreeSet<usize> = alone.iter().map(Vec::len).collect();
+    assert!(lengths.len() > 2, "rows of {lengths:?} tokens only");
+    assert_eq!(run(a, &model, &source, A::TOGETHER), alone);
+    let mut backwards = source;
+    backwards.reverse();
+    assert!(run(a, &model, &backwards, 2 * A::TOGETHER).iter().eq(alone.iter().rev()));
+}
+
+#[test]
+fn tokens_do_not_depend_on_other_rows() {
+    let config = Config { vocabulary: 9, encoder: 20, hidden: 40, feedforward: 33, layers: 1, ..default_config() };
+    let (floats, ints) = (random_floats(&config, 4), random_ints(&config, 4));
+    let (floats, ints) = (FloatSource { config: &config, weights: &floats }, IntegerSource(&ints));
+    in_any_company(Float(Scalar), &config, &floats);
+    in_any_company(Integer(Scalar), &config, &ints);
+    #[cfg(target_arch = "x86_64")]
+    {
+        if let Some(l) = Avx512::new() {
+            in_any_company(Float(l), &config, &floats);
+        }
+        if let Some(a) = Split::new() {
+            in_any_company(a, &config, &floats);
+        }
+        if let Some(a) = Half::new() {
+            in_any_company(a, &config, &floats);
+        }
+        if let Some(p) = Vnni::new() {
+            in_any_company(Integer(p), &config, &ints);
+        }
+        if let Some(p) = Amx::new() {
+            in_any_company(Integer(p), &config, &ints);
+        }
     }
 }

@@ -31,6 +31,9 @@ pub(super) struct Line<T, const N: usize>(pub(super) [T; N]);
 pub(super) type Floats = Line<f32, LANES>;
 /// 16 int32.
 pub(super) type Sums = Line<i32, LANES>;
+/// 32 bfloat16.
+#[cfg(target_arch = "x86_64")]
+pub(super) type Halves = Line<u16, 32>;
 /// 64 bytes.
 pub(super) type Bytes = Line<u8, 64>;
 

@@ -101,6 +101,7 @@ impl Drop for Session {
 impl ByteProducts for Amx {
     type Lanes = Avx512;
     type Session = Session;
+    const TOGETHER: usize = TILE;
 
     #[inline(always)]
     fn lanes(self) -> Avx512 {
@@ -119,22 +120,7 @@ impl ByteProducts for Amx {
         let sums = sums.as_mut_ptr().cast();
         // SAFETY: weights and rows of whole tiles lie in their buffers, as asserted, and a session is alive, as
         // `Arithmetic::multiply` demands.
-        unsafe {
-            match (tiles, panels) {
-                (1, PANELS) => bytes_1x4(&place, sums),
-                (2, PANELS) => {
-                    bytes_2x2(&place, sums, 0);
-                    bytes_2x2(&place, sums, 2);
-                }
-                _ => {
-                    for tile in 0..tiles {
-                        for panel in 0..panels {
-                            bytes_1x1(&place, sums, tile, panel);
-                        }
-                    }
-                }
-            }
-        }
+        unsafe { of_bytes::block(&place, tiles, sums) };
     }
 }
 
@@ -150,116 +136,158 @@ pub(super) struct Place {
 
 /// Assembly over all tiles; the operands are those of every kernel here.
 macro_rules! tiles {
-    ($($line:literal),* ; $($operand:tt)*) => {
+    ($($line:expr),* ; $($operand:tt)*) => {
         asm!($($line),*, $($operand)*,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack))
     };
 }
 
-/// Sums of 16 rows, from tile `tile`, and one panel.
-///
-/// # Safety
-/// A [`Session`] must be alive; the place must hold what it says, with 16 rows for each tile; `sums` is a [`Block`].
-unsafe fn bytes_1x1(place: &Place, sums: *mut u8, tile: usize, panel: usize) {
-    let Place { weights, panels, input, steps } = *place;
-    // SAFETY: as the caller promises.
-    unsafe {
-        tiles!(
-            "tilezero tmm0",
-            "2:",
-            "tileloadd tmm4, [{a} + {across}]",
-            "tileloadd tmm5, [{b} + {down}]",
-            "tdpbusd tmm0, tmm4, tmm5",
-            "add {a}, 64",
-            "add {b}, {step}",
-            "dec {n}",
-            "jnz 2b",
-            "tilestored [{c} + {sums}], tmm0";
-            a = inout(reg) input.add(tile * TILE * steps * 64) => _,
-            b = inout(reg) weights.add(panel * 64) => _,
-            n = inout(reg) steps => _,
-            c = in(reg) sums.add(tile * TILE * SUMS + panel * 64),
-            across = in(reg) steps * 64, down = in(reg) panels * 64, step = in(reg) panels * 1024, sums = in(reg) SUMS
-        );
-    }
+pub(super) use tiles;
+
+/// Sums of a block by one instruction: a module of its own for each.
+macro_rules! kernels {
+    ($name:ident, $multiply:literal) => {
+        mod $name {
+            use std::arch::asm;
+
+            use super::*;
+
+            /// Sums of a block.
+            ///
+            /// # Safety
+            /// A [`Session`] must be alive; the place must hold what it says, with 16 rows for each tile; `sums` is a
+            /// [`Block`] of 32-bit numbers.
+            pub(in super::super) unsafe fn block(place: &Place, tiles: usize, sums: *mut u8) {
+                // SAFETY: as the caller promises.
+                unsafe {
+                    match (tiles, place.panels) {
+                        (1, PANELS) => row(place, sums),
+                        (2, PANELS) => {
+                            square(place, sums, 0);
+                            square(place, sums, 2);
+                        }
+                        _ => {
+                            for tile in 0..tiles {
+                                for panel in 0..place.panels {
+                                    one(place, sums, tile, panel);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+
+            /// Sums of 16 rows, from tile `tile`, and one panel.
+            ///
+            /// # Safety
+            /// A [`Session`] must be alive; the place must hold what it says, with 16 rows for each tile; `sums` is a [`Block`].
+            unsafe fn one(place: &Place, sums: *mut u8, tile: usize, panel: usize) {
+                let Place { weights, panels, input, steps } = *place;
+                // SAFETY: as the caller promises.
+                unsafe {
+                    tiles!(
+                        "tilezero tmm0",
+                        "2:",
+                        "tileloadd tmm4, [{a} + {across}]",
+                        "tileloadd tmm5, [{b} + {down}]",
+                        concat!($multiply, " tmm0, tmm4, tmm5"),
+                        "add {a}, 64",
+                        "add {b}, {step}",
+                        "dec {n}",
+                        "jnz 2b",
+                        "tilestored [{c} + {sums}], tmm0";
+                        a = inout(reg) input.add(tile * TILE * steps * 64) => _,
+                        b = inout(reg) weights.add(panel * 64) => _,
+                        n = inout(reg) steps => _,
+                        c = in(reg) sums.add(tile * TILE * SUMS + panel * 64),
+                        across = in(reg) steps * 64, down = in(reg) panels * 64, step = in(reg) panels * 1024, sums = in(reg) SUMS
+                    );
+                }
+            }
+
+            /// Sums of 16 rows and four panels.
+            ///
+            /// # Safety
+            /// As [`one`].
+            unsafe fn row(place: &Place, sums: *mut u8) {
+                let Place { weights, input, steps, .. } = *place;
+                // SAFETY: as the caller promises.
+                unsafe {
+                    tiles!(
+                        "tilezero tmm0",
+                        "tilezero tmm1",
+                        "tilezero tmm2",
+                        "tilezero tmm3",
+                        "2:",
+                        "tileloadd tmm4, [{a} + {across}]",
+                        "tileloadd tmm5, [{b} + {sums}]",
+                        "tileloadd tmm6, [{b} + {sums} + 64]",
+                        concat!($multiply, " tmm0, tmm4, tmm5"),
+                        "tileloadd tmm7, [{b} + {sums} + 128]",
+                        concat!($multiply, " tmm1, tmm4, tmm6"),
+                        "tileloadd tmm5, [{b} + {sums} + 192]",
+                        concat!($multiply, " tmm2, tmm4, tmm7"),
+                        concat!($multiply, " tmm3, tmm4, tmm5"),
+                        "add {a}, 64",
+                        "add {b}, 4096",
+                        "dec {n}",
+                        "jnz 2b",
+                        "tilestored [{c} + {sums}], tmm0",
+                        "tilestored [{c} + {sums} + 64], tmm1",
+                        "tilestored [{c} + {sums} + 128], tmm2",
+                        "tilestored [{c} + {sums} + 192], tmm3";
+                        a = inout(reg) input => _, b = inout(reg) weights => _, n = inout(reg) steps => _, c = in(reg) sums,
+                        across = in(reg) steps * 64, sums = in(reg) SUMS
+                    );
+                }
+            }
+
+            /// Sums of 32 rows and two panels of four, from `panel`.
+            ///
+            /// # Safety
+            /// As [`one`].
+            unsafe fn square(place: &Place, sums: *mut u8, panel: usize) {
+                let Place { weights, input, steps, .. } = *place;
+                // SAFETY: as the caller promises.
+                unsafe {
+                    tiles!(
+                        "tilezero tmm0",
+                        "tilezero tmm1",
+                        "tilezero tmm2",
+                        "tilezero tmm3",
+                        "2:",
+                        "tileloadd tmm4, [{a} + {across}]",
+                        "tileloadd tmm6, [{b} + {sums}]",
+                        "tileloadd tmm5, [{d} + {across}]",
+                        "tileloadd tmm7, [{b} + {sums} + 64]",
+                        concat!($multiply, " tmm0, tmm4, tmm6"),
+                        concat!($multiply, " tmm2, tmm5, tmm6"),
+                        concat!($multiply, " tmm1, tmm4, tmm7"),
+                        concat!($multiply, " tmm3, tmm5, tmm7"),
+                        "add {a}, 64",
+                        "add {d}, 64",
+                        "add {b}, 4096",
+                        "dec {n}",
+                        "jnz 2b",
+                        "tilestored [{c} + {sums}], tmm0",
+                        "tilestored [{c} + {sums} + 64], tmm1",
+                        "tilestored [{e} + {sums}], tmm2",
+                        "tilestored [{e} + {sums} + 64], tmm3";
+                        a = inout(reg) input => _, d = inout(reg) input.add(TILE * steps * 64) => _,
+                        b = inout(reg) weights.add(panel * 64) => _, n = inout(reg) steps => _,
+                        c = in(reg) sums.add(panel * 64), e = in(reg) sums.add(TILE * SUMS + panel * 64),
+                        across = in(reg) steps * 64, sums = in(reg) SUMS
+                    );
+                }
+            }
+        }
+    };
 }
 
-/// Sums of 16 rows and four panels.
-///
-/// # Safety
-/// As [`bytes_1x1`].
-unsafe fn bytes_1x4(place: &Place, sums: *mut u8) {
-    let Place { weights, input, steps, .. } = *place;
-    // SAFETY: as the caller promises.
-    unsafe {
-        tiles!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "2:",
-            "tileloadd tmm4, [{a} + {across}]",
-            "tileloadd tmm5, [{b} + {sums}]",
-            "tileloadd tmm6, [{b} + {sums} + 64]",
-            "tdpbusd tmm0, tmm4, tmm5",
-            "tileloadd tmm7, [{b} + {sums} + 128]",
-            "tdpbusd tmm1, tmm4, tmm6",
-            "tileloadd tmm5, [{b} + {sums} + 192]",
-            "tdpbusd tmm2, tmm4, tmm7",
-            "tdpbusd tmm3, tmm4, tmm5",
-            "add {a}, 64",
-            "add {b}, 4096",
-            "dec {n}",
-            "jnz 2b",
-            "tilestored [{c} + {sums}], tmm0",
-            "tilestored [{c} + {sums} + 64], tmm1",
-            "tilestored [{c} + {sums} + 128], tmm2",
-            "tilestored [{c} + {sums} + 192], tmm3";
-            a = inout(reg) input => _, b = inout(reg) weights => _, n = inout(reg) steps => _, c = in(reg) sums,
-            across = in(reg) steps * 64, sums = in(reg) SUMS
-        );
-    }
-}
-
-/// Sums of 32 rows and two panels of four, from `panel`.
-///
-/// # Safety
-/// As [`bytes_1x1`].
-unsafe fn bytes_2x2(place: &Place, sums: *mut u8, panel: usize) {
-    let Place { weights, input, steps, .. } = *place;
-    // SAFETY: as the caller promises.
-    unsafe {
-        tiles!(
-            "tilezero tmm0",
-            "tilezero tmm1",
-            "tilezero tmm2",
-            "tilezero tmm3",
-            "2:",
-            "tileloadd tmm4, [{a} + {across}]",
-            "tileloadd tmm6, [{b} + {sums}]",
-            "tileloadd tmm5, [{d} + {across}]",
-            "tileloadd tmm7, [{b} + {sums} + 64]",
-            "tdpbusd tmm0, tmm4, tmm6",
-            "tdpbusd tmm2, tmm5, tmm6",
-            "tdpbusd tmm1, tmm4, tmm7",
-            "tdpbusd tmm3, tmm5, tmm7",
-            "add {a}, 64",
-            "add {d}, 64",
-            "add {b}, 4096",
-            "dec {n}",
-            "jnz 2b",
-            "tilestored [{c} + {sums}], tmm0",
-            "tilestored [{c} + {sums} + 64], tmm1",
-            "tilestored [{e} + {sums}], tmm2",
-            "tilestored [{e} + {sums} + 64], tmm3";
-            a = inout(reg) input => _, d = inout(reg) input.add(TILE * steps * 64) => _,
-            b = inout(reg) weights.add(panel * 64) => _, n = inout(reg) steps => _,
-            c = in(reg) sums.add(panel * 64), e = in(reg) sums.add(TILE * SUMS + panel * 64),
-            across = in(reg) steps * 64, sums = in(reg) SUMS
-        );
-    }
-}
+kernels!(of_bytes, "tdpbusd");
+kernels!(of_halves, "tdpbf16ps");
+pub(super) use of_halves::block as halves;
 
 // Four panels of a row of weights are as wide as a row of sums: one register holds both strides.
 const _: () = assert!(size_of::<Block<i32>>() == ROWS * SUMS && LANES == TILE && SUMS == 256 && ROWS == 2 * TILE);

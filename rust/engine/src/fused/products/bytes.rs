@@ -24,6 +24,8 @@ pub(in crate::fused) trait ByteProducts: Copy + Send + Sync + 'static {
     type Lanes: Lanes;
     /// See [`Arithmetic::Session`].
     type Session;
+    /// See [`Arithmetic::TOGETHER`].
+    const TOGETHER: usize = 24;
     /// The instruction set.
     fn lanes(self) -> Self::Lanes;
     /// See [`Arithmetic::session`].
@@ -122,8 +124,10 @@ impl<P: ByteProducts> Arithmetic for Integer<P> {
     type Lanes = P::Lanes;
     type Weights = ByteWeights;
     type Input = ByteRows;
+    type Kept = Floats;
     type Added = <P::Lanes as Lanes>::I;
     type Session = P::Session;
+    const TOGETHER: usize = P::TOGETHER;
 
     #[inline(always)]
     fn lanes(self) -> P::Lanes {

@@ -72,8 +72,10 @@ impl<L: Lanes> Arithmetic for Float<L> {
     type Lanes = L;
     type Weights = FloatWeights;
     type Input = FloatRows;
+    type Kept = Floats;
     type Added = L::F;
     type Session = ();
+    const TOGETHER: usize = 24;
 
     #[inline(always)]
     fn lanes(self) -> L {

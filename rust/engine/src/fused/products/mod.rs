@@ -8,6 +8,10 @@ pub(super) mod amx;
 mod bytes;
 mod float;
 #[cfg(target_arch = "x86_64")]
+mod half;
+#[cfg(target_arch = "x86_64")]
+mod split;
+#[cfg(target_arch = "x86_64")]
 mod vnni;
 #[cfg(target_arch = "x86_64")]
 mod words;
@@ -15,12 +19,17 @@ mod words;
 use std::fmt::Debug;
 use std::ops::Range;
 
+use super::kept::Kept;
 use super::lanes::{Floats, Job, LANES, Lanes, Line};
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use amx::Amx;
-pub(super) use bytes::{ByteWeights, Integer};
-pub(super) use float::{Float, FloatWeights};
+pub(super) use bytes::Integer;
+pub(super) use float::Float;
+#[cfg(target_arch = "x86_64")]
+pub(super) use half::Half;
+#[cfg(target_arch = "x86_64")]
+pub(super) use split::Split;
 #[cfg(target_arch = "x86_64")]
 pub(super) use vnni::Vnni;
 
@@ -130,10 +139,14 @@ pub(super) trait Arithmetic: Copy + Send + Sync + 'static {
     type Weights: Weights;
     /// Packed rows.
     type Input: Input<Self::Lanes>;
+    /// How keys and values are kept.
+    type Kept: Kept<Self::Lanes>;
     /// What is added to 16 sums, in a register.
     type Added: Copy;
     /// Holds the machine ready for products.
     type Session;
+    /// Rows that are decoded together: as many as a register block is filled by and the second cache holds.
+    const TOGETHER: usize;
 
     /// The instruction set.
     fn lanes(self) -> Self::Lanes;

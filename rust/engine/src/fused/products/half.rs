@@ -1,0 +1,144 @@
+//! Products of bfloat16 with AMX: factors are rounded to 8 bits, sums are float32.
+
+use std::arch::x86_64::*;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::amx::{Amx, Place, Session, TILE, halves};
+use super::bytes::ByteProducts;
+use super::split::{compiled, nearest};
+use super::{Arithmetic, Block, Factors, Input, Matrix, PANELS, ROWS, Row, Weights};
+use crate::fused::kept::Small;
+use crate::fused::lanes::{Avx512, Floats, Halves, Job, LANES, Lanes};
+
+/// Inputs that one step of AMX takes.
+const STEP: usize = 32;
+
+/// bfloat16 on AMX.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::fused) struct Half(Amx);
+
+impl Half {
+    /// The instructions, if machine and system allow them.
+    pub(in crate::fused) fn new() -> Option<Self> {
+        Amx::new().map(Self)
+    }
+}
+
+/// Weights by block, then pair of inputs, then panel: a line holds a panel's weights of a pair, by column.
+#[derive(Debug)]
+pub(in crate::fused) struct HalfWeights;
+
+impl Weights for HalfWeights {
+    type Code = f32;
+    type Number = f32;
+    type Line = Halves;
+
+    fn depth(columns: usize) -> usize {
+        columns.next_multiple_of(STEP) / 2
+    }
+
+    fn pack(matrix: &Matrix<f32>, panels: Range<usize>, lines: &mut Vec<Halves>) {
+        for pair in 0..Self::depth(matrix.columns) {
+            lines.extend(panels.clone().map(|panel| {
+                let mut line = Halves::default();
+                for (i, to) in line.0.iter_mut().enumerate() {
+                    *to = nearest(matrix.at(panel * LANES + i / 2, 2 * pair + i % 2));
+                }
+                line
+            }));
+        }
+    }
+
+    fn correction(_row: &[f32]) -> f32 {
+        0.0
+    }
+}
+
+/// Rows of bfloat16.
+#[derive(Debug)]
+pub(in crate::fused) struct HalfRows {
+    steps: usize,
+    lines: Vec<Halves>,
+}
+
+/// A row of [`HalfRows`], in vectors of 16.
+#[derive(Debug)]
+pub(in crate::fused) struct HalfRow<'a> {
+    first: *mut __m256bh,
+    len: usize,
+    row: PhantomData<&'a mut [Halves]>,
+}
+
+impl Input<Avx512> for HalfRows {
+    type Row<'a> = HalfRow<'a>;
+
+    fn new(rows: usize, lines: usize) -> Self {
+        let steps = (lines * LANES).div_ceil(STEP);
+        Self { steps, lines: vec![Halves::default(); rows.next_multiple_of(ROWS) * steps] }
+    }
+    #[inline(always)]
+    fn row(&mut self, row: usize) -> HalfRow<'_> {
+        let row = &mut self.lines[row * self.steps..][..self.steps];
+        HalfRow { first: row.as_mut_ptr().cast(), len: 2 * row.len(), row: PhantomData }
+    }
+    fn copy(&mut self, from: usize, to: usize) {
+        self.lines.copy_within(from * self.steps..(from + 1) * self.steps, to * self.steps);
+    }
+}
+
+impl Row<Avx512> for HalfRow<'_> {
+    #[inline(always)]
+    fn put(&mut self, _l: Avx512, line: usize, v: __m512, _inverse: __m512) {
+        assert!(line < self.len);
+        // SAFETY: the row, borrowed for as long as `self` lives, holds `len` vectors. Rows are made for `Half` alone,
+        // which exists only where the instruction does.
+        unsafe { self.first.add(line).write(_mm512_cvtneps_pbh(v)) };
+    }
+}
+
+impl Arithmetic for Half {
+    type Lanes = Avx512;
+    type Weights = HalfWeights;
+    type Input = HalfRows;
+    type Kept = Small;
+    type Added = __m512;
+    type Session = Session;
+    const TOGETHER: usize = TILE;
+
+    #[inline(always)]
+    fn lanes(self) -> Avx512 {
+        self.0.lanes()
+    }
+    fn run<J: Job<Avx512>>(self, job: J) -> J::Output {
+        // SAFETY: `self` exists only where the instructions do, those for bfloat16 included.
+        unsafe { compiled(self.lanes(), job) }
+    }
+    #[inline(always)]
+    fn session(self) -> Session {
+        self.0.session()
+    }
+    fn multiply(self, factors: Factors<'_, HalfWeights, HalfRows>, sums: &mut Block<f32>) {
+        let Factors { weights, panels, input, rows } = factors;
+        let (steps, tiles) = (input.steps, rows.len().div_ceil(TILE));
+        assert!(steps > 0 && panels <= PANELS && rows.len() <= ROWS);
+        assert!((rows.start + tiles * TILE) * steps <= input.lines.len() && weights.len() == steps * TILE * panels);
+        let input = input.lines[rows.start * steps..].as_ptr().cast();
+        let place = Place { weights: weights.as_ptr().cast(), panels, input, steps };
+        // SAFETY: weights and rows of whole tiles lie in their buffers, as asserted, and a session is alive, as
+        // `Arithmetic::multiply` demands.
+        unsafe { halves(&place, tiles, sums.as_mut_ptr().cast()) };
+    }
+    #[inline(always)]
+    fn added(self, line: &Floats) -> __m512 {
+        self.lanes().load(line)
+    }
+    #[inline(always)]
+    fn scale(self, _scales: &[Floats], _panel: usize) -> __m512 {
+        self.lanes().splat(1.0)
+    }
+    #[inline(always)]
+    fn value(self, sums: &Floats, added: __m512, _scale: __m512) -> __m512 {
+        self.lanes().add(self.lanes().load(sums), added)
+    }
+}
