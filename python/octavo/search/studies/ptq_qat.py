@@ -1,0 +1,150 @@
+"""Accuracy against width, after post-training quantisation and after training through the format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.errors import FormatError, SettingError
+from octavo.quant.recipe import Recipe
+from octavo.search.studies.points import Laboratory, Point, Training
+from octavo.search.studies.statistics import paired_error, spread
+
+BASELINES = ("mase",)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A way to quantise the Linear layers at any width ``{w}``.
+
+    ``ptq``, ``qat``: what is given to weights, inputs and biases before and with training; ``half`` of the width is
+    ``{h}``. ``widest``: the largest width that the format has.
+    """
+
+    ptq: str
+    qat: str
+    widest: int
+
+    def recipe(self, width: int, *, trained: bool) -> str:
+        """Return the recipe at a width. Raises FormatError for a width that the format lacks."""
+        text = f"type:Linear {(self.qat if trained else self.ptq).format(w=width, h=width // 2)}"
+        Recipe.parse(text)
+        return text
+
+
+FAMILIES = {
+    "fixed": Family("weight=fixed{w}@mse input=fixed{w}@mse", "weight=fixed{w}@lsq input=fixed{w}@lsq", 32),
+    "int": Family("weight=int{w}:channel@mse input=int{w}@mse", "weight=int{w}:channel@lsq input=int{w}@lsq", 16),
+    "mxint": Family("weight=mxint{w} input=mxint{w}", "weight=mxint{w} input=mxint{w}", 16),
+    "bfp": Family("weight=bfp{w}/16 input=bfp{w}/16", "weight=bfp{w}/16 input=bfp{w}/16", 16),
+    "int-weights": Family("weight=int{w}:g32@mse", "weight=int{w}:g32@mse", 16),
+    # MASE's labs: width and fraction by hand, the same for weights, inputs and biases, nothing calibrated.
+    "mase": Family(*("weight=fixed{w}.{h} input=fixed{w}.{h} bias=fixed{w}.{h}",) * 2, 32),
+}
+
+
+@dataclass(frozen=True)
+class PtqQat:
+    """The study: ``families`` at ``widths``, each with and without training, over ``seeds``.
+
+    A seed decides the calibration texts and, in training, their order and dropout; the float32 model is one.
+    Raises SettingError for an unknown family, or lists that are empty; FormatError for a width that no family has.
+    """
+
+    families: tuple[str, ...] = ("fixed", "int", "mxint")
+    widths: tuple[int, ...] = (2, 3, 4, 5, 6, 8, 12, 16, 32)
+    seeds: int = 3
+    training: Training | None = Training()
+
+    def __post_init__(self) -> None:
+        """Check names and widths."""
+        for name in self.families:
+            family(name)
+        if not self.families or not self.widths or self.seeds < 1:
+            raise SettingError(f"{len(self.families)} families, {len(self.widths)} widths, {self.seeds} seeds; accepted: one of each, at least")
+        for width in self.widths:
+            if not 2 <= width <= 32:
+                raise SettingError(f"width {width}; accepted are 2 to 32 bits")
+
+    def points(self) -> list[Point]:
+        """Return all points, the float32 model first; widths beyond a family's widest are left out."""
+        made = [Point({"study": "ptq-qat", "family": "fp32", "width": 32}, "fp32")]
+        for name in self.families:
+            for width in sorted(set(self.widths)):
+                if width <= family(name).widest:
+                    made += self._points(name, width)
+        return made
+
+    def _points(self, name: str, width: int) -> list[Point]:
+        label = {"study": "ptq-qat", "family": name, "width": width}
+        before, after = (family(name).recipe(width, trained=trained) for trained in (False, True))
+        made = [Point(label, "ptq", before, seed) for seed in range(self.seeds if draws(before) else 1)]
+        if self.training is not None:
+            made += [Point(label, "qat", after, seed, self.training) for seed in range(self.seeds)]
+        return made
+
+    def run(self, laboratory: Laboratory) -> list[dict[str, Any]]:
+        """Measure all points and return the rows of the table."""
+        return rows(laboratory.measure_all(self.points()))
+
+
+def family(name: str) -> Family:
+    """Return a family by its name, or one made of ``WEIGHT`` or ``WEIGHT+INPUT`` with ``{w}`` for the width.
+
+    Raises SettingError for a name that is none.
+    """
+    if name in FAMILIES:
+        return FAMILIES[name]
+    if "{w}" not in name:
+        raise SettingError(f"unknown family {name!r}; accepted are {', '.join(FAMILIES)}, or formats such as 'int{{w}}:g32+int8'")
+    weight, _, given = name.partition("+")
+    text = f"weight={weight}" + (f" input={given}" if given else "")
+    try:
+        Recipe.parse(f"type:Linear {text.format(w=8, h=4)}")
+    except (FormatError, KeyError, IndexError, ValueError) as error:
+        raise SettingError(f"family {name!r} at 8 bits: {error}") from None
+    return Family(text, text, 16)
+
+
+def draws(recipe: str) -> bool:
+    """Tell whether the scales of a recipe depend on the calibration texts; else all seeds give the same numbers."""
+    for rule in Recipe.parse(recipe).rules:
+        for role, spec in rule.gives:
+            if spec is not None and spec.calibration and (role != "weight" or spec.calibration.method == "gptq"):
+                return True
+    return False
+
+
+def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return one row for each family, width and method: mean accuracy, its interval, and the difference to float32.
+
+    Accuracies are shares, differences are points of percent. ``paired_error_points``: standard error of the difference
+    from the test texts on which the two models disagree, of the first seed.
+    """
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for record in records:
+        settings = record["settings"]
+        groups.setdefault((settings["family"], settings["width"], settings["method"]), []).append(record)
+    base = records[0]["result"]["right"] / records[0]["result"]["texts"]
+    made = []
+    for (name, width, method), group in groups.items():
+        results = [record["result"] for record in group]
+        found = spread([result["right"] / result["texts"] for result in results])
+        first = results[0]
+        made.append(
+            {
+                "family": name,
+                "width": width,
+                "method": method,
+                "seeds": found.count,
+                "accuracy": found.mean,
+                "sd": found.sd,
+                "half_interval_95": found.half,
+                "difference_points": 100 * (found.mean - base),
+                "paired_error_points": 100 * paired_error(first["lost"], first["gained"], first["texts"]),
+                "texts": first["texts"],
+                "recipe": group[0]["settings"]["recipe"],
+            }
+        )
+    return made
