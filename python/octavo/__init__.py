@@ -25,11 +25,14 @@ if _TYPE_CHECKING:
     from octavo.container import inspect, load, save
     from octavo.engine import Engine
     from octavo.ops import decode, encode, quantize
+    from octavo.quant.recipe import Recipe, Rule
     from octavo.tensor import PackedTensor
 
 _LAZY = {
     "Engine": "octavo.engine",
     "PackedTensor": "octavo.tensor",
+    "Recipe": "octavo.quant.recipe",
+    "Rule": "octavo.quant.recipe",
     "decode": "octavo.ops",
     "encode": "octavo.ops",
     "inspect": "octavo.container",
@@ -49,6 +52,8 @@ __all__ = [
     "NonFiniteError",
     "OctavoError",
     "PackedTensor",
+    "Recipe",
+    "Rule",
     "SettingError",
     "ShapeError",
     "__version__",
