@@ -2,7 +2,7 @@
 
 import typer
 
-from octavo.cli import bench, compare, compress, expand, formats, inspect, pack, train, unpack
+from octavo.cli import bench, compare, compress, expand, formats, inspect, pack, study, train, unpack
 from octavo.cli._app import Commands, version
 
 app = typer.Typer(
@@ -32,6 +32,7 @@ def _octavo(
       octavo compare model.safetensors --formats mxint8,mxfp4,nf4
       octavo pack model.safetensors -o small.safetensors --recipe mxint8
       octavo inspect small.safetensors
+      octavo study ptq-qat                      accuracy against width, on a model trained in a minute
     """
 
 
@@ -44,6 +45,7 @@ app.command("compress")(compress.run)
 app.command("expand", cls=expand.Command)(expand.run)
 app.add_typer(train.app, name="train")
 app.add_typer(bench.app, name="bench")
+app.add_typer(study.app, name="study")
 
 
 def main() -> None:

@@ -54,7 +54,9 @@ class Journal:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.close()
-            raise OctavoError(f"{self.path}: another process is at work on this study; wait for it, or give another --out") from None
+            raise OctavoError(
+                f"{self.path}: another process is at work on this study; wait for it, or give another --out"
+            ) from None
         try:
             self._read()
         except BaseException:

@@ -9,7 +9,7 @@ from octavo.data.sentiment import Sentences, Split
 
 LABELS = ("negative", "none", "positive")
 # A letter or function that is not squared, with the sign of its term in front.
-_LINEAR = re.compile(r"([+-]?)(?:\d+\*)?(?:(?:sin|cos|tan)\([a-z]\)|[a-z])(?!\*\*|[a-z(])")
+_LINEAR = re.compile(r"([+-]?)(?:\d+\*)?(?:(?:sin|cos|tan)\([a-z]\)|[a-z])(?!\*\*|[a-z()])")
 
 
 def sign(right: str) -> int:

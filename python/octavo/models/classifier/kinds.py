@@ -79,7 +79,9 @@ def load(folder: Path | str) -> tuple[TextClassifier, dict[str, Any]]:
     folder = Path(folder)
     info = _read_json(folder / INFO)
     if info.get("octavo") != 1 or info.get("kind") not in KINDS:
-        raise DataError(f"{folder / INFO}: kind {info.get('kind')!r}, version {info.get('octavo')!r}; accepted are 1 and {KINDS}")
+        raise DataError(
+            f"{folder / INFO}: kind {info.get('kind')!r}, version {info.get('octavo')!r}; accepted are 1 and {KINDS}"
+        )
     if info["kind"] == MINILM:
         loaded = _minilm(folder, {})
     else:
@@ -152,7 +154,7 @@ def _minilm(folder: Path, changes: dict[str, Any]) -> TextClassifier:
     try:
         import transformers
     except ImportError:
-        raise OctavoError('MiniLM needs transformers; install the extra \'demo\': pip install "octavo[demo]"') from None
+        raise OctavoError("MiniLM needs transformers; install the extra 'demo': pip install \"octavo[demo]\"") from None
     shown = transformers.utils.logging
     shown.set_verbosity_error()
     shown.disable_progress_bar()

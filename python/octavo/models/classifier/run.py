@@ -29,8 +29,8 @@ class Recipe:
 
 # MiniLM: the usual fine-tuning of an encoder of its size. Tiny: from fresh weights, hence the larger rate.
 RECIPES = {
-    TINY: Recipe(epochs=4, batch_size=64, learning_rate=1e-3, precision="fp32"),
-    "minilm": Recipe(epochs=2, batch_size=32, learning_rate=5e-5, precision="bf16"),
+    TINY: Recipe(epochs=3, batch_size=64, learning_rate=1e-3, precision="fp32"),
+    "minilm": Recipe(epochs=1, batch_size=32, learning_rate=5e-5, precision="bf16"),
 }
 
 

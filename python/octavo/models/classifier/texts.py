@@ -34,7 +34,9 @@ class Texts:
     def __post_init__(self) -> None:
         """Check that there is a label for each text."""
         if len(self.ids) != len(self.labels) or not self.ids:
-            raise DataError(f"{len(self.ids)} texts and {len(self.labels)} labels; accepted are as many, and one at least")
+            raise DataError(
+                f"{len(self.ids)} texts and {len(self.labels)} labels; accepted are as many, and one at least"
+            )
 
     def __len__(self) -> int:
         """Texts."""

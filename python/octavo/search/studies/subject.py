@@ -66,14 +66,27 @@ class ClassifierSubject:
 
     metric = "accuracy"
 
-    def __init__(self, name: str, made: TextClassifier, split: Split, *, steps: int, batch_size: int, rate: float, judged: int = 512) -> None:
+    def __init__(
+        self,
+        name: str,
+        made: TextClassifier,
+        split: Split,
+        *,
+        steps: int,
+        batch_size: int,
+        rate: float,
+        judged: int = 512,
+    ) -> None:
         """Take a trained classifier; ``judged``: validation texts that configurations are compared on."""
         self.name, self.steps, self.batch_size, self.learning_rate = name, steps, batch_size, rate
         self._model = made.model.eval()
-        self._train, self._parts = made.texts(split.train), {
-            "validation": made.texts(split.validation),
-            "test": made.texts(split.test),
-        }
+        self._train, self._parts = (
+            made.texts(split.train),
+            {
+                "validation": made.texts(split.validation),
+                "test": made.texts(split.test),
+            },
+        )
         self._judged = self._parts["validation"].sample(judged, seed=0)
         self._before = functional.log_softmax(scores(self._model, self._judged), -1)
         self.identity = {
