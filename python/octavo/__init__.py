@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from octavo import settings as _settings
 from octavo._core import __version__
 from octavo.errors import (
+    CalibrationError,
     ContainerError,
     DataError,
     DTypeError,
@@ -42,6 +43,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "CalibrationError",
     "ContainerError",
     "DTypeError",
     "DataError",

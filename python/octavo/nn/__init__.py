@@ -12,7 +12,7 @@ from octavo.nn.conv import QuantConv1d, QuantConv2d
 from octavo.nn.embedding import QuantEmbedding
 from octavo.nn.integer import Int32Bias
 from octavo.nn.layer import QuantLayer
-from octavo.nn.linear import QuantLinear
+from octavo.nn.linear import QuantLinear, QuantTransposedLinear
 from octavo.nn.quantiser import Quantiser
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "QuantEmbedding",
     "QuantLayer",
     "QuantLinear",
+    "QuantTransposedLinear",
     "Quantiser",
 ]

@@ -20,7 +20,7 @@ class QuantEmbedding(QuantLayer, nn.Embedding):
     """
 
     replaces = nn.Embedding
-    roles = ("weight", "output")
+    quant_roles = ("weight", "output")
 
     def __init__(self, *args: Any, plan: LayerPlan = LayerPlan(), what: str = "", **kwargs: Any) -> None:  # noqa: B008
         """Initialise as ``nn.Embedding`` does. ``what`` names the layer in errors."""
@@ -46,14 +46,16 @@ class QuantEmbedding(QuantLayer, nn.Embedding):
         elif quantiser.spans_tensor and not quantiser.is_static:
             y = functional.embedding(ids, quantiser(self.weight), *options)
         else:
-            y = _round_rows(quantiser, functional.embedding(ids, self.weight, *options), ids)
+            y = _round_rows(quantiser, functional.embedding(ids, self.weight, *options), ids, self.num_embeddings)
         return y if self.output_quantiser is None else self.output_quantiser(y)
 
 
-def _round_rows(quantiser: Quantiser, rows: Tensor, ids: Tensor) -> Tensor:
+def _round_rows(quantiser: Quantiser, rows: Tensor, ids: Tensor, table_rows: int) -> Tensor:
     if not quantiser.is_static:
         return quantiser(rows)
     scales, zeros, levels = quantiser.given()
     if quantiser.granularity != "tensor":
-        scales, zeros = scales[ids], None if zeros is None else zeros[ids]
+        # One row of scales for each row of the table, however learned scales are laid out.
+        scales = scales.view(table_rows, -1)[ids]
+        zeros = None if zeros is None else zeros[ids]
     return quantiser.round(rows, scales, zeros, levels)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from octavo.errors import DTypeError, FormatError
 from octavo.nn.integer import Int32Bias, Valued, is_int32
 from octavo.nn.quantiser import Quantiser
-from octavo.quant.spec import LayerPlan, Spec
+from octavo.quant.spec import ROLES, LayerPlan, Spec
 
 
 class QuantLayer(nn.Module):
@@ -23,7 +23,7 @@ class QuantLayer(nn.Module):
     """
 
     replaces: type[nn.Module]
-    roles: tuple[str, ...] = ("weight", "input", "output", "bias")
+    quant_roles: tuple[str, ...] = ROLES
     weight_quantiser: Quantiser | None
     input_quantiser: Quantiser | None
     output_quantiser: Quantiser | None
@@ -31,9 +31,12 @@ class QuantLayer(nn.Module):
 
     @classmethod
     def _take_over(cls, module: nn.Module, plan: LayerPlan, what: str) -> Self:
-        """Return a layer with the Parameters, buffers, hooks and mode of ``module`` and the quantisers of ``plan``."""
+        """Return a layer with the Parameters, buffers, hooks and mode of ``module`` and the quantisers of ``plan``.
+
+        ``module``: of the class that this one replaces, or quantised already; its quantisers are left behind.
+        """
         what = what or type(module).__name__
-        if not isinstance(module, cls.replaces) or type(module).forward is not cls.replaces.forward:
+        if not cls._replaces(module):
             raise DTypeError(f"{what} is a {type(module).__name__}; accepted is a plain {cls.replaces.__name__}")
         weight = module._parameters.get("weight", vars(module).get("weight"))
         if not isinstance(weight, Tensor) or isinstance(weight, nn.parameter.UninitializedParameter):
@@ -48,11 +51,16 @@ class QuantLayer(nn.Module):
         layer._add_quantisers(plan, what)
         return layer
 
+    @classmethod
+    def _replaces(cls, module: nn.Module) -> bool:
+        """Whether the layer computes what ``module`` does, but for rounding."""
+        return isinstance(module, cls.replaces) and type(module).forward in (cls.replaces.forward, cls.forward)
+
     def _add_quantisers(self, plan: LayerPlan, what: str) -> None:
         """Make the quantisers of ``plan``. Raises FormatError for roles the layer does not have."""
-        for role in ("weight", "input", "output", "bias"):
+        for role in ROLES:
             spec = getattr(plan, role)
-            if spec is not None and role not in self.roles:
+            if spec is not None and role not in self.quant_roles:
                 raise FormatError(f"{what}: a {self.replaces.__name__} has no {role} to hold '{spec}'")
             if role == "bias" and self._parameters.get("bias") is None:
                 spec = None  # a rule for many layers names the bias of those that have one
@@ -85,10 +93,7 @@ class QuantLayer(nn.Module):
     def plan(self) -> LayerPlan:
         """The specs of the quantisers."""
         return LayerPlan(
-            **{
-                role: None if (made := getattr(self, f"{role}_quantiser")) is None else made.spec
-                for role in ("weight", "input", "output", "bias")
-            }
+            **{role: None if (made := getattr(self, f"{role}_quantiser")) is None else made.spec for role in ROLES}
         )
 
     @property
@@ -104,10 +109,18 @@ class QuantLayer(nn.Module):
         """Whether the input's scales can be taken out of the sums of products."""
         return x.granularity == "tensor"
 
+    def weight_matrix(self) -> Tensor:
+        """The weight as it is rounded: ``[N, K]``, K being the contraction."""
+        return self.weight.flatten(1)
+
+    def _weight_of(self, matrix: Tensor) -> Tensor:
+        """A weight from its matrix ``[N, K]``."""
+        return matrix.view(self.weight.shape)
+
     def _weight(self) -> Tensor:
-        """The weight as the layer multiplies it, rounded along its contraction."""
+        """The weight as the layer multiplies it."""
         quantiser = self.weight_quantiser
-        return self.weight if quantiser is None else quantiser(self.weight.flatten(1)).view_as(self.weight)
+        return self.weight if quantiser is None else self._weight_of(quantiser(self.weight_matrix()))
 
     def _bias(self) -> Tensor | None:
         quantiser = self.bias_quantiser
@@ -119,9 +132,9 @@ class QuantLayer(nn.Module):
 
     def _steps(self) -> Tensor:
         """``s_x * s_w[n]`` of a static input, float32 ``[N]``."""
-        _, weight_scales = self.weight_quantiser.integers(self.weight.detach().float().flatten(1))
+        _, weight_scales = self.weight_quantiser.integers(self.weight_matrix().detach().float())
         scales, _, _ = self.input_quantiser.given()
-        return scales.detach() * weight_scales.flatten().expand(self.weight.shape[0])
+        return scales.detach() * weight_scales.flatten().expand(len(self.bias))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return what the float layer would, of rounded operands; in evaluation from the codes where ``is_integer``."""
@@ -136,13 +149,13 @@ class QuantLayer(nn.Module):
     def _integer_forward(self, x: Tensor) -> Tensor:
         """Evaluate ``fl32(acc) * (s_x * s_w[n]) + bias``, acc being the exact integer sum of products of codes."""
         x_codes, x_scales = self.input_quantiser.integers(x.detach().float())
-        weight_codes, weight_scales = self.weight_quantiser.integers(self.weight.detach().float().flatten(1))
+        weight_codes, weight_scales = self.weight_quantiser.integers(self.weight_matrix().detach().float())
         # Whole numbers below 2^53: float64 sums are exact in any order.
-        sums = self._multiply(x_codes, weight_codes.view(self.weight.shape), None)
+        sums = self._multiply(x_codes, self._weight_of(weight_codes), None)
         steps = x_scales * self._along_channels(weight_scales.flatten())
         bias, quantiser = self.bias, self.bias_quantiser
         if bias is not None and isinstance(quantiser, Int32Bias) and quantiser.enabled:
-            whole = quantiser.integers(bias, x_scales * weight_scales.flatten().expand(self.weight.shape[0]))
+            whole = quantiser.integers(bias, x_scales * weight_scales.flatten().expand(len(bias)))
             y = (sums + self._along_channels(whole)).float() * steps
         else:
             y = sums.float() * steps

@@ -1,4 +1,4 @@
-"""QuantLinear: a linear layer over rounded operands."""
+"""QuantLinear and QuantTransposedLinear: linear layers over rounded operands."""
 
 from __future__ import annotations
 
@@ -52,3 +52,35 @@ class QuantLinear(QuantLayer, nn.Linear):
 
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(x, weight, bias)
+
+
+class QuantTransposedLinear(QuantLayer):
+    """Conv1D of transformers over rounded operands: a linear layer whose weight is stored ``[K, N]``.
+
+    Everything else is as in :class:`QuantLinear`: the weight is rounded as ``[N, K]``, along its contraction.
+    """
+
+    replaces = nn.Module  # known by name: transformers is not loaded for it
+
+    @classmethod
+    def from_conv1d(cls, layer: nn.Module, plan: LayerPlan, what: str = "") -> Self:
+        """Return a layer that shares the Parameters, hooks and mode of ``layer``. Raises DTypeError, FormatError."""
+        return cls._take_over(layer, plan, what)
+
+    @classmethod
+    def _replaces(cls, module: nn.Module) -> bool:
+        kind = type(module)
+        return kind is cls or (kind.__name__, kind.__module__) == ("Conv1D", "transformers.pytorch_utils")
+
+    def weight_matrix(self) -> Tensor:
+        """The weight as it is rounded: ``[N, K]``, K being the contraction."""
+        return self.weight.t()
+
+    def _weight_of(self, matrix: Tensor) -> Tensor:
+        return matrix.t()
+
+    def _factors(self, x: Quantiser) -> bool:
+        return QuantLinear._factors(self, x)
+
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.linear(x, weight.t(), bias)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import octavo.ops  # noqa: F401 registers torch.ops.octavo
 from octavo import _core
-from octavo.errors import DTypeError, FormatError, OctavoError, ShapeError
+from octavo.errors import CalibrationError, DTypeError, FormatError, OctavoError, ShapeError
 from octavo.formats import Format
 from octavo.quant.spec import Spec
 from octavo.tensor import SCALE_DTYPES, PackedTensor
@@ -27,7 +27,8 @@ class Quantiser(nn.Module):
     ``axis``: of the tensor, along which rows, groups and blocks run. ``what``: names the tensor in errors.
     ``scales``, ``zeros``, ``levels``: buffers in the form of :class:`octavo.PackedTensor`'s parts, kept in their own
     dtype whatever ``.to(dtype)`` does to the model; None while scales are chosen from each tensor (dynamic). Learned
-    scales (``lsq``) are a float32 Parameter, fraction bits of ``fixedW`` included. ``enabled``: switches it off.
+    scales (``lsq``) are a float32 Parameter, fraction bits of ``fixedW`` included, and flat, since optimisers decay
+    what has two dimensions. ``enabled``: switches it off.
 
     The state dict holds the parts that exist and ``format``, the text they belong to, as bytes. Loading takes all of
     them, and takes none where the state dict has none, as one of the float model does.
@@ -96,9 +97,9 @@ class Quantiser(nn.Module):
         for there, part, name in ((core.has_zeros, zeros, "zeros"), (core.has_levels, levels, "levels")):
             if there != (part is not None and part.numel() > 0):
                 raise ShapeError(f"{self.what}: '{self.format}' {'needs' if there else 'has no'} {name}")
-        if self.is_learned and self.scales.shape == scales.shape:
+        if self.is_learned and self.scales.numel() == scales.numel():
             with torch.no_grad():
-                self.scales.copy_(scales)
+                self.scales.copy_(scales.flatten())
             return
         self._parameters.pop("scales", None)
         self.register_buffer("scales", _stored(scales, SCALE_DTYPES[core.scale_type]))
@@ -116,7 +117,7 @@ class Quantiser(nn.Module):
         if self.scales is None:
             raise FormatError(f"{self.what}: scales are learned from a start; set or calibrate them first")
         if not self.is_learned:
-            start = self.scales.detach().float().clone()
+            start = self.scales.detach().float().flatten().clone()
             del self._buffers["scales"]
             self.scales = nn.Parameter(start)
 
@@ -131,7 +132,7 @@ class Quantiser(nn.Module):
         """Return ``x`` rounded: equal to ``encode(x).decode()``, with the gradients of :func:`octavo.quantize`.
 
         ``x``: float32, float16 or bfloat16, any shape with the axis. NaN stays NaN.
-        Raises FormatError where scales were to be calibrated and were not, and as :func:`octavo.quantize`.
+        Raises CalibrationError where scales were to be calibrated and were not, else as :func:`octavo.quantize`.
         """
         if not self.enabled:
             return x
@@ -173,7 +174,7 @@ class Quantiser(nn.Module):
 
     def _check(self, x: Tensor) -> None:
         if self.wants_scales:
-            raise FormatError(
+            raise CalibrationError(
                 f"{self.what}: '{self.spec}' has no scales yet; give octavo.quantize_model calibration data, "
                 "or load a state dict that has them"
             )
@@ -219,21 +220,21 @@ class Quantiser(nn.Module):
             learned = self.is_learned or (
                 self.spec.calibration is not None
                 and self.spec.calibration.method == "lsq"
-                and found["scales"].dtype == torch.float32
+                and found["scales"].is_floating_point()
             )
             self._take(found, learned=learned)
         except (OctavoError, UnicodeDecodeError) as error:
             error_msgs.append(f"{prefix}scales: {error}")
 
     def _take(self, found: dict[str, Tensor | None], *, learned: bool) -> None:
-        if self.is_learned and self.scales.shape == found["scales"].shape:
+        if self.is_learned and self.scales.numel() == found["scales"].numel():
             with torch.no_grad():
-                self.scales.copy_(found["scales"])
+                self.scales.copy_(found["scales"].flatten())
             return
         device = found["scales"].device if self.scales is None else self.scales.device
         self.set_scales(*(part if part is None else part.to(device) for part in found.values()))
         if learned:
-            start = found["scales"].detach().to(device, torch.float32).clone()
+            start = found["scales"].detach().to(device, torch.float32).flatten().clone()
             self.learn()
             self.scales = nn.Parameter(start)  # set_scales rounds fraction bits
 
