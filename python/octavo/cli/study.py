@@ -61,7 +61,7 @@ def ptq_qat(
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="fixed, int, mxint, bfp, int-weights, or formats such as 'int{w}:g32+int8'.  [default: fixed,int,mxint]",
+            help="fixed, int, mxint, bfp, int-weights, or 'WEIGHT+INPUT' with {w}.  [default: fixed,int,mxint]",
         ),
     ] = None,
     baseline: Annotated[

@@ -43,7 +43,7 @@ def save(made: Figure, folder: Path, name: str) -> list[Path]:
 
 
 def width_figure(rows: Rows, *, metric: str, title: str) -> Figure:
-    """Draw accuracy against width: a colour a family, dashes before training, lines after, bars for the 95 % interval."""
+    """Draw accuracy against width: dashes before training, lines after it, bars for the 95 % interval."""
     made, (panel,) = figure()
     for position, family in enumerate(_families(rows)):
         style = _style(position)

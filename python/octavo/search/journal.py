@@ -49,7 +49,7 @@ class Journal:
         Raises OctavoError if another process has it open, DataError for a line inside it that is no record.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "a+b")  # noqa: SIM115 - it stays open as long as the study
+        self._file = open(self.path, "a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

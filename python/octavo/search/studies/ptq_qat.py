@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.errors import FormatError, SettingError
@@ -57,14 +57,12 @@ class PtqQat:
     families: tuple[str, ...] = ("fixed", "int", "mxint")
     widths: tuple[int, ...] = (2, 3, 4, 5, 6, 8, 12, 16, 32)
     seeds: int = 3
-    training: Training | None = Training()
+    training: Training | None = field(default_factory=Training)
 
     def __post_init__(self) -> None:
         """Check names and widths."""
         if not self.families or not self.widths or self.seeds < 1:
-            raise SettingError(
-                f"{len(self.families)} families, {len(self.widths)} widths, {self.seeds} seeds; accepted: one of each, at least"
-            )
+            raise SettingError("families, widths and seeds; accepted: one of each, at least")
         for width in self.widths:
             if not 2 <= width <= 32:
                 raise SettingError(f"width {width}; accepted are 2 to 32 bits")

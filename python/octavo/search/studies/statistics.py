@@ -15,7 +15,7 @@ _NORMAL = 1.959964
 
 @dataclass(frozen=True)
 class Spread:
-    """``mean`` of ``count`` values, their standard deviation ``sd``, and the half width of the 95 % interval of the mean.
+    """``mean`` of ``count`` values, standard deviation ``sd``, and ``half`` the width of the 95 % interval of the mean.
 
     ``sd`` and ``half`` are None for one value: one seed says nothing about others.
     """
