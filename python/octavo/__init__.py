@@ -26,6 +26,7 @@ if _TYPE_CHECKING:
     from octavo.container import inspect, load, save
     from octavo.engine import Engine
     from octavo.ops import decode, encode, quantize
+    from octavo.quant.model import quantize_model
     from octavo.quant.recipe import Recipe, Rule
     from octavo.tensor import PackedTensor
 
@@ -39,6 +40,7 @@ _LAZY = {
     "inspect": "octavo.container",
     "load": "octavo.container",
     "quantize": "octavo.ops",
+    "quantize_model": "octavo.quant.model",
     "save": "octavo.container",
 }
 
@@ -65,6 +67,7 @@ __all__ = [
     "inspect",
     "load",
     "quantize",
+    "quantize_model",
     "save",
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Self
 
 from torch import Tensor, nn
+from torch.nn import functional
 
 from octavo.nn.layer import QuantLayer
 from octavo.quant.spec import LayerPlan
@@ -26,6 +27,20 @@ class _QuantConv(QuantLayer):
     def from_conv(cls, conv: nn.Module, plan: LayerPlan, what: str = "") -> Self:
         """Return a layer that shares the Parameters, hooks and mode of ``conv``. Raises DTypeError, FormatError."""
         return cls._take_over(conv, plan, what)
+
+    def input_rows(self, x: Tensor) -> Tensor:
+        """The patches ``[n, in * kernel]`` that the weight matrix multiplies. Raises FormatError for groups."""
+        if self.groups > 1:
+            return super().input_rows(x)
+        flat = len(self.kernel_size) == 1
+        if x.ndim == len(self.kernel_size) + 1:
+            x = x[None]
+        mode = "constant" if self.padding_mode == "zeros" else self.padding_mode
+        x = functional.pad(x, self._reversed_padding_repeated_twice, mode)
+        sizes = (self.kernel_size, self.dilation, self.stride)
+        kernel, dilation, stride = ((1, *size) if flat else size for size in sizes)
+        patches = functional.unfold(x[:, :, None] if flat else x, kernel, dilation, stride=stride)
+        return patches.transpose(1, 2).flatten(0, 1)
 
     def _axis(self, role: str) -> int:
         return -1 if role in ("weight", "bias") else -1 - len(self.kernel_size)

@@ -113,6 +113,15 @@ class QuantLayer(nn.Module):
         """The weight as it is rounded: ``[N, K]``, K being the contraction."""
         return self.weight.flatten(1)
 
+    def set_weight_matrix(self, matrix: Tensor) -> None:
+        """Overwrite the weight, from ``[N, K]``."""
+        with torch.no_grad():
+            self.weight.copy_(self._weight_of(matrix.to(self.weight.dtype)))
+
+    def input_rows(self, x: Tensor) -> Tensor:
+        """The vectors ``[n, K]`` that the weight matrix multiplies. Raises FormatError where there are none."""
+        raise FormatError(f"a {type(self).__name__} has no one matrix that multiplies its input; take @mse or @hqq")
+
     def _weight_of(self, matrix: Tensor) -> Tensor:
         """A weight from its matrix ``[N, K]``."""
         return matrix.view(self.weight.shape)

@@ -47,6 +47,10 @@ class QuantLinear(QuantLayer, nn.Linear):
         """Return a layer that shares the Parameters, hooks and mode of ``linear``. Raises DTypeError, FormatError."""
         return cls._take_over(linear, plan, what)
 
+    def input_rows(self, x: Tensor) -> Tensor:
+        """The vectors ``[n, K]`` that the weight matrix multiplies."""
+        return x.flatten(0, -2) if x.ndim > 1 else x[None]
+
     def _factors(self, x: Quantiser) -> bool:
         return x.granularity == "tensor" or (x.granularity == "channel" and not x.is_static)
 
@@ -79,8 +83,8 @@ class QuantTransposedLinear(QuantLayer):
     def _weight_of(self, matrix: Tensor) -> Tensor:
         return matrix.t()
 
-    def _factors(self, x: Quantiser) -> bool:
-        return QuantLinear._factors(self, x)
+    input_rows = QuantLinear.input_rows
+    _factors = QuantLinear._factors
 
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(x, weight.t(), bias)
