@@ -5,10 +5,14 @@ import torch
 from octavo.data.polynomials import signs
 from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.models.classifier.kinds import _tiny, _vocabulary
+from octavo.models.classifier.run import Recipe
 from octavo.search.journal import Journal
 from octavo.search.studies.points import Laboratory
 from octavo.search.studies.subject import ClassifierSubject
 from octavo.train import seed_all
+
+
+RECIPE = Recipe(epochs=1, batch_size=8, learning_rate=1e-3, precision="fp32")
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +32,7 @@ def subject(split):
     with torch.no_grad():
         model.classifier.weight.mul_(30)  # answers that differ from text to text
         model.encoder[0].feed_forward.down.weight.mul_(30)
-    return ClassifierSubject("tiny", _tiny(vocabulary, model), split, steps=40, batch_size=8, rate=1e-3, judged=16)
+    return ClassifierSubject("tiny", _tiny(vocabulary, model), split, RECIPE, steps=40, judged=16)
 
 
 @pytest.fixture

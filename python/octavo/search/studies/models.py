@@ -67,19 +67,9 @@ def open_subject(
     if made.kind != name:
         raise DataError(f"{run}: holds a model '{made.kind}'; give --model {made.kind}")
     if info.get("data") != split.digest():
-        raise DataError(
-            f"{run}: trained on other texts; its test texts may be among them. Give the same --data, or another --out"
-        )
-    recipe = RECIPES[name]
-    return ClassifierSubject(
-        name,
-        made,
-        split,
-        steps=info["steps"],
-        batch_size=recipe.batch_size,
-        rate=recipe.learning_rate,
-        judged=128 if quick else _JUDGED[name],
-    )
+        raise DataError(f"{run}: trained on other texts than these; give the same --data, or another --out")
+    judged = 128 if quick else _JUDGED[name]
+    return ClassifierSubject(name, made, split, RECIPES[name], steps=info["steps"], judged=judged)
 
 
 def _split(data: Path | None, *, quick: bool) -> Split:

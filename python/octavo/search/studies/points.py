@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import octavo
+from octavo.quant.model import freeze_scales
 from octavo.quant.recipe import Recipe
 from octavo.search.journal import Journal, identity
 from octavo.search.studies.subject import Subject
@@ -27,7 +28,10 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Training:
-    """Training through a format: ``share`` of the updates and ``rate`` of the learning rate that made the model."""
+    """Training through a format: ``share`` of the updates and ``rate`` of the learning rate that made the model.
+
+    At most ``most`` updates. Scales stand still in the last tenth of them, so that weights settle on a fixed grid.
+    """
 
     share: float = 0.1
     rate: float = 0.1
@@ -43,6 +47,7 @@ class Training:
             schedule="cosine",
             warmup=min(steps // 10, 20),
             weight_decay=0.0,
+            precision=subject.precision,
             seed=seed,
             checkpoint_every=max(1, min(100, steps)),
             log_every=max(1, steps // 10),
@@ -118,7 +123,14 @@ class Laboratory:
         )
         if point.method == "qat":
             config = point.training.config(self.subject, point.seed)
-            result = train(model, self.subject.task(point.seed), config, self._run(settings), progress=False)
+            still = config.steps - config.steps // 10
+
+            def settle(model: nn.Module, step: int) -> None:
+                if step >= still:
+                    freeze_scales(model)
+
+            task, run = self.subject.task(point.seed), self._run(settings)
+            result = train(model, task, config, run, progress=False, callbacks=[settle])
             if result.reason == "interrupted":
                 raise KeyboardInterrupt
         return model.eval()

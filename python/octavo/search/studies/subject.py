@@ -16,6 +16,7 @@ from torch.nn import functional
 from octavo.data.polynomials import splits
 from octavo.data.sentiment import Split
 from octavo.models.classifier.kinds import TextClassifier
+from octavo.models.classifier.run import Recipe
 from octavo.models.classifier.texts import ClassifierTask, scores
 from octavo.models.polynomials.accuracy import Lines, exact_match
 from octavo.models.polynomials.recipe import SPLIT_SEED, TEST, VALIDATION
@@ -29,8 +30,9 @@ _CALIBRATION_START = 1 << 62
 class Subject(Protocol):
     """A trained model and its texts.
 
-    ``identity``: plain values that decide every number; ``metric``: what is reported; ``steps``, ``batch_size`` and
-    ``learning_rate``: of the training that the model comes from, which training through a format takes a share of.
+    ``identity``: plain values that decide every number; ``metric``: what is reported; ``steps``, ``batch_size``,
+    ``learning_rate`` and ``precision``: of the training that the model comes from, which training through a format
+    takes a share of.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Subject(Protocol):
     steps: int
     batch_size: int
     learning_rate: float
+    precision: str
 
     def model(self) -> nn.Module:
         """Return a copy of the float32 model, in eval mode."""
@@ -67,37 +70,16 @@ class ClassifierSubject:
     metric = "accuracy"
 
     def __init__(
-        self,
-        name: str,
-        made: TextClassifier,
-        split: Split,
-        *,
-        steps: int,
-        batch_size: int,
-        rate: float,
-        judged: int = 512,
+        self, name: str, made: TextClassifier, split: Split, recipe: Recipe, *, steps: int, judged: int = 512
     ) -> None:
-        """Take a trained classifier; ``judged``: validation texts that configurations are compared on."""
-        self.name, self.steps, self.batch_size, self.learning_rate = name, steps, batch_size, rate
-        self._model = made.model.eval()
-        self._train, self._parts = (
-            made.texts(split.train),
-            {
-                "validation": made.texts(split.validation),
-                "test": made.texts(split.test),
-            },
-        )
+        """Take a classifier that ``recipe`` trained in ``steps``; ``judged``: validation texts that choices look at."""
+        self.name, self.steps = name, steps
+        self.batch_size, self.learning_rate, self.precision = recipe.batch_size, recipe.learning_rate, recipe.precision
+        self._model, self._train = made.model.eval(), made.texts(split.train)
+        self._parts = {"validation": made.texts(split.validation), "test": made.texts(split.test)}
         self._judged = self._parts["validation"].sample(judged, seed=0)
         self._before = functional.log_softmax(scores(self._model, self._judged), -1)
-        self.identity = {
-            "model": name,
-            "weights": digest(self._model),
-            "data": split.digest(),
-            "judged": judged,
-            "steps": steps,
-            "batch_size": batch_size,
-            "learning_rate": rate,
-        }
+        self.identity = {"model": name, "weights": digest(self._model), "data": split.digest(), "judged": judged}
 
     def model(self) -> nn.Module:
         """Return a copy of the float32 model."""
@@ -127,7 +109,7 @@ class PolynomialSubject:
     """The shipped model that expands polynomials, by exact match; see :class:`Subject`."""
 
     name, metric = "polynomials", "exact match"
-    steps, batch_size, learning_rate = 31_000, 64, 4e-4
+    steps, batch_size, learning_rate, precision = 31_000, 64, 4e-4, "fp32"
 
     def __init__(self, *, lines: int = 2000, judged: int = 512) -> None:
         """Load the model; ``lines``: test lines, of which there are 20,000; ``judged``: as for a classifier."""
