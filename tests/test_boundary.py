@@ -270,6 +270,13 @@ for f in formats:
                 attempt(_core._quantize, f, dtype, shape, axis, start, start + 16384, "floor", parts)
                 attempt(_core._quantize_backward, f, dtype, shape, axis, start, start + 8192, start + 16384, "ceil", None, 0)
                 attempt(_core._quantize_backward, f, dtype, shape, axis, start, start + 8192, start + 16384, "floor", parts, start + 32768)
+                for n, k in ((0, 3), (3, 0), (2, 40), (2**62, 4)):
+                    for m in (0, 2, 2**61):
+                        bias = (start + 45056, dtype)
+                        out = start + 49152
+                        attempt(_core._packed_linear, f, dtype, m, n, k, start, parts, bias, out)
+                        attempt(_core._packed_embedding, f, dtype, (start, m), n, k, parts, out)
+                        attempt(_core._integer_linear, f, formats[0], dtype, m, n, k, start, parts, None, bias, out)
 for width in (0, 1, 4, 9, 17, 32, 33):
     for rows, k in ((0, 0), (0, 5), (5, 0), (3, 7), (1, 100)):
         attempt(_core._pack, width, rows, k, start, start + 8192)

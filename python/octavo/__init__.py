@@ -15,19 +15,26 @@ from octavo.errors import (
     DTypeError,
     FormatError,
     InternalError,
+    KernelError,
+    ModelError,
     NonFiniteError,
     OctavoError,
+    RangeError,
     SettingError,
     ShapeError,
 )
 from octavo.formats import Format, formats
+from octavo.settings import strict
 
 if _TYPE_CHECKING:
     from octavo.container import inspect, load, save
     from octavo.engine import Engine
     from octavo.ops import decode, encode, quantize
     from octavo.quant.model import quantize_model
+    from octavo.quant.model_folder import load_model, save_model
+    from octavo.quant.pack import pack_model
     from octavo.quant.recipe import Recipe, Rule
+    from octavo.report.explain import explain
     from octavo.tensor import PackedTensor
 
 _LAZY = {
@@ -37,11 +44,15 @@ _LAZY = {
     "Rule": "octavo.quant.recipe",
     "decode": "octavo.ops",
     "encode": "octavo.ops",
+    "explain": "octavo.report.explain",
     "inspect": "octavo.container",
     "load": "octavo.container",
+    "load_model": "octavo.quant.model_folder",
+    "pack_model": "octavo.quant.pack",
     "quantize": "octavo.ops",
     "quantize_model": "octavo.quant.model",
     "save": "octavo.container",
+    "save_model": "octavo.quant.model_folder",
 }
 
 __all__ = [
@@ -53,9 +64,12 @@ __all__ = [
     "Format",
     "FormatError",
     "InternalError",
+    "KernelError",
+    "ModelError",
     "NonFiniteError",
     "OctavoError",
     "PackedTensor",
+    "RangeError",
     "Recipe",
     "Rule",
     "SettingError",
@@ -63,12 +77,17 @@ __all__ = [
     "__version__",
     "decode",
     "encode",
+    "explain",
     "formats",
     "inspect",
     "load",
+    "load_model",
+    "pack_model",
     "quantize",
     "quantize_model",
     "save",
+    "save_model",
+    "strict",
 ]
 
 _settings.apply()

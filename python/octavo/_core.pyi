@@ -1,4 +1,4 @@
-"""The Rust core. Names with an underscore take addresses; ``ops.py`` and ``container.py`` alone call them.
+"""The Rust core. Names with an underscore take addresses; ``ops.py``, ``linear.py``, ``container.py`` alone call them.
 
 Addresses are integers; 0 stands for a part that is not there. Dtype codes: 0 float32, 1 float16, 2 bfloat16. Parts are
 the addresses of codes, scales, zeros and levels; spans are an address and a number of bytes.
@@ -20,7 +20,11 @@ __all__ = [
     "__version__",
     "_decode",
     "_encode",
+    "_integer_linear",
+    "_linear_kernel",
     "_pack",
+    "_packed_embedding",
+    "_packed_linear",
     "_polynomial_expand",
     "_polynomial_kind",
     "_quantize",
@@ -131,6 +135,36 @@ def _quantize_backward(
 ) -> None: ...
 def _pack(width: int, rows: int, k: int, codes: int, out: int) -> None: ...
 def _unpack(width: int, rows: int, k: int, packed: int, out: int) -> None: ...
+
+# A bias is its address and dtype code; 3 is int32. Ids and input scales are an address and a number of elements.
+def _packed_linear(
+    format: Format,
+    dtype_code: int,
+    m: int,
+    n: int,
+    k: int,
+    x: int,
+    parts: _Parts,
+    bias: tuple[int, int] | None,
+    out: int,
+) -> None: ...
+def _integer_linear(
+    format: Format,
+    input_format: Format,
+    dtype_code: int,
+    m: int,
+    n: int,
+    k: int,
+    x: int,
+    parts: _Parts,
+    input_scales: _Span | None,
+    bias: tuple[int, int] | None,
+    out: int,
+) -> None: ...
+def _packed_embedding(
+    format: Format, dtype_code: int, ids: _Span, rows: int, width: int, parts: _Parts, out: int
+) -> None: ...
+def _linear_kernel(format: Format, input_format: Format | None, m: int, dtype_code: int) -> str: ...
 
 @final
 class _ContainerWriter:

@@ -13,6 +13,10 @@ class ShapeError(OctavoError, ValueError):
     """A shape, axis or buffer that does not fit."""
 
 
+class RangeError(OctavoError, IndexError):
+    """An index or id outside its range."""
+
+
 class DTypeError(OctavoError, TypeError):
     """A dtype, device or kind of object that is not accepted."""
 
@@ -23,6 +27,14 @@ class NonFiniteError(OctavoError, ValueError):
 
 class ContainerError(OctavoError, ValueError):
     """A file that is not a valid container, or one this version refuses."""
+
+
+class ModelError(OctavoError, ValueError):
+    """A module, layer or option of a model that does not fit what is asked of it."""
+
+
+class KernelError(OctavoError, RuntimeError):
+    """A product that no kernel of this version computes on packed codes, where :func:`octavo.strict` asks for one."""
 
 
 class DataError(OctavoError, ValueError):

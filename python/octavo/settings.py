@@ -2,20 +2,51 @@
 
 ``OCTAVO_SIMD``: ``scalar``, ``avx2`` or ``avx512`` forces an instruction set; results are the same at every level.
 ``OCTAVO_NUM_THREADS``: threads of the codecs and kernels; default: the cores this process may use.
+``OCTAVO_STRICT``: ``1`` makes every product without a kernel an error (:func:`strict`); default ``0``.
 """
 
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 from octavo import _core
 from octavo.errors import SettingError
+
+_always_strict = False
+_strict: ContextVar[bool | None] = ContextVar("octavo.strict", default=None)
+
+
+def is_strict() -> bool:
+    """Whether a product on packed codes without a kernel is an error here."""
+    here = _strict.get()
+    return _always_strict if here is None else here
+
+
+@contextmanager
+def strict(enabled: bool = True) -> Iterator[None]:
+    """Raise KernelError inside instead of decoding a weight and multiplying with PyTorch.
+
+    Holds for this thread or task. ``enabled=False`` allows it again in a part. ``OCTAVO_STRICT=1`` sets it everywhere.
+    """
+    token = _strict.set(enabled)
+    try:
+        yield
+    finally:
+        _strict.reset(token)
 
 
 def apply() -> None:
     """Apply the environment to the core; called once, on import.
 
-    Raises SettingError for a level this machine lacks or a number of threads that is not one.
+    Raises SettingError for a level this machine lacks, a number of threads that is not one, or another OCTAVO_STRICT.
     """
+    global _always_strict
+    given = os.environ.get("OCTAVO_STRICT") or "0"
+    if given not in ("0", "1"):
+        raise SettingError(f"OCTAVO_STRICT={given!r}; accepted are 0 and 1")
+    _always_strict = given == "1"
     level = os.environ.get("OCTAVO_SIMD")
     if level:
         _core.force_simd(level)

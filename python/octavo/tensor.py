@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from numbers import Integral
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -214,6 +214,14 @@ class PackedTensor:
             torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
             for a, b in zip(self.parts, other.parts, strict=True)
         )
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Refuse torch's own functions. Layers of torch that read weights past their modules ask for this, too, and
+        then call the modules, which know packed weights.
+        """
+        name = getattr(func, "__name__", str(func))
+        raise DTypeError(f"{name} takes no PackedTensor; decode() it, or call the layer that holds it")
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -8,20 +8,36 @@
 :func:`octavo.quantize_model` does it to a whole model, with calibrated scales.
 """
 
+from octavo.nn import attention
+from octavo.nn.attention import QuantAttention
 from octavo.nn.conv import QuantConv1d, QuantConv2d
 from octavo.nn.embedding import QuantEmbedding
 from octavo.nn.integer import Int32Bias
 from octavo.nn.layer import QuantLayer
 from octavo.nn.linear import QuantLinear, QuantTransposedLinear
+from octavo.nn.matmul import QuantMatmul, quantized_matmul
+from octavo.nn.packed import PackedLayer
+from octavo.nn.packed_conv import PackedConv1d, PackedConv2d
+from octavo.nn.packed_embedding import PackedEmbedding
+from octavo.nn.packed_linear import PackedLinear
 from octavo.nn.quantiser import Quantiser
 
 __all__ = [
     "Int32Bias",
+    "PackedConv1d",
+    "PackedConv2d",
+    "PackedEmbedding",
+    "PackedLayer",
+    "PackedLinear",
+    "QuantAttention",
     "QuantConv1d",
     "QuantConv2d",
     "QuantEmbedding",
     "QuantLayer",
     "QuantLinear",
+    "QuantMatmul",
     "QuantTransposedLinear",
     "Quantiser",
+    "attention",
+    "quantized_matmul",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,8 @@ from octavo.errors import DTypeError, FormatError
 from octavo.nn.integer import Int32Bias, Valued, is_int32
 from octavo.nn.quantiser import Quantiser
 from octavo.quant.spec import ROLES, LayerPlan, Spec
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class QuantLayer(nn.Module):
@@ -44,10 +46,7 @@ class QuantLayer(nn.Module):
                 f"{what}: its weight is computed by a parametrisation or not there yet; "
                 "torch.nn.utils.parametrize.remove_parametrizations makes it plain"
             )
-        layer = cls.__new__(cls)
-        # Shallow copies of the registries: the same Parameters and hooks, in a module of its own.
-        for name, held in vars(module).items():
-            layer.__dict__[name] = copy.copy(held) if isinstance(held, dict | OrderedDict | set) else held
+        layer = copied_as(cls, module)
         layer._add_quantisers(plan, what)
         return layer
 
@@ -182,3 +181,14 @@ class QuantLayer(nn.Module):
     def _along_channels(self, values: Tensor) -> Tensor:
         """Shape ``[N]`` or ``[1]`` so that it goes along the output's channels."""
         return values
+
+
+def copied_as(cls: type[M], module: nn.Module) -> M:
+    """Return a module of another class with the parameters, submodules, hooks and attributes of ``module``.
+
+    The registries are shallow copies: the same Parameters and hooks, in a module of its own.
+    """
+    made = cls.__new__(cls)
+    for name, held in vars(module).items():
+        made.__dict__[name] = copy.copy(held) if isinstance(held, dict | OrderedDict | set) else held
+    return made

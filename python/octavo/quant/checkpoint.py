@@ -50,13 +50,13 @@ class Checkpoint:
             raise FileNotFoundError(2, "No such file or directory", str(path))
         if not path.is_dir():
             return cls(path, (path,))
-        held = _held(path)
-        if len(held) > 1:
-            raise ContainerError(f"{path}: holds {' and '.join(held)}; name the file that is meant")
-        if held == [INDEX_NAME]:
+        names = held(path)
+        if len(names) > 1:
+            raise ContainerError(f"{path}: holds {' and '.join(names)}; name the file that is meant")
+        if names == [INDEX_NAME]:
             return cls(path, tuple(path / name for name in _shards(path / INDEX_NAME)))
-        if held:
-            return cls(path, (path / held[0],))
+        if names:
+            return cls(path, (path / names[0],))
         found = sorted(file.name for file in path.iterdir() if file.suffix in _WEIGHTS)
         only = f"; it has {', '.join(found[:3])}, save the model as safetensors first" if found else ""
         raise ContainerError(f"{path}: no {', '.join(_NAMES)} in this folder{only}")
@@ -94,7 +94,7 @@ class Checkpoint:
         return merged
 
 
-def _held(folder: Path) -> list[str]:
+def held(folder: Path) -> list[str]:
     """Return which of the names that stand for a model's weights a folder holds."""
     return [name for name in _NAMES if (folder / name).is_file()]
 
@@ -129,7 +129,7 @@ def check_target(source: Checkpoint, target: Path, weights_name: str, *, force: 
         return
     if not force:
         raise FileExistsError(f"{target} exists; give --force to replace it, or another --out")
-    others = [name for name in _held(target) if name != weights_name] if target.is_dir() else []
+    others = [name for name in held(target) if name != weights_name] if target.is_dir() else []
     if others:
         raise ContainerError(f"{target}: holds {others[0]}, and {weights_name} beside it would be ambiguous")
 

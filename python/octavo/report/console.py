@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,13 @@ def print_table(out: Console, rows: Table) -> None:
     with out.capture() as captured:
         out.print(rows)
     out.print("\n".join(line.rstrip() for line in captured.get().split("\n")).rstrip("\n"))
+
+
+def plain_text(rows: Table) -> str:
+    """Return a table as text, without colour and the spaces that pad the last column."""
+    out = _Console(file=io.StringIO(), width=PLAIN_WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
+    print_table(out, rows)
+    return out.file.getvalue().rstrip("\n")
 
 
 def print_json(value: object) -> None:

@@ -81,8 +81,8 @@ def train(
     never stopped, bit for bit on a CPU with the same number of threads; ``kill -9`` loses the steps since the last
     checkpoint.
     ``progress``: a bar or lines on stderr. ``optimiser``: makes the optimiser; its rates follow the schedule.
-    ``callbacks``: called with ``model`` and the number of the update, from 0, before each update and, in a run that goes
-    on, from the next one; they change the model as that number alone says, as :class:`octavo.quant.FormatSchedule` does.
+    ``callbacks``: called with ``model`` and the number of the update, from 0, before each update; they change the model
+    as that number alone says, as :class:`octavo.quant.FormatSchedule` does, since a run may go on from any of them.
     Under torchrun all processes call this alike; see :mod:`octavo.train.distributed`.
 
     The run owns its process: it seeds the global random number generators, and while it lasts handles SIGINT and

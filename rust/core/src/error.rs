@@ -10,6 +10,9 @@ pub enum Error {
     /// A shape, axis or buffer length that does not fit.
     #[error("{0}")]
     Shape(String),
+    /// An index outside its range.
+    #[error("{0}")]
+    Range(String),
     /// NaN or infinity given to `encode` under the policy `error`.
     #[error(
         "'{format}': value {value} at flat position {position}; encode takes finite values only \

@@ -9,6 +9,7 @@ pub mod error;
 pub mod float;
 pub mod format;
 pub mod level;
+pub mod linear;
 mod pack;
 pub mod polynomial;
 pub mod pool;

@@ -9,9 +9,9 @@ use crate::format::Format;
 use crate::raw::{slice, slice_mut, values, values_mut};
 
 /// Addresses of codes, scales, zeros and levels; 0 for a part that the format does not have.
-type Parts = (usize, usize, usize, usize);
+pub(crate) type Parts = (usize, usize, usize, usize);
 
-fn dtype(code: u8) -> Result<DType> {
+pub(crate) fn dtype(code: u8) -> Result<DType> {
     match code {
         0 => Ok(DType::F32),
         1 => Ok(DType::F16),
@@ -21,7 +21,7 @@ fn dtype(code: u8) -> Result<DType> {
 }
 
 /// Safety: as for [`slice_mut`].
-unsafe fn packed<'a>(parts: Parts, sizes: &Sizes, with_codes: bool) -> Result<Packed<'a>> {
+pub(crate) unsafe fn packed<'a>(parts: Parts, sizes: &Sizes, with_codes: bool) -> Result<Packed<'a>> {
     // SAFETY: forwarded.
     unsafe {
         Ok(Packed {

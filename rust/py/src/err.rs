@@ -12,6 +12,7 @@ pyo3::import_exception!(octavo.errors, DataError);
 pyo3::import_exception!(octavo.errors, FormatError);
 pyo3::import_exception!(octavo.errors, InternalError);
 pyo3::import_exception!(octavo.errors, NonFiniteError);
+pyo3::import_exception!(octavo.errors, RangeError);
 pyo3::import_exception!(octavo.errors, SettingError);
 pyo3::import_exception!(octavo.errors, ShapeError);
 
@@ -34,6 +35,7 @@ fn to_python(error: Error) -> PyErr {
     match error {
         Error::Format(_) => FormatError::new_err(text),
         Error::Shape(_) => ShapeError::new_err(text),
+        Error::Range(_) => RangeError::new_err(text),
         Error::NonFinite { .. } => NonFiniteError::new_err(text),
         Error::Container(_) => ContainerError::new_err(text),
         Error::Data(_) => DataError::new_err(text),

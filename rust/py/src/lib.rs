@@ -6,6 +6,7 @@ mod data;
 mod engine;
 mod err;
 mod format;
+mod linear;
 mod raw;
 
 use pyo3::prelude::*;
@@ -23,6 +24,8 @@ mod _core {
     use super::engine::{Engine, EngineStream};
     #[pymodule_export]
     use super::format::{Format, formats};
+    #[pymodule_export]
+    use super::linear::{integer_linear, linear_kernel, packed_embedding, packed_linear};
     #[pymodule_export]
     use super::settings::{force_simd, num_threads, set_num_threads, simd_level};
 

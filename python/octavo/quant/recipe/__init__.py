@@ -3,5 +3,6 @@
 from octavo.quant.recipe.recipe import Recipe
 from octavo.quant.recipe.rule import Rule
 from octavo.quant.recipe.selectors import Selector
+from octavo.quant.recipe.text import parse_selector
 
-__all__ = ["Recipe", "Rule", "Selector"]
+__all__ = ["Recipe", "Rule", "Selector", "parse_selector"]

@@ -105,7 +105,7 @@ def _class_names(module: nn.Module) -> tuple[str, ...]:
     return tuple(cls.__name__ for cls in type(module).__mro__)
 
 
-def _is_transposed(module: nn.Module) -> bool:
+def is_transposed(module: nn.Module) -> bool:
     """Whether it is transformers' Conv1D: a Linear whose weight is stored ``[in, out]``."""
     return any(
         cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils" for cls in type(module).__mro__
@@ -113,7 +113,7 @@ def _is_transposed(module: nn.Module) -> bool:
 
 
 def _is_default(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)) or _is_transposed(module)
+    return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)) or is_transposed(module)
 
 
 def _roles(module: nn.Module) -> tuple[str, ...]:
@@ -133,7 +133,7 @@ def _layer_sites(module: nn.Module, paths: tuple[str, ...], roles: tuple[str, ..
             continue
         tensor = getattr(module, role, None)
         if isinstance(tensor, Tensor):
-            axis = 0 if role == "weight" and _is_transposed(module) else -1
+            axis = 0 if role == "weight" and is_transposed(module) else -1
             yield _parameter_site(tensor, role, role, axis=axis, **shared)
 
 

@@ -16,7 +16,7 @@ import re
 
 from octavo.errors import FormatError
 from octavo.quant.recipe.rule import KEEP, Rule, read_spec, spec_text
-from octavo.quant.recipe.selectors import KINDS, PICKS
+from octavo.quant.recipe.selectors import KINDS, PICKS, Selector
 from octavo.quant.spec import ROLES
 
 # Runs of anything but the separators, quoted parts included.
@@ -40,6 +40,14 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
         rules.append(_parse_rule(text, text[place:end].strip()))
         place = end + 1
     return tuple(rules)
+
+
+def parse_selector(text: str) -> Selector:
+    """Read a selector alone, such as ``last:Linear`` or ``encoder.*.query``. Raises FormatError."""
+    options = _read_selector(text.strip())
+    pick = options.pop("pick", None)
+    kind, pattern = next(iter(options.items()))
+    return Selector(kind, pattern, pick)
 
 
 def _parse_rule(text: str, part: str) -> Rule:

@@ -169,7 +169,7 @@ fn stored(format: Format, sizes: &Sizes, packed: &Packed<'_>, level: Level) -> R
     Ok(Early { scales: transpose::buffer(0)?, zeros })
 }
 
-fn first_level(packed: &Packed<'_>) -> f32 {
+pub(super) fn first_level(packed: &Packed<'_>) -> f32 {
     packed.levels.first_chunk::<4>().map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
 }
 

@@ -6,6 +6,7 @@ mod buffers;
 mod drive;
 mod grad;
 pub(crate) mod grid;
+pub(crate) mod rows;
 pub(crate) mod scale;
 mod simd;
 mod transpose;
@@ -18,7 +19,8 @@ pub use scale::ScaleRule;
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::level::Level;
-use buffers::{Dst, Src};
+pub(crate) use buffers::{Dst, Src};
+pub(crate) use transpose::zeroed;
 
 /// What `encode` does with NaN and infinity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

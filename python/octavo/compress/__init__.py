@@ -1,0 +1,1 @@
+"""Making models smaller or cheaper to train: low-rank adapters (``octavo.compress.lora``)."""

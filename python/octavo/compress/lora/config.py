@@ -1,0 +1,90 @@
+"""What an adapter is: rank, scaling, dropout, and which layers it goes on."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from octavo.errors import ModelError
+
+
+@dataclass(frozen=True)
+class LoraConfig:
+    """Options of an adapter.
+
+    ``rank``: columns of B and rows of A, at least 1. ``alpha``: the update is scaled by alpha / rank, with ``rslora``
+    by alpha / sqrt(rank) (Kalajdzievski, 2023, https://arxiv.org/abs/2312.03732); None takes the rank, a scaling of 1.
+    ``targets``: selectors of the linear layers adapted. ``train``: selectors of modules that are trained whole instead,
+    such as a new head; they are never adapted. ``dropout``: share of the adapter's input set to 0 in training, 0 to 1
+    (exclusive).
+
+    Raises ModelError for values outside these ranges.
+    """
+
+    rank: int
+    alpha: float | None = None
+    targets: tuple[str, ...] = ("type:Linear",)
+    dropout: float = 0.0
+    train: tuple[str, ...] = ()
+    rslora: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values; one selector may be given without a list."""
+        if not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 1:
+            raise ModelError(f"lora: rank is {self.rank!r}; accepted are integers from 1")
+        alpha = self.rank if self.alpha is None else self.alpha
+        if not _is_number(alpha) or not math.isfinite(alpha):
+            raise ModelError(f"lora: alpha is {self.alpha!r}; accepted are finite numbers")
+        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
+            raise ModelError(f"lora: dropout is {self.dropout!r}; accepted are numbers from 0 to below 1")
+        if not isinstance(self.rslora, bool):
+            raise ModelError(f"lora: rslora is {self.rslora!r}; accepted are True and False")
+        for key in ("targets", "train"):
+            object.__setattr__(self, key, _selectors(key, getattr(self, key)))
+        if not self.targets:
+            raise ModelError("lora: targets is empty; name at least one linear layer, such as 'type:Linear'")
+        object.__setattr__(self, "alpha", float(alpha))
+        object.__setattr__(self, "dropout", float(self.dropout))
+
+    @classmethod
+    def of(cls, config: LoraConfig | Mapping[str, Any] | None = None, **options: Any) -> LoraConfig:
+        """Return a configuration from one, a mapping, or options that add to it.
+
+        Raises ModelError for an unknown key, with the nearest known one.
+        """
+        if isinstance(config, LoraConfig):
+            config = asdict(config)
+        values = {**(config or {}), **options}
+        known = [field.name for field in fields(cls)]
+        for key in values:
+            if key not in known:
+                near = difflib.get_close_matches(str(key), known, 1)
+                hint = f"; did you mean {near[0]!r}?" if near else f"; accepted are {', '.join(known)}"
+                raise ModelError(f"lora: unknown option {key!r}{hint}")
+        if "rank" not in values:
+            raise ModelError("lora: no rank given; it has no default")
+        return cls(**values)
+
+    @property
+    def scaling(self) -> float:
+        """What B A is multiplied with."""
+        return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the options as plain values, for JSON."""
+        return asdict(self) | {"targets": list(self.targets), "train": list(self.train)}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _selectors(key: str, value: object) -> tuple[str, ...]:
+    """Return one selector or several as a tuple of texts."""
+    given = (value,) if isinstance(value, str) else value
+    if not isinstance(given, tuple | list) or not all(isinstance(text, str) for text in given):
+        raise ModelError(f"lora: {key} is {value!r}; accepted are a selector or a list of selectors")
+    return tuple(given)

@@ -1,0 +1,321 @@
+"""torch.library ops that read packed weights: ``packed_linear``, ``integer_linear`` and ``packed_embedding``.
+
+Weights are the parts of a PackedTensor of shape ``(out_features, in_features)`` encoded along its rows; they are
+decoded a panel of rows at a time, in the cache. Source: FORMATS.md, sections 5 and 6.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo import _core
+from octavo.errors import DTypeError, ShapeError
+from octavo.formats import Format, core
+from octavo.ops import _readable
+from octavo.tensor import FLOATS, PackedTensor, part_specs
+
+INT32 = 3
+"""Dtype code of an int32 bias; those of FLOATS are 0 to 2."""
+PANEL = 512
+"""Rows of weights that a backward pass decodes at a time: a few megabytes, which the second cache holds."""
+
+_library = torch.library.Library("octavo", "FRAGMENT")
+_PARTS = "Tensor codes, Tensor scales, Tensor zeros, Tensor levels"
+_SIZES = "str format, SymInt out_features, SymInt in_features"
+# The plain forms have no gradient: dispatch through autograd takes longer than a small product.
+for _name in ("packed_linear", "packed_linear_plain"):
+    _library.define(f"{_name}(Tensor x, {_PARTS}, Tensor? bias, {_SIZES}) -> Tensor")
+_library.define(f"packed_linear_backward(Tensor grad, {_PARTS}, {_SIZES}) -> Tensor")
+for _name in ("integer_linear", "integer_linear_plain"):
+    _library.define(
+        f"{_name}(Tensor x, Tensor codes, Tensor scales, Tensor? bias, Tensor? input_scales, str format, "
+        "str input_format, SymInt out_features, SymInt in_features) -> Tensor"
+    )
+_library.define(
+    f"packed_embedding(Tensor ids, {_PARTS}, str format, SymInt rows, SymInt width, ScalarType dtype) -> Tensor"
+)
+
+
+# --- checks ---------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=4096)
+def _weight(format: str, rows: int, columns: int) -> tuple[_core.Format, list[tuple[str, torch.dtype, torch.Size]]]:
+    fmt = core(format)
+    return fmt, part_specs(fmt, (rows, columns), -1)
+
+
+def _addresses(parts: tuple[Tensor, ...], specs: list, format: str, rows: int, columns: int) -> tuple[int, ...]:
+    for part, (name, dtype, shape) in zip(parts, specs, strict=False):
+        if part.dtype != dtype or part.shape != shape or not part.is_contiguous():
+            raise ShapeError(
+                f"'{format}' weight of shape ({rows}, {columns}): {name} are {part.dtype} {tuple(part.shape)}"
+                f"{'' if part.is_contiguous() else ', not contiguous'}, expected {dtype} {tuple(shape)}"
+            )
+    return tuple(part.data_ptr() for part in parts)
+
+
+def _inputs(x: Tensor, format: str, rows: int, columns: int, what: str) -> tuple[Tensor, int]:
+    if x.ndim == 0 or x.shape[-1] != columns:
+        raise ShapeError(
+            f"{what}: x has shape {tuple(x.shape)}, the '{format}' weight has shape ({rows}, {columns}); "
+            f"the last dimension of x must be {columns}"
+        )
+    return _readable(x, f"{what} with a '{format}' weight: x")
+
+
+def _bias(bias: Tensor | None, rows: int, codes: dict[torch.dtype, int], what: str) -> tuple[Tensor, int] | None:
+    if bias is None:
+        return None
+    if bias.shape != (rows,):
+        raise ShapeError(f"{what}: bias has shape {tuple(bias.shape)}, the weight has {rows} rows; expected ({rows},)")
+    code = codes.get(bias.dtype)
+    if code is None:
+        accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in codes)
+        raise DTypeError(f"{what}: bias has dtype {bias.dtype}; accepted are {accepted}")
+    return bias.contiguous(), code
+
+
+# --- CPU ------------------------------------------------------------------------------------------------------------
+
+
+def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
+    fmt, specs = _weight(format, out_features, in_features)
+    x, code = _inputs(x, format, out_features, in_features, "packed_linear")
+    parts = _addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
+    added = _bias(bias, out_features, FLOATS, "packed_linear")
+    out = x.new_empty((*x.shape[:-1], out_features))
+    at = None if added is None else (added[0].data_ptr(), added[1])
+    m = math.prod(x.shape[:-1])
+    _core._packed_linear(fmt, code, m, out_features, in_features, x.data_ptr(), parts, at, out.data_ptr())
+    return out
+
+
+def _packed_linear_backward(grad, codes, scales, zeros, levels, format, out_features, in_features):
+    fmt, specs = _weight(format, out_features, in_features)
+    _addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
+    own = fmt.granularity in ("channel", "block")  # else all rows share the scales
+    rows = grad.reshape(-1, out_features)
+    out = grad.new_zeros(rows.shape[0], in_features)
+    for first in range(0, out_features, PANEL):
+        panel = slice(first, min(first + PANEL, out_features))
+        own_zeros = zeros[panel] if own and fmt.has_zeros else zeros
+        parts = (codes[panel], scales[panel] if own else scales, own_zeros, levels)
+        shape = [panel.stop - panel.start, in_features]
+        weight = torch.ops.octavo.decode.default(*parts, format, shape, -1, grad.dtype)
+        out.addmm_(rows[:, panel], weight)
+    return out.view(*grad.shape[:-1], in_features)
+
+
+def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
+    fmt, specs = _weight(format, out_features, in_features)
+    x, code = _inputs(x, format, out_features, in_features, "integer_linear")
+    parts = _addresses((codes, scales), specs, format, out_features, in_features)
+    added = _bias(bias, out_features, {**FLOATS, torch.int32: INT32}, "integer_linear")
+    given = None
+    if input_scales is not None:
+        if input_scales.dtype != torch.float32:
+            raise DTypeError(f"integer_linear: input_scales have dtype {input_scales.dtype}; accepted is float32")
+        input_scales = input_scales.contiguous()
+        given = (input_scales.data_ptr(), input_scales.numel())
+    out = x.new_empty((*x.shape[:-1], out_features))
+    at = None if added is None else (added[0].data_ptr(), added[1])
+    m = math.prod(x.shape[:-1])
+    sizes = (code, m, out_features, in_features)
+    _core._integer_linear(fmt, core(input_format), *sizes, x.data_ptr(), (*parts, 0, 0), given, at, out.data_ptr())
+    return out
+
+
+def _packed_embedding(ids, codes, scales, zeros, levels, format, rows, width, dtype):
+    fmt, specs = _weight(format, rows, width)
+    if ids.dtype not in (torch.int64, torch.int32):
+        raise DTypeError(f"packed_embedding: ids have dtype {ids.dtype}; accepted are int64 and int32")
+    if dtype not in FLOATS:
+        raise DTypeError(f"packed_embedding to {dtype}; accepted are float32, float16, bfloat16")
+    parts = _addresses((codes, scales, zeros, levels), specs, format, rows, width)
+    out = torch.empty((*ids.shape, width), dtype=dtype)
+    flat = ids.to(torch.int64).contiguous()
+    _core._packed_embedding(fmt, FLOATS[dtype], (flat.data_ptr(), flat.numel()), rows, width, parts, out.data_ptr())
+    return out
+
+
+for _name, _function in (
+    ("packed_linear", _packed_linear),
+    ("packed_linear_plain", _packed_linear),
+    ("packed_linear_backward", _packed_linear_backward),
+    ("integer_linear", _integer_linear),
+    ("integer_linear_plain", _integer_linear),
+    ("packed_embedding", _packed_embedding),
+):
+    _library.impl(_name, _function, "CPU")
+
+
+# --- shapes for torch.compile ---------------------------------------------------------------------------------------
+
+
+def _fake_linear(x, *parts):
+    return x.new_empty((*x.shape[:-1], parts[-2]))
+
+
+for _name in ("packed_linear", "packed_linear_plain", "integer_linear", "integer_linear_plain"):
+    torch.library.register_fake(f"octavo::{_name}", _fake_linear, lib=_library)
+
+
+@torch.library.register_fake("octavo::packed_linear_backward", lib=_library)
+def _(grad, codes, scales, zeros, levels, format, out_features, in_features):
+    return grad.new_empty((*grad.shape[:-1], in_features))
+
+
+@torch.library.register_fake("octavo::packed_embedding", lib=_library)
+def _(ids, codes, scales, zeros, levels, format, rows, width, dtype):
+    return codes.new_empty((*ids.shape, width), dtype=dtype)
+
+
+# --- gradients ------------------------------------------------------------------------------------------------------
+
+
+def _bias_gradient(grad: Tensor, dtype: torch.dtype) -> Tensor:
+    return grad.reshape(-1, grad.shape[-1]).sum(0).to(dtype)
+
+
+def _setup_packed(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    _, *parts, bias, format, out_features, in_features = inputs
+    ctx.save_for_backward(*parts)
+    ctx.sizes = (format, out_features, in_features)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _backward_packed(ctx: Any, grad: Tensor) -> tuple:
+    grad_x = None
+    if ctx.needs_input_grad[0]:
+        grad_x = torch.ops.octavo.packed_linear_backward(grad, *ctx.saved_tensors, *ctx.sizes)
+    grad_bias = _bias_gradient(grad, ctx.bias_dtype) if ctx.needs_input_grad[5] else None
+    return grad_x, None, None, None, None, grad_bias, None, None, None
+
+
+torch.library.register_autograd("octavo::packed_linear", _backward_packed, setup_context=_setup_packed, lib=_library)
+
+
+def _setup_backward(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    _, *parts, format, out_features, in_features = inputs
+    ctx.save_for_backward(*parts)
+    ctx.sizes = (format, out_features, in_features)
+
+
+def _double_backward(ctx: Any, grad: Tensor) -> tuple:
+    again = torch.ops.octavo.packed_linear(grad, *ctx.saved_tensors, None, *ctx.sizes)
+    return again, None, None, None, None, None, None, None
+
+
+torch.library.register_autograd(
+    "octavo::packed_linear_backward", _double_backward, setup_context=_setup_backward, lib=_library
+)
+
+
+def _setup_integer(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    _, codes, scales, bias, _, format, _, out_features, in_features = inputs
+    ctx.save_for_backward(codes, scales)
+    ctx.sizes = (format, out_features, in_features)
+    ctx.bias_dtype = None if bias is None else bias.dtype
+
+
+def _backward_integer(ctx: Any, grad: Tensor) -> tuple:
+    """Straight through the rounding of the inputs."""
+    grad_x = None
+    if ctx.needs_input_grad[0]:
+        codes, scales = ctx.saved_tensors
+        absent = codes.new_empty(0), scales.new_empty(0)  # integers have neither zeros nor levels
+        grad_x = torch.ops.octavo.packed_linear_backward(grad, codes, scales, *absent, *ctx.sizes)
+    grad_bias = _bias_gradient(grad, ctx.bias_dtype) if ctx.needs_input_grad[3] else None
+    return grad_x, None, None, grad_bias, None, None, None, None, None
+
+
+torch.library.register_autograd("octavo::integer_linear", _backward_integer, setup_context=_setup_integer, lib=_library)
+
+
+# --- public functions -----------------------------------------------------------------------------------------------
+
+
+def _wants_gradient(x: Tensor, bias: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+
+
+def _matrix(weight: PackedTensor, what: str) -> tuple[int, int]:
+    if weight.ndim != 2 or weight.axis != 1:
+        raise ShapeError(f"{what}: the weight is {weight!r}; expected 2 dimensions, encoded along the last")
+    return weight.shape
+
+
+def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply with a packed weight: ``x @ weight.decode().T + bias``.
+
+    ``x``: ``[..., K]``, float32, float16 or bfloat16, on the CPU. ``weight``: shape ``(N, K)``, any format, encoded
+    along its last axis. ``bias``: ``[N]``, a float dtype. Returns ``[..., N]`` in the dtype of ``x``; sums are float32,
+    and a row's result does not depend on the other rows or on the number of threads. Gradients reach ``x`` and
+    ``bias``.
+
+    Raises ShapeError or DTypeError where sizes or dtypes do not fit.
+    """
+    rows, columns = _matrix(weight, "packed_linear")
+    ops = torch.ops.octavo
+    op = ops.packed_linear.default if _wants_gradient(x, bias) else ops.packed_linear_plain.default
+    return op(x, *weight.parts, bias, weight.format.text, rows, columns)
+
+
+def integer_linear(
+    x: Tensor,
+    weight: PackedTensor,
+    input_format: Format | str,
+    bias: Tensor | None = None,
+    *,
+    input_scales: Tensor | None = None,
+) -> Tensor:
+    """Quantise ``x`` to integers and multiply with packed integers, exactly, in int32.
+
+    ``x``: ``[..., K]``, finite float32, float16 or bfloat16, on the CPU. ``weight``: shape ``(N, K)``, ``int2`` to
+    ``int8`` with ``:tensor`` or ``:channel`` scales. ``input_format``: the same formats; ``:channel`` is a scale for
+    each row of ``x``. ``input_scales``: float32 scales to use instead of choosing them from ``x``. ``bias``: ``[N]``,
+    floats, or int32 in units of both scales' product.
+
+    Returns ``[..., N]`` in the dtype of ``x``: with the exact sum ``s`` and ``t = s_x * s_w``, ``s * t + bias``, or
+    ``(s + bias) * t`` for int32; every operation rounds to float32. Gradients pass straight through the rounding.
+
+    Raises FormatError for other formats, NonFiniteError, ShapeError and DTypeError.
+    """
+    rows, columns = _matrix(weight, "integer_linear")
+    ops = torch.ops.octavo
+    op = ops.integer_linear.default if _wants_gradient(x, bias) else ops.integer_linear_plain.default
+    text = input_format.text if isinstance(input_format, Format) else input_format
+    return op(x, weight.codes, weight.scales, bias, input_scales, weight.format.text, text, rows, columns)
+
+
+def packed_embedding(ids: Tensor, table: PackedTensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Look rows of a packed table up: ``table.decode(dtype)[ids]``.
+
+    ``ids``: int64 or int32, any shape. ``table``: shape ``(rows, width)``, any format, encoded along its last axis.
+    ``dtype``: float32, float16 or bfloat16; default: the table's logical dtype. Returns ``[*ids.shape, width]``.
+
+    Raises RangeError for an id outside the table (ids do not count from the end), ShapeError and DTypeError.
+    """
+    rows, width = _matrix(table, "packed_embedding")
+    kind = table.dtype if dtype is None else dtype
+    return torch.ops.octavo.packed_embedding.default(ids, *table.parts, table.format.text, rows, width, kind)
+
+
+def kernel(
+    format: Format | str, m: int, n: int, k: int, dtype: torch.dtype, input_format: Format | str | None = None
+) -> str:
+    """Name the kernel that multiplies ``m`` rows of ``dtype`` with an ``(n, k)`` weight of ``format``.
+
+    With ``input_format``: the kernel of :func:`integer_linear`. Raises FormatError and DTypeError as the product does.
+    """
+    if dtype not in FLOATS:
+        raise DTypeError(f"kernel for {dtype}; accepted are float32, float16, bfloat16")
+    fmt, _ = _weight(str(format), n, k)
+    given = None if input_format is None else core(str(input_format))
+    return _core._linear_kernel(fmt, given, m, FLOATS[dtype])

@@ -1,0 +1,218 @@
+"""PackedLayer: what layers share whose weight is held as codes alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import DTypeError, ModelError
+from octavo.formats import Format
+from octavo.nn.integer import Int32Bias
+from octavo.nn.layer import QuantLayer
+from octavo.nn.quantiser import Quantiser
+from octavo.quant.spec import Calibration, LayerPlan, Spec
+from octavo.tensor import PackedTensor
+
+PARTS = ("codes", "scales", "zeros", "levels")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+
+
+class PackedLayer(nn.Module):
+    """A layer that holds its weight as codes and scales, and never a dense copy.
+
+    Buffers ``weight_codes``, ``weight_scales``, ``weight_zeros``, ``weight_levels``: the parts of :attr:`weight`, which
+    keep their dtypes whatever ``.to(dtype)`` does; only the logical dtype follows. ``bias``: a frozen Parameter, an
+    int32 buffer in steps of the accumulators, or None. ``input_quantiser``, ``output_quantiser``: a Quantiser or None.
+    """
+
+    replaces: type[nn.Module]
+    bias: Tensor | None
+    input_quantiser: Quantiser | None
+    output_quantiser: Quantiser | None
+
+    def __init__(
+        self,
+        weight: PackedTensor,
+        bias: Tensor | None = None,
+        *,
+        input_quantiser: Quantiser | None = None,
+        output_quantiser: Quantiser | None = None,
+    ) -> None:
+        """Hold the parts of ``weight``, ``[N, K]`` encoded along K. Raises ModelError for another shape or axis."""
+        super().__init__()
+        kind = type(self).__name__
+        if not isinstance(weight, PackedTensor) or weight.ndim != 2 or weight.axis != 1:
+            raise ModelError(f"{kind} takes a PackedTensor [N, K] encoded along its last axis, got {weight!r}")
+        if bias is not None and tuple(bias.shape) != weight.shape[:1]:
+            raise ModelError(f"{kind}: bias has shape {tuple(bias.shape)}, expected {weight.shape[:1]}")
+        self.format, self.scale, self.dtype = weight.format, weight.scale, weight.dtype
+        self._text, self._rows, self._width = weight.format.text, *weight.shape
+        for part, tensor in zip(PARTS, weight.parts, strict=True):
+            self.register_buffer(f"weight_{part}", tensor)
+        if bias is None or bias.is_floating_point():
+            frozen = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+            self.register_parameter("bias", frozen)
+        else:
+            self.register_buffer("bias", bias)
+        self.input_quantiser, self.output_quantiser = input_quantiser, output_quantiser
+        weight_spec = Spec(weight.format)
+        self._integer = (
+            _integer_width(weight_spec) > 0
+            and weight.format.granularity in ("tensor", "channel")
+            and input_quantiser is not None
+            and _integer_width(input_quantiser.spec) > 0
+            and self._factors(input_quantiser)
+        )
+        if not self._integer and bias is not None and not bias.is_floating_point():
+            raise ModelError(f"{kind}: an int32 bias needs integer weight and input, got '{weight.format}'")
+
+    @property
+    def weight(self) -> PackedTensor:
+        """The weight as a PackedTensor over the layer's own buffers."""
+        return PackedTensor(
+            self.format, *self.parts, shape=(self._rows, self._width), dtype=self.dtype, axis=1, scale=self.scale
+        )
+
+    @weight.setter
+    def weight(self, weight: PackedTensor) -> None:
+        if not isinstance(weight, PackedTensor) or weight.shape != (self._rows, self._width) or weight.axis != 1:
+            raise ModelError(f"{type(self).__name__}: {weight!r} does not replace {self.weight!r}")
+        self.format, self.scale, self.dtype, self._text = weight.format, weight.scale, weight.dtype, weight.format.text
+        for part, tensor in zip(PARTS, weight.parts, strict=True):
+            self._buffers[f"weight_{part}"] = tensor
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Codes, scales, zeros and levels of the weight."""
+        held = self._buffers
+        return held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
+
+    @property
+    def plan(self) -> LayerPlan:
+        """What the layer rounds to."""
+        quantisers = {"input": self.input_quantiser, "output": self.output_quantiser}
+        return LayerPlan(weight=Spec(self.format), **{role: q and q.spec for role, q in quantisers.items()})
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether codes are multiplied, in integers: weight and input are ``intW`` whose scales factor out."""
+        return self._integer and self.input_quantiser.enabled
+
+    def _factors(self, x: Quantiser) -> bool:
+        """Whether the input's scales can be taken out of the sums of products."""
+        return x.granularity == "tensor"
+
+    def _check_device(self, x: Tensor) -> None:
+        """Refuse what is not on the CPU; fake tensors pass."""
+        for tensor, what in ((x, "input"), (self.weight_codes, "weight")):
+            if tensor.device.type not in ("cpu", "meta"):
+                raise DTypeError(
+                    f"{type(self).__name__}: its {what} is on {tensor.device}; the kernels of this version run on the "
+                    'CPU, move the model with .to("cpu")'
+                )
+
+    @classmethod
+    def _pack(cls, layer: nn.Module, format: Format | Spec | str | None, what: str) -> Self:
+        """Return a packed layer of the same shape, mode and hooks.
+
+        ``layer``: a quantised layer, packed as it rounds, or a float one with a ``format``.
+        """
+        from octavo.ops import encode
+        from octavo.quant.recipe.rule import read_spec
+
+        what = what or type(layer).__name__
+        if not cls.accepts(layer):
+            raise ModelError(f"{what} is a {type(layer).__name__}; {cls.__name__} replaces {cls.replaces.__name__}")
+        if isinstance(layer, QuantLayer) != (format is None):
+            given = "a quantised layer has its own format" if format is not None else "a float layer needs a format"
+            raise ModelError(f"{what}: {given}; {'leave out' if format is not None else 'give'} format=")
+        if not isinstance(layer, QuantLayer):
+            if type(layer).forward is not cls.replaces.forward:
+                raise ModelError(
+                    f"{what} is a {type(layer).__name__} with a forward of its own, which packing would drop"
+                )
+            spec = read_spec(format)
+            if spec is None or spec.calibration is not None:
+                raise ModelError(f"{what}: '{format}' asks for calibration; octavo.quantize_model does it")
+            weight = encode(layer.weight.detach().flatten(1), spec.format, scale=spec.scale)
+            return cls._like(layer, weight, getattr(layer, "bias", None), None, None)
+        return cls._pack_quantised(layer, what)
+
+    @classmethod
+    @torch.no_grad()
+    def _pack_quantised(cls, layer: QuantLayer, what: str) -> Self:
+        quantiser = layer.weight_quantiser
+        if quantiser is None or not quantiser.enabled:
+            state = "is not quantised" if quantiser is None else "has its quantiser switched off"
+            raise ModelError(f"{what}: its weight {state}, so there is nothing to pack; give it a format")
+        weight = quantiser.encode(layer.weight_matrix().detach())
+        bias, rounding = getattr(layer, "bias", None), layer.bias_quantiser
+        if bias is not None and isinstance(rounding, Int32Bias):
+            if rounding.enabled and layer.is_integer:
+                bias = rounding.integers(bias, layer._steps()).to(torch.int32)
+        elif bias is not None and rounding is not None:
+            bias = rounding(bias)
+        return cls._like(layer, weight, bias, _frozen(layer.input_quantiser), _frozen(layer.output_quantiser))
+
+    @classmethod
+    def _like(
+        cls, layer: nn.Module, weight: PackedTensor, bias: Tensor | None, x: Quantiser | None, y: Quantiser | None
+    ) -> Self:
+        """Return the packed layer with the geometry, mode and hooks of ``layer``."""
+        bias = None if bias is None else bias.detach().clone()
+        parts = {"bias": bias, "input_quantiser": x, "output_quantiser": y}
+        packed = cls(weight, **cls.geometry(layer), **{name: part for name, part in parts.items() if part is not None})
+        for name in _HOOKS:
+            packed.__dict__[name] = copy.copy(getattr(layer, name))
+        return packed.train(layer.training)
+
+    @classmethod
+    def accepts(cls, layer: nn.Module) -> bool:
+        """Whether this class is the packed form of ``layer``."""
+        return isinstance(layer, cls.replaces)
+
+    @classmethod
+    def geometry(cls, layer: nn.Module) -> dict[str, object]:
+        """Arguments of the constructor that the weight does not tell."""
+        return {}
+
+    @classmethod
+    def axis(cls, layer: nn.Module) -> int:
+        """Axis of the input and output along which blocks run."""
+        return -1
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move as the model moves; codes and scales keep their dtypes, the logical dtype follows."""
+        held = {id(part) for part in self.parts}
+
+        def kept(tensor: Tensor) -> Tensor:
+            made = fn(tensor)
+            return tensor.to(made.device) if id(tensor) in held and made.dtype != tensor.dtype else made
+
+        super()._apply(kept, recurse)
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        return self
+
+    def extra_repr(self) -> str:
+        """Tell shape, format and bytes."""
+        return f"{self._width}, {self._rows}, '{self.format}', bias={self.bias is not None}"
+
+
+def _integer_width(spec: Spec) -> int:
+    """Bits of ``intW`` of 2 to 8 bits, the codes that integer kernels multiply; else 0."""
+    return spec.format.width if spec.format.family == "int" and 2 <= spec.format.width <= 8 else 0
+
+
+def _frozen(quantiser: Quantiser | None) -> Quantiser | None:
+    """A copy whose scales, where it has some, are fixed: nothing of it is trained."""
+    if quantiser is None or not quantiser.is_learned:
+        return copy.deepcopy(quantiser)
+    # Not lsq any more: a file that is loaded would learn again.
+    made = Quantiser(Spec(quantiser.format, Calibration("mse")), axis=quantiser.axis, what=quantiser.what)
+    made.set_scales(*quantiser.given())
+    made.enabled = quantiser.enabled
+    return made

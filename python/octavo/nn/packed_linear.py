@@ -1,0 +1,81 @@
+"""PackedLinear: a linear layer that multiplies packed codes."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+import octavo.linear  # noqa: F401 registers the ops
+from octavo.formats import Format
+from octavo.nn.linear import QuantTransposedLinear
+from octavo.nn.packed import PackedLayer
+from octavo.nn.quantiser import Quantiser
+from octavo.quant.spec import Spec
+from octavo.tensor import PackedTensor
+
+# The plain forms have no gradient, and are called in half the time.
+_PACKED, _PACKED_PLAIN = torch.ops.octavo.packed_linear.default, torch.ops.octavo.packed_linear_plain.default
+_INTEGER, _INTEGER_PLAIN = torch.ops.octavo.integer_linear.default, torch.ops.octavo.integer_linear_plain.default
+
+
+class PackedLinear(PackedLayer):
+    """``nn.Linear`` over a packed weight ``[N, K]``: ``x`` ``[..., K]`` float32, float16 or bfloat16 to ``[..., N]``.
+
+    Equal to :class:`octavo.nn.QuantLinear` in evaluation: bit for bit where :attr:`is_integer`, else up to the order in
+    which products are summed. Gradients reach the input, never the codes. :func:`octavo.explain` tells the kernel that
+    runs. Raises DTypeError for tensors on other devices than the CPU. Source: FORMATS.md sections 3 and 5.
+    """
+
+    replaces = nn.Linear
+
+    def __init__(
+        self,
+        weight: PackedTensor,
+        bias: Tensor | None = None,
+        *,
+        input_quantiser: Quantiser | None = None,
+        output_quantiser: Quantiser | None = None,
+    ) -> None:
+        """Hold ``weight``. ``bias``: ``[N]``, float, or int32 in steps of the accumulators of an integer layer."""
+        super().__init__(weight, bias, input_quantiser=input_quantiser, output_quantiser=output_quantiser)
+        self.out_features, self.in_features = weight.shape
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, format: Format | Spec | str | None = None, what: str = "") -> Self:
+        """Return the packed form of a layer.
+
+        ``linear``: a QuantLinear or QuantTransposedLinear, whose formats and scales are kept, or an ``nn.Linear`` to
+        be packed in ``format``. ``what`` names the layer in errors. Raises ModelError for other layers, NonFiniteError
+        for weights that are not finite, and as :func:`octavo.encode`.
+        """
+        return cls._pack(linear, format, what)
+
+    @classmethod
+    def accepts(cls, layer: nn.Module) -> bool:
+        """Whether this class is the packed form of ``layer``: also of transformers' Conv1D, quantised."""
+        return isinstance(layer, nn.Linear | QuantTransposedLinear)
+
+    def _factors(self, x: Quantiser) -> bool:
+        return x.granularity == "tensor" or (x.granularity == "channel" and not x.is_static)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x W^T + bias``."""
+        if not x.is_cpu:
+            self._check_device(x)
+        held, quantiser = self._buffers, self.input_quantiser
+        graded = x.requires_grad and torch.is_grad_enabled()
+        if quantiser is not None and quantiser.enabled:
+            if self._integer:
+                y = (_INTEGER if graded else _INTEGER_PLAIN)(
+                    x, held["weight_codes"], held["weight_scales"], self.bias, quantiser.scales, self._text,
+                    quantiser.format.text, self._rows, self._width,
+                )  # fmt: skip
+                return y if self.output_quantiser is None else self.output_quantiser(y)
+            x = quantiser(x)
+        y = (_PACKED if graded else _PACKED_PLAIN)(
+            x, held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"], self.bias,
+            self._text, self._rows, self._width,
+        )  # fmt: skip
+        return y if self.output_quantiser is None else self.output_quantiser(y)

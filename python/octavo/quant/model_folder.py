@@ -1,0 +1,265 @@
+"""Models in folders: packed and simulated layers, written and read without pickle and without a dense copy."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo import container
+from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
+from octavo.nn import PackedLayer, QuantLayer
+from octavo.nn.packed import PARTS
+from octavo.quant.checkpoint import PACKED_NAME, Checkpoint, held, staged_folder
+from octavo.quant.model import prepare_model
+from octavo.quant.skeleton import build, build_from_config
+from octavo.quant.structure import build_layer, describe_layer, simulated_plan
+from octavo.tensor import PackedTensor
+
+_KEY, _VERSION = "structure", 1
+
+
+def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = True) -> None:
+    """Write a model to a folder: ``model.octavo.safetensors``, and the configuration of a model of transformers.
+
+    Packed weights are in the file as ``LAYER.weight``, with their format; every other tensor of the state dict under its
+    name; tied tensors once. Its metadata say which layers are packed or simulated, and how. The folder appears complete
+    or not at all; of one that is there, files of the same name are replaced. ``overwrite=False`` refuses it.
+
+    Raises ModelError for what a file cannot hold: adapters, state that is no tensor; ContainerError where the path is a
+    file or holds weights under another name; FileExistsError and other OSErrors.
+    """
+    target = Path(path)
+    _check_target(target, overwrite)
+    tensors, structure = _collect(model)
+    with staged_folder(target) as folder:
+        # transformers refuses weights without a format.
+        container.save(tensors, folder / PACKED_NAME, metadata={"format": "pt", _KEY: json.dumps(structure)})
+        _save_config(model, folder)
+
+
+def load_model(
+    path: str | os.PathLike[str], model: nn.Module | Callable[[], nn.Module] | None = None, *, mmap: bool = False
+) -> nn.Module:
+    """Return the model of a folder (or file) that :func:`save_model` wrote, in evaluation mode.
+
+    ``model``: the model to fill, or a function without arguments that makes it, whose dense weights are then never
+    allocated; layers are replaced by what the file holds. None: a model of transformers, built from the folder's
+    ``config.json``, without code from the folder. ``mmap``: map the file instead of reading it, as :func:`octavo.load`.
+
+    Raises ContainerError where the file is not valid or is of another model, naming the tensor or layer; ModelError
+    where the model cannot be built; OSError.
+    """
+    source = Checkpoint.open(path)
+    if len(source.files) != 1:
+        raise ContainerError(f"{path}: {len(source.files)} files of weights; save_model writes one")
+    file = source.files[0]
+    structure = _structure(file)
+    if model is None:
+        folder = source.path if source.is_folder else source.path.parent
+        model = build_from_config(folder, structure["class"])
+    elif not isinstance(model, nn.Module):
+        model = build(model)
+    try:
+        return _fill(model, structure, container.load(file, mmap=mmap)).eval()
+    except ContainerError as error:
+        raise error if str(error).startswith(str(file)) else ContainerError(f"{file}: {error}") from None
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    if target.exists() and not target.is_dir():
+        raise ContainerError(f"{target}: a file; models are written to a folder")
+    others = [name for name in held(target) if name != PACKED_NAME] if target.is_dir() else []
+    if others:
+        raise ContainerError(f"{target}: holds {others[0]}, and {PACKED_NAME} beside it would be ambiguous")
+    if not overwrite and target.is_dir() and any(target.iterdir()):
+        raise FileExistsError(f"{target} exists; overwrite=True replaces the model in it")
+
+
+def _collect(model: nn.Module) -> tuple[dict[str, Tensor | PackedTensor], dict[str, Any]]:
+    """Return the tensors to store, and the description of the model."""
+    layers = _layers(model)
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
+    identity = {name: id(value) for name, value in state.items()}
+    for path, layer in layers.items():
+        if isinstance(layer, PackedLayer):
+            for part in PARTS:
+                del state[_join(path, f"weight_{part}")]
+            name = _join(path, "weight")
+            state[name], identity[name] = layer.weight, id(layer.weight_codes)
+    tensors: dict[str, Tensor | PackedTensor] = {}
+    ties: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for name, value in state.items():
+        if not isinstance(value, Tensor | PackedTensor):
+            raise ModelError(f"{name}: state that is a {type(value).__name__}; files hold tensors alone")
+        if value.device.type == "meta":
+            raise ModelError(f"{name}: on the meta device, without values to save")
+        if identity[name] in first:
+            ties[name] = first[identity[name]]
+        else:
+            first[identity[name]] = name
+            tensors[name] = value if isinstance(value, PackedTensor) else value.detach()
+    described = {path: describe_layer(path, layer) for path, layer in layers.items()}
+    return tensors, {"version": _VERSION, "class": type(model).__name__, "layers": described, "ties": ties}
+
+
+def _layers(model: nn.Module) -> dict[str, PackedLayer | QuantLayer]:
+    """Return packed and simulated layers by every path they have. Raises ModelError for adapted ones."""
+    layers = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, PackedLayer | QuantLayer):
+            layers[path] = module
+        if any(True for name, _ in module.named_children() if name == "lora"):
+            raise ModelError(
+                f"{path}: has adapters; octavo.compress.lora.save_adapters saves them, fuse and commit make them part "
+                "of the weights"
+            )
+    return layers
+
+
+def _save_config(model: nn.Module, folder: Path) -> None:
+    """Write the configuration of a model of transformers, and that of its generation."""
+    for name in ("config", "generation_config"):
+        config = getattr(model, name, None)
+        if callable(getattr(config, "save_pretrained", None)):
+            config = copy.deepcopy(config)
+            if name == "config":
+                config.architectures = [type(model).__name__]
+            config.save_pretrained(folder)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def _structure(file: Path) -> dict[str, Any]:
+    """Return the description in a file's metadata, its outline checked."""
+    text = container.metadata(file).get(_KEY)
+    if text is None:
+        raise ContainerError(f"{file}: holds tensors but no model; octavo.load reads them, save_model writes models")
+    try:
+        structure = json.loads(text)
+        if structure["version"] != _VERSION:
+            raise ContainerError(f"{file}: structure version {structure['version']!r}; this Octavo reads {_VERSION}")
+        layers, ties = structure["layers"], structure["ties"]
+        well_formed = (
+            isinstance(structure["class"], str)
+            and isinstance(layers, dict)
+            and all(isinstance(record, dict) for record in layers.values())
+            and isinstance(ties, dict)
+            and all(isinstance(name, str) for name in ties.values())
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ContainerError(f"{file}: the model's structure cannot be read: {error!r}") from None
+    if not well_formed:
+        raise ContainerError(f"{file}: the model's structure has parts of other types than it must")
+    return structure
+
+
+def _fill(model: nn.Module, structure: dict[str, Any], tensors: dict[str, Tensor | PackedTensor]) -> nn.Module:
+    for name, source in structure["ties"].items():
+        if source not in tensors or name in tensors:
+            raise ContainerError(f"{name}: tied to {source}, which must be in the file, and {name} itself not")
+    held_by_name = tensors | {name: tensors[source] for name, source in structure["ties"].items()}
+    layers = structure["layers"]
+    for path in layers:
+        _submodule(model, path)
+    try:
+        model = prepare_model(model, simulated_plan(layers), inplace=True)
+    except (DTypeError, FormatError) as error:
+        raise ContainerError(f"{error}, which the file has otherwise") from None
+    used: set[str] = set()
+    replaced: dict[int, nn.Module] = {}
+    for path, record in layers.items():
+        skeleton = _submodule(model, path)
+        inside = _below(path, held_by_name)
+        if id(skeleton) not in replaced:
+            replaced[id(skeleton)] = build_layer(path, record, skeleton, inside)
+        layer = replaced[id(skeleton)]
+        used.update(_join(path, name) for name in inside if name in _own_names(layer))
+        if not path:
+            model = layer
+        else:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, layer)
+    used |= _assign_plain(model, structure["ties"], held_by_name, used)
+    stray = sorted(held_by_name.keys() - used)
+    if stray:
+        raise ContainerError(f"{stray[0]}: has no place in this {type(model).__name__} ({len(stray)} such tensors)")
+    _refuse_empty(model)
+    return model
+
+
+def _submodule(model: nn.Module, path: str) -> nn.Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        raise ContainerError(
+            f"{path}: a quantised layer in the file, but this {type(model).__name__} has none"
+        ) from None
+
+
+def _below(path: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    prefix = f"{path}." if path else ""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _own_names(layer: nn.Module) -> set[str]:
+    """Names of the tensors that :func:`build_layer` has taken from the file."""
+    taken = {name for name in layer.state_dict() if "_quantiser." in name}
+    return taken | {"weight", "bias"} if isinstance(layer, PackedLayer) else taken
+
+
+def _assign_plain(
+    model: nn.Module, ties: Mapping[str, str], tensors: Mapping[str, Tensor | PackedTensor], done: set[str]
+) -> set[str]:
+    """Put plain tensors in their places, tied ones as one object. Return their names."""
+    packed = [path for path, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, PackedLayer)]
+    own = {_join(path, f"weight_{part}") for path in packed for part in PARTS}
+    assigned: dict[str, Tensor] = {}
+    places = model.state_dict(keep_vars=True)
+    for name, place in places.items():
+        if name in done or name in own:
+            continue
+        if name not in tensors:
+            raise ContainerError(f"{name}: missing")
+        value = tensors[name]
+        if not isinstance(value, Tensor) or not isinstance(place, Tensor) or value.shape != place.shape:
+            raise ContainerError(f"{name}: {_kind(value)}, but the model has a plain {_kind(place)} there")
+        source = ties.get(name, name)
+        if source not in assigned:
+            is_parameter = isinstance(place, nn.Parameter)
+            assigned[source] = nn.Parameter(value, requires_grad=place.requires_grad) if is_parameter else value
+        path, _, last = name.rpartition(".")
+        owner = model.get_submodule(path)
+        registry = owner._parameters if last in owner._parameters else owner._buffers
+        registry[last] = assigned[source]
+    return {name for name in places if name not in own}
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, PackedTensor):
+        return repr(value)
+    return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _refuse_empty(model: nn.Module) -> None:
+    """Refuse a model with tensors that neither the file nor its own code gave a value."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device.type == "meta":
+            raise ModelError(
+                f"{name}: not in the file, and without a value in a model built on no memory; give load_model a model "
+                "instead of a function that makes one"
+            )

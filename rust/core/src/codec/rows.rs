@@ -1,0 +1,94 @@
+//! Rows of an encoded matrix, decoded one by one: what products and gathers read instead of a whole decoded tensor.
+
+use std::ops::Range;
+
+use super::buffers::{Layout, Sizes};
+use super::work::{Scales, Work};
+use super::{Packed, check_len, drive, simd};
+use crate::error::Result;
+use crate::format::{Format, Granularity};
+use crate::level::Level;
+use crate::pack::{Code, unpack};
+
+/// An encoded matrix whose rows are read.
+pub(crate) struct Rows<'a> {
+    work: Work,
+    packed: Packed<'a>,
+    sizes: Sizes,
+    scale_bytes: usize,
+    /// Elements of a row.
+    pub(crate) k: usize,
+}
+
+/// What one thread unpacks codes and zero points into.
+#[derive(Default)]
+pub(crate) struct Unpacked {
+    bytes: Vec<u8>,
+    halves: Vec<u16>,
+    words: Vec<u32>,
+    zeros: Vec<u16>,
+}
+
+impl<'a> Rows<'a> {
+    /// Checks the parts of a `rows` by `k` matrix.
+    pub(crate) fn new(packed: Packed<'a>, rows: usize, k: usize, format: Format, level: Level) -> Result<Self> {
+        let sizes = Sizes::new(format, &Layout::new(&[rows, k], -1, format)?)?;
+        check_len(format, "codes (bytes)", packed.codes.len(), sizes.codes)?;
+        check_len(format, "scales (bytes)", packed.scales.len(), sizes.scales)?;
+        check_len(format, "zeros (bytes)", packed.zeros.len(), sizes.zeros)?;
+        check_len(format, "levels (bytes)", packed.levels.len(), sizes.levels)?;
+        let mut work = Work::new(format, level);
+        work.scales = Scales::Stored;
+        work.tensor = drive::first_level(&packed);
+        let scale_bytes = sizes.scales.checked_div(sizes.groups).unwrap_or(0);
+        Ok(Self { work, packed, sizes, scale_bytes, k })
+    }
+
+    /// The SIMD level of the call.
+    pub(crate) const fn level(&self) -> Level {
+        self.work.level
+    }
+
+    /// A number of columns near `wanted` after which a row may be cut: whole groups and whole bytes.
+    pub(crate) fn cut(&self, wanted: usize) -> usize {
+        let unit = match self.work.format.granularity() {
+            Granularity::Block(block) => 8 * block as usize,
+            _ => 8,
+        };
+        (wanted / unit).max(1) * unit
+    }
+
+    /// Decodes `columns` of a row, beginning at a multiple of [`Self::cut`], into `out`.
+    pub(crate) fn decode(&self, row: usize, columns: Range<usize>, out: &mut [f32], unpacked: &mut Unpacked) {
+        let Unpacked { bytes, halves, words, zeros } = unpacked;
+        let mut work = self.work;
+        let row_of_groups = if work.format.granularity() == Granularity::Tensor { 0 } else { row };
+        let first = row_of_groups * self.sizes.groups_per_row * self.scale_bytes;
+        work.scale_in = self.packed.scales[first..].as_ptr();
+        if self.sizes.zeros_row > 0 {
+            zeros.resize(self.sizes.groups_per_row, 0);
+            let packed = &self.packed.zeros[row_of_groups * self.sizes.zeros_row..][..self.sizes.zeros_row];
+            unpack(work.level, packed, work.width, zeros);
+            work.zero_in = zeros.as_ptr();
+        }
+        match work.width {
+            0..=8 => self.piece(&work, row, columns, out, bytes),
+            9..=16 => self.piece(&work, row, columns, out, halves),
+            _ => self.piece(&work, row, columns, out, words),
+        }
+    }
+
+    fn piece<C: Code>(&self, work: &Work, row: usize, columns: Range<usize>, out: &mut [f32], codes: &mut Vec<C>) {
+        let width = work.width as usize;
+        let packed = &self.packed.codes[row * self.sizes.row_bytes + columns.start * width / 8..];
+        codes.resize(columns.len(), C::default());
+        unpack(work.level, &packed[..(columns.len() * width).div_ceil(8)], work.width, codes);
+        let group = match work.format.granularity() {
+            Granularity::Block(block) => columns.start / block as usize,
+            _ => 0,
+        };
+        assert!(out.len() >= columns.len());
+        // SAFETY: `out` covers the codes; scales and zero points of the row lie behind their pointers, as `new` checked.
+        unsafe { simd::decode_piece(work, codes, out.as_mut_ptr(), group) };
+    }
+}

@@ -1,0 +1,52 @@
+//! Rows of a packed embedding.
+
+use super::Matrix;
+use crate::codec::ValuesMut;
+use crate::codec::rows::{Rows, Unpacked};
+use crate::error::{Error, Result};
+use crate::level::Level;
+use crate::pool;
+
+/// Ids in one unit of work.
+const IDS: usize = 16;
+/// Columns decoded at a time, about.
+const COLUMNS: usize = 4096;
+
+/// Decodes the rows `ids` of a packed matrix into `out`, `[ids, columns]`: the bits that decoding the whole would give.
+///
+/// # Errors
+/// [`Error::Range`] for an id outside `0..rows`, [`Error::Shape`] where a length does not fit.
+pub fn gather(ids: &[i64], w: &Matrix<'_>, mut out: ValuesMut<'_>) -> Result<()> {
+    let level = Level::current();
+    let k = w.columns;
+    let rows = Rows::new(w.packed, w.rows, k, w.format, level)?;
+    if ids.len().checked_mul(k) != Some(out.len()) {
+        return Err(Error::Shape(format!(
+            "{} ids of a table of width {k} give {} values; out holds {}",
+            ids.len(),
+            ids.len().saturating_mul(k),
+            out.len()
+        )));
+    }
+    let in_range = |id: i64| usize::try_from(id).is_ok_and(|id| id < w.rows);
+    if let Some((position, id)) = ids.iter().enumerate().find(|(_, id)| !in_range(**id)) {
+        return Err(Error::Range(format!("id {id} at position {position} is outside 0..{}", w.rows)));
+    }
+    if k == 0 {
+        return Ok(());
+    }
+    let each = rows.cut(COLUMNS);
+    let out = out.dst();
+    pool::for_each(ids.len().div_ceil(IDS), ids.len() * k * out.dtype.bytes(), |unit| {
+        let (mut values, mut unpacked) = (Vec::new(), Unpacked::default());
+        for at in unit * IDS..((unit + 1) * IDS).min(ids.len()) {
+            for start in (0..k).step_by(each) {
+                let len = each.min(k - start);
+                values.resize(len, 0.0);
+                rows.decode(ids[at] as usize, start..start + len, &mut values, &mut unpacked);
+                // SAFETY: each unit writes its own rows, whose number was checked.
+                unsafe { out.narrow(at * k + start, &values, level) };
+            }
+        }
+    })
+}

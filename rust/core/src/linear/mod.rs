@@ -1,0 +1,80 @@
+//! Products that read packed weights, and gathers of packed rows.
+//!
+//! [`multiply`] is `y = x W^T + bias` for any format of W, [`multiply_integer`] the same in integers where inputs and
+//! weights are scaled integers, [`gather`] looks rows up. W is read in its packed form, a panel of rows at a time.
+
+mod dot;
+mod float;
+mod gather;
+mod integer;
+mod output;
+
+pub use float::multiply;
+pub use gather::gather;
+pub use integer::{Bias, multiply_integer};
+
+use crate::codec::{DType, Packed};
+use crate::error::{Error, Result};
+use crate::format::Format;
+use crate::level::Level;
+
+/// A packed matrix, encoded along its rows.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix<'a> {
+    /// Format of the weights.
+    pub format: Format,
+    /// Codes, scales, zeros, levels.
+    pub packed: Packed<'a>,
+    /// Rows: output features, or ids of an embedding.
+    pub rows: usize,
+    /// Columns: input features, or the width of an embedding.
+    pub columns: usize,
+}
+
+/// The products there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// Rows decoded to float32 in the cache, sixteen chains of fused multiply-adds.
+    Fma(Level),
+    /// int8 products summed in int32.
+    Bytes(Level),
+}
+
+impl Kernel {
+    /// Name for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Fma(Level::Scalar) => "fma scalar",
+            Self::Fma(Level::Avx2) => "fma avx2",
+            Self::Fma(Level::Avx512) => "fma avx512",
+            Self::Bytes(Level::Scalar) => "int8 scalar",
+            Self::Bytes(Level::Avx2) => "int8 avx2",
+            Self::Bytes(Level::Avx512) => "int8 avx512",
+        }
+    }
+}
+
+/// The kernel that runs for `m` rows of inputs; with `input`, that of [`multiply_integer`].
+///
+/// # Errors
+/// [`Error::Format`] where [`multiply_integer`] does not take the formats.
+pub fn kernel(format: Format, input: Option<Format>, _m: usize, _dtype: DType) -> Result<Kernel> {
+    match input {
+        None => Ok(Kernel::Fma(Level::current())),
+        Some(input) => {
+            integer::check_formats(format, input)?;
+            Ok(Kernel::Bytes(Level::current()))
+        }
+    }
+}
+
+/// Checks the number of inputs and outputs of a product.
+fn check_sizes(m: usize, w: &Matrix<'_>, x: usize, out: usize) -> Result<()> {
+    let (n, k) = (w.rows, w.columns);
+    if m.checked_mul(k) != Some(x) || m.checked_mul(n) != Some(out) {
+        return Err(Error::Shape(format!(
+            "{m} rows times a weight of shape ({n}, {k}) take {m} x {k} inputs and {m} x {n} outputs; got {x} and {out}"
+        )));
+    }
+    Ok(())
+}

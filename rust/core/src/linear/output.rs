@@ -1,0 +1,82 @@
+//! Inputs widened to float32, outputs rounded to their dtype.
+
+use std::borrow::Cow;
+
+use crate::codec::{DType, Dst, Values, ValuesMut};
+use crate::error::Result;
+use crate::level::Level;
+
+/// Rows of float32, filled with zeros up to a multiple of a step.
+pub(super) struct Inputs<'a> {
+    values: Cow<'a, [f32]>,
+    /// Values from one row to the next.
+    pub(super) stride: usize,
+}
+
+impl<'a> Inputs<'a> {
+    /// `m` rows of `k` values; float32 of whole steps is borrowed, everything else copied.
+    pub(super) fn new(x: Values<'a>, m: usize, k: usize, step: usize, level: Level) -> Result<Self> {
+        let stride = k.next_multiple_of(step);
+        if let Values::F32(x) = x
+            && stride == k
+        {
+            return Ok(Self { values: Cow::Borrowed(x), stride });
+        }
+        let mut values = crate::codec::zeroed::<f32>(m * stride)?;
+        for (row, to) in values.chunks_mut(stride.max(1)).enumerate() {
+            // SAFETY: row `row` of the `m` rows of `k` values, whose number the caller has checked.
+            unsafe { x.src().widen(row * k, &mut to[..k], level) };
+        }
+        Ok(Self { values: Cow::Owned(values), stride })
+    }
+
+    pub(super) fn values(&self) -> &[f32] {
+        &self.values
+    }
+}
+
+/// A vector of biases as float32.
+pub(super) fn widened(bias: Values<'_>, level: Level) -> Result<Vec<f32>> {
+    let mut wide = crate::codec::zeroed::<f32>(bias.len())?;
+    // SAFETY: the whole of the buffer.
+    unsafe { bias.src().widen(0, &mut wide, level) };
+    Ok(wide)
+}
+
+/// A matrix of outputs that threads write panels of columns of.
+#[derive(Clone, Copy)]
+pub(super) struct Outputs {
+    dst: Dst,
+    columns: usize,
+    level: Level,
+}
+
+impl Outputs {
+    pub(super) fn new(out: &mut ValuesMut<'_>, columns: usize, level: Level) -> Self {
+        Self { dst: out.dst(), columns, level }
+    }
+
+    /// Writes values to `row`, from `column` on, rounded once. Beyond the dtype's range lies infinity.
+    ///
+    /// # Safety
+    /// The values must lie inside the row, and nobody else may write there meanwhile.
+    pub(super) unsafe fn write(&self, row: usize, column: usize, values: &[f32]) {
+        let at = row * self.columns + column;
+        // SAFETY: as the caller promises.
+        unsafe { self.dst.narrow(at, values, self.level) };
+        // `narrow` saturates, as codecs do.
+        let most = match self.dst.dtype {
+            DType::F32 => return,
+            DType::F16 => 65_520.0,
+            DType::BF16 => f32::from_bits(0x7f7f_8000),
+        };
+        if values.iter().any(|v| v.abs() >= most) {
+            for (i, &v) in values.iter().enumerate().filter(|(_, v)| v.abs() >= most) {
+                let infinity = if self.dst.dtype == DType::F16 { 0x7c00 } else { 0x7f80 };
+                let bits = infinity | (v.to_bits() >> 16 & 0x8000) as u16;
+                // SAFETY: as the caller promises.
+                unsafe { self.dst.raw().cast::<u16>().add(at + i).write_unaligned(bits) };
+            }
+        }
+    }
+}

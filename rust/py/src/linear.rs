@@ -1,0 +1,127 @@
+//! Products and gathers of packed weights on addresses. `linear.py` is the only caller; the names are private.
+
+use octavo_core::linear::{Bias, Matrix, gather, kernel as core_kernel, multiply, multiply_integer};
+use octavo_core::{Layout, Sizes};
+use pyo3::prelude::*;
+
+use crate::codec::{Parts, dtype, packed};
+use crate::err::enter;
+use crate::format::Format;
+use crate::raw::{slice, values, values_mut};
+
+/// Address and dtype code of a bias; code 3 is int32.
+type BiasAt = (usize, u8);
+const INT32: u8 = 3;
+
+/// Safety: as for [`crate::raw::slice_mut`].
+unsafe fn matrix<'a>(format: &Format, rows: usize, columns: usize, parts: Parts) -> octavo_core::Result<Matrix<'a>> {
+    let sizes = Sizes::new(format.0, &Layout::new(&[rows, columns], -1, format.0)?)?;
+    // SAFETY: forwarded.
+    Ok(Matrix { format: format.0, packed: unsafe { packed(parts, &sizes, true)? }, rows, columns })
+}
+
+fn count(m: usize, each: usize) -> octavo_core::Result<usize> {
+    m.checked_mul(each).ok_or_else(|| octavo_core::Error::Shape(format!("{m} rows of {each} values overflow")))
+}
+
+/// Writes `x W^T + bias` for `m` rows at address x to address out; both are of the same dtype.
+#[pyfunction]
+#[pyo3(name = "_packed_linear")]
+#[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
+pub(crate) fn packed_linear(
+    py: Python<'_>,
+    format: &Format,
+    dtype_code: u8,
+    m: usize,
+    n: usize,
+    k: usize,
+    x: usize,
+    parts: Parts,
+    bias: Option<BiasAt>,
+    out: usize,
+) -> PyResult<()> {
+    enter(py, || {
+        let kind = dtype(dtype_code)?;
+        // SAFETY: `linear.py` passes tensors of these sizes and keeps them alive.
+        unsafe {
+            let w = matrix(format, n, k, parts)?;
+            let bias = bias.map(|(at, code)| values(at, n, dtype(code)?, "bias")).transpose()?;
+            let (x, out) = (values(x, count(m, k)?, kind, "x")?, values_mut(out, count(m, n)?, kind, "out")?);
+            multiply(x, m, &w, bias, out)
+        }
+    })
+}
+
+/// Writes the integer product of `m` rows at address x, quantised to `input_format`, to address out.
+#[pyfunction]
+#[pyo3(name = "_integer_linear")]
+#[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
+pub(crate) fn integer_linear(
+    py: Python<'_>,
+    format: &Format,
+    input_format: &Format,
+    dtype_code: u8,
+    m: usize,
+    n: usize,
+    k: usize,
+    x: usize,
+    parts: Parts,
+    input_scales: Option<(usize, usize)>,
+    bias: Option<BiasAt>,
+    out: usize,
+) -> PyResult<()> {
+    enter(py, || {
+        let kind = dtype(dtype_code)?;
+        core_kernel(format.0, Some(input_format.0), m, kind)?; // before parts that other formats have are missed
+        // SAFETY: as in `packed_linear`.
+        unsafe {
+            let w = matrix(format, n, k, parts)?;
+            let scales = input_scales.map(|(at, len)| slice(at, len, "input scales")).transpose()?;
+            let bias = match bias {
+                None => Bias::None,
+                Some((at, INT32)) => Bias::Integer(slice(at, n, "bias")?),
+                Some((at, code)) => Bias::Float(values(at, n, dtype(code)?, "bias")?),
+            };
+            let (x, out) = (values(x, count(m, k)?, kind, "x")?, values_mut(out, count(m, n)?, kind, "out")?);
+            multiply_integer(x, m, input_format.0, scales, &w, bias, out)
+        }
+    })
+}
+
+/// Writes the decoded rows whose int64 numbers lie at address ids to address out.
+#[pyfunction]
+#[pyo3(name = "_packed_embedding")]
+#[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
+pub(crate) fn packed_embedding(
+    py: Python<'_>,
+    format: &Format,
+    dtype_code: u8,
+    ids: (usize, usize),
+    rows: usize,
+    width: usize,
+    parts: Parts,
+    out: usize,
+) -> PyResult<()> {
+    enter(py, || {
+        // SAFETY: as in `packed_linear`.
+        unsafe {
+            let w = matrix(format, rows, width, parts)?;
+            let ids = slice(ids.0, ids.1, "ids")?;
+            let out = values_mut(out, count(ids.len(), width)?, dtype(dtype_code)?, "out")?;
+            gather(ids, &w, out)
+        }
+    })
+}
+
+/// Names the kernel of a product.
+#[pyfunction]
+#[pyo3(name = "_linear_kernel")]
+pub(crate) fn linear_kernel(
+    py: Python<'_>,
+    format: &Format,
+    input_format: Option<Format>,
+    m: usize,
+    dtype_code: u8,
+) -> PyResult<&'static str> {
+    enter(py, || Ok(core_kernel(format.0, input_format.map(|format| format.0), m, dtype(dtype_code)?)?.name()))
+}

@@ -1,0 +1,344 @@
+"""Packed layers: the outputs of simulated ones, from codes alone."""
+
+import copy
+import gc
+import pickle
+
+import octavo
+import pytest
+import torch
+from octavo import DTypeError, Format, KernelError, ModelError, NonFiniteError
+from octavo.nn import (
+    PackedConv1d,
+    PackedConv2d,
+    PackedEmbedding,
+    PackedLinear,
+    QuantConv1d,
+    QuantConv2d,
+    QuantEmbedding,
+    QuantLinear,
+)
+from octavo.quant.spec import INT32, Calibration, LayerPlan, Spec
+from torch import nn
+from torch.nn import functional
+
+FORMATS = [str(fmt) for fmt in octavo.formats()]
+ORDER = 1e-5  # of float32 sums of some hundred products in another order, relative to the largest output
+
+
+def spec(text, method=None):
+    return Spec(Format(text), Calibration(method) if method else None)
+
+
+def plan(**texts):
+    return LayerPlan(**{role: text if isinstance(text, Spec) else spec(text) for role, text in texts.items()})
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def linear(k=96, n=40, bias=True):
+    torch.manual_seed(0)
+    return nn.Linear(k, n, bias=bias)
+
+
+def assert_close(a, b):
+    assert a.dtype == b.dtype and a.shape == b.shape
+    assert (a - b).abs().max() <= ORDER * b.abs().max()
+
+
+# --- the same outputs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("k", [96, 37])
+def test_a_packed_layer_is_the_simulated_one(text, k):
+    simulated = QuantLinear.from_linear(linear(k), plan(weight=text, output="bf16", bias="fixed16.8")).eval()
+    packed = PackedLinear.from_linear(simulated)
+    assert packed.weight == octavo.encode(simulated.weight.detach(), text)
+    for shape in ((), (1,), (2, 5)):
+        x = normal(*shape, k)
+        expected = functional.linear(x, packed.weight.decode(), packed.bias)
+        packed.output_quantiser.enabled = False
+        assert_close(packed(x), expected)
+        packed.output_quantiser.enabled = True
+        assert torch.equal(packed(x), octavo.quantize(packed(x), "bf16"))
+    assert torch.equal(packed.bias, octavo.quantize(simulated.bias.detach(), "fixed16.8"))
+
+
+@pytest.mark.parametrize("x_format", ["mxint8", "int8", "uint8", "e4m3"])
+def test_inputs_are_rounded_as_in_simulation(x_format):
+    simulated = QuantLinear.from_linear(linear(), plan(weight="mxint6", input=x_format)).eval()
+    packed, x = PackedLinear.from_linear(simulated), normal(7, 96)
+    assert not packed.is_integer
+    assert_close(packed(x), simulated(x).detach())
+
+
+BIASES = ["float", "fixed16.8", None]
+
+
+@pytest.mark.parametrize("weight", ["int8:channel", "int8", "int5:channel", "int2"])
+@pytest.mark.parametrize(
+    ("x_format", "bias", "static"),
+    [
+        *((x_format, bias, False) for x_format in ("int8", "int4", "int8:channel") for bias in BIASES),
+        *((x_format, bias, True) for x_format in ("int8", "int4") for bias in [*BIASES, "int32"]),
+    ],
+)
+def test_integer_layers_agree_bit_for_bit(weight, x_format, bias, static):
+    x = normal(9, 96)
+    given = spec(x_format, "minmax" if static else None)
+    more = {"int32": {"bias": Spec(INT32)}, "fixed16.8": {"bias": spec("fixed16.8")}}.get(bias, {})
+    simulated = QuantLinear.from_linear(linear(bias=bias is not None), plan(weight=weight, input=given, **more)).eval()
+    if static:
+        simulated.input_quantiser.set_scales(octavo.encode(x, x_format).scales)
+    packed = PackedLinear.from_linear(simulated)
+    assert packed.is_integer and simulated.is_integer
+    with torch.no_grad():
+        for rows in (x, x[:1], x[0], 3 * x):
+            assert torch.equal(packed(rows), simulated(rows))
+    if bias == "int32":
+        assert packed.bias.dtype == torch.int32
+
+
+@pytest.mark.parametrize("text", FORMATS)
+def test_rows_of_a_table_are_those_of_the_simulated_table(text):
+    torch.manual_seed(0)
+    simulated = QuantEmbedding.from_embedding(nn.Embedding(23, 40, padding_idx=0), plan(weight=text))
+    packed = PackedEmbedding.from_embedding(simulated)
+    for ids in (torch.tensor([[0, 22, 5], [5, 5, 1]]), torch.tensor(3), torch.empty(0, dtype=torch.int64)):
+        assert torch.equal(packed(ids), simulated(ids))
+    assert packed.padding_idx == 0
+
+
+CONVS = [
+    (nn.Conv1d, QuantConv1d, PackedConv1d, {"kernel_size": 3, "padding": 1, "groups": 2}, (2, 6, 9)),
+    (nn.Conv1d, QuantConv1d, PackedConv1d, {"kernel_size": 3, "padding": "same", "dilation": 2}, (6, 9)),
+    (nn.Conv2d, QuantConv2d, PackedConv2d, {"kernel_size": (3, 2), "stride": 2, "padding": 1}, (2, 6, 7, 8)),
+    (nn.Conv2d, QuantConv2d, PackedConv2d, {"kernel_size": 3, "padding": 1, "padding_mode": "circular"}, (2, 6, 7, 8)),
+]
+
+
+@pytest.mark.parametrize(("kind", "simulate", "pack", "options", "shape"), CONVS)
+@pytest.mark.parametrize(
+    ("weight", "x_format", "exact"),
+    [("mxint8", "mxint8", False), ("nf4", None, False), ("int8:channel", "int8", True), ("int3", "int5", True)],
+)
+def test_packed_convolutions_are_the_simulated_ones(kind, simulate, pack, options, shape, weight, x_format, exact):
+    torch.manual_seed(0)
+    given = {"weight": weight} | ({"input": x_format} if x_format else {})
+    simulated = simulate.from_conv(kind(6, 8, **options), plan(**given)).eval()
+    packed, x = pack.from_conv(simulated), normal(*shape)
+    with torch.no_grad():
+        assert packed.is_integer == exact == simulated.is_integer
+        assert torch.equal(packed(x), simulated(x)) if exact else not assert_close(packed(x), simulated(x))
+
+
+def test_float_layers_are_packed_in_a_format():
+    x = normal(3, 96)
+    packed = PackedLinear.from_linear(linear(), "mxint8@ceil")
+    assert packed.weight == octavo.encode(linear().weight.detach(), "mxint8", scale="ceil")
+    assert_close(packed(x), functional.linear(x, packed.weight.decode(), packed.bias))
+    assert PackedEmbedding.from_embedding(nn.Embedding(5, 8), Format("int4:g8")).weight.shape == (5, 8)
+    assert PackedConv2d.from_conv(nn.Conv2d(3, 4, 3), "mxint4").weight.shape == (4, 27)
+
+
+def test_learned_scales_are_frozen():
+    simulated = QuantLinear.from_linear(linear(), plan(weight="int4:channel", input="int8")).eval()
+    x = normal(5, 96)
+    simulated.weight_quantiser.set_scales(octavo.encode(simulated.weight.detach(), "int4:channel").scales)
+    simulated.input_quantiser.set_scales(octavo.encode(x, "int8").scales)
+    for quantiser in (simulated.weight_quantiser, simulated.input_quantiser):
+        quantiser.learn()
+        quantiser.scales.data *= -0.7
+    packed = PackedLinear.from_linear(simulated)
+    assert not [name for name, p in packed.named_parameters() if p.requires_grad]
+    with torch.no_grad():
+        assert torch.equal(packed(x), simulated(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_goes_in_and_out(dtype):
+    packed, x = PackedLinear.from_linear(linear(), "mxint8").to(dtype), normal(4, 96).to(dtype)
+    y = packed(x)
+    expected = functional.linear(x.float(), packed.weight.decode(torch.float32), packed.bias.float())
+    assert y.dtype == dtype
+    assert (y.float() - expected).abs().max() <= 2**-7 * expected.abs().max()
+    assert PackedEmbedding.from_embedding(nn.Embedding(5, 8), "mxint8").to(dtype)(torch.tensor(3)).dtype == dtype
+
+
+def test_gradients_reach_the_input_and_never_the_codes():
+    packed = PackedLinear.from_linear(linear(), "mxint4")
+    x = normal(3, 96).requires_grad_()
+    packed(x).square().sum().backward()
+    y = packed(x.detach())
+    expected = 2 * y @ packed.weight.decode()
+    assert (x.grad - expected).abs().max() <= ORDER * expected.abs().max()
+    assert not any(buffer.requires_grad for buffer in packed.buffers())
+
+
+def test_encoder_layers_of_torch_call_their_packed_layers():
+    """They have a fast path that reads weights without calling layers."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True).eval()
+    packed = copy.deepcopy(layer)
+    packed.linear1 = PackedLinear.from_linear(layer.linear1, "mxint8")
+    packed.linear2 = PackedLinear.from_linear(layer.linear2, "mxint8")
+    for linear_layer in (layer.linear1, layer.linear2):
+        linear_layer.weight.data = octavo.quantize(linear_layer.weight.data, "mxint8")
+    x = normal(2, 5, 32)
+    with torch.no_grad():
+        assert torch.allclose(packed(x), layer(x), atol=1e-5)
+
+
+# --- what is held -------------------------------------------------------------------------------------------------------
+
+
+def test_codes_scales_and_bias_are_all_that_is_held():
+    n, k = 64, 171
+    layer = linear(k, n)
+    packed = PackedLinear.from_linear(QuantLinear.from_linear(layer, plan(weight="mxint8", input="mxint8")))
+    held = sum(t.nbytes for t in [*packed.parameters(), *packed.buffers()])
+    assert held == octavo.Format("mxint8").nbytes((n, k)) + 4 * n
+
+
+def floats_of(numel):
+    """Float tensors of this many elements that live in this process."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    return [t for t in tensors if t.is_floating_point() and t.numel() == numel]
+
+
+def test_no_dense_weight_lives_on():
+    layer = linear(171, 67)  # a size that nothing else has
+    packed = PackedLinear.from_linear(QuantLinear.from_linear(layer, plan(weight="mxint8", input="mxint8")))
+    assert floats_of(171 * 67)
+    del layer
+    packed(normal(3, 171))
+    assert not floats_of(171 * 67)
+
+
+@pytest.mark.parametrize(
+    "text", ["mxint8", "int4:g32", "uint4:g32", "nvfp4", "int8:channel", "fixed8", "binary2:channel"]
+)
+def test_codes_and_scales_keep_their_dtypes(text):
+    packed = PackedLinear.from_linear(linear(), text)
+    before = packed.weight
+    for move in (lambda m: m.half(), lambda m: m.double().float(), lambda m: m.to(torch.bfloat16)):
+        moved = move(copy.deepcopy(packed))
+        assert moved.weight.to(dtype=torch.float32) == before
+    assert moved.weight.dtype == moved.bias.dtype == torch.bfloat16
+    assert copy.deepcopy(packed).to("meta").weight.device.type == "meta"
+
+
+def test_copies_and_pickles_compute_alike():
+    layer = QuantLinear.from_linear(linear(), plan(weight="int4:channel", input="int8:channel")).eval()
+    packed, x = PackedLinear.from_linear(layer), normal(3, 96)
+    packed.register_forward_hook(_halve)
+    for twin in (copy.deepcopy(packed), pickle.loads(pickle.dumps(packed))):
+        assert torch.equal(twin(x), packed(x))
+        assert twin.weight == packed.weight
+
+
+def _halve(module, args, y):
+    return y / 2
+
+
+def test_state_dicts_go_round():
+    a, b = (PackedLinear.from_linear(nn.Linear(96, 40), "int4:g32") for _ in range(2))
+    assert set(a.state_dict()) == {"weight_codes", "weight_scales", "weight_zeros", "weight_levels", "bias"}
+    b.load_state_dict(a.state_dict())
+    assert b.weight == a.weight
+    b.load_state_dict({name: value.clone() for name, value in a.state_dict().items()}, assign=True)
+    assert torch.equal(b(normal(3, 96)), a(normal(3, 96)))
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (PackedLinear.from_linear(linear(), "mxint8"), normal(3, 96)),
+        (PackedLinear.from_linear(QuantLinear.from_linear(linear(), plan(weight="int8", input="int8"))), normal(3, 96)),
+        (
+            PackedLinear.from_linear(QuantLinear.from_linear(linear(), plan(weight="nf4", input="mxint8"))),
+            normal(3, 96),
+        ),
+        (PackedEmbedding.from_embedding(nn.Embedding(9, 32), "mxint8"), torch.arange(9)),
+        (PackedConv2d.from_conv(nn.Conv2d(3, 4, 3), "mxint8"), normal(1, 3, 5, 5)),
+        (
+            PackedConv1d.from_conv(QuantConv1d.from_conv(nn.Conv1d(3, 4, 3), plan(weight="int8", input="int8"))),
+            normal(1, 3, 5),
+        ),
+    ],
+    ids=["linear", "integer", "rounded input", "embedding", "conv2d", "integer conv1d"],
+)
+def test_packed_layers_compile_without_a_break(layer, x):
+    torch._dynamo.reset()
+    compiled = torch.compile(layer.eval(), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), layer(x))
+    if x.is_floating_point() and x.ndim == 2:
+        assert torch.equal(compiled(x[:2]), layer(x[:2]))
+
+
+# --- errors -------------------------------------------------------------------------------------------------------------
+
+
+def test_other_devices_are_refused_at_the_call():
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode():
+        x, ids = torch.empty(3, 96, device="cuda"), torch.zeros(3, dtype=torch.int64, device="cuda")
+    layer = PackedLinear.from_linear(linear(), "mxint8")
+    with pytest.raises(DTypeError, match=r"PackedLinear: its input is on cuda:0; the kernels of this version run on"):
+        layer(x)
+    with pytest.raises(DTypeError, match=r"PackedEmbedding: its input is on cuda"):
+        PackedEmbedding.from_embedding(nn.Embedding(5, 8), "mxint8")(ids)
+
+
+def test_convolutions_have_no_kernel():
+    packed, x = PackedConv2d.from_conv(nn.Conv2d(3, 4, 3), "mxint8"), normal(1, 3, 5, 5)
+    with octavo.strict(), pytest.raises(KernelError, match="no kernel for packed convolutions"):
+        packed(x)
+    with octavo.strict(), octavo.strict(False):
+        packed(x)
+
+
+def test_what_cannot_be_packed_is_refused():
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    off = QuantLinear.from_linear(linear(), plan(weight="int8"))
+    off.weight_quantiser.enabled = False
+    bad = linear()
+    bad.weight.data[3, 4] = torch.nan
+    for make, error, message in (
+        (
+            lambda: PackedLinear.from_linear(nn.Conv2d(1, 1, 1), "int8"),
+            ModelError,
+            "is a Conv2d; PackedLinear replaces",
+        ),
+        (lambda: PackedLinear.from_linear(Doubled(3, 4), "int8", "fc"), ModelError, "fc is a Doubled with a forward"),
+        (lambda: PackedLinear.from_linear(linear(), None, "fc"), ModelError, "fc: a float layer needs a format"),
+        (lambda: PackedLinear.from_linear(off, "int8", "fc"), ModelError, "fc: a quantised layer has its own format"),
+        (lambda: PackedLinear.from_linear(off, what="fc"), ModelError, "fc: its weight has its quantiser switched off"),
+        (lambda: PackedLinear.from_linear(linear(), "int8@mse"), ModelError, "asks for calibration"),
+        (lambda: PackedLinear.from_linear(linear(), "keep"), ModelError, "'keep'"),
+        (lambda: PackedLinear.from_linear(bad, "int8", "fc"), NonFiniteError, "nan|NaN"),
+        (lambda: PackedEmbedding.from_embedding(nn.Embedding(3, 4, max_norm=1.0), "int8"), ModelError, "max_norm"),
+        (lambda: PackedLinear(octavo.encode(normal(3, 4), "int8", axis=0)), ModelError, "along its last axis"),
+        (lambda: PackedLinear(octavo.encode(normal(3, 4), "int8"), normal(4)), ModelError, "bias has shape"),
+        (
+            lambda: PackedLinear(octavo.encode(normal(3, 4), "int8"), torch.zeros(3, dtype=torch.int32)),
+            ModelError,
+            "int32 bias needs integer",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            make()
+
+
+def test_functions_of_torch_say_what_to_do_with_a_packed_weight():
+    packed = PackedLinear.from_linear(linear(), "mxint8")
+    with pytest.raises(DTypeError, match=r"linear takes no PackedTensor; decode\(\) it, or call the layer"):
+        functional.linear(normal(3, 96), packed.weight)
