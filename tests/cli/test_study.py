@@ -4,7 +4,7 @@ import json
 
 import pytest
 from octavo.data import sentiment
-from octavo.models.classifier import kinds, run
+from octavo.models.classifier import run
 from octavo.search.studies import models
 
 FAST = ("--families", "int", "--widths", "4", "--seeds", "1")
@@ -16,8 +16,6 @@ def small(monkeypatch):
     load = models.signs.load
     monkeypatch.setattr(models.signs, "load", lambda train, **_: load(64, validation=16, test=32))
     monkeypatch.setitem(run.RECIPES, "tiny", run.Recipe(epochs=3, batch_size=16, learning_rate=1e-3, precision="fp32"))
-    shape = kinds.ClassifierConfig
-    monkeypatch.setattr(kinds, "ClassifierConfig", lambda **given: shape(**given, width=16, layers=1, feed_forward=32))
 
 
 @pytest.fixture
@@ -37,7 +35,7 @@ def test_one_command_without_arguments_gives_table_picture_and_journal(octavo, t
     out = tmp_path / "study"
     shown = octavo("study", "ptq-qat", *FAST, "--baseline", "mase", "-o", out).stdout
     assert [line.split()[:2] for line in shown.splitlines()[2:5]] == [["fp32", "32"], ["int", "4"], ["mase", "4"]]
-    assert "accuracy on 32 test texts" in shown
+    assert "32 test texts; they alone give differences a standard error" in shown
     names = {path.name for path in out.iterdir()}
     assert {"study.jsonl", "results.csv", "results.json", "training", "runs"} <= names
     assert len((out / "study.jsonl").read_text().splitlines()) == 5
@@ -76,6 +74,28 @@ def test_formats_are_compared_on_the_shipped_model(octavo, tmp_path):
     assert json.loads((out / "results.json").read_text())["rows"] == found["rows"]
 
 
+@pytest.mark.slow
+def test_memory_is_counted_and_measured(octavo, tmp_path, small):
+    shown = octavo(
+        "study", "memory", "--recipes", "mxint8 | type:Linear nf4", "--quick", "-o", tmp_path / "study"
+    ).stdout
+    assert shown.splitlines()[0].split() == [
+        "MB",
+        "(1e6",
+        "bytes)",
+        "fp32",
+        "mxint8",
+        "of",
+        "fp32",
+        "type:Linear",
+        "nf4",
+        "of",
+        "fp32",
+    ]
+    assert "mxint8: 32 of 32 answers as simulated" in shown
+    assert "all weights, counted" in shown and "peak, measured" in shown
+
+
 def test_without_matplotlib_there_is_a_table_and_advice(octavo, tmp_path, small, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
     ran = octavo("study", "ptq-qat", *FAST, "--no-qat", "-o", tmp_path / "study")
@@ -112,6 +132,8 @@ def test_sentences_are_trained_on_and_studied(octavo, tmp_path, data, small):
         (("ptq-qat", "--data", "nowhere"), "neither sst2_train.tsv nor sst2_train.tsv.xz"),
         (("formats", "--families", "posit"), "unknown family 'posit'"),
         (("formats", "--modes", "biases"), "unknown mode 'biases'"),
+        (("memory", "--recipes", "|"), "0 recipes"),
+        (("memory", "--recipes", "mxint8 | int99"), "int99"),
     ],
 )
 def test_what_is_refused_is_refused_before_the_work(octavo, tmp_path, monkeypatch, given, told):
@@ -127,7 +149,9 @@ def test_training_on_sentences_refuses_what_cannot_be(octavo, tmp_path, data):
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("command", [("study",), ("study", "ptq-qat"), ("study", "formats"), ("train", "sst2")])
+@pytest.mark.parametrize(
+    "command", [("study",), ("study", "ptq-qat"), ("study", "formats"), ("study", "memory"), ("train", "sst2")]
+)
 def test_help_teaches_with_examples(octavo, command):
     shown = octavo(*command, "--help").stdout
     assert "octavo study" in shown

@@ -11,7 +11,6 @@ from octavo.search.studies.points import Laboratory
 from octavo.search.studies.subject import ClassifierSubject
 from octavo.train import seed_all
 
-
 RECIPE = Recipe(epochs=1, batch_size=8, learning_rate=1e-3, precision="fp32")
 
 

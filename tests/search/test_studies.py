@@ -8,12 +8,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from octavo.errors import DataError, SettingError
+from octavo.errors import DataError, FormatError, SettingError
 from octavo.quant.recipe import Recipe
 from octavo.report import studies as report
 from octavo.report import study_plots
 from octavo.search.journal import NAME, Journal, identity
-from octavo.search.studies import candidates, formats, ptq_qat
+from octavo.search.studies import candidates, formats, memory, ptq_qat
 from octavo.search.studies.points import Laboratory, Point, Training, covered, weight_bits
 from octavo.search.studies.statistics import paired_error, spread, student
 from octavo.search.studies.subject import digest
@@ -81,9 +81,7 @@ def test_a_finished_point_is_not_measured_again(laboratory, monkeypatch):
     monkeypatch.setattr(laboratory, "build", lambda *_: pytest.fail("built twice"))
     laboratory.tell = told.append
     assert laboratory.measure_all([point()]) == first
-    assert told == [
-        f"[1/1] int 8 ptq seed 0: {first[0]['result']['right'] / 40:.2%} of 40 (found)".replace("int", "test int")
-    ]
+    assert told == [f"[1/1] int 8 ptq seed 0: {first[0]['result']['right'] / 40:.2%} of 40 (found)"]
 
 
 def test_a_study_that_was_stopped_ends_as_one_that_was_not(subject, tmp_path, monkeypatch):
@@ -269,6 +267,60 @@ def test_a_study_of_formats_that_cannot_be_is_refused(given, told):
     with pytest.raises(SettingError) as error:
         formats.Formats(**given)
     assert told in str(error.value)
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_packed_model_is_counted_measured_and_compared(laboratory):
+    """In a process of its own, as the real study; found again after that."""
+    study = memory.Memory(("mxint8",), texts=20)
+    rows = study._rows(laboratory, "mxint8")
+    held = {(row["what"], row["kind"]): row.get("bytes") for row in rows}
+    parts = sum(held[part, "counted"] for part in memory.COMPONENTS)
+    assert parts == held["all weights", "counted"] < held["file", "measured"]
+    assert all(0 <= held[what, "measured"] < 100e6 for what in ("loaded", "peak"))
+    assert rows[-1] == {"model": "mxint8", "what": "same answers", "kind": "answers", "texts": 20, "same": 20}
+    laboratory.subject.model = lambda: pytest.fail("measured twice")
+    assert study._rows(laboratory, "mxint8") == rows
+
+
+def test_counted_bytes_are_those_of_the_tensors(subject):
+    model = subject.model()
+    assert memory.by_component(model)["all weights"] == sum(tensor.nbytes for tensor in model.state_dict().values())
+    model.encoder[0].attention.key.weight = model.encoder[0].attention.query.weight  # tied: once
+    tied = memory.by_component(model)["attention"]
+    assert memory.by_component(subject.model())["attention"] - tied == 16 * 16 * 4
+
+
+@pytest.mark.parametrize(
+    "path, name",
+    [
+        ("bert.embeddings.LayerNorm.weight", "embeddings"),
+        ("source_embedding.weight", "embeddings"),
+        ("bert.encoder.layer.0.attention.self.query.weight_codes", "attention"),
+        ("bert.encoder.layer.0.attention.output.dense.bias", "attention"),
+        ("bert.encoder.layer.5.output.dense.weight", "feed-forward"),
+        ("encoder.0.feed_forward.up.weight", "feed-forward"),
+        ("bert.pooler.dense.weight", "other"),
+    ],
+)
+def test_components_are_told_by_paths(path, name):
+    assert memory.component(path) == name
+
+
+def test_batches_cross_to_another_process_unchanged():
+    given = [{"input_ids": torch.ones(2, 3), "attention_mask": torch.zeros(2, 3)}] * 11
+    assert str(memory.batches(memory.flat(given))) == str(given)
+    pairs = [(torch.ones(2, 3), torch.zeros(2, 4))] * 11
+    assert str(memory.batches(memory.flat(pairs))) == str(pairs)
+
+
+def test_a_study_of_memory_that_cannot_be_is_refused():
+    with pytest.raises(SettingError, match="one of each"):
+        memory.Memory(())
+    with pytest.raises(FormatError, match="int99"):
+        memory.Memory(("int99",))
 
 
 # --- reports --------------------------------------------------------------------------------------------------------

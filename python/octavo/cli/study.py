@@ -107,7 +107,7 @@ def ptq_qat(
     training = Training(share=qat_share, rate=qat_rate) if qat else None
     study = PtqQat(tuple(names), _numbers("--widths", widths), min(seeds, 2) if quick else seeds, training)
     _run(
-        "ptq-qat", study.run, studies.width_table, width_figure,
+        "ptq-qat", study.run, studies.width_table, studies.accuracy_notes, width_figure,
         model=model, data=data, trained=trained, out=out, quick=quick, json=json,
     )  # fmt: skip
 
@@ -150,7 +150,44 @@ def formats(
     names = every if families is None else _words(families)
     study = Formats(tuple(names), chosen, tuple(_words(modes)), 1 if quick else seeds, quick)
     _run(
-        "formats", study.run, studies.format_table, format_figure,
+        "formats", study.run, studies.format_table, studies.accuracy_notes, format_figure,
+        model=model, data=data, trained=trained, out=out, quick=quick, json=json,
+    )  # fmt: skip
+
+
+@app.command("memory")
+def memory(
+    model: ModelOption = "tiny",
+    data: DataOption = None,
+    trained: TrainedOption = None,
+    out: OutOption = None,
+    recipes: Annotated[
+        str, typer.Option("--recipes", metavar="TEXTS", help="What models are packed by, separated by '|'.")
+    ] = "mxint8 | int4:g32",
+    texts: Annotated[int, typer.Option(help="Test texts that are answered while memory is measured.")] = 1000,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Memory of packed models against float32: counted by component, and measured.
+
+    Each model is saved, and loaded in a fresh process that answers test texts eight at a time; its resident and peak
+    memory are read from the system. Answers are compared with those of the simulated model.
+
+    \b
+    Examples:
+      octavo study memory
+      octavo study memory --recipes 'mxint8 | type:Embedding int4:g32; type:Linear nf4'
+      octavo study memory --model minilm --data data/ --trained minilm
+    """
+    from octavo.report import studies
+    from octavo.report.study_plots import memory_figure
+    from octavo.search.studies.memory import Memory
+
+    study = Memory(
+        tuple(text.strip() for text in recipes.split("|") if text.strip()), min(texts, 64) if quick else texts
+    )
+    _run(
+        "memory", study.run, studies.memory_table, studies.memory_notes, memory_figure,
         model=model, data=data, trained=trained, out=out, quick=quick, json=json,
     )  # fmt: skip
 
@@ -159,6 +196,7 @@ def _run(
     study: str,
     work: Callable[[Laboratory], list[dict[str, Any]]],
     table: Callable[[Any], Any],
+    notes: Callable[[Any], list[str]],
     draw: Callable[..., Any],
     *,
     model: str,
@@ -207,7 +245,9 @@ def _run(
         return
     print_table(shown, table(rows))
     shown.print()
-    shown.print(f"{subject.metric} on {rows[0]['texts']:,} test texts; written to {folder}: {', '.join(written)}")
+    for line in notes(rows):
+        shown.print(line)
+    shown.print(f"written to {folder}: {', '.join(written)}")
 
 
 def _words(text: str) -> list[str]:

@@ -15,6 +15,8 @@ from octavo.report.console import table
 from octavo.train.metrics import replace_text
 
 CSV, JSON = "results.csv", "results.json"
+# Bytes below which what a process grew by says nothing about a model.
+_MEASURABLE = 10_000_000
 
 Rows = Sequence[dict[str, Any]]
 
@@ -62,16 +64,39 @@ def format_table(rows: Rows) -> Table:
 
 
 def memory_table(rows: Rows) -> Table:
-    """Return bytes by component, counted, and those of whole processes, measured."""
+    """Return bytes by component, counted, and those of files and processes, measured; each as a share of fp32's."""
     names = list(dict.fromkeys(row["model"] for row in rows))
-    made = table("MB (1e6 bytes)", *(f">{name}" for name in names), ">of fp32")
-    lines = dict.fromkeys((row["what"], row["kind"]) for row in rows)
-    for what, kind in lines:
-        found = {row["model"]: row["bytes"] for row in rows if (row["what"], row["kind"]) == (what, kind)}
-        cells = [f"{found[name] / 1e6:.2f}" if name in found else "" for name in names]
-        share = f"{found[names[-1]] / found[names[0]]:.1%}" if found.get(names[0]) and names[-1] in found else ""
-        made.add_row(f"{what}, {kind}", *cells, share)
+    made = table(
+        "MB (1e6 bytes)", *(column for name in names for column in (f">{name}", *((">of fp32",) * (name != names[0]))))
+    )
+    held = {(row["model"], row["what"], row["kind"]): row["bytes"] for row in rows if row["kind"] != "answers"}
+    for what, kind in dict.fromkeys((what, kind) for _, what, kind in held):
+        base, cells = held[names[0], what, kind], []
+        for name in names:
+            count = held[name, what, kind]
+            cells.append(f"{count / 1e6:.2f}")
+            if name != names[0]:
+                cells.append(f"{count / base:.1%}" if kind == "counted" or base >= _MEASURABLE else "")
+        made.add_row(f"{what}, {kind}", *cells)
     return made
+
+
+def memory_notes(rows: Rows) -> list[str]:
+    """Return what the measured numbers mean, and how packed models answered."""
+    packed = [row for row in rows if row["kind"] == "answers"]
+    return [
+        "loaded: what a fresh process grew by, after its imports, with the model; peak: while it answered, too.",
+        "A model of few MB fits into memory that Python holds already, and seems to take none.",
+        *(f"{row['model']}: {row['same']:,} of {row['texts']:,} answers as simulated" for row in packed),
+    ]
+
+
+def accuracy_notes(rows: Rows) -> list[str]:
+    """Return how many texts an accuracy is of, and how far two models on the same texts can be told apart."""
+    error = max((row["paired_error_points"] for row in rows), default=0.0)
+    return [
+        f"{rows[0]['texts']:,} test texts; they alone give differences a standard error of up to {error:.2f} points"
+    ]
 
 
 def _difference(row: dict[str, Any]) -> str:

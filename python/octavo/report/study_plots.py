@@ -86,8 +86,8 @@ def format_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     return made
 
 
-def memory_figure(rows: Rows, *, title: str) -> Figure:
-    """Draw counted bytes by component and measured bytes of a process, one stacked bar a model."""
+def memory_figure(rows: Rows, *, metric: str, title: str) -> Figure:
+    """Draw counted bytes by component, stacked, and bytes measured in a process; a bar a model."""
     made, panels = figure(2)
     names = list(dict.fromkeys(row["model"] for row in rows))
     for panel, kind, label in zip(

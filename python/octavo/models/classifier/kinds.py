@@ -40,6 +40,11 @@ class TextClassifier:
     encode: Callable[[Sequence[str]], Ids]
     _save: Callable[[Path], None]
 
+    def blueprint(self) -> dict[str, Any]:
+        """Return plain values that say how the model is made without its weights."""
+        config = self.model.config.as_dict() if isinstance(self.model, Classifier) else None
+        return {"kind": self.kind, "config": config}
+
     def texts(self, sentences: Sentences) -> Texts:
         """Return sentences as ids and labels."""
         return Texts(self.encode(sentences.texts), torch.tensor(sentences.labels))

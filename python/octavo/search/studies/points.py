@@ -71,16 +71,21 @@ class Point:
 
     def settings(self, subject: Subject) -> dict[str, Any]:
         """Return everything that decides the numbers of the point."""
-        made: dict[str, Any] = {"subject": subject.identity, **self.label, "method": self.method, "recipe": self.recipe}
+        found: dict[str, Any] = {
+            "subject": subject.identity,
+            **self.label,
+            "method": self.method,
+            "recipe": self.recipe,
+        }
         if self.recipe is not None:
-            made |= {"seed": self.seed, "samples": self.samples}
+            found |= {"seed": self.seed, "samples": self.samples}
         if self.method == "qat":
-            made["training"] = self.training.config(subject, self.seed).binding()
-        return made
+            found["training"] = self.training.config(subject, self.seed).binding()
+        return found
 
     def __str__(self) -> str:
         """Return what a progress line says."""
-        names = " ".join(str(value) for value in self.label.values())
+        names = " ".join(str(value) for name, value in self.label.items() if name != "study")
         return f"{names} {self.method} seed {self.seed}" if self.recipe else names
 
 
@@ -109,7 +114,7 @@ class Laboratory:
         settings, begin = point.settings(self.subject), time.perf_counter()
         model = self.build(point, settings)
         facts = {"result": self.compare(model, "test"), "seconds": round(time.perf_counter() - begin, 3)}
-        record = self.journal.add(settings, **facts, made=_made())
+        record = self.journal.add(settings, **facts, made=made())
         self._tidy(settings)
         return record
 
@@ -157,7 +162,7 @@ class Laboratory:
         begin = time.perf_counter()
         distance = self.subject.distance(self.build(point, settings))
         told = distance if math.isfinite(distance) else None  # a model that answers NaN is worse than any number
-        return self.journal.add(settings, distance=told, seconds=round(time.perf_counter() - begin, 3), made=_made())
+        return self.journal.add(settings, distance=told, seconds=round(time.perf_counter() - begin, 3), made=made())
 
     def _run(self, settings: dict[str, Any]) -> Path:
         return self.folder / "runs" / identity(settings)[:16]
@@ -189,7 +194,8 @@ def covered(model: nn.Module, recipe: str) -> float:
     return held / sum(parameter.numel() for parameter in model.parameters())
 
 
-def _made() -> dict[str, Any]:
+def made() -> dict[str, Any]:
+    """Return when and with what a point was measured."""
     return {
         "octavo": octavo.__version__,
         "torch": str(torch.__version__),

@@ -42,6 +42,7 @@ class Subject(Protocol):
     batch_size: int
     learning_rate: float
     precision: str
+    blueprint: dict[str, Any]  # plain values from which another process makes the model without its weights
 
     def model(self) -> nn.Module:
         """Return a copy of the float32 model, in eval mode."""
@@ -57,6 +58,10 @@ class Subject(Protocol):
 
     def distance(self, model: nn.Module) -> float:
         """Return how far the model is from the float32 one on validation texts: mean relative entropy, in nats."""
+        ...
+
+    def inputs(self, count: int, size: int) -> list[Any]:
+        """Return the first ``count`` test texts as batches of ``size``."""
         ...
 
     def task(self, seed: int) -> Any:
@@ -79,6 +84,7 @@ class ClassifierSubject:
         self._parts = {"validation": made.texts(split.validation), "test": made.texts(split.test)}
         self._judged = self._parts["validation"].sample(judged, seed=0)
         self._before = functional.log_softmax(scores(self._model, self._judged), -1)
+        self.blueprint = made.blueprint()
         self.identity = {"model": name, "weights": digest(self._model), "data": split.digest(), "judged": judged}
 
     def model(self) -> nn.Module:
@@ -98,6 +104,11 @@ class ClassifierSubject:
         """Return the mean relative entropy of the predicted classes."""
         after = functional.log_softmax(scores(model, self._judged), -1)
         return functional.kl_div(after, self._before, reduction="batchmean", log_target=True).item()
+
+    def inputs(self, count: int, size: int) -> list[Any]:
+        """Return test texts, those of like length together."""
+        texts = self._parts["test"]
+        return texts.pick(range(min(count, len(texts)))).batches(size)
 
     def task(self, seed: int) -> ClassifierTask:
         """Return the training texts, with the first 256 validation texts to watch."""
@@ -121,6 +132,7 @@ class PolynomialSubject:
         }
         self._judged = Lines.of(self._data.validation[:judged], self._tokenizer)
         self._before = self._log_probabilities(self._model)
+        self.blueprint = {"kind": self.name, "config": self._model.config.as_dict()}
         self.identity = {"model": self.name, "weights": digest(self._model), "lines": lines, "judged": judged}
 
     def model(self) -> nn.Module:
@@ -142,6 +154,11 @@ class PolynomialSubject:
         real = self._judged.target != 0
         after = self._log_probabilities(model)
         return functional.kl_div(after[real], self._before[real], reduction="batchmean", log_target=True).item()
+
+    def inputs(self, count: int, size: int) -> list[Any]:
+        """Return (source, target) test lines."""
+        lines = self._parts["test"]
+        return list(zip(lines.source[:count].split(size), lines.target[:count].split(size), strict=True))
 
     def task(self, seed: int) -> PolynomialTask:
         """Return the training stream from a place that ``seed`` decides."""
