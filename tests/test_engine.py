@@ -425,7 +425,10 @@ def test_children_of_fork_use_the_engine(hybrid):
 
 
 def test_an_interrupt_is_heard_between_blocks(hybrid):
+    # A shell that starts the tests in the background has them ignore SIGINT, and children inherit that.
     code = f"""
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from octavo.engine import Engine
 engine = Engine.load({str(hybrid)!r}, route="general")
 print("go", flush=True)

@@ -104,6 +104,18 @@ def test_a_switched_off_quantiser_returns_its_input():
     assert made(x) is x
 
 
+@pytest.mark.parametrize("text", ["int4", "int4:channel", "int4:g32", "fixed6", "fixed6:channel"])
+def test_learned_scales_encode_what_they_simulate(text):
+    x = normal(6, 70)
+    made = fixed(text, x)
+    made.learn()
+    with torch.no_grad():
+        made.scales.mul_(0.77)
+    packed = made.encode(x)
+    assert torch.equal(made(x), packed.decode())
+    assert torch.equal(made(x), octavo.quantize(x, text, scales=packed.scales))
+
+
 # --- learned scales ---------------------------------------------------------------------------------------------------
 
 

@@ -69,7 +69,7 @@ def ptq_qat(
         typer.Option(metavar="NAME", help="mase: width w with w/2 fraction bits by hand, nothing calibrated."),
     ] = None,
     widths: Annotated[
-        str | None, typer.Option(metavar="BITS", help="Widths of an element.  [default: 2,3,4,5,6,8,12,16,32]")
+        str | None, typer.Option(metavar="BITS", help="Widths of an element.  [default: 2,3,4,6,8,16,32]")
     ] = None,
     seeds: SeedsOption = 3,
     qat: Annotated[bool, typer.Option("--qat/--no-qat", help="Train through every format, too.")] = True,
@@ -103,7 +103,7 @@ def ptq_qat(
     if not (qat_share > 0 and qat_rate > 0):
         raise SettingError(f"--qat-share is {qat_share}, --qat-rate {qat_rate}; accepted are shares above 0")
     names = _words(families or ("int" if quick else "fixed,int,mxint")) + ([baseline] if baseline else [])
-    widths = widths or ("4,8" if quick else "2,3,4,5,6,8,12,16,32")
+    widths = widths or ("4,8" if quick else "2,3,4,6,8,16,32")
     training = Training(share=qat_share, rate=qat_rate) if qat else None
     study = PtqQat(tuple(names), _numbers("--widths", widths), min(seeds, 2) if quick else seeds, training)
     _run(

@@ -39,7 +39,7 @@ class QuantLayer(nn.Module):
         """
         what = what or type(module).__name__
         if not cls._replaces(module):
-            raise DTypeError(f"{what} is a {type(module).__name__}; accepted is a plain {cls.replaces.__name__}")
+            raise DTypeError(f"{what} is a {type(module).__name__}; accepted is {cls._accepted()}")
         weight = module._parameters.get("weight", vars(module).get("weight"))
         if not isinstance(weight, Tensor) or isinstance(weight, nn.parameter.UninitializedParameter):
             raise DTypeError(
@@ -49,6 +49,10 @@ class QuantLayer(nn.Module):
         layer = copied_as(cls, module)
         layer._add_quantisers(plan, what)
         return layer
+
+    @classmethod
+    def _accepted(cls) -> str:
+        return f"a plain {cls.replaces.__name__}"
 
     @classmethod
     def _replaces(cls, module: nn.Module) -> bool:

@@ -72,6 +72,10 @@ class QuantTransposedLinear(QuantLayer):
         return cls._take_over(layer, plan, what)
 
     @classmethod
+    def _accepted(cls) -> str:
+        return "Conv1D of transformers"
+
+    @classmethod
     def _replaces(cls, module: nn.Module) -> bool:
         kind = type(module)
         return kind is cls or (kind.__name__, kind.__module__) == ("Conv1D", "transformers.pytorch_utils")

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 import octavo.ops  # noqa: F401 registers torch.ops.octavo
-from octavo import _core
 from octavo.errors import CalibrationError, DTypeError, FormatError, OctavoError, ShapeError
 from octavo.formats import Format
+from octavo.nn.parts import packed_zeros, stored_scales
 from octavo.quant.spec import Spec
-from octavo.tensor import SCALE_DTYPES, PackedTensor
+from octavo.tensor import PackedTensor
 
 PARTS = ("scales", "zeros", "levels")
 
@@ -102,8 +102,8 @@ class Quantiser(nn.Module):
                 self.scales.copy_(scales.flatten())
             return
         self._parameters.pop("scales", None)
-        self.register_buffer("scales", _stored(scales, SCALE_DTYPES[core.scale_type]))
-        self.zeros = _packed_zeros(core, self.scales, zeros, self.what) if core.has_zeros else None
+        self.register_buffer("scales", stored_scales(scales, core, self.what))
+        self.zeros = packed_zeros(zeros, self.scales, core, self.what) if core.has_zeros else None
         self.levels = levels.detach().float().clone() if core.has_levels else None
 
     def clear_scales(self) -> None:
@@ -120,6 +120,24 @@ class Quantiser(nn.Module):
             start = self.scales.detach().float().flatten().clone()
             del self._buffers["scales"]
             self.scales = nn.Parameter(start)
+
+    def relearn(self, spec: Spec, scales: Tensor) -> None:
+        """Round to another format with other values in the same Parameter, which an optimiser may hold.
+
+        Raises FormatError where the number of scales would change.
+        """
+        learned = self.scales
+        if spec.format.core.has_zeros or scales.numel() != learned.numel():
+            points = " and zero points" if spec.format.core.has_zeros else ""
+            raise FormatError(
+                f"{self.what}: '{self.format}' has {learned.numel()} learned scales, '{spec.format}' would have "
+                f"{scales.numel()}{points}; change to a format with as many"
+            )
+        with torch.no_grad():
+            learned.copy_(scales.flatten())
+        self.adopt(spec)
+        del self._buffers["scales"]
+        self.scales = learned
 
     def given(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """Scales, packed zeros and levels as ops take them; None for those that are not fixed."""
@@ -150,11 +168,7 @@ class Quantiser(nn.Module):
 
     def encode(self, x: Tensor) -> PackedTensor:
         """Return the codes of ``x``. Raises NonFiniteError for NaN and infinity, else as ``forward``."""
-        self._check(x)
-        try:
-            parts = torch.ops.octavo.encode.default(x.detach(), self._text, self.axis, self._rule, *self.given())
-        except OctavoError as error:
-            raise type(error)(f"{self.what}: {error}") from None
+        parts = self._encode(x, self.axis)
         return PackedTensor(self.format, *parts, shape=tuple(x.shape), dtype=x.dtype, axis=self.axis, scale=self._rule)
 
     def integers(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -163,14 +177,20 @@ class Quantiser(nn.Module):
         ``x``: float32, the axis last. Codes are shaped like ``x``; scales as ``encode`` gives them, ``[1]`` or
         ``[..., 1]``. Raises NonFiniteError for NaN and infinity.
         """
-        self._check(x)
-        codes, scales, _, _ = torch.ops.octavo.encode.default(x.detach(), self._text, -1, self._rule, *self.given())
+        codes, scales, _, _ = self._encode(x, -1)
         if self.integer_width == 8:
             return codes.view(torch.int8).view(x.shape).double(), scales
         # A code is the only whole number near q / s: q is code * s but for a rounding of 2^-24.
         rounded = torch.ops.octavo.quantize_plain.default(x.detach(), self._text, -1, self._rule, scales)
         steps = torch.where(scales > 0, scales, 1.0).double()
         return (rounded.double() / steps).round(), scales
+
+    def _encode(self, x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        self._check(x)
+        try:
+            return torch.ops.octavo.encode.default(x.detach(), self._text, axis, self._rule, *self.given())
+        except OctavoError as error:
+            raise type(error)(f"{self.what}: {error}") from None
 
     def _check(self, x: Tensor) -> None:
         if self.wants_scales:
@@ -216,7 +236,11 @@ class Quantiser(nn.Module):
             return
         try:
             if text is not None and (name := bytes(text.tolist()).decode()) != str(self.format):
-                self.adopt(Spec(Format(name), self.spec.calibration))
+                spec = Spec(Format(name), self.spec.calibration)
+                if self.is_learned and found["scales"].numel() == self.scales.numel():
+                    self.relearn(spec, found["scales"])
+                    return
+                self.adopt(spec)
             learned = self.is_learned or (
                 self.spec.calibration is not None
                 and self.spec.calibration.method == "lsq"
@@ -227,11 +251,12 @@ class Quantiser(nn.Module):
             error_msgs.append(f"{prefix}scales: {error}")
 
     def _take(self, found: dict[str, Tensor | None], *, learned: bool) -> None:
-        if self.is_learned and self.scales.numel() == found["scales"].numel():
+        placed = self.scales is not None and not self.scales.is_meta
+        if placed and self.is_learned and self.scales.numel() == found["scales"].numel():
             with torch.no_grad():
                 self.scales.copy_(found["scales"].flatten())
             return
-        device = found["scales"].device if self.scales is None else self.scales.device
+        device = self.scales.device if placed else found["scales"].device
         self.set_scales(*(part if part is None else part.to(device) for part in found.values()))
         if learned:
             start = found["scales"].detach().to(device, torch.float32).flatten().clone()
@@ -243,32 +268,3 @@ class Quantiser(nn.Module):
         if self.format.granularity == "none":
             return str(self.spec)
         return f"{self.spec}, {'learned' if self.is_learned else 'static' if self.is_static else 'dynamic'}"
-
-
-def _stored(scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Scales in their storage dtype, apart from the caller's."""
-    scales = scales.detach()
-    if scales.dtype.is_floating_point and dtype == torch.int8:
-        scales = scales.round().clamp(-128, 127)
-    elif scales.dtype.is_floating_point != dtype.is_floating_point:
-        raise DTypeError(f"scales have dtype {scales.dtype}; accepted is {dtype}")
-    return scales.to(dtype, copy=True).contiguous()
-
-
-def _packed_zeros(core: _core.Format, scales: Tensor, zeros: Tensor, what: str) -> Tensor:
-    """Zero points as the bytes that ops take."""
-    *lead, per_row = scales.shape
-    shape = [*lead, (per_row * core.width + 7) // 8]
-    if zeros.dtype == torch.uint8 and list(zeros.shape) == shape:
-        return zeros.detach().clone()
-    if zeros.shape != scales.shape or zeros.is_floating_point():
-        raise ShapeError(
-            f"{what}: zeros are {zeros.dtype} of shape {tuple(zeros.shape)}; accepted are integers of shape "
-            f"{tuple(scales.shape)}, or packed bytes of shape {tuple(shape)}"
-        )
-    top = 2**core.width - 1
-    if zeros.numel() and not 0 <= int(zeros.min()) <= int(zeros.max()) <= top:
-        raise ShapeError(f"{what}: zeros lie in {int(zeros.min())}..{int(zeros.max())}, accepted are 0..{top}")
-    codes, out = zeros.detach().to(torch.int32).contiguous(), torch.empty(shape, dtype=torch.uint8)
-    _core._pack(core.width, scales.numel() // max(per_row, 1), per_row, codes.data_ptr(), out.data_ptr())
-    return out

@@ -40,7 +40,8 @@ def quantize_model(
     on a terminal, or a function of (stage, done, total).
 
     Parameters, ties, hooks, modes, dtypes and devices stay; so do state-dict names, to which scales are added. If
-    anything fails the model is as it was. The order of calibration batches changes no bit of any scale.
+    anything fails the model is as it was. The order of calibration batches changes no bit of any scale, but for gptq,
+    whose Hessians are float sums.
 
     Raises FormatError and DTypeError for what a recipe cannot mean or a layer cannot hold, CalibrationError for data
     that is missing or did not reach a layer, NonFiniteError for NaN or infinity on the way, all with the layer's name.
@@ -95,18 +96,27 @@ def _check(replacement: Replacement, batches: Batches | None) -> None:
                 f"{path}: '{layer.weight_quantiser.spec}' needs inputs of the layer; give quantize_model "
                 f"calibration=batches, or take @hqq or @mse, which need none"
             )
-        if _method(layer) in _SOLVED and (shared := _shared(replacement.model, layer, path)):
+        if _method(layer) in _SOLVED and (shared := _shared(replacement, layer, path)):
             raise DTypeError(
                 f"{path} and {shared} share a weight, which {_method(layer)} would change for both; "
                 f"take @mse, which leaves it"
             )
 
 
-def _shared(model: nn.Module, layer: nn.Module, path: str) -> str | None:
-    """Return the name of another module with the same weight."""
-    own = f"{path}.weight" if path else "weight"
-    names = (name for name, p in model.named_parameters(remove_duplicate=False) if p is layer.weight)
-    return next((name for name in names if name != own), None)
+def _shared(replacement: Replacement, layer: nn.Module, path: str) -> str | None:
+    """Return the name of a weight of another module that is this layer's and would be changed under it.
+
+    Not where hqq gives both the same scales: it finds the same weight for both.
+    """
+    own = replacement.model.get_submodule(path)
+    for other, module in replacement.model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not layer.weight or module is own:
+                continue
+            twin = getattr(replacement.layers.get(other), "weight_quantiser", None)
+            if _method(layer) != "hqq" or twin is None or twin.spec != layer.weight_quantiser.spec:
+                return f"{other}.{name}" if other else name
+    return None
 
 
 def _method(layer: nn.Module) -> str | None:

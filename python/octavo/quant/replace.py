@@ -54,6 +54,11 @@ class Replacement:
                     f"{path}: torch.nn.MultiheadAttention reads this layer's weights itself, past the layer; "
                     "write the attention with Linear layers"
                 )
+            if id(module) in self._new:
+                first = next(name for name, made in self.layers.items() if made is self._new[id(module)])
+                if plan[first] != given:
+                    raise FormatError(f"plan: {first} and {path} are one module and are given different formats")
+                continue
             made = _quantised(module, given, path)
             self.layers[path] = made
             self._new[id(module)] = made

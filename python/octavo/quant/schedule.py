@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from octavo.errors import FormatError
 from octavo.nn.layer import QuantLayer
@@ -95,23 +94,10 @@ def _change(layer: QuantLayer, role: str, quantiser: Quantiser, spec: Spec) -> N
 
 def _change_learned(layer: QuantLayer, role: str, quantiser: Quantiser, spec: Spec) -> None:
     """Change the format under the same Parameter, which an optimiser holds."""
-    learned, new = quantiser.scales, Spec(spec.format, quantiser.spec.calibration)
+    new = Spec(spec.format, quantiser.spec.calibration)
     if role == "weight":
-        scales, zeros, _ = weight_scales(new, layer.weight_matrix().detach(), quantiser.what)
+        scales, _, _ = weight_scales(new, layer.weight_matrix().detach(), quantiser.what)
     else:
-        scales, zeros = scales_of(spec.format, range_of(quantiser.format, *_ends(quantiser)))
-    if zeros is not None or scales.numel() != learned.numel():
-        raise FormatError(
-            f"{quantiser.what}: '{quantiser.format}' has {learned.numel()} learned scales, '{spec.format}' would have "
-            f"{scales.numel()}{' and zero points' if zeros is not None else ''}; change to a format with as many"
-        )
-    quantiser.adopt(new)
-    with torch.no_grad():
-        learned.copy_(scales.flatten())
-    del quantiser._buffers["scales"]
-    quantiser.scales = learned
-
-
-def _ends(quantiser: Quantiser) -> tuple[Tensor, Tensor | None]:
-    scales, zeros, _ = quantiser.given()
-    return scales.detach(), zeros
+        given, zeros, _ = quantiser.given()
+        scales, _ = scales_of(spec.format, range_of(quantiser.format, given.detach(), zeros))
+    quantiser.relearn(new, scales)

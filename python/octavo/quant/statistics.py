@@ -8,18 +8,21 @@ from torch import Tensor
 from octavo.errors import NonFiniteError
 
 # Magnitudes are counted by the upper bits of their float32: the exponent and ten bits of the mantissa, so that a bin is
-# a thousandth of its values wide. The histogram holds the 24 binades below the largest magnitude.
+# a thousandth of its values wide. The histogram holds the 16 binades below the largest magnitude.
 _DROPPED = 13
 _PER_BINADE = 1 << (23 - _DROPPED)
-_BINS = 24 * _PER_BINADE
+_BINS = 16 * _PER_BINADE
+# Elements that are counted at once: as many as there are bins, and few enough that torch works on them in one thread,
+# which does not wait for others on a busy machine (measured: up to ten times).
+_CHUNK = 1 << 15
 
 
 class Statistics:
     """Minimum, maximum and histogram of every finite number that was added.
 
     The same for the same numbers in any order and any batches. Stated error: a value in the histogram stands for those
-    within a relative 2^-10 of it; magnitudes below 2^-23 of the largest binade's count as zero. ``low``, ``high``:
-    exact. ``count``: of all numbers. Takes 400 kB.
+    within a relative 2^-10 of it; magnitudes below 2^-15 of the largest binade's count as zero. ``low``, ``high``:
+    exact. ``count``: of all numbers. Takes 260 kB.
     """
 
     def __init__(self) -> None:
@@ -37,16 +40,18 @@ class Statistics:
         """Count the elements of a float tensor. Raises NonFiniteError naming ``what``."""
         if not x.numel():
             return
-        flat = x.detach().to("cpu", torch.float32).flatten()
-        low, high = (float(end) for end in torch.aminmax(flat))
+        parts = x.detach().to("cpu", torch.float32).flatten().split(_CHUNK)
+        ends = [torch.aminmax(part) for part in parts]
+        low, high = float(torch.stack([e.min for e in ends]).min()), float(torch.stack([e.max for e in ends]).max())
         if not (abs(low) < float("inf") and abs(high) < float("inf")):  # NaN is in both ends
             found = "NaN" if low != low else "infinity"
-            raise NonFiniteError(f"{what}: {found} among {flat.numel():,} activations; calibration takes finite values")
-        self.low, self.high, self.count = min(self.low, low), max(self.high, high), self.count + flat.numel()
+            raise NonFiniteError(f"{what}: {found} among {x.numel():,} activations; calibration takes finite values")
+        self.low, self.high, self.count = min(self.low, low), max(self.high, high), self.count + x.numel()
         self._make_room()
-        bins = ((flat.abs().view(torch.int32) >> _DROPPED) - self._base).clamp_(min=0)
-        bins += (flat < 0).to(torch.int32) * _BINS
-        self._counts += torch.bincount(bins, minlength=2 * _BINS).view(2, _BINS)
+        for part in parts:
+            bins = part.abs().view(torch.int32).bitwise_right_shift_(_DROPPED).sub_(self._base).clamp_(min=0)
+            bins.add_(part < 0, alpha=_BINS)
+            self._counts.view(-1).add_(torch.bincount(bins, minlength=2 * _BINS))
 
     def _make_room(self) -> None:
         """Move the window up to the largest magnitude's binade; what falls out below counts as zero."""

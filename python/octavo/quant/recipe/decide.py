@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from octavo.errors import FormatError
+from octavo.formats import Format
 from octavo.quant.recipe.rule import Rule
 from octavo.quant.recipe.selectors import Selector
-from octavo.quant.recipe.sites import Site
+from octavo.quant.recipe.sites import LAYERS, Site
 from octavo.quant.spec import ROLES, Spec
 
 
@@ -27,6 +29,11 @@ class Decision:
     overridden: list[Rule] = field(default_factory=list)
     tied_to: Site | None = None
 
+    @property
+    def format(self) -> Format | None:
+        """Format of the tensor, None where a model keeps it: fp32 leaves every value as it is."""
+        return None if self.spec is None or str(self.spec.format) == "fp32" else self.spec.format
+
 
 def decide(rules: Sequence[Rule], sites: Sequence[Site], *, kind: str) -> list[Decision]:
     """Return the decision about every site, in order. ``kind`` names what sites are of in errors: layer or tensor.
@@ -35,7 +42,7 @@ def decide(rules: Sequence[Rule], sites: Sequence[Site], *, kind: str) -> list[D
     """
     decisions = {site: Decision(site) for site in sites}
     for rule in rules:
-        selected = _picked(rule.selector, [site for site in sites if _selects(rule.selector, site)])
+        selected = _picked(rule, [site for site in sites if _selects(rule.selector, site)])
         if not selected:
             raise FormatError(_nothing(rule, sites, kind))
         for role, spec in rule.gives:
@@ -53,12 +60,13 @@ def _selects(selector: Selector, site: Site) -> bool:
     return selector.matches_type(site.classes) or any(selector.matches_path(name) for name in site.names)
 
 
-def _picked(selector: Selector, selected: list[Site]) -> list[Site]:
-    """Return the sites of the first or last layer of a selection, where the selector asks for one."""
-    usable = [site.module for site in selected if site.problem is None]
-    if selector.pick is None or not usable:
+def _picked(rule: Rule, selected: list[Site]) -> list[Site]:
+    """Return the sites of the first or last layer that has a role the rule is about, where it asks for one."""
+    roles = [role for role, _ in rule.gives]
+    usable = [site.module for site in selected if site.problem is None and site.role in roles]
+    if rule.selector.pick is None or not usable:
         return selected
-    chosen = usable[0 if selector.pick == "first" else -1]
+    chosen = usable[0 if rule.selector.pick == "first" else -1]
     return [site for site in selected if site.module == chosen]
 
 
@@ -78,9 +86,10 @@ def _given(rule: Rule, role: str, spec: Spec | None, selected: list[Site]) -> li
         raise FormatError(
             f"{found.module or found.path}{kind}: rule '{rule}' gives a format to its {role}, and there is none; {has}"
         )
-    site = next((site for site in matched if site.problem), matched[0])
+    site = max(matched, key=lambda site: (site.problem is not None, math.prod(site.shape or ())))  # the telling one
     problem = site.problem or f"shape {site.shape}; a vector is quantised where a rule names it in full"
-    raise FormatError(f"{site.path}: rule '{rule}' matches only what cannot be packed or quantised: {problem}")
+    others = f"; layers that do: {LAYERS}" if "takes no formats" in problem else ""
+    raise FormatError(f"{site.path}: rule '{rule}' matches only what cannot be packed or quantised: {problem}{others}")
 
 
 def _nothing(rule: Rule, sites: Iterable[Site], kind: str) -> str:

@@ -63,6 +63,10 @@ def integer_misfit(weight: Spec | None, given: Spec | None) -> str | None:
             found = f"'{fmt}'" if fmt else "kept"
             return (
                 f"a bias 'int32' has the scale of integer products, and the {role} is {found}: "
-                f"give weight and input int2 to int8, :channel or :tensor, or take another format for the bias"
+                f"give weight and input int2 to int8, or take another format for the bias"
             )
+    if given.calibration is None:
+        return (
+            f"a bias 'int32' needs an input scale that is fixed: calibrate the input, as '{given.format}@minmax' does"
+        )
     return None

@@ -13,9 +13,6 @@ from octavo.quant.recipe.rule import Rule, spec_text
 from octavo.quant.recipe.sites import model_sites
 from octavo.quant.spec import INT32, LayerPlan, Spec
 
-# A float32 tensor in fp32 is as it was.
-_AS_IT_IS = "fp32"
-
 
 def decide_model(rules: Sequence[Rule], model: nn.Module) -> list[Decision]:
     """Return the decision about every tensor of a model's layers, and about every parameter outside them.
@@ -33,7 +30,7 @@ def layer_plans(decisions: Sequence[Decision]) -> dict[str, LayerPlan]:
     """Return what each layer gets, layers without a quantised tensor left out."""
     given: dict[str, dict[str, Spec]] = {}
     for decision in decisions:
-        if decision.spec is not None and str(decision.spec.format) != _AS_IT_IS:
+        if decision.format is not None:
             given.setdefault(decision.site.module, {})[decision.site.role] = decision.spec
     return {path: LayerPlan(**specs) for path, specs in given.items()}
 

@@ -84,7 +84,7 @@ class Rule:
 
     def __str__(self) -> str:
         """Return the rule as the short text has it."""
-        from octavo.quant.recipe.text import write_rule
+        from octavo.quant.recipe.text import write_rule  # reader and writer lie together, and the reader makes rules
 
         return write_rule(self)
 

@@ -45,8 +45,8 @@ class Selector:
             raise FormatError(f"unknown selector {self.kind!r}; accepted are {', '.join(KINDS)}")
         if not isinstance(self.pattern, str) or not self.pattern:
             raise FormatError(f"selector '{self.kind}' needs a pattern, got {self.pattern!r}")
-        if self.kind == "regex":
-            _compiled(self.pattern)
+        if self.kind in ("glob", "regex"):
+            _expression(self.kind, self.pattern)
         if self.kind == "type" and not self.pattern.isidentifier():
             raise FormatError(f"type {self.pattern!r} is no name of a class, such as 'Linear'")
 
@@ -77,21 +77,19 @@ class Selector:
             return True  # a path may itself hold brackets
         if self.kind == "name":
             return False
-        expression = _compiled(self.pattern) if self.kind == "regex" else _glob(self.pattern)
-        return expression.fullmatch(path) is not None
+        return _expression(self.kind, self.pattern).fullmatch(path) is not None
 
 
 @lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> re.Pattern[str]:
+def _expression(kind: str, pattern: str) -> re.Pattern[str]:
     try:
-        return re.compile(pattern)
+        return re.compile(pattern if kind == "regex" else _translate(pattern), re.DOTALL)
     except (re.error, RecursionError, OverflowError) as error:
-        raise FormatError(f"regex {pattern!r} cannot be read: {error}") from None
+        raise FormatError(f"{kind} {pattern!r} cannot be read: {error}") from None
 
 
-@lru_cache(maxsize=1024)
-def _glob(pattern: str) -> re.Pattern[str]:
-    """Translate a glob over dotted paths."""
+def _translate(pattern: str) -> str:
+    """Return the regular expression of a glob over dotted paths."""
     parts, place = [], 0
     while place < len(pattern):
         rest = pattern[place:]
@@ -113,7 +111,4 @@ def _glob(pattern: str) -> re.Pattern[str]:
         else:
             parts.append(re.escape(rest[0]))
             place += 1
-    try:
-        return re.compile("".join(parts), re.DOTALL)
-    except re.error as error:  # a set such as [z-a]
-        raise FormatError(f"glob {pattern!r} cannot be read: {error}") from None
+    return "".join(parts)

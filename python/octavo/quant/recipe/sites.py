@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -11,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedTensorMixin
 
 from octavo.errors import DTypeError, ShapeError
+from octavo.formats import Format
 from octavo.quant.spec import ROLES
 from octavo.tensor import FLOATS, PackedTensor
 
+_BASES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
 LAYERS = "Linear, Conv1d, Conv2d, Embedding, Conv1D of transformers and modules that declare quant_roles"
 
 
@@ -51,6 +54,13 @@ class Site:
             return f"{self.module or 'the model'} {self.role}"
         return join(self.module, self.name)
 
+    def nbytes(self, fmt: Format | None) -> int:
+        """Return the bytes of a parameter in a format, or as it is. Rows of a kernel run over all that a sum does."""
+        if fmt is None:
+            return math.prod(self.shape) * self.dtype.itemsize
+        shape = self.shape if len(self.shape) < 3 else (self.shape[0], math.prod(self.shape[1:]))
+        return fmt.nbytes(shape, self.axis)
+
     @property
     def names(self) -> Iterator[str]:
         """Everything that a path or pattern may match."""
@@ -87,12 +97,16 @@ def model_sites(model: nn.Module) -> list[Site]:
             sites += _layer_sites(module, tuple(names), roles)
             whole.add(names[0])
         elif isinstance(module, nn.MultiheadAttention):
-            reason = "torch.nn.MultiheadAttention reads its weights itself, past any layer: write it with Linear layers"
+            reason = "torch.nn.MultiheadAttention reads its weights itself; write it with Linear layers"
             for inner, part in module.named_modules():
                 sites += _unreachable(part, tuple(join(path, inner) for path in names), reason)
             whole.add(names[0])
+        elif _is_default(module):
+            reason = f"{type(module).__name__} has a forward of its own, which no quantised layer stands in for"
+            sites += _unreachable(module, tuple(names), reason)
+            whole.add(names[0])
         else:
-            reason = f"{type(module).__name__} is not among the layers that can be quantised ({LAYERS})"
+            reason = f"{type(module).__name__} takes no formats"
             sites += _unreachable(module, tuple(names), reason)
     return sites
 
@@ -113,16 +127,24 @@ def is_transposed(module: nn.Module) -> bool:
 
 
 def _is_default(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)) or is_transposed(module)
+    return isinstance(module, _BASES) or is_transposed(module)
 
 
 def _roles(module: nn.Module) -> tuple[str, ...]:
     """Return the roles of a layer's tensors; none for a module that is no layer."""
     if declared := getattr(module, "quant_roles", None):
         return tuple(role for role in ROLES if role in declared)
-    if isinstance(module, nn.Embedding):
-        return ("weight", "output")
-    return ROLES if _is_default(module) else ()
+    if not _is_default(module) or _computes_its_own(module):
+        return ()
+    return ("weight", "output") if isinstance(module, nn.Embedding) else ROLES
+
+
+def _computes_its_own(module: nn.Module) -> bool:
+    """Whether a subclass has another ``forward``, which a quantised layer in its place would not have."""
+    if hasattr(module, "weight_quantiser"):
+        return False
+    bases = [base for base in _BASES if isinstance(module, base)]
+    return bool(bases) and type(module).forward is not bases[0].forward
 
 
 def _layer_sites(module: nn.Module, paths: tuple[str, ...], roles: tuple[str, ...]) -> Iterator[Site]:
@@ -183,7 +205,7 @@ def _tensor_site(name: str, tensor: Tensor | PackedTensor, matrices: Collection[
         name=leaf,
         shape=tuple(tensor.shape),
         dtype=tensor.dtype,
-        is_default=module in matrices if is_bias else tensor.ndim == 2 and problem is None,
+        is_default=module in matrices if is_bias else tensor.ndim == 2,
         needs_name=tensor.ndim == 1 and not is_bias,
         problem=problem,
     )

@@ -55,7 +55,7 @@ class PtqQat:
     """
 
     families: tuple[str, ...] = ("fixed", "int", "mxint")
-    widths: tuple[int, ...] = (2, 3, 4, 5, 6, 8, 12, 16, 32)
+    widths: tuple[int, ...] = (2, 3, 4, 6, 8, 16, 32)
     seeds: int = 3
     training: Training | None = field(default_factory=Training)
 
