@@ -71,6 +71,7 @@ def calls() -> list[tuple[str, float | None, Callable[[], object], Callable[[], 
     import octavo
     import torch
     from octavo import _core
+    from octavo.nn import PackedLinear
 
     format = octavo.Format(FORMAT)
     core = format.core
@@ -95,11 +96,15 @@ def calls() -> list[tuple[str, float | None, Callable[[], object], Callable[[], 
         _core._decode(core, 0, x.shape, -1, (codes.data_ptr(), scales.data_ptr(), 0, 0), out.data_ptr())
         return out
 
+    linear = torch.nn.Linear(ELEMENTS, ELEMENTS).requires_grad_(False)
+    layer = PackedLinear.from_linear(linear, format)
+
     return [
         ("quantize", MOST_OVERHEAD_US, lambda: octavo.quantize(x, format), plain_quantize),
         ("encode", MOST_OVERHEAD_US, lambda: octavo.encode(x, format), plain_encode),
         ("decode", MOST_OVERHEAD_US, lambda: octavo.decode(packed), plain_decode),
         ("quantize recording a gradient", None, lambda: octavo.quantize(trained, format), plain_quantize),
+        ("PackedLinear of 64 rows above nn.Linear", MOST_OVERHEAD_US, lambda: layer(x), lambda: linear(x)),
     ]
 
 

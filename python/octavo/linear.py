@@ -47,26 +47,31 @@ _library.define(
 @lru_cache(maxsize=4096)
 def _weight(format: str, rows: int, columns: int) -> tuple[_core.Format, list[tuple[str, torch.dtype, torch.Size]]]:
     fmt = core(format)
-    return fmt, part_specs(fmt, (rows, columns), -1)
+    specs = part_specs(fmt, (rows, columns), -1)
+    # Parts at the end that the format does not have are neither read nor looked at.
+    return fmt, specs if fmt.has_levels else specs[:3] if fmt.has_zeros else specs[:2]
 
 
 def _addresses(parts: tuple[Tensor, ...], specs: list, format: str, rows: int, columns: int) -> tuple[int, ...]:
+    found = []
     for part, (name, dtype, shape) in zip(parts, specs, strict=False):
-        if part.dtype != dtype or part.shape != shape or not part.is_contiguous():
+        if part.shape != shape or part.dtype != dtype or not part.is_contiguous():
             raise ShapeError(
                 f"'{format}' weight of shape ({rows}, {columns}): {name} are {part.dtype} {tuple(part.shape)}"
                 f"{'' if part.is_contiguous() else ', not contiguous'}, expected {dtype} {tuple(shape)}"
             )
-    return tuple(part.data_ptr() for part in parts)
+        found.append(part.data_ptr())
+    return (*found, 0, 0)[:4]
 
 
 def _inputs(x: Tensor, format: str, rows: int, columns: int, what: str) -> tuple[Tensor, int]:
-    if x.ndim == 0 or x.shape[-1] != columns:
+    shape = x.shape
+    if not shape or shape[-1] != columns:
         raise ShapeError(
-            f"{what}: x has shape {tuple(x.shape)}, the '{format}' weight has shape ({rows}, {columns}); "
+            f"{what}: x has shape {tuple(shape)}, the '{format}' weight has shape ({rows}, {columns}); "
             f"the last dimension of x must be {columns}"
         )
-    return _readable(x, f"{what} with a '{format}' weight: x")
+    return _readable(x, what)
 
 
 def _bias(bias: Tensor | None, rows: int, codes: dict[torch.dtype, int], what: str) -> tuple[Tensor, int] | None:
@@ -81,6 +86,14 @@ def _bias(bias: Tensor | None, rows: int, codes: dict[torch.dtype, int], what: s
     return bias.contiguous(), code
 
 
+def _empty(x: Tensor, columns: int) -> tuple[Tensor, int]:
+    """Return the output, and its rows. One row or matrix is the common case, and a small product's time counts."""
+    lead = x.shape[:-1]
+    if len(lead) == 1:
+        return x.new_empty((lead[0], columns)), lead[0]
+    return x.new_empty((*lead, columns)), math.prod(lead)
+
+
 # --- CPU ------------------------------------------------------------------------------------------------------------
 
 
@@ -89,9 +102,8 @@ def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, 
     x, code = _inputs(x, format, out_features, in_features, "packed_linear")
     parts = _addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
     added = _bias(bias, out_features, FLOATS, "packed_linear")
-    out = x.new_empty((*x.shape[:-1], out_features))
+    out, m = _empty(x, out_features)
     at = None if added is None else (added[0].data_ptr(), added[1])
-    m = math.prod(x.shape[:-1])
     _core._packed_linear(fmt, code, m, out_features, in_features, x.data_ptr(), parts, at, out.data_ptr())
     return out
 
@@ -127,7 +139,7 @@ def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, 
     at = None if added is None else (added[0].data_ptr(), added[1])
     m = math.prod(x.shape[:-1])
     sizes = (code, m, out_features, in_features)
-    _core._integer_linear(fmt, core(input_format), *sizes, x.data_ptr(), (*parts, 0, 0), given, at, out.data_ptr())
+    _core._integer_linear(fmt, core(input_format), *sizes, x.data_ptr(), parts, given, at, out.data_ptr())
     return out
 
 

@@ -285,6 +285,9 @@ def test_dropout_acts_on_the_adapters_input_only_and_only_in_training():
 def test_targets_come_from_selectors(model):
     adapted = lora.insert(model, rank=2, targets=["glob:layers.*.query", "name:pooler"])
     assert list(lora.adapters(adapted)) == ["layers.0.query", "layers.1.query", "pooler"]
+    some = lora.insert(model, rank=2, targets=["layers.0.*", "first:glob:layers.1.*"])
+    names = ("query", "key", "value", "out", "up", "down")
+    assert list(lora.adapters(some)) == [*(f"layers.0.{name}" for name in names), "layers.1.query"]
     last = lora.insert(model, rank=2, targets="last:Linear")
     assert list(lora.adapters(last)) == ["classifier"]
 
@@ -299,8 +302,9 @@ def test_a_head_is_adapted_or_trained_never_both(model):
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        ("type:Embedding", "embed is a Embedding; adapters go on linear layers"),
-        ("name:nothing", "nothing"),
+        ("type:Embedding", "selects no linear layer; embed is a Embedding"),
+        ("name:layers.0.norm", "selects no linear layer; layers.0.norm is a LayerNorm"),
+        ("name:layers.0.nrm", "selects nothing; nearest names: layers.0.norm"),
         ([], "targets is empty"),
         (3, "targets is 3"),
     ],
@@ -326,6 +330,13 @@ def test_encoder_layers_of_torch_run_their_adapters(ids):
     with torch.no_grad():
         before = adapted(x)
         assert not torch.allclose(stir(adapted)(x), before)
+
+
+def test_training_what_has_no_parameters_is_refused(model):
+    with pytest.raises(ModelError, match="'type:Identity' selects nothing"):
+        lora.insert(model, rank=2, train="type:Identity")
+    with pytest.raises(ModelError, match="selects no module with parameters; 1 is a ReLU"):
+        lora.insert(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), rank=2, train="name:1")
 
 
 def test_training_a_module_tied_to_the_base_is_refused(model):
@@ -357,6 +368,16 @@ def test_a_fused_model_saves_and_hashes_as_before_fusing(model, ids, tmp_path):
     assert lora.base_hash(adapted) == lora.base_hash(model)
     lora.save_adapters(adapted, tmp_path / "a.safetensors")
     assert torch.equal(lora.load_adapters(model, tmp_path / "a.safetensors")(ids), wanted)
+
+
+def test_a_layer_at_two_places_has_one_adapter(ids, tmp_path):
+    torch.manual_seed(0)
+    model = Bert().eval()
+    model.layers[1] = model.layers[0]
+    adapted = stir(lora.insert(model, rank=2))
+    assert trainable(adapted) == 2 * (4 * 256 + 2 * 640 + 256 + 130)
+    lora.save_adapters(adapted, tmp_path / "a.safetensors")
+    assert torch.equal(lora.load_adapters(model, tmp_path / "a.safetensors")(ids), adapted(ids))
 
 
 def test_loading_on_another_base_is_refused(model, tmp_path):

@@ -7,7 +7,7 @@ import pickle
 import octavo
 import pytest
 import torch
-from octavo import DTypeError, Format, KernelError, ModelError, NonFiniteError
+from octavo import DTypeError, Format, FormatError, KernelError, ModelError, NonFiniteError
 from octavo.nn import (
     PackedConv1d,
     PackedConv2d,
@@ -137,7 +137,7 @@ def test_packed_convolutions_are_the_simulated_ones(kind, simulate, pack, option
 
 def test_float_layers_are_packed_in_a_format():
     x = normal(3, 96)
-    packed = PackedLinear.from_linear(linear(), "mxint8@ceil")
+    packed = PackedLinear.from_linear(linear(), Spec(Format("mxint8"), scale="ceil"))
     assert packed.weight == octavo.encode(linear().weight.detach(), "mxint8", scale="ceil")
     assert_close(packed(x), functional.linear(x, packed.weight.decode(), packed.bias))
     assert PackedEmbedding.from_embedding(nn.Embedding(5, 8), Format("int4:g8")).weight.shape == (5, 8)
@@ -288,9 +288,13 @@ def test_other_devices_are_refused_at_the_call():
 
     with FakeTensorMode():
         x, ids = torch.empty(3, 96, device="cuda"), torch.zeros(3, dtype=torch.int64, device="cuda")
+        codes = torch.zeros(40, 96, dtype=torch.uint8, device="cuda")
     layer = PackedLinear.from_linear(linear(), "mxint8")
     with pytest.raises(DTypeError, match=r"PackedLinear: its input is on cuda:0; the kernels of this version run on"):
         layer(x)
+    layer.weight_codes = codes
+    with pytest.raises(DTypeError, match=r"PackedLinear: its weight is on cuda:0"):
+        layer(normal(3, 96))
     with pytest.raises(DTypeError, match=r"PackedEmbedding: its input is on cuda"):
         PackedEmbedding.from_embedding(nn.Embedding(5, 8), "mxint8")(ids)
 
@@ -322,8 +326,8 @@ def test_what_cannot_be_packed_is_refused():
         (lambda: PackedLinear.from_linear(linear(), None, "fc"), ModelError, "fc: a float layer needs a format"),
         (lambda: PackedLinear.from_linear(off, "int8", "fc"), ModelError, "fc: a quantised layer has its own format"),
         (lambda: PackedLinear.from_linear(off, what="fc"), ModelError, "fc: its weight has its quantiser switched off"),
-        (lambda: PackedLinear.from_linear(linear(), "int8@mse"), ModelError, "asks for calibration"),
-        (lambda: PackedLinear.from_linear(linear(), "keep"), ModelError, "'keep'"),
+        (lambda: PackedLinear.from_linear(linear(), spec("int8", "mse")), ModelError, "asks for calibration"),
+        (lambda: PackedLinear.from_linear(linear(), "keep"), FormatError, "'keep'"),
         (lambda: PackedLinear.from_linear(bad, "int8", "fc"), NonFiniteError, "nan|NaN"),
         (lambda: PackedEmbedding.from_embedding(nn.Embedding(3, 4, max_norm=1.0), "int8"), ModelError, "max_norm"),
         (lambda: PackedLinear(octavo.encode(normal(3, 4), "int8", axis=0)), ModelError, "along its last axis"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from octavo import ContainerError, ModelError
 from octavo.compress import lora
-from octavo.nn import PackedLayer, PackedLinear, QuantLinear
+from octavo.nn import PackedLayer, PackedLinear, QuantAttention, QuantLinear, attention
 from octavo.quant.checkpoint import PACKED_NAME
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,6 +33,7 @@ class Network(nn.Module):
         self.embed = nn.Embedding(words, width, padding_idx=0)
         self.mix = nn.Conv1d(width, width, 3, padding=1, groups=2)
         self.blocks = nn.Sequential(Block(width, inner), Block(width, inner))
+        self.attention = QuantAttention()
         self.scale = nn.BatchNorm1d(width)
         self.head = nn.Linear(width, words, bias=False)
         if tied:
@@ -42,7 +43,8 @@ class Network(nn.Module):
     def forward(self, ids):
         x = self.embed(ids) + self.positions[: ids.shape[1]]
         x = self.mix(x.transpose(1, 2))
-        return self.head(self.blocks(self.scale(x).transpose(1, 2)))
+        x = self.blocks(self.scale(x).transpose(1, 2))
+        return self.head(self.attention(x, x, x)[0])
 
 
 IDS = torch.arange(35).view(5, 7)
@@ -50,6 +52,7 @@ RECIPES = [
     "mxint8",
     "int8:channel@mse; type:Linear int8:channel@mse input=int8@minmax bias=int32; type:Conv1d int8:channel input=int8",
     "int4:g32; name:mix keep; glob:blocks.*.up nvfp4 input=mxfp8e4m3 output=bf16; name:blocks.1.down uint4:g32",
+    "mxint8; name:attention input=int8@minmax output=mxint8",
 ]
 
 
@@ -327,7 +330,7 @@ def test_files_without_a_model_are_refused(tmp_path):
 
 
 def test_another_model_is_refused(saved):
-    with pytest.raises(ContainerError, match="but the model has|the model's layer has shape"):
+    with pytest.raises(ContainerError, match=r"but the model has|the model's layer has shape"):
         octavo.load_model(saved, lambda: Network(width=32))
     with pytest.raises(ContainerError, match="but this Linear has none"):
         octavo.load_model(saved, lambda: nn.Linear(2, 2))
@@ -385,6 +388,18 @@ def test_gpt2_layers_that_store_weights_transposed_are_packed(tmp_path):
         assert torch.allclose(made(IDS).logits, simulated(IDS).logits, atol=1e-5)
         assert torch.equal(loaded(IDS).logits, made(IDS).logits)
     assert type(loaded.transformer.h[0].attn.c_attn) is PackedLinear
+
+
+def test_quantised_attention_of_transformers_is_attached_again(hugging, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    model = attention.attach(transformers.BertForMaskedLM(hugging[0].config).eval())
+    batches = [{"input_ids": IDS}]
+    recipe = "mxint8; type:QuantAttention input=int8@minmax"
+    made = octavo.pack_model(octavo.quantize_model(model, recipe, calibration=batches, progress=False))
+    octavo.save_model(made, tmp_path / "model")
+    loaded = octavo.load_model(tmp_path / "model")
+    with torch.no_grad():
+        assert torch.equal(loaded(IDS).logits, made(IDS).logits)
 
 
 def test_folders_that_transformers_cannot_build_are_refused(hugging, saved, tmp_path):

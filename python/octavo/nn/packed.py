@@ -14,7 +14,8 @@ from octavo.formats import Format
 from octavo.nn.integer import Int32Bias
 from octavo.nn.layer import QuantLayer
 from octavo.nn.quantiser import Quantiser
-from octavo.quant.spec import Calibration, LayerPlan, Spec
+from octavo.ops import encode
+from octavo.quant.spec import Calibration, Spec
 from octavo.tensor import PackedTensor
 
 PARTS = ("codes", "scales", "zeros", "levels")
@@ -92,12 +93,6 @@ class PackedLayer(nn.Module):
         return held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
 
     @property
-    def plan(self) -> LayerPlan:
-        """What the layer rounds to."""
-        quantisers = {"input": self.input_quantiser, "output": self.output_quantiser}
-        return LayerPlan(weight=Spec(self.format), **{role: q and q.spec for role, q in quantisers.items()})
-
-    @property
     def is_integer(self) -> bool:
         """Whether codes are multiplied, in integers: weight and input are ``intW`` whose scales factor out."""
         return self._integer and self.input_quantiser.enabled
@@ -107,7 +102,7 @@ class PackedLayer(nn.Module):
         return x.granularity == "tensor"
 
     def _check_device(self, x: Tensor) -> None:
-        """Refuse what is not on the CPU; fake tensors pass."""
+        """Refuse what is not on the CPU, naming it; tensors without data pass."""
         for tensor, what in ((x, "input"), (self.weight_codes, "weight")):
             if tensor.device.type not in ("cpu", "meta"):
                 raise DTypeError(
@@ -121,9 +116,6 @@ class PackedLayer(nn.Module):
 
         ``layer``: a quantised layer, packed as it rounds, or a float one with a ``format``.
         """
-        from octavo.ops import encode
-        from octavo.quant.recipe.rule import read_spec
-
         what = what or type(layer).__name__
         if not cls.accepts(layer):
             raise ModelError(f"{what} is a {type(layer).__name__}; {cls.__name__} replaces {cls.replaces.__name__}")
@@ -135,8 +127,8 @@ class PackedLayer(nn.Module):
                 raise ModelError(
                     f"{what} is a {type(layer).__name__} with a forward of its own, which packing would drop"
                 )
-            spec = read_spec(format)
-            if spec is None or spec.calibration is not None:
+            spec = format if isinstance(format, Spec) else Spec(Format.parse(format))
+            if spec.calibration is not None:
                 raise ModelError(f"{what}: '{format}' asks for calibration; octavo.quantize_model does it")
             weight = encode(layer.weight.detach().flatten(1), spec.format, scale=spec.scale)
             return cls._like(layer, weight, getattr(layer, "bias", None), None, None)

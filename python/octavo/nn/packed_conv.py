@@ -76,7 +76,7 @@ class _PackedConv(PackedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution of ``x``, ``[B, in, ...]`` or ``[in, ...]``."""
-        if not x.is_cpu:
+        if not (x.is_cpu and self._buffers["weight_codes"].is_cpu):
             self._check_device(x)
         if settings.is_strict():
             raise KernelError(

@@ -51,7 +51,7 @@ class PackedEmbedding(PackedLayer):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return the rows of ``ids``."""
-        if not ids.is_cpu:
+        if not (ids.is_cpu and self._buffers["weight_codes"].is_cpu):
             self._check_device(ids)
         y = torch.ops.octavo.packed_embedding.default(ids, *self.parts, self._text, self._rows, self._width, self.dtype)
         return y if self.output_quantiser is None else self.output_quantiser(y)

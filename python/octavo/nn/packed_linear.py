@@ -62,20 +62,22 @@ class PackedLinear(PackedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x W^T + bias``."""
-        if not x.is_cpu:
+        if not (x.is_cpu and self._buffers["weight_codes"].is_cpu):
             self._check_device(x)
+        # The registries, not the attributes: nn.Module looks those up ten times as slowly.
         held, quantiser = self._buffers, self.input_quantiser
+        bias = self._parameters["bias"] if "bias" in self._parameters else held["bias"]
         graded = x.requires_grad and torch.is_grad_enabled()
         if quantiser is not None and quantiser.enabled:
             if self._integer:
                 y = (_INTEGER if graded else _INTEGER_PLAIN)(
-                    x, held["weight_codes"], held["weight_scales"], self.bias, quantiser.scales, self._text,
+                    x, held["weight_codes"], held["weight_scales"], bias, quantiser.scales, self._text,
                     quantiser.format.text, self._rows, self._width,
                 )  # fmt: skip
                 return y if self.output_quantiser is None else self.output_quantiser(y)
             x = quantiser(x)
         y = (_PACKED if graded else _PACKED_PLAIN)(
-            x, held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"], self.bias,
+            x, held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"], bias,
             self._text, self._rows, self._width,
         )  # fmt: skip
         return y if self.output_quantiser is None else self.output_quantiser(y)

@@ -5,11 +5,22 @@ from importlib import import_module as _import_module
 _LAZY = {
     "FormatSchedule": "octavo.quant.schedule",
     "freeze_scales": "octavo.quant.model",
+    "load_model": "octavo.quant.model_folder",
+    "pack_model": "octavo.quant.pack",
     "prepare_model": "octavo.quant.model",
     "quantize_model": "octavo.quant.model",
+    "save_model": "octavo.quant.model_folder",
 }
 
-__all__ = ["FormatSchedule", "freeze_scales", "prepare_model", "quantize_model"]
+__all__ = [
+    "FormatSchedule",
+    "freeze_scales",
+    "load_model",
+    "pack_model",
+    "prepare_model",
+    "quantize_model",
+    "save_model",
+]
 
 
 def __getattr__(name: str) -> object:

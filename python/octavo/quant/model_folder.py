@@ -12,24 +12,31 @@ from typing import Any
 from torch import Tensor, nn
 
 from octavo import container
+from octavo.compress.lora import adapters
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
-from octavo.nn import PackedLayer, QuantLayer
+from octavo.nn import PackedLayer, attention
 from octavo.nn.packed import PARTS
 from octavo.quant.checkpoint import PACKED_NAME, Checkpoint, held, staged_folder
 from octavo.quant.model import prepare_model
 from octavo.quant.skeleton import build, build_from_config
-from octavo.quant.structure import build_layer, describe_layer, simulated_plan
+from octavo.quant.structure import (
+    KEY,
+    VERSION,
+    build_layer,
+    describe_layer,
+    described_layers,
+    read_structure,
+    simulated_plan,
+)
 from octavo.tensor import PackedTensor
-
-_KEY, _VERSION = "structure", 1
 
 
 def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = True) -> None:
     """Write a model to a folder: ``model.octavo.safetensors``, and the configuration of a model of transformers.
 
-    Packed weights are in the file as ``LAYER.weight``, with their format; every other tensor of the state dict under its
-    name; tied tensors once. Its metadata say which layers are packed or simulated, and how. The folder appears complete
-    or not at all; of one that is there, files of the same name are replaced. ``overwrite=False`` refuses it.
+    Packed weights are in the file as ``LAYER.weight``, with their format; every other tensor of the state dict under
+    its name; tied tensors once. Its metadata say which layers are packed or simulated, and how. The folder appears
+    complete or not at all; of one that is there, files of the same name are replaced. ``overwrite=False`` refuses it.
 
     Raises ModelError for what a file cannot hold: adapters, state that is no tensor; ContainerError where the path is a
     file or holds weights under another name; FileExistsError and other OSErrors.
@@ -39,7 +46,7 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
     tensors, structure = _collect(model)
     with staged_folder(target) as folder:
         # transformers refuses weights without a format.
-        container.save(tensors, folder / PACKED_NAME, metadata={"format": "pt", _KEY: json.dumps(structure)})
+        container.save(tensors, folder / PACKED_NAME, metadata={"format": "pt", KEY: json.dumps(structure)})
         _save_config(model, folder)
 
 
@@ -59,10 +66,12 @@ def load_model(
     if len(source.files) != 1:
         raise ContainerError(f"{path}: {len(source.files)} files of weights; save_model writes one")
     file = source.files[0]
-    structure = _structure(file)
+    structure = read_structure(file, container.metadata(file).get(KEY))
     if model is None:
         folder = source.path if source.is_folder else source.path.parent
         model = build_from_config(folder, structure["class"])
+        if any(path.endswith(f".{attention.CHILD}") for path in structure["layers"]):
+            attention.attach(model)
     elif not isinstance(model, nn.Module):
         model = build(model)
     try:
@@ -86,7 +95,8 @@ def _check_target(target: Path, overwrite: bool) -> None:
 
 def _collect(model: nn.Module) -> tuple[dict[str, Tensor | PackedTensor], dict[str, Any]]:
     """Return the tensors to store, and the description of the model."""
-    layers = _layers(model)
+    _refuse_adapters(model)
+    layers = described_layers(model)
     state: dict[str, Any] = model.state_dict(keep_vars=True)
     identity = {name: id(value) for name, value in state.items()}
     for path, layer in layers.items():
@@ -109,21 +119,16 @@ def _collect(model: nn.Module) -> tuple[dict[str, Tensor | PackedTensor], dict[s
             first[identity[name]] = name
             tensors[name] = value if isinstance(value, PackedTensor) else value.detach()
     described = {path: describe_layer(path, layer) for path, layer in layers.items()}
-    return tensors, {"version": _VERSION, "class": type(model).__name__, "layers": described, "ties": ties}
+    return tensors, {"version": VERSION, "class": type(model).__name__, "layers": described, "ties": ties}
 
 
-def _layers(model: nn.Module) -> dict[str, PackedLayer | QuantLayer]:
-    """Return packed and simulated layers by every path they have. Raises ModelError for adapted ones."""
-    layers = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, PackedLayer | QuantLayer):
-            layers[path] = module
-        if any(True for name, _ in module.named_children() if name == "lora"):
-            raise ModelError(
-                f"{path}: has adapters; octavo.compress.lora.save_adapters saves them, fuse and commit make them part "
-                "of the weights"
-            )
-    return layers
+def _refuse_adapters(model: nn.Module) -> None:
+    path = next(iter(adapters(model)), None)
+    if path is not None:
+        raise ModelError(
+            f"{path}: has adapters; octavo.compress.lora.save_adapters saves them, fuse and commit make them part of "
+            "the weights"
+        )
 
 
 def _save_config(model: nn.Module, folder: Path) -> None:
@@ -142,30 +147,6 @@ def _join(path: str, name: str) -> str:
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
-
-
-def _structure(file: Path) -> dict[str, Any]:
-    """Return the description in a file's metadata, its outline checked."""
-    text = container.metadata(file).get(_KEY)
-    if text is None:
-        raise ContainerError(f"{file}: holds tensors but no model; octavo.load reads them, save_model writes models")
-    try:
-        structure = json.loads(text)
-        if structure["version"] != _VERSION:
-            raise ContainerError(f"{file}: structure version {structure['version']!r}; this Octavo reads {_VERSION}")
-        layers, ties = structure["layers"], structure["ties"]
-        well_formed = (
-            isinstance(structure["class"], str)
-            and isinstance(layers, dict)
-            and all(isinstance(record, dict) for record in layers.values())
-            and isinstance(ties, dict)
-            and all(isinstance(name, str) for name in ties.values())
-        )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ContainerError(f"{file}: the model's structure cannot be read: {error!r}") from None
-    if not well_formed:
-        raise ContainerError(f"{file}: the model's structure has parts of other types than it must")
-    return structure
 
 
 def _fill(model: nn.Module, structure: dict[str, Any], tensors: dict[str, Tensor | PackedTensor]) -> nn.Module:

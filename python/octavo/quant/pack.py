@@ -36,9 +36,9 @@ def pack_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
 
     Every simulated layer whose weight has a format becomes a packed one of the same path, mode and hooks; its dense
     weight goes. Outputs are those of the simulated model in evaluation: bit for bit on the integer path, else up to the
-    order in which products are summed. Weights that are tied and have one format are packed once and stay shared.
-    Layers that round only activations stay as they are. ``inplace=False`` leaves ``model`` as it is; dense weights are
-    not copied on the way.
+    order in which products are summed, and what follows where that tips the rounding of a later input. Weights that are
+    tied and have one format are packed once and stay shared. Layers that round only activations stay as they are.
+    ``inplace=False`` leaves ``model`` as it is; dense weights are not copied on the way.
 
     Raises ModelError where there is nothing to pack, or for a layer that cannot be packed, naming it and the way out,
     and NonFiniteError for weights that are not finite, before the model is changed.

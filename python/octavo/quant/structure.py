@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,31 +17,65 @@ from octavo.nn import (
     PackedEmbedding,
     PackedLayer,
     PackedLinear,
+    QuantAttention,
     Quantiser,
     QuantLayer,
+    QuantMatmul,
 )
+from octavo.nn.integer import Int32Bias
 from octavo.quant.recipe.rule import read_spec
 from octavo.quant.recipe.sites import is_transposed
 from octavo.quant.spec import ROLES, LayerPlan, Spec
 from octavo.tensor import PackedTensor
 
+KEY, VERSION = "structure", 1  # of the description in a file's metadata
+
 _PACKED = {kind.__name__: kind for kind in (PackedLinear, PackedEmbedding, PackedConv1d, PackedConv2d)}
-_SIMULATED = ("QuantLinear", "QuantTransposedLinear", "QuantEmbedding", "QuantConv1d", "QuantConv2d")
+_SIMULATED = (
+    "QuantLinear", "QuantTransposedLinear", "QuantEmbedding", "QuantConv1d", "QuantConv2d", "QuantMatmul",
+    "QuantAttention",
+)  # fmt: skip
+Described = PackedLayer | QuantLayer | QuantMatmul | QuantAttention
 
 
-def describe_layer(path: str, layer: PackedLayer | QuantLayer) -> dict[str, Any]:
+def described_layers(model: nn.Module) -> dict[str, Described]:
+    """Return the layers that a file describes, by every path they have; not those inside another one."""
+    found: dict[str, Described] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        inside = any(path.startswith(f"{parent}.") or not parent for parent in found)
+        if isinstance(module, Described) and not inside:
+            found[path] = module
+    return found
+
+
+def describe_layer(path: str, layer: Described) -> dict[str, Any]:
     """Return what JSON holds of a layer: its class, geometry and quantisers. Raises ModelError for another class."""
-    kind = type(layer).__name__
+    kind = "QuantAttention" if isinstance(layer, QuantAttention) else type(layer).__name__
     if kind not in _PACKED and kind not in _SIMULATED:
         raise ModelError(f"{path}: files hold no {kind}; accepted are {', '.join([*_PACKED, *_SIMULATED])}")
     record: dict[str, Any] = {"class": kind}
     if isinstance(layer, PackedLayer) and (geometry := plain(layer.geometry(layer))):
         record["geometry"] = geometry
-    for role in ROLES:
-        quantiser = getattr(layer, f"{role}_quantiser", None)
-        if quantiser is not None:
-            record[role] = _describe_spec(quantiser.spec, quantiser.enabled)
-    return record
+    for role, quantiser in _role_quantisers(layer).items():
+        record[role] = _describe_spec(quantiser.spec)
+    disabled = [name for name, part in _quantisers(layer).items() if not part.enabled]
+    return {**record, "disabled": disabled} if disabled else record
+
+
+def _quantisers(layer: nn.Module) -> dict[str, nn.Module]:
+    """Return every quantiser of a layer by its name in it."""
+    return {name: part for name, part in layer.named_modules() if isinstance(part, Quantiser | Int32Bias)}
+
+
+def _role_quantisers(layer: nn.Module) -> dict[str, nn.Module]:
+    """Return a quantiser for each role of a layer that has one."""
+    if isinstance(layer, QuantAttention):
+        names = {"input": layer.scores.a_quantiser, "output": layer.values.output_quantiser}
+    elif isinstance(layer, QuantMatmul):
+        names = {"input": layer.a_quantiser, "output": layer.output_quantiser}
+    else:
+        names = {role: getattr(layer, f"{role}_quantiser", None) for role in ROLES}
+    return {role: quantiser for role, quantiser in names.items() if quantiser is not None}
 
 
 def plain(value: Any) -> Any:
@@ -49,13 +85,36 @@ def plain(value: Any) -> Any:
     return [plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def _describe_spec(spec: Spec, enabled: bool) -> dict[str, Any]:
+def _describe_spec(spec: Spec) -> dict[str, Any]:
     record: dict[str, Any] = {"format": str(spec.format)}
     if spec.calibration is not None:
         record["calibration"] = str(spec.calibration)
     if spec.scale != "floor":
         record["scale"] = spec.scale
-    return record if enabled else {**record, "enabled": False}
+    return record
+
+
+def read_structure(file: Path, text: str | None) -> dict[str, Any]:
+    """Return the description of a model in a file's metadata, its outline checked. Raises ContainerError."""
+    if text is None:
+        raise ContainerError(f"{file}: holds tensors but no model; octavo.load reads them, save_model writes models")
+    try:
+        structure = json.loads(text)
+        if structure["version"] != VERSION:
+            raise ContainerError(f"{file}: structure version {structure['version']!r}; this Octavo reads {VERSION}")
+        layers, ties = structure["layers"], structure["ties"]
+        well_formed = (
+            isinstance(structure["class"], str)
+            and isinstance(layers, dict)
+            and all(isinstance(record, dict) for record in layers.values())
+            and isinstance(ties, dict)
+            and all(isinstance(name, str) for name in ties.values())
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ContainerError(f"{file}: the model's structure cannot be read: {error!r}") from None
+    if not well_formed:
+        raise ContainerError(f"{file}: the model's structure has parts of other types than it must")
+    return structure
 
 
 def simulated_plan(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, LayerPlan]:
@@ -80,11 +139,9 @@ def build_layer(
     """
     kind = record["class"]
     layer = _build_packed(path, _PACKED[kind], record, skeleton, tensors) if kind in _PACKED else skeleton
-    for role in ROLES:
-        quantiser = getattr(layer, f"{role}_quantiser", None)
-        if quantiser is not None:
-            quantiser.enabled = record[role].get("enabled", True) is True
-            _fill(path, f"{role}_quantiser", quantiser, tensors)
+    for name, quantiser in _quantisers(layer).items():
+        quantiser.enabled = name not in record.get("disabled", ())
+        _fill(path, name, quantiser, tensors)
     return layer
 
 

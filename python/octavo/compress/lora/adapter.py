@@ -30,15 +30,18 @@ class Adapter(nn.Module):
         *,
         dtype: torch.dtype,
         device: torch.device,
-        generator: torch.Generator | None = None,
     ) -> None:
-        """Make the update of a layer from ``in_features`` to ``out_features``."""
+        """Make the update of a layer from ``in_features`` to ``out_features``; :meth:`reset` gives A its values."""
         super().__init__()
         self.config = config
         self.scaling = config.scaling
         self.A = nn.Parameter(torch.empty(config.rank, in_features, dtype=dtype, device=device))
-        self.B = nn.Parameter(torch.zeros(out_features, config.rank, dtype=dtype, device=device))
+        self.B = nn.Parameter(torch.empty(out_features, config.rank, dtype=dtype, device=device))
+
+    def reset(self, generator: torch.Generator | None = None) -> None:
+        """Give A random values and B zeros."""
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5), generator=generator)
+        nn.init.zeros_(self.B)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the update of ``x`` ``[..., in]`` -> ``[..., out]``, in the adapter's dtype."""

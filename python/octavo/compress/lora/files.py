@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from octavo import container
-from octavo.compress.lora.adapter import ATTRIBUTE, adapters
+from octavo.compress.lora.adapter import ATTRIBUTE, Adapters, adapters
 from octavo.compress.lora.config import LoraConfig
-from octavo.compress.lora.insert import DEFAULT, insert, target_paths, trained_paths
+from octavo.compress.lora.insert import DEFAULT, add_empty
+from octavo.compress.lora.select import target_paths, trained_paths
 from octavo.errors import ContainerError, ModelError
 from octavo.nn.packed import PARTS
 from octavo.tensor import PackedTensor
@@ -73,7 +74,7 @@ def load_adapters(
         )
     tensors = container.load(path)
     _check(model, tensors, config, file)
-    made = insert(model, config, name=name, inplace=inplace, generator=torch.Generator())  # A is overwritten
+    made = add_empty(model, config, name, inplace=inplace)
     for place, own in adapters(made).items():
         if name in own.names():
             adapter = getattr(own, name)
@@ -93,11 +94,12 @@ def base_hash(model: nn.Module, config: LoraConfig | None = None) -> str:
     """
     state = model.state_dict()
     skipped = [f"{place}." if place else "" for place in (trained_paths(model, config) if config else [])]
-    for place, own in adapters(model).items():
-        prefix = f"{place}." if place else ""
-        skipped.append(f"{prefix}{ATTRIBUTE}.")
-        if own.kept is not None:
-            state |= _kept_state(prefix, own.kept.attributes)
+    for path, own in model.named_modules(remove_duplicate=False):  # a layer may have several paths
+        if isinstance(own, Adapters):
+            prefix = path.removesuffix(ATTRIBUTE)
+            skipped.append(f"{path}.")
+            if own.kept is not None:
+                state |= _kept_state(prefix, own.kept.attributes)
     digest = hashlib.sha256()
     for key in sorted(state):
         if key.startswith(tuple(skipped)):
@@ -129,7 +131,7 @@ def _part(place: str, part: str) -> str:
 def _trained(model: nn.Module, config: LoraConfig) -> dict[str, Tensor]:
     """Return the tensors of the modules trained whole, by their names in the model."""
     return {
-        f"{place}.{key}": value
+        f"{place}.{key}" if place else key: value
         for place in trained_paths(model, config)
         for key, value in model.get_submodule(place).state_dict().items()
     }

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Mapping
-from itertools import chain
 from typing import Any
 
 import torch
@@ -13,9 +11,8 @@ from torch import nn
 
 from octavo.compress.lora.adapter import ATTRIBUTE, Adapter, Adapters, adapters
 from octavo.compress.lora.config import LoraConfig
+from octavo.compress.lora.select import target_paths, trained_paths
 from octavo.errors import ModelError
-from octavo.nn import PackedLayer, PackedLinear
-from octavo.quant.recipe import Selector, parse_selector
 
 DEFAULT = "default"
 
@@ -40,9 +37,17 @@ def insert(
     goes on, and fused models. Source: LoRA section 4.1.
     """
     config = LoraConfig.of(config, **options)
+    model = add_empty(model, config, name, inplace=inplace)
+    for own in adapters(model).values():
+        if name in own.names():
+            getattr(own, name).reset(generator)
+    return model
+
+
+def add_empty(model: nn.Module, config: LoraConfig, name: str, *, inplace: bool) -> nn.Module:
+    """Return the model with a new adapter whose A and B have no values yet, active; arguments as for :func:`insert`."""
     _check_name(model, name, config)
     paths = target_paths(model, config)
-    trained_paths(model, config)  # refuses what it must before anything is changed
     if not inplace:
         model = copy.deepcopy(model)
     for path in paths:
@@ -52,9 +57,7 @@ def insert(
             own = Adapters()
             own.attach(layer)
         weight = layer.weight
-        made = Adapter(
-            layer.in_features, layer.out_features, config, dtype=weight.dtype, device=weight.device, generator=generator
-        )
+        made = Adapter(layer.in_features, layer.out_features, config, dtype=weight.dtype, device=weight.device)
         own.add_module(name, made.train(layer.training))
     activate(model, name)
     return model
@@ -91,49 +94,6 @@ def refuse_fused(layers: Mapping[str, Adapters], what: str) -> None:
         raise ModelError(f"lora: {fused}: the adapter is fused, so that {what} would mix two; unfuse or commit first")
 
 
-def trained_paths(model: nn.Module, config: LoraConfig) -> list[str]:
-    """Return the paths of the modules that are trained whole. Raises ModelError for one that cannot be."""
-    paths = _select(model, config.train)
-    for path in paths:
-        module = model.get_submodule(path)
-        packed = next((child for child, part in module.named_modules() if isinstance(part, PackedLayer)), None)
-        if packed is not None:
-            raise ModelError(
-                f"lora: {_join(path, packed)} is packed, and codes are not trained; adapt it instead of train="
-            )
-        if not any(True for _ in module.parameters()):
-            raise ModelError(f"lora: {path}: nothing to train in a {type(module).__name__}; leave it out of train=")
-    _refuse_ties(model, paths)
-    return paths
-
-
-def _refuse_ties(model: nn.Module, paths: list[str]) -> None:
-    """Raise ModelError where training a module would change the frozen base through a tied parameter."""
-    names = [(name, parameter) for name, parameter in model.named_parameters(remove_duplicate=False)]
-    inside = {id(parameter): name for name, parameter in names if _inside(name, paths)}
-    for name, parameter in names:
-        if id(parameter) in inside and not _inside(name, paths):
-            raise ModelError(
-                f"lora: {inside[id(parameter)]} is tied to {name}; name both modules in train=, or neither"
-            )
-
-
-def target_paths(model: nn.Module, config: LoraConfig) -> list[str]:
-    """Return the paths of the layers to adapt. Raises ModelError for one that no adapter goes on."""
-    whole = _select(model, config.train)
-    paths = [path for path in _select(model, config.targets) if not _inside(path, whole)]
-    if not paths:
-        raise ModelError(f"lora: every layer of targets {', '.join(config.targets)} is trained whole (train=)")
-    for path in paths:
-        layer = model.get_submodule(path)
-        kind = type(layer).__name__
-        if not isinstance(layer, nn.Linear | PackedLinear):
-            raise ModelError(f"lora: {path} is a {kind}; adapters go on linear layers, select them with targets=")
-        if ATTRIBUTE in dict(layer.named_children()) and not isinstance(layer.lora, Adapters):
-            raise ModelError(f"lora: {path} has a module of its own called {ATTRIBUTE!r}; rename it")
-    return paths
-
-
 def _check_name(model: nn.Module, name: str, config: LoraConfig) -> None:
     layers = adapters(model)
     refuse_fused(layers, "another one")
@@ -148,47 +108,3 @@ def _check_name(model: nn.Module, name: str, config: LoraConfig) -> None:
                 f"lora: train={list(config.train)}, but the adapter {own.names()[0]!r} has train={list(other.train)}; "
                 "modules trained whole are shared by all adapters of a model"
             )
-
-
-def _select(model: nn.Module, texts: tuple[str, ...]) -> list[str]:
-    """Return the paths of the modules that any of the selectors means, in the model's order, adapters left out.
-
-    What ``nn.MultiheadAttention`` holds is no layer: it reads those weights and never calls their modules.
-    """
-    own = [_join(path, ATTRIBUTE) for path in adapters(model)]
-    readers = [path for path, module in model.named_modules() if isinstance(module, nn.MultiheadAttention)]
-    classes = {path: _class_names(module) for path, module in model.named_modules() if not _inside(path, own)}
-    unread = {path: names for path, names in classes.items() if not any(path.startswith(f"{r}.") for r in readers)}
-    chosen: set[str] = set()
-    for text in texts:
-        selector = parse_selector(text)
-        found = _matching(selector, unread)
-        if not found and _matching(selector, classes):
-            raise ModelError(
-                f"lora: {text!r} selects {_matching(selector, classes)[0]}, whose weight nn.MultiheadAttention reads "
-                "without calling it, so that an adapter would do nothing"
-            )
-        if not found:
-            near = difflib.get_close_matches(selector.pattern, {*classes, *chain(*classes.values())}, 3, cutoff=0.3)
-            raise ModelError(f"lora: {text!r} selects no module; nearest: {', '.join(near)}")
-        chosen.update(found)
-    return [path for path in unread if path in chosen]
-
-
-def _matching(selector: Selector, classes: Mapping[str, set[str]]) -> list[str]:
-    found = [path for path, names in classes.items() if selector.matches_type(names) or selector.matches_path(path)]
-    return found[:1] if selector.pick == "first" else found[-1:] if selector.pick == "last" else found
-
-
-def _class_names(module: nn.Module) -> set[str]:
-    """Class names a selector may use: a packed layer also answers to those of the layer it replaces."""
-    lines = [type(module), *([module.replaces] if isinstance(module, PackedLayer) else [])]
-    return {cls.__name__ for line in lines for cls in line.__mro__}
-
-
-def _join(path: str, name: str) -> str:
-    return ".".join(part for part in (path, name) if part)
-
-
-def _inside(path: str, parents: list[str]) -> bool:
-    return any(path == parent or path.startswith(f"{parent}.") for parent in parents)
