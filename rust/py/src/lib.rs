@@ -7,6 +7,7 @@ mod engine;
 mod err;
 mod format;
 mod raw;
+mod solve;
 
 use pyo3::prelude::*;
 
@@ -25,6 +26,8 @@ mod _core {
     use super::format::{Format, formats};
     #[pymodule_export]
     use super::settings::{force_simd, num_threads, set_num_threads, simd_level};
+    #[pymodule_export]
+    use super::solve::{fit, gptq};
 
     use pyo3::prelude::*;
 

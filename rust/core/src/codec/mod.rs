@@ -9,7 +9,7 @@ pub(crate) mod grid;
 pub(crate) mod scale;
 mod simd;
 mod transpose;
-mod work;
+pub(crate) mod work;
 
 pub use buffers::{DType, Layout, Sizes, Values, ValuesMut};
 pub use grad::{Gradients, quantize_backward};
