@@ -3,10 +3,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from octavo import Format, FormatError, NonFiniteError, PackedTensor, container, encode, quantize
+from octavo import Format, FormatError, NonFiniteError, PackedTensor, Recipe, container, encode, quantize
 from octavo.errors import ContainerError, ShapeError
+from octavo.formats import parse_formats
 from octavo.quant.checkpoint import Checkpoint, staged_folder
-from octavo.quant.rules import Rules, parse_formats, select
+from octavo.quant.recipe.checkpoint import select
 from octavo.quant.weights import (
     Errors,
     best_format,
@@ -35,7 +36,7 @@ def tensors():
     return made
 
 
-# --- rules ----------------------------------------------------------------------------------------------------------
+# --- selecting ------------------------------------------------------------------------------------------------------
 
 
 def test_the_default_selection_is_2d_floats(tensors):
@@ -43,46 +44,12 @@ def test_the_default_selection_is_2d_floats(tensors):
 
 
 def test_a_glob_takes_weights_and_a_full_name_anything_of_floats(tensors):
-    assert select(tensors, "block.*") == ["block.0.q.weight", "block.1.conv.weight"]
+    assert select(tensors, "block.**") == ["block.0.q.weight", "block.1.conv.weight"]
     assert select(tensors, "block.0.q.bias") == ["block.0.q.bias"]
 
 
 def test_a_full_name_matches_itself_whatever_it_holds():
     assert select({"layers[0].weight": torch.zeros(2, 2)}, "layers[0].weight") == ["layers[0].weight"]
-
-
-def test_the_last_matching_rule_decides(tensors):
-    rules = Rules.parse("mxint8; block.*=mxfp4; block.1.*=int4:g32; embed.weight=keep")
-    given = {name: str(fmt) for name, fmt in rules.assign(tensors).items() if fmt}
-    assert given == {"block.0.q.weight": "mxfp4", "block.1.conv.weight": "int4:g32"}
-    reverse = Rules.parse("embed.weight=keep; block.1.*=int4:g32; block.*=mxfp4; mxint8")
-    given = {name: str(fmt) for name, fmt in reverse.assign(tensors).items() if fmt}
-    assert given == {"embed.weight": "mxint8", "block.0.q.weight": "mxint8", "block.1.conv.weight": "mxfp4"}
-
-
-@pytest.mark.parametrize("text", ["mxint8", "*.weight=fixed8:channel,mse; a[0]?=keep; x=y=nf4", "keep", "bfp8/16"])
-def test_rules_are_read_as_they_are_printed(text):
-    assert str(Rules.parse(text)) == text
-    assert Rules.parse(str(Rules.parse(text))) == Rules.parse(text)
-
-
-@pytest.mark.parametrize("text", ["", ";", "mxint8;", "=mxint8", "a=", "a=mxint9000", "mxint8,mxfp4"])
-def test_rules_that_cannot_be_read_are_refused(text):
-    with pytest.raises(FormatError, match="recipe"):
-        Rules.parse(text)
-
-
-@pytest.mark.parametrize("glob", ["blok.0.q.weight", "block.0.k.*", "BLOCK.0.Q.weight"])
-def test_a_rule_that_matches_nothing_names_the_nearest(tensors, glob):
-    with pytest.raises(FormatError, match="nearest names: block"):
-        Rules.parse(f"{glob}=mxint8").assign(tensors)
-
-
-@pytest.mark.parametrize("glob", ["scale", "position_ids", "wide", "*.bias"])
-def test_a_rule_that_matches_only_what_cannot_be_packed_is_an_error(tensors, glob):
-    with pytest.raises(FormatError, match="cannot be packed"):
-        Rules.parse(f"{glob}=mxint8").assign(tensors)
-    assert Rules.parse(f"{glob}=keep").assign(tensors)["embed.weight"] is None
 
 
 @pytest.mark.parametrize(
@@ -138,20 +105,20 @@ def test_errors_of_nothing_and_of_zeros():
 # --- packing --------------------------------------------------------------------------------------------------------
 
 
-def test_packing_and_unpacking_quantises_what_the_rules_name(tensors):
-    rules = Rules.parse("mxint8; block.1.*=int4:g32; block.0.q.bias=mxfp4")
-    packing = pack_tensors(tensors, rules)
+def test_packing_and_unpacking_quantises_what_the_recipe_names(tensors):
+    recipe = Recipe.parse("mxint8; block.1.**=int4:g32; block.0.q.bias=mxfp4")
+    packing = pack_tensors(tensors, recipe)
     plain = unpack_tensors(packing.tensors)
-    for name, fmt in rules.assign(tensors).items():
-        assert isinstance(packing.tensors[name], PackedTensor) == (fmt is not None)
-        expected = tensors[name] if fmt is None else quantize(tensors[name], fmt)
+    for name, spec in recipe.assign(tensors).items():
+        assert isinstance(packing.tensors[name], PackedTensor) == (spec is not None)
+        expected = tensors[name] if spec is None else quantize(tensors[name], spec.format)
         assert torch.equal(plain[name], expected) and plain[name].dtype == tensors[name].dtype
 
 
 def test_the_plan_is_what_packing_does(tensors):
-    rules = Rules.parse("mxint8; block.1.*=int4:g32; embed.weight=fp16; block.0.q.weight=uint4:g32")
-    packing = pack_tensors(tensors, rules)
-    for planned, done in zip(plan(tensors, rules), packing.reports, strict=True):
+    recipe = Recipe.parse("mxint8; block.1.**=int4:g32; embed.weight=fp16; block.0.q.weight=uint4:g32")
+    packing = pack_tensors(tensors, recipe)
+    for planned, done in zip(plan(tensors, recipe), packing.reports, strict=True):
         assert (planned.name, planned.format, planned.nbytes) == (done.name, done.format, done.nbytes)
         assert done.nbytes == packing.tensors[done.name].nbytes
         assert done.nbytes_before == tensors[done.name].nbytes
@@ -159,23 +126,23 @@ def test_the_plan_is_what_packing_does(tensors):
 
 def test_native_formats_store_plain_tensors_that_saturate():
     tensors = {"a": torch.tensor([[1e6, -1.0], [2.0**-30, 0.1]])}
-    after = pack_tensors(tensors, Rules.parse("fp16")).tensors["a"]
+    after = pack_tensors(tensors, Recipe.parse("fp16")).tensors["a"]
     assert after.dtype == torch.float16
     assert after[0, 0] == torch.finfo(torch.float16).max
 
 
-def test_the_scale_rule_reaches_block_formats_only(tensors):
-    packing = pack_tensors(tensors, Rules.parse("mxfp4; embed.weight=int8"), scale="mse")
+def test_a_rule_chooses_how_block_scales_are_found(tensors):
+    packing = pack_tensors(tensors, Recipe.parse("mxfp4@mse; embed.weight=mxfp4@ceil"))
     assert packing.tensors["block.0.q.weight"] == encode(tensors["block.0.q.weight"], "mxfp4", scale="mse")
-    assert packing.tensors["embed.weight"].scale == "floor"
+    assert packing.tensors["embed.weight"] == encode(tensors["embed.weight"], "mxfp4", scale="ceil")
     with pytest.raises(FormatError, match="accepted are floor, ceil, mse"):
-        pack_tensors(tensors, Rules.parse("mxfp4"), scale="round")
+        compare_formats(tensors, [Format("mxfp4")], scale="round")
 
 
 def test_nan_is_refused_with_the_name_of_its_tensor(tensors):
     tensors["embed.weight"][1, 2] = torch.nan
     for refuse in (
-        lambda: pack_tensors(tensors, Rules.parse("mxint8")),
+        lambda: pack_tensors(tensors, Recipe.parse("mxint8")),
         lambda: compare_formats(tensors, [Format("mxint8")]),
     ):
         with pytest.raises(NonFiniteError, match=r"^embed\.weight: "):
@@ -184,7 +151,7 @@ def test_nan_is_refused_with_the_name_of_its_tensor(tensors):
 
 def test_progress_counts_every_byte(tensors):
     seen = []
-    pack_tensors(tensors, Rules.parse("mxint8"), progress=lambda name, nbytes: seen.append((name, nbytes)))
+    pack_tensors(tensors, Recipe.parse("mxint8"), progress=lambda name, nbytes: seen.append((name, nbytes)))
     assert seen == [(name, tensor.nbytes) for name, tensor in tensors.items()]
 
 

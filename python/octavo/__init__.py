@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from octavo import settings as _settings
 from octavo._core import __version__
 from octavo.errors import (
+    CalibrationError,
     ContainerError,
     DataError,
     DTypeError,
@@ -25,20 +26,26 @@ if _TYPE_CHECKING:
     from octavo.container import inspect, load, save
     from octavo.engine import Engine
     from octavo.ops import decode, encode, quantize
+    from octavo.quant.model import quantize_model
+    from octavo.quant.recipe import Recipe, Rule
     from octavo.tensor import PackedTensor
 
 _LAZY = {
     "Engine": "octavo.engine",
     "PackedTensor": "octavo.tensor",
+    "Recipe": "octavo.quant.recipe",
+    "Rule": "octavo.quant.recipe",
     "decode": "octavo.ops",
     "encode": "octavo.ops",
     "inspect": "octavo.container",
     "load": "octavo.container",
     "quantize": "octavo.ops",
+    "quantize_model": "octavo.quant.model",
     "save": "octavo.container",
 }
 
 __all__ = [
+    "CalibrationError",
     "ContainerError",
     "DTypeError",
     "DataError",
@@ -49,6 +56,8 @@ __all__ = [
     "NonFiniteError",
     "OctavoError",
     "PackedTensor",
+    "Recipe",
+    "Rule",
     "SettingError",
     "ShapeError",
     "__version__",
@@ -58,6 +67,7 @@ __all__ = [
     "inspect",
     "load",
     "quantize",
+    "quantize_model",
     "save",
 ]
 

@@ -33,5 +33,9 @@ class SettingError(OctavoError, ValueError):
     """A SIMD level or number of threads that this machine or build cannot honour."""
 
 
+class CalibrationError(OctavoError, ValueError):
+    """Scales that need data which is missing, or which never reached the layer they are for."""
+
+
 class InternalError(OctavoError, RuntimeError):
     """A defect of Octavo itself; please report it."""

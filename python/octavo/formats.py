@@ -133,3 +133,24 @@ class Format:
 def formats() -> list[Format]:
     """List one or more formats of every family; the grammar has many more (FORMATS.md section 1)."""
     return [Format(text) for text in _core.formats()]
+
+
+def parse_formats(text: str) -> list[Format]:
+    """Read formats separated by commas, such as ``mxint8,fixed8:channel,mse,nf4``: options keep their comma.
+
+    Raises FormatError naming the format that is wrong.
+    """
+    read: list[Format] = []
+    for piece in (part.strip() for part in text.split(",")):
+        if not piece:
+            continue
+        if read and ":" in str(read[-1]):
+            try:
+                read[-1] = Format(f"{read[-1]},{piece}")
+                continue
+            except FormatError:
+                pass
+        read.append(Format(piece))
+    if not read:
+        raise FormatError("no format given; give one or more, separated by commas")
+    return list(dict.fromkeys(read))

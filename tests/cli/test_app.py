@@ -5,7 +5,7 @@ import pytest
 from octavo.errors import FormatError
 
 HEAVY = ("torch", "numpy", "transformers", "rich")
-COMMANDS = ("formats", "compare", "pack", "unpack", "inspect", "compress", "expand")
+COMMANDS = ("formats", "compare", "pack", "unpack", "inspect", "compress", "expand", "recipe")
 
 
 def python(code: str, *args: object) -> subprocess.CompletedProcess:

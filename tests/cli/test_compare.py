@@ -33,7 +33,7 @@ def test_the_table_has_a_row_a_format(octavo, model):
 
 
 def test_a_glob_selects_tensors(octavo, model):
-    [row] = json.loads(octavo("compare", model, "--formats", "mxint8", "--tensor", "layer*", "--json").stdout)
+    [row] = json.loads(octavo("compare", model, "--formats", "mxint8", "--tensor", "layer.**", "--json").stdout)
     assert row["elements"] == 2 * 64 * 64
 
 

@@ -33,7 +33,7 @@ def test_the_default_packs_2d_weights_and_keeps_the_rest(octavo, model, tmp_path
 
 
 def test_the_last_rule_that_matches_decides(octavo, model, tmp_path):
-    recipe = "mxint8; layer.*=mxfp4; layer.1.*=int4:g32; norm.weight=bf16; embeddings.*=keep"
+    recipe = "mxint8; layer.**=mxfp4; layer.1.*=int4:g32; norm.weight=bf16; embeddings.*=keep"
     octavo("pack", model, "-o", tmp_path / "small.safetensors", "--recipe", recipe)
     listed = json.loads(octavo("inspect", tmp_path / "small.safetensors", "--json").stdout)
     assert {entry["name"]: entry["format"] or entry["dtype"] for entry in listed["tensors"]} == {
@@ -113,11 +113,16 @@ def test_sqnr_in_the_table_is_that_of_the_tensor(octavo, model, tmp_path):
 
 REFUSED = {
     "an unknown format": (["--recipe", "mxfp6e3m3"], "did you mean 'mxfp6e3m2'?"),
-    "a rule that matches nothing": (["--recipe", "mxint8; *.kwery.*=mxfp4"], "nearest names: "),
+    "a rule that matches nothing": (["--recipe", "mxint8; **.kwery.*=mxfp4"], "nearest names: "),
     "rules joined by commas": (["--recipe", "mxint8, layer.*=mxfp4"], "rules are separated by ';'"),
-    "an empty rule": (["--recipe", "mxint8;;layer.*=mxfp4"], "is not GLOB=FORMAT"),
-    "an unknown scale rule": (["--scale", "round"], "accepted are floor, ceil, mse"),
-    "a tensor that is no float": (["--recipe", "*position_ids=mxint8"], "int64"),
+    "an empty rule": (["--recipe", "mxint8;;layer.*=mxfp4"], "an empty rule"),
+    "a scale rule of another format": (["--recipe", "int8@ceil"], "no block scale"),
+    "no rules": (["--recipe", ""], "the recipe has no rules"),
+    "a type": (["--recipe", "type:Linear int8"], "a checkpoint holds names, not types"),
+    "activations": (["--recipe", "weight=int8 input=int8"], "a checkpoint holds no inputs"),
+    "a calibration": (["--recipe", "int4:g32@gptq"], "needs a model"),
+    "a glob that stops at dots": (["--recipe", "*query=mxfp4"], "'*' does not cross a dot, '**' does"),
+    "a tensor that is no float": (["--recipe", "**position_ids=mxint8"], "int64"),
 }
 
 
@@ -130,7 +135,7 @@ def test_what_is_refused_writes_nothing(octavo, model, tmp_path, case):
 
 
 def test_a_rule_that_matches_nothing_names_the_nearest_tensors(octavo, model, tmp_path):
-    output = octavo("pack", model, "-o", tmp_path / "x", "--recipe", "*layers.0.query*=mxfp4", code=2).output
+    output = octavo("pack", model, "-o", tmp_path / "x", "--recipe", "layers.0.query*=mxfp4", code=2).output
     assert "nearest names: layer.0.query" in output
 
 

@@ -2,7 +2,7 @@
 
 import typer
 
-from octavo.cli import bench, compare, compress, expand, formats, inspect, pack, train, unpack
+from octavo.cli import bench, compare, compress, expand, formats, inspect, pack, recipe, train, unpack
 from octavo.cli._app import Commands, version
 
 app = typer.Typer(
@@ -32,12 +32,14 @@ def _octavo(
       octavo compare model.safetensors --formats mxint8,mxfp4,nf4
       octavo pack model.safetensors -o small.safetensors --recipe mxint8
       octavo inspect small.safetensors
+      octavo recipe 'int4:g32; last:Linear keep' --model polynomials
     """
 
 
 app.command("formats")(formats.run)
 app.command("compare")(compare.run)
 app.command("pack")(pack.run)
+app.command("recipe")(recipe.run)
 app.command("unpack")(unpack.run)
 app.command("inspect")(inspect.run)
 app.command("compress")(compress.run)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from octavo.errors import OctavoError
+from octavo.errors import FormatError, OctavoError
+
+if TYPE_CHECKING:
+    from octavo.quant.recipe import Recipe
 
 EXIT_ERROR = 2
 
@@ -38,6 +41,16 @@ def message(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+def read_recipe(given: str) -> Recipe:
+    """Return the recipe of a text, or of a file ``NAME.toml``. Raises FormatError, also for one without rules."""
+    from octavo.quant.recipe import Recipe
+
+    recipe = Recipe.of(Path(given) if given.endswith(".toml") else given)
+    if not recipe:
+        raise FormatError("the recipe has no rules; give one, such as 'mxint8'")
+    return recipe
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from octavo import __version__
@@ -47,14 +60,6 @@ def _print_version(wanted: bool) -> None:
 
 
 version = Annotated[bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)]
-ScaleOption = Annotated[
-    str,
-    typer.Option(
-        metavar="RULE",
-        help="Rule of the block scales: floor (OCP), ceil (nothing saturates) or mse (least squared error). "
-        "Formats without block scales ignore it.",
-    ),
-]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 OutOption = Annotated[Path, typer.Option("--out", "-o", metavar="PATH", help="Where to write.")]

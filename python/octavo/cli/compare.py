@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from octavo.cli._app import JsonOption, ScaleOption
+from octavo.cli._app import JsonOption
 
 DEFAULT_FORMATS = "fp16, mxint8, mxfp8e4m3, mxfp6e2m3, mxint4, mxfp4, nvfp4, nf4, int4:g32"
 
@@ -23,9 +23,17 @@ def run(
         str, typer.Option(metavar="FORMATS", help="Formats to compare, separated by commas.")
     ] = DEFAULT_FORMATS,
     tensor: Annotated[
-        str | None, typer.Option(metavar="GLOB", help="Tensors to look at.  [default: all 2-D weights]")
+        str | None,
+        typer.Option(metavar="GLOB", help="Tensors to look at; ** crosses dots.  [default: all 2-D weights]"),
     ] = None,
-    scale: ScaleOption = "floor",
+    scale: Annotated[
+        str,
+        typer.Option(
+            metavar="RULE",
+            help="Rule of the block scales: floor (OCP), ceil (nothing saturates) or mse (least squared error). "
+            "Formats without block scales ignore it.",
+        ),
+    ] = "floor",
     json: JsonOption = False,
 ) -> None:
     """Compare number formats on a model's weights.
@@ -36,14 +44,15 @@ def run(
     \b
     Examples:
       octavo compare model.safetensors --formats mxint8,mxfp4,nf4
-      octavo compare --model minilm --tensor '*embeddings*'
+      octavo compare --model minilm --tensor 'embeddings.**'
       octavo compare llama/ --formats mxfp4,mxfp6e2m3 --scale mse --json
     """
     if (path is None) == (model is None):
         raise typer.BadParameter("give either FILE or --model NAME")
+    from octavo.formats import parse_formats
     from octavo.models.minilm import find
     from octavo.quant.checkpoint import Checkpoint
-    from octavo.quant.rules import parse_formats, select
+    from octavo.quant.recipe.checkpoint import select
     from octavo.quant.weights import compare_formats
     from octavo.report.console import console, print_json, print_table, progress
     from octavo.report.weights import comparison_dict, comparison_table

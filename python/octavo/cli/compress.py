@@ -9,12 +9,12 @@ import typer
 
 from octavo.cli._app import ForceOption, JsonOption
 from octavo.errors import OctavoError
+from octavo.models.by_name import POLYNOMIALS, is_polynomial
 
 if TYPE_CHECKING:
     from octavo.formats import Format
     from octavo.report.compress import CompressReport
 
-POLYNOMIALS = "polynomials"
 DEFAULT_FORMATS = (
     "mxint8, mxfp8e4m3, bfp6/16, int6:g32, mxint6, mxfp6e2m3, mxfp6e3m2, nvfp4, int4:g32, nf4, mxint4, mxfp4"
 )
@@ -56,12 +56,12 @@ def run(
       octavo compress --model minilm
       octavo compress --model bert/ --budget 8.25 --formats mxint8,mxfp8e4m3,mxfp6e2m3 --json
     """
-    from octavo.quant.rules import parse_formats
+    from octavo.formats import parse_formats
     from octavo.report.console import console, print_json, print_table
 
     candidates = parse_formats(formats)
     out = out or Path(f"octavo-{Path(model).resolve().name}")
-    compress = _polynomials if _is_polynomial(model) else _encoder
+    compress = _polynomials if is_polynomial(model) else _encoder
     report = compress(model, budget, candidates, out, lines, force)
     if json:
         print_json(report.as_dict())
@@ -73,15 +73,6 @@ def run(
     stdout.print()
     for label, text in [*report.results(), ("written", f"{out}: {report.file}, report.md, report.json")]:
         stdout.print(f"{label:18} {text}")
-
-
-def _is_polynomial(model: str) -> bool:
-    """Whether it is the shipped model, or a folder that the engine runs."""
-    given = Path(model)
-    if model == POLYNOMIALS and not given.exists():
-        return True
-    config = given / "config.json"
-    return config.is_file() and b'"seq2seq"' in config.read_bytes()[:4096]
 
 
 def _polynomials(

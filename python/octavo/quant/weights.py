@@ -1,4 +1,4 @@
-"""Weights of a checkpoint: measuring what quantising loses, packing by rules, and comparing formats."""
+"""Weights of a checkpoint: measuring what quantising loses, packing by a recipe, and comparing formats."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from torch import Tensor
 from octavo.errors import FormatError, OctavoError, ShapeError
 from octavo.formats import Format
 from octavo.ops import decode, encode, quantize
-from octavo.quant.rules import Rules, dtype_name, select
+from octavo.quant.recipe import Recipe
+from octavo.quant.recipe.checkpoint import select
+from octavo.quant.recipe.sites import dtype_name
+from octavo.quant.spec import BLOCK_RULES, Spec
 from octavo.tensor import PackedTensor
-
-SCALES = ("floor", "ceil", "mse")
 
 # Called with a tensor's name and the bytes of it that were just worked through.
 Progress = Callable[[str, int], None]
@@ -126,37 +127,36 @@ class Packing:
         return 8 * sum(report.nbytes for report in packed) / max(sum(report.elements for report in packed), 1)
 
 
-def plan(tensors: Mapping[str, Tensor | PackedTensor], rules: Rules) -> list[TensorReport]:
-    """Tell what :func:`pack_tensors` would do, from names and shapes alone. Raises as :meth:`Rules.assign`."""
+def plan(tensors: Mapping[str, Tensor | PackedTensor], recipe: Recipe) -> list[TensorReport]:
+    """Tell what :func:`pack_tensors` would do, from names and shapes alone. Raises as :meth:`Recipe.assign`."""
     reports = []
-    for name, fmt in rules.assign(tensors).items():
-        nbytes = tensors[name].nbytes if fmt is None else fmt.nbytes(tuple(tensors[name].shape))
-        reports.append(_report(name, tensors[name], fmt, nbytes))
+    for name, spec in recipe.assign(tensors).items():
+        nbytes = tensors[name].nbytes if spec is None else spec.format.nbytes(tuple(tensors[name].shape))
+        reports.append(_report(name, tensors[name], spec, nbytes))
     return reports
 
 
 def pack_tensors(
     tensors: Mapping[str, Tensor | PackedTensor],
-    rules: Rules,
+    recipe: Recipe,
     *,
-    scale: str = "floor",
     progress: Progress | None = None,
 ) -> Packing:
     """Encode each tensor in the format its rule gives, along its last dimension, and measure the error.
 
-    ``scale``: rule of the block scales; it applies to block formats. ``fp32``, ``fp16`` and ``bf16`` cast and store a
-    plain tensor. Raises FormatError for rules that match nothing, NonFiniteError and the like with the tensor's name.
+    ``fp32``, ``fp16`` and ``bf16`` cast and store a plain tensor. Raises FormatError as :meth:`Recipe.assign`,
+    NonFiniteError and the like with the tensor's name.
     """
     packing = Packing()
-    for name, fmt in rules.assign(tensors).items():
+    for name, spec in recipe.assign(tensors).items():
         before = tensors[name]
         after, errors = before, None
-        if fmt is not None:
+        if spec is not None:
             with _named(name):
-                after = _pack(before, fmt, scale)
+                after = _pack(before, spec)
                 errors = measure(before, after.decode() if isinstance(after, PackedTensor) else after)
         packing.tensors[name] = after
-        packing.reports.append(_report(name, before, fmt, after.nbytes, errors))
+        packing.reports.append(_report(name, before, spec, after.nbytes, errors))
         if progress:
             progress(name, before.nbytes)
     return packing
@@ -174,24 +174,18 @@ def unpack_tensors(
     return plain
 
 
-def _pack(x: Tensor, fmt: Format, scale: str) -> Tensor | PackedTensor:
-    if str(fmt) in _NATIVE:
+def _pack(x: Tensor, spec: Spec) -> Tensor | PackedTensor:
+    native = _NATIVE.get(str(spec.format))
+    if native is not None:
         # Saturated first, where a bare cast would overflow to infinity; in float32, so that nothing is rounded twice.
-        return quantize(x.float(), fmt).to(_NATIVE[str(fmt)])
-    return encode(x, fmt, scale=scale_for(fmt, scale))
-
-
-def scale_for(fmt: Format, scale: str) -> str:
-    """Return ``scale`` for block formats and ``floor`` for the others, which have no block scale to choose."""
-    if scale not in SCALES:
-        raise FormatError(f"unknown scale rule {scale!r}; accepted are {', '.join(SCALES)}")
-    return scale if fmt.is_block else "floor"
+        return quantize(x.float(), spec.format).to(native)
+    return encode(x, spec.format, scale=spec.scale)
 
 
 def _report(
-    name: str, tensor: Tensor | PackedTensor, fmt: Format | None, nbytes: int, errors: Errors | None = None
+    name: str, tensor: Tensor | PackedTensor, spec: Spec | None, nbytes: int, errors: Errors | None = None
 ) -> TensorReport:
-    text = None if fmt is None else str(fmt)
+    text = None if spec is None else str(spec.format)
     return TensorReport(name, tuple(tensor.shape), dtype_name(tensor.dtype), text, tensor.nbytes, nbytes, errors)
 
 
@@ -245,9 +239,13 @@ def compare_formats(
 ) -> list[Comparison]:
     """Encode and decode every selected tensor in every format; errors are summed over the tensors.
 
-    ``glob``: which tensors (default: that of :func:`select`). One tensor is held in memory at a time.
-    Raises FormatError where nothing is selected, NonFiniteError with the tensor's name.
+    ``glob``: which tensors (default: that of :func:`select`). ``scale``: the rule of block scales, for formats that
+    have them. One tensor is held in memory at a time.
+
+    Raises FormatError for another rule and where nothing is selected, NonFiniteError with the tensor's name.
     """
+    if scale not in BLOCK_RULES:
+        raise FormatError(f"unknown scale rule {scale!r}; accepted are {', '.join(BLOCK_RULES)}")
     compared = [Comparison(fmt) for fmt in formats]
     for name in select(tensors, glob):
         x = tensors[name].clone()  # reads a mapped file now, so that no format's time includes it
@@ -262,7 +260,7 @@ def compare_formats(
 def _compare(x: Tensor, entry: Comparison, scale: str) -> None:
     """Add one tensor to a comparison."""
     start = time.perf_counter()
-    packed = encode(x, entry.format, scale=scale_for(entry.format, scale))
+    packed = encode(x, entry.format, scale=scale if entry.format.is_block else "floor")
     encoded = time.perf_counter()
     decoded = decode(packed)
     entry.decode_s += time.perf_counter() - encoded

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ from octavo.train.update import Update, Updater
 LAST, BEST = "last.safetensors", "best.safetensors"
 
 MakeOptimiser = Callable[[nn.Module, TrainConfig], torch.optim.Optimizer]
+Callback = Callable[[nn.Module, int], None]
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,7 @@ def train(
     progress: bool = True,
     tensorboard: bool = False,
     optimiser: MakeOptimiser = adamw,
+    callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
     """Train ``model`` on ``task`` as ``config`` says, with everything that is written in ``folder``.
 
@@ -79,6 +81,8 @@ def train(
     never stopped, bit for bit on a CPU with the same number of threads; ``kill -9`` loses the steps since the last
     checkpoint.
     ``progress``: a bar or lines on stderr. ``optimiser``: makes the optimiser; its rates follow the schedule.
+    ``callbacks``: called with ``model`` and the number of the update, from 0, before each update; they change the model
+    as that number alone says, as :class:`octavo.quant.FormatSchedule` does, since a run may go on from any of them.
     Under torchrun all processes call this alike; see :mod:`octavo.train.distributed`.
 
     The run owns its process: it seeds the global random number generators, and while it lasts handles SIGINT and
@@ -98,7 +102,7 @@ def train(
         metrics = stack.enter_context(Metrics(folder, upto=step, write=first, tensorboard=tensorboard))
         display = stack.enter_context(Display(config.steps, step=step, enabled=progress and first))
         interrupt = stack.enter_context(Interrupt())
-        return _Run(parts, folder, metrics, display, interrupt).go()
+        return _Run(parts, folder, metrics, display, interrupt, tuple(callbacks)).go()
 
 
 def _parts(
@@ -140,10 +144,18 @@ def _take_up_newest(parts: Parts, folder: Path, *, resume: bool) -> None:
 class _Run:
     """One run in one process, from where its parts stand to its end."""
 
-    def __init__(self, parts: Parts, folder: Path, metrics: Metrics, display: Display, interrupt: Interrupt) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        folder: Path,
+        metrics: Metrics,
+        display: Display,
+        interrupt: Interrupt,
+        callbacks: tuple[Callback, ...],
+    ) -> None:
         self.parts, self.folder = parts, folder
         self.config, self.state, self.clock, self.processes = parts.config, parts.state, parts.clock, parts.processes
-        self.metrics, self.display, self.interrupt = metrics, display, interrupt
+        self.metrics, self.display, self.interrupt, self.callbacks = metrics, display, interrupt, callbacks
         self.saved = parts.state.step  # the step of the newest checkpoint; 0 is none
         random = random_state()
         self.update = Updater(
@@ -190,6 +202,8 @@ class _Run:
     def _step(self, *, compiling: bool) -> bool:
         """Make one update and, where it is due, a line of metrics. Return whether the run was asked to stop."""
         state, average = self.state, self.parts.average
+        for callback in self.callbacks:
+            callback(self.parts.model, state.step)
         begin = time.perf_counter()
         with self.clock.on("compile" if compiling else "train"):
             update = self.update(state.step, self.interrupt.seen)

@@ -6,6 +6,8 @@ old settings: they disagree with octavo's own formats on purpose (FORMATS.md, se
 float32 `log2`, so that results within a few ulp of a power of two may depend on the torch build, as they do in MASE.
 
 Gradients are MASE's too: the identity, never clipped, unless a function says otherwise.
+
+:func:`recipe` imports MASE's dictionaries as recipes of Octavo's own formats.
 """
 
 from octavo.compat.mase.binary import (
@@ -17,6 +19,7 @@ from octavo.compat.mase.binary import (
     ternary_quantizer,
 )
 from octavo.compat.mase.block import block_fp_quantizer, block_log_quantizer, block_minifloat_quantizer
+from octavo.compat.mase.importer import Imported, recipe
 from octavo.compat.mase.integer import integer_floor_quantizer, integer_quantizer, scale_integer_quantizer
 from octavo.compat.mase.learned import flexround_quantizer, flexround_weight, lsq_integer
 from octavo.compat.mase.linear import linear_forward
@@ -27,6 +30,7 @@ from octavo.compat.mase.minifloat_codes import compose_minifloat_component, extr
 from octavo.compat.mase.softmax import fixed_softermax, softermax
 
 __all__ = [
+    "Imported",
     "binarize",
     "binary_bipolar_scaled",
     "binary_quantizer",
@@ -54,6 +58,7 @@ __all__ = [
     "mxfp_quantizer",
     "mxint_hardware",
     "mxint_quantizer",
+    "recipe",
     "residual_sign_quantizer",
     "scale_integer_quantizer",
     "softermax",

@@ -24,7 +24,7 @@ from octavo.errors import ContainerError, DataError, DTypeError, NonFiniteError,
 from octavo.models.seq2seq import Seq2Seq, Seq2SeqConfig, build
 from octavo.quant import static
 from octavo.quant.checkpoint import staged_folder
-from octavo.quant.rules import Rules
+from octavo.quant.recipe import Recipe
 from octavo.quant.weights import pack_tensors, unpack_tensors
 from octavo.tensor import FLOATS
 
@@ -49,7 +49,7 @@ def export_model(
 ) -> Path:
     """Write a model folder, which appears complete or not at all, and return its path.
 
-    ``format``: of all 2-D weights, along their rows, or a recipe (:mod:`octavo.quant.rules`); None keeps them float32,
+    ``format``: of all 2-D weights, along their rows, or a recipe (:class:`octavo.Recipe`); None keeps them float32,
     as vectors are. ``integer``: the same model in static INT8. ``metadata``: values for JSON, such as those of
     ``Accuracy.as_dict()``; written to ``accuracy.json`` and listed in ``README.md``. ``overwrite``: replace a folder
     that is there, with all it holds; else only an empty one is taken.
@@ -62,7 +62,7 @@ def export_model(
     _check(model, tokenizer, integer)
     tensors = {name: tensor.detach().cpu().float() for name, tensor in model.state_dict().items()}
     _check_finite(tensors, "")
-    packed = tensors if format is None else pack_tensors(tensors, Rules.parse(format)).tensors
+    packed = tensors if format is None else pack_tensors(tensors, Recipe.parse(format)).tensors
     texts = {CONFIG: _json({"octavo": VERSION, "kind": KIND, **model.config.as_dict()})}
     if metadata is not None:
         texts |= {ACCURACY: _json(metadata), README: _readme(model, format, metadata)}

@@ -1,0 +1,60 @@
+"""``octavo recipe``: what a recipe says, and what it does to a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from octavo.cli._app import JsonOption, read_recipe
+
+
+def run(
+    recipe: Annotated[str, typer.Argument(metavar="TEXT|FILE", help="A recipe, or a file NAME.toml that holds one.")],
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME|FOLDER", help="polynomials, minilm, or the folder of a model: show who gets what."),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Check a recipe, print it as TOML, or show what it does to a model.
+
+    A recipe is rules separated by ';'. Each is [SELECTOR] [ROLE=]FORMAT[@CHOICE] ..., and for every tensor the last
+    rule that matches decides. What no rule matches stays as it is; a rule that matches nothing is an error.
+
+    \b
+    selector
+      (none)             every Linear, Conv1d, Conv2d, Embedding
+      encoder.*.query    a glob: * stays between dots, ** crosses them
+      type:Linear        a class, subclasses included
+      name:encoder.0     a path, exactly
+      regex:.*\\.key      a regular expression for all of the path
+      first:Linear last:Linear last:glob:encoder.**
+    role
+      weight (the default), input, output, bias
+    format
+      any of octavo formats; keep leaves the tensor as it is; int32 for a bias on the integer path
+    choice
+      of scales from data: @minmax @quantile:0.999 @mse @kl @lsq; of weights: @gptq @hqq
+      of block scales (mx*, bfp, bm, blog, nvfp4): @floor @ceil @mse
+
+    \b
+    Examples:
+      octavo recipe 'int4:g32; last:Linear keep' --model polynomials
+      octavo recipe 'type:Linear weight=int8:channel input=int8@quantile:0.999 bias=int32; embed*=mxint8'
+      octavo recipe recipe.toml --model bert/ --json
+    """
+    from octavo.report.console import console
+    from octavo.report.recipe import print_explanation
+
+    read = read_recipe(recipe)
+    if model is None:
+        print(read.to_json() if json else read.to_toml().rstrip("\n"))
+        return
+    from octavo.models.by_name import build
+
+    explained = read.explain(build(model))
+    if json:
+        print(explained.to_json())
+    else:
+        print_explanation(console(), explained)

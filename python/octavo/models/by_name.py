@@ -1,0 +1,36 @@
+"""The models that commands know by a name or a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import nn
+
+POLYNOMIALS = "polynomials"
+
+
+def is_polynomial(model: str) -> bool:
+    """Whether it is the shipped model, or a folder that ``octavo train`` wrote."""
+    given = Path(model)
+    if model == POLYNOMIALS and not given.exists():
+        return True
+    config = given / "config.json"
+    return config.is_file() and b'"seq2seq"' in config.read_bytes()[:4096]
+
+
+def build(model: str) -> nn.Module:
+    """Return a model's layers: ``polynomials``, ``minilm``, or a folder that ``octavo train`` or transformers wrote.
+
+    The weights of a Hugging Face model are not read: its parameters lie on the meta device. Raises OctavoError for a
+    model that is not known, and as the readers of folders do.
+    """
+    if is_polynomial(model):
+        from octavo.models.polynomials.export import load_model
+        from octavo.models.polynomials.shipped import shipped_folder
+
+        return load_model(model if Path(model).exists() else shipped_folder())[0]
+    from octavo.models.minilm import find, skeleton
+
+    return skeleton(Path(model) if Path(model).exists() else find(model))

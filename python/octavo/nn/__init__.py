@@ -1,0 +1,34 @@
+"""Layers over rounded operands: simulated, trainable, with the parameters of the layers they replace.
+
+::
+
+    plan = LayerPlan(weight=Spec(Format("mxint4")), input=Spec(Format("mxint8")))
+    layer = octavo.nn.QuantLinear.from_linear(linear, plan)
+
+:func:`octavo.quantize_model` does it to a whole model, with calibrated scales.
+"""
+
+from octavo.nn import attention
+from octavo.nn.attention import QuantAttention
+from octavo.nn.conv import QuantConv1d, QuantConv2d
+from octavo.nn.embedding import QuantEmbedding
+from octavo.nn.integer import Int32Bias
+from octavo.nn.layer import QuantLayer
+from octavo.nn.linear import QuantLinear, QuantTransposedLinear
+from octavo.nn.matmul import QuantMatmul, quantized_matmul
+from octavo.nn.quantiser import Quantiser
+
+__all__ = [
+    "Int32Bias",
+    "QuantAttention",
+    "QuantConv1d",
+    "QuantConv2d",
+    "QuantEmbedding",
+    "QuantLayer",
+    "QuantLinear",
+    "QuantMatmul",
+    "QuantTransposedLinear",
+    "Quantiser",
+    "attention",
+    "quantized_matmul",
+]

@@ -1,0 +1,198 @@
+"""What the quantised layers share: taking over a float layer, their quantisers, and the integer path."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from typing import Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import DTypeError, FormatError
+from octavo.nn.integer import Int32Bias, Valued, is_int32
+from octavo.nn.quantiser import Quantiser
+from octavo.quant.spec import ROLES, LayerPlan, Spec
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class QuantLayer(nn.Module):
+    """A layer whose weight, input, output and bias are rounded where its plan says so.
+
+    ``weight_quantiser``, ``input_quantiser``, ``output_quantiser``, ``bias_quantiser``: a Quantiser, or None where the
+    tensor stays as it is. A bias in int32 has an :class:`~octavo.nn.integer.Int32Bias` instead.
+    """
+
+    replaces: type[nn.Module]
+    quant_roles: tuple[str, ...] = ROLES
+    weight_quantiser: Quantiser | None
+    input_quantiser: Quantiser | None
+    output_quantiser: Quantiser | None
+    bias_quantiser: Quantiser | Int32Bias | None
+
+    @classmethod
+    def _take_over(cls, module: nn.Module, plan: LayerPlan, what: str) -> Self:
+        """Return a layer with the Parameters, buffers, hooks and mode of ``module`` and the quantisers of ``plan``.
+
+        ``module``: of the class that this one replaces, or quantised already; its quantisers are left behind.
+        """
+        what = what or type(module).__name__
+        if not cls._replaces(module):
+            raise DTypeError(f"{what} is a {type(module).__name__}; accepted is {cls._accepted()}")
+        weight = module._parameters.get("weight", vars(module).get("weight"))
+        if not isinstance(weight, Tensor) or isinstance(weight, nn.parameter.UninitializedParameter):
+            raise DTypeError(
+                f"{what}: its weight is computed by a parametrisation or not there yet; "
+                "torch.nn.utils.parametrize.remove_parametrizations makes it plain"
+            )
+        layer = copied_as(cls, module)
+        layer._add_quantisers(plan, what)
+        return layer
+
+    @classmethod
+    def _accepted(cls) -> str:
+        return f"a plain {cls.replaces.__name__}"
+
+    @classmethod
+    def _replaces(cls, module: nn.Module) -> bool:
+        """Whether the layer computes what ``module`` does, but for rounding."""
+        return isinstance(module, cls.replaces) and type(module).forward in (cls.replaces.forward, cls.forward)
+
+    def _add_quantisers(self, plan: LayerPlan, what: str) -> None:
+        """Make the quantisers of ``plan``. Raises FormatError for roles the layer does not have."""
+        for role in ROLES:
+            spec = getattr(plan, role)
+            if spec is not None and role not in self.quant_roles:
+                raise FormatError(f"{what}: a {self.replaces.__name__} has no {role} to hold '{spec}'")
+            if role == "bias" and self._parameters.get("bias") is None:
+                spec = None  # a rule for many layers names the bias of those that have one
+            made = None if spec is None else self._quantiser(role, spec, f"{what}: {role}")
+            self.register_module(f"{role}_quantiser", made)
+        bias = self.bias_quantiser
+        if isinstance(bias, Int32Bias):
+            if not self.is_integer:
+                raise FormatError(
+                    f"{what}: bias int32 counts in steps of the products; weight and input must be intW of 2 to 8 "
+                    f"bits, per tensor or channel, got {plan.weight} and {plan.input}"
+                )
+            if plan.input.calibration is None:
+                raise FormatError(
+                    f"{what}: bias int32 needs an input scale that is fixed; calibrate the input, as "
+                    f"'{plan.input.format}@minmax' does"
+                )
+
+    def _quantiser(self, role: str, spec: Spec, what: str) -> nn.Module:
+        if is_int32(spec):
+            if role != "bias":
+                raise FormatError(f"{what}: 'int32' is for a bias only")
+            return Int32Bias(spec, what=what)
+        return Quantiser(spec, axis=self._axis(role), what=what)
+
+    def _axis(self, role: str) -> int:
+        return -1
+
+    @property
+    def plan(self) -> LayerPlan:
+        """The specs of the quantisers."""
+        return LayerPlan(
+            **{role: None if (made := getattr(self, f"{role}_quantiser")) is None else made.spec for role in ROLES}
+        )
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether evaluation multiplies codes: weight and input are ``intW`` of 2 to 8 bits whose scales factor out."""
+        weight, x = self.weight_quantiser, self.input_quantiser
+        if weight is None or x is None or not (weight.enabled and x.enabled):
+            return False
+        small = 2 <= weight.integer_width <= 8 and 2 <= x.integer_width <= 8
+        return small and weight.granularity in ("tensor", "channel") and self._factors(x)
+
+    def _factors(self, x: Quantiser) -> bool:
+        """Whether the input's scales can be taken out of the sums of products."""
+        return x.granularity == "tensor"
+
+    def weight_matrix(self) -> Tensor:
+        """The weight as it is rounded: ``[N, K]``, K being the contraction."""
+        return self.weight.flatten(1)
+
+    def set_weight_matrix(self, matrix: Tensor) -> None:
+        """Overwrite the weight, from ``[N, K]``."""
+        with torch.no_grad():
+            self.weight.copy_(self._weight_of(matrix.to(self.weight.dtype)))
+
+    def input_rows(self, x: Tensor) -> Tensor:
+        """The vectors ``[n, K]`` that the weight matrix multiplies. Raises FormatError where there are none."""
+        raise FormatError(f"a {type(self).__name__} has no one matrix that multiplies its input; take @mse or @hqq")
+
+    def _weight_of(self, matrix: Tensor) -> Tensor:
+        """A weight from its matrix ``[N, K]``."""
+        return matrix.view(self.weight.shape)
+
+    def _weight(self) -> Tensor:
+        """The weight as the layer multiplies it."""
+        quantiser = self.weight_quantiser
+        return self.weight if quantiser is None else self._weight_of(quantiser(self.weight_matrix()))
+
+    def _bias(self) -> Tensor | None:
+        quantiser = self.bias_quantiser
+        if self.bias is None or quantiser is None:
+            return self.bias
+        if isinstance(quantiser, Int32Bias):
+            return quantiser.simulate(self.bias, self._steps()) if self.is_integer else self.bias
+        return quantiser(self.bias)
+
+    def _steps(self) -> Tensor:
+        """``s_x * s_w[n]`` of a static input, float32 ``[N]``."""
+        _, weight_scales = self.weight_quantiser.integers(self.weight_matrix().detach().float())
+        scales, _, _ = self.input_quantiser.given()
+        return scales.detach() * weight_scales.flatten().expand(len(self.bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what the float layer would, of rounded operands; in evaluation from the codes where ``is_integer``."""
+        y = self._integer_forward(x) if self.is_integer and not self.training else self._float_forward(x)
+        return y if self.output_quantiser is None else self.output_quantiser(y)
+
+    def _float_forward(self, x: Tensor) -> Tensor:
+        if self.input_quantiser is not None:
+            x = self.input_quantiser(x)
+        return self._multiply(x, self._weight(), self._bias())
+
+    def _integer_forward(self, x: Tensor) -> Tensor:
+        """Evaluate ``fl32(acc) * (s_x * s_w[n]) + bias``, acc being the exact integer sum of products of codes."""
+        x_codes, x_scales = self.input_quantiser.integers(x.detach().float())
+        weight_codes, weight_scales = self.weight_quantiser.integers(self.weight_matrix().detach().float())
+        # Whole numbers below 2^53: float64 sums are exact in any order.
+        sums = self._multiply(x_codes, self._weight_of(weight_codes), None)
+        steps = x_scales * self._along_channels(weight_scales.flatten())
+        bias, quantiser = self.bias, self.bias_quantiser
+        if bias is not None and isinstance(quantiser, Int32Bias) and quantiser.enabled:
+            whole = quantiser.integers(bias, x_scales * weight_scales.flatten().expand(len(bias)))
+            y = (sums + self._along_channels(whole)).float() * steps
+        else:
+            y = sums.float() * steps
+            if bias is not None:
+                held = bias if quantiser is None or not quantiser.enabled else quantiser(bias)
+                y = y + self._along_channels(held.detach().float())
+        y = y.to(x.dtype)
+        if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
+            return Valued.apply(self._float_forward(x), y)
+        return y
+
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def _along_channels(self, values: Tensor) -> Tensor:
+        """Shape ``[N]`` or ``[1]`` so that it goes along the output's channels."""
+        return values
+
+
+def copied_as(cls: type[M], module: nn.Module) -> M:
+    """Return a module of another class with the parameters, submodules, hooks and attributes of ``module``.
+
+    The registries are shallow copies: the same Parameters and hooks, in a module of its own.
+    """
+    made = cls.__new__(cls)
+    for name, held in vars(module).items():
+        made.__dict__[name] = copy.copy(held) if isinstance(held, dict | OrderedDict | set) else held
+    return made

@@ -1,0 +1,69 @@
+"""Products of two activations over rounded operands."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from torch import Tensor, nn
+
+from octavo.errors import FormatError
+from octavo.formats import Format
+from octavo.nn.layer import copied_as
+from octavo.nn.quantiser import Quantiser
+from octavo.ops import quantize
+from octavo.quant.spec import LayerPlan, Spec
+
+
+def quantized_matmul(a: Tensor, b: Tensor, a_format: Format | str, b_format: Format | str | None = None) -> Tensor:
+    """Return ``a @ b`` over operands rounded along the contraction, K, with scales chosen from them.
+
+    ``a``: ``[..., M, K]``. ``b``: ``[..., K, N]``, in ``a_format`` unless it has one of its own. Gradients pass
+    straight through. Raises as :func:`octavo.quantize`.
+    """
+    return quantize(a, a_format, axis=-1) @ quantize(b, b_format or a_format, axis=-2)
+
+
+class QuantMatmul(nn.Module):
+    """``a @ b`` as a module, so that a recipe reaches it and its scales can be calibrated.
+
+    ``a``: ``[..., M, K]``; ``b``: ``[..., K, N]``. The plan's input rounds both, along K; its output rounds the
+    product. Raises FormatError for a plan with a weight or a bias.
+    """
+
+    quant_roles = ("input", "output")
+
+    def __init__(self, plan: LayerPlan = LayerPlan(), *, what: str = "QuantMatmul") -> None:  # noqa: B008 frozen
+        """Round nothing where the plan is empty."""
+        super().__init__()
+        self._add_quantisers(plan, what)
+
+    def _add_quantisers(self, plan: LayerPlan, what: str) -> None:
+        check_roles(self, plan, what)
+        self.a_quantiser = quantiser(plan.input, -1, f"{what}: input a")
+        self.b_quantiser = quantiser(plan.input, -2, f"{what}: input b")
+        self.output_quantiser = quantiser(plan.output, -1, f"{what}: output")
+
+    def with_plan(self, plan: LayerPlan, what: str) -> Self:
+        """Return the same module with other quantisers."""
+        made = copied_as(type(self), self)
+        made._add_quantisers(plan, what)
+        return made
+
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        """Return the product."""
+        a = a if self.a_quantiser is None else self.a_quantiser(a)
+        b = b if self.b_quantiser is None else self.b_quantiser(b)
+        y = a @ b
+        return y if self.output_quantiser is None else self.output_quantiser(y)
+
+
+def quantiser(spec: Spec | None, axis: int, what: str) -> Quantiser | None:
+    """A Quantiser, or None where there is no spec."""
+    return None if spec is None else Quantiser(spec, axis=axis, what=what)
+
+
+def check_roles(module: nn.Module, plan: LayerPlan, what: str) -> None:
+    """Refuse formats for tensors that a product of activations does not have. Raises FormatError."""
+    for role in ("weight", "bias"):
+        if getattr(plan, role) is not None:
+            raise FormatError(f"{what}: a {type(module).__name__} has no {role} to hold '{getattr(plan, role)}'")

@@ -1,0 +1,270 @@
+"""Quantiser: rounds one tensor of a layer to its format, and holds the scales where they are fixed or learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import octavo.ops  # noqa: F401 registers torch.ops.octavo
+from octavo.errors import CalibrationError, DTypeError, FormatError, OctavoError, ShapeError
+from octavo.formats import Format
+from octavo.nn.parts import packed_zeros, stored_scales
+from octavo.quant.spec import Spec
+from octavo.tensor import PackedTensor
+
+PARTS = ("scales", "zeros", "levels")
+
+# A learned scale acts by its magnitude and never as 0: a step that crossed zero would turn every code around.
+_LEAST_SCALE = 2.0**-126
+
+
+class Quantiser(nn.Module):
+    """Rounds a tensor to ``spec.format``, with gradients.
+
+    ``axis``: of the tensor, along which rows, groups and blocks run. ``what``: names the tensor in errors.
+    ``scales``, ``zeros``, ``levels``: buffers in the form of :class:`octavo.PackedTensor`'s parts, kept in their own
+    dtype whatever ``.to(dtype)`` does to the model; None while scales are chosen from each tensor (dynamic). Learned
+    scales (``lsq``) are a float32 Parameter, fraction bits of ``fixedW`` included, and flat, since optimisers decay
+    what has two dimensions. ``enabled``: switches it off.
+
+    The state dict holds the parts that exist and ``format``, the text they belong to, as bytes. Loading takes all of
+    them, and takes none where the state dict has none, as one of the float model does.
+    Source: FORMATS.md sections 2 to 4.
+    """
+
+    scales: Tensor | None
+    zeros: Tensor | None
+    levels: Tensor | None
+    integer_width: int  # bits of ``intW``, 0 for others
+    granularity: str
+    spans_tensor: bool  # one scale, or one level of it, for the whole tensor
+
+    def __init__(self, spec: Spec, *, axis: int = -1, what: str = "tensor") -> None:
+        """Begin without scales."""
+        super().__init__()
+        self.axis, self.what, self.enabled = axis, what, True
+        for part in PARTS:
+            self.register_buffer(part, None)
+        self.adopt(spec)
+
+    def adopt(self, spec: Spec) -> None:
+        """Round to another format from now on; its scales begin as None."""
+        self.spec = spec
+        # Plain values, which torch.compile guards on at no cost.
+        self._text, self._rule, fmt = spec.format.text, spec.scale, spec.format
+        self.integer_width = fmt.width if fmt.family == "int" else 0
+        self.granularity = fmt.granularity
+        self.spans_tensor = fmt.granularity == "tensor" or fmt.core.has_levels
+        self._calibrates = spec.calibration is not None
+        for part in PARTS:
+            setattr(self, part, None)
+            self._parameters.pop(part, None)
+            self.register_buffer(part, None)
+
+    @property
+    def format(self) -> Format:
+        """The format values are rounded to."""
+        return self.spec.format
+
+    @property
+    def is_static(self) -> bool:
+        """Whether scales are fixed or learned, not chosen from each tensor."""
+        return self.scales is not None
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether scales are a Parameter."""
+        return isinstance(self.scales, nn.Parameter)
+
+    @property
+    def wants_scales(self) -> bool:
+        """Whether the spec asks for calibrated scales and there are none yet."""
+        return self.scales is None and self._calibrates
+
+    def set_scales(self, scales: Tensor, zeros: Tensor | None = None, levels: Tensor | None = None) -> None:
+        """Fix the scales.
+
+        ``scales``: as :func:`octavo.encode` stores them, in any float dtype where the storage type is a float, or
+        fraction bits. ``zeros``: integers shaped like the scales, or packed as in a PackedTensor. ``levels``: ``[1]``.
+        A learned quantiser keeps its Parameter if the shape is the same. Raises FormatError, ShapeError or DTypeError.
+        """
+        core = self.format.core
+        if core.scale_type is None:
+            raise FormatError(f"{self.what}: '{self.format}' has no scales to set")
+        for there, part, name in ((core.has_zeros, zeros, "zeros"), (core.has_levels, levels, "levels")):
+            if there != (part is not None and part.numel() > 0):
+                raise ShapeError(f"{self.what}: '{self.format}' {'needs' if there else 'has no'} {name}")
+        if self.is_learned and self.scales.numel() == scales.numel():
+            with torch.no_grad():
+                self.scales.copy_(scales.flatten())
+            return
+        self._parameters.pop("scales", None)
+        self.register_buffer("scales", stored_scales(scales, core, self.what))
+        self.zeros = packed_zeros(zeros, self.scales, core, self.what) if core.has_zeros else None
+        self.levels = levels.detach().float().clone() if core.has_levels else None
+
+    def clear_scales(self) -> None:
+        """Choose scales from each tensor again."""
+        self.adopt(self.spec)
+
+    def learn(self) -> None:
+        """Turn fixed scales into a Parameter (LSQ). Raises FormatError where the format cannot, or without scales."""
+        if self.format.family not in ("int", "fixed") or self.granularity == "none" or self.format.core.has_zeros:
+            raise FormatError(f"{self.what}: '{self.format}' cannot learn its scales; intW and fixedW can")
+        if self.scales is None:
+            raise FormatError(f"{self.what}: scales are learned from a start; set or calibrate them first")
+        if not self.is_learned:
+            start = self.scales.detach().float().flatten().clone()
+            del self._buffers["scales"]
+            self.scales = nn.Parameter(start)
+
+    def relearn(self, spec: Spec, scales: Tensor) -> None:
+        """Round to another format with other values in the same Parameter, which an optimiser may hold.
+
+        Raises FormatError where the number of scales would change.
+        """
+        learned = self.scales
+        if spec.format.core.has_zeros or scales.numel() != learned.numel():
+            points = " and zero points" if spec.format.core.has_zeros else ""
+            raise FormatError(
+                f"{self.what}: '{self.format}' has {learned.numel()} learned scales, '{spec.format}' would have "
+                f"{scales.numel()}{points}; change to a format with as many"
+            )
+        with torch.no_grad():
+            learned.copy_(scales.flatten())
+        self.adopt(spec)
+        del self._buffers["scales"]
+        self.scales = learned
+
+    def given(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Scales, packed zeros and levels as ops take them; None for those that are not fixed."""
+        scales = self.scales
+        if scales is not None and self.integer_width and isinstance(scales, nn.Parameter):
+            scales = scales.abs().clamp(min=_LEAST_SCALE)
+        return scales, self.zeros, self.levels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x`` rounded: equal to ``encode(x).decode()``, with the gradients of :func:`octavo.quantize`.
+
+        ``x``: float32, float16 or bfloat16, any shape with the axis. NaN stays NaN.
+        Raises CalibrationError where scales were to be calibrated and were not, else as :func:`octavo.quantize`.
+        """
+        if not self.enabled:
+            return x
+        return self.round(x, *self.given())
+
+    def round(
+        self, x: Tensor, scales: Tensor | None = None, zeros: Tensor | None = None, levels: Tensor | None = None
+    ) -> Tensor:
+        """:func:`octavo.quantize` with parts in the form of :meth:`given`; one op to torch.compile."""
+        self._check(x)
+        parts = (x, self._text, self.axis, self._rule, scales, zeros, levels)
+        if torch.is_grad_enabled() and (x.requires_grad or (scales is not None and scales.requires_grad)):
+            return torch.ops.octavo.quantize.default(*parts)
+        return torch.ops.octavo.quantize_plain.default(*parts)
+
+    def encode(self, x: Tensor) -> PackedTensor:
+        """Return the codes of ``x``. Raises NonFiniteError for NaN and infinity, else as ``forward``."""
+        parts = self._encode(x, self.axis)
+        return PackedTensor(self.format, *parts, shape=tuple(x.shape), dtype=x.dtype, axis=self.axis, scale=self._rule)
+
+    def integers(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the codes of ``intW`` (W <= 8) as whole numbers in float64, and the float32 scales.
+
+        ``x``: float32, the axis last. Codes are shaped like ``x``; scales as ``encode`` gives them, ``[1]`` or
+        ``[..., 1]``. Raises NonFiniteError for NaN and infinity.
+        """
+        codes, scales, _, _ = self._encode(x, -1)
+        if self.integer_width == 8:
+            return codes.view(torch.int8).view(x.shape).double(), scales
+        # A code is the only whole number near q / s: q is code * s but for a rounding of 2^-24.
+        rounded = torch.ops.octavo.quantize_plain.default(x.detach(), self._text, -1, self._rule, scales)
+        steps = torch.where(scales > 0, scales, 1.0).double()
+        return (rounded.double() / steps).round(), scales
+
+    def _encode(self, x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        self._check(x)
+        try:
+            return torch.ops.octavo.encode.default(x.detach(), self._text, axis, self._rule, *self.given())
+        except OctavoError as error:
+            raise type(error)(f"{self.what}: {error}") from None
+
+    def _check(self, x: Tensor) -> None:
+        if self.wants_scales:
+            raise CalibrationError(
+                f"{self.what}: '{self.spec}' has no scales yet; give octavo.quantize_model calibration data, "
+                "or load a state dict that has them"
+            )
+        if x.device.type not in ("cpu", "meta"):
+            raise DTypeError(f"{self.what} is on {x.device}; the codecs of this version run on the CPU")
+
+    # --- what torch asks for ------------------------------------------------------------------------------------------
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantiser:
+        """Move as the model moves, but keep the dtypes: scales in half precision would be other scales."""
+        before = {part: getattr(self, part).dtype for part in PARTS if getattr(self, part) is not None}
+        values = {part: getattr(self, part).detach() for part in before}
+        super()._apply(fn, recurse)
+        for part, dtype in before.items():
+            now = getattr(self, part)
+            if now.dtype == dtype:
+                continue
+            kept = values[part].to(now.device)
+            if isinstance(now, nn.Parameter):
+                now.data = kept
+            else:
+                setattr(self, part, kept)
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.scales is not None:
+            destination[prefix + "format"] = torch.tensor(list(str(self.format).encode()), dtype=torch.uint8)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        found = {part: state_dict.get(prefix + part) for part in PARTS}
+        text = state_dict.get(prefix + "format")
+        known = {prefix + name for name in (*PARTS, "format")}
+        unexpected_keys.extend(key for key in state_dict if strict and key.startswith(prefix) and key not in known)
+        if found["scales"] is None:
+            return
+        try:
+            if text is not None and (name := bytes(text.tolist()).decode()) != str(self.format):
+                spec = Spec(Format(name), self.spec.calibration)
+                if self.is_learned and found["scales"].numel() == self.scales.numel():
+                    self.relearn(spec, found["scales"])
+                    return
+                self.adopt(spec)
+            learned = self.is_learned or (
+                self.spec.calibration is not None
+                and self.spec.calibration.method == "lsq"
+                and found["scales"].is_floating_point()
+            )
+            self._take(found, learned=learned)
+        except (OctavoError, UnicodeDecodeError) as error:
+            error_msgs.append(f"{prefix}scales: {error}")
+
+    def _take(self, found: dict[str, Tensor | None], *, learned: bool) -> None:
+        placed = self.scales is not None and not self.scales.is_meta
+        if placed and self.is_learned and self.scales.numel() == found["scales"].numel():
+            with torch.no_grad():
+                self.scales.copy_(found["scales"].flatten())
+            return
+        device = self.scales.device if placed else found["scales"].device
+        self.set_scales(*(part if part is None else part.to(device) for part in found.values()))
+        if learned:
+            start = found["scales"].detach().to(device, torch.float32).flatten().clone()
+            self.learn()
+            self.scales = nn.Parameter(start)  # set_scales rounds fraction bits
+
+    def extra_repr(self) -> str:
+        """Tell the spec and whether scales are chosen, fixed or learned."""
+        if self.format.granularity == "none":
+            return str(self.spec)
+        return f"{self.spec}, {'learned' if self.is_learned else 'static' if self.is_static else 'dynamic'}"

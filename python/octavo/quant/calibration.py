@@ -1,0 +1,189 @@
+"""Running calibration data through a model: what its activations were, and the Hessians of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import CalibrationError
+from octavo.nn.integer import Int32Bias
+from octavo.nn.layer import QuantLayer
+from octavo.nn.quantiser import Quantiser
+from octavo.quant.progress import Progress
+from octavo.quant.statistics import Statistics
+
+
+class Batches:
+    """Batches of calibration data, as many as hold ``samples`` samples, that can be gone through again.
+
+    A batch: a mapping of keyword arguments, a tuple or list of positional ones, or the one argument. Its samples are
+    counted along the first dimension of its first tensor. Raises CalibrationError for what is no iterable.
+    """
+
+    def __init__(self, given: Iterable[Any], samples: int | None) -> None:
+        """Take the data; an iterator is read when it is first gone through, and kept."""
+        if isinstance(given, Tensor | str | Mapping) or not hasattr(given, "__iter__"):
+            raise CalibrationError(
+                f"calibration is a {type(given).__name__}; accepted is an iterable of batches: "
+                "mappings of arguments, tuples of them, or single tensors"
+            )
+        if samples is not None and (not isinstance(samples, int) or samples < 1):
+            raise CalibrationError(f"samples is {samples!r}; accepted are None and whole numbers of at least 1")
+        self._given, self._samples = given, samples
+        self._kept: list[Any] | None = [] if iter(given) is given else None
+        self._read = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Go through the batches."""
+        if self._read and self._kept is not None:
+            yield from self._kept
+            return
+        seen = 0
+        for batch in self._given:
+            if self._kept is not None:
+                self._kept.append(batch)
+            yield batch
+            seen += _size(batch)
+            if self._samples is not None and seen >= self._samples:
+                break
+        self._read = True
+        if not seen:
+            raise CalibrationError("calibration holds no samples; give at least one batch")
+
+    def __len__(self) -> int:
+        """Return how many batches there are at most; 0 where that is not known."""
+        known = len(self._given) if hasattr(self._given, "__len__") else 0
+        return len(self._kept) if self._read and self._kept is not None else known
+
+
+def _tensors(item: Any) -> Iterator[Tensor]:
+    if isinstance(item, Tensor):
+        yield item
+    elif isinstance(item, Mapping):
+        for value in item.values():
+            yield from _tensors(value)
+    elif isinstance(item, tuple | list):
+        for value in item:
+            yield from _tensors(value)
+
+
+def _size(batch: Any) -> int:
+    first = next(_tensors(batch), None)
+    return 1 if first is None or not first.ndim else len(first)
+
+
+def run(model: nn.Module, batches: Batches, show: Progress, label: str) -> None:
+    """Run every batch through ``model``, in eval mode, without gradients."""
+    with show.stage(label, len(batches)) as advance:
+        for batch in batches:
+            if isinstance(batch, Mapping):
+                model(**batch)
+            elif isinstance(batch, tuple | list):
+                model(*batch)
+            else:
+                model(batch)
+            advance()
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluate inside; modes, buffers, random numbers and switches of quantisers are as before afterwards."""
+    modes = {module: module.training for module in model.modules()}
+    switches = {module: module.enabled for module in model.modules() if isinstance(module, Quantiser | Int32Bias)}
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_meta]
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for module, enabled in switches.items():
+            module.enabled = enabled
+        with torch.no_grad():
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
+def activation_quantisers(model: nn.Module) -> Iterator[Quantiser]:
+    """The quantisers of inputs and outputs, not of weights and biases."""
+    own = {
+        quantiser
+        for layer in model.modules()
+        if isinstance(layer, QuantLayer)
+        for quantiser in (layer.weight_quantiser, layer.bias_quantiser)
+    }
+    return (module for module in model.modules() if isinstance(module, Quantiser) and module not in own)
+
+
+def observe(model: nn.Module, wanted: list[Quantiser], batches: Batches, show: Progress) -> dict[Quantiser, Statistics]:
+    """Return what the tensors of some quantisers hold while nothing is quantised. Raises NonFiniteError with the name.
+
+    All of ``wanted`` lie inside ``model``.
+    """
+    seen = {quantiser: Statistics() for quantiser in wanted}
+
+    def see(quantiser: Quantiser, arguments: tuple[Tensor, ...]) -> None:
+        seen[quantiser].add(arguments[0], quantiser.what)
+
+    with undisturbed(model), _hooked(wanted, see):
+        for module in model.modules():
+            if isinstance(module, Quantiser | Int32Bias):
+                module.enabled = False
+        run(model, batches, show, "calibrating activations")
+    return seen
+
+
+def hessians(model: nn.Module, layers: list[QuantLayer], batches: Batches, show: Progress) -> dict[QuantLayer, Tensor]:
+    """Return ``2/n X^T X`` ``[K, K]`` of each layer's n quantised input vectors, float32; weights are not quantised."""
+    sums = {layer: _Products(layer) for layer in layers}
+
+    def see(layer: QuantLayer, arguments: tuple[Tensor, ...]) -> None:
+        x = arguments[0]
+        sums[layer].add(x if layer.input_quantiser is None else layer.input_quantiser(x))
+
+    with undisturbed(model), _hooked(layers, see):
+        for layer in model.modules():
+            if isinstance(layer, QuantLayer):
+                for quantiser in (layer.weight_quantiser, layer.bias_quantiser):
+                    if quantiser is not None:
+                        quantiser.enabled = False
+        run(model, batches, show, "collecting Hessians")
+    return {layer: products.hessian() for layer, products in sums.items()}
+
+
+class _Products:
+    """Sums of outer products of a layer's input vectors, in float64."""
+
+    def __init__(self, layer: QuantLayer) -> None:
+        self.layer, self.n = layer, 0
+        k = layer.weight_matrix().shape[1]
+        self.sums = torch.zeros(k, k, dtype=torch.float64)
+
+    def add(self, x: Tensor) -> None:
+        rows = self.layer.input_rows(x.detach().float())
+        self.n += len(rows)
+        self.sums += rows.T @ rows
+
+    def hessian(self) -> Tensor:
+        if not self.n:
+            raise CalibrationError(
+                f"{self.layer.weight_quantiser.what}: '{self.layer.weight_quantiser.spec}' got no calibration data: "
+                "the layer was never called; leave it out of the recipe, or give batches that reach it"
+            )
+        return (self.sums * (2 / self.n)).float()
+
+
+@contextmanager
+def _hooked(modules: Iterable[nn.Module], hook: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
+    handles = [module.register_forward_pre_hook(hook) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,199 @@
+"""quantize_model: a recipe, applied to a whole model and calibrated."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import CalibrationError, DTypeError, OctavoError
+from octavo.nn.layer import QuantLayer
+from octavo.nn.quantiser import Quantiser
+from octavo.quant.activations import activation_scales, check_format
+from octavo.quant.calibration import Batches, activation_quantisers, hessians, observe
+from octavo.quant.progress import Progress, Report
+from octavo.quant.replace import Replacement, plan_of
+from octavo.quant.weight_scales import weight_scales
+
+_SOLVED = ("gptq", "hqq")
+
+
+def quantize_model(
+    model: nn.Module,
+    recipe: Any,
+    *,
+    calibration: Iterable[Any] | None = None,
+    samples: int | None = 512,
+    inplace: bool = False,
+    progress: bool | Report = True,
+) -> nn.Module:
+    """Return ``model`` with the layers that ``recipe`` names replaced by quantised ones, their scales calibrated.
+
+    ``recipe``: a Recipe, its text or dictionary, or a plan: ``{module path: LayerPlan}``. ``calibration``: batches, of
+    which as many are used as hold ``samples`` samples (None: all); a mapping is passed as keyword arguments, a tuple
+    or list as positional ones, anything else as the one argument. They are needed where the recipe names a calibration
+    for an activation (``input=int8@mse``) or ``gptq`` for a weight, and run in eval mode, without gradients, through
+    the float model. ``inplace``: replace layers in ``model`` itself; else in a deep copy of it. ``progress``: a bar
+    on a terminal, or a function of (stage, done, total).
+
+    Parameters, ties, hooks, modes, dtypes and devices stay; so do state-dict names, to which scales are added. If
+    anything fails the model is as it was. The order of calibration batches changes no bit of any scale.
+
+    Raises FormatError and DTypeError for what a recipe cannot mean or a layer cannot hold, CalibrationError for data
+    that is missing or did not reach a layer, NonFiniteError for NaN or infinity on the way, all with the layer's name.
+    """
+    plan = plan_of(model, recipe)
+    batches = None if calibration is None else Batches(calibration, samples)
+    show = Progress(progress)
+    if not inplace:
+        model = copy.deepcopy(model)
+    elif "" in plan:
+        raise DTypeError(f"inplace=True cannot replace the {type(model).__name__} itself; take what is returned")
+    replacement = Replacement(model, plan)
+    _check(replacement, batches)
+    try:
+        quantised = replacement.apply()
+        solved = _calibrate(quantised, replacement, batches, show)
+    except BaseException:
+        replacement.undo()
+        raise
+    with torch.no_grad():
+        for layer, weight in solved.items():
+            layer.set_weight_matrix(weight)
+    return quantised
+
+
+def prepare_model(model: nn.Module, recipe: Any, *, inplace: bool = False) -> nn.Module:
+    """Return ``model`` with quantised layers that have no scales yet, for ``load_state_dict`` of a quantised model.
+
+    Arguments and errors are those of :func:`quantize_model`. Calling the model before scales are loaded raises
+    CalibrationError where the recipe names a calibration.
+    """
+    plan = plan_of(model, recipe)
+    return Replacement(model if inplace else copy.deepcopy(model), plan).apply()
+
+
+def _check(replacement: Replacement, batches: Batches | None) -> None:
+    """Refuse calibrations that cannot be made before any data is run."""
+    tops = list(replacement.layers.values())
+    for top in tops:
+        for quantiser in activation_quantisers(top):
+            if not quantiser.wants_scales:
+                continue
+            check_format(quantiser.spec, quantiser.what)
+            if batches is None:
+                raise CalibrationError(
+                    f"{quantiser.what}: '{quantiser.spec}' is calibrated from data; give quantize_model "
+                    f"calibration=batches, or write '{quantiser.format}' to choose scales at run time"
+                )
+    for path, layer in replacement.layers.items():
+        if _method(layer) == "gptq" and batches is None:
+            raise CalibrationError(
+                f"{path}: '{layer.weight_quantiser.spec}' needs inputs of the layer; give quantize_model "
+                f"calibration=batches, or take @hqq or @mse, which need none"
+            )
+        if _method(layer) in _SOLVED and (shared := _shared(replacement, layer, path)):
+            raise DTypeError(
+                f"{path} and {shared} share a weight, which {_method(layer)} would change for both; "
+                f"take @mse, which leaves it"
+            )
+
+
+def _shared(replacement: Replacement, layer: nn.Module, path: str) -> str | None:
+    """Return the name of a weight of another module that is this layer's and would be changed under it.
+
+    Not where hqq gives both the same scales: it finds the same weight for both.
+    """
+    own = replacement.model.get_submodule(path)
+    for other, module in replacement.model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not layer.weight or module is own:
+                continue
+            twin = getattr(replacement.layers.get(other), "weight_quantiser", None)
+            if _method(layer) != "hqq" or twin is None or twin.spec != layer.weight_quantiser.spec:
+                return f"{other}.{name}" if other else name
+    return None
+
+
+def _method(layer: nn.Module) -> str | None:
+    quantiser = getattr(layer, "weight_quantiser", None)
+    if quantiser is None or quantiser.spec.calibration is None:
+        return None
+    return quantiser.spec.calibration.method
+
+
+def _calibrate(
+    model: nn.Module, replacement: Replacement, batches: Batches | None, show: Progress
+) -> dict[QuantLayer, Tensor]:
+    """Fix the scales of everything that was replaced; return the weights that gptq and hqq ask for."""
+    layers = list(replacement.layers.values())
+    wanted = [quantiser for top in layers for quantiser in activation_quantisers(top) if quantiser.wants_scales]
+    if wanted:
+        for quantiser, seen in observe(model, wanted, batches, show).items():
+            quantiser.set_scales(*activation_scales(quantiser.spec, seen, quantiser.what))
+            _learn(quantiser)
+    by_gptq = [layer for layer in layers if _method(layer) == "gptq"]
+    found = hessians(model, by_gptq, batches, show) if by_gptq else {}
+    solved = {}
+    weighted = [layer for layer in layers if _method(layer) is not None]
+    with show.stage("choosing weight scales", len(weighted)) as advance:
+        for layer in weighted:
+            if _method(layer) in _SOLVED:
+                solved[layer] = _solve(layer, found.pop(layer, None))
+            else:
+                calibrate_weight(layer)
+            advance()
+    return solved
+
+
+def calibrate_weight(layer: QuantLayer) -> None:
+    """Fix the scales of a layer's weight as its spec says, from the weight as it is. Raises FormatError."""
+    quantiser = layer.weight_quantiser
+    try:
+        quantiser.set_scales(*weight_scales(quantiser.spec, layer.weight_matrix().detach(), quantiser.what))
+    except OctavoError as error:
+        prefix = "" if str(error).startswith(quantiser.what) else f"{quantiser.what}: "
+        raise type(error)(f"{prefix}{error}") from None
+    _learn(quantiser)
+
+
+def _learn(quantiser: Quantiser) -> None:
+    if quantiser.spec.calibration.method == "lsq":
+        quantiser.learn()
+
+
+def _solve(layer: QuantLayer, hessian: Tensor | None) -> Tensor:
+    """Return the weight that gptq or hqq found, and fix its scales."""
+    from octavo import quant
+
+    quantiser = layer.weight_quantiser
+    weight, fmt = layer.weight_matrix().detach().float(), quantiser.format
+    try:
+        found = quant.hqq(weight, fmt) if hessian is None else quant.gptq(weight, hessian, fmt)
+    except OctavoError as error:
+        raise type(error)(f"{quantiser.what}: {error}") from None
+    solved, scales, zeros, levels = found
+    if fmt.scale_type is not None:
+        quantiser.set_scales(scales, zeros, levels)
+    return solved
+
+
+def freeze_scales(model: nn.Module) -> nn.Module:
+    """Fix every weight's scales as they are now and end the learning of learned ones; return ``model``.
+
+    For the last tenth of quantisation-aware training: weights then settle on a grid that stands still. Scales of
+    activations that are chosen at run time stay so. Under DistributedDataParallel, wrap the model again afterwards:
+    it expects a gradient of everything that had one.
+    """
+    for module in model.modules():
+        if isinstance(module, QuantLayer) and module.weight_quantiser is not None:
+            quantiser = module.weight_quantiser
+            if not quantiser.is_static and quantiser.format.scale_type is not None:
+                packed = quantiser.encode(module.weight_matrix().detach())
+                quantiser.set_scales(packed.scales, packed.zeros, packed.levels)
+        if isinstance(module, Quantiser) and module.is_learned:
+            module.scales.requires_grad_(False)
+    return model

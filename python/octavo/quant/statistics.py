@@ -1,0 +1,76 @@
+"""Statistics of activations, streamed: extremes and a histogram that no order of batches can change."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from octavo.errors import NonFiniteError
+
+# Magnitudes are counted by the upper bits of their float32: the exponent and ten bits of the mantissa, so that a bin is
+# a thousandth of its values wide. The histogram holds the 16 binades below the largest magnitude.
+_DROPPED = 13
+_PER_BINADE = 1 << (23 - _DROPPED)
+_BINS = 16 * _PER_BINADE
+# Elements that are counted at once: as many as there are bins, and few enough that torch works on them in one thread,
+# which does not wait for others on a busy machine (measured: up to ten times).
+_CHUNK = 1 << 15
+
+
+class Statistics:
+    """Minimum, maximum and histogram of every finite number that was added.
+
+    The same for the same numbers in any order and any batches. Stated error: a value in the histogram stands for those
+    within a relative 2^-10 of it; magnitudes below 2^-15 of the largest binade's count as zero. ``low``, ``high``:
+    exact. ``count``: of all numbers. Takes 260 kB.
+    """
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.low, self.high, self.count = float("inf"), float("-inf"), 0
+        self._base = 0  # the bits, shifted, of the lowest bin
+        self._counts = torch.zeros(2, _BINS, dtype=torch.int64)  # of positive and of negative numbers
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude; 0 before anything was added."""
+        return max(self.high, -self.low) if self.count else 0.0
+
+    def add(self, x: Tensor, what: str = "x") -> None:
+        """Count the elements of a float tensor. Raises NonFiniteError naming ``what``."""
+        if not x.numel():
+            return
+        parts = x.detach().to("cpu", torch.float32).flatten().split(_CHUNK)
+        ends = [torch.aminmax(part) for part in parts]
+        low, high = float(torch.stack([e.min for e in ends]).min()), float(torch.stack([e.max for e in ends]).max())
+        if not (abs(low) < float("inf") and abs(high) < float("inf")):  # NaN is in both ends
+            found = "NaN" if low != low else "infinity"
+            raise NonFiniteError(f"{what}: {found} among {x.numel():,} activations; calibration takes finite values")
+        self.low, self.high, self.count = min(self.low, low), max(self.high, high), self.count + x.numel()
+        self._make_room()
+        for part in parts:
+            bins = part.abs().view(torch.int32).bitwise_right_shift_(_DROPPED).sub_(self._base).clamp_(min=0)
+            bins.add_(part < 0, alpha=_BINS)
+            self._counts.view(-1).add_(torch.bincount(bins, minlength=2 * _BINS))
+
+    def _make_room(self) -> None:
+        """Move the window up to the largest magnitude's binade; what falls out below counts as zero."""
+        bits = int(torch.tensor(self.largest).view(torch.int32)) >> 23
+        base = max(bits - _BINS // _PER_BINADE + 1, 0) * _PER_BINADE
+        shift = base - self._base
+        if shift > 0:
+            moved = torch.zeros_like(self._counts)
+            if shift < _BINS:
+                moved[:, : _BINS - shift] = self._counts[:, shift:]
+            moved[:, 0] += self._counts[:, : min(shift, _BINS)].sum(1)
+            self._counts, self._base = moved, base
+
+    def histogram(self) -> tuple[Tensor, Tensor]:
+        """Return values, float32 and ascending, and how often each was seen, int64."""
+        bits = (torch.arange(_BINS) + self._base << _DROPPED) + (1 << (_DROPPED - 1))  # the middle of each bin
+        middles = bits.to(torch.int32).view(torch.float32).clone()
+        middles[0] = 0.0
+        values = torch.cat([-middles.flip(0), middles]).clamp(self.low, self.high)
+        counts = torch.cat([self._counts[1].flip(0), self._counts[0]])
+        seen = counts.nonzero().squeeze(1)
+        return values[seen], counts[seen]

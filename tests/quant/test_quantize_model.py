@@ -1,0 +1,381 @@
+"""quantize_model: what changes, what stays, and what is refused before anything has changed."""
+
+import copy
+import io
+import pickle
+
+import octavo
+import pytest
+import torch
+from octavo import CalibrationError, DTypeError, Format, FormatError, NonFiniteError, quantize_model
+from octavo.nn import QuantConv1d, QuantEmbedding, Quantiser, QuantLinear, QuantMatmul
+from octavo.quant import freeze_scales, prepare_model
+from octavo.quant.spec import Calibration, LayerPlan, Spec
+from torch import nn
+from torch.nn import functional
+
+
+class Model(nn.Module):
+    """An embedding tied to the head, a convolution, batch norm, a product of activations, a layer used twice."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Embedding(13, 24)
+        self.conv = nn.Conv1d(24, 24, 3, padding=1)
+        self.norm = nn.BatchNorm1d(24)
+        self.mix = nn.Linear(24, 24)
+        self.again = self.mix
+        self.product = QuantMatmul()
+        self.head = nn.Linear(24, 13, bias=False)
+        self.head.weight = self.embed.weight
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, ids, shift=0):
+        x = self.norm(self.conv(self.embed(ids).transpose(1, 2))).transpose(1, 2)
+        x = self.again(functional.gelu(self.mix(x))) + shift
+        x = x + self.product(self.product(x, x.transpose(1, 2)).softmax(-1), x)
+        return self.head(self.dropout(x))
+
+
+def data(count=4, size=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(0, 13, (size, 7), generator=generator) for _ in range(count)]
+
+
+def spec(text, method=None, argument=None):
+    return Spec(Format(text), Calibration(method, argument) if method else None)
+
+
+W8A8 = "int8:channel; type:Linear input=int8@mse; type:QuantMatmul input=int8@minmax"
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def state(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+# --- what changes and what stays --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", ["", {}, octavo.Recipe()])
+def test_an_empty_recipe_changes_no_bit(recipe):
+    model = Model().eval()
+    quantised = quantize_model(model, recipe)
+    assert same(state(quantised), state(model)) and torch.equal(quantised(data()[0]), model(data()[0]))
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_layers_are_replaced_and_everything_else_stays(inplace):
+    model = Model()
+    model.norm.eval()
+    seen = []
+    model.mix.register_forward_hook(lambda *_: seen.append(1))
+    before, random = state(model), torch.random.get_rng_state()
+    quantised = quantize_model(model, W8A8, calibration=data(), inplace=inplace, progress=False)
+    assert (quantised is model) == inplace
+    assert isinstance(quantised.mix, QuantLinear) and quantised.again is quantised.mix
+    assert isinstance(quantised.conv, QuantConv1d) and isinstance(quantised.embed, QuantEmbedding)
+    assert quantised.head.weight is quantised.embed.weight
+    assert quantised.training and not quantised.norm.training and quantised.mix.training
+    assert torch.equal(torch.random.get_rng_state(), random)
+    after = state(quantised)
+    assert same({name: after[name] for name in before}, before)
+    assert quantised.mix.input_quantiser.is_static and not quantised.mix.weight_quantiser.is_static
+    assert all(q.enabled for q in quantised.modules() if isinstance(q, Quantiser))
+    seen.clear()
+    quantised(data()[0])
+    assert seen == [1, 1]
+    if not inplace:
+        assert type(model.mix) is nn.Linear and same(state(model), before)
+
+
+def test_a_quantised_model_is_near_the_float_model():
+    model = Model().eval()
+    quantised = quantize_model(model, W8A8, calibration=data())
+    x = data(seed=1)[0]
+    error = (quantised(x) - model(x)).square().mean() / model(x).square().mean()
+    assert 0 < error < 1e-3
+
+
+@pytest.mark.parametrize("reorder", [lambda b: b[::-1], lambda b: [torch.cat(b)], lambda b: iter(b)])
+def test_order_and_size_of_batches_change_no_scale(reorder):
+    texts = "int4:g8@mse; type:Linear input=uint8@kl output=int8@quantile:0.99; type:QuantMatmul input=int6@mse"
+    first, other = (quantize_model(Model(), texts, calibration=given) for given in (data(), reorder(data())))
+    assert same(state(first), state(other))
+
+
+def test_batches_are_mappings_tuples_or_single_arguments():
+    forms = [[(x, 1) for x in data()], [[x, 1] for x in data()], [{"ids": x, "shift": 1} for x in data()]]
+    states = [state(quantize_model(Model(), W8A8, calibration=form)) for form in forms]
+    assert same(states[0], states[1]) and same(states[0], states[2])
+    assert not same(states[0], state(quantize_model(Model(), W8A8, calibration=data())))
+
+
+def test_as_many_batches_are_read_as_hold_the_samples():
+    read = []
+
+    def batches():
+        for batch in data(10):
+            read.append(batch)
+            yield batch
+
+    limited = quantize_model(Model(), W8A8, calibration=batches(), samples=7)
+    assert len(read) == 3  # of 3 samples each
+    assert same(state(limited), state(quantize_model(Model(), W8A8, calibration=data(10)[:3], samples=None)))
+
+
+def test_the_root_may_be_a_layer():
+    layer = nn.Linear(8, 4)
+    quantised = quantize_model(layer, "int8")
+    assert isinstance(quantised, QuantLinear) and quantised.weight is not layer.weight
+    with pytest.raises(DTypeError, match="inplace=True cannot replace the Linear itself"):
+        quantize_model(layer, "int8", inplace=True)
+
+
+def test_a_quantised_model_is_quantised_again_from_its_float_weights():
+    model = Model()
+    first = quantize_model(model, "int2; type:Linear input=int8@mse", calibration=data())
+    again = quantize_model(first, W8A8, calibration=data())
+    assert same(state(again), state(quantize_model(model, W8A8, calibration=data())))
+
+
+def test_progress_is_told_to_a_function():
+    told = []
+    quantize_model(Model(), W8A8 + "; mix int4@mse", calibration=data(), progress=lambda *stage: told.append(stage))
+    assert told == [("calibrating activations", n + 1, 4) for n in range(4)] + [("choosing weight scales", 1, 1)]
+
+
+def test_a_whole_layer_in_integers_is_what_its_codes_say():
+    """Static int8 input, int8 weight, int32 bias: the arithmetic that integer hardware has."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(24, 16), nn.ReLU()).eval()
+    x = torch.randn(50, 24)
+    recipe = "type:Linear weight=int8:channel input=int8@minmax bias=int32"
+    layer = quantize_model(model, recipe, calibration=[x])[0]
+    packed, weight = layer.input_quantiser.encode(x), layer.weight_quantiser.encode(layer.weight)
+    steps = packed.scales * weight.scales.flatten()
+    bias = (layer.bias.double() / steps.double()).round().long()
+    codes = [part.codes.view(torch.int8).long() for part in (packed, weight)]
+    assert torch.equal(layer(x), (codes[0] @ codes[1].T + bias).float() * steps)
+    with pytest.raises(NonFiniteError, match=r"^0: input: "):
+        layer(torch.full((1, 24), float("nan")))
+
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+
+MIXED = "int4:g8@mse; conv uint4:g8@minmax; mix fixed6:channel@lsq input=int8@lsq output=uint8@mse; type:QuantMatmul input=fixed8@mse"  # fmt: skip
+
+
+def test_a_saved_model_loads_into_a_prepared_one():
+    quantised = quantize_model(Model(), MIXED, calibration=data()).eval()
+    file = io.BytesIO()
+    torch.save(quantised.state_dict(), file)
+    file.seek(0)
+    prepared = prepare_model(Model(), MIXED).eval()
+    with pytest.raises(CalibrationError, match="load a state dict"):
+        prepared(data()[0])
+    prepared.load_state_dict(torch.load(file, weights_only=True))
+    assert same(state(prepared), state(quantised))
+    assert torch.equal(prepared(data()[0]), quantised(data()[0]))
+    assert {n for n, p in prepared.named_parameters()} == {n for n, p in quantised.named_parameters()}
+
+
+def test_a_state_of_the_float_model_loads_strictly():
+    quantised = quantize_model(Model(), MIXED, calibration=data())
+    scales = quantised.embed.weight_quantiser.scales.clone()
+    other = Model()
+    with torch.no_grad():
+        other.mix.weight.mul_(2)
+    quantised.load_state_dict(other.state_dict())
+    assert torch.equal(quantised.mix.weight, other.mix.weight)
+    assert torch.equal(quantised.embed.weight_quantiser.scales, scales)
+
+
+def test_evaluating_and_training_forward_change_no_statistic():
+    quantised = quantize_model(Model(), MIXED, calibration=data())
+    quantised.norm.eval()
+    before = state(quantised)
+    for training in (False, True):
+        quantised.mix.train(training)
+        quantised(data(seed=3)[0] * 1)
+    assert same(state(quantised), before)
+
+
+def test_copies_and_pickles_compute_alike():
+    quantised = quantize_model(Model(), MIXED, calibration=data()).eval()
+    for other in (copy.deepcopy(quantised), pickle.loads(pickle.dumps(quantised))):
+        assert torch.equal(other(data()[0]), quantised(data()[0]))
+
+
+def test_half_precision_models_stay_in_half_precision():
+    model = Model().to(torch.bfloat16)
+    quantised = quantize_model(model, W8A8, calibration=data())
+    assert quantised.mix.weight.dtype == torch.bfloat16
+    assert quantised.mix.input_quantiser.scales.dtype == torch.float32
+    assert quantised(data()[0]).dtype == torch.bfloat16
+
+
+def test_freezing_fixes_scales_of_weights_and_ends_learning():
+    quantised = freeze_scales(quantize_model(Model(), "int4; mix int4@lsq", calibration=data()).eval())
+    before = quantised(data()[0])
+    assert all(m.weight_quantiser.is_static for m in (quantised.embed, quantised.conv, quantised.head, quantised.mix))
+    assert not quantised.mix.weight_quantiser.scales.requires_grad
+    scales = quantised.conv.weight_quantiser.scales.clone()
+    assert torch.equal(before, quantize_model(Model(), "int4; mix int4@mse").eval()(data()[0]))
+    with torch.no_grad():
+        quantised.conv.weight.mul_(3)
+    quantised(data()[0])
+    assert torch.equal(quantised.conv.weight_quantiser.scales, scales)
+
+
+# --- torch's own transformer ------------------------------------------------------------------------------------------
+
+
+def test_the_fast_path_of_torchs_transformer_does_not_go_past_the_layers():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    x, padding = torch.randn(3, 5, 16), torch.tensor([[False] * 3 + [True] * 2] * 3)
+    quantised = quantize_model(model, "glob:**.linear? int2")
+    with torch.no_grad():
+        results = [quantised(x, src_key_padding_mask=mask) for mask in (None, padding)]
+    with torch.enable_grad():
+        expected = [quantised(x, src_key_padding_mask=mask) for mask in (None, padding)]
+    for got, wanted in zip(results, expected, strict=True):
+        torch.testing.assert_close(got[:, :3], wanted[:, :3])
+        assert (got - model(x)).abs().max() > 0.1
+
+
+def test_a_projection_that_attention_reads_itself_is_refused():
+    model = nn.MultiheadAttention(16, 2)
+    with pytest.raises(DTypeError, match=r"out_proj: torch\.nn.MultiheadAttention reads"):
+        quantize_model(model, {"out_proj": LayerPlan(weight=spec("int8"))})
+
+
+# --- gptq and hqq -----------------------------------------------------------------------------------------------------
+
+
+def solver(asked):
+    """Stands for gptq and hqq: notes what it is asked, and halves the weight."""
+
+    def solve(weight, *rest):
+        asked.append((weight.clone(), *rest))
+        packed = octavo.encode(weight / 2, rest[-1])
+        return packed.decode(), packed.scales, packed.unpack_zeros(), None
+
+    return solve
+
+
+def test_gptq_gets_the_hessian_of_quantised_inputs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(octavo.quant, "gptq", solver(asked), raising=False)
+    model = Model()
+    recipe = "name:mix weight=int4:g8@gptq input=int4@minmax; name:conv weight=uint4:g8@gptq"
+    quantised = quantize_model(model, recipe, calibration=data())
+    probe = quantize_model(model, "name:mix input=int4@minmax", calibration=data()).eval()
+    inputs, convolved = [], []
+    probe.mix.register_forward_pre_hook(lambda m, x: inputs.append(m.input_quantiser(x[0]).flatten(0, 1)))
+    probe.conv.register_forward_pre_hook(lambda m, x: convolved.append(x[0]))
+    with torch.no_grad():
+        for batch in data():
+            probe(batch)
+    x = torch.cat(inputs).double()
+    patches = torch.cat([functional.pad(c, (1, 1)).unfold(2, 3, 1).transpose(1, 2).flatten(2).flatten(0, 1) for c in convolved]).double()  # fmt: skip
+    by_weight = {len(hessian): (weight, hessian) for weight, hessian, _ in asked}
+    for k, rows, weight in ((24, x, model.mix.weight), (72, patches, model.conv.weight)):
+        torch.testing.assert_close(by_weight[k][1].double(), 2 / len(rows) * rows.T @ rows, rtol=1e-4, atol=1e-5)
+        assert torch.equal(by_weight[k][0], weight.flatten(1))
+    packed = octavo.encode(model.mix.weight / 2, "int4:g8")
+    assert torch.equal(quantised.mix.weight, packed.decode())
+    assert torch.equal(quantised.mix.weight_quantiser.scales, packed.scales)
+    assert torch.equal(quantised.mix._weight(), quantised.mix.weight)
+
+
+def test_hqq_needs_no_data(monkeypatch):
+    asked = []
+    monkeypatch.setattr(octavo.quant, "hqq", solver(asked), raising=False)
+    model = Model()
+    quantised = quantize_model(model, "name:mix weight=uint4:g8@hqq")
+    assert len(asked) == 1 and torch.equal(quantised.mix._weight(), quantised.mix.weight)
+    assert not torch.equal(quantised.mix.weight, model.mix.weight)
+
+
+def test_hqq_solves_a_tied_weight_once_where_its_owners_agree(monkeypatch):
+    monkeypatch.setattr(octavo.quant, "hqq", solver([]), raising=False)
+    quantised = quantize_model(Model(), "embed uint4:g8@hqq")
+    assert quantised.head.weight is quantised.embed.weight
+    assert torch.equal(quantised.head._weight(), quantised.head.weight)
+    assert torch.equal(quantised.embed(torch.arange(13)), quantised.head.weight)
+
+
+@pytest.mark.parametrize("method", ["gptq", "hqq"])
+def test_a_tied_weight_is_not_solved_for_one_of_its_owners(method):
+    with pytest.raises(DTypeError, match=f"head and embed.weight share a weight, which {method} would change for both"):
+        quantize_model(Model(), {"head": LayerPlan(weight=spec("int4:g8", method))}, calibration=data())
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def refused(error, match, recipe, model=None, **options):
+    """Refused, and nothing has changed."""
+    model = model or Model()
+    before, types = state(model), [type(module) for module in model.modules()]
+    for inplace in (False, True):
+        with pytest.raises(error, match=match):
+            quantize_model(model, recipe, inplace=inplace, **options)
+        assert [type(module) for module in model.modules()] == types
+        after = state(model)
+        assert after.keys() == before.keys()
+        assert all(torch.equal(after[name], before[name]) or before[name].isnan().any() for name in before)
+
+
+def test_calibration_that_is_missing_is_asked_for():
+    told = r"mix: input: 'int8@mse' is calibrated from data; give quantize_model calibration=batches, or write 'int8'"
+    refused(CalibrationError, told, "type:Linear input=int8@mse")
+    refused(CalibrationError, "mix: 'int4@gptq' needs inputs of the layer", "name:mix weight=int4@gptq")
+
+
+def test_calibration_that_is_no_data_is_refused():
+    for given, told in (
+        (data()[0], "calibration is a Tensor; accepted is an iterable of batches"),
+        ({"ids": data()[0]}, "calibration is a dict"),
+        (5, "calibration is a int"),
+        ([], "holds no samples"),
+        (iter([]), "holds no samples"),
+    ):
+        refused(CalibrationError, told, W8A8, calibration=given)
+    refused(CalibrationError, "samples is 0", W8A8, calibration=data(), samples=0)
+
+
+def test_a_layer_that_no_batch_reaches_is_named():
+    model = Model()
+    model.spare = nn.Linear(3, 3)
+    refused(CalibrationError, "spare: input: .* never called", "spare input=int8@mse", model, calibration=data())
+
+
+def test_activations_that_are_not_finite_are_named():
+    model = Model()
+    with torch.no_grad():
+        model.conv.bias[0] = float("nan")
+    refused(NonFiniteError, "mix: input: NaN among", W8A8, model, calibration=data())
+
+
+def test_an_error_of_the_model_leaves_it_as_it_was():
+    refused(TypeError, "unexpected keyword", W8A8, calibration=[{"colour": 1}])
+
+
+def test_what_a_plan_cannot_mean_is_refused():
+    refused(FormatError, "no module 'mixx'; nearest names: mix", {"mixx": LayerPlan(weight=spec("int8"))})
+    twice = {"mix": LayerPlan(weight=spec("int8")), "again": LayerPlan(weight=spec("int4"))}
+    refused(FormatError, "mix and again are one module", twice)
+    refused(DTypeError, "norm is a BatchNorm1d; accepted are Linear", {"norm": LayerPlan(weight=spec("int8"))})
+    refused(FormatError, "embed: a Embedding has no input", {"embed": LayerPlan(input=spec("int8"))})
+    refused(FormatError, "mix: input: 'int8:channel@mse'", {"mix": LayerPlan(input=spec("int8:channel", "mse"))}, calibration=data())  # fmt: skip
+    refused(FormatError, "mix: weight: 'e4m3@mse'", {"mix": LayerPlan(weight=spec("e4m3", "mse"))})
+    refused(FormatError, "input: 'int8@gptq': gptq is for weights", {"mix": LayerPlan(input=spec("int8", "gptq"))}, calibration=data())  # fmt: skip
