@@ -1,6 +1,7 @@
 """Studies: honest splits, points found again, models that no point can touch, tables that say what was measured."""
 
 import csv
+import itertools
 import json
 import math
 
@@ -359,6 +360,23 @@ def test_pictures_name_their_axes_and_units(tmp_path, rows, table, draw, label):
     for axes in figure.axes:
         assert axes.get_xlabel() == label and axes.get_ylabel() == "accuracy on test texts (%)"
     assert [path.stat().st_size > 1000 for path in study_plots.save(figure, tmp_path, "test")] == [True, True]
+
+
+def test_the_picture_of_memory_has_a_bar_for_every_number():
+    pytest.importorskip("matplotlib")
+    counts = {"embeddings": 5, "attention": 3, "all weights": 8}
+    rows = [
+        {"model": model, "what": what, "kind": kind, "bytes": count}
+        for model in ("fp32", "mxint8")
+        for kind, counted in (("counted", counts), ("measured", {"file": 9, "loaded": 10, "peak": 12}))
+        for what, count in counted.items()
+    ]
+    figure = study_plots.memory_figure(rows, metric="accuracy", title="a title")
+    counted, measured = (sorted(bar.get_height() * 1e6 for bar in axes.patches) for axes in figure.axes)
+    assert counted == pytest.approx([3, 3, 5, 5]) and measured == pytest.approx([9, 9, 10, 10, 12, 12])
+    bars = sorted((bar.get_x(), bar.get_x() + bar.get_width()) for bar in figure.axes[1].patches)
+    assert all(right <= left + 1e-9 for (_, right), (left, _) in itertools.pairwise(bars))
+    assert report.memory_table(rows).row_count == 6
 
 
 def test_no_two_families_look_the_same():

@@ -101,13 +101,15 @@ def memory_figure(rows: Rows, *, metric: str, title: str) -> Figure:
                 for n in names
             ]
             if kind == "counted":
-                panel.bar(names, heights, bottom=below, label=part, color=_COLOURS[position], edgecolor="white")
+                panel.bar(names, heights, bottom=below, label=part, color=_COLOURS[position % 4], edgecolor="white")
                 below = [low + height for low, height in zip(below, heights, strict=True)]
             else:
-                places = [number + 0.4 * (position - (len(parts) - 1) / 2) for number in range(len(names))]
-                panel.bar(places, heights, 0.38, label=part, color=_COLOURS[position], edgecolor="white")
+                wide = 0.8 / len(parts)
+                places = [number + wide * (position - (len(parts) - 1) / 2) for number in range(len(names))]
+                # Colours that mean no component.
+                panel.bar(places, heights, wide, label=part, color=_COLOURS[position + 4], edgecolor="white")
         panel.set_xticks(range(len(names)), names)
-        panel.set(ylabel="memory (MB, 1e6 bytes)", title=label)
+        panel.set(xlabel="model", ylabel="memory (MB, 1e6 bytes)", title=label)
         panel.legend(fontsize="small")
     made.suptitle(title)
     return made
