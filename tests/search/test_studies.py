@@ -80,9 +80,9 @@ def test_a_finished_point_is_not_measured_again(laboratory, monkeypatch):
     told = []
     first = laboratory.measure_all([point()])
     monkeypatch.setattr(laboratory, "build", lambda *_: pytest.fail("built twice"))
-    laboratory.tell = told.append
+    laboratory.tell = lambda text, share: told.append((text, share))
     assert laboratory.measure_all([point()]) == first
-    assert told == [f"[1/1] int 8 ptq seed 0: {first[0]['result']['right'] / 40:.2%} of 40 (found)"]
+    assert told == [(f"[1/1] int 8 ptq seed 0: {first[0]['result']['right'] / 40:.2%} of 40 (found)", 1.0)]
 
 
 def test_a_study_that_was_stopped_ends_as_one_that_was_not(subject, tmp_path, monkeypatch):

@@ -208,7 +208,7 @@ def _run(
 ) -> None:
     """Open the model and the journal, do the work, save and show what came of it."""
     from octavo.report import studies, study_plots
-    from octavo.report.console import console, print_json, print_table, status
+    from octavo.report.console import console, milestones, print_json, print_table
     from octavo.search.journal import Journal
     from octavo.search.studies.models import open_subject
     from octavo.search.studies.points import Laboratory
@@ -216,15 +216,10 @@ def _run(
 
     folder = out or Path(f"octavo-{study}-{model}{'-quick' if quick else ''}")
     errors, shown = console(stderr=True), console()
-    with Journal(folder) as journal, status("starting") as say:
-
-        def tell(text: str) -> None:
-            say(text) if sys.stderr.isatty() else errors.print(text)
-
-        subject = open_subject(
-            model, folder, data=data, trained=trained, quick=quick, progress=not sys.stderr.isatty(), tell=tell
-        )
-        rows = work(Laboratory(subject, journal, folder, tell=tell))
+    with Journal(folder) as journal:
+        subject = open_subject(model, folder, data=data, trained=trained, quick=quick, tell=errors.print)
+        with milestones(errors) as tell:
+            rows = work(Laboratory(subject, journal, folder, tell=tell))
     title = f"{study}: {subject.name}" + (" (quick)" if quick else "")
     facts = {
         "study": study,

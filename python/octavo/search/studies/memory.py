@@ -58,14 +58,17 @@ class Memory:
         Rows of ``kind`` ``answers`` hold no bytes: ``texts``, and on how many of them (``same``) the model in the other
         process has the same highest score as the simulated model here.
         """
-        return [row for name in (FP32, *self.recipes) for row in self._rows(laboratory, name)]
+        names, rows = (FP32, *self.recipes), []
+        for number, name in enumerate(names):
+            laboratory.tell(f"{name}: counted here, measured in a process of its own", number / len(names))
+            rows += self._rows(laboratory, name)
+        return rows
 
     def _rows(self, laboratory: Laboratory, name: str) -> list[dict[str, Any]]:
         subject, journal = laboratory.subject, laboratory.journal
         settings = {"subject": subject.identity, "study": "memory", "recipe": name, "texts": self.texts, "batch": BATCH}
         found = journal.find(settings)
         if found is None:
-            laboratory.tell(f"{name}: counted here, measured in a process of its own")
             simulated = subject.model() if name == FP32 else _simulated(subject, name)
             packed = simulated if name == FP32 else octavo.pack_model(simulated)
             rows = [_row(name, what, "counted", count) for what, count in by_component(packed).items()]

@@ -23,7 +23,8 @@ from octavo.train import TrainConfig, train
 SAMPLES = 256  # training texts that scales are chosen from
 
 Method = Literal["fp32", "ptq", "qat"]
-Tell = Callable[[str], None]
+#: Hears what is being done and, where that is known, which share of all work is done.
+Tell = Callable[..., None]
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ class Point:
 class Laboratory:
     """Measures points of one subject: those of the journal are read, the others measured and written."""
 
-    def __init__(self, subject: Subject, journal: Journal, folder: Path, *, tell: Tell = lambda text: None) -> None:
+    def __init__(
+        self, subject: Subject, journal: Journal, folder: Path, *, tell: Tell = lambda text, share=None: None
+    ) -> None:
         """Take the subject, an open journal, and the folder in which training runs leave their logs."""
         self.subject, self.journal, self.folder, self.tell = subject, journal, folder, tell
         self._before: dict[str, Tensor] = {}
@@ -105,7 +108,8 @@ class Laboratory:
             record = found or self.measure(point)
             result = record["result"]
             share = f"{result['right'] / result['texts']:.2%} of {result['texts']:,}"
-            self.tell(f"[{number}/{len(points)}] {point}: {share}{' (found)' if found else ''}")
+            told = f"[{number}/{len(points)}] {point}: {share}{' (found)' if found else ''}"
+            self.tell(told, number / len(points))
             records.append(record)
         return records
 
