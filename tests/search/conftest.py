@@ -4,7 +4,7 @@ import pytest
 import torch
 from octavo.data.polynomials import signs
 from octavo.models.classifier import Classifier, ClassifierConfig
-from octavo.models.classifier.kinds import _tiny, _vocabulary
+from octavo.models.classifier.kinds import tiny_classifier, vocabulary_of
 from octavo.models.classifier.run import Recipe
 from octavo.search.journal import Journal
 from octavo.search.studies.points import Laboratory
@@ -23,7 +23,7 @@ def split():
 def subject(split):
     """One layer of width 16 with fresh weights: studies do not ask how good a model is."""
     seed_all(0)
-    vocabulary = _vocabulary(split.train.texts)
+    vocabulary = vocabulary_of(split.train.texts)
     config = ClassifierConfig(
         vocabulary=vocabulary.size, classes=3, width=16, layers=1, heads=2, feed_forward=32, positions=64
     )
@@ -31,7 +31,7 @@ def subject(split):
     with torch.no_grad():
         model.classifier.weight.mul_(30)  # answers that differ from text to text
         model.encoder[0].feed_forward.down.weight.mul_(30)
-    return ClassifierSubject("tiny", _tiny(vocabulary, model), split, RECIPE, steps=40, judged=16)
+    return ClassifierSubject("tiny", tiny_classifier(vocabulary, model), split, RECIPE, steps=40, judged=16)
 
 
 @pytest.fixture

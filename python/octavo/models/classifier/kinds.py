@@ -68,9 +68,9 @@ def build(kind: str, split: Split) -> TextClassifier:
     """
     classes = max(split.train.labels) + 1
     if kind == TINY:
-        vocabulary = _vocabulary(split.train.texts)
+        vocabulary = vocabulary_of(split.train.texts)
         config = ClassifierConfig(vocabulary=_size(vocabulary), classes=classes, positions=LONGEST)
-        return _tiny(vocabulary, Classifier(config))
+        return tiny_classifier(vocabulary, Classifier(config))
     if kind == MINILM:
         return _minilm(find(MINILM), {"num_labels": classes})
     raise SettingError(f"unknown model {kind!r}; accepted are {', '.join(KINDS)}")
@@ -98,7 +98,7 @@ def load(folder: Path | str) -> tuple[TextClassifier, dict[str, Any]]:
         except RuntimeError as error:
             told = " ".join(str(error).split())[:300]
             raise ContainerError(f"{folder / WEIGHTS}: not the weights of {SHAPE}: {told}") from None
-        loaded = _tiny(vocabulary, model)
+        loaded = tiny_classifier(vocabulary, model)
     loaded.model.eval()
     return loaded, info
 
@@ -106,7 +106,9 @@ def load(folder: Path | str) -> tuple[TextClassifier, dict[str, Any]]:
 # --- tiny -----------------------------------------------------------------------------------------------------------
 
 
-def _tiny(vocabulary: WordTokenizer | CharTokenizer, model: Classifier) -> TextClassifier:
+def tiny_classifier(vocabulary: WordTokenizer | CharTokenizer, model: Classifier) -> TextClassifier:
+    """Return a model of our own with its vocabulary."""
+
     def encode(texts: Sequence[str]) -> Ids:
         if isinstance(vocabulary, WordTokenizer):
             return tuple(tuple(vocabulary.encode(text)[:LONGEST]) for text in texts)
@@ -122,7 +124,7 @@ def _tiny(vocabulary: WordTokenizer | CharTokenizer, model: Classifier) -> TextC
     return TextClassifier(TINY, model, encode, save)
 
 
-def _vocabulary(texts: Sequence[str]) -> WordTokenizer | CharTokenizer:
+def vocabulary_of(texts: Sequence[str]) -> WordTokenizer | CharTokenizer:
     """Return a vocabulary of words, or of characters where no text has a space."""
     if any(" " in text for text in texts):
         return WordTokenizer.of(texts)

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from octavo.errors import SettingError
 from octavo.quant.recipe import Recipe
 from octavo.search.studies import candidates
-from octavo.search.studies.points import Laboratory, Point, weight_bits
-from octavo.search.studies.ptq_qat import draws
-from octavo.search.studies.statistics import paired_error, spread
+from octavo.search.studies.points import Laboratory, Point
+from octavo.search.studies.tables import draws, grouped, summary, weight_bits
 
 #: What is quantised: the weights of Linear layers alone, or their inputs as well.
 MODES = ("weights", "both")
@@ -89,34 +90,20 @@ class Formats:
         return best
 
 
-def rows(records: Sequence[dict[str, Any]], model: Any) -> list[dict[str, Any]]:
-    """Return one row for each family, width and mode; bits are averages with scales included, 32 where kept."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for record in records:
-        settings = record["settings"]
-        groups.setdefault((settings["family"], settings["width"], settings["mode"]), []).append(record)
-    base = records[0]["result"]["right"] / records[0]["result"]["texts"]
+def rows(records: Sequence[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
+    """Return one row for each family, width and mode, with its :func:`summary`; the first record is float32's.
+
+    Bits are averages over quantised weights, scales included; 32 where nothing is quantised.
+    """
     made = []
-    for (name, width, mode), group in groups.items():
-        results, recipe = [record["result"] for record in group], group[0]["settings"]["recipe"]
-        found, first = spread([result["right"] / result["texts"] for result in results]), results[0]
-        made.append(
-            {
-                "family": name,
-                "width": width,
-                "mode": mode,
-                "weight_bits": 32.0 if recipe is None else weight_bits(model, recipe),
-                "input_bits": _input_bits(recipe),
-                "seeds": found.count,
-                "accuracy": found.mean,
-                "sd": found.sd,
-                "half_interval_95": found.half,
-                "difference_points": 100 * (found.mean - base),
-                "paired_error_points": 100 * paired_error(first["lost"], first["gained"], first["texts"]),
-                "texts": first["texts"],
-                "recipe": recipe,
-            }
-        )
+    names = ("family", "width", "mode")
+    for key, group in grouped(records, names).items():
+        recipe = group[0]["settings"]["recipe"]
+        bits = {
+            "weight_bits": 32.0 if recipe is None else weight_bits(model, recipe),
+            "input_bits": _input_bits(recipe),
+        }
+        made.append({**dict(zip(names, key, strict=True)), **bits, **summary(group, records[0])})
     return made
 
 

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 import octavo
 from octavo.quant.model import freeze_scales
-from octavo.quant.recipe import Recipe
 from octavo.search.journal import Journal, identity
 from octavo.search.studies.subject import Subject
 from octavo.train import TrainConfig, train
@@ -176,26 +175,6 @@ class Laboratory:
         run = self._run(settings)
         for path in [*run.glob("*.safetensors"), *run.glob("checkpoint*")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def weight_bits(model: nn.Module, recipe: str) -> float | None:
-    """Return the average bits of a weight, scales included, over the weights that ``recipe`` quantises."""
-    bits = elements = 0
-    modules = dict(model.named_modules())
-    for path, plan in Recipe.parse(recipe).plan(model).items():
-        if plan.weight is not None:
-            shape = tuple(modules[path].weight.shape)
-            bits += 8 * plan.weight.format.nbytes(shape)
-            elements += math.prod(shape)
-    return bits / elements if elements else None
-
-
-def covered(model: nn.Module, recipe: str) -> float:
-    """Return the share of all parameters that are weights which ``recipe`` quantises."""
-    modules = dict(model.named_modules())
-    plans = Recipe.parse(recipe).plan(model)
-    held = sum(modules[path].weight.numel() for path, plan in plans.items() if plan.weight is not None)
-    return held / sum(parameter.numel() for parameter in model.parameters())
 
 
 def made() -> dict[str, Any]:

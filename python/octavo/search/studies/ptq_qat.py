@@ -9,7 +9,7 @@ from typing import Any
 from octavo.errors import FormatError, SettingError
 from octavo.quant.recipe import Recipe
 from octavo.search.studies.points import Laboratory, Point, Training
-from octavo.search.studies.statistics import paired_error, spread
+from octavo.search.studies.tables import draws, grouped, summary
 
 BASELINES = ("mase",)
 
@@ -113,44 +113,10 @@ def family(name: str) -> Family:
     return Family(text, text)
 
 
-def draws(recipe: str) -> bool:
-    """Tell whether the scales of a recipe depend on the calibration texts; else all seeds give the same numbers."""
-    for rule in Recipe.parse(recipe).rules:
-        for role, spec in rule.gives:
-            if spec is not None and spec.calibration and (role != "weight" or spec.calibration.method == "gptq"):
-                return True
-    return False
-
-
 def rows(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return one row for each family, width and method: mean accuracy, its interval, and the difference to float32.
-
-    Accuracies are shares, differences are points of percent. ``paired_error_points``: standard error of the difference
-    from the test texts on which the two models disagree, of the first seed.
-    """
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for record in records:
-        settings = record["settings"]
-        groups.setdefault((settings["family"], settings["width"], settings["method"]), []).append(record)
-    base = records[0]["result"]["right"] / records[0]["result"]["texts"]
-    made = []
-    for (name, width, method), group in groups.items():
-        results = [record["result"] for record in group]
-        found = spread([result["right"] / result["texts"] for result in results])
-        first = results[0]
-        made.append(
-            {
-                "family": name,
-                "width": width,
-                "method": method,
-                "seeds": found.count,
-                "accuracy": found.mean,
-                "sd": found.sd,
-                "half_interval_95": found.half,
-                "difference_points": 100 * (found.mean - base),
-                "paired_error_points": 100 * paired_error(first["lost"], first["gained"], first["texts"]),
-                "texts": first["texts"],
-                "recipe": group[0]["settings"]["recipe"],
-            }
-        )
-    return made
+    """Return one row for each family, width and method, with its :func:`summary`; the first record is float32's."""
+    names = ("family", "width", "method")
+    return [
+        {**dict(zip(names, key, strict=True)), **summary(group, records[0])}
+        for key, group in grouped(records, names).items()
+    ]
