@@ -247,11 +247,20 @@ def _halve(module, args, y):
 
 def test_state_dicts_go_round():
     a, b = (PackedLinear.from_linear(nn.Linear(96, 40), "int4:g32") for _ in range(2))
-    assert set(a.state_dict()) == {"weight_codes", "weight_scales", "weight_zeros", "weight_levels", "bias"}
+    parts = {"weight_codes", "weight_scales", "weight_zeros", "weight_levels"}
+    assert set(a.state_dict()) == {*parts, "weight_format", "bias"} and set(dict(a.named_buffers())) == parts
     b.load_state_dict(a.state_dict())
     assert b.weight == a.weight
     b.load_state_dict({name: value.clone() for name, value in a.state_dict().items()}, assign=True)
     assert torch.equal(b(normal(3, 96)), a(normal(3, 96)))
+
+
+def test_codes_of_another_format_are_not_loaded():
+    a, b = (PackedLinear.from_linear(linear(), text) for text in ("mxint8", "mxfp8e4m3"))
+    before = a.weight.decode()
+    with pytest.raises(RuntimeError, match="weight: codes of 'mxfp8e4m3', but the layer holds 'mxint8'"):
+        a.load_state_dict(b.state_dict())
+    assert torch.equal(a.weight.decode(), before)
 
 
 @pytest.mark.parametrize(

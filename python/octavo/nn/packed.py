@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from octavo.quant.spec import Calibration, Spec
 from octavo.tensor import PackedTensor
 
 PARTS = ("codes", "scales", "zeros", "levels")
+FORMAT = "weight_format"
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 
 
@@ -28,6 +29,7 @@ class PackedLayer(nn.Module):
     Buffers ``weight_codes``, ``weight_scales``, ``weight_zeros``, ``weight_levels``: the parts of :attr:`weight`, which
     keep their dtypes whatever ``.to(dtype)`` does; only the logical dtype follows. ``bias``: a frozen Parameter, an
     int32 buffer in steps of the accumulators, or None. ``input_quantiser``, ``output_quantiser``: a Quantiser or None.
+    The state dict holds them and ``weight_format``, the text of the format as bytes; other codes are refused.
     """
 
     replaces: type[nn.Module]
@@ -189,9 +191,37 @@ class PackedLayer(nn.Module):
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
         return self
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + FORMAT] = format_bytes(self._text)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        """Refuse codes of another format: their shapes may be the same."""
+        key = prefix + FORMAT
+        found = state_dict.get(key)
+        if found is None:
+            missing_keys.append(key)
+        elif not torch.equal(found.cpu(), format_bytes(self._text)):
+            text = bytes(found.tolist()).decode(errors="replace")
+            error_msgs.append(f"{prefix}weight: codes of '{text}', but the layer holds '{self._text}'")
+            return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if key in unexpected_keys:
+            unexpected_keys.remove(key)
+
     def extra_repr(self) -> str:
         """Tell shape, format and bytes."""
         return f"{self._width}, {self._rows}, '{self.format}', bias={self.bias is not None}"
+
+
+def format_bytes(text: str) -> Tensor:
+    """Return the text of a format as state dicts hold it: bytes, uint8."""
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
 def _integer_width(spec: Spec) -> int:

@@ -15,7 +15,7 @@ from octavo import container
 from octavo.compress.lora import adapters
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
 from octavo.nn import PackedLayer, attention
-from octavo.nn.packed import PARTS
+from octavo.nn.packed import FORMAT, PARTS
 from octavo.quant.checkpoint import PACKED_NAME, Checkpoint, held, staged_folder
 from octavo.quant.model import prepare_model
 from octavo.quant.skeleton import build, build_from_config
@@ -29,6 +29,9 @@ from octavo.quant.structure import (
     simulated_plan,
 )
 from octavo.tensor import PackedTensor
+
+_PACKED_STATE = (*(f"weight_{part}" for part in PARTS), FORMAT)
+"""What the state dict of a packed layer has in place of its weight."""
 
 
 def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = True) -> None:
@@ -60,7 +63,7 @@ def load_model(
     ``config.json``, without code from the folder. ``mmap``: map the file instead of reading it, as :func:`octavo.load`.
 
     Raises ContainerError where the file is not valid or is of another model, naming the tensor or layer; ModelError
-    where the model cannot be built; OSError.
+    where the model cannot be built; OSError. A model given may be filled in part then. Source: FORMATS.md section 5.
     """
     source = Checkpoint.open(path)
     if len(source.files) != 1:
@@ -101,8 +104,8 @@ def _collect(model: nn.Module) -> tuple[dict[str, Tensor | PackedTensor], dict[s
     identity = {name: id(value) for name, value in state.items()}
     for path, layer in layers.items():
         if isinstance(layer, PackedLayer):
-            for part in PARTS:
-                del state[_join(path, f"weight_{part}")]
+            for name in _PACKED_STATE:
+                del state[_join(path, name)]
             name = _join(path, "weight")
             state[name], identity[name] = layer.weight, id(layer.weight_codes)
     tensors: dict[str, Tensor | PackedTensor] = {}
@@ -208,7 +211,7 @@ def _assign_plain(
 ) -> set[str]:
     """Put plain tensors in their places, tied ones as one object. Return their names."""
     packed = [path for path, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, PackedLayer)]
-    own = {_join(path, f"weight_{part}") for path in packed for part in PARTS}
+    own = {_join(path, name) for path in packed for name in _PACKED_STATE}
     assigned: dict[str, Tensor] = {}
     places = model.state_dict(keep_vars=True)
     for name, place in places.items():

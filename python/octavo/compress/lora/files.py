@@ -17,7 +17,7 @@ from octavo.compress.lora.config import LoraConfig
 from octavo.compress.lora.insert import DEFAULT, add_empty
 from octavo.compress.lora.select import target_paths, trained_paths
 from octavo.errors import ContainerError, ModelError
-from octavo.nn.packed import PARTS
+from octavo.nn.packed import FORMAT, PARTS, format_bytes
 from octavo.tensor import PackedTensor
 
 _CONFIG, _BASE, _NAME = "lora.config", "lora.base", "lora.name"
@@ -117,6 +117,7 @@ def _kept_state(prefix: str, attributes: Mapping[str, Any]) -> dict[str, Tensor]
     for name, value in attributes.items():
         if isinstance(value, PackedTensor):
             state |= {f"{prefix}{name}_{part}": tensor for part, tensor in zip(PARTS, value.parts, strict=True)}
+            state[prefix + FORMAT] = format_bytes(value.format.text)
         elif isinstance(value, nn.Module):
             value.state_dict(destination=state, prefix=f"{prefix}{name}.")
         else:
