@@ -1,6 +1,8 @@
 """save_model and load_model: what is loaded is what was saved, and what does not fit is refused by name."""
 
 import json
+import subprocess
+import sys
 
 import octavo
 import pytest
@@ -246,6 +248,17 @@ def test_a_factory_never_allocates_dense_weights(tmp_path):
     with Watch() as watch:
         octavo.load_model(tmp_path / "model", Network)
     assert not dense & watch.numels
+
+
+def test_loading_brings_no_compiler_into_memory(tmp_path):
+    """Filling weights that take no memory loads torch._dynamo: 150 MB, more than most models here."""
+    octavo.save_model(octavo.nn.PackedEmbedding.from_embedding(nn.Embedding(50, 64), "mxint8"), tmp_path / "model")
+    code = (
+        "import sys, octavo\nfrom torch import nn\n"
+        "octavo.load_model(sys.argv[1], lambda: nn.Embedding(50, 64))\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "model"], check=True)
 
 
 # --- files that do not fit ----------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import typer
 
-from octavo.cli import bench, compare, compress, expand, formats, inspect, pack, recipe, train, unpack
+from octavo.cli import bench, compare, compress, expand, formats, inspect, pack, recipe, study, train, unpack
 from octavo.cli._app import Commands, version
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ def _octavo(
       octavo pack model.safetensors -o small.safetensors --recipe mxint8
       octavo inspect small.safetensors
       octavo recipe 'int4:g32; last:Linear keep' --model polynomials
+      octavo study ptq-qat                      accuracy against width, on a model trained in a minute
     """
 
 
@@ -46,6 +47,7 @@ app.command("compress")(compress.run)
 app.command("expand", cls=expand.Command)(expand.run)
 app.add_typer(train.app, name="train")
 app.add_typer(bench.app, name="bench")
+app.add_typer(study.app, name="study")
 
 
 def main() -> None:

@@ -111,3 +111,20 @@ def status(first: str) -> Iterator[Callable[[str], None]]:
         return
     with console(stderr=True).status(printable(first)) as shown:
         yield lambda text: shown.update(printable(text))
+
+
+@contextmanager
+def milestones(errors: Console) -> Iterator[Callable[..., None]]:
+    """Show how far long work is: yields ``tell(text, share=None)``, where ``share`` of it, 0 to 1, is done.
+
+    On a terminal a bar with the last text beside it; elsewhere each text is a line.
+    """
+    if not errors.is_terminal:
+        yield lambda text, share=None: errors.print(text)
+        return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (SpinnerColumn(), BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[text]}"), console=errors, transient=True) as bar:
+        handle = bar.add_task("", total=1.0, text="")
+        yield lambda text, share=None: bar.update(handle, text=printable(text), completed=share)

@@ -13,6 +13,7 @@ pub mod linear;
 mod pack;
 pub mod polynomial;
 pub mod pool;
+pub mod solve;
 pub mod tokenizer;
 
 pub use codec::{DType, Layout, Nonfinite, Options, Packed, PackedMut, ScaleRule, Sizes, Values, ValuesMut};

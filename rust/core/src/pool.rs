@@ -117,6 +117,26 @@ pub(crate) fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T
     }
 }
 
+/// Gives every item to `work`, on several threads if there are `bytes` enough to be worth it.
+///
+/// # Errors
+/// [`Error::Setting`] if threads cannot be started.
+pub(crate) fn consume<T: Send>(items: Vec<T>, bytes: usize, work: impl Fn(T) + Sync) -> Result<()> {
+    let guarded = |item| {
+        let _state = FloatState::standard();
+        work(item);
+    };
+    if items.len() > 1
+        && bytes > SERIAL_BYTES
+        && let Some(threads) = &pool(num_threads())?.rayon
+    {
+        threads.install(|| items.into_par_iter().for_each(guarded));
+    } else {
+        items.into_iter().for_each(guarded);
+    }
+    Ok(())
+}
+
 /// Calls `work` for every index below `count` on `threads` threads, 0 for [`num_threads`]; the answers are in order.
 ///
 /// Nothing is said of the order in which threads take indices. In a child of `fork` the caller works alone.

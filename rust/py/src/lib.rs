@@ -8,6 +8,7 @@ mod err;
 mod format;
 mod linear;
 mod raw;
+mod solve;
 
 use pyo3::prelude::*;
 
@@ -28,6 +29,8 @@ mod _core {
     use super::linear::{integer_linear, linear_kernel, packed_embedding, packed_linear};
     #[pymodule_export]
     use super::settings::{force_simd, num_threads, set_num_threads, simd_level};
+    #[pymodule_export]
+    use super::solve::{fit, gptq};
 
     use pyo3::prelude::*;
 

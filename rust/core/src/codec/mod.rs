@@ -10,7 +10,7 @@ pub(crate) mod rows;
 pub(crate) mod scale;
 mod simd;
 mod transpose;
-mod work;
+pub(crate) mod work;
 
 pub use buffers::{DType, Layout, Sizes, Values, ValuesMut};
 pub use grad::{Gradients, quantize_backward};

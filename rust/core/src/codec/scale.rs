@@ -233,7 +233,7 @@ impl Chooser {
 }
 
 /// Positive scale in its storage type: bits of a float32 or float16, never 0 for a group that is not all zero.
-fn real_bits(scale: f64, float16: bool, all_zero: bool) -> u32 {
+pub(crate) fn real_bits(scale: f64, float16: bool, all_zero: bool) -> u32 {
     let single = crate::float::to_f32_saturating(scale);
     let bits = if float16 { u32::from(to_f16_saturating(single)) } else { single.to_bits() };
     if all_zero { 0 } else { bits.max(1) }

@@ -1,0 +1,259 @@
+"""``octavo study``: questions about formats that one command answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from octavo.cli._app import JsonOption
+from octavo.errors import SettingError
+
+if TYPE_CHECKING:
+    from octavo.search.studies.points import Laboratory
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+ModelOption = Annotated[str, typer.Option(metavar="NAME", help="tiny, minilm or polynomials.")]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Holds sst2_train.tsv and sst2_dev.tsv, plain or .xz.  [default: a generated task]"
+    ),
+]
+TrainedOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Run of octavo train sst2 to study.  [default: trained first, inside --out]"),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.  [default: octavo-STUDY-MODEL]")
+]
+SeedsOption = Annotated[int, typer.Option(metavar="N", help="Repetitions with other calibration texts and orders.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="A look in a minute or two: fewer texts, points and seeds.")]
+
+
+@app.callback()
+def _study() -> None:
+    """Answer a question about formats with a table, a picture and a journal.
+
+    Every finished point is written to study.jsonl at once; the same command goes on after Ctrl-C or kill -9 and
+    measures nothing twice. Scales are calibrated on training texts, configurations are chosen on validation texts cut
+    from training, and test texts are touched once a reported point.
+
+    \b
+    Start here:
+      octavo study ptq-qat                      accuracy against width, on a model trained in a minute
+      octavo study formats --quick              every family of formats at its best
+      octavo study memory                       bytes in a file, and in a running process
+    """
+
+
+@app.command("ptq-qat")
+def ptq_qat(
+    model: ModelOption = "tiny",
+    data: DataOption = None,
+    trained: TrainedOption = None,
+    out: OutOption = None,
+    families: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="fixed, int, mxint, bfp, int-weights, or 'WEIGHT+INPUT' with {w}.  [default: fixed,int,mxint]",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="mase: width w with w/2 fraction bits by hand, nothing calibrated."),
+    ] = None,
+    widths: Annotated[
+        str | None, typer.Option(metavar="BITS", help="Widths of an element.  [default: 2,3,4,6,8,16,32]")
+    ] = None,
+    seeds: SeedsOption = 3,
+    qat: Annotated[bool, typer.Option("--qat/--no-qat", help="Train through every format, too.")] = True,
+    qat_share: Annotated[
+        float, typer.Option(help="Updates of that training, as a share of those of the model's.")
+    ] = 0.1,
+    qat_rate: Annotated[float, typer.Option(help="Its learning rate, as a share of the model's.")] = 0.1,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Accuracy against width, quantised after training (PTQ) and trained through the format (QAT).
+
+    Weights and inputs of all Linear layers have the format, embeddings and norms stay float32. Both methods begin at
+    the same calibrated scales. ± is the 95 % interval over seeds; differences are points of percent to fp32.
+
+    \b
+    Examples:
+      octavo study ptq-qat
+      octavo study ptq-qat --baseline mase --widths 4,8,16
+      octavo study ptq-qat --families 'int{w}:g32' --widths 2,3,4 --no-qat
+      octavo train sst2 --model minilm --data data/ -o minilm
+      octavo study ptq-qat --model minilm --data data/ --trained minilm --baseline mase
+    """
+    from octavo.report import studies
+    from octavo.report.study_plots import width_figure
+    from octavo.search.studies.points import Training
+    from octavo.search.studies.ptq_qat import BASELINES, PtqQat
+
+    if baseline is not None and baseline not in BASELINES:
+        raise SettingError(f"unknown baseline {baseline!r}; accepted are {', '.join(BASELINES)}")
+    if not (qat_share > 0 and qat_rate > 0):
+        raise SettingError(f"--qat-share is {qat_share}, --qat-rate {qat_rate}; accepted are shares above 0")
+    names = _words(families or ("int" if quick else "fixed,int,mxint")) + ([baseline] if baseline else [])
+    widths = widths or ("4,8" if quick else "2,3,4,6,8,16,32")
+    training = Training(share=qat_share, rate=qat_rate) if qat else None
+    study = PtqQat(tuple(names), _numbers("--widths", widths), min(seeds, 2) if quick else seeds, training)
+    _run(
+        "ptq-qat", study.run, studies.width_table, studies.accuracy_notes, width_figure,
+        model=model, data=data, trained=trained, out=out, quick=quick, json=json,
+    )  # fmt: skip
+
+
+@app.command("formats")
+def formats(
+    model: ModelOption = "tiny",
+    data: DataOption = None,
+    trained: TrainedOption = None,
+    out: OutOption = None,
+    families: Annotated[str | None, typer.Option(metavar="NAMES", help="Families to compare.  [default: all]")] = None,
+    widths: Annotated[
+        str | None, typer.Option(metavar="BITS", help="Widths of an element.  [default: 2,3,4,6,8]")
+    ] = None,
+    modes: Annotated[
+        str, typer.Option(metavar="NAMES", help="weights: weights alone; both: weights and inputs of layers.")
+    ] = "weights,both",
+    seeds: SeedsOption = 3,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Every family of formats at its best configuration: accuracy against bits.
+
+    For each family and width, block sizes, scale rules, biases and calibrations are compared on validation texts by
+    relative entropy to the float32 model; the closest is measured on test texts. Nothing is trained.
+
+    \b
+    Examples:
+      octavo study formats --quick
+      octavo study formats --families int,mxint,mxfp,nf --widths 4
+      octavo study formats --model polynomials --modes weights
+    """
+    from octavo.report import studies
+    from octavo.report.study_plots import format_figure
+    from octavo.search.studies import candidates
+    from octavo.search.studies.formats import Formats
+
+    chosen = _numbers("--widths", widths or ("4" if quick else "2,3,4,6,8"))
+    every = [name for name in candidates.FAMILIES if any(candidates.weights(name, width) for width in chosen)]
+    names = every if families is None else _words(families)
+    study = Formats(tuple(names), chosen, tuple(_words(modes)), 1 if quick else seeds, quick)
+    _run(
+        "formats", study.run, studies.format_table, studies.accuracy_notes, format_figure,
+        model=model, data=data, trained=trained, out=out, quick=quick, json=json,
+    )  # fmt: skip
+
+
+@app.command("memory")
+def memory(
+    model: ModelOption = "tiny",
+    data: DataOption = None,
+    trained: TrainedOption = None,
+    out: OutOption = None,
+    recipes: Annotated[
+        str, typer.Option("--recipes", metavar="TEXTS", help="What models are packed by, separated by '|'.")
+    ] = "mxint8 | int4:g32",
+    texts: Annotated[int, typer.Option(help="Test texts that are answered while memory is measured.")] = 1000,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Memory of packed models against float32: counted by component, and measured.
+
+    Each model is saved, and loaded in a fresh process that answers test texts eight at a time; its resident and peak
+    memory are read from the system. Answers are compared with those of the simulated model.
+
+    \b
+    Examples:
+      octavo study memory
+      octavo study memory --recipes 'mxint8 | type:Embedding int4:g32; type:Linear nf4'
+      octavo study memory --model minilm --data data/ --trained minilm
+    """
+    from octavo.report import studies
+    from octavo.report.study_plots import memory_figure
+    from octavo.search.studies.memory import Memory
+
+    study = Memory(
+        tuple(text.strip() for text in recipes.split("|") if text.strip()), min(texts, 64) if quick else texts
+    )
+    _run(
+        "memory", study.run, studies.memory_table, studies.memory_notes, memory_figure,
+        model=model, data=data, trained=trained, out=out, quick=quick, json=json,
+    )  # fmt: skip
+
+
+def _run(
+    study: str,
+    work: Callable[[Laboratory], list[dict[str, Any]]],
+    table: Callable[[Any], Any],
+    notes: Callable[[Any], list[str]],
+    draw: Callable[..., Any],
+    *,
+    model: str,
+    data: Path | None,
+    trained: Path | None,
+    out: Path | None,
+    quick: bool,
+    json: bool,
+) -> None:
+    """Open the model and the journal, do the work, save and show what came of it."""
+    from octavo.report import studies, study_plots
+    from octavo.report.console import console, milestones, print_json, print_table
+    from octavo.search.journal import Journal
+    from octavo.search.studies.models import open_subject
+    from octavo.search.studies.points import Laboratory
+    from octavo.train.errors import PackageError
+
+    folder = out or Path(f"octavo-{study}-{model}{'-quick' if quick else ''}")
+    errors, shown = console(stderr=True), console()
+    with Journal(folder) as journal:
+        subject = open_subject(model, folder, data=data, trained=trained, quick=quick, tell=errors.print)
+        with milestones(errors) as tell:
+            rows = work(Laboratory(subject, journal, folder, tell=tell))
+    title = f"{study}: {subject.name}" + (" (quick)" if quick else "")
+    facts = {
+        "study": study,
+        "metric": subject.metric,
+        "subject": subject.identity,
+        "command": ["octavo", *sys.argv[1:]],
+    }
+    studies.save(folder, rows, facts)
+    written = [studies.CSV, studies.JSON, "study.jsonl"]
+    try:
+        written += [
+            path.name for path in study_plots.save(draw(rows, metric=subject.metric, title=title), folder, study)
+        ]
+    except PackageError as missing:
+        errors.print(str(missing))
+    if json:
+        print_json({**facts, "rows": rows, "folder": str(folder)})
+        return
+    print_table(shown, table(rows))
+    shown.print()
+    for line in notes(rows):
+        shown.print(line)
+    shown.print(f"written to {folder}: {', '.join(written)}")
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    """Read whole numbers separated by commas. Raises SettingError naming the option and the word."""
+    numbers = []
+    for word in _words(text):
+        if not (word.isascii() and word.isdigit() and len(word) < 4):
+            raise SettingError(f"{option}: {word!r} is no width; accepted are whole numbers separated by commas")
+        numbers.append(int(word))
+    return tuple(numbers)

@@ -1,0 +1,52 @@
+"""The shape of a classifier, checked when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from octavo.errors import SettingError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierConfig:
+    """A BERT encoder with a pooler and a linear head; the defaults are the two-layer BERT of quantisation labs.
+
+    ``vocabulary``: ids, 0 for padding. ``classes``: labels. ``width`` of the residual stream, in ``heads`` parts;
+    ``feed_forward``: inner width; ``positions``: tokens of the longest text. ``dropout``: in training.
+    Raises SettingError with the field, its value and what is accepted.
+    """
+
+    vocabulary: int
+    classes: int = 2
+    width: int = 128
+    layers: int = 2
+    heads: int = 2
+    feed_forward: int = 512
+    positions: int = 64
+    dropout: float = 0.1
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("vocabulary", "classes", "width", "layers", "heads", "feed_forward", "positions"):
+            value, least = getattr(self, name), 2 if name in ("vocabulary", "classes") else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise SettingError(f"{name} is {value!r}; accepted are whole numbers of at least {least}")
+        if self.width % self.heads:
+            raise SettingError(f"heads is {self.heads}; accepted are divisors of the width, {self.width}")
+        if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
+            raise SettingError(f"dropout is {self.dropout!r}; accepted are 0 to below 1")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, given: dict[str, Any]) -> ClassifierConfig:
+        """Build a configuration from :meth:`as_dict`. Raises SettingError for an unknown or missing field."""
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(given.keys() - known):
+            raise SettingError(f"{unknown[0]} is no field of a classifier; accepted: {', '.join(sorted(known))}")
+        if "vocabulary" not in given:
+            raise SettingError("vocabulary is missing; a classifier needs the number of its ids")
+        return cls(**given)

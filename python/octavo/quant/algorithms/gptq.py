@@ -1,0 +1,219 @@
+"""Codes chosen by error feedback over the inputs' second moments: GPTQ (Frantar et al. 2022)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from octavo import _core
+from octavo.errors import DataError, DTypeError, FormatError, NonFiniteError, ShapeError
+from octavo.formats import Format
+from octavo.ops import encode
+from octavo.quant.algorithms.solution import Solution, Table, checked_rule, checked_weight
+from octavo.tensor import PackedTensor
+
+ORDERS = ("natural", "descending")
+
+# Groups up to this size choose their scales when they are entered, inside one block; larger ones before.
+_LARGEST_ENTERED = 1024
+# A block of columns for rounding to nearest, which has no order to keep: large products are fast.
+_WIDE = 512
+_REFITS = 8  # refits of a real scale that is chosen before
+# Damping where a singular H came without, and how often it is raised tenfold.
+_LEAST_DAMP = 1e-8
+_RETRIES = 8
+
+
+class Hessian:
+    """Mean of ``x x'`` over the inputs of a layer, ``[K, K]``, summed in float64.
+
+    ``add(x)``: ``[..., K]`` in any float dtype; ``samples`` counts the rows.
+    """
+
+    def __init__(self, width: int) -> None:
+        """Begin with nothing seen."""
+        self._sum = torch.zeros(width, width, dtype=torch.float64)
+        self.samples = 0
+
+    def add(self, x: Tensor) -> None:
+        """Add inputs. Raises ShapeError for another width, NonFiniteError for NaN and infinity."""
+        if x.ndim == 0 or x.shape[-1] != len(self._sum):
+            raise ShapeError(f"inputs have shape {tuple(x.shape)}, expected [..., {len(self._sum)}]")
+        rows = x.detach().reshape(-1, x.shape[-1]).float()
+        product = rows.T @ rows
+        if not torch.isfinite(product).all():
+            raise NonFiniteError("inputs of a layer hold NaN or infinity; calibrate with finite data")
+        self._sum += product
+        self.samples += len(rows)
+
+    @property
+    def matrix(self) -> Tensor:
+        """The mean, float64; zeros where nothing was seen."""
+        return self._sum / max(self.samples, 1)
+
+
+def gptq(
+    weight: Tensor,
+    hessian: Tensor,
+    format: Format | str,
+    *,
+    damp: float = 0.01,
+    block: int = 128,
+    order: str = "natural",
+    scale: str = "floor",
+) -> Solution:
+    """Quantise a weight so that ``tr((W - Q) H (W - Q)')`` is small: what a layer's outputs lose on its inputs.
+
+    ``weight`` W: ``[..., K]``, float32, float16 or bfloat16 on the CPU; groups run along K. ``hessian`` H: ``[K, K]``,
+    ``X'X`` of the layer's inputs up to a factor (:class:`Hessian`). ``format``: any. ``damp``: share of H's mean
+    diagonal that is added to it. ``block``: columns whose errors are fed back at once; the result does not depend on
+    it but for rounding. ``order``: of the columns, ``natural`` or ``descending`` by H's diagonal.
+    ``scale``: ``floor`` or ``ceil``, the codec's rules, or ``mse``, the scale of least squared error, weighted by what
+    a column's error costs. Natural order chooses the scales of groups up to 1024 when it enters them, from the weights
+    as they are then; larger groups, rows, tensors, and any group in descending order have theirs from the start.
+
+    Never worse than rounding to nearest under the codec's rule: rows that would be, are rounded to nearest. Columns
+    whose input was always zero are. Raises ShapeError, DTypeError, FormatError for options, NonFiniteError for NaN and
+    infinities in either, DataError where H is not symmetric and positive semidefinite.
+    Source: Frantar et al. 2022, in the form of LDLQ (Chee et al. 2023).
+    """
+    fmt = Format.parse(format)
+    w = checked_weight(weight, "gptq")
+    rule = checked_rule(fmt, scale)
+    _check_options(damp, block, order)
+    moments = _checked_hessian(hessian, w.shape[-1])
+    nearest = encode(w, fmt, scale=rule)
+    if w.numel() == 0:
+        return Solution.of(nearest)
+    problem = _Problem(w.reshape(-1, w.shape[-1]).to(torch.float32).contiguous(), moments, damp, order)
+    values, table, loss = problem.solve(nearest, block, scale)
+    rounded = nearest.decode(torch.float32).view_as(values)
+    worse = ~(loss < problem.loss(rounded))
+    if worse.any():
+        if fmt.granularity == "tensor" and not torch.equal(table.scales, nearest.scales):
+            worse.fill_(bool(loss.sum() >= problem.loss(rounded).sum()))
+        values[worse] = rounded[worse]
+        table.take(nearest, worse)
+    return Solution.of(table.encode(values.view(w.shape), w.dtype))
+
+
+def _check_options(damp: float, block: int, order: str) -> None:
+    if not (isinstance(damp, int | float) and 0 <= damp < math.inf):
+        raise FormatError(f"gptq: damp = {damp!r}; accepted are numbers from 0")
+    if not isinstance(block, int) or isinstance(block, bool) or block < 1:
+        raise FormatError(f"gptq: block = {block!r}; accepted are whole numbers from 1")
+    if order not in ORDERS:
+        raise FormatError(f"gptq: unknown order {order!r}; accepted are {', '.join(ORDERS)}")
+
+
+def _checked_hessian(hessian: Tensor, k: int) -> Tensor:
+    """Return H as float64 with a mean diagonal of 1."""
+    if not isinstance(hessian, Tensor) or not hessian.is_floating_point() or not hessian.is_cpu:
+        kind = f"{hessian.dtype} on {hessian.device}" if isinstance(hessian, Tensor) else type(hessian).__name__
+        raise DTypeError(f"gptq: hessian is {kind}; accepted is a float tensor on the CPU")
+    if tuple(hessian.shape) != (k, k):
+        raise ShapeError(f"gptq: hessian has shape {tuple(hessian.shape)}, expected {(k, k)}, the weight's last size")
+    moments = hessian.detach().to(torch.float64)
+    if not torch.isfinite(moments).all():
+        raise NonFiniteError("gptq: hessian holds NaN or infinity; accepted are finite values")
+    diagonal = moments.diagonal()
+    if k and diagonal.min() < 0:
+        raise DataError(f"gptq: hessian's diagonal holds {diagonal.min():g}; sums of squares are not negative")
+    mean = diagonal.mean().item() if k else 0.0
+    if not torch.allclose(moments, moments.T, rtol=1e-3, atol=1e-4 * mean):
+        raise DataError("gptq: hessian is not symmetric; pass X'X of the layer's inputs")
+    return moments / mean if mean > 0 else moments.clone()
+
+
+class _Problem:
+    """A weight ``[N, K]`` float32 and ``H + damping = (I + M) D (I + M)'``, M strictly upper, in the solving order."""
+
+    def __init__(self, weight: Tensor, moments: Tensor, damp: float, order: str) -> None:
+        """Factor H."""
+        self.weight, self.columns = weight, None
+        if order == "descending":
+            self.columns = moments.diagonal().argsort(descending=True, stable=True)
+            moments = moments[self.columns][:, self.columns]
+        self.feedback, self.costs, self.damping = _factors(moments, damp)
+
+    def ordered(self, values: Tensor) -> Tensor:
+        """Return values ``[.., K]`` with their columns in the solving order."""
+        return values if self.columns is None else values[..., self.columns].contiguous()
+
+    def restored(self, values: Tensor) -> Tensor:
+        """Return values in the solving order with their columns as they were."""
+        if self.columns is None:
+            return values
+        out = torch.empty_like(values)
+        out[..., self.columns] = values
+        return out
+
+    def loss(self, values: Tensor) -> Tensor:
+        """Return ``(w - q) H (w - q)'`` of each row, without the damping, float64."""
+        errors = self.ordered(self.weight - values)
+        loss = torch.zeros(len(errors), dtype=torch.float64)
+        for start in range(0, errors.shape[1], _WIDE):
+            end = min(start + _WIDE, errors.shape[1])
+            fed = errors[:, :end] @ self.feedback[:end, start:end]
+            loss += (fed.square_() @ self.costs[start:end]).double()
+        return loss - self.damping * errors.square().sum(1).double()
+
+    def solve(self, nearest: PackedTensor, block: int, scale: str) -> tuple[Tensor, Table, Tensor]:
+        """Return values ``[N, K]`` that are representable up to an ulp, their scales, and the loss of each row."""
+        rows, k = self.weight.shape
+        table = Table(nearest)
+        fmt, size = table.format, table.format.block
+        entered = self.columns is None and size is not None and size <= _LARGEST_ENTERED
+        if not entered and scale == "mse" and table.groups:
+            costs = self.restored(self.costs)
+            address = 0 if fmt.granularity == "tensor" else costs.data_ptr()
+            _core._fit_scales(
+                fmt.core, rows, k, table.groups, self.weight.data_ptr(), address, 2.0, _REFITS, table.addresses
+            )
+        groups = self.ordered(torch.arange(k, dtype=torch.int32) // (size or k))
+        if entered:
+            block = -(-block // size) * size
+        spread = table.spread(rows)
+        values, loss = self._columns(spread, groups, scale if entered else "given", min(block, k))
+        return self.restored(values), table, loss
+
+    def _columns(self, table: Table, groups: Tensor, choice: str, block: int) -> tuple[Tensor, Tensor]:
+        """Round block after block."""
+        weight = self.ordered(self.weight)
+        rows, k = weight.shape
+        errors, values = torch.empty_like(weight), torch.empty_like(weight)
+        loss = torch.zeros(rows, dtype=torch.float64)
+        for start in range(0, k, block):
+            end = min(start + block, k)
+            left = weight[:, start:end].contiguous()
+            # Errors of all earlier blocks at once; inside the block the core feeds them back column by column.
+            now = torch.addmm(left, errors[:, :start], self.feedback[:start, start:end]) if start else left.clone()
+            inside = self.feedback[start:end, start:end].T.contiguous()
+            costs, columns = self.costs[start:end], groups[start:end]
+            _core._gptq_block(
+                table.format.core, choice, rows, end - start, table.per_row, now.data_ptr(), left.data_ptr(),
+                inside.data_ptr(), costs.data_ptr(), columns.data_ptr(), loss.data_ptr(), table.addresses,
+            )  # fmt: skip
+            errors[:, start:end], values[:, start:end] = left, now
+        return values, loss - self.damping * errors.square().sum(1).double()
+
+
+def _factors(moments: Tensor, damp: float) -> tuple[Tensor, Tensor, float]:
+    """Factor ``H + damping = (I + M) D (I + M)'``; return I + M and D as float32, and the damping."""
+    mean = moments.diagonal().mean().item()
+    damping = damp * mean
+    # From the last column to the first: the Cholesky factor of the reversed matrix, reversed, is upper.
+    reverse = moments.flip(0, 1)
+    for _ in range(_RETRIES):
+        damped = reverse.clone()
+        damped.diagonal().add_(damping)
+        damped.diagonal().masked_fill_(damped.diagonal() == 0, mean or 1.0)  # nothing comes from or goes to these
+        lower, info = torch.linalg.cholesky_ex(damped)
+        if info == 0:
+            upper = lower.flip(0, 1)
+            root = upper.diagonal()
+            return (upper / root).float(), root.square().float(), damping
+        damping = max(10 * damping, _LEAST_DAMP * mean)
+    raise DataError("gptq: hessian is not positive semidefinite; pass X'X of the layer's inputs")

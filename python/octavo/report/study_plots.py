@@ -1,0 +1,143 @@
+"""Pictures of studies: colours of Okabe and Ito, which people with any colour vision tell apart, and a marker each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.train.errors import PackageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
+
+Rows = Sequence[dict[str, Any]]
+
+
+def figure(panels: int = 1) -> tuple[Figure, list[Axes]]:
+    """Return a figure and its panels, side by side. Raises PackageError where matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise PackageError(
+            "no picture: matplotlib is not installed; pip install matplotlib, and the same command draws it"
+        ) from None
+    made = Figure(figsize=(6.4 * panels, 4.6), layout="constrained")
+    axes = [made.add_subplot(1, panels, number + 1) for number in range(panels)]
+    for panel in axes:
+        panel.grid(alpha=0.3)
+        panel.spines[["top", "right"]].set_visible(False)
+    return made, axes
+
+
+def save(made: Figure, folder: Path, name: str) -> list[Path]:
+    """Write a figure as PNG and SVG and return their paths."""
+    paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
+    for path in paths:
+        made.savefig(path, dpi=150)
+    return paths
+
+
+def width_figure(rows: Rows, *, metric: str, title: str) -> Figure:
+    """Draw accuracy against width: dashes before training, lines after it, bars for the 95 % interval."""
+    made, (panel,) = figure()
+    for position, family in enumerate(_families(rows)):
+        style = _style(position)
+        for method, line, face in (("ptq", "--", "white"), ("qat", "-", style["color"])):
+            chosen = sorted(
+                (r for r in rows if (r["family"], r["method"]) == (family, method)), key=lambda r: r["width"]
+            )
+            if chosen:
+                _errorbar(
+                    panel, chosen, "width", f"{family} {method.upper()}", linestyle=line, markerfacecolor=face, **style
+                )
+    _fp32_line(panel, rows)
+    widths = sorted({row["width"] for row in rows if row["family"] != "fp32"})
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(widths, [str(width) for width in widths])
+    panel.minorticks_off()
+    panel.set(xlabel="width of an element (bits)", ylabel=f"{metric} on test texts (%)", title=title)
+    panel.legend(fontsize="small")
+    return made
+
+
+def format_figure(rows: Rows, *, metric: str, title: str) -> Figure:
+    """Draw accuracy against average bits: one panel for weights alone, one for weights and inputs."""
+    modes = [mode for mode in ("weights", "both") if any(r["mode"] == mode and r["family"] != "fp32" for r in rows)]
+    made, panels = figure(max(1, len(modes)))
+    names = {"weights": "weights quantised", "both": "weights and inputs quantised"}
+    for panel, mode in zip(panels, modes, strict=False):
+        for position, family in enumerate(_families(rows)):
+            chosen = sorted(
+                (r for r in rows if (r["family"], r["mode"]) == (family, mode)), key=lambda r: r["weight_bits"]
+            )
+            if chosen:
+                _errorbar(panel, chosen, "weight_bits", family, linestyle="-", **_style(position))
+        _fp32_line(panel, rows)
+        panel.set(
+            xlabel="average weight bits, scales included", ylabel=f"{metric} on test texts (%)", title=names[mode]
+        )
+    panels[-1].legend(fontsize="small", ncols=2)
+    made.suptitle(title)
+    return made
+
+
+def memory_figure(rows: Rows, *, metric: str, title: str) -> Figure:
+    """Draw counted bytes by component, stacked, and bytes measured in a process; a bar a model."""
+    made, panels = figure(2)
+    names = list(dict.fromkeys(row["model"] for row in rows))
+    for panel, kind, label in zip(
+        panels, ("counted", "measured"), ("weights, counted", "process, measured"), strict=True
+    ):
+        parts = [p for p in dict.fromkeys(r["what"] for r in rows if r["kind"] == kind) if p != "all weights"]
+        below = [0.0] * len(names)
+        for position, part in enumerate(parts):
+            heights = [
+                sum(r["bytes"] for r in rows if (r["model"], r["what"], r["kind"]) == (n, part, kind)) / 1e6
+                for n in names
+            ]
+            if kind == "counted":
+                panel.bar(names, heights, bottom=below, label=part, color=_COLOURS[position % 4], edgecolor="white")
+                below = [low + height for low, height in zip(below, heights, strict=True)]
+            else:
+                wide = 0.8 / len(parts)
+                places = [number + wide * (position - (len(parts) - 1) / 2) for number in range(len(names))]
+                # Colours that mean no component.
+                panel.bar(places, heights, wide, label=part, color=_COLOURS[position + 4], edgecolor="white")
+        panel.set_xticks(range(len(names)), names)
+        panel.set(xlabel="model", ylabel="memory (MB, 1e6 bytes)", title=label)
+        panel.legend(fontsize="small")
+    made.suptitle(title)
+    return made
+
+
+def _families(rows: Rows) -> list[str]:
+    return [family for family in dict.fromkeys(row["family"] for row in rows) if family != "fp32"]
+
+
+def _style(position: int) -> dict[str, str]:
+    # Colour and marker repeat with different periods, so that no two of eighty families look the same.
+    return {"color": _COLOURS[position % len(_COLOURS)], "marker": _MARKERS[position % len(_MARKERS)]}
+
+
+def _errorbar(panel: Axes, rows: Rows, across: str, label: str, **style: Any) -> None:
+    panel.errorbar(
+        [row[across] for row in rows],
+        [100 * row["accuracy"] for row in rows],
+        yerr=[100 * (row["half_interval_95"] or 0.0) for row in rows],
+        label=label,
+        capsize=2,
+        markersize=5,
+        linewidth=1.3,
+        **style,
+    )
+
+
+def _fp32_line(panel: Axes, rows: Rows) -> None:
+    for row in rows:
+        if row["family"] == "fp32":
+            panel.axhline(100 * row["accuracy"], color="black", linewidth=1, linestyle=":", label="fp32")

@@ -1,0 +1,107 @@
+"""The journal of a study: one line of JSON for each finished point, found again by its identity.
+
+A line is on the disk before the next point begins, so that ``kill -9`` loses the point in work and nothing else. A last
+line that was cut off is dropped when the journal is opened again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import DataError, OctavoError
+
+NAME = "study.jsonl"
+
+
+def identity(settings: Mapping[str, Any]) -> str:
+    """Return the SHA-256, in hexadecimal, of settings as JSON with sorted keys: equal settings are one point.
+
+    Raises DataError for settings that JSON cannot hold exactly, such as NaN.
+    """
+    try:
+        text = json.dumps(settings, sort_keys=True, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise DataError(f"settings of a point are plain JSON values: {error}") from None
+    return sha256(text.encode()).hexdigest()
+
+
+class Journal:
+    """The finished points of a folder, in the order in which they were finished.
+
+    ``with Journal(folder) as journal``: one process at a time; a second one is refused.
+    """
+
+    def __init__(self, folder: Path | str) -> None:
+        """Name the folder; nothing is opened yet."""
+        self.path = Path(folder) / NAME
+        self._found: dict[str, dict[str, Any]] = {}
+        self._file: Any = None
+
+    def __enter__(self) -> Journal:
+        """Open the journal, made if it is missing, and read what is there.
+
+        Raises OctavoError if another process has it open, DataError for a line inside it that is no record.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "a+b")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise OctavoError(
+                f"{self.path}: another process is at work on this study; wait for it, or give another --out"
+            ) from None
+        try:
+            self._read()
+        except BaseException:
+            self._file.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the journal, which lets others open it."""
+        self._file.close()
+
+    def __len__(self) -> int:
+        """Finished points."""
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Records in the order in which they were written."""
+        return iter(self._found.values())
+
+    def find(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Return the record of a point with these settings; None if it has not been finished."""
+        return self._found.get(identity(settings))
+
+    def add(self, settings: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
+        """Write the record of a finished point and return it. Raises DataError for facts that are no JSON."""
+        record = {"id": identity(settings), "settings": dict(settings), **facts}
+        try:
+            line = json.dumps(record, allow_nan=False, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"the record of a point is plain JSON: {error}") from None
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._found[record["id"]] = json.loads(line)
+        return self._found[record["id"]]
+
+    def _read(self) -> None:
+        self._file.seek(0)
+        content = self._file.read()
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            self._file.truncate(whole)
+        for number, line in enumerate(content[:whole].split(b"\n")[:-1], start=1):
+            try:
+                record = json.loads(line)
+                self._found[record["id"]] = record
+            except (ValueError, KeyError, TypeError):
+                raise DataError(f"{self.path}: line {number} is no record of a study; move the file away") from None

@@ -1,0 +1,147 @@
+//! The inner loop of GPTQ: columns of a block in order, each rounded after the errors of the earlier ones were fed back.
+//!
+//! With `H = (I + M) D (I + M)'`, M strictly upper, the loss `(w - q) H (w - q)'` of a row is the sum over columns k of
+//! `D_k (v_k - q_k)^2`, where `v_k = w_k + sum over j < k of (w_j - q_j) M_jk`: every column is rounded from `v_k`. This
+//! is GPTQ (Frantar et al. 2022) without an inverse of H, in the form of LDLQ (Chee et al. 2023, theorem 6).
+
+use super::Table;
+use super::fit::Fit;
+use super::lanes::{F, for_levels};
+use super::round::{All, Book, Floats, Integers, Numbers, Round, Scales, Sums, with_round};
+use crate::codec::scale::{LANES, RawScale};
+use crate::codec::work::Work;
+
+/// How scales are chosen when a group is entered.
+#[derive(Clone, Copy)]
+pub(super) enum Choose {
+    /// They are in the table.
+    Given,
+    /// The codec's rule.
+    Rule,
+    /// The codec's rule, then a fit by weighted squared error.
+    Fit { iterations: usize },
+}
+
+/// What all rows of a block share.
+#[derive(Clone, Copy)]
+pub(super) struct Shared<'a> {
+    pub(super) work: &'a Work,
+    pub(super) numbers: &'a Numbers,
+    pub(super) choose: Choose,
+    /// Row k holds `M_jk` for the columns j < k.
+    pub(super) feedback: &'a [f32],
+    /// `D_k`.
+    pub(super) weights: &'a [f32],
+    /// Group of each column.
+    pub(super) groups: &'a [u32],
+}
+
+/// Up to sixteen rows of a block.
+pub(super) struct Tile<'a> {
+    /// In: weights with the errors of earlier blocks fed back; out: rounded weights.
+    pub(super) values: &'a mut [f32],
+    /// In: weights; out: what is left of them, `w - q`.
+    pub(super) errors: &'a mut [f32],
+    /// Scales of these rows.
+    pub(super) table: Table<'a>,
+    /// Losses of these rows, added to.
+    pub(super) loss: &'a mut [f64],
+}
+
+for_levels! {
+    /// Rounds the rows of a tile.
+    fn solve(tile: &mut Tile<'_>, shared: &Shared<'_>) = solve_at_level
+}
+
+/// Columns of a tile, one lane a row.
+#[inline(always)]
+fn transpose(rows: &[f32], columns: usize) -> Vec<F> {
+    let mut lanes = vec![F::splat(0.0); columns];
+    for (row, values) in rows.chunks_exact(columns).enumerate() {
+        for (lane, v) in lanes.iter_mut().zip(values) {
+            lane.0[row] = *v;
+        }
+    }
+    lanes
+}
+
+#[inline(always)]
+fn transpose_back(lanes: &[F], rows: &mut [f32]) {
+    for (row, values) in rows.chunks_exact_mut(lanes.len()).enumerate() {
+        for (lane, v) in lanes.iter().zip(values) {
+            *v = lane.0[row];
+        }
+    }
+}
+
+/// Errors of columns `from..` fed back into a column.
+#[inline(always)]
+fn feed(v: F, errors: &[F], feedback: &[f32]) -> F {
+    let mut sum = v;
+    for (e, &m) in errors.iter().zip(feedback) {
+        for lane in 0..LANES {
+            sum.0[lane] += e.0[lane] * m;
+        }
+    }
+    sum
+}
+
+#[inline(always)]
+fn solve_at_level(tile: &mut Tile<'_>, shared: &Shared<'_>) {
+    let columns = shared.groups.len();
+    let mut values = transpose(tile.values, columns);
+    let mut errors = transpose(tile.errors, columns);
+    let mut scales = Scales::unit();
+    let mut loss = F::splat(0.0);
+    let mut fed = 0; // errors of columns below this one are in the values of the group
+    for k in 0..columns {
+        let row = &shared.feedback[k * columns..(k + 1) * columns];
+        if k == 0 || shared.groups[k] != shared.groups[k - 1] {
+            let group = shared.groups[k] as usize;
+            if !matches!(shared.choose, Choose::Given) {
+                let end = k + shared.groups[k..].iter().take_while(|&&g| g == shared.groups[k]).count();
+                for (c, v) in values.iter_mut().enumerate().take(end).skip(k) {
+                    *v = feed(*v, &errors[..k], &shared.feedback[c * columns..]);
+                }
+                fed = k;
+                choose(tile, shared, &values[k..end], &shared.weights[k..end], group);
+            }
+            for lane in 0..tile.loss.len() {
+                scales.set(lane, shared.numbers, &shared.work.resolve(&tile.table.get(lane, group)));
+            }
+        }
+        let v = feed(values[k], &errors[fed..k], &row[fed..k]);
+        let cost = shared.weights[k];
+        with_round!(shared.numbers, &scales, |round| {
+            for lane in 0..LANES {
+                let q = round.round(v.0[lane] * scales.inverse.0[lane], lane) * scales.step.0[lane];
+                let r = v.0[lane] - q;
+                loss.0[lane] += r * r * cost;
+                errors[k].0[lane] -= q;
+                values[k].0[lane] = q;
+            }
+        });
+    }
+    transpose_back(&values, tile.values);
+    transpose_back(&errors, tile.errors);
+    for (sum, lane) in tile.loss.iter_mut().zip(loss.0) {
+        *sum += f64::from(lane);
+    }
+}
+
+/// Chooses a group's scale for every row from its values as they are now.
+#[inline(never)]
+fn choose(tile: &mut Tile<'_>, shared: &Shared<'_>, values: &[F], weights: &[f32], group: usize) {
+    let mut x = vec![0.0f32; values.len()];
+    for lane in 0..tile.loss.len().min(LANES) {
+        for (x, v) in x.iter_mut().zip(values) {
+            *x = v.0[lane];
+        }
+        let mut raw: RawScale = shared.work.choose(&x);
+        if let Choose::Fit { iterations } = shared.choose {
+            let fit = Fit { work: shared.work, numbers: shared.numbers, power: 2.0, iterations };
+            raw = fit.best(&x, weights, raw);
+        }
+        tile.table.set(lane, group, &raw);
+    }
+}

@@ -1,0 +1,248 @@
+//! Rounding to the numbers of a format's codes at scale 1, sixteen at once.
+//!
+//! Searches may be an ulp off where the codec is exact (a product with the inverse scale instead of a quotient): what
+//! they choose is brought to exact values by the codec afterwards.
+
+use super::lanes::F;
+use crate::codec::grid::{FloatGrid, Grid, GroupScale, level_sum};
+use crate::float::{exp2, to_f32_saturating};
+
+/// The numbers that codes stand for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Numbers {
+    /// All of float32.
+    All,
+    /// Integers, counted from the zero point.
+    Integers { lo: f32, hi: f32 },
+    /// Floats of `23 - drop` mantissa bits; below `smallest` the step stays the same, and adding `magic` rounds to it.
+    Floats { drop: u32, smallest: f32, magic: f32, top: f32 },
+    /// Sorted numbers.
+    Book(&'static [f32]),
+    /// Sums of signed levels.
+    Sums(u8),
+}
+
+impl Numbers {
+    pub(super) fn of(grid: &Grid) -> Self {
+        match *grid {
+            Grid::Integer { lo, hi, .. } => Self::Integers { lo: lo as f32, hi: hi as f32 },
+            Grid::Float(FloatGrid { mantissa, .. }) if mantissa >= 23 => Self::All,
+            Grid::Float(FloatGrid { mantissa, emin, top, .. }) => Self::Floats {
+                drop: 23 - mantissa,
+                smallest: exp2(emin.clamp(-126, 127)) as f32,
+                magic: 1.5 * exp2((emin + 23 - mantissa as i32).clamp(-126, 126)) as f32,
+                top: to_f32_saturating(top),
+            },
+            Grid::Book(levels) => Self::Book(levels),
+            Grid::Levels(count) => Self::Sums(count),
+        }
+    }
+}
+
+/// Scales of sixteen lanes.
+#[derive(Clone, Debug)]
+pub(super) struct Scales {
+    pub(super) step: F,
+    pub(super) inverse: F,
+    zero: F,
+    /// Value of each of sixteen codes; empty but for sums of levels.
+    sums: Vec<F>,
+}
+
+impl Scales {
+    /// Scale 1 in all lanes.
+    pub(super) const fn unit() -> Self {
+        Self { step: F::splat(1.0), inverse: F::splat(1.0), zero: F::splat(0.0), sums: Vec::new() }
+    }
+
+    /// One scale for all lanes.
+    #[inline(always)]
+    pub(super) fn splat(numbers: &Numbers, scale: &GroupScale) -> Self {
+        let (step, inverse) = step_and_inverse(scale);
+        let sums = sums_of(numbers, scale).map(F::splat).collect();
+        Self { step: F::splat(step), inverse: F::splat(inverse), zero: F::splat(scale.zero as f32), sums }
+    }
+
+    /// Gives one lane its scale.
+    pub(super) fn set(&mut self, lane: usize, numbers: &Numbers, scale: &GroupScale) {
+        (self.step.0[lane], self.inverse.0[lane]) = step_and_inverse(scale);
+        self.zero.0[lane] = scale.zero as f32;
+        self.sums.resize(sums_of(numbers, scale).count(), F::splat(0.0));
+        for (lanes, sum) in self.sums.iter_mut().zip(sums_of(numbers, scale)) {
+            lanes.0[lane] = sum;
+        }
+    }
+
+    pub(super) fn sums(&self) -> &[F] {
+        &self.sums
+    }
+}
+
+/// Step and its inverse, both finite. A group of zeros has step 0, and everything in it becomes 0.
+fn step_and_inverse(scale: &GroupScale) -> (f32, f32) {
+    let step = to_f32_saturating(scale.step);
+    (step, if step > 0.0 { (1.0 / step).min(f32::MAX) } else { 0.0 })
+}
+
+/// The value of each code where numbers are sums of levels.
+fn sums_of(numbers: &Numbers, scale: &GroupScale) -> impl Iterator<Item = f32> {
+    let count = if let Numbers::Sums(count) = *numbers { count } else { 0 };
+    (0..1u32 << count).filter(move |_| count > 0).map(move |code| level_sum(code, count, &scale.levels))
+}
+
+/// The number nearest to `u`, which is in steps of the lane's scale.
+pub(super) trait Round {
+    fn round(&self, u: f32, lane: usize) -> f32;
+}
+
+pub(super) struct All;
+
+impl Round for All {
+    #[inline(always)]
+    fn round(&self, u: f32, _: usize) -> f32 {
+        u
+    }
+}
+
+pub(super) struct Integers {
+    lo: F,
+    hi: F,
+}
+
+impl Integers {
+    #[inline(always)]
+    pub(super) fn new(lo: f32, hi: f32, scales: &Scales) -> Self {
+        let from = |end: f32| F(std::array::from_fn(|lane| end - scales.zero.0[lane]));
+        Self { lo: from(lo), hi: from(hi) }
+    }
+}
+
+impl Round for Integers {
+    #[inline(always)]
+    fn round(&self, u: f32, lane: usize) -> f32 {
+        let k = u.round_ties_even();
+        let k = if k > self.lo.0[lane] { k } else { self.lo.0[lane] };
+        if k < self.hi.0[lane] { k } else { self.hi.0[lane] }
+    }
+}
+
+pub(super) struct Floats {
+    pub(super) drop: u32,
+    pub(super) smallest: f32,
+    pub(super) magic: f32,
+    pub(super) top: f32,
+}
+
+impl Round for Floats {
+    #[inline(always)]
+    fn round(&self, u: f32, _: usize) -> f32 {
+        let bits = u.to_bits() & 0x7fff_ffff;
+        let magnitude = f32::from_bits(bits);
+        let odd = (bits >> self.drop) & 1;
+        let whole = (bits + ((1 << (self.drop - 1)) - 1) + odd) & (u32::MAX << self.drop);
+        let near = (magnitude + self.magic) - self.magic;
+        let rounded = if magnitude < self.smallest { near } else { f32::from_bits(whole) };
+        let clipped = if rounded < self.top { rounded } else { self.top };
+        f32::from_bits(clipped.to_bits() | (u.to_bits() & 0x8000_0000))
+    }
+}
+
+pub(super) struct Book {
+    numbers: [f32; 16],
+    /// Above this, the next number is nearer.
+    middles: [f32; 15],
+}
+
+impl Book {
+    #[inline(always)]
+    pub(super) fn new(levels: &[f32]) -> Self {
+        let at = |i: usize| levels[i.min(levels.len() - 1)];
+        let middle = |i: usize| if i + 1 < levels.len() { 0.5 * (at(i) + at(i + 1)) } else { f32::INFINITY };
+        Self { numbers: std::array::from_fn(at), middles: std::array::from_fn(middle) }
+    }
+}
+
+impl Round for Book {
+    #[inline(always)]
+    fn round(&self, u: f32, _: usize) -> f32 {
+        let mut number = self.numbers[0];
+        for i in 0..15 {
+            number = if u > self.middles[i] { self.numbers[i + 1] } else { number };
+        }
+        number
+    }
+}
+
+pub(super) struct Sums<'a>(pub(super) &'a [F]);
+
+impl Round for Sums<'_> {
+    #[inline(always)]
+    fn round(&self, u: f32, lane: usize) -> f32 {
+        let mut number = self.0[0].0[lane];
+        for sum in &self.0[1..] {
+            let other = sum.0[lane];
+            number = if (u - other).abs() < (u - number).abs() { other } else { number };
+        }
+        number
+    }
+}
+
+/// Calls `$body` with `$round` bound to the [`Round`] of `$numbers`.
+macro_rules! with_round {
+    ($numbers:expr, $scales:expr, |$round:ident| $body:expr) => {
+        match *$numbers {
+            Numbers::All => {
+                let $round = All;
+                $body
+            }
+            Numbers::Integers { lo, hi } => {
+                let $round = Integers::new(lo, hi, $scales);
+                $body
+            }
+            Numbers::Floats { drop, smallest, magic, top } => {
+                let $round = Floats { drop, smallest, magic, top };
+                $body
+            }
+            Numbers::Book(levels) => {
+                let $round = Book::new(levels);
+                $body
+            }
+            Numbers::Sums(_) => {
+                let $round = Sums($scales.sums());
+                $body
+            }
+        }
+    };
+}
+pub(super) use with_round;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::work::Work;
+    use crate::format::{Format, catalogue};
+    use crate::level::Level;
+
+    /// The codec's own rounding, but for numbers that lie halfway between two.
+    #[test]
+    fn agrees_with_the_codec() {
+        let extra =
+            ["int4:g32", "uint3:g8", "binary3:channel", "e3m0", "e5m2", "bm6e3/16", "blog4/8", "denorm6e3", "fixed6.3"];
+        let texts: Vec<String> = catalogue().iter().map(|f| f.to_string()).chain(extra.map(String::from)).collect();
+        for text in texts {
+            let Ok(format) = Format::parse(&text) else { continue };
+            let work = Work::new(format, Level::Scalar);
+            let numbers = Numbers::of(&work.grid);
+            let scale = GroupScale { step: 0.25, zero: 3, levels: [0.7, 0.4, 0.15, 0.1] };
+            let scales = Scales::splat(&numbers, &scale);
+            for i in -4000..4000 {
+                let x = (i as f32 * 0.37).sinh() * 1e-3 + i as f32 * 1.37e-3;
+                let number = with_round!(&numbers, &scales, |round| round.round(x * scales.inverse.0[5], 5));
+                let value = number * if matches!(numbers, Numbers::Sums(_)) { 1.0 } else { 0.25 };
+                let exact = work.round(x, &scale);
+                let (got, best) = ((value - x).abs(), (exact - x).abs());
+                assert!(value == exact || (got - best).abs() <= 1e-6 * x.abs().max(1.0), "{text}: {x} {value} {exact}");
+            }
+        }
+    }
+}

@@ -1,0 +1,157 @@
+"""Studies from the command line, on the shipped model and on one that is trained in a second."""
+
+import json
+
+import pytest
+from octavo.data import sentiment
+from octavo.models.classifier import run
+from octavo.search.studies import models
+
+FAST = ("--families", "int", "--widths", "4", "--seeds", "1")
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A generated task of few texts, and a training of few updates."""
+    load = models.signs.load
+    monkeypatch.setattr(models.signs, "load", lambda train, **_: load(64, validation=16, test=32))
+    monkeypatch.setitem(run.RECIPES, "tiny", run.Recipe(epochs=3, batch_size=16, learning_rate=1e-3, precision="fp32"))
+
+
+@pytest.fixture
+def data(tmp_path):
+    """A folder of sentences."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, count in ((sentiment.TRAIN, 2100), (sentiment.TEST, 30)):
+        lines = [
+            f"{number % 2}\t{name} {'good' if number % 2 else 'bad'} film number {number}" for number in range(count)
+        ]
+        (folder / name).write_text("label\tsentence\n" + "\n".join(lines) + "\n")
+    return folder
+
+
+def test_one_command_without_arguments_gives_table_picture_and_journal(octavo, tmp_path, small):
+    out = tmp_path / "study"
+    shown = octavo("study", "ptq-qat", *FAST, "--baseline", "mase", "-o", out).stdout
+    assert [line.split()[:2] for line in shown.splitlines()[2:5]] == [["fp32", "32"], ["int", "4"], ["mase", "4"]]
+    assert "32 test texts; they alone give differences a standard error" in shown
+    names = {path.name for path in out.iterdir()}
+    assert {"study.jsonl", "results.csv", "results.json", "training", "runs"} <= names
+    assert len((out / "study.jsonl").read_text().splitlines()) == 5
+
+
+def test_the_same_command_measures_nothing_twice(octavo, tmp_path, small):
+    command = ("study", "ptq-qat", *FAST, "--no-qat", "-o", tmp_path / "study")
+    first = octavo(*command).stdout
+    journal = (tmp_path / "study" / "study.jsonl").read_text()
+    again = octavo(*command)
+    assert again.stdout == first and again.stderr.count("(found)") == 2
+    assert (tmp_path / "study" / "study.jsonl").read_text() == journal
+    octavo(*command, "--widths", "4,8")
+    assert (tmp_path / "study" / "study.jsonl").read_text().startswith(journal)
+
+
+def test_formats_are_compared_on_the_shipped_model(octavo, tmp_path):
+    out = tmp_path / "study"
+    given = (
+        "--model",
+        "polynomials",
+        "--quick",
+        "--families",
+        "mxint",
+        "--modes",
+        "weights",
+        "--widths",
+        "8",
+        "--json",
+    )
+    found = json.loads(octavo("study", "formats", *given, "-o", out).stdout)
+    assert found["metric"] == "exact match" and found["subject"]["model"] == "polynomials"
+    base, mxint = found["rows"]
+    assert (mxint["family"], mxint["weight_bits"], mxint["texts"]) == ("mxint", 8.25, 200)
+    assert base["accuracy"] > 0.98 and mxint["difference_points"] > -2
+    assert json.loads((out / "results.json").read_text())["rows"] == found["rows"]
+
+
+@pytest.mark.slow
+def test_memory_is_counted_and_measured(octavo, tmp_path, small):
+    shown = octavo(
+        "study", "memory", "--recipes", "mxint8 | type:Linear nf4", "--quick", "-o", tmp_path / "study"
+    ).stdout
+    assert shown.splitlines()[0].split() == [
+        "MB",
+        "(1e6",
+        "bytes)",
+        "fp32",
+        "mxint8",
+        "of",
+        "fp32",
+        "type:Linear",
+        "nf4",
+        "of",
+        "fp32",
+    ]
+    assert "mxint8: 32 of 32 answers as simulated" in shown
+    assert "all weights, counted" in shown and "peak, measured" in shown
+
+
+def test_without_matplotlib_there_is_a_table_and_advice(octavo, tmp_path, small, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
+    ran = octavo("study", "ptq-qat", *FAST, "--no-qat", "-o", tmp_path / "study")
+    assert "pip install matplotlib" in ran.stderr
+    assert (tmp_path / "study" / "results.csv").exists() and not list((tmp_path / "study").glob("*.png"))
+
+
+def test_sentences_are_trained_on_and_studied(octavo, tmp_path, data, small):
+    run_folder, out = tmp_path / "run", tmp_path / "study"
+    report = json.loads(octavo("train", "sst2", "--data", data, "--steps", "3", "-o", run_folder, "--json").stdout)
+    assert report["steps"] == 3 and report["test"]["texts"] == 30
+    given = ("--data", data, "--trained", run_folder, "--no-qat", "-o", out)
+    found = json.loads(octavo("study", "ptq-qat", *FAST, *given, "--json").stdout)
+    assert found["rows"][0]["accuracy"] == report["test"]["accuracy"]
+    assert not (out / "training").exists()
+    lines = (data / sentiment.TRAIN).read_text().splitlines()
+    (data / sentiment.TRAIN).write_text("\n".join(lines[:-1]) + "\n")
+    assert "trained on other texts" in octavo("study", "ptq-qat", *FAST, *given, code=2).output
+
+
+@pytest.mark.parametrize(
+    "given, told",
+    [
+        (("ptq-qat", "--model", "bert"), "unknown model 'bert'; accepted are tiny, minilm, polynomials"),
+        (("ptq-qat", "--model", "minilm"), "give --data FOLDER with sst2_train.tsv and sst2_dev.tsv"),
+        (("ptq-qat", "--families", "int9"), "unknown family 'int9'"),
+        (("ptq-qat", "--widths", "4,wide"), "--widths: 'wide' is no width"),
+        (("ptq-qat", "--widths", "1"), "width 1; accepted are 2 to 32"),
+        (("ptq-qat", "--baseline", "torchao"), "unknown baseline 'torchao'; accepted are mase"),
+        (("ptq-qat", "--qat-share", "0"), "--qat-share is 0"),
+        (("ptq-qat", "--seeds", "0"), "one of each"),
+        (("ptq-qat", "--model", "polynomials", "--data", "here"), "leave out --data and --trained"),
+        (("ptq-qat", "--trained", "nowhere"), "nowhere: no trained classifier here"),
+        (("ptq-qat", "--data", "nowhere"), "neither sst2_train.tsv nor sst2_train.tsv.xz"),
+        (("formats", "--families", "posit"), "unknown family 'posit'"),
+        (("formats", "--modes", "biases"), "unknown mode 'biases'"),
+        (("memory", "--recipes", "|"), "0 recipes"),
+        (("memory", "--recipes", "mxint8 | int99"), "int99"),
+    ],
+)
+def test_what_is_refused_is_refused_before_the_work(octavo, tmp_path, monkeypatch, given, told):
+    monkeypatch.chdir(tmp_path)
+    assert told in octavo("study", *given, code=2).output
+
+
+def test_training_on_sentences_refuses_what_cannot_be(octavo, tmp_path, data):
+    out = ("-o", tmp_path / "run")
+    assert "unknown model 'bert'" in octavo("train", "sst2", "--data", data, "--model", "bert", *out, code=2).output
+    assert "--epochs is 0" in octavo("train", "sst2", "--data", data, "--epochs", "0", *out, code=2).output
+    assert "neither sst2_train" in octavo("train", "sst2", "--data", tmp_path, *out, code=2).output
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "command", [("study",), ("study", "ptq-qat"), ("study", "formats"), ("study", "memory"), ("train", "sst2")]
+)
+def test_help_teaches_with_examples(octavo, command):
+    shown = octavo(*command, "--help").stdout
+    assert "octavo study" in shown
