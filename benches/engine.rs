@@ -27,7 +27,7 @@ fn lines() -> Vec<String> {
     (0..LINES)
         .map(|_| {
             let [a, b, c, d] = [32, 32, 10, 10].map(|end| 1 + below(end));
-            let name = char::from(b'a' + below(4) as u8);
+            let name = ['x', 'y', 'z', 'n'][below(4) as usize];
             match below(3) {
                 0 => format!("{a}*{name}*({b}-{c}*{name})"),
                 1 => format!("(-{c}*{name}-{a})*({d}*{name}+{b})"),
