@@ -3,13 +3,32 @@
 from importlib import import_module as _import_module
 
 _LAZY = {
+    "BiasCorrections": "octavo.quant.algorithms.bias",
     "FormatSchedule": "octavo.quant.schedule",
+    "Smoothing": "octavo.quant.algorithms.smooth",
+    "Solution": "octavo.quant.algorithms.solution",
+    "correct_bias_model": "octavo.quant.algorithms.bias",
     "freeze_scales": "octavo.quant.model",
+    "gptq": "octavo.quant.algorithms.gptq",
+    "hqq": "octavo.quant.algorithms.hqq",
     "prepare_model": "octavo.quant.model",
     "quantize_model": "octavo.quant.model",
+    "smooth_model": "octavo.quant.algorithms.smooth",
 }
 
-__all__ = ["FormatSchedule", "freeze_scales", "prepare_model", "quantize_model"]
+__all__ = [
+    "BiasCorrections",
+    "FormatSchedule",
+    "Smoothing",
+    "Solution",
+    "correct_bias_model",
+    "freeze_scales",
+    "gptq",
+    "hqq",
+    "prepare_model",
+    "quantize_model",
+    "smooth_model",
+]
 
 
 def __getattr__(name: str) -> object:

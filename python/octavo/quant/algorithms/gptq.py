@@ -26,34 +26,6 @@ _LEAST_DAMP = 1e-8
 _RETRIES = 8
 
 
-class Hessian:
-    """Mean of ``x x'`` over the inputs of a layer, ``[K, K]``, summed in float64.
-
-    ``add(x)``: ``[..., K]`` in any float dtype; ``samples`` counts the rows.
-    """
-
-    def __init__(self, width: int) -> None:
-        """Begin with nothing seen."""
-        self._sum = torch.zeros(width, width, dtype=torch.float64)
-        self.samples = 0
-
-    def add(self, x: Tensor) -> None:
-        """Add inputs. Raises ShapeError for another width, NonFiniteError for NaN and infinity."""
-        if x.ndim == 0 or x.shape[-1] != len(self._sum):
-            raise ShapeError(f"inputs have shape {tuple(x.shape)}, expected [..., {len(self._sum)}]")
-        rows = x.detach().reshape(-1, x.shape[-1]).float()
-        product = rows.T @ rows
-        if not torch.isfinite(product).all():
-            raise NonFiniteError("inputs of a layer hold NaN or infinity; calibrate with finite data")
-        self._sum += product
-        self.samples += len(rows)
-
-    @property
-    def matrix(self) -> Tensor:
-        """The mean, float64; zeros where nothing was seen."""
-        return self._sum / max(self.samples, 1)
-
-
 def gptq(
     weight: Tensor,
     hessian: Tensor,
@@ -67,7 +39,7 @@ def gptq(
     """Quantise a weight so that ``tr((W - Q) H (W - Q)')`` is small: what a layer's outputs lose on its inputs.
 
     ``weight`` W: ``[..., K]``, float32, float16 or bfloat16 on the CPU; groups run along K. ``hessian`` H: ``[K, K]``,
-    ``X'X`` of the layer's inputs up to a factor (:class:`Hessian`). ``format``: any. ``damp``: share of H's mean
+    ``X'X`` of the layer's inputs ``[n, K]`` up to a factor. ``format``: any. ``damp``: share of H's mean
     diagonal that is added to it. ``block``: columns whose errors are fed back at once; the result does not depend on
     it but for rounding. ``order``: of the columns, ``natural`` or ``descending`` by H's diagonal.
     ``scale``: ``floor`` or ``ceil``, the codec's rules, or ``mse``, the scale of least squared error, weighted by what
@@ -116,13 +88,13 @@ def _checked_hessian(hessian: Tensor, k: int) -> Tensor:
     if tuple(hessian.shape) != (k, k):
         raise ShapeError(f"gptq: hessian has shape {tuple(hessian.shape)}, expected {(k, k)}, the weight's last size")
     moments = hessian.detach().to(torch.float64)
-    if not torch.isfinite(moments).all():
+    if not torch.isfinite(moments.sum()):
         raise NonFiniteError("gptq: hessian holds NaN or infinity; accepted are finite values")
     diagonal = moments.diagonal()
     if k and diagonal.min() < 0:
         raise DataError(f"gptq: hessian's diagonal holds {diagonal.min():g}; sums of squares are not negative")
     mean = diagonal.mean().item() if k else 0.0
-    if not torch.allclose(moments, moments.T, rtol=1e-3, atol=1e-4 * mean):
+    if k and (moments - moments.T).abs_().max() > 1e-3 * diagonal.max():
         raise DataError("gptq: hessian is not symmetric; pass X'X of the layer's inputs")
     return moments / mean if mean > 0 else moments.clone()
 
