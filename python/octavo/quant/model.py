@@ -40,7 +40,8 @@ def quantize_model(
     on a terminal, or a function of (stage, done, total).
 
     Parameters, ties, hooks, modes, dtypes and devices stay; so do state-dict names, to which scales are added. If
-    anything fails the model is as it was. The order of calibration batches changes no bit of any scale.
+    anything fails the model is as it was. The order of calibration batches changes no bit of any scale, but for gptq,
+    whose Hessians are float sums.
 
     Raises FormatError and DTypeError for what a recipe cannot mean or a layer cannot hold, CalibrationError for data
     that is missing or did not reach a layer, NonFiniteError for NaN or infinity on the way, all with the layer's name.
