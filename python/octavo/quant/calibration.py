@@ -147,16 +147,19 @@ class Products:
     """Sums of outer products of a layer's input vectors, in float64."""
 
     def __init__(self, layer: QuantLayer) -> None:
+        """Begin with nothing seen."""
         self.layer, self.n = layer, 0
         k = layer.weight_matrix().shape[1]
         self.sums = torch.zeros(k, k, dtype=torch.float64)
 
     def add(self, x: Tensor) -> None:
+        """Add the vectors of an input."""
         rows = self.layer.input_rows(x.detach().float())
         self.n += len(rows)
         self.sums += rows.T @ rows
 
     def hessian(self) -> Tensor:
+        """Return ``2/n X^T X`` ``[K, K]`` of the n vectors, float32. Raises CalibrationError where there are none."""
         if not self.n:
             raise CalibrationError(
                 f"{self.layer.weight_quantiser.what}: '{self.layer.weight_quantiser.spec}' got no calibration data: "
@@ -167,6 +170,7 @@ class Products:
 
 @contextmanager
 def hooked(modules: Iterable[nn.Module], hook: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Call ``hook`` with each module and its arguments before it runs, inside."""
     handles = [module.register_forward_pre_hook(hook) for module in modules]
     try:
         yield

@@ -36,8 +36,9 @@ def quantize_model(
     which as many are used as hold ``samples`` samples (None: all); a mapping is passed as keyword arguments, a tuple
     or list as positional ones, anything else as the one argument. They are needed where the recipe names a calibration
     for an activation (``input=int8@mse``) or ``gptq`` for a weight, and run in eval mode, without gradients: through
-    the float model, and for ``gptq`` through the model quantised so far, once for every layer up to it. ``inplace``: replace layers in ``model`` itself; else in a deep copy of it. ``progress``: a bar
-    on a terminal, or a function of (stage, done, total).
+    the float model, and for ``gptq`` through the model quantised so far, up to every layer once. ``inplace``: replace
+    layers in ``model`` itself; else in a deep copy of it. ``progress``: a bar on a terminal, or a function of (stage,
+    done, total).
 
     Parameters, ties, hooks, modes, dtypes and devices stay; so do state-dict names, to which scales are added. If
     anything fails the model is as it was. The order of calibration batches changes no bit of any scale, but for gptq,

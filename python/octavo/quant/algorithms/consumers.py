@@ -73,7 +73,6 @@ class _Watch(TorchDispatchMode):
         self.calls: Counter[nn.Module] = Counter()
         self.readers: dict[nn.Module, dict[nn.Module | str, None]] = {norm: {} for norm in norms}
         self._pure: Counter[tuple[nn.Module, nn.Module]] = Counter()
-        self._shapes: dict[nn.Module, bool] = {}
         self._handles = [norm.register_forward_hook(self._made) for norm in norms]
         for module in model.modules():
             if _is_consumer(module):
@@ -87,7 +86,6 @@ class _Watch(TorchDispatchMode):
 
     def _made(self, norm: nn.Module, _: Any, output: Tensor) -> None:
         self.calls[norm] += 1
-        self._shapes[norm] = isinstance(output, Tensor) and output.is_contiguous()
         if isinstance(output, Tensor):
             self._kept.append(output)
             self._norms[_storage(output)] = norm

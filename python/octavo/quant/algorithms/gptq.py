@@ -21,9 +21,7 @@ _LARGEST_ENTERED = 1024
 # A block of columns for rounding to nearest, which has no order to keep: large products are fast.
 _WIDE = 512
 _REFITS = 8  # refits of a real scale that is chosen before
-# Damping where a singular H came without, and how often it is raised tenfold.
-_LEAST_DAMP = 1e-8
-_RETRIES = 8
+_LEAST_DAMP = 1e-8  # where a singular H came without; raised tenfold until it is enough, up to H's mean diagonal
 
 
 def gptq(
@@ -159,7 +157,7 @@ class _Problem:
         loss = torch.zeros(rows, dtype=torch.float64)
         for start in range(0, k, block):
             end = min(start + block, k)
-            left = weight[:, start:end].contiguous()
+            left = weight[:, start:end].clone(memory_format=torch.contiguous_format)
             # Errors of all earlier blocks at once; inside the block the core feeds them back column by column.
             now = torch.addmm(left, errors[:, :start], self.feedback[:start, start:end]) if start else left.clone()
             inside = self.feedback[start:end, start:end].T.contiguous()
@@ -178,7 +176,7 @@ def _factors(moments: Tensor, damp: float) -> tuple[Tensor, Tensor, float]:
     damping = damp * mean
     # From the last column to the first: the Cholesky factor of the reversed matrix, reversed, is upper.
     reverse = moments.flip(0, 1)
-    for _ in range(_RETRIES):
+    while True:
         damped = reverse.clone()
         damped.diagonal().add_(damping)
         damped.diagonal().masked_fill_(damped.diagonal() == 0, mean or 1.0)  # nothing comes from or goes to these
@@ -188,4 +186,5 @@ def _factors(moments: Tensor, damp: float) -> tuple[Tensor, Tensor, float]:
             root = upper.diagonal()
             return (upper / root).float(), root.square().float(), damping
         damping = max(10 * damping, _LEAST_DAMP * mean)
-    raise DataError("gptq: hessian is not positive semidefinite; pass X'X of the layer's inputs")
+        if damping > mean:
+            raise DataError("gptq: hessian is not positive semidefinite; pass X'X of the layer's inputs")

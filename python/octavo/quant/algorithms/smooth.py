@@ -1,4 +1,4 @@
-"""Scales moved from activations into weights, without changing what a model computes: SmoothQuant (Xiao et al. 2022)."""
+"""Scales moved from activations into weights under an unchanged function: SmoothQuant (Xiao et al. 2022)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Smoothing:
     def __str__(self) -> str:
         """Return a line for each norm."""
         lines = [
-            f"{fold.norm} -> {', '.join(fold.consumers)}: outliers {fold.before:.3g} -> {fold.after:.3g} times the median"
+            f"{fold.norm} -> {', '.join(fold.consumers)}: largest channel {fold.before:.3g} -> {fold.after:.3g} medians"
             for fold in self.folds
         ]
         return "\n".join([*lines, *(f"{norm}: left, {reason}" for norm, reason in self.skipped.items())])
@@ -98,7 +98,7 @@ def _largest(
     largest: dict[nn.Module, Tensor] = {}
 
     def see(norm: nn.Module, _: Any, output: Tensor) -> None:
-        now = output.detach().abs().flatten(0, -2).amax(0).float()
+        now = output.detach().reshape(-1, output.shape[-1]).abs().amax(0).float()
         if not torch.isfinite(now).all():
             raise NonFiniteError(f"{names[norm]}: the output holds NaN or infinity; calibrate with finite data")
         largest[norm] = torch.maximum(largest[norm], now) if norm in largest else now

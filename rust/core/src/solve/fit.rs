@@ -15,6 +15,10 @@ use crate::pool;
 
 /// Residuals, in units, below which the p-norm continues as a parabola.
 const SMALLEST: f32 = 1e-3;
+/// Steps below this have no exact inverse; their scales stay as they are.
+const TINY: f32 = 64.0 * f32::MIN_POSITIVE;
+/// Mean square of residuals, in steps, that rounding in float32 alone makes.
+const NOISE: f64 = 1e-12;
 /// Factor between the clipped scales that are tried, and how many are at most.
 const SHRINK: f64 = 0.93;
 const SHRINKS: usize = 14;
@@ -186,6 +190,9 @@ impl Fit<'_> {
         let (numbers, power) = (self.numbers, self.power);
         let affine = matches!(self.work.chooser, Chooser::Asymmetric { .. });
         let unit = to_f32_saturating(self.work.resolve(&start).step);
+        if unit < TINY {
+            return start;
+        }
         let query = Query { x, weights, numbers, power, affine, unit };
         match self.work.chooser {
             Chooser::Unit(_) => start,
@@ -193,7 +200,6 @@ impl Fit<'_> {
                 let codes = mse_candidates(&self.work.chooser, start.bits[0] as u8).into_iter().flatten();
                 self.best_of(&query, start, codes.map(RawScale::code))
             }
-            Chooser::NvFp4 if unit == 0.0 => start,
             Chooser::NvFp4 => {
                 let code = start.bits[0] as u8;
                 self.best_of(&query, start, (code.saturating_sub(4).max(1)..=(code + 2).min(126)).map(RawScale::code))
@@ -237,7 +243,7 @@ impl Fit<'_> {
 
     fn best_real(&self, query: &Query<'_>, start: RawScale) -> RawScale {
         let start = self.measure(query, start);
-        if start.raw.bits[0] == 0 || start.moments.error == 0.0 {
+        if start.moments.square <= NOISE * query.x.len() as f64 {
             return start.raw;
         }
         let mut best = start;
