@@ -166,6 +166,17 @@ def test_leading_dimensions_and_nothing_at_all():
     assert gptq(torch.empty(0, 96), hessian, "int4:g32").weight.shape == (0, 96)
 
 
+@pytest.mark.parametrize("fmt", ["int4", "uint4", "fixed5", "ternary:tensor"])
+@pytest.mark.parametrize("seed", range(6))
+def test_one_scale_for_rows_that_gain_and_rows_that_do_not(fmt, seed):
+    weight, hessian = case(rows=6, k=16, seed=seed, rank=1)
+    weight[3:] = octavo.quantize(weight, fmt)[3:]  # nothing to gain here
+    solution = gptq(weight, hessian, fmt, scale="mse")
+    assert_representable(solution, fmt)
+    nearest = loss(weight, hessian, octavo.quantize(weight, fmt))
+    assert loss(weight, hessian, solution.weight) <= nearest * (1 + 1e-6)
+
+
 WRONG = {
     "kind of weight": (DTypeError, "weight is a list", lambda w, h: gptq([1.0], h, "int4")),
     "integers": (DTypeError, "torch.int64", lambda w, h: gptq(w.long(), h, "int4")),

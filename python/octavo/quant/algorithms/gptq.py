@@ -60,10 +60,11 @@ def gptq(
     problem = _Problem(w.reshape(-1, w.shape[-1]).to(torch.float32).contiguous(), moments, damp, order)
     values, table, loss = problem.solve(nearest, block, scale)
     rounded = nearest.decode(torch.float32).view_as(values)
-    worse = ~(loss < problem.loss(rounded))
+    plain = problem.loss(rounded)
+    worse = ~(loss < plain)
     if worse.any():
-        if fmt.granularity == "tensor" and not torch.equal(table.scales, nearest.scales):
-            worse.fill_(bool(loss.sum() >= problem.loss(rounded).sum()))
+        if fmt.granularity == "tensor" and not table.equals(nearest):  # rows cannot have scales of their own
+            worse.fill_(not loss.sum() < plain.sum())
         values[worse] = rounded[worse]
         table.take(nearest, worse)
     return Solution.of(table.encode(values.view(w.shape), w.dtype))
