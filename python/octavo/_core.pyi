@@ -20,6 +20,8 @@ __all__ = [
     "__version__",
     "_decode",
     "_encode",
+    "_fit_scales",
+    "_gptq_block",
     "_integer_linear",
     "_linear_kernel",
     "_pack",
@@ -132,6 +134,31 @@ def _quantize_backward(
     rule: str,
     given: _Parts | None,
     scale_grad: int,
+) -> None: ...
+def _gptq_block(
+    format: Format,
+    choice: str,
+    rows: int,
+    columns: int,
+    groups: int,
+    values: int,
+    errors: int,
+    feedback: int,
+    weights: int,
+    column_groups: int,
+    loss: int,
+    scales: tuple[int, int, float],
+) -> None: ...
+def _fit_scales(
+    format: Format,
+    rows: int,
+    k: int,
+    groups: int,
+    x: int,
+    weights: int,
+    power: float,
+    iterations: int,
+    scales: tuple[int, int, float],
 ) -> None: ...
 def _pack(width: int, rows: int, k: int, codes: int, out: int) -> None: ...
 def _unpack(width: int, rows: int, k: int, packed: int, out: int) -> None: ...

@@ -263,7 +263,7 @@ def test_a_projection_that_attention_reads_itself_is_refused():
 def solver(asked):
     """Stands for gptq and hqq: notes what it is asked, and halves the weight."""
 
-    def solve(weight, *rest):
+    def solve(weight, *rest, **options):
         asked.append((weight.clone(), *rest))
         packed = octavo.encode(weight / 2, rest[-1])
         return packed.decode(), packed.scales, packed.unpack_zeros(), None
@@ -271,13 +271,16 @@ def solver(asked):
     return solve
 
 
-def test_gptq_gets_the_hessian_of_quantised_inputs(monkeypatch):
+def test_gptq_gets_the_hessian_of_inputs_in_the_model_quantised_so_far(monkeypatch):
     asked = []
     monkeypatch.setattr(octavo.quant, "gptq", solver(asked), raising=False)
     model = Model()
     recipe = "name:mix weight=int4:g8@gptq input=int4@minmax; name:conv weight=uint4:g8@gptq"
     quantised = quantize_model(model, recipe, calibration=data())
+    # The convolution runs first, so its solved weight feeds the linear layer, whose own is still the float one.
     probe = quantize_model(model, "name:mix input=int4@minmax", calibration=data()).eval()
+    with torch.no_grad():
+        probe.conv.weight.copy_(quantised.conv.weight)
     inputs, convolved = [], []
     probe.mix.register_forward_pre_hook(lambda m, x: inputs.append(m.input_quantiser(x[0]).flatten(0, 1)))
     probe.conv.register_forward_pre_hook(lambda m, x: convolved.append(x[0]))
@@ -286,14 +289,50 @@ def test_gptq_gets_the_hessian_of_quantised_inputs(monkeypatch):
             probe(batch)
     x = torch.cat(inputs).double()
     patches = torch.cat([functional.pad(c, (1, 1)).unfold(2, 3, 1).transpose(1, 2).flatten(2).flatten(0, 1) for c in convolved]).double()  # fmt: skip
-    by_weight = {len(hessian): (weight, hessian) for weight, hessian, _ in asked}
-    for k, rows, weight in ((24, x, model.mix.weight), (72, patches, model.conv.weight)):
-        torch.testing.assert_close(by_weight[k][1].double(), 2 / len(rows) * rows.T @ rows, rtol=1e-4, atol=1e-5)
-        assert torch.equal(by_weight[k][0], weight.flatten(1))
+    assert [len(hessian) for _, hessian, _ in asked] == [72, 24]
+    for (given, hessian, _), rows, weight in zip(
+        asked, (patches, x), (model.conv.weight, model.mix.weight), strict=True
+    ):
+        torch.testing.assert_close(hessian.double(), 2 / len(rows) * rows.T @ rows, rtol=1e-4, atol=1e-5)
+        assert torch.equal(given, weight.flatten(1))
     packed = octavo.encode(model.mix.weight / 2, "int4:g8")
     assert torch.equal(quantised.mix.weight, packed.decode())
     assert torch.equal(quantised.mix.weight_quantiser.scales, packed.scales)
     assert torch.equal(quantised.mix._weight(), quantised.mix.weight)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_weights_are_as_they_were_where_gptq_fails(monkeypatch, inplace):
+    asked = []
+
+    def fails(*args, **options):
+        if asked:
+            raise NonFiniteError("hessian holds NaN")
+        return solver(asked)(*args, **options)
+
+    monkeypatch.setattr(octavo.quant, "gptq", fails, raising=False)
+    model = Model()
+    before = state(model)
+    with pytest.raises(NonFiniteError, match="mix: weight: hessian holds NaN"):
+        quantize_model(
+            model, "name:mix weight=int4:g8@gptq; name:conv weight=int4:g8@gptq", calibration=data(), inplace=inplace
+        )
+    assert len(asked) == 1 and same(state(model), before)
+
+
+@pytest.mark.parametrize("fmt", ["int4:g8", "uint4:channel", "mxint4/8", "mxfp4", "nvfp4", "nf4/8", "e4m3", "fixed6"])
+def test_gptq_lowers_what_the_outputs_lose(fmt):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(48, 64), nn.GELU(), nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 16)).eval()
+    batches = [torch.randn(64, 6) @ torch.randn(6, 48) + 0.1 * torch.randn(64, 48) for _ in range(4)]
+    plain = quantize_model(model, f"type:Linear weight={fmt}", progress=False)
+    solved = quantize_model(model, f"type:Linear weight={fmt}@gptq", calibration=batches, progress=False)
+    with torch.no_grad():
+        x = torch.cat(batches)
+        wanted = model(x)
+        assert (solved(x) - wanted).square().sum() < 0.7 * (plain(x) - wanted).square().sum()
+    for layer in solved[::2]:
+        assert torch.equal(layer.weight_quantiser.encode(layer.weight_matrix()).decode(), layer.weight_matrix())
 
 
 def test_hqq_needs_no_data(monkeypatch):

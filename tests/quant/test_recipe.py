@@ -178,7 +178,7 @@ UNREADABLE = {
     "input=int8:g32@mse": "known at run time only",
     "fixed8.4@minmax": "no scale to calibrate",
     "nf4@lsq": "'lsq' learns scales of int and fixed",
-    "mxint4@hqq": "or gptq",
+    "e4m3@hqq": "or gptq",
     "fp16@gptq": "is a cast",
     "bias=int8@mse": "from its own values",
     "bias=int32@mse": "takes no calibration",

@@ -58,7 +58,7 @@ class Quantiser(nn.Module):
         self.integer_width = fmt.width if fmt.family == "int" else 0
         self.granularity = fmt.granularity
         self.spans_tensor = fmt.granularity == "tensor" or fmt.core.has_levels
-        self._calibrates = spec.calibration is not None
+        self._calibrates = spec.calibration is not None and fmt.scale_type is not None
         for part in PARTS:
             setattr(self, part, None)
             self._parameters.pop(part, None)

@@ -3,23 +3,37 @@
 from importlib import import_module as _import_module
 
 _LAZY = {
+    "BiasCorrections": "octavo.quant.algorithms.bias",
     "FormatSchedule": "octavo.quant.schedule",
+    "Smoothing": "octavo.quant.algorithms.smooth",
+    "Solution": "octavo.quant.algorithms.solution",
+    "correct_bias_model": "octavo.quant.algorithms.bias",
     "freeze_scales": "octavo.quant.model",
+    "gptq": "octavo.quant.algorithms.gptq",
+    "hqq": "octavo.quant.algorithms.hqq",
     "load_model": "octavo.quant.model_folder",
     "pack_model": "octavo.quant.pack",
     "prepare_model": "octavo.quant.model",
     "quantize_model": "octavo.quant.model",
     "save_model": "octavo.quant.model_folder",
+    "smooth_model": "octavo.quant.algorithms.smooth",
 }
 
 __all__ = [
+    "BiasCorrections",
     "FormatSchedule",
+    "Smoothing",
+    "Solution",
+    "correct_bias_model",
     "freeze_scales",
+    "gptq",
+    "hqq",
     "load_model",
     "pack_model",
     "prepare_model",
     "quantize_model",
     "save_model",
+    "smooth_model",
 ]
 
 

@@ -77,16 +77,20 @@ def _size(batch: Any) -> int:
 
 
 def run(model: nn.Module, batches: Batches, show: Progress, label: str) -> None:
-    """Run every batch through ``model``, in eval mode, without gradients."""
+    """Run every batch through ``model``."""
     with show.stage(label, len(batches)) as advance:
         for batch in batches:
-            if isinstance(batch, Mapping):
-                model(**batch)
-            elif isinstance(batch, tuple | list):
-                model(*batch)
-            else:
-                model(batch)
+            call(model, batch)
             advance()
+
+
+def call(model: nn.Module, batch: Any) -> Any:
+    """Return what ``model`` gives for one batch."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, tuple | list):
+        return model(*batch)
+    return model(batch)
 
 
 @contextmanager
@@ -131,7 +135,7 @@ def observe(model: nn.Module, wanted: list[Quantiser], batches: Batches, show: P
     def see(quantiser: Quantiser, arguments: tuple[Tensor, ...]) -> None:
         seen[quantiser].add(arguments[0], quantiser.what)
 
-    with undisturbed(model), _hooked(wanted, see):
+    with undisturbed(model), hooked(wanted, see):
         for module in model.modules():
             if isinstance(module, Quantiser | Int32Bias):
                 module.enabled = False
@@ -139,38 +143,23 @@ def observe(model: nn.Module, wanted: list[Quantiser], batches: Batches, show: P
     return seen
 
 
-def hessians(model: nn.Module, layers: list[QuantLayer], batches: Batches, show: Progress) -> dict[QuantLayer, Tensor]:
-    """Return ``2/n X^T X`` ``[K, K]`` of each layer's n quantised input vectors, float32; weights are not quantised."""
-    sums = {layer: _Products(layer) for layer in layers}
-
-    def see(layer: QuantLayer, arguments: tuple[Tensor, ...]) -> None:
-        x = arguments[0]
-        sums[layer].add(x if layer.input_quantiser is None else layer.input_quantiser(x))
-
-    with undisturbed(model), _hooked(layers, see):
-        for layer in model.modules():
-            if isinstance(layer, QuantLayer):
-                for quantiser in (layer.weight_quantiser, layer.bias_quantiser):
-                    if quantiser is not None:
-                        quantiser.enabled = False
-        run(model, batches, show, "collecting Hessians")
-    return {layer: products.hessian() for layer, products in sums.items()}
-
-
-class _Products:
+class Products:
     """Sums of outer products of a layer's input vectors, in float64."""
 
     def __init__(self, layer: QuantLayer) -> None:
+        """Begin with nothing seen."""
         self.layer, self.n = layer, 0
         k = layer.weight_matrix().shape[1]
         self.sums = torch.zeros(k, k, dtype=torch.float64)
 
     def add(self, x: Tensor) -> None:
+        """Add the vectors of an input."""
         rows = self.layer.input_rows(x.detach().float())
         self.n += len(rows)
         self.sums += rows.T @ rows
 
     def hessian(self) -> Tensor:
+        """Return ``2/n X^T X`` ``[K, K]`` of the n vectors, float32. Raises CalibrationError where there are none."""
         if not self.n:
             raise CalibrationError(
                 f"{self.layer.weight_quantiser.what}: '{self.layer.weight_quantiser.spec}' got no calibration data: "
@@ -180,7 +169,8 @@ class _Products:
 
 
 @contextmanager
-def _hooked(modules: Iterable[nn.Module], hook: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
+def hooked(modules: Iterable[nn.Module], hook: Callable[[Any, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Call ``hook`` with each module and its arguments before it runs, inside."""
     handles = [module.register_forward_pre_hook(hook) for module in modules]
     try:
         yield

@@ -6,14 +6,14 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from octavo.errors import CalibrationError, DTypeError, OctavoError
 from octavo.nn.layer import QuantLayer
 from octavo.nn.quantiser import Quantiser
 from octavo.quant.activations import activation_scales, check_format
-from octavo.quant.calibration import Batches, activation_quantisers, hessians, observe
+from octavo.quant.algorithms.in_order import solve_weights
+from octavo.quant.calibration import Batches, activation_quantisers, observe
 from octavo.quant.progress import Progress, Report
 from octavo.quant.replace import Replacement, plan_of
 from octavo.quant.weight_scales import weight_scales
@@ -35,9 +35,10 @@ def quantize_model(
     ``recipe``: a Recipe, its text or dictionary, or a plan: ``{module path: LayerPlan}``. ``calibration``: batches, of
     which as many are used as hold ``samples`` samples (None: all); a mapping is passed as keyword arguments, a tuple
     or list as positional ones, anything else as the one argument. They are needed where the recipe names a calibration
-    for an activation (``input=int8@mse``) or ``gptq`` for a weight, and run in eval mode, without gradients, through
-    the float model. ``inplace``: replace layers in ``model`` itself; else in a deep copy of it. ``progress``: a bar
-    on a terminal, or a function of (stage, done, total).
+    for an activation (``input=int8@mse``) or ``gptq`` for a weight, and run in eval mode, without gradients: through
+    the float model, and for ``gptq`` through the model quantised so far, up to every layer once. ``inplace``: replace
+    layers in ``model`` itself; else in a deep copy of it. ``progress``: a bar on a terminal, or a function of (stage,
+    done, total).
 
     Parameters, ties, hooks, modes, dtypes and devices stay; so do state-dict names, to which scales are added. If
     anything fails the model is as it was. The order of calibration batches changes no bit of any scale, but for gptq,
@@ -57,13 +58,10 @@ def quantize_model(
     _check(replacement, batches)
     try:
         quantised = replacement.apply()
-        solved = _calibrate(quantised, replacement, batches, show)
+        _calibrate(quantised, replacement, batches, show)
     except BaseException:
         replacement.undo()
         raise
-    with torch.no_grad():
-        for layer, weight in solved.items():
-            layer.set_weight_matrix(weight)
     return quantised
 
 
@@ -126,28 +124,20 @@ def _method(layer: nn.Module) -> str | None:
     return quantiser.spec.calibration.method
 
 
-def _calibrate(
-    model: nn.Module, replacement: Replacement, batches: Batches | None, show: Progress
-) -> dict[QuantLayer, Tensor]:
-    """Fix the scales of everything that was replaced; return the weights that gptq and hqq ask for."""
+def _calibrate(model: nn.Module, replacement: Replacement, batches: Batches | None, show: Progress) -> None:
+    """Fix the scales of everything that was replaced, and the weights that gptq and hqq are asked for."""
     layers = list(replacement.layers.values())
     wanted = [quantiser for top in layers for quantiser in activation_quantisers(top) if quantiser.wants_scales]
     if wanted:
         for quantiser, seen in observe(model, wanted, batches, show).items():
             quantiser.set_scales(*activation_scales(quantiser.spec, seen, quantiser.what))
             _learn(quantiser)
-    by_gptq = [layer for layer in layers if _method(layer) == "gptq"]
-    found = hessians(model, by_gptq, batches, show) if by_gptq else {}
-    solved = {}
-    weighted = [layer for layer in layers if _method(layer) is not None]
+    weighted = [layer for layer in layers if _method(layer) is not None and _method(layer) not in _SOLVED]
     with show.stage("choosing weight scales", len(weighted)) as advance:
         for layer in weighted:
-            if _method(layer) in _SOLVED:
-                solved[layer] = _solve(layer, found.pop(layer, None))
-            else:
-                calibrate_weight(layer)
+            calibrate_weight(layer)
             advance()
-    return solved
+    solve_weights(model, [layer for layer in layers if _method(layer) in _SOLVED], batches, show)
 
 
 def calibrate_weight(layer: QuantLayer) -> None:
@@ -164,22 +154,6 @@ def calibrate_weight(layer: QuantLayer) -> None:
 def _learn(quantiser: Quantiser) -> None:
     if quantiser.spec.calibration.method == "lsq":
         quantiser.learn()
-
-
-def _solve(layer: QuantLayer, hessian: Tensor | None) -> Tensor:
-    """Return the weight that gptq or hqq found, and fix its scales."""
-    from octavo import quant
-
-    quantiser = layer.weight_quantiser
-    weight, fmt = layer.weight_matrix().detach().float(), quantiser.format
-    try:
-        found = quant.hqq(weight, fmt) if hessian is None else quant.gptq(weight, hessian, fmt)
-    except OctavoError as error:
-        raise type(error)(f"{quantiser.what}: {error}") from None
-    solved, scales, zeros, levels = found
-    if fmt.scale_type is not None:
-        quantiser.set_scales(scales, zeros, levels)
-    return solved
 
 
 def freeze_scales(model: nn.Module) -> nn.Module:

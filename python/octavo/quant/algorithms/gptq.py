@@ -21,37 +21,7 @@ _LARGEST_ENTERED = 1024
 # A block of columns for rounding to nearest, which has no order to keep: large products are fast.
 _WIDE = 512
 _REFITS = 8  # refits of a real scale that is chosen before
-# Damping where a singular H came without, and how often it is raised tenfold.
-_LEAST_DAMP = 1e-8
-_RETRIES = 8
-
-
-class Hessian:
-    """Mean of ``x x'`` over the inputs of a layer, ``[K, K]``, summed in float64.
-
-    ``add(x)``: ``[..., K]`` in any float dtype; ``samples`` counts the rows.
-    """
-
-    def __init__(self, width: int) -> None:
-        """Begin with nothing seen."""
-        self._sum = torch.zeros(width, width, dtype=torch.float64)
-        self.samples = 0
-
-    def add(self, x: Tensor) -> None:
-        """Add inputs. Raises ShapeError for another width, NonFiniteError for NaN and infinity."""
-        if x.ndim == 0 or x.shape[-1] != len(self._sum):
-            raise ShapeError(f"inputs have shape {tuple(x.shape)}, expected [..., {len(self._sum)}]")
-        rows = x.detach().reshape(-1, x.shape[-1]).float()
-        product = rows.T @ rows
-        if not torch.isfinite(product).all():
-            raise NonFiniteError("inputs of a layer hold NaN or infinity; calibrate with finite data")
-        self._sum += product
-        self.samples += len(rows)
-
-    @property
-    def matrix(self) -> Tensor:
-        """The mean, float64; zeros where nothing was seen."""
-        return self._sum / max(self.samples, 1)
+_LEAST_DAMP = 1e-8  # where a singular H came without; raised tenfold until it is enough, up to H's mean diagonal
 
 
 def gptq(
@@ -67,7 +37,7 @@ def gptq(
     """Quantise a weight so that ``tr((W - Q) H (W - Q)')`` is small: what a layer's outputs lose on its inputs.
 
     ``weight`` W: ``[..., K]``, float32, float16 or bfloat16 on the CPU; groups run along K. ``hessian`` H: ``[K, K]``,
-    ``X'X`` of the layer's inputs up to a factor (:class:`Hessian`). ``format``: any. ``damp``: share of H's mean
+    ``X'X`` of the layer's inputs ``[n, K]`` up to a factor. ``format``: any. ``damp``: share of H's mean
     diagonal that is added to it. ``block``: columns whose errors are fed back at once; the result does not depend on
     it but for rounding. ``order``: of the columns, ``natural`` or ``descending`` by H's diagonal.
     ``scale``: ``floor`` or ``ceil``, the codec's rules, or ``mse``, the scale of least squared error, weighted by what
@@ -90,10 +60,11 @@ def gptq(
     problem = _Problem(w.reshape(-1, w.shape[-1]).to(torch.float32).contiguous(), moments, damp, order)
     values, table, loss = problem.solve(nearest, block, scale)
     rounded = nearest.decode(torch.float32).view_as(values)
-    worse = ~(loss < problem.loss(rounded))
+    plain = problem.loss(rounded)
+    worse = ~(loss < plain)
     if worse.any():
-        if fmt.granularity == "tensor" and not torch.equal(table.scales, nearest.scales):
-            worse.fill_(bool(loss.sum() >= problem.loss(rounded).sum()))
+        if fmt.granularity == "tensor" and not table.equals(nearest):  # rows cannot have scales of their own
+            worse.fill_(not loss.sum() < plain.sum())
         values[worse] = rounded[worse]
         table.take(nearest, worse)
     return Solution.of(table.encode(values.view(w.shape), w.dtype))
@@ -116,13 +87,13 @@ def _checked_hessian(hessian: Tensor, k: int) -> Tensor:
     if tuple(hessian.shape) != (k, k):
         raise ShapeError(f"gptq: hessian has shape {tuple(hessian.shape)}, expected {(k, k)}, the weight's last size")
     moments = hessian.detach().to(torch.float64)
-    if not torch.isfinite(moments).all():
+    if not torch.isfinite(moments.sum()):
         raise NonFiniteError("gptq: hessian holds NaN or infinity; accepted are finite values")
     diagonal = moments.diagonal()
     if k and diagonal.min() < 0:
         raise DataError(f"gptq: hessian's diagonal holds {diagonal.min():g}; sums of squares are not negative")
     mean = diagonal.mean().item() if k else 0.0
-    if not torch.allclose(moments, moments.T, rtol=1e-3, atol=1e-4 * mean):
+    if k and (moments - moments.T).abs_().max() > 1e-3 * diagonal.max():
         raise DataError("gptq: hessian is not symmetric; pass X'X of the layer's inputs")
     return moments / mean if mean > 0 else moments.clone()
 
@@ -187,7 +158,7 @@ class _Problem:
         loss = torch.zeros(rows, dtype=torch.float64)
         for start in range(0, k, block):
             end = min(start + block, k)
-            left = weight[:, start:end].contiguous()
+            left = weight[:, start:end].clone(memory_format=torch.contiguous_format)
             # Errors of all earlier blocks at once; inside the block the core feeds them back column by column.
             now = torch.addmm(left, errors[:, :start], self.feedback[:start, start:end]) if start else left.clone()
             inside = self.feedback[start:end, start:end].T.contiguous()
@@ -206,7 +177,7 @@ def _factors(moments: Tensor, damp: float) -> tuple[Tensor, Tensor, float]:
     damping = damp * mean
     # From the last column to the first: the Cholesky factor of the reversed matrix, reversed, is upper.
     reverse = moments.flip(0, 1)
-    for _ in range(_RETRIES):
+    while True:
         damped = reverse.clone()
         damped.diagonal().add_(damping)
         damped.diagonal().masked_fill_(damped.diagonal() == 0, mean or 1.0)  # nothing comes from or goes to these
@@ -216,4 +187,5 @@ def _factors(moments: Tensor, damp: float) -> tuple[Tensor, Tensor, float]:
             root = upper.diagonal()
             return (upper / root).float(), root.square().float(), damping
         damping = max(10 * damping, _LEAST_DAMP * mean)
-    raise DataError("gptq: hessian is not positive semidefinite; pass X'X of the layer's inputs")
+        if damping > mean:
+            raise DataError("gptq: hessian is not positive semidefinite; pass X'X of the layer's inputs")

@@ -64,9 +64,7 @@ class Table:
     def __init__(self, packed: PackedTensor) -> None:
         """Copy the scales of ``packed``, whose axis is the last one."""
         self.format, self._shape = packed.format, packed.shape
-        self.scales, self.zeros, self.levels = packed.scales.clone(), packed.unpack_zeros(), packed.levels
-        if self.zeros is None:
-            self.zeros = torch.empty(0, dtype=torch.int32)
+        self.scales, self.zeros, self.levels = packed.scales.clone(), _zeros(packed), packed.levels
 
     @property
     def per_row(self) -> int:
@@ -98,16 +96,15 @@ class Table:
 
     def take(self, packed: PackedTensor, rows: Tensor) -> None:
         """Take the scales of some rows (a mask over all) from ``packed``; all of them where the tensor has one."""
-        core = self.format.core
-        if core.scale_type is None:
-            return
-        if core.granularity == "tensor":
-            if rows.any():
-                self.scales, self.zeros = packed.scales.clone(), packed.unpack_zeros()
-            return
-        for mine, other in ((self.scales, packed.scales), (self.zeros, packed.unpack_zeros())):
-            if other is not None:
+        for mine, other in ((self.scales, packed.scales), (self.zeros, _zeros(packed))):
+            if self.format.granularity == "tensor" and rows.any():
+                mine.copy_(other)
+            elif self.format.granularity != "tensor" and mine.numel():
                 mine.view(len(rows), -1)[rows] = other.view(len(rows), -1)[rows]
+
+    def equals(self, packed: PackedTensor) -> bool:
+        """Tell whether ``packed`` has the same scales."""
+        return torch.equal(self.scales, packed.scales) and torch.equal(self.zeros, _zeros(packed))
 
     def encode(self, values: Tensor, dtype: torch.dtype) -> PackedTensor:
         """Return the codes of ``values`` under these scales, with ``dtype`` as the logical dtype."""
@@ -120,6 +117,11 @@ class Table:
             levels=self.levels if core.has_levels else None,
         )
         return packed.to(dtype=dtype)
+
+
+def _zeros(packed: PackedTensor) -> Tensor:
+    zeros = packed.unpack_zeros()
+    return torch.empty(0, dtype=torch.int32) if zeros is None else zeros
 
 
 def checked_rule(format: Format, scale: str) -> str:

@@ -32,8 +32,8 @@ def misfit(role: str, spec: Spec) -> str | None:
             return f"'{method}' is for weights: give the {role} minmax, quantile, mse, kl or lsq"
         if fmt.family == "native":
             return f"'{fmt}' is a cast: drop @{method}"
-        if method == "hqq" and (fmt.is_block or fmt.scale_type is None):
-            return f"'hqq' fits real scales and zero points, '{fmt}' has none: take an int or uint format, or gptq"
+        if method == "hqq" and fmt.scale_type is None:
+            return f"'hqq' fits scales and zero points, '{fmt}' has none: take a format with scales, or gptq"
         return None
     return _static_misfit(role, spec, method)
 

@@ -11,15 +11,22 @@ use crate::codec::grid::GroupScale;
 use crate::codec::scale::{Chooser, LANES, RawScale, mse_candidates, real_bits, resolve_real, tree_sum};
 use crate::codec::work::Work;
 use crate::float::to_f32_saturating;
+use crate::pool;
 
 /// Residuals, in units, below which the p-norm continues as a parabola.
 const SMALLEST: f32 = 1e-3;
+/// Steps below this have no exact inverse; their scales stay as they are.
+const TINY: f32 = 64.0 * f32::MIN_POSITIVE;
+/// Mean square of residuals, in steps, that rounding in float32 alone makes.
+const NOISE: f64 = 1e-12;
 /// Factor between the clipped scales that are tried, and how many are at most.
 const SHRINK: f64 = 0.93;
 const SHRINKS: usize = 14;
 /// Elements whose sums are taken in float32.
 const EXACT: usize = 4096;
 const SUMS: usize = 7;
+/// Elements that one thread sums up; longer groups go to several.
+const LONG: usize = 16 * EXACT;
 
 /// Sums over a group: errors in units; `c` numbers, `u` values in steps, `w` the weights of the fit.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,6 +38,20 @@ pub(super) struct Moments {
     u: f64,
     cc: f64,
     uc: f64,
+}
+
+impl Moments {
+    fn plus(&self, other: &Self) -> Self {
+        Self {
+            error: self.error + other.error,
+            square: self.square + other.square,
+            w: self.w + other.w,
+            c: self.c + other.c,
+            u: self.u + other.u,
+            cc: self.cc + other.cc,
+            uc: self.uc + other.uc,
+        }
+    }
 }
 
 /// What [`measure`] is asked.
@@ -93,13 +114,8 @@ fn measure_as<R: Round, const LP: bool, const AFFINE: bool>(query: &Query<'_>, u
             }
         }
         let [error, cc, uc, square, w, c, u] = sums.map(|lanes| f64::from(tree_sum(lanes.0)));
-        all.error += error;
-        all.square += if LP { square } else { error };
-        all.cc += cc;
-        all.uc += uc;
-        all.w += w;
-        all.c += c;
-        all.u += u;
+        let square = if LP { square } else { error };
+        all = all.plus(&Moments { error, square, w, c, u, cc, uc });
     }
     all
 }
@@ -174,6 +190,9 @@ impl Fit<'_> {
         let (numbers, power) = (self.numbers, self.power);
         let affine = matches!(self.work.chooser, Chooser::Asymmetric { .. });
         let unit = to_f32_saturating(self.work.resolve(&start).step);
+        if unit < TINY {
+            return start;
+        }
         let query = Query { x, weights, numbers, power, affine, unit };
         match self.work.chooser {
             Chooser::Unit(_) => start,
@@ -181,7 +200,6 @@ impl Fit<'_> {
                 let codes = mse_candidates(&self.work.chooser, start.bits[0] as u8).into_iter().flatten();
                 self.best_of(&query, start, codes.map(RawScale::code))
             }
-            Chooser::NvFp4 if unit == 0.0 => start,
             Chooser::NvFp4 => {
                 let code = start.bits[0] as u8;
                 self.best_of(&query, start, (code.saturating_sub(4).max(1)..=(code + 2).min(126)).map(RawScale::code))
@@ -196,7 +214,19 @@ impl Fit<'_> {
     }
 
     fn measure(&self, query: &Query<'_>, raw: RawScale) -> Tried {
-        Tried { raw, moments: measure(self.work.level, query, &self.work.resolve(&raw)) }
+        let (scale, level) = (self.work.resolve(&raw), self.work.level);
+        if query.x.len() <= LONG {
+            return Tried { raw, moments: measure(level, query, &scale) };
+        }
+        let part = |i: usize| {
+            let range = i * LONG..((i + 1) * LONG).min(query.x.len());
+            let weights = if query.weights.is_empty() { &[] } else { &query.weights[range.clone()] };
+            measure(level, &Query { x: &query.x[range], weights, ..*query }, &scale)
+        };
+        let parts = query.x.len().div_ceil(LONG);
+        // Threads or not, sums are added in the same order.
+        let moments = pool::map(parts, query.x.len() * 4, part).unwrap_or_else(|_| (0..parts).map(part).collect());
+        Tried { raw, moments: moments.iter().fold(Moments::default(), |sum, part| sum.plus(part)) }
     }
 
     fn best_of(&self, query: &Query<'_>, start: RawScale, others: impl Iterator<Item = RawScale>) -> RawScale {
@@ -213,7 +243,7 @@ impl Fit<'_> {
 
     fn best_real(&self, query: &Query<'_>, start: RawScale) -> RawScale {
         let start = self.measure(query, start);
-        if start.raw.bits[0] == 0 || start.moments.error == 0.0 {
+        if start.moments.square <= NOISE * query.x.len() as f64 {
             return start.raw;
         }
         let mut best = start;

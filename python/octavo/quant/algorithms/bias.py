@@ -1,0 +1,169 @@
+"""Biases corrected for the mean error of a quantised layer (Nagel et al. 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import DTypeError, NonFiniteError, ShapeError
+from octavo.quant.algorithms.walk import run_to, stages
+from octavo.quant.calibration import Batches, run, undisturbed
+from octavo.quant.progress import Progress, Report
+
+
+@dataclass(frozen=True)
+class BiasCorrections:
+    """What :func:`correct_bias_model` did.
+
+    ``added``: what each layer's bias gained, ``[channels]``, by the layer's name. ``without_bias``: layers that have
+    no bias to correct. ``not_reached``: layers that no batch reached.
+    """
+
+    added: dict[str, Tensor]
+    without_bias: tuple[str, ...]
+    not_reached: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return a line for each layer."""
+        lines = [f"{name}: largest {delta.abs().max():.3g}" for name, delta in self.added.items()]
+        lines += [f"{name}: no bias; create=True makes one" for name in self.without_bias]
+        return "\n".join([*lines, *(f"{name}: not reached" for name in self.not_reached)])
+
+
+def correct_bias_model(
+    model: nn.Module,
+    reference: nn.Module,
+    calibration: Iterable[Any],
+    *,
+    create: bool = False,
+    samples: int | None = 512,
+    progress: bool | Report = True,
+) -> BiasCorrections:
+    """Add to the biases of a quantised model what its layers' outputs lost on average, channel by channel, in place.
+
+    ``model``: quantised. ``reference``: the float model it came from. Linear layers and convolutions of the same name
+    correspond. ``calibration``, ``samples``, ``progress``: as for :func:`octavo.quantize_model`. Layers are corrected
+    in the order they run, each after those before it; layers with the same input together. ``create``: give layers
+    without a bias one; else they are reported.
+
+    Raises DTypeError for what are no models, ShapeError where a layer's outputs differ in shape, CalibrationError
+    without data, NonFiniteError for NaN and infinity, naming the layer; biases are then as they were.
+    """
+    for given, what in ((model, "model"), (reference, "reference")):
+        if not isinstance(given, nn.Module):
+            raise DTypeError(f"{what} is a {type(given).__name__}; accepted is a torch.nn.Module")
+    batches, show = Batches(calibration, samples), Progress(progress)
+    layers = {name: layer for name, layer in model.named_modules() if _is_layer(layer)}
+    twins = {name: layer for name, layer in reference.named_modules() if _is_layer(layer) and name in layers}
+    without = tuple(name for name in twins if layers[name].bias is None) if not create else ()
+    targets = {name: layers[name] for name in twins if name not in without}
+    with undisturbed(reference), _observed({name: twins[name] for name in targets}) as means:
+        run(reference, batches, show, "running the reference")
+    wanted = {name: mean.value for name, mean in means.items()}
+    reached = {name: layer for name, layer in targets.items() if name in wanted}
+    _check_shapes(reference, reached)
+    before = {name: None if layer.bias is None else layer.bias.detach().clone() for name, layer in reached.items()}
+    try:
+        added = _correct(model, reached, wanted, batches, show)
+    except BaseException:
+        for name, bias in before.items():
+            _restore(reached[name], bias)
+        raise
+    return BiasCorrections(added, without, tuple(name for name in targets if name not in added))
+
+
+def _is_layer(module: nn.Module) -> bool:
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    transposed = type(module).__name__ in ("Conv1D", "QuantTransposedLinear")
+    return isinstance(module, kinds) or transposed
+
+
+def _axis(layer: nn.Module) -> int:
+    """Return the dimension of a batch of outputs that channels lie along, counted from the end."""
+    kernel = getattr(layer, "kernel_size", None)
+    return -1 if kernel is None else -1 - len(kernel)
+
+
+def _check_shapes(reference: nn.Module, layers: dict[str, nn.Module]) -> None:
+    for name, layer in layers.items():
+        other = reference.get_submodule(name)
+        if layer.weight.shape != other.weight.shape:
+            raise ShapeError(
+                f"{name}: the weight has shape {tuple(layer.weight.shape)}, in the reference "
+                f"{tuple(other.weight.shape)}; pass the model that this one was quantised from"
+            )
+
+
+class _Mean:
+    """Mean of a layer's outputs, ``[channels]``, summed in float64."""
+
+    def __init__(self) -> None:
+        self.sum, self.count = torch.zeros(1, dtype=torch.float64), 0
+
+    def add(self, name: str, axis: int, output: Tensor) -> None:
+        rows = output.detach().movedim(axis, -1).flatten(0, -2) if output.ndim > 1 else output.detach()[None]
+        sums = rows.double().sum(0)
+        if not torch.isfinite(sums).all():
+            raise NonFiniteError(f"{name}: the outputs hold NaN or infinity; calibrate with finite data")
+        self.sum, self.count = self.sum + sums, self.count + len(rows)
+
+    @property
+    def value(self) -> Tensor:
+        return self.sum / self.count
+
+
+@contextmanager
+def _observed(layers: dict[str, nn.Module]) -> Iterator[dict[str, _Mean]]:
+    """Yield the means of the outputs of ``layers``, by name, of those that run inside."""
+    means: dict[str, _Mean] = {}
+
+    def see(name: str, layer: nn.Module, output: Tensor) -> None:
+        means.setdefault(name, _Mean()).add(name, _axis(layer), output)
+
+    handles = [
+        layer.register_forward_hook(lambda module, _, output, name=name: see(name, module, output))
+        for name, layer in layers.items()
+    ]
+    try:
+        yield means
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _correct(
+    model: nn.Module, layers: dict[str, nn.Module], wanted: dict[str, Tensor], batches: Batches, show: Progress
+) -> dict[str, Tensor]:
+    names = {layer: name for name, layer in layers.items()}
+    added = {}
+    with undisturbed(model), show.stage("correcting biases", len(layers)) as advance:
+        for together in stages(model, layers.values(), batches):
+            with _observed({names[layer]: layer for layer in together}) as means:
+                run_to(model, batches, together[-1])
+            for layer in together:
+                name = names[layer]
+                if name in means:
+                    added[name] = _add(layer, wanted[name] - means[name].value)
+                advance()
+    return added
+
+
+def _add(layer: nn.Module, delta: Tensor) -> Tensor:
+    delta = delta.to(layer.weight.device, layer.weight.dtype)
+    if layer.bias is None:
+        layer.bias = nn.Parameter(delta.clone())
+    else:
+        layer.bias.data += delta
+    return delta
+
+
+def _restore(layer: nn.Module, bias: Tensor | None) -> None:
+    if bias is None:
+        layer.bias = None
+    else:
+        layer.bias.data.copy_(bias)
