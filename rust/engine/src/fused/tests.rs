@@ -79,8 +79,13 @@ fn random_ints(config: &Config, seed: u64) -> Ints {
     for (name, (rows, columns)) in layers.linears {
         let codes = (0..rows * columns).map(|_| (random.normal() * 50.0).clamp(-127.0, 127.0) as i8).collect();
         let scales = (0..rows).map(|_| (1.6 / 50.0 / (columns as f32).sqrt()) * (0.5 + random.unit())).collect();
-        let bias = (0..rows).map(|_| (random.normal() * 500.0) as i32).collect();
-        ints.linears.insert(name, IntegerLinear { rows, columns, codes, scales, bias, input_scale: 2.5 / 127.0 });
+        let bias = (0..rows).map(|_| (random.normal() * 500.0) as i32);
+        // A site is a layer or the layers that read one tensor: all of a kind are wide or none.
+        let wide =
+            ["key", "value", "self_attention.query", "contract", "bridge"].iter().any(|kind| name.ends_with(kind));
+        let input_scale = 2.5 / if wide { 32767.0 } else { 127.0 };
+        let bias = bias.map(|bias: i32| if wide { bias * 258 } else { bias }).collect();
+        ints.linears.insert(name, IntegerLinear { rows, columns, codes, scales, bias, input_scale, wide });
     }
     for (name, units) in layers.lstms {
         let codes = (0..4 * units * units).map(|_| (random.normal() * 50.0).clamp(-127.0, 127.0) as i8).collect();
