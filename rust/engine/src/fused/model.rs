@@ -169,9 +169,8 @@ impl<W: Weights> Linear<W> {
                     Some(row) => columns.iter().map(|column| layer.code(row, *column)).collect(),
                     None => vec![W::Code::default(); columns.len()],
                 };
-                bias.push(
-                    place.map_or(W::Number::default(), |row| layer.bias[row]).plus(W::correction(&row, layer.wide)),
-                );
+                let correction = if layer.wide { W::correction_wide(&row) } else { W::correction(&row) };
+                bias.push(place.map_or(W::Number::default(), |row| layer.bias[row]).plus(correction));
                 if !layer.scales.is_empty() {
                     scales.push(place.map_or(0.0, |row| layer.scales[row]));
                 }

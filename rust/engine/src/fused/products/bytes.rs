@@ -75,9 +75,11 @@ impl Weights for ByteWeights {
         }
     }
 
-    fn correction(row: &[i8], wide: bool) -> i32 {
-        let excess: i32 = if wide { 1 << 15 } else { 1 << 7 };
-        row.iter().fold(0, |sum: i32, &code| sum.wrapping_sub(excess * i32::from(code)))
+    fn correction(row: &[i8]) -> i32 {
+        row.iter().fold(0, |sum, &code| sum - 128 * i32::from(code))
+    }
+    fn correction_wide(row: &[i8]) -> i32 {
+        row.iter().fold(0, |sum: i32, &code| sum.wrapping_sub(32768 * i32::from(code)))
     }
 }
 

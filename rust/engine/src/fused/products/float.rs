@@ -34,7 +34,7 @@ impl Weights for FloatWeights {
         }
     }
 
-    fn correction(_row: &[f32], _wide: bool) -> f32 {
+    fn correction(_row: &[f32]) -> f32 {
         0.0
     }
 }
@@ -56,7 +56,6 @@ impl<L: Lanes> Input<L> for FloatRows {
     fn row(&mut self, row: usize) -> &mut [Floats] {
         &mut self.lines[row * self.stride..][..self.stride]
     }
-    fn widen(&mut self, _wide: bool) {}
     fn copy(&mut self, from: usize, to: usize) {
         self.lines.copy_within(from * self.stride..(from + 1) * self.stride, to * self.stride);
     }

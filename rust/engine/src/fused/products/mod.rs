@@ -86,8 +86,12 @@ pub(super) trait Weights: Debug + Send + Sync + 'static {
     fn depth(columns: usize) -> usize;
     /// Appends the lines of at most [`PANELS`] panels.
     fn pack(matrix: &Matrix<Self::Code>, panels: Range<usize>, lines: &mut Vec<Self::Line>);
-    /// What must be added to the sums of a row besides its bias. `wide`: as of [`Input::widen`].
-    fn correction(row: &[Self::Code], wide: bool) -> Self::Number;
+    /// What must be added to the sums of a row besides its bias.
+    fn correction(row: &[Self::Code]) -> Self::Number;
+    /// The same where the input is wide, as [`Input::widen`] says.
+    fn correction_wide(row: &[Self::Code]) -> Self::Number {
+        Self::correction(row)
+    }
 }
 
 /// The left side of a product: rows as the arithmetic wants them.
@@ -100,7 +104,7 @@ pub(super) trait Input<L: Lanes>: Send + 'static {
     /// Rows of zeros. `lines`: vectors of 16 elements a row.
     fn new(rows: usize, lines: usize) -> Self;
     /// What the rows that are written next hold in int8 arithmetic: codes of 16 bits or, as at first, of 8.
-    fn widen(&mut self, wide: bool);
+    fn widen(&mut self, _wide: bool) {}
     /// A row, to be written.
     fn row(&mut self, row: usize) -> Self::Row<'_>;
     /// Copies a row to the place of another.
