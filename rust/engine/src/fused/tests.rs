@@ -101,6 +101,31 @@ fn random_ints(config: &Config, seed: u64) -> Ints {
     ints
 }
 
+#[test]
+fn codes_are_the_same_at_every_level() {
+    let mut random = Random(5);
+    let mut values: Vec<f32> = (0..160).map(|i| random.normal() * [1.0, 100.0, 30_000.0, 1e30][i % 4]).collect();
+    values.extend([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, -127.5, 0.0, -0.0, 32766.5, 32767.5, -32767.5]);
+    values.extend([f32::INFINITY, f32::NEG_INFINITY, 1e-40]);
+    for inverse in [1.0, 0.37] {
+        for line in values.as_chunks().0 {
+            let line = Line(*line);
+            let want = line.0.map(|v| (v * inverse).round_ties_even().clamp(-32767.0, 32767.0) as i32 + 32768);
+            let [high, low] = Scalar.to_words(line.0, [inverse; LANES]);
+            assert_eq!(std::array::from_fn(|i| i32::from(high[i]) * 256 + i32::from(low[i])), want);
+            let bytes = Scalar.to_bytes(line.0, [inverse; LANES]);
+            if let Some(l) = Avx2::new() {
+                assert_eq!(l.to_words(l.load(&line), l.splat(inverse)), [high, low]);
+                assert_eq!(l.to_bytes(l.load(&line), l.splat(inverse)), bytes);
+            }
+            if let Some(l) = Avx512::new() {
+                assert_eq!(l.to_words(l.load(&line), l.splat(inverse)), [high, low]);
+                assert_eq!(l.to_bytes(l.load(&line), l.splat(inverse)), bytes);
+            }
+        }
+    }
+}
+
 fn sources(random: &mut Random, config: &Config, count: usize) -> Vec<Vec<u8>> {
     (0..count)
         .map(|_| {
@@ -264,31 +289,6 @@ fn tokens_do_not_depend_on_other_rows() {
         }
         if let Some(p) = Amx::new() {
             in_any_company(Integer(p), &config, &ints);
-        }
-    }
-}
-
-#[test]
-fn codes_are_the_same_at_every_level() {
-    let mut random = Random(5);
-    let mut values: Vec<f32> = (0..160).map(|i| random.normal() * [1.0, 100.0, 30_000.0, 1e30][i % 4]).collect();
-    values.extend([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, -127.5, 0.0, -0.0, 32766.5, 32767.5, -32767.5]);
-    values.extend([f32::INFINITY, f32::NEG_INFINITY, 1e-40]);
-    for inverse in [1.0, 0.37] {
-        for line in values.as_chunks().0 {
-            let line = Line(*line);
-            let want = line.0.map(|v| (v * inverse).round_ties_even().clamp(-32767.0, 32767.0) as i32 + 32768);
-            let [high, low] = Scalar.to_words(line.0, [inverse; LANES]);
-            assert_eq!(std::array::from_fn(|i| i32::from(high[i]) * 256 + i32::from(low[i])), want);
-            let bytes = Scalar.to_bytes(line.0, [inverse; LANES]);
-            if let Some(l) = Avx2::new() {
-                assert_eq!(l.to_words(l.load(&line), l.splat(inverse)), [high, low]);
-                assert_eq!(l.to_bytes(l.load(&line), l.splat(inverse)), bytes);
-            }
-            if let Some(l) = Avx512::new() {
-                assert_eq!(l.to_words(l.load(&line), l.splat(inverse)), [high, low]);
-                assert_eq!(l.to_bytes(l.load(&line), l.splat(inverse)), bytes);
-            }
         }
     }
 }
