@@ -103,7 +103,13 @@ def test_every_export_of_the_core_is_known_here():
     raw = {
         "_decode",
         "_encode",
+        "_fit_scales",
+        "_gptq_block",
+        "_integer_linear",
+        "_linear_kernel",
         "_pack",
+        "_packed_embedding",
+        "_packed_linear",
         "_quantize",
         "_quantize_backward",
         "_unpack",
@@ -135,7 +141,14 @@ RAW = {
     "_quantize_backward": (_core.Format("mxint8"), 0, [2, 3], -1, 0, 0, 0, "floor", None, 0),
     "_pack": (4, 2, 3, 0, 0),
     "_unpack": (4, 2, 3, 0, 0),
-}
+    "_packed_linear": (_core.Format("mxint8"), 0, 2, 3, 4, 0, (0, 0, 0, 0), None, 0),
+    "_integer_linear": (
+        _core.Format("int8:channel"), _core.Format("int8"), 0, 2, 3, 4, 0, (0, 0, 0, 0), None, None, 0,
+    ),
+    "_packed_embedding": (_core.Format("mxint8"), 0, (0, 2), 3, 4, (0, 0, 0, 0), 0),
+    "_gptq_block": (_core.Format("int4:g32"), "floor", 2, 3, 1, 0, 0, 0, 0, 0, 0, (0, 0, 1.0)),
+    "_fit_scales": (_core.Format("int4:g32"), 2, 3, 1, 0, 0, 0.7, 2, (0, 0, 1.0)),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", list(RAW))
@@ -148,9 +161,17 @@ def test_null_addresses_are_refused(name):
 def test_garbage_in_one_argument_of_a_raw_function_raises_an_exception(name):
     """All other arguments are valid but for null addresses, so that nothing is ever read or written."""
     call, good = getattr(_core, name), RAW[name]
-    addresses = {"_encode": (4, 5), "_decode": (4, 5), "_quantize": (4, 5), "_quantize_backward": (4, 5, 6, 9)}.get(
-        name, (3, 4)
-    )
+    addresses = {
+        "_encode": (4, 5),
+        "_decode": (4, 5),
+        "_quantize": (4, 5),
+        "_quantize_backward": (4, 5, 6, 9),
+        "_packed_linear": (5, 6, 7, 8),
+        "_integer_linear": (6, 7, 8, 9, 10),
+        "_packed_embedding": (2, 5, 6),
+        "_gptq_block": tuple(range(5, 12)),
+        "_fit_scales": (4, 5, 8),
+    }.get(name, (3, 4))
     for position in range(len(good)):
         if position in addresses:
             continue

@@ -50,18 +50,22 @@ def distance(integer, model, source):
     return float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
 
+#: Layers whose inputs have 16 bits in `pair`: one alone, and all that read one tensor.
+WIDE = ["bridge", "self_attention.query", "self_attention.key", "self_attention.value"]
+
+
 @pytest.fixture(scope="module")
 def pair():
     model = made()
-    return model, static.quantize_static(model, static.calibrate(model, [sources()]))
+    return model, static.quantize_static(model, static.calibrate(model, [sources()]), WIDE)
 
 
 # --- an oracle in numpy: int64 sums, float32 where the definition says so --------------------------------------------
 
 
-def codes_of(x, scale):
-    inverse = np.float32(1) / np.float32(scale)
-    return np.clip(np.rint(x.astype(np.float32) * inverse), -127, 127).astype(np.int64)
+def codes_of(x, scale, bits=8):
+    inverse, largest = np.float32(1) / np.float32(scale), 2 ** (bits - 1) - 1
+    return np.clip(np.rint(x.astype(np.float32) * inverse), -largest, largest).astype(np.int64)
 
 
 def parts(tensors, name, weight, added, scale):
@@ -73,7 +77,7 @@ def parts(tensors, name, weight, added, scale):
 
 def linear_sums(tensors, name, x):
     codes, _, bias, step = parts(tensors, name, "weight", "bias", "input_scale")
-    return codes_of(x, step) @ codes.T + bias
+    return codes_of(x, step, int(tensors[f"{name}.input_bits"])) @ codes.T + bias
 
 
 def gate_sums(tensors, name, tokens, hidden):
@@ -107,7 +111,7 @@ def test_looking_inside_changes_nothing_and_ends(pair):
     assert not any(module._forward_hooks for module in integer.modules())
 
 
-@pytest.mark.parametrize("name", ["bridge", "blocks.1.feedforward.contract", "output"])
+@pytest.mark.parametrize("name", ["bridge", "self_attention.key", "blocks.1.feedforward.contract", "output"])
 def test_a_linear_layer_is_its_sum_times_the_product_of_the_scales(pair, name):
     _, integer = pair
     layer = integer.get_submodule(name)
@@ -127,7 +131,9 @@ def test_codes_round_half_to_even_and_saturate(pair):
 
     assert to_codes(steps * power, power).tolist() == [0, 2, 2, 0, -2, 126, 127, 127, -127, -126, 0, 127]
     x = torch.randn(1000, 12) * 100 * step
-    assert np.array_equal(to_codes(x, torch.tensor(step)).numpy(), codes_of(x.numpy(), step))
+    for bits in (8, 16):
+        assert np.array_equal(to_codes(x, torch.tensor(step), bits).numpy(), codes_of(x.numpy(), step, bits))
+    assert to_codes(torch.tensor([32766.5, 4e4, -4e4, 2.5]) * power, power, 16).tolist() == [32766, 32767, -32767, 2]
 
 
 def test_one_step_of_an_lstm_is_the_cell_of_its_gates(pair):
@@ -463,6 +469,96 @@ def test_wrong_scales_are_refused(pair, change, message):
         static.quantize_static(model, scales)
 
 
+@pytest.mark.parametrize(
+    ("wide", "message"),
+    [
+        (["colour"], "'colour' is no linear layer"),
+        (["decoder"], "'decoder' is no linear layer"),
+        (["self_attention.key"], "self_attention.key is wide, and self_attention.query, which reads the same, is not"),
+    ],
+)
+def test_wrong_wide_layers_are_refused(pair, wide, message):
+    model, _ = pair
+    with pytest.raises(FormatError, match=message):
+        static.quantize_static(model, static.calibrate(model, [sources()]), wide)
+
+
+def test_a_layer_of_many_inputs_is_never_wide():
+    """Its sums could leave int32."""
+    model = made(config=replace(CONFIG, feedforward=300))
+    scales = static.calibrate(model, [sources()])
+    name = "blocks.0.feedforward.contract"
+    assert name not in static.damages(model, [sources()], scales)
+    with pytest.raises(FormatError, match="has 300 inputs; with 16 bits accepted are up to 256"):
+        static.quantize_static(model, scales, [name])
+
+
+# --- which inputs get 16 bits ----------------------------------------------------------------------------------------
+
+
+def test_sixteen_bits_of_all_inputs_leave_little_but_the_weights_error():
+    model = uneven()
+    scales = static.calibrate(model, [sources()])
+    plain = distance(static.quantize_static(model, scales), model, sources())
+    wide = distance(static.quantize_static(model, scales, list(linears(CONFIG))), model, sources())
+    assert wide < plain / 2
+    assert static.quantize_static(model, scales, WIDE).wide == WIDE
+
+
+def test_the_damage_of_an_input_is_that_of_rounding_it_alone(pair):
+    model, _ = pair
+    scales = static.calibrate(model, [sources()])
+    found = static.damages(model, [sources()], scales)
+    assert found.keys() == linears(CONFIG).keys()
+    assert len({found[f"self_attention.{part}"] for part in ("query", "key", "value")}) == 1
+    source, name = sources(), "bridge"
+    answers = model.generate(source)[0]
+    step = torch.tensor(scales[name])
+
+    def rounded(_, inputs):
+        return ((inputs[0] / step).round().clamp(-127, 127) * step,)
+
+    with torch.no_grad():
+        expected = model(source, answers).log_softmax(-1)
+        hook = model.bridge.register_forward_pre_hook(rounded)
+        changed = model(source, answers).log_softmax(-1)
+        hook.remove()
+    divergence = (expected.exp() * (expected - changed)).sum(-1)[answers != 0].mean()
+    assert found[name] == pytest.approx(float(divergence), rel=0.02)
+    coarse = static.damages(model, [sources()], {**scales, name: scales[name] * 8})
+    assert coarse[name] > 8 * found[name]
+    assert coarse["output"] == pytest.approx(found["output"])
+
+
+def test_the_damage_does_not_depend_on_batches(pair):
+    model, _ = pair
+    scales = static.calibrate(model, [sources()])
+    whole = static.damages(model, [sources()], scales)
+    pieces = static.damages(model, sources().split(5), scales)
+    assert pieces == pytest.approx(whole, rel=1e-2)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    with pytest.raises(DataError, match="no row"):
+        static.damages(model, [], scales)
+    with pytest.raises(FormatError, match="missing scale"):
+        static.damages(model, [sources()], {})
+
+
+@pytest.mark.parametrize(
+    ("left", "expected"),
+    [(1.0, []), (0.6, ["bridge"]), (0.5, ["bridge"]), (0.1, ["bridge", *WIDE[1:]]), (0.0, [*WIDE, "output"])],
+)
+def test_the_costliest_go_first_until_little_is_left(left, expected):
+    """Layers that read the same tensor are one."""
+    damages = {"output": 0.05, "bridge": 0.5, **dict.fromkeys(WIDE[1:], 0.45), "blocks.0.cross_attention.query": 0.0}
+    assert sorted(static.costly(damages, left)) == sorted(expected)
+
+
+@pytest.mark.parametrize("left", [-0.1, 1.5, float("nan")])
+def test_a_share_that_is_none_is_refused(left):
+    with pytest.raises(FormatError, match="accepted are shares"):
+        static.costly({"bridge": 1.0}, left)
+
+
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
@@ -483,7 +579,7 @@ def test_the_tensors_of_a_file_are_these(pair, tmp_path):
     expected = {}
     for name, (outputs, inputs) in linears(CONFIG).items():
         expected |= {f"{name}.weight": ("int8:channel", (outputs, inputs)), f"{name}.bias": ("int32", (outputs,))}
-        expected |= {f"{name}.input_scale": ("float32", ())}
+        expected |= {f"{name}.input_scale": ("float32", ()), f"{name}.input_bits": ("int32", ())}
     for name, units in (("encoder.forwards", 6), ("encoder.backwards", 6), ("decoder", 12)):
         expected |= {
             f"{name}.weight_hh": ("int8:channel", (4 * units, units)),
@@ -530,6 +626,9 @@ def with_scale(packed, scale):
         ("bridge.input_scale", lambda t: t.fill_(1e-40), "whose inverse is finite"),
         ("decoder.state_scale", lambda t: t.neg(), "accepted are positive"),
         ("self_attention.key.input_scale", lambda t: 2 * t, "which reads the same"),
+        ("self_attention.key.input_bits", lambda t: t // 2, "input_bits is 8, and .* which reads the same, has 16"),
+        ("output.input_bits", lambda t: t + 4, "output.input_bits is 12; accepted are 8 and 16"),
+        ("bridge.bias", lambda t: t.fill_(2**31 - 10**7), "which int32 cannot hold"),
         ("memory_norm.weight", lambda t: t.fill_(torch.nan), "holds NaN or infinity"),
     ],
 )

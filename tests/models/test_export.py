@@ -15,7 +15,6 @@ from octavo.errors import (
     FormatError,
     NonFiniteError,
     OctavoError,
-    SettingError,
     ShapeError,
 )
 from octavo.models.polynomials import export, shipped
@@ -195,35 +194,35 @@ def test_a_missing_file_is_named(folder, name):
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 70_000, b"[" * 20_000, b" " * 70_000])
 def test_a_file_of_other_content_is_refused(folder, name, data):
     (folder / name).write_bytes(data)
-    with pytest.raises((DataError, ContainerError)):
+    with pytest.raises(ContainerError):
         export.load_model(folder)
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "message"),
     [
-        ({"octavo": 2}, DataError, "version 2; this Octavo reads 1; update it"),
-        ({"octavo": True}, DataError, "version True"),
-        ({"octavo": None}, DataError, "version None"),
-        ({"kind": "gpt"}, DataError, "kind 'gpt'"),
-        ({"colour": 1}, SettingError, "unknown field 'colour'"),
-        ({"heads": None}, SettingError, "missing field 'heads'"),
-        ({"heads": 5}, SettingError, "must divide hidden"),
-        ({"hidden": 10**30}, SettingError, "hidden is 1000"),
-        ({"hidden": 12.0}, SettingError, "hidden is 12.0"),
-        ({"architecture": ["hybrid"]}, SettingError, "architecture is"),
-        ({"vocabulary": 32}, ShapeError, "the tokenizer has 31 ids, the model 32"),
-        ({"layers": 3}, ContainerError, r"blocks\.2\..* is missing"),
-        ({"layers": 1}, ContainerError, r"blocks\.1\..* is no weight of the model"),
-        ({"feedforward": 24}, ContainerError, r"has shape \(12, 20\); the model's is \(12, 24\)"),
+        ({"octavo": 2}, "version 2; this Octavo reads 1; update it"),
+        ({"octavo": True}, "version True"),
+        ({"octavo": None}, "version None"),
+        ({"kind": "gpt"}, "kind 'gpt'"),
+        ({"colour": 1}, "unknown field 'colour'"),
+        ({"heads": None}, "missing field 'heads'"),
+        ({"heads": 5}, "must divide hidden"),
+        ({"hidden": 10**30}, "hidden is 1000"),
+        ({"hidden": 12.0}, "hidden is 12.0"),
+        ({"architecture": ["hybrid"]}, "architecture is"),
+        ({"vocabulary": 32}, r"tokenizer\.json: 31 ids; the vocabulary of config\.json has 32"),
+        ({"layers": 3}, r"blocks\.2\..* is missing"),
+        ({"layers": 1}, r"blocks\.1\..* is no weight of the model"),
+        ({"feedforward": 24}, r"has shape \(12, 20\); the model's is \(12, 24\)"),
         # Refused from the header alone: the model itself would take 17 GB.
-        ({"hidden": 4096, "heads": 1, "feedforward": 16384, "layers": 64}, ContainerError, "is missing"),
-        ({"architecture": "lstm"}, ContainerError, "is missing"),
+        ({"hidden": 4096, "heads": 1, "feedforward": 16384, "layers": 64}, "is missing"),
+        ({"architecture": "lstm"}, "is missing"),
     ],
 )
-def test_a_configuration_that_is_wrong_is_refused(folder, changes, error, message):
+def test_a_configuration_that_is_wrong_is_refused(folder, changes, message):
     rewrite(folder, **changes)
-    with pytest.raises(error, match=message):
+    with pytest.raises(ContainerError, match=message):
         export.load_model(folder)
 
 

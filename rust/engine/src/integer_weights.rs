@@ -12,8 +12,10 @@ use crate::tensors::Tensors;
 pub(crate) const FILE: &str = "integer.safetensors";
 /// Format of the matrices.
 const FORMAT: &str = "int8:channel";
-/// Largest magnitude of a code.
-const LARGEST: i64 = 127;
+/// Largest magnitude of a code of a weight, and of an input of 8 bits.
+const LARGEST: i64 = i8::MAX as i64;
+/// Largest magnitude of a code of an input of 16 bits.
+const LARGEST_WIDE: i64 = i16::MAX as i64;
 
 /// A linear layer of int8 codes: `output = (sum(codes * input) + bias) * input_scale * scale of the row`.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,8 +30,10 @@ pub struct IntegerLinear {
     pub scales: Vec<f32>,
     /// One number a row at the scale `input_scale * scale of the row`; no sum leaves int32.
     pub bias: Vec<i32>,
-    /// What a step of the input's int8 codes is worth; positive with a finite inverse.
+    /// What a step of the input's codes is worth; positive with a finite inverse.
     pub input_scale: f32,
+    /// True where the codes of the input are int16, -32767 to 32767; else they are int8, -127 to 127.
+    pub wide: bool,
 }
 
 /// An LSTM of int8 codes: the gates are `(sum(codes * state) + table[token]) * state_scale * scale of the row`.
@@ -87,19 +91,25 @@ impl IntegerWeights {
         for (name, (rows, columns)) in layers.linears {
             let (codes, scales) = matrix(&file, &format!("{name}.weight"))?;
             let bias = file.integers(&format!("{name}.bias"))?;
-            check_sums(&file, &format!("{name}.bias"), &codes, columns, &bias)?;
+            let wide = wide(&file, &format!("{name}.input_bits"))?;
+            let largest = if wide { LARGEST_WIDE } else { LARGEST };
+            check_sums(&file, &format!("{name}.bias"), (&codes, columns), &bias, largest)?;
             let input_scale = step(&file, &format!("{name}.input_scale"))?;
-            let first = shared.entry(site(&name)).or_insert((name.clone(), input_scale));
+            let first = shared.entry(site(&name)).or_insert((name.clone(), input_scale, wide));
             if first.1 != input_scale {
                 let what = format!("{input_scale}; {}, which reads the same tensor, has {}", first.0, first.1);
                 return Err(file.refuse(&format!("{name}.input_scale"), what));
             }
-            weights.linears.insert(name, IntegerLinear { rows, columns, codes, scales, bias, input_scale });
+            if first.2 != wide {
+                let what = format!("other than those of {}, which reads the same tensor", first.0);
+                return Err(file.refuse(&format!("{name}.input_bits"), what));
+            }
+            weights.linears.insert(name, IntegerLinear { rows, columns, codes, scales, bias, input_scale, wide });
         }
         for (name, units) in layers.lstms {
             let (codes, scales) = matrix(&file, &format!("{name}.weight_hh"))?;
             let table = file.integers(&format!("{name}.table"))?;
-            check_sums(&file, &format!("{name}.table"), &codes, units, &table)?;
+            check_sums(&file, &format!("{name}.table"), (&codes, units), &table, LARGEST)?;
             let state_scale = step(&file, &format!("{name}.state_scale"))?;
             weights.lstms.insert(name, IntegerLstm { units, codes, scales, table, state_scale });
         }
@@ -146,6 +156,7 @@ fn demanded(layers: &IntegerSchema, vocabulary: usize) -> BTreeMap<String, Vec<u
         names.insert(format!("{name}.weight"), vec![rows, columns]);
         names.insert(format!("{name}.bias"), vec![rows]);
         names.insert(format!("{name}.input_scale"), Vec::new());
+        names.insert(format!("{name}.input_bits"), Vec::new());
     }
     for (name, &units) in &layers.lstms {
         names.insert(format!("{name}.weight_hh"), vec![4 * units, units]);
@@ -175,10 +186,11 @@ fn matrix(file: &Tensors, name: &str) -> Result<(Vec<i8>, Vec<f32>)> {
     }
 }
 
-/// Checks that no sum of products with what is added to it, `[.., rows]`, can leave int32.
-fn check_sums(file: &Tensors, name: &str, codes: &[i8], columns: usize, added: &[i32]) -> Result<()> {
+/// Checks that no sum of products with what is added to it, `[.., rows]`, can leave int32. `largest`: magnitude of an
+/// input.
+fn check_sums(file: &Tensors, name: &str, (codes, columns): (&[i8], usize), added: &[i32], largest: i64) -> Result<()> {
     let products = codes.chunks_exact(columns).map(|row| row.iter().map(|&code| i64::from(code).abs()).sum::<i64>());
-    let products: Vec<i64> = products.map(|sum| LARGEST * sum).collect();
+    let products: Vec<i64> = products.map(|sum| largest * sum).collect();
     for added in added.chunks_exact(products.len()) {
         for (products, &added) in products.iter().zip(added) {
             let largest = products + i64::from(added).abs();
@@ -191,7 +203,16 @@ fn check_sums(file: &Tensors, name: &str, codes: &[i8], columns: usize, added: &
     Ok(())
 }
 
-/// What a step of int8 codes is worth.
+/// True where the codes of an input have 16 bits.
+fn wide(file: &Tensors, name: &str) -> Result<bool> {
+    match file.integers(name)?[..] {
+        [8] => Ok(false),
+        [16] => Ok(true),
+        ref other => Err(file.refuse(name, format!("{other:?}; accepted is one number, 8 or 16"))),
+    }
+}
+
+/// What a step of codes is worth.
 fn step(file: &Tensors, name: &str) -> Result<f32> {
     match file.floats(name)?[..] {
         [step] if step > 0.0 && step.recip().is_finite() => Ok(step),

@@ -87,6 +87,8 @@ fn integer_model() -> Tensors {
         tensors.insert(format!("{name}.weight"), int8(&[rows, columns], 3));
         tensors.insert(format!("{name}.bias"), integers(&[rows], |i| i as i32 - 2));
         tensors.insert(format!("{name}.input_scale"), floats(&[], |_| 0.25));
+        let bits = if name == "bridge" { 16 } else { 8 };
+        tensors.insert(format!("{name}.input_bits"), integers(&[], |_| bits));
     }
     for (name, units) in layers.lstms {
         tensors.insert(format!("{name}.weight_hh"), int8(&[4 * units, units], -127));
@@ -174,7 +176,8 @@ fn integer_models_are_read() {
     let weights = IntegerWeights::load(folder(&model(), &integer_model()).path(), &config()).unwrap();
     let layer = weights.linear("blocks.0.feedforward.expand").unwrap();
     assert_eq!((layer.rows, layer.columns, layer.codes[19], layer.bias[4]), (5, 4, 3, 2));
-    assert_eq!((layer.scales[4], layer.input_scale), (0.5, 0.25));
+    assert_eq!((layer.scales[4], layer.input_scale, layer.wide), (0.5, 0.25, false));
+    assert!(weights.linear("bridge").unwrap().wide);
     let lstm = weights.lstm("encoder.backwards").unwrap();
     assert_eq!((lstm.units, lstm.codes[15], lstm.table[71], lstm.scales[7]), (2, -127, 71, 0.5));
     assert_eq!(weights.norm("memory_norm").unwrap().weight, [1.0; 4]);
@@ -204,6 +207,9 @@ fn wrong_integer_models_are_refused() {
         ("output.input_scale", Some(floats(&[], |_| 1e-40)), "accepted is one number above 0 with a finite inverse"),
         ("decoder.state_scale", Some(floats(&[], |_| -1.0)), "accepted is one number above 0"),
         ("self_attention.key.input_scale", Some(floats(&[], |_| 0.5)), "which reads the same tensor, has"),
+        ("output.input_bits", Some(integers(&[], |_| 12)), "[12]; accepted is one number, 8 or 16"),
+        ("self_attention.key.input_bits", Some(integers(&[], |_| 16)), "other than those of self_attention.key, which"),
+        ("bridge.bias", Some(integers(&[8], |_| i32::MAX - 300_000)), "with its matrix a sum may reach"),
         ("self_norm.bias", Some(floats(&[4], |_| f32::NAN)), "value NaN at flat position 0"),
     ] {
         let mut tensors = integer_model();

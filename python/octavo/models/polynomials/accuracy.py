@@ -6,7 +6,7 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -103,6 +103,11 @@ class Accuracy:
         """Exact answers over lines."""
         return self.exact / self.lines if self.lines else 0.0
 
+    def symbolic(self) -> Accuracy:
+        """Return the same with ``equivalent``: SymPy, which must be installed, compares every wrong answer."""
+        equal = sum(_equivalent(right, given) for _, right, given in self.wrong)
+        return replace(self, equivalent=self.exact + equal)
+
     def as_dict(self) -> dict[str, object]:
         """Return plain values for JSON; of the wrong answers the first 20."""
         return {
@@ -135,9 +140,9 @@ def measure(expand: Callable[[list[str]], Sequence[str]], lines: Sequence[str], 
         else:
             wrong.append((left, right, given))
     count = sum(exact.values())
-    equivalent = count + sum(_equivalent(right, given) for _, right, given in wrong) if symbolic else None
     by_kind = {name: (exact[name], total[name]) for name in sorted(total)}
-    return Accuracy(len(lines), count, equivalent, by_kind, wrong)
+    accuracy = Accuracy(len(lines), count, None, by_kind, wrong)
+    return accuracy.symbolic() if symbolic else accuracy
 
 
 def _equivalent(right: str, given: str) -> bool:

@@ -82,14 +82,12 @@ def export_model(
 def load_model(folder: str | os.PathLike[str]) -> tuple[Seq2Seq, CharTokenizer]:
     """Return the model of a folder that :func:`export_model` wrote, in eval mode, weights decoded, and its tokenizer.
 
-    Raises FileNotFoundError for a file that is missing, DataError for a ``config.json`` or ``tokenizer.json`` that is
-    none or of another version, SettingError for a configuration that is not accepted, ShapeError where tokenizer and
-    configuration differ, ContainerError for weights that are not those of the configuration, NonFiniteError. Nothing is
-    allocated for the model before its weights are known to fit.
+    Raises FileNotFoundError for a file that is missing, ContainerError for one that is none or of another version, for
+    a configuration that is not accepted, and where tokenizer or weights are not those of the configuration,
+    NonFiniteError for weights. Nothing is allocated for the model before its weights are known to fit.
     """
     path = Path(folder)
-    config, tokenizer = _read_config(path / CONFIG), CharTokenizer.load(path / TOKENIZER)
-    _check_vocabulary(config, tokenizer)
+    config, tokenizer = _read_parts(path)
     with torch.device("meta"):
         model = build(config)  # draws nothing from torch's generator, and takes no memory
     file = path / WEIGHTS
@@ -103,8 +101,7 @@ def load_model(folder: str | os.PathLike[str]) -> tuple[Seq2Seq, CharTokenizer]:
 def load_integer(folder: str | os.PathLike[str]) -> tuple[static.StaticInt8Seq2Seq, CharTokenizer]:
     """Return the static INT8 model of a folder and its tokenizer. Raises as :func:`load_model`."""
     path = Path(folder)
-    config, tokenizer = _read_config(path / CONFIG), CharTokenizer.load(path / TOKENIZER)
-    _check_vocabulary(config, tokenizer)
+    config, tokenizer = _read_parts(path)
     return static.load(path / INTEGER, config), tokenizer
 
 
@@ -121,7 +118,8 @@ def _check(model: object, tokenizer: object, integer: object) -> None:
         raise DTypeError(f"integer is a {type(integer).__name__}; accepted is a StaticInt8Seq2Seq")
     if integer is not None and integer.config != model.config:
         raise ShapeError(f"integer has the configuration {integer.config}, the model {model.config}")
-    _check_vocabulary(model.config, tokenizer)
+    if tokenizer.size != model.config.vocabulary:
+        raise ShapeError(f"the tokenizer has {tokenizer.size} ids, the model {model.config.vocabulary}")
 
 
 def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
@@ -177,32 +175,40 @@ def _readme(model: Seq2Seq, format: str | None, metadata: Mapping[str, Any]) -> 
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
+def _read_parts(path: Path) -> tuple[Seq2SeqConfig, CharTokenizer]:
+    """Return configuration and tokenizer of a folder. Raises ContainerError, OSErrors."""
+    config = _read_config(path / CONFIG)
+    try:
+        tokenizer = CharTokenizer.load(path / TOKENIZER)
+    except DataError as error:
+        raise ContainerError(str(error)) from None
+    if tokenizer.size != config.vocabulary:
+        wanted = f"the vocabulary of {CONFIG} has {config.vocabulary}"
+        raise ContainerError(f"{path / TOKENIZER}: {tokenizer.size} ids; {wanted}")
+    return config, tokenizer
+
+
 def _read_config(file: Path) -> Seq2SeqConfig:
     with file.open("rb") as opened:
         data = opened.read(_MOST + 1)
     if len(data) > _MOST:
-        raise DataError(f"{file}: more than {_MOST} bytes")
+        raise ContainerError(f"{file}: more than {_MOST} bytes")
     try:
         values = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{file}: not JSON: {type(error).__name__}: {error}") from None
+        raise ContainerError(f"{file}: not JSON: {type(error).__name__}: {error}") from None
     if not isinstance(values, dict):
-        raise DataError(f"{file}: a JSON {type(values).__name__}; accepted is an object")
+        raise ContainerError(f"{file}: a JSON {type(values).__name__}; accepted is an object")
     version, kind = values.pop("octavo", None), values.pop("kind", None)
     if type(version) is not int or version != VERSION:
-        newer = type(version) is int and version > VERSION
-        raise DataError(f"{file}: version {version!r}; this Octavo reads {VERSION}{'; update it' if newer else ''}")
+        newer = "; update it" if type(version) is int and version > VERSION else ""
+        raise ContainerError(f"{file}: version {version!r}; this Octavo reads {VERSION}{newer}")
     if kind != KIND:
-        raise DataError(f"{file}: kind {kind!r}; accepted is '{KIND}'")
+        raise ContainerError(f"{file}: kind {kind!r}; accepted is '{KIND}'")
     try:
         return Seq2SeqConfig.from_dict(values)
     except SettingError as error:
-        raise SettingError(f"{file}: {error}") from None
-
-
-def _check_vocabulary(config: Seq2SeqConfig, tokenizer: CharTokenizer) -> None:
-    if tokenizer.size != config.vocabulary:
-        raise ShapeError(f"the tokenizer has {tokenizer.size} ids, the model {config.vocabulary}")
+        raise ContainerError(f"{file}: {error}") from None
 
 
 def _check_entries(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:

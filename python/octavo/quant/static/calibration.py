@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.errors import FormatError
 from octavo.models.seq2seq import Seq2Seq
-from octavo.quant.static.layout import LARGEST, linears, lstms, site
+from octavo.quant.static.layout import largest, linears, lstms, site
 from octavo.quant.static.observation import check_hybrid, observe
 
 METHODS = ("absmax", "quantile", "mse")
@@ -75,7 +75,7 @@ class Counts:
         if self.largest == 0:
             return _NOTHING
         if method == "absmax":
-            return self.largest / LARGEST
+            return self.largest / largest()
         self._count()
         kept = self._counts.nonzero().squeeze(1)
         counts = self._counts[kept].double()
@@ -83,11 +83,11 @@ class Counts:
         values = ((kept << _DROPPED) + (1 << (_DROPPED - 1))).to(torch.int32).view(torch.float32).double()
         if method == "quantile":
             reached = counts.cumsum(0) >= _SHARE * counts.sum()
-            return min(float(values[reached][0]), self.largest) / LARGEST
-        tried = _TRIED.double() * self.largest / LARGEST
+            return min(float(values[reached][0]), self.largest) / largest()
+        tried = _TRIED.double() * self.largest / largest()
         errors = [(counts * (_rounded(values, scale) - values).square()).sum() for scale in tried]
         return float(tried[torch.stack(errors).argmin()])
 
 
 def _rounded(values: Tensor, scale: Tensor) -> Tensor:
-    return (values / scale).round().clamp(max=LARGEST) * scale
+    return (values / scale).round().clamp(max=largest()) * scale

@@ -9,25 +9,29 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from octavo.quant.static.layout import LARGEST
+from octavo.quant.static.layout import largest
 from octavo.tensor import PackedTensor
 
 
-def to_codes(x: Tensor, scale: Tensor) -> Tensor:
-    """Return ``clamp(round(x * fl32(1 / scale)), -127, 127)``, half to even; float32 that holds whole numbers."""
-    return (x.float() * scale.reciprocal()).round().clamp(-LARGEST, LARGEST)
+def to_codes(x: Tensor, scale: Tensor, bits: int = 8) -> Tensor:
+    """Return ``clamp(round(x * fl32(1 / scale)), -L, L)``, half to even; float32 that holds whole numbers.
+
+    L is 127 for 8 ``bits``, 32767 for 16.
+    """
+    return (x.float() * scale.reciprocal()).round().clamp(-largest(bits), largest(bits))
 
 
 class IntegerLinear(nn.Module):
-    """A linear layer with int8 weights and inputs and int32 sums.
+    """A linear layer with int8 weights, int8 or int16 inputs and int32 sums.
 
     ``weight``: ``int8:channel`` [R, K]. ``bias``: int32 [R], in units of ``input_scale`` times the row's scale.
-    ``input_scale``: float32 [].
+    ``input_scale``: float32 []. ``input_bits``: int32 [], 8 or 16.
     """
 
-    def __init__(self, weight: PackedTensor, bias: Tensor, input_scale: Tensor) -> None:
+    def __init__(self, weight: PackedTensor, bias: Tensor, input_scale: Tensor, input_bits: Tensor) -> None:
         """Keep the parts."""
         super().__init__()
+        self.input_bits = int(input_bits)
         self.register_buffer("_codes_KR", weight.codes.view(torch.int8).T.double())
         self.register_buffer("_scales_R", input_scale * weight.scales[:, 0])
         self.register_buffer("_bias_R", bias.double())
@@ -35,7 +39,9 @@ class IntegerLinear(nn.Module):
 
     def accumulate(self, x: Tensor) -> Tensor:
         """Return the int32 sums ``[..., R]`` of an input ``[..., K]``."""
-        return (to_codes(x, self._input_scale).double() @ self._codes_KR + self._bias_R).to(torch.int32)
+        return (to_codes(x, self._input_scale, self.input_bits).double() @ self._codes_KR + self._bias_R).to(
+            torch.int32
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return float32 ``[..., R]``."""

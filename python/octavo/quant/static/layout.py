@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch import Tensor
@@ -12,9 +12,17 @@ from octavo.models.seq2seq import Seq2SeqConfig
 from octavo.tensor import PackedTensor
 
 FORMAT = "int8:channel"
-LARGEST = 127  # magnitude of a code
+# Bits of the codes of a linear layer's input; those of weights and of the states of LSTMs have 8.
+BITS = (8, 16)
 # The largest int32. What is added to a sum of products leaves room for it, so that no accumulator wraps.
 ACCUMULATOR = 2**31 - 1
+# Most inputs of a layer that reads int16: the sums of their products take half of the range, and biases have the rest.
+WIDEST = 256
+
+
+def largest(bits: int = 8) -> int:
+    """Return the largest magnitude of a code: 127 for 8 bits, 32767 for 16."""
+    return (1 << (bits - 1)) - 1
 
 
 def linears(config: Seq2SeqConfig) -> dict[str, tuple[int, int]]:
@@ -59,6 +67,7 @@ def shapes(config: Seq2SeqConfig) -> dict[str, tuple[torch.dtype | None, tuple[i
         found[f"{name}.weight"] = None, (outputs, inputs)
         found[f"{name}.bias"] = torch.int32, (outputs,)
         found[f"{name}.input_scale"] = torch.float32, ()
+        found[f"{name}.input_bits"] = torch.int32, ()
     for name, units in lstms(config).items():
         found[f"{name}.weight_hh"] = None, (4 * units, units)
         found[f"{name}.table"] = torch.int32, (config.vocabulary, 4 * units)
@@ -72,8 +81,8 @@ def check(tensors: Mapping[str, Tensor | PackedTensor], config: Seq2SeqConfig) -
     """Refuse tensors that are not those of an integer model of ``config``, or that could not be computed with.
 
     Raises ContainerError with the name of the first that is missing, unknown, of another dtype or shape; that holds
-    NaN, infinity, the code -128, or a scale that is not positive; whose accumulators could exceed int32; or whose scale
-    differs from that of another layer that reads the same tensor.
+    NaN, infinity, the code -128, or a scale that is not positive; bits that are not 8 or 16; whose accumulators
+    could exceed int32; or whose scale or bits differ from those of another layer that reads the same tensor.
     """
     wanted = shapes(config)
     differing = sorted(tensors.keys() ^ wanted.keys())
@@ -82,14 +91,18 @@ def check(tensors: Mapping[str, Tensor | PackedTensor], config: Seq2SeqConfig) -
         raise ContainerError(f"{differing[0]} {problem} ({len(differing)} such names)")
     for name, (dtype, shape) in wanted.items():
         _check_one(name, tensors[name], dtype, shape)
-    for weight, added in _sums(config).items():
-        _check_range(weight, tensors[weight], added, tensors[added])
+    for name in linears(config):
+        bits = int(tensors[f"{name}.input_bits"])
+        _check_range(f"{name}.weight", tensors[f"{name}.weight"], f"{name}.bias", tensors[f"{name}.bias"], bits)
+    for name in lstms(config):
+        _check_range(f"{name}.weight_hh", tensors[f"{name}.weight_hh"], f"{name}.table", tensors[f"{name}.table"])
     first: dict[str, str] = {}
     for name in linears(config):
         other = first.setdefault(site(name), name)
-        scale, its = (float(tensors[f"{layer}.input_scale"]) for layer in (name, other))
-        if scale != its:
-            raise ContainerError(f"{name}.input_scale is {scale}, and {other}, which reads the same, has {its}")
+        for part in ("input_scale", "input_bits"):
+            value, its = (tensors[f"{layer}.{part}"].item() for layer in (name, other))
+            if value != its:
+                raise ContainerError(f"{name}.{part} is {value}, and {other}, which reads the same, has {its}")
 
 
 def check_scales(scales: Mapping[str, float], config: Seq2SeqConfig) -> None:
@@ -105,7 +118,7 @@ def check_scales(scales: Mapping[str, float], config: Seq2SeqConfig) -> None:
     first: dict[str, str] = {}
     for name in names:
         scale, other = torch.tensor(scales[name], dtype=torch.float32), first.setdefault(site(name), name)
-        if not (0 < scale < torch.inf and scale.reciprocal().isfinite()):
+        if not (0 < scale < torch.inf and (scale / 256).reciprocal().isfinite()):  # 256: as of int16
             raise FormatError(f"scale of {name} is {scales[name]}; accepted are positive numbers with a finite inverse")
         if scales[name] != scales[other]:
             raise FormatError(
@@ -113,10 +126,22 @@ def check_scales(scales: Mapping[str, float], config: Seq2SeqConfig) -> None:
             )
 
 
-def _sums(config: Seq2SeqConfig) -> dict[str, str]:
-    """Return the name of what is added to the products of each weight."""
-    pairs = {f"{name}.weight": f"{name}.bias" for name in linears(config)}
-    return pairs | {f"{name}.weight_hh": f"{name}.table" for name in lstms(config)}
+def check_wide(wide: Collection[str], config: Seq2SeqConfig) -> None:
+    """Refuse names of layers with 16-bit inputs that are no linear layers, too wide, or not all that read a tensor.
+
+    Raises FormatError.
+    """
+    unknown = sorted(set(wide) - linears(config).keys())
+    if unknown:
+        raise FormatError(
+            f"{unknown[0]!r} is no linear layer, whose input may have 16 bits ({len(unknown)} such names)"
+        )
+    sites = {site(name): name for name in wide}
+    for name, (_, inputs) in linears(config).items():
+        if name in wide and inputs > WIDEST:
+            raise FormatError(f"{name} has {inputs} inputs; with 16 bits accepted are up to {WIDEST}")
+        if site(name) in sites and name not in wide:
+            raise FormatError(f"{sites[site(name)]} is wide, and {name}, which reads the same, is not")
 
 
 def _check_one(name: str, tensor: Tensor | PackedTensor, dtype: torch.dtype | None, shape: tuple[int, ...]) -> None:
@@ -129,19 +154,23 @@ def _check_one(name: str, tensor: Tensor | PackedTensor, dtype: torch.dtype | No
         given = f"'{tensor.format}' of {tensor.dtype} along axis {tensor.axis}"
         if given != (accepted := f"'{FORMAT}' of torch.float32 along axis 1"):
             raise ContainerError(f"{name} is {given}; accepted is {accepted}")
-        if (tensor.codes.view(torch.int8) < -LARGEST).any():
-            raise ContainerError(f"{name} holds the code -128; accepted are -{LARGEST} to {LARGEST}")
+        if (tensor.codes.view(torch.int8) < -largest()).any():
+            raise ContainerError(f"{name} holds the code -128; accepted are -{largest()} to {largest()}")
         if not tensor.scales.isfinite().all() or (tensor.scales < 0).any():
             raise ContainerError(f"{name} has a scale that is negative or not finite")
     elif tensor.is_floating_point() and not tensor.isfinite().all():
         raise ContainerError(f"{name} holds NaN or infinity")
     elif name.endswith("_scale") and not (tensor > 0 and tensor.reciprocal().isfinite()):
         raise ContainerError(f"{name} is {float(tensor)}; accepted are positive numbers whose inverse is finite")
+    elif name.endswith("_bits") and int(tensor) not in BITS:
+        raise ContainerError(f"{name} is {int(tensor)}; accepted are {' and '.join(map(str, BITS))}")
 
 
-def _check_range(weight: str, packed: Tensor | PackedTensor, added: str, offsets: Tensor | PackedTensor) -> None:
+def _check_range(
+    weight: str, packed: Tensor | PackedTensor, added: str, offsets: Tensor | PackedTensor, bits: int = 8
+) -> None:
     assert isinstance(packed, PackedTensor) and isinstance(offsets, Tensor)  # checked above
-    products = LARGEST * packed.codes.view(torch.int8).long().abs().sum(1)
-    largest = (products + offsets.long().abs()).max()
-    if largest > ACCUMULATOR:
-        raise ContainerError(f"{added}: with {weight} an accumulator may reach {largest}, which int32 cannot hold")
+    products = largest(bits) * packed.codes.view(torch.int8).long().abs().sum(1)
+    most = (products + offsets.long().abs()).max()
+    if most > ACCUMULATOR:
+        raise ContainerError(f"{added}: with {weight} an accumulator may reach {most}, which int32 cannot hold")

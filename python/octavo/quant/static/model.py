@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,17 @@ from octavo.models.seq2seq.cache import append
 from octavo.models.seq2seq.layers import causal_mask, last, padding_mask, reverse
 from octavo.ops import encode
 from octavo.quant.static.layers import IntegerGates, IntegerLinear, IntegerLSTM
-from octavo.quant.static.layout import ACCUMULATOR, FORMAT, LARGEST, check, check_scales, linears, lstms, norms
+from octavo.quant.static.layout import (
+    ACCUMULATOR,
+    FORMAT,
+    check,
+    check_scales,
+    check_wide,
+    largest,
+    linears,
+    lstms,
+    norms,
+)
 from octavo.quant.static.observation import check_hybrid
 from octavo.tensor import PackedTensor
 
@@ -26,7 +36,8 @@ class StaticInt8Seq2Seq(HybridSeq2Seq):
     """:class:`HybridSeq2Seq` in static INT8, with the same interface; it generates and is not trained.
 
     ``tensors``: what :func:`quantize_static` makes and ``integer.safetensors`` holds, by name: of every linear layer
-    ``NAME.weight`` (``int8:channel``), ``NAME.bias`` (int32) and ``NAME.input_scale`` (float32); of every LSTM
+    ``NAME.weight`` (``int8:channel``), ``NAME.bias`` (int32), ``NAME.input_scale`` (float32) and ``NAME.input_bits``
+    (int32, 8 or 16); of every LSTM
     ``NAME.weight_hh`` (``int8:channel``), ``NAME.table`` (int32 ``[vocabulary, 4 units]``) and ``NAME.state_scale``
     (float32); of every norm ``NAME.weight`` and ``NAME.bias`` (float32).
 
@@ -41,13 +52,18 @@ class StaticInt8Seq2Seq(HybridSeq2Seq):
         del self.source_embedding, self.target_embedding  # they are in the tables
         self.tensors = dict(tensors)
         for name in linears(config):
-            self.set_submodule(name, IntegerLinear(*self._parts(name, "weight", "bias", "input_scale")))
+            self.set_submodule(name, IntegerLinear(*self._parts(name, "weight", "bias", "input_scale", "input_bits")))
         for name in lstms(config):
             self.set_submodule(name, IntegerLSTM(*self._parts(name, "weight_hh", "table", "state_scale")))
         for name in norms(config):
             norm = self.get_submodule(name)
             norm.weight, norm.bias = (nn.Parameter(part.clone(), False) for part in self._parts(name, "weight", "bias"))
         self.eval()
+
+    @property
+    def wide(self) -> list[str]:
+        """The linear layers whose inputs have 16 bits."""
+        return [name for name in linears(self.config) if int(self.tensors[f"{name}.input_bits"]) == 16]
 
     def _parts(self, name: str, *parts: str) -> list[Any]:
         return [self.tensors[f"{name}.{part}"] for part in parts]
@@ -88,25 +104,31 @@ class StaticInt8Seq2Seq(HybridSeq2Seq):
 # --- making one -----------------------------------------------------------------------------------------------------
 
 
-def quantize_static(model: Seq2Seq, scales: Mapping[str, float]) -> StaticInt8Seq2Seq:
+def quantize_static(model: Seq2Seq, scales: Mapping[str, float], wide: Collection[str] = ()) -> StaticInt8Seq2Seq:
     """Return the static INT8 form of a hybrid model.
 
     ``scales``: what :func:`calibrate` returns: for every linear layer and every LSTM the step of its int8 inputs.
+    ``wide``: linear layers whose inputs get int16 codes instead, with steps a 256th as large; see :func:`costly`.
 
     Raises DTypeError for another model, FormatError for scales that are missing, unknown, not positive, or different
-    for layers that read the same tensor, NonFiniteError for weights that are not finite.
+    for layers that read the same tensor, and for wide layers that are unknown or without the others that read the same,
+    NonFiniteError for weights that are not finite.
     """
     check_hybrid(model)
     check_scales(scales, model.config)
+    check_wide(wide, model.config)
     weights = {name: tensor.detach().cpu().float() for name, tensor in model.state_dict().items()}
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
             raise NonFiniteError(f"{name} holds NaN or infinity; accepted are finite weights")
     tensors: dict[str, Tensor | PackedTensor] = {}
     for name in linears(model.config):
-        scale = torch.tensor(scales[name], dtype=torch.float32)
-        packed, bias = _pack(weights[f"{name}.weight"], weights[f"{name}.bias"].double()[None], scale)
+        bits = 16 if name in wide else 8
+        # By a power of two, so that the inverse that is multiplied with scales as exactly.
+        scale = torch.tensor(scales[name], dtype=torch.float32) / 2 ** (bits - 8)
+        packed, bias = _pack(weights[f"{name}.weight"], weights[f"{name}.bias"].double()[None], scale, bits)
         tensors |= {f"{name}.weight": packed, f"{name}.bias": bias[0], f"{name}.input_scale": scale}
+        tensors[f"{name}.input_bits"] = torch.tensor(bits, dtype=torch.int32)
     for name in lstms(model.config):
         scale = torch.tensor(scales[name], dtype=torch.float32)
         packed, table = _pack(weights[f"{name}.weight_hh_l0"], _added(weights, name), scale)
@@ -123,14 +145,14 @@ def _added(weights: Tensors, name: str) -> Tensor:
     return embedding.double() @ weights[f"{name}.weight_ih_l0"].double().T + bias
 
 
-def _pack(weight: Tensor, added_VR: Tensor, scale: Tensor) -> tuple[PackedTensor, Tensor]:
+def _pack(weight: Tensor, added_VR: Tensor, scale: Tensor, bits: int = 8) -> tuple[PackedTensor, Tensor]:
     """Return ``int8:channel`` of ``weight`` and ``added_VR`` in units of the accumulators, int32.
 
     A row whose weights are tiny beside what is added to it (a pruned row, say) would need more than 32 bits for that;
     it gets a larger scale, at which its weights round to 0 and the rest is kept.
     """
     packed = encode(weight, FORMAT)
-    room = ACCUMULATOR - LARGEST * LARGEST * weight.shape[1]
+    room = ACCUMULATOR - largest(bits) * largest() * weight.shape[1]
     least = (added_VR.abs().amax(0) / (scale.double() * (room - 1))).float() * (1 + 2**-20)
     if (packed.scales[:, 0] < least).any():
         packed = encode(weight, FORMAT, scales=packed.scales.maximum(least[:, None]))

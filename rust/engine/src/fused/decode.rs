@@ -5,7 +5,7 @@ use super::encode::Encoded;
 use super::kept::Kept;
 use super::lanes::{Floats, LANES, Lanes};
 use super::linear::{Sink, Step, apply, recur};
-use super::model::Model;
+use super::model::{Linear, Model, Norm};
 use super::norm::normalize;
 use super::products::{Arithmetic, Blocks, Input, NumberOf, Row};
 
@@ -115,13 +115,14 @@ impl<A: Arithmetic> Decoder<A> {
         recur(a, (model, &model.decoder), Step { tokens, before, after, cells, states: &mut self.x, places }, sums);
         self.hidden.swap(0, 1);
 
-        self.normalize(a, &model.self_norm, lines, model.self_input.inverse);
+        self.normalize(a, &model.self_norm, lines, &model.self_input);
         for active in &self.active {
             self.own[active.slot].reserve(active.position + 1, width);
         }
         let sink = SelfInput { width, query: &mut self.query, active: &self.active, own: &mut self.own };
         apply(a, (model, &model.self_input), &self.normed, rows, sums, sink);
         let inverse = l.splat(model.self_output.inverse);
+        self.mixed.widen(model.self_output.wide);
         for (row, active) in self.active.iter().enumerate() {
             let query = &self.query[row * width..][..width];
             let memory = &self.own[active.slot];
@@ -131,9 +132,10 @@ impl<A: Arithmetic> Decoder<A> {
         apply(a, (model, &model.self_output), &self.mixed, rows, sums, Add { x: &mut self.x, width: lines });
 
         for (number, block) in model.blocks.iter().enumerate() {
-            self.normalize(a, &block.cross_norm, lines, block.query.inverse);
+            self.normalize(a, &block.cross_norm, lines, &block.query);
             apply(a, (model, &block.query), &self.normed, rows, sums, Store { to: &mut self.query, width });
             let inverse = l.splat(block.output.inverse);
+            self.mixed.widen(block.output.wide);
             for (row, active) in self.active.iter().enumerate() {
                 let query = &self.query[row * width..][..width];
                 let Encoded { blocks, length, .. } = &encoded[active.slot];
@@ -141,13 +143,14 @@ impl<A: Arithmetic> Decoder<A> {
                 attend(l, shape, query, &blocks[number], *length, &mut self.scores, to, inverse);
             }
             apply(a, (model, &block.output), &self.mixed, rows, sums, Add { x: &mut self.x, width: lines });
-            self.normalize(a, &block.inner_norm, lines, block.expand.inverse);
+            self.normalize(a, &block.inner_norm, lines, &block.expand);
             let inverse = l.splat(block.contract.inverse);
+            self.inner.widen(block.contract.wide);
             apply(a, (model, &block.expand), &self.normed, rows, sums, Relu { inner: &mut self.inner, inverse });
             apply(a, (model, &block.contract), &self.inner, rows, sums, Add { x: &mut self.x, width: lines });
         }
 
-        self.normalize(a, &model.output_norm, lines, model.output.inverse);
+        self.normalize(a, &model.output_norm, lines, &model.output);
         let width = model.output.panels;
         apply(a, (model, &model.output), &self.normed, rows, sums, Store { to: &mut self.logits, width });
         for (active, logits) in self.active.iter_mut().zip(self.logits.chunks_exact(width)) {
@@ -156,10 +159,12 @@ impl<A: Arithmetic> Decoder<A> {
         }
     }
 
+    /// Writes the norm of the rows as input of `reader`.
     #[inline(always)]
-    fn normalize(&mut self, a: A, norm: &super::model::Norm, lines: usize, inverse: f32) {
+    fn normalize(&mut self, a: A, norm: &Norm, lines: usize, reader: &Linear<A::Weights>) {
         let l = a.lanes();
-        let inverse = l.splat(inverse);
+        let inverse = l.splat(reader.inverse);
+        self.normed.widen(reader.wide);
         for (row, x) in self.x.chunks_exact(lines).take(self.active.len()).enumerate() {
             normalize(l, norm, x, self.normed.row(row), inverse);
         }

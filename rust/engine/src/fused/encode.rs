@@ -145,6 +145,7 @@ impl<A: Arithmetic> Encoder<A> {
         let l = a.lanes();
         let both = model.shape.memory_lines();
         let inverse = l.splat(model.memory.inverse);
+        self.normed.widen(model.memory.wide);
         for (origins, states) in self.origins.chunks(POSITIONS).zip(self.states.chunks(POSITIONS * both)) {
             for (at, row) in states.chunks_exact(both).take(origins.len()).enumerate() {
                 normalize(l, &model.memory_norm, row, self.normed.row(at), inverse);
@@ -168,6 +169,7 @@ impl<A: Arithmetic> Encoder<A> {
         let l = a.lanes();
         let (lines, both) = (model.shape.encoder_lines, model.shape.memory_lines());
         let inverse = l.splat(model.bridge.inverse);
+        self.ends.widen(model.bridge.wide);
         let mut first = 0;
         for (row, source) in sources.iter().enumerate() {
             let ends = [first + source.len() - 1, first];

@@ -24,7 +24,7 @@ impl<A: Arithmetic> Tile<A> {
     pub(super) fn new(model: &Model<A::Weights>, rows: usize) -> Self {
         let slots = rows + GROUP;
         Self {
-            sums: Box::new([[[Line([NumberOf::<A>::default(); LANES]); PANELS]; ROWS]; 2]),
+            sums: Box::new([[[[Line([NumberOf::<A>::default(); LANES]); PANELS]; ROWS]; 2]; 2]),
             encoder: Encoder::new(model),
             decoder: Decoder::new(model, rows, slots),
             encoded: (0..slots).map(|_| Encoded::default()).collect(),

@@ -13,9 +13,9 @@ pub(super) trait Sink<L: Lanes> {
     fn take<const P: usize>(&mut self, l: L, row: usize, panel: usize, values: [L::F; P]);
 }
 
-/// What is done with the sums of a block.
+/// What is done with the sums of a block, and those of its low bytes.
 trait Finish<A: Arithmetic> {
-    fn finish(&mut self, a: A, panels: Range<usize>, rows: Range<usize>, sums: &Block<NumberOf<A>>);
+    fn finish(&mut self, a: A, panels: Range<usize>, rows: Range<usize>, sums: &[Block<NumberOf<A>>; 2]);
 }
 
 /// Computes the products of the first `rows` of `input`, and finishes each block while the next is computed: units for
@@ -29,9 +29,13 @@ fn products<A: Arithmetic>(
     sums: &mut Blocks<NumberOf<A>>,
     mut finish: impl Finish<A>,
 ) {
-    let multiply = |panel: usize, row: usize, sums: &mut Block<NumberOf<A>>| {
+    let multiply = |panel: usize, row: usize, [sums, low]: &mut [Block<NumberOf<A>>; 2]| {
         let (weights, panels) = model.block(linear, panel);
-        a.multiply(Factors { weights, panels, input, rows: row..rows.min(row + ROWS) }, sums);
+        let factors = || Factors { weights, panels, input, rows: row..rows.min(row + ROWS) };
+        a.multiply(factors(), sums);
+        if linear.wide {
+            a.multiply_low(factors(), low);
+        }
     };
     let [mut now, mut next] = sums.each_mut();
     let (mut panel, mut row) = (0, 0);
@@ -72,7 +76,7 @@ struct Apply<'a, W: Weights, S> {
 
 impl<A: Arithmetic, S: Sink<A::Lanes>> Finish<A> for Apply<'_, A::Weights, S> {
     #[inline(always)]
-    fn finish(&mut self, a: A, panels: Range<usize>, rows: Range<usize>, sums: &Block<NumberOf<A>>) {
+    fn finish(&mut self, a: A, panels: Range<usize>, rows: Range<usize>, sums: &[Block<NumberOf<A>>; 2]) {
         if panels.len() == PANELS {
             self.panels::<A, PANELS>(a, panels.start, 0, rows, sums);
         } else {
@@ -91,7 +95,7 @@ impl<W: Weights, S> Apply<'_, W, S> {
         panel: usize,
         at: usize,
         rows: Range<usize>,
-        sums: &Block<NumberOf<A>>,
+        [sums, low]: &[Block<NumberOf<A>>; 2],
     ) where
         A: Arithmetic<Weights = W>,
         S: Sink<A::Lanes>,
@@ -103,10 +107,14 @@ impl<W: Weights, S> Apply<'_, W, S> {
         for p in 1..P {
             (added[p], scale[p]) = (a.added(&bias[p]), a.scale(scales, panel + p));
         }
-        for (row, sums) in rows.zip(sums) {
+        for (row, (sums, low)) in rows.zip(sums.iter().zip(low)) {
             let mut values = [l.splat(0.0); P];
             for p in 0..P {
-                values[p] = a.value(&sums[at + p], added[p], scale[p]);
+                values[p] = if self.linear.wide {
+                    a.value_wide(&sums[at + p], &low[at + p], added[p], scale[p])
+                } else {
+                    a.value(&sums[at + p], added[p], scale[p])
+                };
             }
             self.sink.take(l, row, panel, values);
         }
@@ -156,7 +164,7 @@ struct Cells<'a, A: Arithmetic> {
 
 impl<A: Arithmetic> Finish<A> for Cells<'_, A> {
     #[inline(always)]
-    fn finish(&mut self, a: A, panels: Range<usize>, rows: Range<usize>, sums: &Block<NumberOf<A>>) {
+    fn finish(&mut self, a: A, panels: Range<usize>, rows: Range<usize>, [sums, _]: &[Block<NumberOf<A>>; 2]) {
         let l = a.lanes();
         let line = panels.start / PANELS;
         let scales = &self.lstm.gates.scales;

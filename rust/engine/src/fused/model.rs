@@ -56,8 +56,10 @@ pub(super) struct Linear<W: Weights> {
     pub(super) bias: Vec<Line<W::Number, LANES>>,
     /// What a sum is worth, by panel; empty for sums of float32.
     pub(super) scales: Vec<Floats>,
-    /// One over the step of the input's int8.
+    /// One over the step of the input's codes.
     pub(super) inverse: f32,
+    /// True where these have 16 bits.
+    pub(super) wide: bool,
 }
 
 /// An LSTM: what a token adds to the gates, and the matrix of the hidden state. The gates of 16 units are a block.
@@ -159,15 +161,16 @@ impl<W: Weights> Linear<W> {
         let mut bias = Vec::new();
         let mut scales = Vec::new();
         for layer in layers {
-            if layer.inverse.to_bits() != layers[0].inverse.to_bits() {
-                return Err(refuse(format!("{}: its input scale differs from that of {}", layer.name, layers[0].name)));
+            if layer.inverse.to_bits() != layers[0].inverse.to_bits() || layer.wide != layers[0].wide {
+                return Err(refuse(format!("{}: its input codes differ from those of {}", layer.name, layers[0].name)));
             }
             for &place in rows {
                 let row: Vec<W::Code> = match place {
                     Some(row) => columns.iter().map(|column| layer.code(row, *column)).collect(),
                     None => vec![W::Code::default(); columns.len()],
                 };
-                bias.push(place.map_or(W::Number::default(), |row| layer.bias[row]).plus(W::correction(&row)));
+                let correction = if layer.wide { W::correction_wide(&row) } else { W::correction(&row) };
+                bias.push(place.map_or(W::Number::default(), |row| layer.bias[row]).plus(correction));
                 if !layer.scales.is_empty() {
                     scales.push(place.map_or(0.0, |row| layer.scales[row]));
                 }
@@ -186,6 +189,7 @@ impl<W: Weights> Linear<W> {
             bias: in_lines(&bias),
             scales: in_lines(&scales),
             inverse: layers[0].inverse,
+            wide: layers[0].wide,
         })
     }
 }

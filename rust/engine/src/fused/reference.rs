@@ -49,17 +49,16 @@ impl<V: Values> Layers for FloatLayers<'_, V> {
 /// An integer model. The arithmetic is that of `python/octavo/quant/static`.
 pub(super) struct QuantizedLayers<'a, I>(pub(super) &'a I);
 
-fn codes(x: &[f64], scale: f32) -> Vec<i32> {
+fn codes(x: &[f64], scale: f32, largest: f32) -> Vec<i32> {
     let inverse = 1.0 / scale;
-    x.iter().map(|&x| (x as f32 * inverse).round_ties_even().clamp(-127.0, 127.0) as i32).collect()
+    x.iter().map(|&x| (x as f32 * inverse).round_ties_even().clamp(-largest, largest) as i32).collect()
 }
 
-/// The int32 sums of a matrix of int8, and their values.
-fn sums(weight: &[i8], added: &[i32], x: &[f64], step: f32, scales: &[f32]) -> Vec<f64> {
-    let x = codes(x, step);
+/// The int32 sums of a matrix of int8 and codes, and their values.
+fn sums(weight: &[i8], added: &[i32], x: &[i32], step: f32, scales: &[f32]) -> Vec<f64> {
     let rows = weight.chunks(x.len()).zip(added).zip(scales);
     rows.map(|((row, added), scale)| {
-        let sum: i32 = added + row.iter().zip(&x).map(|(&w, &x)| i32::from(w) * x).sum::<i32>();
+        let sum: i32 = added + row.iter().zip(x).map(|(&w, &x)| i32::from(w) * x).sum::<i32>();
         f64::from(sum as f32 * (step * scale))
     })
     .collect()
@@ -68,13 +67,15 @@ fn sums(weight: &[i8], added: &[i32], x: &[f64], step: f32, scales: &[f32]) -> V
 impl<I: IntegerLayers> Layers for QuantizedLayers<'_, I> {
     fn linear(&self, name: &str, x: &[f64]) -> Result<Vec<f64>> {
         let layer = self.0.linear(name)?;
-        Ok(sums(&layer.codes, &layer.bias, x, layer.input_scale, &layer.scales))
+        let x = codes(x, layer.input_scale, if layer.wide { 32767.0 } else { 127.0 });
+        Ok(sums(&layer.codes, &layer.bias, &x, layer.input_scale, &layer.scales))
     }
 
     fn gates(&self, name: &str, token: usize, hidden: &[f64]) -> Result<Vec<f64>> {
         let layer = self.0.lstm(name)?;
         let rows = layer.scales.len();
-        Ok(sums(&layer.codes, &layer.table[token * rows..][..rows], hidden, layer.state_scale, &layer.scales))
+        let x = codes(hidden, layer.state_scale, 127.0);
+        Ok(sums(&layer.codes, &layer.table[token * rows..][..rows], &x, layer.state_scale, &layer.scales))
     }
 
     fn norm(&self, name: &str) -> Result<(Vec<f32>, Vec<f32>)> {

@@ -18,8 +18,10 @@ pub(super) struct Layer<'a, C: Clone, N> {
     pub(super) bias: Vec<N>,
     /// What a sum is worth, one a row; empty in float.
     pub(super) scales: Vec<f32>,
-    /// One over the step of the input's int8; 1 in float.
+    /// One over the step of the input's codes; 1 in float.
     pub(super) inverse: f32,
+    /// True where the codes of the input have 16 bits; false in float.
+    pub(super) wide: bool,
 }
 
 impl<C: Copy + Default, N> Layer<'_, C, N> {
@@ -102,6 +104,7 @@ impl<V: Values> Source for FloatSource<'_, V> {
             bias: bias.iter().map(|bias| bias * factor).collect(),
             scales: Vec::new(),
             inverse: 1.0,
+            wide: false,
         })
     }
 
@@ -126,6 +129,7 @@ impl<V: Values> Source for FloatSource<'_, V> {
             bias: vec![0.0; bias.len()],
             scales: Vec::new(),
             inverse: 1.0,
+            wide: false,
         };
         Ok((layer, table))
     }
@@ -153,6 +157,7 @@ impl<I: IntegerLayers> Source for IntegerSource<'_, I> {
             bias: linear.bias.clone(),
             scales: linear.scales.iter().map(|scale| linear.input_scale * scale * factor).collect(),
             inverse: 1.0 / linear.input_scale,
+            wide: linear.wide,
         })
     }
 
@@ -165,6 +170,7 @@ impl<I: IntegerLayers> Source for IntegerSource<'_, I> {
             bias: vec![0; 4 * lstm.units],
             scales: lstm.scales.iter().map(|scale| lstm.state_scale * scale).collect(),
             inverse: 1.0 / lstm.state_scale,
+            wide: false,
         };
         Ok((layer, lstm.table.clone()))
     }

@@ -79,8 +79,13 @@ fn random_ints(config: &Config, seed: u64) -> Ints {
     for (name, (rows, columns)) in layers.linears {
         let codes = (0..rows * columns).map(|_| (random.normal() * 50.0).clamp(-127.0, 127.0) as i8).collect();
         let scales = (0..rows).map(|_| (1.6 / 50.0 / (columns as f32).sqrt()) * (0.5 + random.unit())).collect();
-        let bias = (0..rows).map(|_| (random.normal() * 500.0) as i32).collect();
-        ints.linears.insert(name, IntegerLinear { rows, columns, codes, scales, bias, input_scale: 2.5 / 127.0 });
+        let bias = (0..rows).map(|_| (random.normal() * 500.0) as i32);
+        // A site is a layer or the layers that read one tensor: all of a kind are wide or none.
+        let wide =
+            ["key", "value", "self_attention.query", "contract", "bridge"].iter().any(|kind| name.ends_with(kind));
+        let input_scale = 2.5 / if wide { 32767.0 } else { 127.0 };
+        let bias = bias.map(|bias: i32| if wide { bias * 258 } else { bias }).collect();
+        ints.linears.insert(name, IntegerLinear { rows, columns, codes, scales, bias, input_scale, wide });
     }
     for (name, units) in layers.lstms {
         let codes = (0..4 * units * units).map(|_| (random.normal() * 50.0).clamp(-127.0, 127.0) as i8).collect();
@@ -94,6 +99,31 @@ fn random_ints(config: &Config, seed: u64) -> Ints {
         ints.norms.insert(name, Norm { weight, bias });
     }
     ints
+}
+
+#[test]
+fn codes_are_the_same_at_every_level() {
+    let mut random = Random(5);
+    let mut values: Vec<f32> = (0..160).map(|i| random.normal() * [1.0, 100.0, 30_000.0, 1e30][i % 4]).collect();
+    values.extend([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, -127.5, 0.0, -0.0, 32766.5, 32767.5, -32767.5]);
+    values.extend([f32::INFINITY, f32::NEG_INFINITY, 1e-40]);
+    for inverse in [1.0, 0.37] {
+        for line in values.as_chunks().0 {
+            let line = Line(*line);
+            let want = line.0.map(|v| (v * inverse).round_ties_even().clamp(-32767.0, 32767.0) as i32 + 32768);
+            let [high, low] = Scalar.to_words(line.0, [inverse; LANES]);
+            assert_eq!(std::array::from_fn(|i| i32::from(high[i]) * 256 + i32::from(low[i])), want);
+            let bytes = Scalar.to_bytes(line.0, [inverse; LANES]);
+            if let Some(l) = Avx2::new() {
+                assert_eq!(l.to_words(l.load(&line), l.splat(inverse)), [high, low]);
+                assert_eq!(l.to_bytes(l.load(&line), l.splat(inverse)), bytes);
+            }
+            if let Some(l) = Avx512::new() {
+                assert_eq!(l.to_words(l.load(&line), l.splat(inverse)), [high, low]);
+                assert_eq!(l.to_bytes(l.load(&line), l.splat(inverse)), bytes);
+            }
+        }
+    }
 }
 
 fn sources(random: &mut Random, config: &Config, count: usize) -> Vec<Vec<u8>> {

@@ -74,6 +74,7 @@ impl Lanes for Avx2 {
         bits(v: Self::F) -> Self::I = _mm256_castps_si256;
         bits_to_float(v: Self::I) -> Self::F = _mm256_castsi256_ps;
         to_exponent(v: Self::I) -> Self::I = _mm256_slli_epi32::<23>;
+        to_high_bytes(v: Self::I) -> Self::I = _mm256_slli_epi32::<8>;
     }
 
     methods! {
@@ -123,10 +124,16 @@ impl Lanes for Avx2 {
             Two(group_sums([a.0, b.0, c.0, d.0]), group_sums([a.1, b.1, c.1, d.1]))
         };
         to_bytes(v: Self::F, inverse: Self::F) -> [u8; LANES] = {
-            let words = _mm256_packs_epi32(whole(v.0, inverse.0), whole(v.1, inverse.1));
-            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
-            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
-            std::mem::transmute::<__m128i, [u8; LANES]>(_mm_xor_si128(bytes, _mm_set1_epi8(i8::MIN)))
+            let shift = _mm256_set1_epi32(128);
+            let whole = [whole(v.0, inverse.0, 127.0), whole(v.1, inverse.1, 127.0)];
+            low_bytes(whole.map(|v| _mm256_add_epi32(v, shift)))
+        };
+        to_words(v: Self::F, inverse: Self::F) -> [[u8; LANES]; 2] = {
+            let (shift, byte) = (_mm256_set1_epi32(32768), _mm256_set1_epi32(255));
+            let whole = [whole(v.0, inverse.0, 32767.0), whole(v.1, inverse.1, 32767.0)];
+            let words = whole.map(|v| _mm256_add_epi32(v, shift));
+            let [high, low] = [words.map(|v| _mm256_srli_epi32::<8>(v)), words.map(|v| _mm256_and_si256(v, byte))];
+            [low_bytes(high), low_bytes(low)]
         };
     }
 
@@ -150,9 +157,20 @@ fn group_sums([a, b, c, d]: [__m256; 4]) -> __m256 {
     _mm256_add_ps(_mm256_shuffle_ps::<0x88>(ab, cd), _mm256_shuffle_ps::<0xdd>(ab, cd))
 }
 
+/// Whole numbers of a magnitude up to `largest`.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn whole(v: __m256, inverse: __m256) -> __m256i {
-    let scaled = _mm256_max_ps(_mm256_mul_ps(v, inverse), _mm256_set1_ps(-127.0));
-    _mm256_cvtps_epi32(_mm256_min_ps(scaled, _mm256_set1_ps(127.0)))
+fn whole(v: __m256, inverse: __m256, largest: f32) -> __m256i {
+    let scaled = _mm256_max_ps(_mm256_mul_ps(v, inverse), _mm256_set1_ps(-largest));
+    _mm256_cvtps_epi32(_mm256_min_ps(scaled, _mm256_set1_ps(largest)))
+}
+
+/// Sixteen numbers from 0 to 255 as bytes.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn low_bytes([a, b]: [__m256i; 2]) -> [u8; LANES] {
+    let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(_mm256_packs_epi32(a, b));
+    let bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+    // SAFETY: both are 16 bytes.
+    unsafe { std::mem::transmute::<__m128i, [u8; LANES]>(bytes) }
 }

@@ -57,6 +57,7 @@ impl Lanes for Avx512 {
         bits(v: Self::F) -> Self::I = _mm512_castps_si512(v);
         bits_to_float(v: Self::I) -> Self::F = _mm512_castsi512_ps(v);
         to_exponent(v: Self::I) -> Self::I = _mm512_slli_epi32::<23>(v);
+        to_high_bytes(v: Self::I) -> Self::I = _mm512_slli_epi32::<8>(v);
         first(count: usize, a: Self::F, b: Self::F) -> Self::F =
             _mm512_mask_blend_ps(((1u32 << count) - 1) as u16, b, a);
         sum(v: Self::F) -> f32 = {
@@ -84,6 +85,13 @@ impl Lanes for Avx512 {
             let whole = _mm512_cvtps_epi32(_mm512_min_ps(scaled, _mm512_set1_ps(127.0)));
             let bytes = _mm_xor_si128(_mm512_cvtepi32_epi8(whole), _mm_set1_epi8(i8::MIN));
             std::mem::transmute::<__m128i, [u8; LANES]>(bytes)
+        };
+        to_words(v: Self::F, inverse: Self::F) -> [[u8; LANES]; 2] = {
+            let scaled = _mm512_max_ps(_mm512_mul_ps(v, inverse), _mm512_set1_ps(-32767.0));
+            let whole = _mm512_cvtps_epi32(_mm512_min_ps(scaled, _mm512_set1_ps(32767.0)));
+            let words = _mm512_add_epi32(whole, _mm512_set1_epi32(32768));
+            let bytes = [_mm512_cvtepi32_epi8(_mm512_srli_epi32::<8>(words)), _mm512_cvtepi32_epi8(words)];
+            std::mem::transmute::<[__m128i; 2], [[u8; LANES]; 2]>(bytes)
         };
     }
 

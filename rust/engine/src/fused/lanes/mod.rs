@@ -91,6 +91,8 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     fn bits_to_float(self, v: Self::I) -> Self::F;
     /// Lanes shifted left by the 23 bits of a mantissa.
     fn to_exponent(self, v: Self::I) -> Self::I;
+    /// Lanes shifted left by the 8 bits of a byte.
+    fn to_high_bytes(self, v: Self::I) -> Self::I;
 
     /// The first `count` lanes of `a`, the rest of `b`.
     fn first(self, count: usize, a: Self::F, b: Self::F) -> Self::F;
@@ -104,4 +106,6 @@ pub(super) trait Lanes: Copy + Send + Sync + 'static {
     fn group_sums(self, v: [Self::F; 4]) -> Self::F;
     /// `clamp(round(v * inverse), -127, 127) + 128`, ties to even.
     fn to_bytes(self, v: Self::F, inverse: Self::F) -> [u8; LANES];
+    /// High and low bytes of `clamp(round(v * inverse), -32767, 32767) + 32768`, ties to even.
+    fn to_words(self, v: Self::F, inverse: Self::F) -> [[u8; LANES]; 2];
 }

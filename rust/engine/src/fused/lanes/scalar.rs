@@ -103,6 +103,10 @@ impl Lanes for Scalar {
     fn to_exponent(self, v: Self::I) -> Self::I {
         v.map(|v| v << 23)
     }
+    #[inline(always)]
+    fn to_high_bytes(self, v: Self::I) -> Self::I {
+        v.map(|v| v << 8)
+    }
 
     #[inline(always)]
     fn first(self, count: usize, a: Self::F, b: Self::F) -> Self::F {
@@ -136,5 +140,11 @@ impl Lanes for Scalar {
     fn to_bytes(self, v: Self::F, inverse: Self::F) -> [u8; LANES] {
         let cut = each(v, inverse, |v, inverse| least(greatest(v * inverse, -127.0), 127.0));
         cut.map(|v| (v.round_ties_even() as i32 + 128) as u8)
+    }
+    #[inline(always)]
+    fn to_words(self, v: Self::F, inverse: Self::F) -> [[u8; LANES]; 2] {
+        let cut = each(v, inverse, |v, inverse| least(greatest(v * inverse, -32767.0), 32767.0));
+        let words = cut.map(|v| (v.round_ties_even() as i32 + 32768) as u16);
+        [words.map(|word| (word >> 8) as u8), words.map(|word| word as u8)]
     }
 }

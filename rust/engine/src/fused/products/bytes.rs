@@ -2,6 +2,9 @@
 //!
 //! Inputs are stored 128 too large, as unsigned bytes, which is what the instructions want; a correction of every sum by
 //! -128 times its weights, part of the bias, takes that back.
+//!
+//! Inputs of 16 bits are two such rows, of high and of low bytes, 32768 too large together: the sum of the products is
+//! 256 times that of the high bytes plus that of the low ones.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -77,19 +80,26 @@ impl Weights for ByteWeights {
     fn correction(row: &[i8]) -> i32 {
         row.iter().fold(0, |sum, &code| sum - 128 * i32::from(code))
     }
+    fn correction_wide(row: &[i8]) -> i32 {
+        row.iter().fold(0, |sum: i32, &code| sum.wrapping_sub(32768 * i32::from(code)))
+    }
 }
 
-/// Rows of int8, 128 too large.
+/// Rows of int8, 128 too large; or of int16.
 #[derive(Debug)]
 pub(in crate::fused) struct ByteRows {
     steps: usize,
+    /// Bytes of int8 or high bytes of int16, then as many low bytes of int16.
     lines: Vec<Bytes>,
+    wide: bool,
 }
 
 /// A row of [`ByteRows`], 16 bytes a vector.
 #[derive(Debug)]
 pub(in crate::fused) struct ByteRow<'a> {
     first: *mut [u8; LANES],
+    /// Where the low bytes are, if there are some.
+    low: Option<*mut [u8; LANES]>,
     len: usize,
     row: PhantomData<&'a mut [Bytes]>,
 }
@@ -99,15 +109,24 @@ impl<L: Lanes> Input<L> for ByteRows {
 
     fn new(rows: usize, lines: usize) -> Self {
         let steps = (lines * LANES).div_ceil(STEP);
-        Self { steps, lines: vec![Bytes::default(); rows.next_multiple_of(ROWS) * steps] }
+        Self { steps, lines: vec![Bytes::default(); 2 * rows.next_multiple_of(ROWS) * steps], wide: false }
     }
     #[inline(always)]
     fn row(&mut self, row: usize) -> ByteRow<'_> {
-        let row = &mut self.lines[row * self.steps..][..self.steps];
-        ByteRow { first: row.as_mut_ptr().cast(), len: row.len() * (STEP / LANES), row: PhantomData }
+        let half = self.lines.len() / 2;
+        let (high, low) = self.lines.split_at_mut(half);
+        let [high, low] = [high, low].map(|lines| &mut lines[row * self.steps..][..self.steps]);
+        let low = self.wide.then(|| low.as_mut_ptr().cast());
+        ByteRow { first: high.as_mut_ptr().cast(), low, len: high.len() * (STEP / LANES), row: PhantomData }
+    }
+    fn widen(&mut self, wide: bool) {
+        self.wide = wide;
     }
     fn copy(&mut self, from: usize, to: usize) {
-        self.lines.copy_within(from * self.steps..(from + 1) * self.steps, to * self.steps);
+        for first in [0, self.lines.len() / 2] {
+            let rows = &mut self.lines[first..];
+            rows.copy_within(from * self.steps..(from + 1) * self.steps, to * self.steps);
+        }
     }
 }
 
@@ -115,8 +134,16 @@ impl<L: Lanes> Row<L> for ByteRow<'_> {
     #[inline(always)]
     fn put(&mut self, l: L, line: usize, v: L::F, inverse: L::F) {
         assert!(line < self.len);
-        // SAFETY: the row, borrowed for as long as `self` lives, holds `len` times 16 bytes.
-        unsafe { self.first.add(line).write(l.to_bytes(v, inverse)) };
+        // SAFETY: the row, borrowed for as long as `self` lives, holds `len` times 16 bytes, and so does that of low ones.
+        unsafe {
+            if let Some(low) = self.low {
+                let [high_bytes, low_bytes] = l.to_words(v, inverse);
+                self.first.add(line).write(high_bytes);
+                low.add(line).write(low_bytes);
+            } else {
+                self.first.add(line).write(l.to_bytes(v, inverse));
+            }
+        }
     }
 }
 
@@ -139,11 +166,11 @@ impl<P: ByteProducts> Arithmetic for Integer<P> {
     }
     #[inline(always)]
     fn multiply(self, factors: Factors<'_, ByteWeights, ByteRows>, sums: &mut Block<i32>) {
-        let Factors { weights, panels, input, rows } = factors;
-        let steps = input.steps;
-        assert!(rows.len() <= ROWS && panels <= PANELS && weights.len() == steps * STEP / GROUP * panels);
-        let input = &input.lines[rows.start * steps..];
-        self.0.multiply(&Operands { weights, panels, input, steps, rows: rows.len() }, sums);
+        self.0.multiply(&operands(&factors, 0), sums);
+    }
+    #[inline(always)]
+    fn multiply_low(self, factors: Factors<'_, ByteWeights, ByteRows>, sums: &mut Block<i32>) {
+        self.0.multiply(&operands(&factors, factors.input.lines.len() / 2), sums);
     }
     #[inline(always)]
     fn added(self, line: &Sums) -> Self::Added {
@@ -158,6 +185,28 @@ impl<P: ByteProducts> Arithmetic for Integer<P> {
         let l = self.0.lanes();
         l.mul(l.to_floats(l.add_sums(l.load_sums(sums), added)), scale)
     }
+    #[inline(always)]
+    fn value_wide(
+        self,
+        sums: &Sums,
+        low: &Sums,
+        added: Self::Added,
+        scale: <P::Lanes as Lanes>::F,
+    ) -> <P::Lanes as Lanes>::F {
+        let l = self.0.lanes();
+        let high = l.add_sums(l.to_high_bytes(l.load_sums(sums)), added);
+        l.mul(l.to_floats(l.add_sums(high, l.load_sums(low))), scale)
+    }
+}
+
+/// The factors of a block, the input's from its line `first`.
+#[inline(always)]
+fn operands<'a>(factors: &Factors<'a, ByteWeights, ByteRows>, first: usize) -> Operands<'a> {
+    let Factors { weights, panels, input, ref rows } = *factors;
+    let steps = input.steps;
+    assert!(rows.len() <= ROWS && panels <= PANELS && weights.len() == steps * STEP / GROUP * panels);
+    let input = &input.lines[first..][..input.lines.len() / 2][rows.start * steps..];
+    Operands { weights, panels, input, steps, rows: rows.len() }
 }
 
 impl ByteProducts for Scalar {

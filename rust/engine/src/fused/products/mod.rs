@@ -40,8 +40,8 @@ pub(super) const PANELS: usize = 4;
 
 /// Sums of a block: by row, then panel.
 pub(super) type Block<N> = [[Line<N, LANES>; PANELS]; ROWS];
-/// One block is finished while the next is computed.
-pub(super) type Blocks<N> = [Block<N>; 2];
+/// One block is finished while the next is computed; behind each is the one for low bytes.
+pub(super) type Blocks<N> = [[Block<N>; 2]; 2];
 
 /// What sums are counted in.
 pub(super) trait Number: Copy + Default + Debug + Send + Sync + 'static {
@@ -97,6 +97,10 @@ pub(super) trait Weights: Debug + Send + Sync + 'static {
     fn pack(matrix: &Matrix<Self::Code>, panels: Range<usize>, lines: &mut Vec<Self::Line>);
     /// What must be added to the sums of a row besides its bias.
     fn correction(row: &[Self::Code]) -> Self::Number;
+    /// The same where the input is wide, as [`Input::widen`] says.
+    fn correction_wide(row: &[Self::Code]) -> Self::Number {
+        Self::correction(row)
+    }
 }
 
 /// The left side of a product: rows as the arithmetic wants them.
@@ -108,6 +112,8 @@ pub(super) trait Input<L: Lanes>: Send + 'static {
 
     /// Rows of zeros. `lines`: vectors of 16 elements a row.
     fn new(rows: usize, lines: usize) -> Self;
+    /// What the rows that are written next hold in int8 arithmetic: codes of 16 bits or, as at first, of 8.
+    fn widen(&mut self, _wide: bool) {}
     /// A row, to be written.
     fn row(&mut self, row: usize) -> Self::Row<'_>;
     /// Copies a row to the place of another.
@@ -116,7 +122,7 @@ pub(super) trait Input<L: Lanes>: Send + 'static {
 
 /// A row that is written 16 elements at a time.
 pub(super) trait Row<L: Lanes> {
-    /// Writes 16 elements. `inverse`: one over the step of int8.
+    /// Writes 16 elements. `inverse`: one over the step of the codes.
     fn put(&mut self, l: L, line: usize, v: L::F, inverse: L::F);
 }
 
@@ -158,12 +164,24 @@ pub(super) trait Arithmetic: Copy + Send + Sync + 'static {
     fn session(self) -> Self::Session;
     /// Computes the sums of a block. Rows of `sums` behind those asked for are left with no meaning.
     fn multiply(self, factors: Factors<'_, Self::Weights, Self::Input>, sums: &mut Block<NumberOf<Self>>);
+    /// Computes the sums of the low bytes of inputs that are wide; those of the high ones are [`Arithmetic::multiply`]'s.
+    fn multiply_low(self, _factors: Factors<'_, Self::Weights, Self::Input>, _sums: &mut Block<NumberOf<Self>>) {}
     /// Loads what is added to 16 sums.
     fn added(self, line: &Line<NumberOf<Self>, LANES>) -> Self::Added;
     /// Loads what the sums of a panel are worth, from the scales of the layer.
     fn scale(self, scales: &[Floats], panel: usize) -> FloatsOf<Self>;
     /// The values of 16 sums.
     fn value(self, sums: &Line<NumberOf<Self>, LANES>, added: Self::Added, scale: FloatsOf<Self>) -> FloatsOf<Self>;
+    /// The values of 16 sums of high and of low bytes.
+    fn value_wide(
+        self,
+        sums: &Line<NumberOf<Self>, LANES>,
+        _low: &Line<NumberOf<Self>, LANES>,
+        added: Self::Added,
+        scale: FloatsOf<Self>,
+    ) -> FloatsOf<Self> {
+        self.value(sums, added, scale)
+    }
 }
 
 /// What the sums of an arithmetic are counted in.
