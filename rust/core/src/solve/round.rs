@@ -233,12 +233,14 @@ mod tests {
             let Ok(format) = Format::parse(&text) else { continue };
             let work = Work::new(format, Level::Scalar);
             let numbers = Numbers::of(&work.grid);
-            let scale = GroupScale { step: 0.25, zero: 3, levels: [0.7, 0.4, 0.15, 0.1] };
+            let zero = if format.has_zeros() { 3 } else { 0 };
+            let step = if matches!(numbers, Numbers::Sums(_)) { 1.0 } else { 0.25 };
+            let scale = GroupScale { step, zero, levels: [0.7, 0.4, 0.15, 0.1] };
             let scales = Scales::splat(&numbers, &scale);
             for i in -4000..4000 {
-                let x = (i as f32 * 0.37).sinh() * 1e-3 + i as f32 * 1.37e-3;
+                let x = (i as f32 * 0.004).sinh() * 1e-3 + i as f32 * 1.37e-3;
                 let number = with_round!(&numbers, &scales, |round| round.round(x * scales.inverse.0[5], 5));
-                let value = number * if matches!(numbers, Numbers::Sums(_)) { 1.0 } else { 0.25 };
+                let value = number * step as f32;
                 let exact = work.round(x, &scale);
                 let (got, best) = ((value - x).abs(), (exact - x).abs());
                 assert!(value == exact || (got - best).abs() <= 1e-6 * x.abs().max(1.0), "{text}: {x} {value} {exact}");
