@@ -3,6 +3,8 @@
 use std::ops::Range;
 
 use super::buffers::{Layout, Sizes};
+use super::grid::Grid;
+use super::scale::RawScale;
 use super::work::{Scales, Work};
 use super::{Packed, check_len, drive, simd};
 use crate::error::Result;
@@ -49,6 +51,44 @@ impl<'a> Rows<'a> {
         self.work.level
     }
 
+    /// Stored scales, and how many of them a row has.
+    pub(crate) const fn scales(&self) -> (&'a [u8], usize) {
+        (self.packed.scales, self.sizes.groups_per_row)
+    }
+
+    /// The packed codes, and the bytes of a row.
+    pub(crate) const fn codes(&self) -> (&'a [u8], usize) {
+        (self.packed.codes, self.sizes.row_bytes)
+    }
+
+    /// The step of a block by the code of its scale.
+    pub(crate) fn block_step(&self, code: u8) -> f64 {
+        self.work.resolve(&RawScale::code(code)).step
+    }
+
+    /// What the numbers of a row are multiplied with, in formats without groups and of one level.
+    pub(crate) fn row_step(&self, row: usize) -> f64 {
+        let scale = self.work.resolve(&self.of_row(row).load(0));
+        if matches!(self.work.grid, Grid::Levels(_)) { f64::from(scale.levels[0]) } else { scale.step }
+    }
+
+    /// Zero points of a row, one for each of its groups; none in formats that have none.
+    pub(crate) fn zeros(&self, row: usize, zeros: &mut Vec<u16>) {
+        let tensor = self.work.format.granularity() == Granularity::Tensor;
+        zeros.resize(if self.sizes.zeros_row > 0 { self.sizes.groups_per_row } else { 0 }, 0);
+        if self.sizes.zeros_row > 0 {
+            let first = if tensor { 0 } else { row * self.sizes.zeros_row };
+            unpack(self.work.level, &self.packed.zeros[first..][..self.sizes.zeros_row], self.work.width, zeros);
+        }
+    }
+
+    /// The work of one row, whose scales are numbered from 0.
+    fn of_row(&self, row: usize) -> Work {
+        let row_of_groups = if self.work.format.granularity() == Granularity::Tensor { 0 } else { row };
+        let first = row_of_groups * self.sizes.groups_per_row * self.scale_bytes;
+        Work { scale_in: self.packed.scales[first..].as_ptr(), ..self.work }
+    }
+
     /// A number of columns near `wanted` after which a row may be cut: whole groups and whole bytes.
     pub(crate) fn cut(&self, wanted: usize) -> usize {
         let unit = match self.work.format.granularity() {
@@ -61,14 +101,9 @@ impl<'a> Rows<'a> {
     /// Decodes `columns` of a row, beginning at a multiple of [`Self::cut`], into `out`.
     pub(crate) fn decode(&self, row: usize, columns: Range<usize>, out: &mut [f32], unpacked: &mut Unpacked) {
         let Unpacked { bytes, halves, words, zeros } = unpacked;
-        let mut work = self.work;
-        let row_of_groups = if work.format.granularity() == Granularity::Tensor { 0 } else { row };
-        let first = row_of_groups * self.sizes.groups_per_row * self.scale_bytes;
-        work.scale_in = self.packed.scales[first..].as_ptr();
-        if self.sizes.zeros_row > 0 {
-            zeros.resize(self.sizes.groups_per_row, 0);
-            let packed = &self.packed.zeros[row_of_groups * self.sizes.zeros_row..][..self.sizes.zeros_row];
-            unpack(work.level, packed, work.width, zeros);
+        let mut work = self.of_row(row);
+        self.zeros(row, zeros);
+        if !zeros.is_empty() {
             work.zero_in = zeros.as_ptr();
         }
         match work.width {

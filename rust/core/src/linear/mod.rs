@@ -3,17 +3,23 @@
 //! [`multiply`] is `y = x W^T + bias` for any format of W, [`multiply_integer`] the same in integers where inputs and
 //! weights are scaled integers, [`gather`] looks rows up. W is read in its packed form, a panel of rows at a time.
 
+#[cfg(target_arch = "x86_64")]
+mod digits;
 mod dot;
+#[cfg(target_arch = "x86_64")]
+mod fast;
 mod float;
 mod gather;
 mod integer;
 mod output;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 pub use float::multiply;
 pub use gather::gather;
 pub use integer::{Bias, multiply_integer};
 
-use crate::codec::{DType, Packed};
+use crate::codec::Packed;
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::level::Level;
@@ -36,6 +42,8 @@ pub struct Matrix<'a> {
 pub enum Kernel {
     /// Rows decoded to float32 in the cache, sixteen chains of fused multiply-adds.
     Fma(Level),
+    /// Fixed point on AMX: digits of int8 multiplied exactly, groups scaled in float32.
+    Digits,
     /// int8 products summed in int32.
     Bytes(Level),
 }
@@ -47,6 +55,7 @@ impl Kernel {
             Self::Fma(Level::Scalar) => "fma scalar",
             Self::Fma(Level::Avx2) => "fma avx2",
             Self::Fma(Level::Avx512) => "fma avx512",
+            Self::Digits => "digits amx",
             Self::Bytes(Level::Scalar) => "int8 scalar",
             Self::Bytes(Level::Avx2) => "int8 avx2",
             Self::Bytes(Level::Avx512) => "int8 avx512",
@@ -54,18 +63,21 @@ impl Kernel {
     }
 }
 
-/// The kernel that runs for `m` rows of inputs; with `input`, that of [`multiply_integer`].
+/// The kernel that multiplies with `n` rows of `k` weights; with `input`, that of [`multiply_integer`].
 ///
 /// # Errors
 /// [`Error::Format`] where [`multiply_integer`] does not take the formats.
-pub fn kernel(format: Format, input: Option<Format>, _m: usize, _dtype: DType) -> Result<Kernel> {
-    match input {
-        None => Ok(Kernel::Fma(Level::current())),
-        Some(input) => {
-            integer::check_formats(format, input)?;
-            Ok(Kernel::Bytes(Level::current()))
-        }
+pub fn kernel(format: Format, input: Option<Format>, n: usize, k: usize) -> Result<Kernel> {
+    let level = Level::current();
+    if let Some(input) = input {
+        integer::check_formats(format, input)?;
+        return Ok(Kernel::Bytes(level));
     }
+    #[cfg(target_arch = "x86_64")]
+    if fast::plan(format, n, k, level).is_some() {
+        return Ok(Kernel::Digits);
+    }
+    Ok(Kernel::Fma(level))
 }
 
 /// Checks the number of inputs and outputs of a product.
