@@ -72,7 +72,7 @@ pub(crate) fn integer_linear(
 ) -> PyResult<()> {
     enter(py, || {
         let kind = dtype(dtype_code)?;
-        core_kernel(format.0, Some(input_format.0), n, k)?; // before parts that other formats have are missed
+        core_kernel(format.0, Some(input_format.0), m, n, k)?; // before parts that other formats have are missed
         // SAFETY: as in `packed_linear`.
         unsafe {
             let w = matrix(format, n, k, parts)?;
@@ -120,8 +120,9 @@ pub(crate) fn linear_kernel(
     py: Python<'_>,
     format: &Format,
     input_format: Option<Format>,
+    m: usize,
     n: usize,
     k: usize,
 ) -> PyResult<&'static str> {
-    enter(py, || Ok(core_kernel(format.0, input_format.map(|format| format.0), n, k)?.name()))
+    enter(py, || Ok(core_kernel(format.0, input_format.map(|format| format.0), m, n, k)?.name()))
 }

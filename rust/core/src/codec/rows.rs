@@ -8,7 +8,7 @@ use super::scale::RawScale;
 use super::work::{Scales, Work};
 use super::{Packed, check_len, drive, simd};
 use crate::error::Result;
-use crate::format::{Format, Granularity};
+use crate::format::{Format, Granularity, ScaleType};
 use crate::level::Level;
 use crate::pack::{Code, unpack};
 
@@ -18,6 +18,8 @@ pub(crate) struct Rows<'a> {
     packed: Packed<'a>,
     sizes: Sizes,
     scale_bytes: usize,
+    /// Rows decode as if their scale were 1.
+    unscaled: bool,
     /// Elements of a row.
     pub(crate) k: usize,
 }
@@ -43,7 +45,27 @@ impl<'a> Rows<'a> {
         work.scales = Scales::Stored;
         work.tensor = drive::first_level(&packed);
         let scale_bytes = sizes.scales.checked_div(sizes.groups).unwrap_or(0);
-        Ok(Self { work, packed, sizes, scale_bytes, k })
+        Ok(Self { work, packed, sizes, scale_bytes, unscaled: false, k })
+    }
+
+    /// The same rows without the factor that [`Self::row_factor`] tells.
+    pub(crate) fn unscaled(&self) -> Self {
+        let tensor = if self.work.format.has_levels() { 1.0 } else { self.work.tensor };
+        Self { work: Work { tensor, ..self.work }, unscaled: self.has_row_scale(), ..*self }
+    }
+
+    /// What an unscaled row is to be multiplied with: its only scale, or that of the tensor.
+    pub(crate) fn row_factor(&self, row: usize) -> f32 {
+        match self.has_row_scale() {
+            true => self.row_step(row) as f32,
+            false if self.work.format.has_levels() => self.work.tensor,
+            false => 1.0,
+        }
+    }
+
+    fn has_row_scale(&self) -> bool {
+        let format = self.work.format;
+        matches!(format.granularity(), Granularity::Channel | Granularity::Tensor) && format.scales_per_group() == 1
     }
 
     /// The SIMD level of the call.
@@ -82,18 +104,29 @@ impl<'a> Rows<'a> {
         }
     }
 
+    /// A stored scale of 1, as float32 or as a number of fraction bits.
+    fn one(&self) -> *const u8 {
+        static ONES: [f32; 4] = [1.0; 4];
+        static ZERO: u8 = 0;
+        if self.work.format.scale_type() == Some(ScaleType::I8) { &raw const ZERO } else { ONES.as_ptr().cast() }
+    }
+
     /// The work of one row, whose scales are numbered from 0.
     fn of_row(&self, row: usize) -> Work {
+        if self.unscaled {
+            return Work { scale_in: self.one(), ..self.work };
+        }
         let row_of_groups = if self.work.format.granularity() == Granularity::Tensor { 0 } else { row };
         let first = row_of_groups * self.sizes.groups_per_row * self.scale_bytes;
         Work { scale_in: self.packed.scales[first..].as_ptr(), ..self.work }
     }
 
-    /// A number of columns near `wanted` after which a row may be cut: whole groups and whole bytes.
+    /// A number of columns near `wanted` after which a row may be cut: whole groups, whole bytes, a multiple of 32.
     pub(crate) fn cut(&self, wanted: usize) -> usize {
         let unit = match self.work.format.granularity() {
-            Granularity::Block(block) => 8 * block as usize,
-            _ => 8,
+            Granularity::Block(block) if block.is_multiple_of(32) => block as usize,
+            Granularity::Block(block) => 32 * block as usize,
+            _ => 32,
         };
         (wanted / unit).max(1) * unit
     }

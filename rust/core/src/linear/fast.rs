@@ -1,32 +1,66 @@
-//! Products on AMX: which there are, and how they are cut into work.
+//! Products with instructions for bytes and tiles: which there are, and how they are cut into work.
 
-use super::Matrix;
-use super::digits::{FixedInputs, PANELS, Plan, Single, Wide};
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::digits::{Dot, FixedInputs, Plan, TOGETHER};
 use super::float::{Biased, PANEL, Panel};
 use super::output::Inputs;
-use super::tiles::{LINE, Session, available};
+use super::tiles::{self, Session};
+use super::{Matrix, parts};
 use crate::codec::rows::Rows;
 use crate::error::Result;
 use crate::format::Format;
 use crate::level::Level;
 use crate::pool;
 
-/// Weights below which arranging inputs and configuring tiles costs more than they save.
+/// Weights below which arranging inputs costs more than it saves.
 const SMALL: usize = 1 << 15;
-/// Panels of 16 rows of weights in one unit of work.
-const UNIT: usize = 4;
+/// Rows of inputs for which codes are cheaper to unpack again than to decode for tiles.
+const FEW: usize = 4;
+/// Rows of weights in one unit of work on bytes.
+const UNIT: usize = 64;
 
-/// How to multiply with `n` rows of `k` weights on AMX, if that is possible and worth it.
-pub(super) fn plan(format: Format, n: usize, k: usize, level: Level) -> Option<Plan> {
-    if available(level) && n.saturating_mul(k) >= SMALL { Plan::new(format) } else { None }
+/// How a product runs.
+#[derive(Clone, Debug)]
+pub(super) enum Way {
+    /// Dot products of bytes.
+    Digits(Arc<Plan>),
+    /// Tiles of bfloat16.
+    Parts,
 }
 
-/// Multiplies as `multiply` does; false, with nothing done, where the inputs do not fit fixed point.
+/// How `m` rows are multiplied with `n` rows of `k` weights, unless inputs or scales are extreme; `None` for the plain way.
+pub(super) fn way(format: Format, m: usize, n: usize, k: usize, level: Level) -> Option<Way> {
+    if n.saturating_mul(k) < SMALL {
+        return None;
+    }
+    if m > FEW {
+        return tiles::available(level).then_some(Way::Parts);
+    }
+    plan(format, level).map(Way::Digits)
+}
+
+/// The codes of a format as digits, where `level` is AVX-512 and the processor has products and permutations of bytes.
+fn plan(format: Format, level: Level) -> Option<Arc<Plan>> {
+    thread_local! {
+        /// The plans made so far: making one takes longer than a small product.
+        static PLANS: RefCell<HashMap<Format, Option<Arc<Plan>>>> = RefCell::default();
+    }
+    let bytes = || is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("avx512vnni");
+    if level < Level::Avx512 || !bytes() {
+        return None;
+    }
+    PLANS.with_borrow_mut(|plans| plans.entry(format).or_insert_with(|| Plan::new(format).map(Arc::new)).clone())
+}
+
+/// Multiplies as `multiply` does; false, with nothing done, where the inputs are extreme.
 ///
 /// # Errors
 /// Where memory is short or threads cannot be started.
 pub(super) fn multiply(
-    plan: &Plan,
+    way: &Way,
     rows: &Rows<'_>,
     x: &Inputs<'_>,
     m: usize,
@@ -34,9 +68,8 @@ pub(super) fn multiply(
     out: &Biased<'_>,
 ) -> Result<bool> {
     let (n, k) = (w.rows, w.columns);
-    // SAFETY: `plan` found AVX-512 and more.
-    let Some(fixed) = (unsafe { FixedInputs::new(x.values(), m, x.stride, k)? }) else { return Ok(false) };
-    // Panels whose scales are extreme.
+    let bytes = m.saturating_mul(n).saturating_mul(k);
+    // Rows of weights whose scales are extreme.
     let otherwise = |first: usize, count: usize| {
         for start in (first..first + count).step_by(PANEL) {
             let panel = Panel { rows, x, first: start, count: PANEL.min(first + count - start) };
@@ -44,42 +77,39 @@ pub(super) fn multiply(
             panel.run(m, |row, values| unsafe { out.write(row, start, values) });
         }
     };
-    let each = UNIT * PANEL;
-    let bytes = m.saturating_mul(n).saturating_mul(k);
-    if m == 1 {
-        let product = Single::new(plan, rows, &fixed)?;
-        pool::for_each(n.div_ceil(each), bytes, |unit| {
-            let mut scratch = product.scratch();
-            // SAFETY: `plan` found the instructions.
-            let session = unsafe { Session::new(LINE) };
-            for first in (unit * each..n.min((unit + 1) * each)).step_by(PANEL) {
-                let mut values = [0.0f32; PANEL];
-                let values = &mut values[..PANEL.min(n - first)];
-                // SAFETY: as above; every panel writes its own columns.
-                unsafe {
-                    if product.run(&session, first, values, &mut scratch) {
-                        out.write(0, first, values);
-                    } else {
-                        otherwise(first, values.len());
+    match way {
+        Way::Digits(plan) => {
+            // SAFETY: `way` found the instructions.
+            let Some(fixed) = (unsafe { FixedInputs::new(x.values(), m, x.stride, k)? }) else { return Ok(false) };
+            // SAFETY: as above.
+            let product = unsafe { Dot::new(plan, rows, &fixed)? };
+            pool::for_each(n.div_ceil(UNIT), bytes, |unit| {
+                let mut scratch = product.scratch();
+                for first in (unit * UNIT..n.min((unit + 1) * UNIT)).step_by(TOGETHER) {
+                    let count = TOGETHER.min(n - first);
+                    // SAFETY: as above; every unit writes its own columns.
+                    let write = |row: usize, values: &mut [f32]| unsafe { out.write(row, first, values) };
+                    // SAFETY: as above.
+                    if !unsafe { product.run(first, count, &mut scratch, write) } {
+                        otherwise(first, count);
                     }
                 }
-            }
-        })?;
-        return Ok(true);
-    }
-    let product = Wide::new(plan, rows, &fixed)?;
-    pool::for_each(n.div_ceil(each), bytes, |unit| {
-        let (first, count) = (unit * each, each.min(n - unit * each));
-        // SAFETY: as above.
-        unsafe {
-            let session = Session::new(product.depth());
-            let write = |row: usize, values: &mut [f32]| out.write(row, first, values);
-            if !product.run(&session, first, count, &mut product.scratch(), write) {
-                otherwise(first, count);
-            }
+            })?;
         }
-    })?;
+        Way::Parts => {
+            // SAFETY: as above.
+            let Some(product) = (unsafe { parts::Product::new(w.format, rows, x, (m, n))? }) else { return Ok(false) };
+            pool::for_each(n.div_ceil(parts::UNIT), bytes, |unit| {
+                let first = unit * parts::UNIT;
+                // SAFETY: as above; every unit writes its own columns.
+                let write = |row: usize, column: usize, values: &mut [f32]| unsafe { out.write(row, column, values) };
+                // SAFETY: as above.
+                let done = unsafe { product.run(&Session::new(), first, &mut product.scratch(), write) };
+                if !done {
+                    otherwise(first, parts::UNIT.min(n - first));
+                }
+            })?;
+        }
+    }
     Ok(true)
 }
-
-const _: () = assert!(PANEL == super::tiles::ROWS && UNIT == PANELS);

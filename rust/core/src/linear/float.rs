@@ -48,8 +48,8 @@ pub fn multiply(
     let x = Inputs::new(x, m, k, LANES, level)?;
     let out = Biased { out: Outputs::new(&mut out, n, level), bias: &bias };
     #[cfg(target_arch = "x86_64")]
-    if let Some(plan) = fast::plan(w.format, n, k, level)
-        && fast::multiply(&plan, &rows, &x, m, w, &out)?
+    if let Some(way) = fast::way(w.format, m, n, k, level)
+        && fast::multiply(&way, &rows, &x, m, w, &out)?
     {
         return Ok(());
     }

@@ -5,9 +5,7 @@ use crate::codec::scale::Chooser;
 use crate::format::{Format, Granularity, ScaleType};
 
 /// Digits of a weight, at most.
-pub(super) const MOST_DIGITS: usize = 4;
-/// Fraction bits of a code book's levels.
-const BOOK_BITS: i32 = 30;
+pub(super) const MOST_DIGITS: usize = 2;
 
 /// What the stored scale of a group is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +27,7 @@ pub(in crate::linear) struct Plan {
     pub(super) width: u32,
     /// Codes are bytes of two's complement: their own digits.
     pub(super) bytes: bool,
-    /// Digits of a weight: 1 to 4.
+    /// Digits of a weight: 1 or 2.
     pub(super) digits: usize,
     /// Each digit by code.
     pub(super) tables: [[u8; 256]; MOST_DIGITS],
@@ -70,10 +68,7 @@ impl Plan {
         let one = GroupScale { step: 1.0, zero: 0, levels: [1.0; 4] };
         let numbers: Vec<f64> =
             (0..1u32 << width).map(|code| f64::from(decode_element(&grid, width, code, &one))).collect();
-        let (shift, digits) = match grid {
-            Grid::Book(_) => (BOOK_BITS, MOST_DIGITS),
-            _ => integers(&numbers)?,
-        };
+        let (shift, digits) = integers(&numbers)?;
         let mut tables = [[0; 256]; MOST_DIGITS];
         for code in 0..256 {
             let number = numbers[code & (numbers.len() - 1)];
@@ -87,14 +82,9 @@ impl Plan {
         let bytes = width == 8 && digits == 1 && (0..256).all(|code| usize::from(tables[0][code]) == code);
         Some(Self { width, bytes, digits, tables, shift, group, scale, zeros })
     }
-
-    /// Pairs of digits: the sums of each pair are exact in one block of int32.
-    pub(super) const fn pairs(&self) -> usize {
-        self.digits.div_ceil(2)
-    }
 }
 
-/// The fewest fraction bits with which all numbers are integers of at most four digits, and the digits they need.
+/// The fewest fraction bits with which all numbers are integers of at most two digits, and the digits they need.
 fn integers(numbers: &[f64]) -> Option<(i32, usize)> {
     let (low, high) = numbers.iter().fold((0.0f64, 0.0f64), |(low, high), &v| (low.min(v), high.max(v)));
     let finite = numbers.iter().all(|v| v.is_finite());
@@ -122,7 +112,9 @@ mod tests {
 
     #[test]
     fn digits_add_up_to_the_numbers_of_the_format() {
-        for text in ["int8", "int4:g32", "mxint6", "mxfp4", "mxfp6e3m2", "e3m4", "bm8e4/16", "nvfp4", "bfp8/16", "ternary"] {
+        for text in
+            ["int8", "int4:g32", "mxint6", "mxfp4", "mxfp6e3m2", "e3m4", "bm8e4/16", "nvfp4", "bfp8/16", "ternary"]
+        {
             let (format, plan) = (Format::parse(text).unwrap(), plan(text).unwrap());
             for code in 0..1u32 << plan.width {
                 let digits = plan.tables[..plan.digits].iter().rev();
