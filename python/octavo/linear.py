@@ -330,4 +330,4 @@ def kernel(
         raise DTypeError(f"kernel for {dtype}; accepted are float32, float16, bfloat16")
     fmt, _ = _weight(str(format), n, k)
     given = None if input_format is None else core(str(input_format))
-    return _core._linear_kernel(fmt, given, m, FLOATS[dtype])
+    return _core._linear_kernel(fmt, given, m, n, k)

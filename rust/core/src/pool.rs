@@ -98,6 +98,25 @@ pub(crate) fn for_each(count: usize, bytes: usize, work: impl Fn(usize) + Sync) 
     Ok(())
 }
 
+/// Calls `work` for every piece of `each` elements, with its number, like [`for_each`].
+///
+/// # Errors
+/// [`Error::Setting`] if threads cannot be started.
+pub(crate) fn for_each_chunk<T: Send>(all: &mut [T], each: usize, work: impl Fn(usize, &mut [T]) + Sync) -> Result<()> {
+    let guarded = |(i, piece): (usize, &mut [T])| {
+        let _state = FloatState::standard();
+        work(i, piece);
+    };
+    if size_of_val(all) > SERIAL_BYTES
+        && let Some(threads) = &pool(num_threads())?.rayon
+    {
+        threads.install(|| all.par_chunks_mut(each).enumerate().for_each(guarded));
+    } else {
+        all.chunks_mut(each.max(1)).enumerate().for_each(guarded);
+    }
+    Ok(())
+}
+
 /// Like [`for_each`], collecting one answer for every index, in order.
 ///
 /// # Errors

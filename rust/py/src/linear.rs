@@ -72,7 +72,7 @@ pub(crate) fn integer_linear(
 ) -> PyResult<()> {
     enter(py, || {
         let kind = dtype(dtype_code)?;
-        core_kernel(format.0, Some(input_format.0), m, kind)?; // before parts that other formats have are missed
+        core_kernel(format.0, Some(input_format.0), m, n, k)?; // before parts that other formats have are missed
         // SAFETY: as in `packed_linear`.
         unsafe {
             let w = matrix(format, n, k, parts)?;
@@ -121,7 +121,8 @@ pub(crate) fn linear_kernel(
     format: &Format,
     input_format: Option<Format>,
     m: usize,
-    dtype_code: u8,
+    n: usize,
+    k: usize,
 ) -> PyResult<&'static str> {
-    enter(py, || Ok(core_kernel(format.0, input_format.map(|format| format.0), m, dtype(dtype_code)?)?.name()))
+    enter(py, || Ok(core_kernel(format.0, input_format.map(|format| format.0), m, n, k)?.name()))
 }

@@ -3,10 +3,12 @@
 use std::ops::Range;
 
 use super::buffers::{Layout, Sizes};
+use super::grid::Grid;
+use super::scale::RawScale;
 use super::work::{Scales, Work};
 use super::{Packed, check_len, drive, simd};
 use crate::error::Result;
-use crate::format::{Format, Granularity};
+use crate::format::{Format, Granularity, ScaleType};
 use crate::level::Level;
 use crate::pack::{Code, unpack};
 
@@ -16,6 +18,8 @@ pub(crate) struct Rows<'a> {
     packed: Packed<'a>,
     sizes: Sizes,
     scale_bytes: usize,
+    /// Rows decode as if their scale were 1.
+    unscaled: bool,
     /// Elements of a row.
     pub(crate) k: usize,
 }
@@ -41,7 +45,27 @@ impl<'a> Rows<'a> {
         work.scales = Scales::Stored;
         work.tensor = drive::first_level(&packed);
         let scale_bytes = sizes.scales.checked_div(sizes.groups).unwrap_or(0);
-        Ok(Self { work, packed, sizes, scale_bytes, k })
+        Ok(Self { work, packed, sizes, scale_bytes, unscaled: false, k })
+    }
+
+    /// The same rows without the factor that [`Self::row_factor`] tells.
+    pub(crate) fn unscaled(&self) -> Self {
+        let tensor = if self.work.format.has_levels() { 1.0 } else { self.work.tensor };
+        Self { work: Work { tensor, ..self.work }, unscaled: self.has_row_scale(), ..*self }
+    }
+
+    /// What an unscaled row is to be multiplied with: its only scale, or that of the tensor.
+    pub(crate) fn row_factor(&self, row: usize) -> f32 {
+        match self.has_row_scale() {
+            true => self.row_step(row) as f32,
+            false if self.work.format.has_levels() => self.work.tensor,
+            false => 1.0,
+        }
+    }
+
+    fn has_row_scale(&self) -> bool {
+        let format = self.work.format;
+        matches!(format.granularity(), Granularity::Channel | Granularity::Tensor) && format.scales_per_group() == 1
     }
 
     /// The SIMD level of the call.
@@ -49,11 +73,60 @@ impl<'a> Rows<'a> {
         self.work.level
     }
 
-    /// A number of columns near `wanted` after which a row may be cut: whole groups and whole bytes.
+    /// Stored scales, and how many of them a row has.
+    pub(crate) const fn scales(&self) -> (&'a [u8], usize) {
+        (self.packed.scales, self.sizes.groups_per_row)
+    }
+
+    /// The packed codes, and the bytes of a row.
+    pub(crate) const fn codes(&self) -> (&'a [u8], usize) {
+        (self.packed.codes, self.sizes.row_bytes)
+    }
+
+    /// The step of a block by the code of its scale.
+    pub(crate) fn block_step(&self, code: u8) -> f64 {
+        self.work.resolve(&RawScale::code(code)).step
+    }
+
+    /// What the numbers of a row are multiplied with, in formats without groups and of one level.
+    pub(crate) fn row_step(&self, row: usize) -> f64 {
+        let scale = self.work.resolve(&self.of_row(row).load(0));
+        if matches!(self.work.grid, Grid::Levels(_)) { f64::from(scale.levels[0]) } else { scale.step }
+    }
+
+    /// Zero points of a row, one for each of its groups; none in formats that have none.
+    pub(crate) fn zeros(&self, row: usize, zeros: &mut Vec<u16>) {
+        let tensor = self.work.format.granularity() == Granularity::Tensor;
+        zeros.resize(if self.sizes.zeros_row > 0 { self.sizes.groups_per_row } else { 0 }, 0);
+        if self.sizes.zeros_row > 0 {
+            let first = if tensor { 0 } else { row * self.sizes.zeros_row };
+            unpack(self.work.level, &self.packed.zeros[first..][..self.sizes.zeros_row], self.work.width, zeros);
+        }
+    }
+
+    /// A stored scale of 1, as float32 or as a number of fraction bits.
+    fn one(&self) -> *const u8 {
+        static ONES: [f32; 4] = [1.0; 4];
+        static ZERO: u8 = 0;
+        if self.work.format.scale_type() == Some(ScaleType::I8) { &raw const ZERO } else { ONES.as_ptr().cast() }
+    }
+
+    /// The work of one row, whose scales are numbered from 0.
+    fn of_row(&self, row: usize) -> Work {
+        if self.unscaled {
+            return Work { scale_in: self.one(), ..self.work };
+        }
+        let row_of_groups = if self.work.format.granularity() == Granularity::Tensor { 0 } else { row };
+        let first = row_of_groups * self.sizes.groups_per_row * self.scale_bytes;
+        Work { scale_in: self.packed.scales[first..].as_ptr(), ..self.work }
+    }
+
+    /// A number of columns near `wanted` after which a row may be cut: whole groups, whole bytes, a multiple of 32.
     pub(crate) fn cut(&self, wanted: usize) -> usize {
         let unit = match self.work.format.granularity() {
-            Granularity::Block(block) => 8 * block as usize,
-            _ => 8,
+            Granularity::Block(block) if block.is_multiple_of(32) => block as usize,
+            Granularity::Block(block) => 32 * block as usize,
+            _ => 32,
         };
         (wanted / unit).max(1) * unit
     }
@@ -61,14 +134,9 @@ impl<'a> Rows<'a> {
     /// Decodes `columns` of a row, beginning at a multiple of [`Self::cut`], into `out`.
     pub(crate) fn decode(&self, row: usize, columns: Range<usize>, out: &mut [f32], unpacked: &mut Unpacked) {
         let Unpacked { bytes, halves, words, zeros } = unpacked;
-        let mut work = self.work;
-        let row_of_groups = if work.format.granularity() == Granularity::Tensor { 0 } else { row };
-        let first = row_of_groups * self.sizes.groups_per_row * self.scale_bytes;
-        work.scale_in = self.packed.scales[first..].as_ptr();
-        if self.sizes.zeros_row > 0 {
-            zeros.resize(self.sizes.groups_per_row, 0);
-            let packed = &self.packed.zeros[row_of_groups * self.sizes.zeros_row..][..self.sizes.zeros_row];
-            unpack(work.level, packed, work.width, zeros);
+        let mut work = self.of_row(row);
+        self.zeros(row, zeros);
+        if !zeros.is_empty() {
             work.zero_in = zeros.as_ptr();
         }
         match work.width {

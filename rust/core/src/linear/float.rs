@@ -1,6 +1,8 @@
 //! `y = x W^T + bias` in float32, for weights of any format.
 
 use super::dot::{LANES, ROWS, Sums, accumulate, tree};
+#[cfg(target_arch = "x86_64")]
+use super::fast;
 use super::output::{Inputs, Outputs, widened};
 use super::{Matrix, check_sizes};
 use crate::codec::rows::{Rows, Unpacked};
@@ -10,7 +12,7 @@ use crate::level::Level;
 use crate::pool;
 
 /// Rows of weights in one unit of work.
-const PANEL: usize = 16;
+pub(super) const PANEL: usize = 16;
 /// Columns decoded at a time, about: [`ROWS`] rows of them stay in the first cache.
 const COLUMNS: usize = 1024;
 
@@ -44,33 +46,52 @@ pub fn multiply(
         return Ok(());
     }
     let x = Inputs::new(x, m, k, LANES, level)?;
-    let out = Outputs::new(&mut out, n, level);
-    let work = m.saturating_mul(n).saturating_mul(k);
-    pool::for_each(n.div_ceil(PANEL), work, |panel| {
+    let out = Biased { out: Outputs::new(&mut out, n, level), bias: &bias };
+    #[cfg(target_arch = "x86_64")]
+    if let Some(way) = fast::way(w.format, m, n, k, level)
+        && fast::multiply(&way, &rows, &x, m, w, &out)?
+    {
+        return Ok(());
+    }
+    pool::for_each(n.div_ceil(PANEL), m.saturating_mul(n).saturating_mul(k), |panel| {
         let first = panel * PANEL;
         let panel = Panel { rows: &rows, x: &x, first, count: PANEL.min(n - first) };
-        let bias = bias.get(first..first + panel.count);
         // SAFETY: every panel writes its own columns.
-        panel.run(m, |row, values| unsafe {
-            if let Some(bias) = bias {
-                values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
-            }
-            out.write(row, first, values);
-        });
+        panel.run(m, |row, values| unsafe { out.write(row, first, values) });
     })
 }
 
-/// Some rows of weights and all inputs.
-struct Panel<'a> {
-    rows: &'a Rows<'a>,
-    x: &'a Inputs<'a>,
-    first: usize,
-    count: usize,
+/// Outputs to which a bias is added, if there is one.
+pub(super) struct Biased<'a> {
+    out: Outputs,
+    bias: &'a [f32],
+}
+
+impl Biased<'_> {
+    /// As [`Outputs::write`], biases added to the values first.
+    ///
+    /// # Safety
+    /// As for [`Outputs::write`].
+    pub(super) unsafe fn write(&self, row: usize, column: usize, values: &mut [f32]) {
+        if let Some(bias) = self.bias.get(column..column + values.len()) {
+            values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.out.write(row, column, values) };
+    }
+}
+
+/// Some rows of weights, at most [`PANEL`], and all inputs.
+pub(super) struct Panel<'a> {
+    pub(super) rows: &'a Rows<'a>,
+    pub(super) x: &'a Inputs<'a>,
+    pub(super) first: usize,
+    pub(super) count: usize,
 }
 
 impl Panel<'_> {
     /// Calls `write` with the products of each row of inputs.
-    fn run(&self, m: usize, mut write: impl FnMut(usize, &mut [f32])) {
+    pub(super) fn run(&self, m: usize, mut write: impl FnMut(usize, &mut [f32])) {
         let mut products = vec![[0.0f32; PANEL]; m];
         let mut sums: Vec<Sums> = vec![Sums::default(); m];
         let mut unpacked = Unpacked::default();

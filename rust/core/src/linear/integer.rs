@@ -1,7 +1,12 @@
 //! `y = x W^T + bias` in integers: inputs are quantised, codes multiplied exactly, sums scaled once.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
 use super::output::{Outputs, widened};
 use super::{Matrix, check_sizes};
+#[cfg(target_arch = "x86_64")]
+use super::{bytes, tiles};
 use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, zeroed};
 use crate::error::{Error, Result};
 use crate::format::{Element, Format, Granularity};
@@ -11,7 +16,10 @@ use crate::pool;
 
 /// Rows of weights in one unit of work.
 const PANEL: usize = 16;
-/// Products that int32 can sum: `2^16 * 128 * 128 < 2^31`, also where an instruction takes one side 128 too large.
+/// Panels in one unit of work on AMX.
+#[cfg(target_arch = "x86_64")]
+const UNIT: usize = 4;
+/// Products that int32 can sum: `2^16 * 128 * 128 < 2^31`.
 const EXACT: usize = 1 << 16;
 
 /// What is added to a product.
@@ -90,33 +98,140 @@ pub fn multiply_integer(
     }
     let x = Codes::quantise(x, m, k, input, scales, level)?;
     let floats = if let Bias::Float(bias) = bias { widened(bias, level)? } else { Vec::new() };
-    let integers = if let Bias::Integer(bias) = bias { bias } else { &[] };
-    let out = Outputs::new(&mut out, n, level);
-    pool::for_each(n.div_ceil(PANEL), m.saturating_mul(n).saturating_mul(k), |panel| {
-        let first = panel * PANEL;
-        let count = PANEL.min(n - first);
+    let added = match bias {
+        Bias::None => Added::Nothing,
+        Bias::Float(_) => Added::Floats(&floats),
+        Bias::Integer(bias) => Added::Integers(bias),
+    };
+    let product = Product {
+        w,
+        row_bytes: sizes.row_bytes,
+        x: &x,
+        input_scales: (0..m).map(|row| scale_at(&x.scales, row)).collect(),
+        weight_scales: (0..n).map(|row| scale_at(w.packed.scales, row)).collect(),
+        added,
+        out: Outputs::new(&mut out, n, level),
+    };
+    #[cfg(target_arch = "x86_64")]
+    if bytes::applies(n, k, level) {
+        return product.on_amx(m, level);
+    }
+    pool::for_each(n.div_ceil(PANEL), m.saturating_mul(n).saturating_mul(k), |panel| product.panel(panel, level))
+}
+
+/// What is added, as the product does it.
+#[derive(Clone, Copy)]
+enum Added<'a> {
+    Nothing,
+    Floats(&'a [f32]),
+    Integers(&'a [i32]),
+}
+
+/// A product of codes, ready to be computed panel by panel.
+struct Product<'a> {
+    w: &'a Matrix<'a>,
+    row_bytes: usize,
+    x: &'a Codes,
+    input_scales: Vec<f32>,
+    weight_scales: Vec<f32>,
+    added: Added<'a>,
+    out: Outputs,
+}
+
+impl Product<'_> {
+    /// Computes the outputs of [`PANEL`] rows of weights: the reference.
+    fn panel(&self, panel: usize, level: Level) {
+        let (k, first) = (self.w.columns, panel * PANEL);
+        let count = PANEL.min(self.w.rows - first);
         let mut codes = vec![0i8; count * k];
-        let mut weight_scales = [0.0; PANEL];
         for r in 0..count {
-            let packed = &w.packed.codes[(first + r) * sizes.row_bytes..][..sizes.row_bytes];
-            signed_codes(packed, w.format.width(), &mut codes[r * k..][..k], level);
-            weight_scales[r] = scale_at(w.packed.scales, first + r);
+            let packed = &self.w.packed.codes[(first + r) * self.row_bytes..][..self.row_bytes];
+            signed_codes(packed, self.w.format.width(), &mut codes[r * k..][..k], level);
         }
-        for row in 0..m {
+        for (row, input_scale) in self.input_scales.iter().enumerate() {
             let mut values = [0.0; PANEL];
-            for r in 0..count {
-                let sum = sum_of_products(x.row(row), &codes[r * k..][..k]);
-                let scale = x.scale(row) * weight_scales[r];
-                values[r] = match bias {
-                    Bias::None => sum as f32 * scale,
-                    Bias::Float(_) => sum as f32 * scale + floats[first + r],
-                    Bias::Integer(_) => (sum + i64::from(integers[first + r])) as f32 * scale,
+            for (r, value) in values.iter_mut().enumerate().take(count) {
+                let sum = sum_of_products(level, self.x.row(row), &codes[r * k..][..k]);
+                let scale = input_scale * self.weight_scales[first + r];
+                *value = match self.added {
+                    Added::Nothing => sum as f32 * scale,
+                    Added::Floats(bias) => sum as f32 * scale + bias[first + r],
+                    Added::Integers(bias) => (sum + i64::from(bias[first + r])) as f32 * scale,
                 };
             }
             // SAFETY: every panel writes its own columns.
-            unsafe { out.write(row, first, &values[..count]) };
+            unsafe { self.out.write(row, first, &values[..count]) };
         }
-    })
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    fn on_amx(&self, m: usize, level: Level) -> Result<()> {
+        let (n, k) = (self.w.rows, self.w.columns);
+        let x = bytes::Tiled::new(&self.x.codes, m, k)?;
+        let padded: Vec<f32> = self.input_scales.iter().copied().chain([0.0; tiles::ROWS]).collect();
+        let finish = Scaled { input_scales: &padded, weight_scales: &self.weight_scales, added: self.added };
+        let (width, stride) = (self.w.format.width(), x.steps * tiles::LINE);
+        pool::for_each(n.div_ceil(UNIT * PANEL), m.saturating_mul(n).saturating_mul(k), |unit| {
+            let mut unpacked = Vec::new();
+            // SAFETY: `bytes::applies` found the instructions; every panel writes its own columns.
+            unsafe {
+                let session = tiles::Session::new();
+                for first in (unit * UNIT * PANEL..n.min((unit + 1) * UNIT * PANEL)).step_by(PANEL) {
+                    let count = PANEL.min(n - first);
+                    let packed = &self.w.packed.codes[first * self.row_bytes..][..count * self.row_bytes];
+                    let weights = if width == 8 && stride == k && count == PANEL {
+                        std::slice::from_raw_parts(packed.as_ptr().cast::<i8>(), packed.len())
+                    } else {
+                        unpacked.resize(PANEL * stride, 0);
+                        for (packed, codes) in packed.chunks(self.row_bytes).zip(unpacked.chunks_mut(stride)) {
+                            signed_codes(packed, width, &mut codes[..k], level);
+                        }
+                        &unpacked
+                    };
+                    bytes::multiply(&session, weights, (first, count), &x, &finish, |row, values| {
+                        self.out.write(row, first, values);
+                    });
+                }
+            }
+        })
+    }
+}
+
+/// The arithmetic of [`Product::panel`] on sixteen rows of inputs at once.
+#[cfg(target_arch = "x86_64")]
+struct Scaled<'a> {
+    /// Filled up to whole registers.
+    input_scales: &'a [f32],
+    weight_scales: &'a [f32],
+    added: Added<'a>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl bytes::Finish for Scaled<'_> {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn values(&self, weight: usize, first: usize, sums: __m512i) -> __m512 {
+        let input_scales = &self.input_scales[first..first + tiles::ROWS];
+        // SAFETY: the slice holds sixteen scales.
+        let scale = unsafe {
+            _mm512_mul_ps(_mm512_loadu_ps(input_scales.as_ptr()), _mm512_set1_ps(self.weight_scales[weight]))
+        };
+        match self.added {
+            Added::Nothing => _mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale),
+            Added::Floats(bias) => {
+                _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale), _mm512_set1_ps(bias[weight]))
+            }
+            Added::Integers(bias) => {
+                // The sum may need 33 bits.
+                let bias = _mm512_set1_epi64(i64::from(bias[weight]));
+                let low = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(sums));
+                let high = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64::<1>(sums));
+                let low = _mm512_cvtepi64_ps(_mm512_add_epi64(low, bias));
+                let high = _mm512_cvtepi64_ps(_mm512_add_epi64(high, bias));
+                _mm512_mul_ps(_mm512_insertf32x8::<1>(_mm512_castps256_ps512(low), high), scale)
+            }
+        }
+    }
 }
 
 /// Quantised inputs.
@@ -155,10 +270,6 @@ impl Codes {
     fn row(&self, row: usize) -> &[i8] {
         &self.codes[row * self.k..][..self.k]
     }
-
-    fn scale(&self, row: usize) -> f32 {
-        scale_at(&self.scales, row)
-    }
 }
 
 /// The float32 scale of a row: its own, or the only one there is.
@@ -178,7 +289,35 @@ fn signed_codes(packed: &[u8], width: u32, codes: &mut [i8], level: Level) {
     }
 }
 
-fn sum_of_products(a: &[i8], b: &[i8]) -> i64 {
-    let exact = |(a, b): (&[i8], &[i8])| a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum::<i32>();
-    a.chunks(EXACT).zip(b.chunks(EXACT)).map(|pair| i64::from(exact(pair))).sum()
+/// The exact sum of products of codes.
+fn sum_of_products(level: Level, a: &[i8], b: &[i8]) -> i64 {
+    let pieces = a.chunks(EXACT).zip(b.chunks(EXACT));
+    pieces.map(|(a, b)| i64::from(exact(level, a, b))).sum()
+}
+
+/// The sum of at most [`EXACT`] products.
+fn exact(level: Level, a: &[i8], b: &[i8]) -> i32 {
+    #[inline(always)]
+    fn sum(a: &[i8], b: &[i8]) -> i32 {
+        a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum()
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn with_avx2(a: &[i8], b: &[i8]) -> i32 {
+        sum(a, b)
+    }
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn with_avx512(a: &[i8], b: &[i8]) -> i32 {
+        sum(a, b)
+    }
+    match level {
+        // SAFETY: levels above scalar come from detection alone.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 => unsafe { with_avx512(a, b) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx2 => unsafe { with_avx2(a, b) },
+        _ => sum(a, b),
+    }
 }

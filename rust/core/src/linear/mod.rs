@@ -3,17 +3,29 @@
 //! [`multiply`] is `y = x W^T + bias` for any format of W, [`multiply_integer`] the same in integers where inputs and
 //! weights are scaled integers, [`gather`] looks rows up. W is read in its packed form, a panel of rows at a time.
 
+#[cfg(target_arch = "x86_64")]
+mod bytes;
+#[cfg(target_arch = "x86_64")]
+mod digits;
 mod dot;
+#[cfg(target_arch = "x86_64")]
+mod fast;
 mod float;
 mod gather;
 mod integer;
 mod output;
+#[cfg(target_arch = "x86_64")]
+mod parts;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
+#[cfg(target_arch = "x86_64")]
+mod transpose;
 
 pub use float::multiply;
 pub use gather::gather;
 pub use integer::{Bias, multiply_integer};
 
-use crate::codec::{DType, Packed};
+use crate::codec::Packed;
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::level::Level;
@@ -36,6 +48,12 @@ pub struct Matrix<'a> {
 pub enum Kernel {
     /// Rows decoded to float32 in the cache, sixteen chains of fused multiply-adds.
     Fma(Level),
+    /// Fixed point with VNNI: digits of int8 multiplied exactly, groups scaled in float32.
+    Digits,
+    /// Decoded weights and inputs as sums of bfloat16 numbers on AMX.
+    Parts,
+    /// int8 products summed in int32 on AMX.
+    Tiles,
     /// int8 products summed in int32.
     Bytes(Level),
 }
@@ -47,6 +65,9 @@ impl Kernel {
             Self::Fma(Level::Scalar) => "fma scalar",
             Self::Fma(Level::Avx2) => "fma avx2",
             Self::Fma(Level::Avx512) => "fma avx512",
+            Self::Digits => "int8 digits vnni",
+            Self::Parts => "bfloat16 parts amx",
+            Self::Tiles => "int8 amx",
             Self::Bytes(Level::Scalar) => "int8 scalar",
             Self::Bytes(Level::Avx2) => "int8 avx2",
             Self::Bytes(Level::Avx512) => "int8 avx512",
@@ -54,18 +75,28 @@ impl Kernel {
     }
 }
 
-/// The kernel that runs for `m` rows of inputs; with `input`, that of [`multiply_integer`].
+/// The kernel that multiplies `m` rows with `n` rows of `k` weights; with `input`, that of [`multiply_integer`].
 ///
 /// # Errors
 /// [`Error::Format`] where [`multiply_integer`] does not take the formats.
-pub fn kernel(format: Format, input: Option<Format>, _m: usize, _dtype: DType) -> Result<Kernel> {
-    match input {
-        None => Ok(Kernel::Fma(Level::current())),
-        Some(input) => {
-            integer::check_formats(format, input)?;
-            Ok(Kernel::Bytes(Level::current()))
+pub fn kernel(format: Format, input: Option<Format>, m: usize, n: usize, k: usize) -> Result<Kernel> {
+    let level = Level::current();
+    if let Some(input) = input {
+        integer::check_formats(format, input)?;
+        #[cfg(target_arch = "x86_64")]
+        if bytes::applies(n, k, level) {
+            return Ok(Kernel::Tiles);
         }
+        return Ok(Kernel::Bytes(level));
     }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(way) = fast::way(format, m, n, k, level) {
+        return Ok(match way {
+            fast::Way::Digits(_) => Kernel::Digits,
+            fast::Way::Parts => Kernel::Parts,
+        });
+    }
+    Ok(Kernel::Fma(level))
 }
 
 /// Checks the number of inputs and outputs of a product.

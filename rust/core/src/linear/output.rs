@@ -11,23 +11,25 @@ pub(super) struct Inputs<'a> {
     values: Cow<'a, [f32]>,
     /// Values from one row to the next.
     pub(super) stride: usize,
+    /// What they were.
+    pub(super) dtype: DType,
 }
 
 impl<'a> Inputs<'a> {
     /// `m` rows of `k` values; float32 of whole steps is borrowed, everything else copied.
     pub(super) fn new(x: Values<'a>, m: usize, k: usize, step: usize, level: Level) -> Result<Self> {
-        let stride = k.next_multiple_of(step);
+        let (stride, dtype) = (k.next_multiple_of(step), x.src().dtype);
         if let Values::F32(x) = x
             && stride == k
         {
-            return Ok(Self { values: Cow::Borrowed(x), stride });
+            return Ok(Self { values: Cow::Borrowed(x), stride, dtype: DType::F32 });
         }
         let mut values = crate::codec::zeroed::<f32>(m * stride)?;
         for (row, to) in values.chunks_mut(stride.max(1)).enumerate() {
             // SAFETY: row `row` of the `m` rows of `k` values, whose number the caller has checked.
             unsafe { x.src().widen(row * k, &mut to[..k], level) };
         }
-        Ok(Self { values: Cow::Owned(values), stride })
+        Ok(Self { values: Cow::Owned(values), stride, dtype })
     }
 
     pub(super) fn values(&self) -> &[f32] {

@@ -1,0 +1,350 @@
+//! A few rows of inputs: dot products of bytes in registers (VNNI), codes unpacked as they are read.
+//!
+//! A block is 64 columns, or 128 whose nibbles are read as they come: the even ones, then the odd ones. Lane `i` of its
+//! sums holds columns of one group only, so that one multiplication scales them all. Weights are bytes without a sign: as
+//! much too large as the smallest is below zero, which the sums start with taken off.
+
+use std::arch::x86_64::*;
+
+use super::inputs::FixedInputs;
+use super::plan::{MOST_DIGITS, Plan, Scale};
+use super::scales::Scales;
+use super::{CHUNK, DIGITS};
+use crate::codec::rows::Rows;
+use crate::codec::zeroed;
+use crate::error::Result;
+use crate::linear::dot::tree;
+use crate::linear::tiles::{LINE, Line};
+
+/// Rows of weights at work at a time: they share loads of inputs and hide each other's latency.
+pub(in crate::linear) const TOGETHER: usize = 4;
+/// Bytes of packed codes asked for ahead of their use.
+const AHEAD: usize = 512;
+
+/// The product of packed weights with some rows of inputs.
+pub(in crate::linear) struct Dot<'a> {
+    plan: &'a Plan,
+    rows: &'a Rows<'a>,
+    scales: Scales<'a>,
+    /// Columns of a block: 64, or 128 of nibbles.
+    block: usize,
+    /// Columns of a group: 16, 32 or 64. Longer stored ones are several of these.
+    group: usize,
+    /// Each row of inputs.
+    inputs: Vec<Input>,
+    /// Digits of weights by code, as bytes without a sign.
+    tables: [Line<u8, 256>; MOST_DIGITS],
+    /// Which bytes of packed codes hold each eight of them.
+    gather: Line<u8, LINE>,
+    /// Where in them each code begins, in bits.
+    shifts: Line<u8, LINE>,
+}
+
+/// How codes become bytes.
+const NIBBLES: u8 = 0;
+const NARROW: u8 = 1;
+const WIDE: u8 = 2;
+const BYTES: u8 = 3;
+
+/// One row of inputs.
+struct Input {
+    /// By block and digit, one line, or two of nibbles.
+    digits: Vec<Line<i8, LINE>>,
+    /// By block and digit, what the sums start with.
+    starts: Vec<Line<i32, 16>>,
+    /// By block, the sums of inputs that zero points are multiplied with.
+    sums: Vec<Line<f32, 16>>,
+    /// By group, what the sums count.
+    units: Vec<f32>,
+}
+
+/// What one thread works in.
+pub(in crate::linear) struct Scratch {
+    /// Scales of rows by group.
+    scales: Vec<f32>,
+    /// The same, times what a row of inputs counts.
+    factors: Vec<f32>,
+    zeros: Vec<f32>,
+    stored_zeros: Vec<u16>,
+}
+
+impl<'a> Dot<'a> {
+    /// Arranges the rows of `x`.
+    ///
+    /// # Safety
+    /// The processor must have BMI2.
+    pub(in crate::linear) unsafe fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &FixedInputs) -> Result<Self> {
+        let nibbles = plan.width == 4;
+        let block = if nibbles { 2 * LINE } else { LINE };
+        let group = plan.group.min(LINE);
+        let scales = Scales::new(plan, rows);
+        // Numbers as integers, from 0 up.
+        let numbers: Vec<i32> = (0..256)
+            .map(|code| {
+                plan.tables[..plan.digits].iter().rev().fold(0, |n, t| n * 256 + i32::from(t[code].cast_signed()))
+            })
+            .collect();
+        let offset = -numbers.iter().copied().min().unwrap_or(0);
+        let tables = std::array::from_fn(|digit| {
+            Line(std::array::from_fn(|code| ((numbers[code] + offset) >> (8 * digit)) as u8))
+        });
+        let raised = crate::float::exp2(-plan.shift - scales.raised()) as f32;
+        let arrange = |row: usize| -> Result<Input> {
+            let blocks = x.columns / block;
+            let lines = block / LINE;
+            let mut digits = zeroed::<Line<i8, LINE>>(blocks * DIGITS * lines)?;
+            let mut starts = zeroed::<Line<i32, 16>>(blocks * DIGITS)?;
+            let mut sums = zeroed::<Line<f32, 16>>(if plan.zeros { blocks } else { 0 })?;
+            for digit in 0..DIGITS {
+                let plane = x.plane(row, digit).chunks_exact(block);
+                let to = digits.chunks_exact_mut(lines).skip(digit).step_by(DIGITS);
+                for (columns, to) in plane.zip(to) {
+                    // SAFETY: as the caller promises.
+                    unsafe { if nibbles { split(columns, to) } else { to[0].0.copy_from_slice(columns) } }
+                }
+            }
+            for (i, starts) in starts.iter_mut().enumerate() {
+                for line in &digits[i * lines..][..lines] {
+                    for (start, quad) in starts.0.iter_mut().zip(line.0.as_chunks::<4>().0) {
+                        *start -= quad.iter().map(|&d| i32::from(d)).sum::<i32>();
+                    }
+                }
+            }
+            for (sums, starts) in sums.iter_mut().zip(starts.as_chunks::<DIGITS>().0) {
+                for (lane, sum) in sums.0.iter_mut().enumerate() {
+                    *sum = starts.iter().rev().fold(0, |sum, s| sum * 256 - s.0[lane]) as f32;
+                }
+            }
+            for start in starts.iter_mut().flat_map(|line| &mut line.0) {
+                *start *= offset;
+            }
+            let units = (0..x.columns / group).map(|g| x.unit(row, g * group / CHUNK) * raised).collect();
+            Ok(Input { digits, starts, sums, units })
+        };
+        let inputs = (0..x.rows).map(arrange).collect::<Result<_>>()?;
+        let width = plan.width as usize;
+        let gather = Line(std::array::from_fn(|i| (i / 8 * width + i % 8) as u8 & 63));
+        let shifts = Line(std::array::from_fn(|i| (i % 8 * width) as u8));
+        Ok(Self { plan, rows, scales, block, group, inputs, tables, gather, shifts })
+    }
+
+    /// Room for one thread's work.
+    pub(in crate::linear) fn scratch(&self) -> Scratch {
+        // Groups are loaded eight at a time.
+        let places = TOGETHER * self.rows.k.div_ceil(CHUNK) * (CHUNK / self.group) + 8;
+        Scratch {
+            scales: vec![0.0; places],
+            factors: vec![0.0; places],
+            zeros: vec![0.0; if self.plan.zeros { places } else { 0 }],
+            stored_zeros: Vec::new(),
+        }
+    }
+
+    /// Calls `write` with each row of inputs and its products with `count` rows of weights from `first` on, at most
+    /// [`TOGETHER`]; false, with nothing written, where scales are out of range.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F, BW, VL, VBMI and VNNI.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+    pub(in crate::linear) unsafe fn run(
+        &self,
+        first: usize,
+        count: usize,
+        scratch: &mut Scratch,
+        mut write: impl FnMut(usize, &mut [f32]),
+    ) -> bool {
+        let groups = self.rows.k.div_ceil(CHUNK) * (CHUNK / self.group);
+        // Rows beyond the last repeat it.
+        let row_of = |r: usize| first + r.min(count - 1);
+        let mut steps = [1.0; TOGETHER];
+        for (r, step) in steps.iter_mut().enumerate() {
+            if self.plan.scale == Scale::Row {
+                *step = self.rows.row_step(row_of(r)) as f32;
+            } else {
+                // SAFETY: as the caller promises.
+                if !unsafe { self.scales(row_of(r), &mut scratch.scales[r * groups..][..groups]) } {
+                    return false;
+                }
+            }
+            if self.plan.zeros {
+                self.rows.zeros(row_of(r), &mut scratch.stored_zeros);
+                let each = self.plan.group / self.group;
+                for (g, zero) in scratch.zeros[r * groups..][..groups].iter_mut().enumerate() {
+                    *zero = f32::from(scratch.stored_zeros[(g / each).min(scratch.stored_zeros.len() - 1)]);
+                }
+            }
+        }
+        let (codes, row_bytes) = self.rows.codes();
+        let rows: [*const u8; TOGETHER] = std::array::from_fn(|r| codes[row_of(r) * row_bytes..].as_ptr());
+        for (m, input) in self.inputs.iter().enumerate() {
+            for (r, factors) in scratch.factors.chunks_mut(groups.max(1)).enumerate().take(TOGETHER) {
+                let scales = &scratch.scales[r * groups..];
+                match self.plan.scale {
+                    Scale::Row => factors.copy_from_slice(&input.units),
+                    _ => factors.iter_mut().zip(scales).zip(&input.units).for_each(|((f, s), u)| *f = s * u),
+                }
+            }
+            let place = Place { rows: &rows, input, factors: &scratch.factors, zeros: &scratch.zeros, groups };
+            let way = match self.plan.width {
+                4 => NIBBLES,
+                1..=6 => NARROW,
+                _ if self.plan.bytes => BYTES,
+                _ => WIDE,
+            };
+            // SAFETY: as the caller promises; factors and zero points are there for all groups of the rows.
+            let mut values = unsafe {
+                match (way, self.plan.digits, self.plan.zeros) {
+                    (NIBBLES, 1, false) => self.sum::<NIBBLES, 1, false>(&place),
+                    (NIBBLES, 1, true) => self.sum::<NIBBLES, 1, true>(&place),
+                    (NIBBLES, ..) => self.sum::<NIBBLES, 2, false>(&place),
+                    (NARROW, 1, false) => self.sum::<NARROW, 1, false>(&place),
+                    (NARROW, 1, true) => self.sum::<NARROW, 1, true>(&place),
+                    (NARROW, ..) => self.sum::<NARROW, 2, false>(&place),
+                    (WIDE, 1, false) => self.sum::<WIDE, 1, false>(&place),
+                    (WIDE, 1, true) => self.sum::<WIDE, 1, true>(&place),
+                    (WIDE, _, false) => self.sum::<WIDE, 2, false>(&place),
+                    (WIDE, _, true) => self.sum::<WIDE, 2, true>(&place),
+                    _ => self.sum::<BYTES, 1, false>(&place),
+                }
+            };
+            values.iter_mut().zip(steps).for_each(|(value, step)| *value *= step);
+            write(m, &mut values[..count]);
+        }
+        true
+    }
+
+    /// Scales of a row by group of ours.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    unsafe fn scales(&self, row: usize, to: &mut [f32]) -> bool {
+        let (stored, each) = (self.scales.groups, self.plan.group / self.group);
+        if each == 1 {
+            // SAFETY: as the caller promises; the row has `stored` scales, and `to` room for more.
+            return unsafe { self.scales.read(row, 0, &mut to[..stored]) };
+        }
+        let mut scales = [0.0f32; 64];
+        let mut fits = true;
+        for start in (0..stored).step_by(64) {
+            let scales = &mut scales[..64.min(stored - start)];
+            // SAFETY: as above.
+            fits &= unsafe { self.scales.read(row, start, scales) };
+            for (to, scale) in to[start * each..].chunks_mut(each).zip(scales) {
+                to.fill(*scale);
+            }
+        }
+        fits
+    }
+
+    /// Sums of products of [`TOGETHER`] rows of weights, with codes unpacked one `WAY` to `EACH` digits.
+    ///
+    /// # Safety
+    /// As for [`Self::run`]; the place must hold factors and zero points for all groups of the rows.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+    unsafe fn sum<const WAY: u8, const EACH: usize, const ZEROS: bool>(&self, place: &Place<'_>) -> [f32; TOGETHER] {
+        let Place { rows, input, groups, .. } = *place;
+        let (_, row_bytes) = self.rows.codes();
+        let lines = if WAY == NIBBLES { 2 } else { 1 };
+        let bytes = if WAY == NIBBLES { LINE } else { 8 * self.plan.width as usize };
+        let per_block = self.block / self.group;
+        let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        let spread = _mm512_srli_epi32::<4>(_mm512_mullo_epi32(lanes, _mm512_set1_epi32(per_block as i32)));
+        let mut totals = [_mm512_setzero_ps(); TOGETHER];
+        assert!(place.factors.len() >= TOGETHER * groups + 8);
+        // SAFETY: masks keep inside the rows; inputs cover whole chunks; eight groups may be read beyond the last.
+        unsafe {
+            let gather = _mm512_load_si512(self.gather.0.as_ptr().cast());
+            let shifts = _mm512_load_si512(self.shifts.0.as_ptr().cast());
+            let mut tables = [[_mm512_setzero_si512(); 4]; EACH];
+            for (quarters, table) in tables.iter_mut().zip(&self.tables) {
+                for (quarter, bytes) in quarters.iter_mut().zip(table.0.as_chunks::<LINE>().0) {
+                    *quarter = _mm512_load_si512(bytes.as_ptr().cast());
+                }
+            }
+            let groups_at = |all: &[f32], r: usize, block: usize| {
+                let eight = _mm256_loadu_ps(all.as_ptr().add(r * groups + block * per_block));
+                _mm512_permutexvar_ps(spread, _mm512_castps256_ps512(eight))
+            };
+            for block in 0..self.rows.k.div_ceil(self.block) {
+                let left = (row_bytes - block * bytes).min(bytes);
+                let mask = u64::MAX >> (64 - left);
+                let digits = input.digits.as_ptr().add(block * DIGITS * lines);
+                let starts = input.starts.as_ptr().add(block * DIGITS);
+                for (r, total) in totals.iter_mut().enumerate() {
+                    let at = rows[r].wrapping_add(block * bytes);
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
+                    let packed = _mm512_maskz_loadu_epi8(mask, at.cast());
+                    let codes = match WAY {
+                        NIBBLES => [packed, _mm512_srli_epi16::<4>(packed)],
+                        BYTES => [_mm512_xor_si512(packed, _mm512_set1_epi8(-128)); 2],
+                        WIDE if self.plan.width == 8 => [packed; 2],
+                        _ => [_mm512_multishift_epi64_epi8(shifts, _mm512_permutexvar_epi8(gather, packed)); 2],
+                    };
+                    // A second digit counts 256 times as much, as the next digit of the inputs does.
+                    let mut sums = [_mm512_setzero_si512(); DIGITS + MOST_DIGITS - 1];
+                    for (digit, sum) in sums.iter_mut().enumerate().take(DIGITS) {
+                        *sum = _mm512_load_si512((*starts.add(digit)).0.as_ptr().cast());
+                    }
+                    for (line, codes) in codes.into_iter().enumerate().take(lines) {
+                        for (each, [a, b, c, d]) in tables.iter().enumerate() {
+                            let weights = match WAY {
+                                BYTES => codes,
+                                WIDE => {
+                                    let below = _mm512_permutex2var_epi8(*a, codes, *b);
+                                    let above = _mm512_permutex2var_epi8(*c, codes, *d);
+                                    _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), below, above)
+                                }
+                                // Tables repeat with the width: higher bits of an index do not matter.
+                                _ => _mm512_permutexvar_epi8(codes, *a),
+                            };
+                            for digit in 0..DIGITS {
+                                let inputs = _mm512_load_si512((*digits.add(digit * lines + line)).0.as_ptr().cast());
+                                sums[digit + each] = _mm512_dpbusd_epi32(sums[digit + each], weights, inputs);
+                            }
+                        }
+                    }
+                    let byte = _mm512_set1_ps(256.0);
+                    let mut sum = _mm512_cvtepi32_ps(sums[DIGITS + EACH - 2]);
+                    for lower in sums[..DIGITS + EACH - 2].iter().rev() {
+                        sum = _mm512_fmadd_ps(sum, byte, _mm512_cvtepi32_ps(*lower));
+                    }
+                    if ZEROS {
+                        let inputs = _mm512_load_ps(input.sums[block].0.as_ptr());
+                        sum = _mm512_fnmadd_ps(groups_at(place.zeros, r, block), inputs, sum);
+                    }
+                    *total = _mm512_fmadd_ps(sum, groups_at(place.factors, r, block), *total);
+                }
+            }
+            totals.map(|total| {
+                let mut lanes = Line([0.0; 16]);
+                _mm512_store_ps(lanes.0.as_mut_ptr(), total);
+                tree(lanes.0)
+            })
+        }
+    }
+}
+
+/// What the products of some rows of weights with one of inputs are made of.
+struct Place<'a> {
+    rows: &'a [*const u8; TOGETHER],
+    input: &'a Input,
+    /// By row and group.
+    factors: &'a [f32],
+    zeros: &'a [f32],
+    /// Groups of ours in a row.
+    groups: usize,
+}
+
+/// Splits 128 columns into the even and the odd ones.
+///
+/// # Safety
+/// The processor must have BMI2.
+#[target_feature(enable = "bmi2")]
+unsafe fn split(columns: &[i8], to: &mut [Line<i8, LINE>]) {
+    let [even, odd] = to else { return };
+    let halves = even.0.as_chunks_mut::<4>().0.iter_mut().zip(odd.0.as_chunks_mut::<4>().0);
+    for (eight, (even, odd)) in columns.as_chunks::<8>().0.iter().zip(halves) {
+        let all = u64::from_le_bytes(eight.map(i8::cast_unsigned));
+        let low = 0x00ff_00ff_00ff_00ff;
+        *even = (_pext_u64(all, low) as u32).to_le_bytes().map(u8::cast_signed);
+        *odd = (_pext_u64(all, !low) as u32).to_le_bytes().map(u8::cast_signed);
+    }
+}

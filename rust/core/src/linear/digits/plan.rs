@@ -1,0 +1,136 @@
+//! Which formats are integers in disguise, and their codes as digits.
+
+use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
+use crate::codec::scale::Chooser;
+use crate::format::{Format, Granularity, ScaleType};
+
+/// Digits of a weight, at most.
+pub(super) const MOST_DIGITS: usize = 2;
+
+/// What the stored scale of a group is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Scale {
+    /// One step for a row, or for all.
+    Row,
+    /// `2^(code - 127 - shift)`.
+    Exponent { shift: i32 },
+    /// float16.
+    Half,
+    /// E4M3 times the tensor's scale.
+    Code,
+}
+
+/// How the weights of a format are read.
+#[derive(Clone, Debug)]
+pub(in crate::linear) struct Plan {
+    /// Bits of a code.
+    pub(super) width: u32,
+    /// Codes are bytes of two's complement: their own digits.
+    pub(super) bytes: bool,
+    /// Digits of a weight: 1 or 2.
+    pub(super) digits: usize,
+    /// Each digit by code.
+    pub(super) tables: [[u8; 256]; MOST_DIGITS],
+    /// Fraction bits of the numbers.
+    pub(super) shift: i32,
+    /// Columns that share a stored scale; all of a row where that is `usize::MAX`.
+    pub(super) group: usize,
+    pub(super) scale: Scale,
+    /// Codes are numbers plus a zero point.
+    pub(super) zeros: bool,
+}
+
+impl Plan {
+    /// The plan of a format; `None` where there is none.
+    pub(in crate::linear) fn new(format: Format) -> Option<Self> {
+        let width = format.width();
+        if width > 8 {
+            return None;
+        }
+        let (group, scale) = match (format.granularity(), Chooser::of(format)) {
+            (Granularity::Block(block), chooser) => {
+                let fits = matches!(block, 16 | 32) || block.is_multiple_of(64);
+                let scale = match (format.scale_type(), chooser) {
+                    (Some(ScaleType::F16), _) => Scale::Half,
+                    (_, Chooser::Exponent { shift, .. }) => Scale::Exponent { shift },
+                    (_, Chooser::NvFp4) => Scale::Code,
+                    _ => return None,
+                };
+                (fits.then_some(block as usize)?, scale)
+            }
+            _ => (usize::MAX, Scale::Row),
+        };
+        let grid = Grid::of(format);
+        let zeros = matches!(grid, Grid::Integer { layout: Integers::Offset, .. });
+        if matches!(grid, Grid::Levels(2..)) {
+            return None; // several scales a number
+        }
+        let one = GroupScale { step: 1.0, zero: 0, levels: [1.0; 4] };
+        let numbers: Vec<f64> =
+            (0..1u32 << width).map(|code| f64::from(decode_element(&grid, width, code, &one))).collect();
+        let (shift, digits) = integers(&numbers)?;
+        let mut tables = [[0; 256]; MOST_DIGITS];
+        for code in 0..256 {
+            let number = numbers[code & (numbers.len() - 1)];
+            let mut rest = (number * crate::float::exp2(shift)).round_ties_even() as i64;
+            for table in &mut tables[..digits] {
+                let digit = rest as i8;
+                table[code] = digit.cast_unsigned();
+                rest = (rest - i64::from(digit)) >> 8;
+            }
+        }
+        let bytes = width == 8 && digits == 1 && (0..256).all(|code| usize::from(tables[0][code]) == code);
+        Some(Self { width, bytes, digits, tables, shift, group, scale, zeros })
+    }
+}
+
+/// The fewest fraction bits with which all numbers are integers of at most two digits, and the digits they need.
+fn integers(numbers: &[f64]) -> Option<(i32, usize)> {
+    let (low, high) = numbers.iter().fold((0.0f64, 0.0f64), |(low, high), &v| (low.min(v), high.max(v)));
+    let finite = numbers.iter().all(|v| v.is_finite());
+    (-8..=24).filter(|_| finite).find_map(|shift| {
+        let scaled = |v: f64| v * crate::float::exp2(shift);
+        if numbers.iter().any(|&v| scaled(v).fract() != 0.0) {
+            return None;
+        }
+        // `d` digits, bytes with a sign, reach from -128 to 127 times 1 + 256 + 256^2 + ...
+        let mut ones = 0.0;
+        (1..=MOST_DIGITS).find_map(|digits| {
+            ones = ones * 256.0 + 1.0;
+            (scaled(low) >= -128.0 * ones && scaled(high) <= 127.0 * ones).then_some((shift, digits))
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(text: &str) -> Option<Plan> {
+        Plan::new(Format::parse(text).unwrap())
+    }
+
+    #[test]
+    fn digits_add_up_to_the_numbers_of_the_format() {
+        for text in
+            ["int8", "int4:g32", "mxint6", "mxfp4", "mxfp6e3m2", "e3m4", "bm8e4/16", "nvfp4", "bfp8/16", "ternary"]
+        {
+            let (format, plan) = (Format::parse(text).unwrap(), plan(text).unwrap());
+            for code in 0..1u32 << plan.width {
+                let digits = plan.tables[..plan.digits].iter().rev();
+                let sum = digits.fold(0.0, |sum, table| sum * 256.0 + f64::from(table[code as usize].cast_signed()));
+                let wanted = decode_element(&Grid::of(format), plan.width, code, &GroupScale::step(1.0));
+                assert_eq!(sum * crate::float::exp2(-plan.shift), f64::from(wanted), "{text}, code {code}");
+            }
+        }
+    }
+
+    #[test]
+    fn formats_that_are_no_small_integers_have_no_plan() {
+        for text in ["int12", "fp16", "e5m2", "mxfp8e5m2", "log8", "binary2", "int4:g7", "mxfp4/12"] {
+            assert!(plan(text).is_none(), "{text}");
+        }
+        assert!(plan("mxint8").unwrap().bytes && plan("int8:channel").unwrap().bytes);
+        assert!(!plan("bfp8/16").unwrap().bytes && !plan("uint8").unwrap().bytes);
+    }
+}

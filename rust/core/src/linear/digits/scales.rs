@@ -1,0 +1,85 @@
+//! Scales of groups as float32.
+
+use std::arch::x86_64::*;
+
+use super::plan::{Plan, Scale};
+use crate::codec::rows::Rows;
+
+/// Exponents are raised by this, so that those of blocks of zeros are not subnormal, which is slow.
+const RAISED: i32 = 32;
+/// Largest exponent code that is taken: beyond it sums could overflow that the product of small inputs does not.
+const MOST_CODE: u8 = 127 + 40;
+/// Largest other scale that is taken, for the same reason.
+const MOST_SCALE: f32 = (1u64 << 40) as f32;
+
+/// The stored scales of a matrix.
+pub(super) struct Scales<'a> {
+    scale: Scale,
+    bytes: &'a [u8],
+    /// Scales in a row.
+    pub(super) groups: usize,
+    /// E4M3 codes times the tensor's scale.
+    table: Vec<f32>,
+}
+
+impl<'a> Scales<'a> {
+    pub(super) fn new(plan: &Plan, rows: &Rows<'a>) -> Self {
+        let (bytes, groups) = rows.scales();
+        let table = match plan.scale {
+            Scale::Code => (0..=255).map(|code| rows.block_step(code) as f32).collect(),
+            _ => Vec::new(),
+        };
+        Self { scale: plan.scale, bytes, groups, table }
+    }
+
+    /// Power of two by which all that [`Self::read`] gives is too large.
+    pub(super) const fn raised(&self) -> i32 {
+        match self.scale {
+            Scale::Exponent { shift } => RAISED + shift,
+            _ => 0,
+        }
+    }
+
+    /// Reads the scales of groups from `first` on of a row, as many as `to` holds; false where one is not in range.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F, BW and VL; the row must have the groups.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(super) unsafe fn read(&self, row: usize, first: usize, to: &mut [f32]) -> bool {
+        let at = row * self.groups + first;
+        let mut fits = true;
+        for (i, to) in to.chunks_mut(16).enumerate() {
+            let lanes = u16::MAX >> (16 - to.len());
+            // SAFETY: masks keep inside the scales of the row, and inside `to`.
+            unsafe {
+                let scales = match self.scale {
+                    Scale::Row => _mm512_set1_ps(1.0),
+                    Scale::Exponent { .. } => {
+                        let codes = _mm_maskz_loadu_epi8(lanes, self.bytes.as_ptr().add(at + 16 * i).cast());
+                        fits &= _mm_cmpgt_epu8_mask(codes, _mm_set1_epi8(MOST_CODE.cast_signed())) == 0;
+                        let raised = _mm512_add_epi32(_mm512_cvtepu8_epi32(codes), _mm512_set1_epi32(RAISED));
+                        _mm512_castsi512_ps(_mm512_slli_epi32::<23>(raised))
+                    }
+                    Scale::Half => {
+                        let bits = _mm256_maskz_loadu_epi16(lanes, self.bytes.as_ptr().add(2 * (at + 16 * i)).cast());
+                        let scales = _mm512_cvtph_ps(bits);
+                        fits &=
+                            _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(_mm512_abs_ps(scales), _mm512_set1_ps(MOST_SCALE)) == 0;
+                        scales
+                    }
+                    Scale::Code => {
+                        let codes = _mm_maskz_loadu_epi8(lanes, self.bytes.as_ptr().add(at + 16 * i).cast());
+                        let index = _mm512_cvtepu8_epi32(codes);
+                        let scales = _mm512_i32gather_ps::<4>(index, self.table.as_ptr());
+                        fits &= _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(_mm512_abs_ps(scales), _mm512_set1_ps(MOST_SCALE))
+                            & lanes
+                            == 0;
+                        scales
+                    }
+                };
+                _mm512_mask_storeu_ps(to.as_mut_ptr(), lanes, scales);
+            }
+        }
+        fits
+    }
+}

@@ -1,0 +1,334 @@
+//! Many rows of inputs: decoded weights and inputs as sums of bfloat16 numbers, which are multiplied on AMX.
+//!
+//! A float32 is the sum of three bfloat16 numbers, its own upper eight bits, the next and the last. Weights need one
+//! where code and scale have eight significant bits together, two up to sixteen; inputs of dtype bfloat16 need one,
+//! float16 two. Products of parts that lie beyond the 24th bit are left out. Sums are float32, in the order of the
+//! columns, and subnormal numbers count as zero.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::output::Inputs;
+use super::tiles::{Factors, FloatSums, LINE, Line, Pair, ROWS, Session};
+use super::transpose::transpose;
+use crate::codec::grid::{Grid, Integers};
+use crate::codec::rows::{Rows, Unpacked};
+use crate::codec::{DType, zeroed};
+use crate::error::Result;
+use crate::format::{Format, Granularity, ScaleType};
+use crate::pool;
+
+/// Rows of weights in one unit of work.
+pub(super) const UNIT: usize = 2 * ROWS;
+/// Columns of a tile.
+const STEP: usize = 32;
+/// Columns decoded at a time, about.
+const COLUMNS: usize = 512;
+/// Parts of a float32.
+const MOST: usize = 3;
+/// Bytes of a tile.
+const TILE: usize = ROWS * LINE;
+/// Magnitudes that neither overflow nor vanish when multiplied, as the bits of float32: 2^-60 and 2^60.
+const BOUNDS: Range<u32> = (127 - 60) << 23..(127 + 60) << 23;
+
+/// Parts that an input of a dtype has.
+const fn input_parts(dtype: DType) -> usize {
+    match dtype {
+        DType::F32 => 3,
+        DType::F16 => 2,
+        DType::BF16 => 1,
+    }
+}
+
+/// Parts that decoded weights of a format have, a factor of the row left out.
+fn weight_parts(format: Format) -> usize {
+    let width = format.width() as usize;
+    let number = match Grid::of(format) {
+        Grid::Integer { layout: Integers::Offset, .. } => width,
+        Grid::Integer { lo: 0, .. } => width,
+        Grid::Integer { .. } => width - 1,
+        Grid::Float(float) => float.mantissa as usize + 1,
+        Grid::Levels(1) => 1,
+        Grid::Book(_) | Grid::Levels(_) => 24,
+    };
+    let scale = match (format.granularity(), format.scale_type()) {
+        (Granularity::Block(_), Some(ScaleType::F16)) => 11,
+        (Granularity::Block(_), Some(ScaleType::E4M3)) => 4,
+        (Granularity::Block(_), Some(ScaleType::F32)) => 24,
+        _ => 0,
+    };
+    (number + scale).div_ceil(8).min(MOST)
+}
+
+/// Inputs as tiles: by pass over the weights, then 32 columns, then part, then sixteen rows.
+struct Tiled {
+    lines: Vec<Line<u32, 16>>,
+    parts: usize,
+    /// Tiles of 16 rows of inputs in a pass: 1 or 2.
+    across: usize,
+    /// Lines of 32 columns in a pass.
+    step: usize,
+    /// Lines of a pass.
+    pass: usize,
+}
+
+impl Tiled {
+    /// Arranges `m` rows; `None` where their magnitudes are extreme.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F and BW.
+    unsafe fn new(x: &Inputs<'_>, m: usize, k: usize, dtype: DType) -> Result<Option<Self>> {
+        // SAFETY: as the caller promises.
+        if !unsafe { x.values().chunks(x.stride.max(1)).all(|row| moderate(row)) } {
+            return Ok(None);
+        }
+        let parts = input_parts(dtype);
+        let across = if m <= ROWS { 1 } else { 2 };
+        let (steps, passes) = (k.div_ceil(STEP), m.div_ceil(ROWS * across));
+        let step = parts * across * ROWS;
+        let mut tiled = Self { lines: zeroed(passes * steps * step)?, parts, across, step, pass: steps * step };
+        for (pass, lines) in tiled.lines.chunks_mut(tiled.pass.max(1)).enumerate() {
+            pool::for_each_chunk(lines, step, |i, lines| {
+                for tile in 0..across {
+                    let first = (pass * across + tile) * ROWS;
+                    for part in 0..parts {
+                        let to = &mut lines[(part * across + tile) * ROWS..][..ROWS];
+                        // SAFETY: as the caller promises.
+                        unsafe { arrange(x, first..m.min(first + ROWS), i * STEP, part, to) };
+                    }
+                }
+            })?;
+        }
+        Ok(Some(tiled))
+    }
+}
+
+/// True where the largest magnitude is zero or inside [`BOUNDS`].
+///
+/// # Safety
+/// The processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+unsafe fn moderate(row: &[f32]) -> bool {
+    let most = row.iter().fold(0, |most, v| (v.to_bits() & 0x7fff_ffff).max(most));
+    most == 0 || BOUNDS.contains(&most)
+}
+
+/// One part of 32 columns, from `column` on, of up to sixteen rows, turned: a line holds two columns of all rows.
+///
+/// # Safety
+/// The processor must have AVX-512 F and BW.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn arrange(x: &Inputs<'_>, rows: Range<usize>, column: usize, part: usize, to: &mut [Line<u32, 16>]) {
+    let mut lines = [_mm512_setzero_ps(); ROWS];
+    for (line, row) in lines.iter_mut().zip(rows) {
+        let row = &x.values()[row * x.stride..][..x.stride];
+        // SAFETY: rows are whole vectors of sixteen; the second half of the last line may be missing.
+        unsafe {
+            let at = row.as_ptr().add(column);
+            let low = _mm512_loadu_ps(at);
+            let high = if column + 16 < x.stride { _mm512_loadu_ps(at.add(16)) } else { _mm512_setzero_ps() };
+            *line = _mm512_castsi512_ps(pack(low, high, part));
+        }
+    }
+    // SAFETY: as the caller promises; lines are aligned.
+    unsafe {
+        for (to, line) in to.iter_mut().zip(transpose(lines)) {
+            _mm512_store_si512(to.0.as_mut_ptr().cast(), _mm512_castps_si512(line));
+        }
+    }
+}
+
+/// A part of 32 values as bfloat16.
+///
+/// # Safety
+/// The processor must have AVX-512 F and BW.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn pack(mut low: __m512, mut high: __m512, part: usize) -> __m512i {
+    for _ in 0..part {
+        low = _mm512_sub_ps(low, upper(low));
+        high = _mm512_sub_ps(high, upper(high));
+    }
+    upper_halves(low, high)
+}
+
+/// Values cut to what a bfloat16 holds.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn upper(v: __m512) -> __m512 {
+    _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0xffff_0000_u32.cast_signed())))
+}
+
+/// The upper halves of 32 values.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn upper_halves(low: __m512, high: __m512) -> __m512i {
+    let low = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(low)));
+    let high = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(high)));
+    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+}
+
+/// A product of packed weights with many rows of inputs.
+pub(super) struct Product<'a> {
+    scaled: &'a Rows<'a>,
+    /// The same rows without a factor that the whole of a row has.
+    rows: Rows<'a>,
+    x: Tiled,
+    m: usize,
+    n: usize,
+    parts: usize,
+}
+
+/// What one thread works in.
+pub(super) struct Scratch {
+    decoded: Vec<f32>,
+    unpacked: Unpacked,
+    /// Tiles of weights by panel, 32 columns, part.
+    tiles: Vec<Line<u8, LINE>>,
+    sums: Vec<FloatSums>,
+}
+
+impl<'a> Product<'a> {
+    /// Arranges inputs; `None` where their magnitudes are extreme.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F and BW.
+    pub(super) unsafe fn new(
+        format: Format,
+        rows: &'a Rows<'a>,
+        x: &Inputs<'_>,
+        (m, n): (usize, usize),
+    ) -> Result<Option<Self>> {
+        // SAFETY: as the caller promises.
+        let tiled = unsafe { Tiled::new(x, m, rows.k, x.dtype)? };
+        Ok(tiled.map(|x| Self { scaled: rows, rows: rows.unscaled(), x, m, n, parts: weight_parts(format) }))
+    }
+
+    /// Room for one thread's work.
+    pub(super) fn scratch(&self) -> Scratch {
+        let steps = self.rows.cut(COLUMNS).min(self.rows.k).div_ceil(STEP);
+        Scratch {
+            decoded: vec![0.0; steps * STEP],
+            unpacked: Unpacked::default(),
+            tiles: vec![Line::default(); 2 * steps * self.parts * ROWS],
+            sums: vec![FloatSums::default(); self.m.div_ceil(ROWS * self.x.across)],
+        }
+    }
+
+    /// Calls `write` with each row of inputs, and its products with [`UNIT`] rows of weights from `first` on, or as many
+    /// as there are; false, with nothing written, where the magnitude of weights is extreme.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F and BW and AMX.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    pub(super) unsafe fn run(
+        &self,
+        session: &Session,
+        first: usize,
+        scratch: &mut Scratch,
+        mut write: impl FnMut(usize, usize, &mut [f32]),
+    ) -> bool {
+        let count = UNIT.min(self.n - first);
+        let each = self.rows.cut(COLUMNS);
+        let Scratch { decoded, unpacked, tiles, sums } = scratch;
+        sums.fill(FloatSums::default());
+        let mut pairs = Vec::new();
+        for start in (0..self.rows.k).step_by(each) {
+            let columns = start..self.rows.k.min(start + each);
+            let steps = columns.len().div_ceil(STEP);
+            for r in 0..count {
+                self.rows.decode(first + r, columns.clone(), decoded, unpacked);
+                decoded[columns.len()..steps * STEP].fill(0.0);
+                // SAFETY: as the caller promises; there are tiles for both panels.
+                unsafe {
+                    if !moderate(&decoded[..steps * STEP]) {
+                        return false;
+                    }
+                    let tiles = tiles.as_mut_ptr().cast::<u8>().add((r / ROWS * steps * self.parts) * TILE);
+                    self.put(&decoded[..steps * STEP], tiles.add(r % ROWS * LINE));
+                }
+            }
+            if pairs.len() != steps * self.pairs_of_a_step() {
+                pairs = self.pairs(steps);
+            }
+            for (pass, sums) in sums.iter_mut().enumerate() {
+                let inputs = &self.x.lines[pass * self.x.pass + start / STEP * self.x.step..];
+                let factors = Factors {
+                    pairs: &pairs,
+                    weights: tiles.as_ptr().cast(),
+                    panel: steps * self.parts * TILE,
+                    inputs: inputs.as_ptr().cast(),
+                    across: self.x.across,
+                };
+                // SAFETY: the pairs name tiles of the weights just written and of the inputs of their columns.
+                unsafe { session.add_products(&factors, sums) };
+            }
+        }
+        let mut steps = [0.0f32; UNIT];
+        for (r, step) in steps.iter_mut().enumerate().take(count) {
+            *step = self.scaled.row_factor(first + r);
+        }
+        for (pass, sums) in sums.iter().enumerate() {
+            for (panel, sums) in sums.iter().enumerate().take(count.div_ceil(ROWS)) {
+                for (tile, sums) in sums.iter().enumerate().take(self.x.across) {
+                    let row = (pass * self.x.across + tile) * ROWS;
+                    let (start, many) = (panel * ROWS, ROWS.min(count - panel * ROWS));
+                    // SAFETY: lines are aligned and hold sixteen values.
+                    unsafe {
+                        let mut values = [_mm512_setzero_ps(); ROWS];
+                        for ((value, line), step) in values.iter_mut().zip(sums).zip(&steps[start..]) {
+                            *value = _mm512_mul_ps(_mm512_load_ps(line.0.as_ptr()), _mm512_set1_ps(*step));
+                        }
+                        let values = transpose(values);
+                        for (i, values) in values.iter().enumerate().take(self.m.saturating_sub(row)) {
+                            let mut line = Line([0.0f32; 16]);
+                            _mm512_store_ps(line.0.as_mut_ptr(), *values);
+                            write(row + i, first + start, &mut line.0[..many]);
+                        }
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Writes the parts of a row of weights to a row of its tiles.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F and BW, and `to` be a row of the first of enough tiles.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn put(&self, row: &[f32], mut to: *mut u8) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            for columns in row.as_chunks::<STEP>().0 {
+                let mut low = _mm512_loadu_ps(columns.as_ptr());
+                let mut high = _mm512_loadu_ps(columns.as_ptr().add(16));
+                for _ in 0..self.parts {
+                    _mm512_store_si512(to.cast(), upper_halves(low, high));
+                    low = _mm512_sub_ps(low, upper(low));
+                    high = _mm512_sub_ps(high, upper(high));
+                    to = to.add(TILE);
+                }
+            }
+        }
+    }
+
+    /// Products of parts that matter: those whose places add up to less than three.
+    fn pairs_of_a_step(&self) -> usize {
+        (0..self.parts).map(|part| self.x.parts.min(MOST - part)).sum()
+    }
+
+    /// What is multiplied with what, step by step.
+    fn pairs(&self, steps: usize) -> Vec<Pair> {
+        let mut pairs = Vec::new();
+        for step in 0..steps {
+            for weight in 0..self.parts {
+                for input in 0..self.x.parts.min(MOST - weight) {
+                    let inputs = (step * self.x.step + input * self.x.across * ROWS) * LINE;
+                    pairs.push(Pair { weights: (step * self.parts + weight) * TILE, inputs });
+                }
+            }
+        }
+        pairs
+    }
+}
