@@ -268,8 +268,8 @@ def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -
 
     ``x``: ``[..., K]``, float32, float16 or bfloat16, on the CPU. ``weight``: shape ``(N, K)``, any format, encoded
     along its last axis. ``bias``: ``[N]``, a float dtype. Returns ``[..., N]`` in the dtype of ``x``; sums are float32,
-    and a row's result does not depend on the other rows or on the number of threads. Gradients reach ``x`` and
-    ``bias``.
+    and do not depend on the number of threads. Few rows and many may run on two kernels (:func:`kernel`), whose sums
+    differ in order; within one, a row's result does not depend on the other rows. Gradients reach ``x`` and ``bias``.
 
     Raises ShapeError or DTypeError where sizes or dtypes do not fit.
     """

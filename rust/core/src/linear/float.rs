@@ -20,7 +20,7 @@ const COLUMNS: usize = 1024;
 ///
 /// `x` holds `[m, columns]` and `out` `[m, rows]` values. Weights are exactly the decoded ones, sums are float32, and
 /// the result is rounded once to the dtype of `out`. Results do not depend on the number of threads, nor does a row's
-/// result depend on the other rows.
+/// result depend on the other rows while their number runs on the same [`super::kernel`].
 ///
 /// # Errors
 /// [`Error::Shape`] where a length does not fit.
