@@ -460,6 +460,9 @@ def test_import_loads_neither_torch_nor_numpy():
 def test_every_public_name_is_there():
     done = python("import octavo; print([getattr(octavo, name) for name in octavo.__all__] and 'all')")
     assert done.stdout.strip() == "all", done.stderr
+    names = ["nn.PackedLinear", "quant.gptq", "compress.lora.insert", "compat", "models", "data", "train.train"]
+    done = python("import octavo; " + "; ".join(f"octavo.{name}" for name in names))
+    assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         octavo.nothing  # noqa: B018
 

@@ -27,6 +27,13 @@ from octavo.formats import Format, formats
 from octavo.settings import strict
 
 if _TYPE_CHECKING:
+    from octavo import compat as compat
+    from octavo import compress as compress
+    from octavo import data as data
+    from octavo import models as models
+    from octavo import nn as nn
+    from octavo import quant as quant
+    from octavo import train as train
     from octavo.container import inspect, load, save
     from octavo.engine import Engine
     from octavo.ops import decode, encode, quantize
@@ -54,6 +61,8 @@ _LAZY = {
     "save": "octavo.container",
     "save_model": "octavo.quant.model_folder",
 }
+
+_MODULES = ("compat", "compress", "data", "models", "nn", "quant", "train")
 
 __all__ = [
     "CalibrationError",
@@ -99,6 +108,8 @@ def __getattr__(name: str) -> object:
         value = getattr(_import_module(_LAZY[name]), name)
         globals()[name] = value
         return value
+    if name in _MODULES:
+        return _import_module(f"octavo.{name}")
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")
 
 

@@ -7,7 +7,7 @@ import pickle
 import octavo
 import pytest
 import torch
-from octavo import ContainerError, ModelError
+from octavo import ContainerError, DTypeError, ModelError, NonFiniteError
 from octavo.compress import lora
 from torch import nn
 
@@ -191,6 +191,44 @@ def test_what_would_mix_fused_and_adapted_is_refused(model):
             refused()
 
 
+def test_fusing_all_layers_or_none(model, ids):
+    adapted = stir(lora.insert(model, rank=2))
+    wanted, weights = adapted(ids), dict(adapted.named_parameters())
+    bad = adapted.layers[1].up.lora.default.B
+    good = bad.detach().clone()
+    bad.data[0, 0] = float("nan")
+    with pytest.raises(NonFiniteError, match=r"lora: layers\.1\.up: 128 of 65536 weights"):
+        lora.fuse(adapted)
+    bad.data.copy_(good)
+    assert all(own.kept is None for own in lora.adapters(adapted).values())
+    assert all(parameter is weights[name] for name, parameter in adapted.named_parameters())
+    with pytest.raises(RuntimeError):
+        lora.fuse(adapted, samples=torch.zeros(3, 7))
+    assert torch.equal(adapted(ids), wanted)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static", "packed"])
+def test_a_failure_to_requantise_names_the_layer_and_leaves_all(model, ids, kind):
+    adapted = stir(lora.insert(base(kind, model), rank=2))
+    adapted.pooler.lora.default.B.data[0, 0] = float("inf")
+    before = lora.base_hash(adapted)
+    with pytest.raises(NonFiniteError, match="lora: pooler: "):
+        lora.fuse(adapted)
+    assert lora.base_hash(adapted) == before
+    assert all(own.kept is None for own in lora.adapters(adapted).values())
+
+
+def test_fusing_in_half_precision_tells_overflow_and_what_rounding_lost():
+    layer = stir(lora.insert(nn.Linear(8, 8).half(), rank=2))
+    assert 0 < lora.fuse(layer).layers[0].lost < 1e-2
+    lora.unfuse(layer)
+    layer.lora.default.B.data.fill_(60000)
+    layer.lora.default.A.data.fill_(1)
+    with pytest.raises(NonFiniteError, match="64 of 64 weights plus update are NaN or beyond float16"):
+        lora.fuse(layer)
+    assert torch.isfinite(layer.weight).all()
+
+
 def base(kind, model):
     """The model quantised, or packed."""
     recipe = {"static": "int8:channel@mse", "integer": "int8:channel; type:Linear int8:channel input=int8"}.get(
@@ -246,6 +284,23 @@ def test_a_fused_packed_weight_is_the_nearest_to_the_sum(model):
 def test_rank_is_an_integer_from_1(model, rank):
     with pytest.raises(ModelError, match="rank is"):
         lora.insert(model, rank=rank)
+
+
+def test_a_rank_above_both_sides_is_refused():
+    lora.insert(nn.Linear(4, 2), rank=4)
+    with pytest.raises(ModelError, match=r"lora: 1: rank is 9, the layer 8 -> 4; accepted are ranks up to 8"):
+        lora.insert(nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4)), rank=9)
+
+
+def test_other_kinds_of_arguments_are_refused(model):
+    for attempt in (
+        lambda: lora.insert(model, 5),
+        lambda: lora.insert(None, rank=2),
+        lambda: lora.insert(model, rank=2, generator=5, inplace=True),
+    ):
+        with pytest.raises(DTypeError, match="lora: "):
+            attempt()
+    assert not lora.adapters(model)
 
 
 def test_unknown_keys_are_errors(model):
@@ -305,6 +360,7 @@ def test_a_head_is_adapted_or_trained_never_both(model):
         ("type:Embedding", "selects no linear layer; embed is a Embedding"),
         ("name:layers.0.norm", "selects no linear layer; layers.0.norm is a LayerNorm"),
         ("name:layers.0.nrm", "selects nothing; nearest names: layers.0.norm"),
+        ("name:layers.0.attention.self.qury", "nearest names: layers.0.query, layers.1.query"),
         ([], "targets is empty"),
         (3, "targets is 3"),
     ],
@@ -378,6 +434,15 @@ def test_a_layer_at_two_places_has_one_adapter(ids, tmp_path):
     assert trainable(adapted) == 2 * (4 * 256 + 2 * 640 + 256 + 130)
     lora.save_adapters(adapted, tmp_path / "a.safetensors")
     assert torch.equal(lora.load_adapters(model, tmp_path / "a.safetensors")(ids), adapted(ids))
+
+
+def test_a_layer_at_two_places_answers_to_both_paths():
+    shared = nn.Linear(4, 4)
+    model = nn.ModuleDict({"a": shared, "b": shared, "c": nn.Linear(4, 4)})
+    assert list(lora.adapters(lora.insert(model, rank=2, targets="name:b"))) == ["a"]
+    adapted = lora.insert(model, rank=2, train="name:b")
+    assert list(lora.adapters(adapted)) == ["c"]
+    assert list(lora.adapters(lora.insert(adapted, rank=2, name="more", train="name:b"))) == ["c"]
 
 
 def test_loading_on_another_base_is_refused(model, tmp_path):

@@ -108,6 +108,7 @@ WRONG = {
     "kind": (DTypeError, "weight is a int", lambda w: hqq(3, "int4")),
     "NaN": (NonFiniteError, "position 1", lambda w: hqq(torch.tensor([1.0, math.nan]), "int4")),
     "iterations": (FormatError, "iterations = -1", lambda w: hqq(w, "int4", iterations=-1)),
+    "endless": (FormatError, "accepted are whole numbers from 0 to 10000", lambda w: hqq(w, "int4", iterations=10**30)),
     "true": (FormatError, "iterations = True", lambda w: hqq(w, "int4", iterations=True)),
     "p": (FormatError, "p = 0", lambda w: hqq(w, "int4", p=0)),
     "large p": (FormatError, "p = 3", lambda w: hqq(w, "int4", p=3)),

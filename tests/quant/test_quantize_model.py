@@ -220,6 +220,15 @@ def test_half_precision_models_stay_in_half_precision():
     assert quantised(data()[0]).dtype == torch.bfloat16
 
 
+def test_freezing_scales_of_a_weight_with_nan_freezes_nothing():
+    model = quantize_model(Model(), "int4").eval()
+    with torch.no_grad():
+        model.head.weight[0, 0] = float("nan")
+    with pytest.raises(NonFiniteError):
+        freeze_scales(model)
+    assert not any(m.weight_quantiser.is_static for m in (model.embed, model.conv, model.head, model.mix))
+
+
 def test_freezing_fixes_scales_of_weights_and_ends_learning():
     quantised = freeze_scales(quantize_model(Model(), "int4; mix int4@lsq", calibration=data()).eval())
     before = quantised(data()[0])

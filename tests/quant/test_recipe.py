@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from octavo import Format, FormatError, Recipe, Rule
+from octavo import DTypeError, Format, FormatError, Recipe, Rule
 from octavo.quant.recipe import Selector
 from octavo.quant.spec import INT32, Calibration, LayerPlan, Spec
 from torch import nn
@@ -217,7 +217,15 @@ def test_a_table_that_is_no_recipe_says_why_and_is_not_changed(case):
         Recipe.from_dict(table)
     assert message in str(error.value)
     assert table == before
-    for read, text in ((Recipe.from_toml, "[[rules]\n"), (Recipe.from_json, "{")):
+    numbers = '{"rules":[' + "9" * 5000 + "]}"
+    for read, text in (
+        (Recipe.from_toml, "[[rules]\n"),
+        (Recipe.from_toml, "a=" + "[" * 100_000),
+        (Recipe.from_toml, "a=" + "9" * 5000),
+        (Recipe.from_json, "{"),
+        (Recipe.from_json, "[" * 100_000),
+        (Recipe.from_json, numbers),
+    ):
         with pytest.raises(FormatError, match=r"not (TOML|JSON)"):
             read(text)
 
@@ -538,6 +546,12 @@ def test_what_a_checkpoint_cannot_have_is_refused(tensors, text):
     with pytest.raises(FormatError) as error:
         Recipe.parse(text).assign(tensors)
     assert NOT_OF_CHECKPOINTS[text] in str(error.value)
+
+
+@pytest.mark.parametrize("tensors", [{"a.weight": 3}, {"a.weight": None}, {3: torch.ones(2, 2)}, [torch.ones(2)], None])
+def test_what_is_no_checkpoint_is_refused(tensors):
+    with pytest.raises(DTypeError, match="tensor"):
+        Recipe.parse("int8").assign(tensors)
 
 
 @pytest.mark.parametrize("name", ["scale", "position_ids", "wide"])

@@ -61,7 +61,7 @@ def test_the_table_names_every_layer_and_the_total():
     assert "(itself)" in str(octavo.explain(model().fc))
 
 
-@pytest.mark.parametrize("batch", [0, -1, 1.5, True])
+@pytest.mark.parametrize("batch", [0, -1, 1.5, True, 10**30])
 def test_batches_are_positive_integers(batch):
     with pytest.raises(ModelError, match="batch is"):
         octavo.explain(model(), batch=batch)

@@ -1,1 +1,5 @@
 """Making models smaller or cheaper to train: low-rank adapters (``octavo.compress.lora``)."""
+
+from octavo.compress import lora
+
+__all__ = ["lora"]

@@ -161,14 +161,18 @@ def freeze_scales(model: nn.Module) -> nn.Module:
 
     For the last tenth of quantisation-aware training: weights then settle on a grid that stands still. Scales of
     activations that are chosen at run time stay so. Under DistributedDataParallel, wrap the model again afterwards:
-    it expects a gradient of everything that had one.
+    it expects a gradient of everything that had one. Raises NonFiniteError for a weight with NaN or infinity; the model
+    is then as it was.
     """
+    chosen = []
     for module in model.modules():
         if isinstance(module, QuantLayer) and module.weight_quantiser is not None:
             quantiser = module.weight_quantiser
             if not quantiser.is_static and quantiser.format.scale_type is not None:
-                packed = quantiser.encode(module.weight_matrix().detach())
-                quantiser.set_scales(packed.scales, packed.zeros, packed.levels)
+                chosen.append((quantiser, quantiser.encode(module.weight_matrix().detach())))
+    for quantiser, packed in chosen:
+        quantiser.set_scales(packed.scales, packed.zeros, packed.levels)
+    for module in model.modules():
         if isinstance(module, Quantiser) and module.is_learned:
             module.scales.requires_grad_(False)
     return model

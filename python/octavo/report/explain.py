@@ -20,6 +20,7 @@ from octavo.report.weights import shape_text, size
 
 _FLOAT_LAYERS = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
 FALLBACK = "decode + torch"
+_MOST = 2**31  # rows of a batch
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,10 @@ def explain(model: nn.Module, batch: int = 1) -> Costs:
     ``model``: a model or one layer. ``batch``: rows that a layer multiplies at once: sentences times tokens; ids of an
     embedding. Print the result, or read its ``layers``. The bandwidth is measured on the first call (about 0.1 s).
 
-    Raises ModelError for a batch below 1, or where no layer has a weight.
+    Raises ModelError for a batch outside 1 to 2^31, or where no layer has a weight.
     """
-    if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
-        raise ModelError(f"explain: batch is {batch!r}; accepted are integers from 1")
+    if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= _MOST:
+        raise ModelError(f"explain: batch is {batch!r}; accepted are integers from 1 to {_MOST}")
     speed = bandwidth()
     kinds = (PackedLayer, QuantLayer, *_FLOAT_LAYERS)
     found = [_cost(path, layer, batch, speed) for path, layer in model.named_modules() if isinstance(layer, kinds)]

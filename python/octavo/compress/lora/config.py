@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from octavo.errors import ModelError
+from octavo.errors import DTypeError, ModelError
 
 
 @dataclass(frozen=True)
@@ -53,10 +53,12 @@ class LoraConfig:
     def of(cls, config: LoraConfig | Mapping[str, Any] | None = None, **options: Any) -> LoraConfig:
         """Return a configuration from one, a mapping, or options that add to it.
 
-        Raises ModelError for an unknown key, with the nearest known one.
+        Raises DTypeError for other kinds, ModelError for an unknown key, with the nearest known one.
         """
         if isinstance(config, LoraConfig):
             config = asdict(config)
+        if config is not None and not isinstance(config, Mapping):
+            raise DTypeError(f"lora: config is a {type(config).__name__}; accepted are a LoraConfig and a mapping")
         values = {**(config or {}), **options}
         known = [field.name for field in fields(cls)]
         for key in values:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from octavo.compress.lora.adapter import Adapters, Kept, adapters
 from octavo.compress.lora.insert import refuse_fused
-from octavo.errors import ModelError
+from octavo.errors import ModelError, NonFiniteError, OctavoError
 from octavo.nn import PackedLayer, PackedLinear, Quantiser, QuantLinear
 from octavo.ops import encode
 from octavo.tensor import PackedTensor
@@ -22,8 +22,8 @@ class FusedLayer:
     """What fusing did to one layer.
 
     ``update``: Frobenius norm of the adapter's matrix over that of the weight. ``lost``: norm of what rounding to the
-    format changed, over the norm of the adapter's matrix; 0 where nothing was rounded. ``codes_changed``: share of the
-    weight's codes that are others now, None for a float weight.
+    format, or to a float of 16 bits, changed, over the norm of the adapter's matrix; 0 for wider floats.
+    ``codes_changed``: share of the weight's codes that are others now, None for a float weight.
     """
 
     path: str
@@ -53,7 +53,8 @@ def fuse(model: nn.Module, *, samples: Any = None) -> FuseReport:
     are kept until :func:`commit`, so the model takes more memory, and :func:`unfuse` restores them bit for bit. Save
     the state dict of a fused model after :func:`commit`: before, it holds the adapters too.
 
-    Raises ModelError where no adapter is active, or one is fused already.
+    Raises ModelError where no adapter is active, or one is fused already, NonFiniteError where a sum is NaN or beyond
+    the weight's dtype, with the layer's name. If anything fails the model is as it was.
     """
     layers = adapters(model)
     refuse_fused(layers, "fusing again")
@@ -61,13 +62,12 @@ def fuse(model: nn.Module, *, samples: Any = None) -> FuseReport:
     if not active:
         raise ModelError("lora: no adapter is active; insert one, or choose one with activate")
     before = None if samples is None else _outputs(model, samples)
-    report = tuple(_fuse_layer(path, model.get_submodule(path), own) for path, own in active.items())
-    change = None
-    if before is not None:
-        after = _outputs(model, samples)
-        largest = max(float(a.abs().max()) for a in before)
-        gap = max(float((a - b).abs().max()) for a, b in zip(before, after, strict=True))
-        change = gap / largest if largest else gap
+    try:
+        report = tuple(_fuse_layer(path, model.get_submodule(path), own) for path, own in active.items())
+        change = None if before is None else _change(before, _outputs(model, samples))
+    except BaseException:
+        _restore(model, active)
+        raise
     return FuseReport(report, change)
 
 
@@ -77,10 +77,7 @@ def unfuse(model: nn.Module) -> None:
 
     Raises ModelError where nothing is fused.
     """
-    for path, own in _fused(model, "unfuse").items():
-        for name, value in own.kept.attributes.items():
-            setattr(model.get_submodule(path), name, value)
-        own.kept = None
+    _restore(model, _fused(model, "unfuse"))
 
 
 def commit(model: nn.Module) -> None:
@@ -101,24 +98,56 @@ def _fused(model: nn.Module, what: str) -> dict[str, Adapters]:
     return fused
 
 
+def _restore(model: nn.Module, layers: Mapping[str, Adapters]) -> None:
+    """Give layers what they had before fusing; those not fused stay."""
+    for path, own in layers.items():
+        if own.kept is not None:
+            for name, value in own.kept.attributes.items():
+                setattr(model.get_submodule(path), name, value)
+            own.kept = None
+
+
 def _fuse_layer(path: str, layer: nn.Module, own: Adapters) -> FusedLayer:
     delta = getattr(own, own.active).delta()
-    if isinstance(layer, PackedLayer):
-        return _fuse_packed(path, layer, own, delta)
-    if isinstance(layer, QuantLinear) and layer.weight_quantiser is not None and layer.weight_quantiser.enabled:
-        return _fuse_quantised(path, layer, own, delta)
+    try:
+        if isinstance(layer, PackedLayer):
+            return _fuse_packed(path, layer, own, delta)
+        if isinstance(layer, QuantLinear) and layer.weight_quantiser is not None and layer.weight_quantiser.enabled:
+            return _fuse_quantised(path, layer, own, delta)
+        return _fuse_float(path, layer, own, delta)
+    except OctavoError as error:
+        raise type(error)(f"lora: {path or 'the layer'}: {error}") from None
+
+
+def _fuse_float(path: str, layer: nn.Module, own: Adapters, delta: Tensor) -> FusedLayer:
     old = layer.weight
+    wanted = old.double() + delta
+    new = _finite(wanted, old.dtype)
+    lost = _ratio(new.double() - wanted, delta) if old.dtype.itemsize < 4 else 0.0
     own.kept = Kept({"weight": old})
     # A new Parameter: whatever is tied to the old one keeps it.
-    layer.weight = nn.Parameter((old.double() + delta).to(old.dtype), requires_grad=False)
-    return FusedLayer(path, None, _ratio(delta, old), 0.0, None)
+    layer.weight = nn.Parameter(new, requires_grad=False)
+    return FusedLayer(path, None, _ratio(delta, old), lost, None)
+
+
+def _finite(wanted: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum in the weight's dtype."""
+    new = wanted.to(dtype)
+    bad = int((~torch.isfinite(new)).sum())
+    if bad:
+        kind = str(dtype).removeprefix("torch.")
+        raise NonFiniteError(
+            f"{bad} of {new.numel()} weights plus update are NaN or beyond {kind}; lower alpha, train the adapter "
+            "again, or fuse a model of a wider dtype"
+        )
+    return new
 
 
 def _fuse_packed(path: str, layer: PackedLinear, own: Adapters, delta: Tensor) -> FusedLayer:
     old = layer.weight
     before = old.decode(torch.float32)
     wanted = before.double() + delta
-    new = encode(wanted.to(old.dtype), old.format, axis=old.axis, scale=old.scale)
+    new = encode(_finite(wanted, old.dtype), old.format, axis=old.axis, scale=old.scale)
     own.kept = Kept({"weight": old})
     layer.weight = new
     return _rounded(path, old, new, wanted, before, delta)
@@ -130,9 +159,10 @@ def _fuse_quantised(path: str, layer: QuantLinear, own: Adapters, delta: Tensor)
     old = quantiser.encode(weight.detach())
     before = old.decode(torch.float32)
     wanted = before.double() + delta
-    new = encode(wanted.to(weight.dtype), old.format, axis=old.axis, scale=old.scale)
+    summed = _finite(wanted, weight.dtype)
+    new = encode(summed, old.format, axis=old.axis, scale=old.scale)
     own.kept = Kept({"weight": weight, "weight_quantiser": quantiser})
-    layer.weight = nn.Parameter(wanted.to(weight.dtype), requires_grad=False)
+    layer.weight = nn.Parameter(summed, requires_grad=False)
     if quantiser.is_static:
         layer.weight_quantiser = _with_scales(quantiser, new)
     return _rounded(path, old, new, wanted, before, delta)
@@ -156,6 +186,12 @@ def _rounded(
 def _ratio(part: Tensor, whole: Tensor) -> float:
     norm = float(torch.linalg.vector_norm(whole.double()))
     return float(torch.linalg.vector_norm(part.double())) / norm if norm else 0.0
+
+
+def _change(before: list[Tensor], after: list[Tensor]) -> float:
+    largest = max(float(a.abs().max()) for a in before)
+    gap = max(float((a - b).abs().max()) for a, b in zip(before, after, strict=True))
+    return gap / largest if largest else gap
 
 
 def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:

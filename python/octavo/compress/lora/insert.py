@@ -12,7 +12,7 @@ from torch import nn
 from octavo.compress.lora.adapter import ATTRIBUTE, Adapter, Adapters, adapters
 from octavo.compress.lora.config import LoraConfig
 from octavo.compress.lora.select import target_paths, trained_paths
-from octavo.errors import ModelError
+from octavo.errors import DTypeError, ModelError
 
 DEFAULT = "default"
 
@@ -34,8 +34,11 @@ def insert(
     the weight. No output changes: B is zero. What is trained is rank * (in + out) a layer, and all of ``train``.
 
     Raises ModelError for an unknown option, a name that is taken, selectors that match nothing, layers that no adapter
-    goes on, and fused models. Source: LoRA section 4.1.
+    goes on, a rank above both sides of a layer, and fused models; DTypeError for what is no model, configuration or
+    generator. Source: LoRA section 4.1.
     """
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise DTypeError(f"lora: generator is {generator!r}; accepted are a torch.Generator and None")
     config = LoraConfig.of(config, **options)
     model = add_empty(model, config, name, inplace=inplace)
     for own in adapters(model).values():
@@ -46,8 +49,12 @@ def insert(
 
 def add_empty(model: nn.Module, config: LoraConfig, name: str, *, inplace: bool) -> nn.Module:
     """Return the model with a new adapter whose A and B have no values yet, active; arguments as for :func:`insert`."""
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"lora: adapters go on a torch.nn.Module, got {type(model).__name__}")
     _check_name(model, name, config)
     paths = target_paths(model, config)
+    for path in paths:
+        _check_rank(path, model.get_submodule(path), config.rank)
     if not inplace:
         model = copy.deepcopy(model)
     for path in paths:
@@ -92,6 +99,16 @@ def refuse_fused(layers: Mapping[str, Adapters], what: str) -> None:
     fused = next((path for path, own in layers.items() if own.kept is not None), None)
     if fused is not None:
         raise ModelError(f"lora: {fused}: the adapter is fused, so that {what} would mix two; unfuse or commit first")
+
+
+def _check_rank(path: str, layer: nn.Module, rank: int) -> None:
+    """Refuse a rank above both sides. One above the smaller side is allowed: one rank serves a whole model."""
+    largest = max(layer.in_features, layer.out_features)
+    if rank > largest:
+        raise ModelError(
+            f"lora: {path or 'the layer'}: rank is {rank}, the layer {layer.in_features} -> {layer.out_features}; "
+            f"accepted are ranks up to {largest}, or leave the layer out of targets"
+        )
 
 
 def _check_name(model: nn.Module, name: str, config: LoraConfig) -> None:

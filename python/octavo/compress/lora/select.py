@@ -57,9 +57,11 @@ def _has_parameters(module: nn.Module) -> bool:
 def _refuse_ties(model: nn.Module, paths: list[str]) -> None:
     """Raise ModelError where training a module would change the frozen base through a tied parameter."""
     names = list(model.named_parameters(remove_duplicate=False))
-    inside = {id(parameter): name for name, parameter in names if _inside(name, paths)}
+    aliases = _aliases(model)
+    places = [alias for path in paths for alias in aliases[path]]
+    inside = {id(parameter): name for name, parameter in names if _inside(name, places)}
     for name, parameter in names:
-        if id(parameter) in inside and not _inside(name, paths):
+        if id(parameter) in inside and not _inside(name, places):
             tied = inside[id(parameter)]
             raise ModelError(f"lora: {tied} is tied to {name}; name both modules in train=, or neither")
 
@@ -67,7 +69,8 @@ def _refuse_ties(model: nn.Module, paths: list[str]) -> None:
 def _select(model: nn.Module, texts: tuple[str, ...], fits: Callable[[nn.Module], bool], what: str) -> list[str]:
     """Return the paths of the modules that any of the selectors means and that fit, in the model's order.
 
-    Adapters are left out, and so is what ``nn.MultiheadAttention`` holds: it reads weights past their modules.
+    A module at several places answers to each of its paths. Adapters are left out, and so is what
+    ``nn.MultiheadAttention`` holds: it reads weights past their modules.
     """
     own = [_join(path, ATTRIBUTE) for path in adapters(model)]
     modules = {path: module for path, module in model.named_modules() if not _inside(path, own)}
@@ -77,22 +80,25 @@ def _select(model: nn.Module, texts: tuple[str, ...], fits: Callable[[nn.Module]
         for path, module in modules.items()
         if fits(module) and not any(path.startswith(f"{parent}.") for parent in attentions)
     }
+    aliases = _aliases(model)
     chosen: set[str] = set()
     for text in texts:
         selector = parse_selector(text)
-        found = _matching(selector, usable)
+        found = _matching(selector, usable, aliases)
         if not found:
-            raise ModelError(_nothing(text, selector, modules, what))
+            raise ModelError(_nothing(text, selector, modules, aliases, what))
         chosen.update(found[:1] if selector.pick == "first" else found[-1:] if selector.pick == "last" else found)
     return [path for path in usable if path in chosen]
 
 
-def _nothing(text: str, selector: Selector, modules: Mapping[str, nn.Module], what: str) -> str:
+def _nothing(
+    text: str, selector: Selector, modules: Mapping[str, nn.Module], aliases: Mapping[str, list[str]], what: str
+) -> str:
     """Say why a selector selects nothing."""
     classes = {path: _class_names(module) for path, module in modules.items()}
-    found = _matching(selector, classes)
+    found = _matching(selector, classes, aliases)
     if not found:
-        near = difflib.get_close_matches(selector.pattern, {*classes, *chain(*classes.values())}, 3, cutoff=0.3)
+        near = _nearest(selector.pattern, sorted({*classes, *chain(*classes.values())}))
         return f"lora: {text!r} selects nothing; nearest names: {', '.join(near) or 'none'}"
     kind = type(modules[found[0]]).__name__
     if _is_linear(modules[found[0]]):
@@ -103,8 +109,31 @@ def _nothing(text: str, selector: Selector, modules: Mapping[str, nn.Module], wh
     return f"lora: {text!r} selects no {what}; {found[0] or 'the model'} is a {kind}"
 
 
-def _matching(selector: Selector, classes: Mapping[str, set[str]]) -> list[str]:
-    return [path for path, names in classes.items() if selector.matches_type(names) or selector.matches_path(path)]
+def _nearest(pattern: str, names: list[str], count: int = 3) -> list[str]:
+    """Return the names most like a pattern, in full or in the part after the last dot."""
+
+    def likeness(name: str) -> float:
+        pairs = ((pattern, name), (pattern.rpartition(".")[2], name.rpartition(".")[2]))
+        return max(difflib.SequenceMatcher(None, a, b).ratio() for a, b in pairs)
+
+    near = sorted(((likeness(name), name) for name in names if name), key=lambda pair: -pair[0])[:count]
+    return [name for ratio, name in near if ratio >= 0.3]
+
+
+def _aliases(model: nn.Module) -> dict[str, list[str]]:
+    """Return all paths of each module by its first."""
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(module, []).append(path)
+    return {known[0]: known for known in paths.values()}
+
+
+def _matching(selector: Selector, classes: Mapping[str, set[str]], aliases: Mapping[str, list[str]]) -> list[str]:
+    return [
+        path
+        for path, names in classes.items()
+        if selector.matches_type(names) or any(selector.matches_path(known) for known in aliases[path])
+    ]
 
 
 def _class_names(module: nn.Module) -> set[str]:

@@ -13,6 +13,8 @@ from octavo.formats import Format
 from octavo.ops import encode
 from octavo.quant.algorithms.solution import Solution, Table, checked_weight
 
+_MOST = 10_000  # iterations; it converges in tens
+
 
 def hqq(weight: Tensor, format: Format | str, *, iterations: int = 20, p: float = 0.7) -> Solution:
     """Quantise a weight with the scales and zero points of least ``sum |w - q|^p``, found without calibration data.
@@ -23,12 +25,13 @@ def hqq(weight: Tensor, format: Format | str, *, iterations: int = 20, p: float 
     the neighbours; formats without scales are rounded to nearest. p below 2 cares less for outliers.
 
     Never worse in that sum than rounding with the codec's own scales, which it starts from. Raises FormatError for
-    ``iterations`` below 0 or p outside 0 < p <= 2, NonFiniteError for NaN and infinities, DTypeError, ShapeError.
+    ``iterations`` outside 0 to 10000 or p outside 0 < p <= 2, NonFiniteError for NaN and infinities, DTypeError,
+    ShapeError.
     """
     fmt = Format.parse(format)
     x = checked_weight(weight, "hqq")
-    if not isinstance(iterations, int) or isinstance(iterations, bool) or iterations < 0:
-        raise FormatError(f"hqq: iterations = {iterations!r}; accepted are whole numbers from 0")
+    if not isinstance(iterations, int) or isinstance(iterations, bool) or not 0 <= iterations <= _MOST:
+        raise FormatError(f"hqq: iterations = {iterations!r}; accepted are whole numbers from 0 to {_MOST}")
     if not (isinstance(p, int | float) and 0 < p <= 2):
         raise FormatError(f"hqq: p = {p!r}; accepted are numbers above 0 and up to 2")
     table = Table(encode(x, fmt))

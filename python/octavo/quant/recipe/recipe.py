@@ -71,9 +71,10 @@ class Recipe:
     def from_json(cls, text: str) -> Recipe:
         """Read the JSON text of :meth:`as_dict`."""
         try:
-            return cls.from_dict(json.loads(text))
-        except (json.JSONDecodeError, TypeError, RecursionError) as error:
+            table = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as error:  # ValueError: also of numbers without end
             raise FormatError(f"recipe: not JSON: {error}") from None
+        return cls.from_dict(table)
 
     @classmethod
     def from_toml(cls, given: str | os.PathLike[str]) -> Recipe:
@@ -129,7 +130,7 @@ class Recipe:
         do not tell types; vectors that are no biases count only where a rule names them in full.
 
         Raises FormatError as :meth:`plan`, and for types, ``first`` and ``last``, activations and calibrations: they
-        need a model.
+        need a model. Raises DTypeError for what is no mapping of texts to tensors.
         """
         from octavo.quant.recipe.checkpoint import decide_tensors
 

@@ -185,8 +185,16 @@ def dtype_name(dtype: torch.dtype) -> str:
 def tensor_sites(tensors: Mapping[str, Tensor | PackedTensor]) -> list[Site]:
     """List the tensors of a checkpoint, in order: ``a.b.weight`` is the weight of the module ``a.b``.
 
-    The default selection is the 2-D float weights: a checkpoint does not tell the types of its layers.
+    The default selection is the 2-D float weights: a checkpoint does not tell the types of its layers. Raises
+    DTypeError for what is no mapping of texts to tensors.
     """
+    if not isinstance(tensors, Mapping):
+        raise DTypeError(f"a checkpoint is a mapping of names to tensors, got {type(tensors).__name__}")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise DTypeError(f"the name of a tensor is {name!r}; accepted are texts such as 'encoder.weight'")
+        if not isinstance(tensor, Tensor | PackedTensor):
+            raise DTypeError(f"{name}: is a {type(tensor).__name__}; accepted are tensors and packed tensors")
     matrices = {
         name.rpartition(".")[0]
         for name, tensor in tensors.items()

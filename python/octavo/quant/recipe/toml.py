@@ -15,7 +15,7 @@ def read_toml(text: str) -> dict[str, Any]:
         raise FormatError(f"TOML is a text, or the path of a file as a Path, got {type(text).__name__}")
     try:
         return tomllib.loads(text) or {"rules": []}
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # of TOML that is wrong, of numbers and nesting without end
         raise FormatError(f"recipe: not TOML: {error}") from None
 
 
