@@ -351,6 +351,13 @@ def test_what_cannot_be_packed_is_refused():
             make()
 
 
+def test_a_weight_that_a_hook_computes_is_not_packed():
+    layer = nn.utils.prune.l1_unstructured(linear(), "weight", 0.5)
+    with pytest.raises(ModelError, match=r"a hook computes its weight .* torch\.nn\.utils\.prune\.remove"):
+        PackedLinear.from_linear(layer, "mxint8")
+    assert PackedLinear.from_linear(nn.utils.prune.remove(layer, "weight"), "mxint8").weight.shape == (40, 96)
+
+
 def test_functions_of_torch_say_what_to_do_with_a_packed_weight():
     packed = PackedLinear.from_linear(linear(), "mxint8")
     with pytest.raises(DTypeError, match=r"linear takes no PackedTensor; decode\(\) it, or call the layer"):

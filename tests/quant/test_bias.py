@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from octavo import CalibrationError, DTypeError, NonFiniteError, ShapeError, quantize_model
+from octavo import CalibrationError, DTypeError, ModelError, NonFiniteError, ShapeError, pack_model, quantize_model
 from octavo.quant import correct_bias_model
 from torch import nn
 
@@ -95,6 +95,22 @@ def test_modes_hooks_and_progress():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in (*model.modules(), *poor.modules()))
     assert told[:3] == [("running the reference", i, 3) for i in (1, 2, 3)]
     assert told[-1] == ("correcting biases", 3, 3)
+
+
+def test_an_iterator_of_batches_is_as_good_as_a_list():
+    model = network()
+    one, other = quantised(model), quantised(model)
+    wanted = correct_bias_model(one, model, batches(), progress=False)
+    found = correct_bias_model(other, model, iter(batches()), progress=False)
+    assert all(torch.equal(found.added[name], delta) for name, delta in wanted.added.items())
+
+
+def test_models_without_a_layer_in_common_are_refused():
+    model = network()
+    with pytest.raises(ModelError, match=r"before octavo\.pack_model"):
+        correct_bias_model(pack_model(quantised(model)), model, batches(), progress=False)
+    with pytest.raises(ModelError, match="the float model that it came from"):
+        correct_bias_model(quantised(model), nn.Sequential(nn.ReLU()), batches(), progress=False)
 
 
 def other():

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from octavo import Format, FormatError, quantize_model
+from octavo import Format, FormatError, ModelError, quantize_model
 from octavo.quant import FormatSchedule, freeze_scales
 from octavo.quant.spec import Calibration, Spec
 from octavo.train import TrainConfig, train
@@ -157,6 +157,9 @@ def test_schedules_that_mean_nothing_are_refused():
     ):
         with pytest.raises(FormatError, match=told):
             made()
+    for model, role in ((Model(), "weight"), (tiny("int8"), "input")):
+        with pytest.raises(ModelError, match=f"no quantised layer with a format for {role}"):
+            FormatSchedule({0: "int8"}, roles=[role]).step(model)
 
 
 # --- other ways to run ------------------------------------------------------------------------------------------------

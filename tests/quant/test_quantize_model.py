@@ -10,9 +10,11 @@ import torch
 from octavo import CalibrationError, DTypeError, Format, FormatError, NonFiniteError, quantize_model
 from octavo.nn import QuantConv1d, QuantEmbedding, Quantiser, QuantLinear, QuantMatmul
 from octavo.quant import freeze_scales, prepare_model
+from octavo.quant.calibration import Products
 from octavo.quant.spec import Calibration, LayerPlan, Spec
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune
 
 
 class Model(nn.Module):
@@ -310,6 +312,49 @@ def test_gptq_gets_the_hessian_of_inputs_in_the_model_quantised_so_far(monkeypat
     assert torch.equal(quantised.mix._weight(), quantised.mix.weight)
 
 
+class Again(nn.Module):
+    """Runs ``a`` twice, or as its argument says, and ``b`` in between."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x, times=None):
+        if times is None:
+            return self.a(torch.relu(self.a(x) + self.b(x)))
+        for _ in range(times):
+            x = torch.relu(self.a(x))
+        return self.b(x)
+
+
+@pytest.mark.parametrize("times, runs", [((None, None), 4), ((1, 3), 4), ((3, 1, 0), 4), ((1, 1), 2)])
+def test_hessians_hold_every_call_of_a_layer(monkeypatch, times, runs):
+    rows = {}
+    add = Products.add
+
+    def counted(self, x):
+        rows[self.layer] = rows.get(self.layer, 0) + len(x)
+        add(self, x)
+
+    monkeypatch.setattr(Products, "add", counted)
+    batches = [(torch.randn(5, 8), n) for n in times]
+    quantised = quantize_model(Again(), "int4:g8@gptq", calibration=batches, progress=False)
+    assert rows == {quantised.a: 5 * runs, quantised.b: 5 * len(times)}
+
+
+@pytest.mark.parametrize("count, samples", [(4, None), (4, 5), (1, 512)])
+def test_an_iterator_of_batches_is_as_good_as_a_list(count, samples):
+    recipe = "type:Linear weight=int4:g8@gptq input=int8@mse"
+    torch.manual_seed(1)
+    given = [torch.randn(3, 8) for _ in range(count)]
+    wanted, *found = (
+        quantize_model(Again(), recipe, calibration=batches, samples=samples, progress=False)
+        for batches in (given, iter(given), (x for x in given))
+    )
+    assert all(same(state(wanted), state(model)) for model in found)
+
+
 @pytest.mark.parametrize("inplace", [False, True])
 def test_weights_are_as_they_were_where_gptq_fails(monkeypatch, inplace):
     asked = []
@@ -392,6 +437,7 @@ def test_calibration_that_is_missing_is_asked_for():
 def test_calibration_that_is_no_data_is_refused():
     for given, told in (
         (data()[0], "calibration is a Tensor; accepted is an iterable of batches"),
+        (data()[0].numpy(), "calibration is a ndarray; accepted is an iterable of batches"),
         ({"ids": data()[0]}, "calibration is a dict"),
         (5, "calibration is a int"),
         ([], "holds no samples"),
@@ -427,3 +473,22 @@ def test_what_a_plan_cannot_mean_is_refused():
     refused(FormatError, "mix: input: 'int8:channel@mse'", {"mix": LayerPlan(input=spec("int8:channel", "mse"))}, calibration=data())  # fmt: skip
     refused(FormatError, "mix: weight: 'e4m3@mse'", {"mix": LayerPlan(weight=spec("e4m3", "mse"))})
     refused(FormatError, "input: 'int8@gptq': gptq is for weights", {"mix": LayerPlan(input=spec("int8", "gptq"))}, calibration=data())  # fmt: skip
+
+
+def pruned(layer):
+    return prune.l1_unstructured(layer, "weight", 0.5)
+
+
+@pytest.mark.parametrize("hook, undo", [(nn.utils.weight_norm, "remove_weight_norm"), (nn.utils.spectral_norm, "remove_spectral_norm"), (pruned, "prune.remove")])  # fmt: skip
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*is deprecated")
+def test_a_weight_that_a_hook_computes_is_refused(hook, undo):
+    model = nn.Sequential(nn.ReLU(), hook(nn.Linear(8, 8)))
+    model(torch.randn(2, 8))
+    with pytest.raises(DTypeError, match=f"1: a hook computes its weight before every call; .*{undo}"):
+        quantize_model(model, "int8")
+
+
+def test_an_error_on_the_way_names_its_batch():
+    with pytest.raises(RuntimeError) as caught:
+        quantize_model(Again(), "int4:g8@gptq", calibration=[torch.randn(2, 8), torch.randn(2, 9)], progress=False)
+    assert caught.value.__notes__ == ["while the model ran calibration batch 1, counted from 0"]

@@ -72,6 +72,13 @@ def test_the_function_stays_and_outliers_shrink(norm, strength):
     assert "norm -> q, k, v: largest channel" in str(report)
 
 
+def test_an_iterator_of_batches_is_as_good_as_a_list():
+    one, other = roughened(Block()), roughened(Block())
+    smooth_model(one, batches(), progress=False)
+    smooth_model(other, iter(batches()), progress=False)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
 def test_int8_activations_gain():
     model = roughened(Block())
     smoothed = copy.deepcopy(model)

@@ -16,6 +16,29 @@ from octavo.quant.spec import ROLES, LayerPlan, Spec
 
 M = TypeVar("M", bound=nn.Module)
 
+# What torch's hooks that compute a tensor register beside it, and what ends them.
+_REMOVES = {
+    "_mask": "torch.nn.utils.prune.remove(layer, '{name}')",
+    "_g": "torch.nn.utils.remove_weight_norm(layer)",
+    "_u": "torch.nn.utils.remove_spectral_norm(layer)",
+}
+
+
+def recomputed(layer: nn.Module) -> str | None:
+    """Return why a layer's weight or bias is not its own, and what makes it so; None where they are Parameters.
+
+    Hooks of torch compute such a tensor before every call, which would undo what is done to it.
+    """
+    for name in ("weight", "bias"):
+        if not isinstance(vars(layer).get(name), Tensor):
+            continue
+        held = {**layer._parameters, **layer._buffers}
+        for suffix, fix in _REMOVES.items():
+            if f"{name}{suffix}" in held:
+                return f"a hook computes its {name} before every call; {fix.format(name=name)} makes it a Parameter"
+        return f"its {name} is a tensor and no Parameter; assign torch.nn.Parameter({name})"
+    return None
+
 
 class QuantLayer(nn.Module):
     """A layer whose weight, input, output and bias are rounded where its plan says so.
@@ -40,7 +63,9 @@ class QuantLayer(nn.Module):
         what = what or type(module).__name__
         if not cls._replaces(module):
             raise DTypeError(f"{what} is a {type(module).__name__}; accepted is {cls._accepted()}")
-        weight = module._parameters.get("weight", vars(module).get("weight"))
+        if reason := recomputed(module):
+            raise DTypeError(f"{what}: {reason}")
+        weight = module._parameters.get("weight")
         if not isinstance(weight, Tensor) or isinstance(weight, nn.parameter.UninitializedParameter):
             raise DTypeError(
                 f"{what}: its weight is computed by a parametrisation or not there yet; "

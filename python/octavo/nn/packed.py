@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from octavo.errors import DTypeError, ModelError
 from octavo.formats import Format
 from octavo.nn.integer import Int32Bias
-from octavo.nn.layer import QuantLayer
+from octavo.nn.layer import QuantLayer, recomputed
 from octavo.nn.quantiser import Quantiser
 from octavo.ops import encode
 from octavo.quant.spec import Calibration, Spec
@@ -121,6 +121,8 @@ class PackedLayer(nn.Module):
         what = what or type(layer).__name__
         if not cls.accepts(layer):
             raise ModelError(f"{what} is a {type(layer).__name__}; {cls.__name__} replaces {cls.replaces.__name__}")
+        if reason := recomputed(layer):
+            raise ModelError(f"{what}: {reason}")
         if isinstance(layer, QuantLayer) != (format is None):
             given = "a quantised layer has its own format" if format is not None else "a float layer needs a format"
             raise ModelError(f"{what}: {given}; {'leave out' if format is not None else 'give'} format=")

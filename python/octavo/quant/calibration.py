@@ -24,9 +24,9 @@ class Batches:
     counted along the first dimension of its first tensor. Raises CalibrationError for what is no iterable.
     """
 
-    def __init__(self, given: Iterable[Any], samples: int | None) -> None:
-        """Take the data; an iterator is read when it is first gone through, and kept."""
-        if isinstance(given, Tensor | str | Mapping) or not hasattr(given, "__iter__"):
+    def __init__(self, given: Any, samples: int | None) -> None:
+        """Take the data; of an iterator, what was read is kept."""
+        if isinstance(given, str | bytes | Mapping) or hasattr(given, "__array__") or not hasattr(given, "__iter__"):
             raise CalibrationError(
                 f"calibration is a {type(given).__name__}; accepted is an iterable of batches: "
                 "mappings of arguments, tuples of them, or single tensors"
@@ -39,13 +39,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         """Go through the batches."""
-        if self._read and self._kept is not None:
-            yield from self._kept
-            return
         seen = 0
-        for batch in self._given:
-            if self._kept is not None:
-                self._kept.append(batch)
+        for batch in self._given if self._kept is None else self._replayed(self._kept):
             yield batch
             seen += _size(batch)
             if self._samples is not None and seen >= self._samples:
@@ -53,6 +48,18 @@ class Batches:
         self._read = True
         if not seen:
             raise CalibrationError("calibration holds no samples; give at least one batch")
+
+    def _replayed(self, kept: list[Any]) -> Iterator[Any]:
+        """Go through what was read of the iterator, then on with it: a pass may have ended early."""
+        place = 0
+        while True:
+            if place == len(kept):
+                try:
+                    kept.append(next(self._given))
+                except StopIteration:
+                    return
+            yield kept[place]
+            place += 1
 
     def __len__(self) -> int:
         """Return how many batches there are at most; 0 where that is not known."""
@@ -79,18 +86,22 @@ def _size(batch: Any) -> int:
 def run(model: nn.Module, batches: Batches, show: Progress, label: str) -> None:
     """Run every batch through ``model``."""
     with show.stage(label, len(batches)) as advance:
-        for batch in batches:
-            call(model, batch)
+        for number, batch in enumerate(batches):
+            call(model, batch, number)
             advance()
 
 
-def call(model: nn.Module, batch: Any) -> Any:
-    """Return what ``model`` gives for one batch."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    if isinstance(batch, tuple | list):
-        return model(*batch)
-    return model(batch)
+def call(model: nn.Module, batch: Any, number: int) -> Any:
+    """Return what ``model`` gives for one batch; errors get a note of the batch's number."""
+    try:
+        if isinstance(batch, Mapping):
+            return model(**batch)
+        if isinstance(batch, tuple | list):
+            return model(*batch)
+        return model(batch)
+    except Exception as error:
+        error.add_note(f"while the model ran calibration batch {number}, counted from 0")
+        raise
 
 
 @contextmanager

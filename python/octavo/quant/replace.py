@@ -10,7 +10,7 @@ from torch import nn
 
 from octavo.errors import DTypeError, FormatError
 from octavo.nn import QuantConv1d, QuantConv2d, QuantEmbedding, QuantLinear, QuantTransposedLinear
-from octavo.nn.layer import QuantLayer
+from octavo.nn.layer import QuantLayer, recomputed
 from octavo.quant.recipe import Recipe
 from octavo.quant.spec import LayerPlan
 
@@ -19,7 +19,18 @@ _KINDS: tuple[type[QuantLayer], ...] = (QuantTransposedLinear, QuantLinear, Quan
 
 
 def plan_of(model: nn.Module, recipe: Any) -> Plan:
-    """Return the plan of a recipe, a text, a dictionary of one, or a plan itself. Raises FormatError."""
+    """Return the plan of a recipe, a text, a dictionary of one, or a plan itself.
+
+    Raises FormatError, and DTypeError for layers whose weight a hook computes: such models cannot be copied.
+    """
+    plan = _plan(model, recipe)
+    for path in plan:
+        if reason := recomputed(model.get_submodule(path)):
+            raise DTypeError(f"{path or type(model).__name__}: {reason}")
+    return plan
+
+
+def _plan(model: nn.Module, recipe: Any) -> Plan:
     if not isinstance(model, nn.Module):
         raise DTypeError(f"a recipe decides about a torch.nn.Module, got {type(model).__name__}")
     if isinstance(recipe, Mapping) and all(isinstance(value, LayerPlan) for value in recipe.values()):

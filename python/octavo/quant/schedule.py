@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
-from octavo.errors import FormatError
+from octavo.errors import FormatError, ModelError
 from octavo.nn.layer import QuantLayer
 from octavo.nn.quantiser import Quantiser
 from octavo.quant.activations import range_of, scales_of
@@ -29,7 +29,7 @@ class FormatSchedule:
     ``octavo.train.train(..., callbacks=[schedule])`` calls it before every update; by hand, ``schedule.step(model)``
     before every update counts them itself. It looks at the step and at the model alone: a run that goes on from a
     checkpoint goes on as if it had never stopped. Raises FormatError for an unknown format, and where learned scales
-    would have to change their number.
+    would have to change their number; ModelError for a model without such quantisers.
     """
 
     def __init__(self, formats: Mapping[int, str | Spec], *, roles: Sequence[str] = ("weight",)) -> None:
@@ -64,7 +64,13 @@ class FormatSchedule:
         spec = self.at(step)
         if spec is None:
             return
-        for layer, role, quantiser in list(self._quantisers(model)):
+        found = list(self._quantisers(model))
+        if not found:
+            raise ModelError(
+                f"the model has no quantised layer with a format for {' or '.join(self.roles) or 'no role'}, which "
+                "FormatSchedule would change; pass what octavo.quantize_model returned"
+            )
+        for layer, role, quantiser in found:
             if quantiser.format != spec.format:
                 _change(layer, role, quantiser, spec)
 

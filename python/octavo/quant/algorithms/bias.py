@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.errors import DTypeError, NonFiniteError, ShapeError
+from octavo.errors import DTypeError, ModelError, NonFiniteError, ShapeError
+from octavo.nn.packed import PackedLayer
 from octavo.quant.algorithms.walk import run_to, stages
 from octavo.quant.calibration import Batches, run, undisturbed
 from octavo.quant.progress import Progress, Report
@@ -51,8 +52,9 @@ def correct_bias_model(
     in the order they run, each after those before it; layers with the same input together. ``create``: give layers
     without a bias one; else they are reported.
 
-    Raises DTypeError for what are no models, ShapeError where a layer's outputs differ in shape, CalibrationError
-    without data, NonFiniteError for NaN and infinity, naming the layer; biases are then as they were.
+    Raises DTypeError for what are no models, ModelError for two without a layer in common, ShapeError where a layer's
+    outputs differ in shape, CalibrationError without data, NonFiniteError for NaN and infinity, naming the layer;
+    biases are then as they were.
     """
     for given, what in ((model, "model"), (reference, "reference")):
         if not isinstance(given, nn.Module):
@@ -60,6 +62,11 @@ def correct_bias_model(
     batches, show = Batches(calibration, samples), Progress(progress)
     layers = {name: layer for name, layer in model.named_modules() if _is_layer(layer)}
     twins = {name: layer for name, layer in reference.named_modules() if _is_layer(layer) and name in layers}
+    if not twins:
+        why = "pass the quantised model and the float model that it came from"
+        if any(isinstance(module, PackedLayer) for module in (*model.modules(), *reference.modules())):
+            why = "a packed layer's bias is fixed; correct the model before octavo.pack_model"
+        raise ModelError(f"model and reference have no linear layer or convolution of the same name; {why}")
     without = tuple(name for name in twins if layers[name].bias is None) if not create else ()
     targets = {name: layers[name] for name in twins if name not in without}
     with undisturbed(reference), _observed({name: twins[name] for name in targets}) as means:
@@ -142,10 +149,10 @@ def _correct(
     names = {layer: name for name, layer in layers.items()}
     added = {}
     with undisturbed(model), show.stage("correcting biases", len(layers)) as advance:
-        for together in stages(model, layers.values(), batches):
-            with _observed({names[layer]: layer for layer in together}) as means:
-                run_to(model, batches, together[-1])
-            for layer in together:
+        for stage in stages(model, layers.values(), batches):
+            with _observed({names[layer]: layer for layer in stage.layers}) as means:
+                run_to(model, batches, stage)
+            for layer in stage.layers:
                 name = names[layer]
                 if name in means:
                     added[name] = _add(layer, wanted[name] - means[name].value)

@@ -52,7 +52,7 @@ def find_consumers(model: nn.Module, norms: list[nn.Module], batch: Any) -> dict
     """Return, for each norm, all modules that read its output if they are consumers, else the reason to leave it."""
     watch = _Watch(model, norms)
     with watch:
-        output = call(model, batch)
+        output = call(model, batch, 0)
     owners = Counter(
         id(parameter)
         for module in model.modules()

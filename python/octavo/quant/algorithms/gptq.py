@@ -81,9 +81,10 @@ def _check_options(damp: float, block: int, order: str) -> None:
 
 def _checked_hessian(hessian: Tensor, k: int) -> Tensor:
     """Return H as float64 with a mean diagonal of 1."""
-    if not isinstance(hessian, Tensor) or not hessian.is_floating_point() or not hessian.is_cpu:
-        kind = f"{hessian.dtype} on {hessian.device}" if isinstance(hessian, Tensor) else type(hessian).__name__
-        raise DTypeError(f"gptq: hessian is {kind}; accepted is a float tensor on the CPU")
+    dense = isinstance(hessian, Tensor) and hessian.layout == torch.strided
+    if not dense or not hessian.is_floating_point() or not hessian.is_cpu:
+        kind = f"{hessian.dtype} on {hessian.device}" if dense else getattr(hessian, "layout", type(hessian).__name__)
+        raise DTypeError(f"gptq: hessian is {kind}; accepted is a dense float tensor on the CPU")
     if tuple(hessian.shape) != (k, k):
         raise ShapeError(f"gptq: hessian has shape {tuple(hessian.shape)}, expected {(k, k)}, the weight's last size")
     moments = hessian.detach().to(torch.float64)
@@ -95,6 +96,12 @@ def _checked_hessian(hessian: Tensor, k: int) -> Tensor:
     mean = diagonal.mean().item() if k else 0.0
     if k and (moments - moments.T).abs_().max() > 1e-3 * diagonal.max():
         raise DataError("gptq: hessian is not symmetric; pass X'X of the layer's inputs")
+    # Entries that are small beside the diagonal may be what is left where a small square underflowed.
+    if k and (alone := moments[diagonal == 0].abs()).numel() and alone.max() > 1e-3 * diagonal.max():
+        raise DataError(
+            "gptq: hessian is not positive semidefinite: entries beside a zero of its diagonal are not zero; "
+            "pass X'X of the layer's inputs"
+        )
     return moments / mean if mean > 0 else moments.clone()
 
 
@@ -187,5 +194,5 @@ def _factors(moments: Tensor, damp: float) -> tuple[Tensor, Tensor, float]:
             root = upper.diagonal()
             return (upper / root).float(), root.square().float(), damping
         damping = max(10 * damping, _LEAST_DAMP * mean)
-        if damping > mean:
+        if not 0 < damping <= mean:
             raise DataError("gptq: hessian is not positive semidefinite; pass X'X of the layer's inputs")

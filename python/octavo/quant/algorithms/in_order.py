@@ -17,9 +17,10 @@ from octavo.quant.progress import Progress
 def solve_weights(model: nn.Module, layers: list[QuantLayer], batches: Batches | None, show: Progress) -> None:
     """Give layers the weights and scales that their specs' ``gptq`` or ``hqq`` find.
 
-    GPTQ goes in the order the layers run, each from its inputs in the model with everything before it quantised: up
-    to the layer the calibration data runs once more for every layer, or layers with the same input. Columns go in
-    descending order of the Hessian's diagonal, scales are fitted. If anything fails the weights are as they were.
+    GPTQ goes in the order the layers run, each from its inputs in the model with everything before it quantised: up to
+    the layer the calibration data runs once more for every layer, or layers with the same input; to the end for layers
+    that do not run just once in every batch. Columns go in descending order of the Hessian's diagonal, scales are
+    fitted. If anything fails the weights are as they were.
     """
     before = {layer: layer.weight_matrix().detach().clone() for layer in layers}
     by_gptq = [layer for layer in layers if layer.weight_quantiser.spec.calibration.method == "gptq"]
@@ -41,16 +42,16 @@ def _solve_in_order(model: nn.Module, layers: list[QuantLayer], batches: Batches
     with undisturbed(model):
         for layer in layers:
             _enable(layer, False)
-        for together in stages(model, layers, batches):
-            products = {layer: Products(layer) for layer in together}
+        for stage in stages(model, layers, batches):
+            products = {layer: Products(layer) for layer in stage.layers}
 
             def see(layer: QuantLayer, arguments: tuple[Tensor, ...], products: Any = products) -> None:
                 x = arguments[0]
                 products[layer].add(x if layer.input_quantiser is None else layer.input_quantiser(x))
 
-            with hooked(together, see):
-                run_to(model, batches, together[-1])
-            for layer in together:
+            with hooked(stage.layers, see):
+                run_to(model, batches, stage)
+            for layer in stage.layers:
                 _solve(layer, layer.weight_matrix().detach(), products[layer].hessian())
                 _enable(layer, True)
                 advance()

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from octavo.quant.calibration import Batches, call, hooked
 
 
-class _Reached(Exception):
+class Stage(NamedTuple):
+    """Layers that get the same tensor, in the order they first ran; ``once``: each ran once in every batch."""
+
+    layers: list[nn.Module]
+    once: bool
+
+
+class _Reached(BaseException):  # past handlers of Exception in a model, which would go on
     """Nothing after this layer is needed."""
 
 
-def stages(model: nn.Module, layers: Iterable[nn.Module], batches: Batches) -> list[list[nn.Module]]:
-    """Return ``layers`` in the order they first run on the first batch, together those that get the same tensor.
+def stages(model: nn.Module, layers: Iterable[nn.Module], batches: Batches) -> list[Stage]:
+    """Return ``layers`` in the order they first run, together those that get the same tensor. Runs every batch.
 
-    Layers that do not run there come last, in stages of their own.
+    Layers that do not run come last, in stages of their own.
     """
     layers = list(layers)
     found: list[tuple[Tensor, list[nn.Module]]] = []
-    seen = set()
+    seen: set[nn.Module] = set()
+    once = set(layers)
+    calls: Counter[nn.Module] = Counter()
 
     def note(layer: nn.Module, arguments: tuple[Any, ...]) -> None:
+        calls[layer] += 1
         if layer in seen:
             return
         seen.add(layer)
@@ -33,32 +44,34 @@ def stages(model: nn.Module, layers: Iterable[nn.Module], batches: Batches) -> l
             found.append((arguments[0], [layer]))
 
     with hooked(layers, note):
-        call(model, next(iter(batches)))
-    return [together for _, together in found] + [[layer] for layer in layers if layer not in seen]
+        for number, batch in enumerate(batches):
+            calls.clear()
+            call(model, batch, number)
+            once = {layer for layer in once if calls[layer] == 1}
+    ran = [Stage(together, once.issuperset(together)) for _, together in found]
+    return ran + [Stage([layer], False) for layer in layers if layer not in seen]
 
 
-def run_to(model: nn.Module, batches: Batches, last: nn.Module) -> None:
-    """Run every batch until ``last`` has run, to the end if it runs more than once.
+def run_to(model: nn.Module, batches: Batches, stage: Stage) -> None:
+    """Run every batch until the stage's layers have run; to the end where one of them may run again, or not at all.
 
-    Hooks that were registered on ``last`` before see its call.
+    Hooks that were registered on the layers before see their calls.
     """
-    calls = 0
+    reached: set[nn.Module] = set()
 
-    def count(*_: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == once:
+    def count(layer: nn.Module, *_: Any) -> None:
+        reached.add(layer)
+        if len(reached) == len(stage.layers):
             raise _Reached
 
-    once = 0  # the first batch is run to the end, to see how often the layer runs
-    handle = last.register_forward_hook(count)
+    handles = [layer.register_forward_hook(count) for layer in stage.layers] if stage.once else []
     try:
-        for batch in batches:
-            calls = 0
+        for number, batch in enumerate(batches):
+            reached.clear()
             try:
-                call(model, batch)
+                call(model, batch, number)
             except _Reached:
                 continue
-            once = 1 if calls == 1 else 0
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
