@@ -255,6 +255,13 @@ def test_state_dicts_go_round():
     assert torch.equal(b(normal(3, 96)), a(normal(3, 96)))
 
 
+@pytest.mark.parametrize("wrong", [torch.zeros(2), torch.tensor(9), torch.zeros(1, 2, dtype=torch.uint8)])
+def test_a_format_that_is_no_text_is_not_loaded(wrong):
+    layer = PackedLinear.from_linear(linear(), "mxint8")
+    with pytest.raises(RuntimeError, match=r"weight: codes of 'a torch\.\w+ tensor of shape"):
+        layer.load_state_dict(layer.state_dict() | {"weight_format": wrong})
+
+
 def test_codes_of_another_format_are_not_loaded():
     a, b = (PackedLinear.from_linear(linear(), text) for text in ("mxint8", "mxfp8e4m3"))
     before = a.weight.decode()
@@ -308,6 +315,49 @@ def test_other_devices_are_refused_at_the_call():
         PackedEmbedding.from_embedding(nn.Embedding(5, 8), "mxint8")(ids)
 
 
+def each_kind():
+    """A packed layer of every kind, and an input of it."""
+    integer = QuantLinear.from_linear(linear(), plan(weight="int8", input="int8"))
+    return (
+        (PackedLinear.from_linear(linear(), "mxint8"), normal(3, 96)),
+        (PackedLinear.from_linear(integer), normal(3, 96)),
+        (PackedConv2d.from_conv(nn.Conv2d(3, 4, 3), "mxint8"), normal(1, 3, 5, 5)),
+        (PackedEmbedding.from_embedding(nn.Embedding(9, 32), "mxint8"), torch.arange(9)),
+    )
+
+
+def test_weights_without_values_are_refused_at_the_call():
+    for layer, x in each_kind():
+        with pytest.raises(
+            DTypeError, match=r"its weight is on meta, without values, and the input on cpu; load_model"
+        ):
+            layer.to("meta")(x)
+        assert layer(x.to("meta")).is_meta
+
+
+def test_what_is_no_tensor_is_refused_at_the_call():
+    for layer, x in each_kind():
+        for wrong in (None, x.numpy()):
+            with pytest.raises(DTypeError, match=rf"its input is a {type(wrong).__name__}; accepted are tensors"):
+                layer(wrong)
+
+
+def test_forward_mode_is_refused():
+    for layer, x in each_kind()[:3]:
+        with pytest.raises(NotImplementedError, match="forward-mode derivatives are not defined"):
+            torch.func.jvp(layer, (x,), (x,))
+        with torch.autograd.forward_ad.dual_level():
+            layer(x)
+            with pytest.raises(NotImplementedError, match="use reverse mode"):
+                layer(torch.autograd.forward_ad.make_dual(x, x))
+
+
+def test_inputs_are_named_as_in_torch():
+    simulated = QuantEmbedding.from_embedding(nn.Embedding(9, 32), plan(weight="mxint8")), torch.arange(9)
+    for layer, x in (*each_kind(), (QuantLinear.from_linear(linear(), plan(weight="int8")), normal(3, 96)), simulated):
+        assert torch.equal(layer(input=x), layer(x))
+
+
 def test_convolutions_have_no_kernel():
     packed, x = PackedConv2d.from_conv(nn.Conv2d(3, 4, 3), "mxint8"), normal(1, 3, 5, 5)
     with octavo.strict(), pytest.raises(KernelError, match="no kernel for packed convolutions"):
@@ -336,7 +386,13 @@ def test_what_cannot_be_packed_is_refused():
         (lambda: PackedLinear.from_linear(off, "int8", "fc"), ModelError, "fc: a quantised layer has its own format"),
         (lambda: PackedLinear.from_linear(off, what="fc"), ModelError, "fc: its weight has its quantiser switched off"),
         (lambda: PackedLinear.from_linear(linear(), spec("int8", "mse")), ModelError, "asks for calibration"),
+        (
+            lambda: PackedLinear.from_linear(linear(), "int8@mse", "fc"),
+            ModelError,
+            "fc: 'int8@mse' asks for calibration",
+        ),
         (lambda: PackedLinear.from_linear(linear(), "keep"), FormatError, "'keep'"),
+        (lambda: PackedLinear.from_linear(linear(), "int32", "fc"), FormatError, "fc: 'int32' is a format of biases"),
         (lambda: PackedLinear.from_linear(bad, "int8", "fc"), NonFiniteError, "nan|NaN"),
         (lambda: PackedEmbedding.from_embedding(nn.Embedding(3, 4, max_norm=1.0), "int8"), ModelError, "max_norm"),
         (lambda: PackedLinear(octavo.encode(normal(3, 4), "int8", axis=0)), ModelError, "along its last axis"),

@@ -69,6 +69,13 @@ def test_a_key_that_is_no_part_is_refused():
         quantiser("int8").load_state_dict({"colour": torch.zeros(1)})
 
 
+@pytest.mark.parametrize("wrong", [torch.zeros(2), torch.tensor(9), torch.tensor([999]), "int8"])
+def test_a_format_that_is_no_text_is_refused(wrong):
+    made = fixed("int8", normal(4, 8))
+    with pytest.raises(RuntimeError, match=r"scales: .*(a torch\.\w+ tensor of shape|a str)"):
+        made.load_state_dict(made.state_dict() | {"format": wrong})
+
+
 @pytest.mark.parametrize("text", WITH_SCALES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_scales_keep_their_dtype_where_the_model_goes_to_half(text, dtype):

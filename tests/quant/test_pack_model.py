@@ -6,7 +6,7 @@ import gc
 import octavo
 import pytest
 import torch
-from octavo import ModelError, NonFiniteError
+from octavo import DTypeError, ModelError, NonFiniteError
 from octavo.compress import lora
 from octavo.nn import PackedEmbedding, PackedLayer, PackedLinear, QuantLinear
 from torch import nn
@@ -186,6 +186,16 @@ def test_what_cannot_be_packed_is_refused_by_name():
         octavo.pack_model(off)
     with pytest.raises(ModelError, match=r"blocks.0.attention.query: .*'lora'; fuse and commit"):
         octavo.pack_model(lora.insert(quantised(), rank=2))
+    with pytest.raises(DTypeError, match=r"pack_model packs a torch.nn.Module, got NoneType"):
+        octavo.pack_model(None)
+
+
+def test_tensors_that_a_packed_layer_could_not_hold_are_refused():
+    model = quantised()
+    model.blocks[1].up.register_buffer("steps", torch.zeros(3))
+    model.blocks[1].up.gain = nn.Parameter(torch.ones(1))
+    with pytest.raises(ModelError, match=r"^blocks.1.up: packing would drop its tensors gain, steps; keep it"):
+        octavo.pack_model(model)
 
 
 def test_packed_models_compile_without_a_break():

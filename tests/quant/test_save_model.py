@@ -7,7 +7,7 @@ import sys
 import octavo
 import pytest
 import torch
-from octavo import ContainerError, ModelError
+from octavo import ContainerError, DTypeError, ModelError
 from octavo.compress import lora
 from octavo.nn import PackedLayer, PackedLinear, QuantAttention, QuantLinear, attention
 from octavo.quant.checkpoint import PACKED_NAME
@@ -297,6 +297,8 @@ CHANGES = {
     ),
     "nowhere: a quantised layer in the file, but": lambda t, s: s["layers"].update(nowhere={"class": "PackedLinear"}),
     "unknown layer class 'Rocket'": lambda t, s: s["layers"]["head"].update({"class": "Rocket"}),
+    r"unknown layer class \[\]": lambda t, s: s["layers"]["head"].update({"class": []}),
+    "of other types than": lambda t, s: s["layers"]["head"].update(disabled=3),
     "blocks.0.up: saved as PackedEmbedding, but": lambda t, s: s["layers"]["blocks.0.up"].update(
         {"class": "PackedEmbedding"}
     ),
@@ -324,6 +326,46 @@ def test_quantiser_scales_that_do_not_fit_are_refused_by_name(tmp_path):
     rewrite(tmp_path / PACKED_NAME, lambda t, s: t.update({name: torch.zeros(1, dtype=torch.uint8)}))
     with pytest.raises(ContainerError, match=r"blocks.0.up.input_quantiser"):
         octavo.load_model(tmp_path, Network)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"scales": torch.tensor([torch.nan])}, r"scales: NaN or infinity"),
+        ({"scales": torch.tensor([-1.0])}, r"scales: negative"),
+        ({"format": torch.tensor(list(b"int4"), dtype=torch.uint8)}, r"format: scales of 'int4', but .* says 'int8'"),
+        ({"format": torch.zeros(4)}, r"format: scales of 'a torch.float32 tensor"),
+    ],
+)
+def test_quantisers_that_contradict_the_structure_are_refused_by_name(tmp_path, change, told):
+    octavo.save_model(packed(RECIPES[1]), tmp_path)
+    given = {f"blocks.0.up.input_quantiser.{part}": value for part, value in change.items()}
+    rewrite(tmp_path / PACKED_NAME, lambda t, s: t.update(given))
+    with pytest.raises(ContainerError, match=f"blocks.0.up.input_quantiser.{told}"):
+        octavo.load_model(tmp_path, Network)
+
+
+@pytest.mark.parametrize(("value", "told"), [(torch.inf, "NaN or infinity"), (-1.0, "negative values")])
+def test_scales_of_weights_that_no_encoder_writes_are_refused_by_name(tmp_path, value, told):
+    octavo.save_model(packed("int8:channel"), tmp_path)
+    rewrite(tmp_path / PACKED_NAME, lambda t, s: t["blocks.0.up.weight"].scales.view(-1)[:1].fill_(value))
+    with pytest.raises(ContainerError, match=f"blocks.0.up.weight.scales: {told}"):
+        octavo.load_model(tmp_path, Network)
+
+
+def test_learned_scales_may_have_turned_around(tmp_path):
+    model = quantised("int4:channel@lsq")
+    with torch.no_grad():
+        model.head.weight_quantiser.scales.neg_()
+    octavo.save_model(model, tmp_path / "model")
+    assert torch.equal(out(octavo.load_model(tmp_path / "model", Network)), out(model))
+
+
+def test_what_is_no_model_is_refused(saved, tmp_path):
+    with pytest.raises(DTypeError, match=r"save_model writes a torch.nn.Module, got NoneType"):
+        octavo.save_model(None, tmp_path / "none")
+    with pytest.raises(DTypeError, match=r"load_model fills a torch.nn.Module .*, got int"):
+        octavo.load_model(saved, 5)
 
 
 def test_truncated_files_are_refused(saved):

@@ -7,7 +7,7 @@ import sys
 import octavo
 import pytest
 import torch
-from octavo import KernelError, ModelError, SettingError
+from octavo import DTypeError, KernelError, ModelError, SettingError
 from octavo.nn import PackedConv2d, PackedEmbedding, PackedLinear, QuantLinear
 from octavo.quant.spec import LayerPlan, Spec
 from torch import nn
@@ -94,3 +94,8 @@ def test_strict_may_be_set_for_the_whole_process(monkeypatch):
     program = "from octavo import settings\nassert settings.is_strict()\nwith settings.strict(False): assert not settings.is_strict()"
     monkeypatch.setenv("OCTAVO_STRICT", "1")
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(DTypeError, match=r"explain tells about a torch.nn.Module, got NoneType"):
+        octavo.explain(None)

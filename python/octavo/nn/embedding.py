@@ -37,8 +37,9 @@ class QuantEmbedding(QuantLayer, nn.Embedding):
         """False: nothing is multiplied."""
         return False
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return the rounded rows of ``ids``: ``[..., D]``."""
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the rounded rows of the ids ``input``: ``[..., D]``."""
+        ids = input
         options = (self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse)
         quantiser = self.weight_quantiser
         if quantiser is None or not quantiser.enabled:

@@ -173,9 +173,10 @@ class QuantLayer(nn.Module):
         scales, _, _ = self.input_quantiser.given()
         return scales.detach() * weight_scales.flatten().expand(len(self.bias))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """Return what the float layer would, of rounded operands; in evaluation from the codes where ``is_integer``."""
-        y = self._integer_forward(x) if self.is_integer and not self.training else self._float_forward(x)
+        codes = self.is_integer and not self.training
+        y = self._integer_forward(input) if codes else self._float_forward(input)
         return y if self.output_quantiser is None else self.output_quantiser(y)
 
     def _float_forward(self, x: Tensor) -> Tensor:

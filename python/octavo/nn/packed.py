@@ -8,13 +8,17 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
-from octavo.errors import DTypeError, ModelError
+from octavo.errors import DTypeError, FormatError, ModelError
 from octavo.formats import Format
 from octavo.nn.integer import Int32Bias
 from octavo.nn.layer import QuantLayer, recomputed
+from octavo.nn.parts import format_bytes, format_text
 from octavo.nn.quantiser import Quantiser
 from octavo.ops import encode
+from octavo.quant.recipe.fit import misfit
+from octavo.quant.recipe.rule import read_spec
 from octavo.quant.spec import Calibration, Spec
 from octavo.tensor import PackedTensor
 
@@ -103,14 +107,29 @@ class PackedLayer(nn.Module):
         """Whether the input's scales can be taken out of the sums of products."""
         return x.granularity == "tensor"
 
-    def _check_device(self, x: Tensor) -> None:
-        """Refuse what is not on the CPU, naming it; tensors without data pass."""
+    def _needs_check(self, x: Tensor) -> bool:
+        """Whether :meth:`_check` has something to look at: the few nanoseconds of it that each call pays."""
+        plain = isinstance(x, Tensor) and x.is_cpu and self._buffers["weight_codes"].is_cpu
+        return not plain or forward_ad._current_level >= 0
+
+    def _check(self, x: Tensor) -> None:
+        """Refuse what is no tensor, not on the CPU or has a forward-mode tangent; inputs without data pass."""
+        kind = type(self).__name__
+        if not isinstance(x, Tensor):
+            raise DTypeError(f"{kind}: its input is a {type(x).__name__}; accepted are tensors")
         for tensor, what in ((x, "input"), (self.weight_codes, "weight")):
             if tensor.device.type not in ("cpu", "meta"):
                 raise DTypeError(
-                    f"{type(self).__name__}: its {what} is on {tensor.device}; the kernels of this version run on the "
+                    f"{kind}: its {what} is on {tensor.device}; the kernels of this version run on the "
                     'CPU, move the model with .to("cpu")'
                 )
+        if self.weight_codes.is_meta and not x.is_meta:
+            raise DTypeError(
+                f"{kind}: its weight is on meta, without values, and the input on {x.device}; load_model gives it "
+                "values"
+            )
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(f"{kind}: forward-mode derivatives are not defined; use reverse mode")
 
     @classmethod
     def _pack(cls, layer: nn.Module, format: Format | Spec | str | None, what: str) -> Self:
@@ -131,7 +150,10 @@ class PackedLayer(nn.Module):
                 raise ModelError(
                     f"{what} is a {type(layer).__name__} with a forward of its own, which packing would drop"
                 )
-            spec = format if isinstance(format, Spec) else Spec(Format.parse(format))
+            spec = read_spec(format)
+            problem = "'keep' is no format to pack in" if spec is None else misfit("weight", spec)
+            if problem is not None:
+                raise FormatError(f"{what}: {problem}")
             if spec.calibration is not None:
                 raise ModelError(f"{what}: '{format}' asks for calibration; octavo.quantize_model does it")
             weight = encode(layer.weight.detach().flatten(1), spec.format, scale=spec.scale)
@@ -206,8 +228,7 @@ class PackedLayer(nn.Module):
         found = state_dict.get(key)
         if found is None:
             missing_keys.append(key)
-        elif not torch.equal(found.cpu(), format_bytes(self._text)):
-            text = bytes(found.tolist()).decode(errors="replace")
+        elif (text := format_text(found)) != self._text:
             error_msgs.append(f"{prefix}weight: codes of '{text}', but the layer holds '{self._text}'")
             return
         super()._load_from_state_dict(
@@ -219,11 +240,6 @@ class PackedLayer(nn.Module):
     def extra_repr(self) -> str:
         """Tell shape, format and bytes."""
         return f"{self._width}, {self._rows}, '{self.format}', bias={self.bias is not None}"
-
-
-def format_bytes(text: str) -> Tensor:
-    """Return the text of a format as state dicts hold it: bytes, uint8."""
-    return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
 def _integer_width(spec: Spec) -> int:

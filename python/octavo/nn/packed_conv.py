@@ -74,20 +74,20 @@ class _PackedConv(PackedLayer):
         """Axis of the input and output along which blocks run: the channels."""
         return -1 - len(layer.kernel_size)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the convolution of ``x``, ``[B, in, ...]`` or ``[in, ...]``."""
-        if not (x.is_cpu and self._buffers["weight_codes"].is_cpu):
-            self._check_device(x)
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the convolution of ``input``, ``[B, in, ...]`` or ``[in, ...]``."""
+        if self._needs_check(input):
+            self._check(input)
         if settings.is_strict():
             raise KernelError(
                 f"{type(self).__name__}: there is no kernel for packed convolutions; leave octavo.strict()"
             )
         if self.input_quantiser is None:
-            y = self._multiply(x, self._decoded(x.dtype), self.bias)
+            y = self._multiply(input, self._decoded(input.dtype), self.bias)
         elif self.is_integer:
-            y = self._integer_forward(x)
+            y = self._integer_forward(input)
         else:
-            y = self._multiply(self.input_quantiser(x), self._decoded(x.dtype), self.bias)
+            y = self._multiply(self.input_quantiser(input), self._decoded(input.dtype), self.bias)
         return y if self.output_quantiser is None else self.output_quantiser(y)
 
     def _integer_forward(self, x: Tensor) -> Tensor:

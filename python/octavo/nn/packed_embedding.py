@@ -49,9 +49,11 @@ class PackedEmbedding(PackedLayer):
         """Arguments of the constructor that the weight does not tell."""
         return {"padding_idx": layer.padding_idx}
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return the rows of ``ids``."""
-        if not (ids.is_cpu and self._buffers["weight_codes"].is_cpu):
-            self._check_device(ids)
-        y = torch.ops.octavo.packed_embedding.default(ids, *self.parts, self._text, self._rows, self._width, self.dtype)
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the rows of the ids ``input``."""
+        if self._needs_check(input):
+            self._check(input)
+        y = torch.ops.octavo.packed_embedding.default(
+            input, *self.parts, self._text, self._rows, self._width, self.dtype
+        )
         return y if self.output_quantiser is None else self.output_quantiser(y)

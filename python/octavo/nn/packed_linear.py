@@ -60,10 +60,11 @@ class PackedLinear(PackedLayer):
     def _factors(self, x: Quantiser) -> bool:
         return x.granularity == "tensor" or (x.granularity == "channel" and not x.is_static)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``x W^T + bias``."""
-        if not (x.is_cpu and self._buffers["weight_codes"].is_cpu):
-            self._check_device(x)
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input W^T + bias``."""
+        x = input
+        if self._needs_check(x):
+            self._check(x)
         # The registries, not the attributes: nn.Module looks those up ten times as slowly.
         held, quantiser = self._buffers, self.input_quantiser
         bias = self._parameters["bias"] if "bias" in self._parameters else held["bias"]

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from octavo import _core
 from octavo.errors import DTypeError, ShapeError
 from octavo.tensor import SCALE_DTYPES
+
+
+def format_bytes(text: str) -> Tensor:
+    """Return the text of a format as state dicts hold it: bytes, uint8."""
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+
+def format_text(found: Any) -> str:
+    """Return the text of such bytes; of anything else a description, which is no format."""
+    if not isinstance(found, Tensor):
+        return f"a {type(found).__name__}"
+    if found.dtype != torch.uint8 or found.ndim != 1:
+        return f"a {found.dtype} tensor of shape {tuple(found.shape)}"
+    return bytes(found.tolist()).decode(errors="replace")
 
 
 def stored_scales(scales: Tensor, core: _core.Format, what: str) -> Tensor:

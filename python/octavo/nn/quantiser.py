@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import octavo.ops  # noqa: F401 registers torch.ops.octavo
 from octavo.errors import CalibrationError, DTypeError, FormatError, OctavoError, ShapeError
 from octavo.formats import Format
-from octavo.nn.parts import packed_zeros, stored_scales
+from octavo.nn.parts import format_bytes, format_text, packed_zeros, stored_scales
 from octavo.quant.spec import Spec
 from octavo.tensor import PackedTensor
 
@@ -222,7 +222,7 @@ class Quantiser(nn.Module):
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.scales is not None:
-            destination[prefix + "format"] = torch.tensor(list(str(self.format).encode()), dtype=torch.uint8)
+            destination[prefix + "format"] = format_bytes(str(self.format))
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], strict: bool,
@@ -235,7 +235,7 @@ class Quantiser(nn.Module):
         if found["scales"] is None:
             return
         try:
-            if text is not None and (name := bytes(text.tolist()).decode()) != str(self.format):
+            if text is not None and (name := format_text(text)) != str(self.format):
                 spec = Spec(Format(name), self.spec.calibration)
                 if self.is_learned and found["scales"].numel() == self.scales.numel():
                     self.relearn(spec, found["scales"])
@@ -247,7 +247,7 @@ class Quantiser(nn.Module):
                 and found["scales"].is_floating_point()
             )
             self._take(found, learned=learned)
-        except (OctavoError, UnicodeDecodeError) as error:
+        except OctavoError as error:
             error_msgs.append(f"{prefix}scales: {error}")
 
     def _take(self, found: dict[str, Tensor | None], *, learned: bool) -> None:

@@ -41,9 +41,11 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
     its name; tied tensors once. Its metadata say which layers are packed or simulated, and how. The folder appears
     complete or not at all; of one that is there, files of the same name are replaced. ``overwrite=False`` refuses it.
 
-    Raises ModelError for what a file cannot hold: adapters, state that is no tensor; ContainerError where the path is a
-    file or holds weights under another name; FileExistsError and other OSErrors.
+    Raises DTypeError for what is no module; ModelError for what a file cannot hold: adapters, state that is no tensor;
+    ContainerError where the path is a file or holds weights under another name; FileExistsError and other OSErrors.
     """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"save_model writes a torch.nn.Module, got {type(model).__name__}")
     target = Path(path)
     _check_target(target, overwrite)
     tensors, structure = _collect(model)
@@ -63,8 +65,13 @@ def load_model(
     ``config.json``, without code from the folder. ``mmap``: map the file instead of reading it, as :func:`octavo.load`.
 
     Raises ContainerError where the file is not valid or is of another model, naming the tensor or layer; ModelError
-    where the model cannot be built; OSError. A model given may be filled in part then. Source: FORMATS.md section 5.
+    where the model cannot be built; DTypeError for a ``model`` that is neither; OSError. A model given may be filled in
+    part then. Source: FORMATS.md section 5.
     """
+    if model is not None and not isinstance(model, nn.Module) and not callable(model):
+        raise DTypeError(
+            f"load_model fills a torch.nn.Module or what a function without arguments makes, got {type(model).__name__}"
+        )
     source = Checkpoint.open(path)
     if len(source.files) != 1:
         raise ContainerError(f"{path}: {len(source.files)} files of weights; save_model writes one")

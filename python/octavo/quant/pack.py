@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from octavo.errors import ModelError, OctavoError
+from octavo.errors import DTypeError, ModelError, OctavoError
 from octavo.nn import (
     PackedConv1d,
     PackedConv2d,
@@ -41,8 +41,10 @@ def pack_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     ``inplace=False`` leaves ``model`` as it is; dense weights are not copied on the way.
 
     Raises ModelError where there is nothing to pack, or for a layer that cannot be packed, naming it and the way out,
-    and NonFiniteError for weights that are not finite, before the model is changed.
+    DTypeError for what is no module, and NonFiniteError for weights that are not finite, before the model is changed.
     """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"pack_model packs a torch.nn.Module, got {type(model).__name__}")
     layers = {
         path: layer for path, layer in model.named_modules() if isinstance(layer, QuantLayer) and _has_weight(layer)
     }
@@ -81,6 +83,12 @@ def _pack(path: str, layer: QuantLayer) -> PackedLayer:
     if extra is not None:
         raise ModelError(
             f"{path}: packing would drop its submodule {extra!r}; fuse and commit adapters first, or insert them after"
+        )
+    own = sorted((layer._parameters.keys() - {"weight", "bias"}) | layer._buffers.keys())
+    if own:
+        raise ModelError(
+            f"{path}: packing would drop its tensors {', '.join(own)}; keep it in the recipe, or hold them in a module "
+            "around it"
         )
     try:
         return packer(layer, what=path)

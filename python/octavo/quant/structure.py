@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from octavo.errors import ContainerError, ModelError, OctavoError
@@ -23,6 +24,7 @@ from octavo.nn import (
     QuantMatmul,
 )
 from octavo.nn.integer import Int32Bias
+from octavo.nn.parts import format_text
 from octavo.quant.recipe.rule import read_spec
 from octavo.quant.recipe.sites import is_transposed
 from octavo.quant.spec import ROLES, LayerPlan, Spec
@@ -107,6 +109,7 @@ def read_structure(file: Path, text: str | None) -> dict[str, Any]:
             isinstance(structure["class"], str)
             and isinstance(layers, dict)
             and all(isinstance(record, dict) for record in layers.values())
+            and all(isinstance(record.get("disabled", []), list) for record in layers.values())
             and isinstance(ties, dict)
             and all(isinstance(name, str) for name in ties.values())
         )
@@ -124,7 +127,7 @@ def simulated_plan(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, LayerPl
         kind = record.get("class")
         if kind in _SIMULATED:
             plan[path] = LayerPlan(**{role: _read_spec(path, record[role]) for role in ROLES if role in record})
-        elif kind not in _PACKED:
+        elif not isinstance(kind, str) or kind not in _PACKED:
             raise ContainerError(f"{path}: unknown layer class {kind!r}")
     return plan
 
@@ -160,6 +163,8 @@ def _build_packed(
         )
     if weight.shape != rows or weight.axis != 1:
         raise ContainerError(f"{path}.weight: {weight!r}, but the model's layer has shape {rows}")
+    _check_scales(f"{path}.weight", weight.scales)
+    _check_scales(f"{path}.weight", weight.levels, "levels")
     if (bias is None) != (getattr(skeleton, "bias", None) is None):
         raise ContainerError(f"{path}.bias: {'missing' if bias is None else 'the layer of this model has none'}")
     if bias is not None and (isinstance(bias, PackedTensor) or tuple(bias.shape) != rows[:1]):
@@ -211,7 +216,25 @@ def _fill(path: str, name: str, quantiser: nn.Module, tensors: Mapping[str, Tens
     packed = next((key for key, value in state.items() if isinstance(value, PackedTensor)), None)
     if packed is not None:
         raise ContainerError(f"{path}.{name}.{packed}: packed, expected a plain tensor")
+    if "format" in state and (text := format_text(state["format"])) != str(quantiser.spec.format):
+        raise ContainerError(
+            f"{path}.{name}.format: scales of '{text}', but the structure says '{quantiser.spec.format}'"
+        )
+    # Learned scales act by their magnitude; training may have turned one around.
+    learned = quantiser.spec.calibration is not None and quantiser.spec.calibration.method == "lsq"
+    for part in ("scales", "levels"):
+        _check_scales(f"{path}.{name}", state.get(part), part, signed=learned)
     try:
         quantiser.load_state_dict(state)
     except (RuntimeError, OctavoError) as error:
         raise ContainerError(f"{path}.{name}: {error}") from None
+
+
+def _check_scales(owner: str, scales: Tensor | None, part: str = "scales", *, signed: bool = False) -> None:
+    """Refuse float scales that no encoder writes. Raises ContainerError."""
+    if scales is None or not scales.is_floating_point():
+        return
+    if not bool(torch.isfinite(scales).all()):
+        raise ContainerError(f"{owner}.{part}: NaN or infinity among them; scales are finite")
+    if not signed and bool((scales < 0).any()):
+        raise ContainerError(f"{owner}.{part}: negative values among them; scales are at least 0")

@@ -13,7 +13,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from octavo import linear
-from octavo.errors import ModelError
+from octavo.errors import DTypeError, ModelError
 from octavo.nn import PackedEmbedding, PackedLayer, PackedLinear, QuantLayer
 from octavo.report.console import plain_text, table
 from octavo.report.weights import shape_text, size
@@ -86,8 +86,10 @@ def explain(model: nn.Module, batch: int = 1) -> Costs:
     ``model``: a model or one layer. ``batch``: rows that a layer multiplies at once: sentences times tokens; ids of an
     embedding. Print the result, or read its ``layers``. The bandwidth is measured on the first call (about 0.1 s).
 
-    Raises ModelError for a batch outside 1 to 2^31, or where no layer has a weight.
+    Raises ModelError for a batch outside 1 to 2^31, or where no layer has a weight; DTypeError for what is no module.
     """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"explain tells about a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= _MOST:
         raise ModelError(f"explain: batch is {batch!r}; accepted are integers from 1 to {_MOST}")
     speed = bandwidth()

@@ -17,7 +17,8 @@ from octavo.compress.lora.config import LoraConfig
 from octavo.compress.lora.insert import DEFAULT, add_empty
 from octavo.compress.lora.select import target_paths, trained_paths
 from octavo.errors import ContainerError, ModelError
-from octavo.nn.packed import FORMAT, PARTS, format_bytes
+from octavo.nn.packed import FORMAT, PARTS
+from octavo.nn.parts import format_bytes
 from octavo.tensor import PackedTensor
 
 _CONFIG, _BASE, _NAME = "lora.config", "lora.base", "lora.name"
