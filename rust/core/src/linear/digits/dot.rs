@@ -18,8 +18,8 @@ use crate::linear::tiles::{LINE, Line};
 
 /// Rows of weights at work at a time: they share loads of inputs and hide each other's latency.
 pub(in crate::linear) const TOGETHER: usize = 4;
-/// Bytes of packed codes asked for ahead of their use.
-const AHEAD: usize = 512;
+/// Bytes of packed codes that may be asked for ahead of their use: the first cache keeps them.
+const MOST_AHEAD: usize = 16 * 1024;
 
 /// The product of packed weights with some rows of inputs.
 pub(in crate::linear) struct Dot<'a> {
@@ -245,6 +245,8 @@ impl<'a> Dot<'a> {
         let lines = if WAY == NIBBLES { 2 } else { 1 };
         let bytes = if WAY == NIBBLES { LINE } else { 8 * self.plan.width as usize };
         let per_block = self.block / self.group;
+        // The same columns of the next rows, which a pass over these leaves time to fetch.
+        let ahead = (TOGETHER * row_bytes).min(MOST_AHEAD);
         let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
         let spread = _mm512_srli_epi32::<4>(_mm512_mullo_epi32(lanes, _mm512_set1_epi32(per_block as i32)));
         let mut totals = [_mm512_setzero_ps(); TOGETHER];
@@ -270,7 +272,7 @@ impl<'a> Dot<'a> {
                 let starts = input.starts.as_ptr().add(block * DIGITS);
                 for (r, total) in totals.iter_mut().enumerate() {
                     let at = rows[r].wrapping_add(block * bytes);
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
                     let packed = _mm512_maskz_loadu_epi8(mask, at.cast());
                     let codes = match WAY {
                         NIBBLES => [packed, _mm512_srli_epi16::<4>(packed)],

@@ -7,11 +7,13 @@
 mod dot;
 mod inputs;
 mod plan;
+mod rows;
 mod scales;
 
 pub(super) use dot::{Dot, TOGETHER};
 pub(super) use inputs::FixedInputs;
 pub(super) use plan::Plan;
+pub(super) use rows::{Digits, upper};
 
 /// Digits of an input.
 const DIGITS: usize = 3;
