@@ -39,11 +39,11 @@ pub fn gather(ids: &[i64], w: &Matrix<'_>, mut out: ValuesMut<'_>) -> Result<()>
     let out = out.dst();
     pool::for_each(ids.len().div_ceil(IDS), ids.len() * k * out.dtype.bytes(), |unit| {
         let (mut values, mut unpacked) = (Vec::new(), Unpacked::default());
-        for at in unit * IDS..((unit + 1) * IDS).min(ids.len()) {
+        for (at, &id) in ids.iter().enumerate().skip(unit * IDS).take(IDS) {
             for start in (0..k).step_by(each) {
                 let len = each.min(k - start);
                 values.resize(len, 0.0);
-                rows.decode(ids[at] as usize, start..start + len, &mut values, &mut unpacked);
+                rows.decode(id as usize, start..start + len, &mut values, &mut unpacked);
                 // SAFETY: each unit writes its own rows, whose number was checked.
                 unsafe { out.narrow(at * k + start, &values, level) };
             }
