@@ -103,7 +103,11 @@ def test_every_export_of_the_core_is_known_here():
     raw = {
         "_decode",
         "_encode",
+        "_integer_linear",
+        "_linear_kernel",
         "_pack",
+        "_packed_embedding",
+        "_packed_linear",
         "_quantize",
         "_quantize_backward",
         "_unpack",

@@ -15,8 +15,8 @@ use crate::format::Format;
 use crate::level::Level;
 use crate::pool;
 
-/// Weights below which arranging inputs costs more than it saves.
-const SMALL: usize = 1 << 15;
+/// Weights below which arranging inputs costs more than it saves, for few rows of inputs and for many.
+const SMALL: [usize; 2] = [1 << 12, 1 << 15];
 /// Rows of inputs for which codes are cheaper to unpack again than to decode for tiles.
 const FEW: usize = 4;
 /// Rows of weights in one unit of work on bytes.
@@ -33,7 +33,7 @@ pub(super) enum Way {
 
 /// How `m` rows are multiplied with `n` rows of `k` weights, unless inputs or scales are extreme; `None` for the plain way.
 pub(super) fn way(format: Format, m: usize, n: usize, k: usize, level: Level) -> Option<Way> {
-    if n.saturating_mul(k) < SMALL {
+    if n.saturating_mul(k) < SMALL[usize::from(m > FEW)] {
         return None;
     }
     if m > FEW {
