@@ -5,7 +5,7 @@ import oracle
 import pytest
 import torch
 from octavo import DTypeError, FormatError, NonFiniteError, RangeError, ShapeError, _core, linear
-from octavo.linear import integer_linear, kernel, packed_embedding, packed_linear
+from octavo.linear import integer_linear, packed_embedding, packed_linear
 from oracle import EXAMPLES
 
 ops = torch.ops.octavo
@@ -17,6 +17,8 @@ OUTPUT = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 """Relative error of rounding to the dtype of the output."""
 SHAPES = [(1, 5, 40), (3, 17, 33), (6, 20, 129)]
 """Rows of inputs, of weights, and columns: odd, with short last groups, more than a panel of rows."""
+LARGE_SHAPES = [(1, 131, 333), (4, 70, 577), (5, 131, 333), (37, 66, 577)]
+"""The same where kernels for large weights run: few rows of inputs, and many."""
 FORMATS = sorted({text for text in EXAMPLES if oracle.parse(text).width <= 32})
 
 
@@ -51,6 +53,37 @@ def test_a_product_is_that_of_the_decoded_weight(text):
 
 
 @pytest.mark.parametrize("text", FORMATS)
+def test_a_large_product_is_that_of_the_decoded_weight(text):
+    for seed, (m, n, k) in enumerate(LARGE_SHAPES):
+        weight, bias = octavo.encode(normal(n, k, seed=seed), text), normal(n, seed=seed + 9)
+        for dtype in OUTPUT:
+            x = normal(m, k, seed=seed + 5, dtype=dtype)
+            assert_product(packed_linear(x, weight, bias), x, weight, bias)
+
+
+@pytest.mark.parametrize("text", ["mxint8", "mxfp4", "nvfp4", "int4:g32", "uint4:g32", "int8:channel", "bf16", "nf4"])
+@pytest.mark.parametrize("power", [-120, -70, 70, 120])
+def test_extreme_magnitudes_do_not_matter(text, power):
+    """Kernels in fixed point and bfloat16 hand inputs and weights over that would overflow or vanish in them."""
+    scale = 2.0**power if text not in ("int4:g32", "uint4:g32", "nf4") else 1.0  # float16 scales
+    for m, n, k in LARGE_SHAPES[1:3]:
+        weight = octavo.encode(normal(n, k) * scale, text)
+        x = normal(m, k, seed=1) / 2.0**power
+        assert_product(packed_linear(x, weight), x, weight)
+        x[:, 40:] = 0
+        weight = octavo.encode(torch.cat([normal(n, 64) * scale, torch.zeros(n, k - 64)], 1), text)
+        assert_product(packed_linear(x, weight), x, weight)
+
+
+def test_outliers_cost_no_more_than_in_float32():
+    """Fixed-point inputs lose what float32 sums lose: nothing that shows beside the largest term."""
+    weight = octavo.encode(normal(131, 512), "mxint8")
+    x = normal(1, 512, seed=1)
+    x[0, 17] = 1e4
+    assert_product(packed_linear(x, weight), x, weight)
+
+
+@pytest.mark.parametrize("text", FORMATS)
 def test_products_do_not_depend_on_the_simd_level(text):
     m, n, k = SHAPES[1]
     x, weight = normal(m, k), octavo.encode(normal(n, k, seed=1), text)
@@ -69,22 +102,18 @@ def test_products_do_not_depend_on_the_simd_level(text):
 
 @pytest.mark.parametrize("text", ["mxint8", "int4:g32", "uint4:g32", "nf4", "nvfp4", "fixed8:channel", "int12"])
 @pytest.mark.parametrize("dtype", OUTPUT, ids=str)
-def test_a_row_depends_on_no_thread_and_within_a_kernel_on_no_other_row(text, dtype):
-    x, weight = normal(37, 320, dtype=dtype), octavo.encode(normal(300, 320, seed=1), text)
-    try:
-        _core.set_num_threads(1)
-        whole = packed_linear(x, weight)
-        _core.set_num_threads(3)
-        assert torch.equal(packed_linear(x, weight), whole)
-    finally:
-        _core.set_num_threads(0)
-    seen: dict[str, torch.Tensor] = {}
-    for rows in (slice(0, 1), slice(1, 4), slice(0, 3), slice(3, 8), slice(0, 6), slice(20, 37), slice(0, 37)):
-        part = packed_linear(x[rows], weight)
-        known = seen.setdefault(kernel(text, len(part), 300, 320, dtype), torch.full_like(whole, torch.nan))[rows]
-        again = ~known.isnan()
-        assert torch.equal(part[again], known[again])
-        known[:] = part
+def test_a_row_depends_neither_on_the_other_rows_nor_on_threads(text, dtype):
+    for rows, slices in ((4, (slice(0, 1), slice(1, 4))), (37, (slice(3, 8), slice(20, 37)))):
+        x, weight = normal(rows, 320, dtype=dtype), octavo.encode(normal(300, 320, seed=1), text)
+        try:
+            _core.set_num_threads(1)
+            whole = packed_linear(x, weight)
+            _core.set_num_threads(3)
+            assert torch.equal(packed_linear(x, weight), whole)
+        finally:
+            _core.set_num_threads(0)
+        for some in slices:
+            assert torch.equal(packed_linear(x[some], weight), whole[some])
 
 
 @pytest.mark.parametrize("m, n, k", [(0, 3, 4), (2, 0, 5), (2, 3, 0), (0, 0, 0), (1, 1, 1)])
@@ -108,14 +137,23 @@ def test_inputs_may_have_any_rank_and_layout():
     assert torch.equal(packed_linear(shifted, weight), wanted)
 
 
-def test_infinities_and_nan_reach_their_rows_only():
-    weight = octavo.encode(normal(6, 96).abs() + 1, "int4:g32")
-    x = normal(4, 96)
-    wanted = packed_linear(x, weight)
+@pytest.mark.parametrize("rows, n", [(4, 6), (4, 400), (6, 400)])
+def test_infinities_and_nan_reach_their_rows_only(rows, n):
+    weight = octavo.encode(normal(n, 96).abs() + 1, "int4:g32")
+    x = normal(rows, 96)
     x[1, 7], x[3, 90] = torch.nan, torch.inf
     y = packed_linear(x, weight)
     assert y[1].isnan().all() and (y[3] == torch.inf).all()
-    assert torch.equal(y[::2], wanted[::2])
+    assert_product(y[::2], x[::2], weight)
+
+
+def test_a_block_of_nan_reaches_its_outputs_only():
+    w = normal(400, 96)
+    w[7, 3] = torch.nan
+    weight = octavo.encode(w, "mxint8", nonfinite="nan")
+    for rows in (2, 6):
+        y = packed_linear(normal(rows, 96), weight)
+        assert y[:, 7].isnan().all() and y.isnan().sum() == rows
 
 
 def test_a_product_beyond_the_dtype_is_infinite():
@@ -302,8 +340,10 @@ def test_integer_products_refuse_other_formats_and_inputs():
 
 
 def test_the_kernel_has_a_name(simd):
-    assert simd in linear.kernel("int12", 1, 64, 64, torch.float32)
-    assert linear.kernel("int8:channel", 1, 64, 64, torch.float32, "int8").startswith("int8")
+    assert linear.kernel("int12", 1, 64, 64, torch.float32) == f"fma {simd}"
+    assert linear.kernel("int12", 32, 4096, 4096, torch.float32) in (f"fma {simd}", "bfloat16 parts amx")
+    assert linear.kernel("mxfp4", 1, 4096, 4096, torch.float32) in (f"fma {simd}", "int8 digits vnni")
+    assert linear.kernel("int8:channel", 1, 64, 64, torch.float32, "int8") in (f"int8 {simd}", "int8 amx")
     with pytest.raises(FormatError):
         linear.kernel("mxint8", 1, 64, 64, torch.float32, "int8")
     with pytest.raises(DTypeError):

@@ -19,8 +19,8 @@ from octavo.formats import Format, core
 from octavo.ops import _readable
 from octavo.tensor import FLOATS, PackedTensor, part_specs
 
-INT32 = 3
-"""Dtype code of an int32 bias; those of FLOATS are 0 to 2."""
+INTEGER_BIASES = {**FLOATS, torch.int32: 3}
+"""Dtype codes of the biases of integer products."""
 PANEL = 512
 """Rows of weights that a backward pass decodes at a time: a few megabytes, which the second cache holds."""
 
@@ -53,30 +53,31 @@ def _weight(format: str, rows: int, columns: int) -> tuple[_core.Format, list[tu
 
 
 def _addresses(parts: tuple[Tensor, ...], specs: list, format: str, rows: int, columns: int) -> tuple[int, ...]:
-    found = []
     for part, (name, dtype, shape) in zip(parts, specs, strict=False):
-        if part.shape != shape or part.dtype != dtype or not part.is_contiguous():
+        if part.dtype is not dtype or part.shape != shape or not part.is_contiguous():
             raise ShapeError(
                 f"'{format}' weight of shape ({rows}, {columns}): {name} are {part.dtype} {tuple(part.shape)}"
                 f"{'' if part.is_contiguous() else ', not contiguous'}, expected {dtype} {tuple(shape)}"
             )
-        found.append(part.data_ptr())
-    return (*found, 0, 0)[:4]
+    return tuple([part.data_ptr() for part in parts])
 
 
-def _inputs(x: Tensor, format: str, rows: int, columns: int, what: str) -> tuple[Tensor, int]:
-    shape = x.shape
+def _inputs(x: Tensor, format: str, rows: int, columns: int, what: str) -> tuple[Tensor, int, list[int]]:
+    """Return ``x`` contiguous and aligned, its dtype code, and the shape of the result."""
+    shape = list(x.shape)
     if not shape or shape[-1] != columns:
         raise ShapeError(
             f"{what}: x has shape {tuple(shape)}, the '{format}' weight has shape ({rows}, {columns}); "
             f"the last dimension of x must be {columns}"
         )
-    return _readable(x, what)
+    code = FLOATS.get(x.dtype)
+    if code is None or not x.is_contiguous() or x.data_ptr() % x.element_size():
+        x, code = _readable(x, f"{what} with a '{format}' weight: x")
+    shape[-1] = rows
+    return x, code, shape
 
 
-def _bias(bias: Tensor | None, rows: int, codes: dict[torch.dtype, int], what: str) -> tuple[Tensor, int] | None:
-    if bias is None:
-        return None
+def _bias(bias: Tensor, rows: int, codes: dict[torch.dtype, int], what: str) -> tuple[Tensor, int]:
     if bias.shape != (rows,):
         raise ShapeError(f"{what}: bias has shape {tuple(bias.shape)}, the weight has {rows} rows; expected ({rows},)")
     code = codes.get(bias.dtype)
@@ -86,25 +87,20 @@ def _bias(bias: Tensor | None, rows: int, codes: dict[torch.dtype, int], what: s
     return bias.contiguous(), code
 
 
-def _empty(x: Tensor, columns: int) -> tuple[Tensor, int]:
-    """Return the output, and its rows. One row or matrix is the common case, and a small product's time counts."""
-    lead = x.shape[:-1]
-    if len(lead) == 1:
-        return x.new_empty((lead[0], columns)), lead[0]
-    return x.new_empty((*lead, columns)), math.prod(lead)
-
-
 # --- CPU ------------------------------------------------------------------------------------------------------------
 
 
 def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
     fmt, specs = _weight(format, out_features, in_features)
-    x, code = _inputs(x, format, out_features, in_features, "packed_linear")
+    x, code, shape = _inputs(x, format, out_features, in_features, "packed_linear")
     parts = _addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
-    added = _bias(bias, out_features, FLOATS, "packed_linear")
-    out, m = _empty(x, out_features)
-    at = None if added is None else (added[0].data_ptr(), added[1])
-    _core._packed_linear(fmt, code, m, out_features, in_features, x.data_ptr(), parts, at, out.data_ptr())
+    added = None
+    if bias is not None:
+        bias, bias_code = _bias(bias, out_features, FLOATS, "packed_linear")
+        added = (bias.data_ptr(), bias_code)
+    out = x.new_empty(shape)
+    m = math.prod(shape[:-1])
+    _core._packed_linear(fmt, code, m, out_features, in_features, x.data_ptr(), parts, added, out.data_ptr())
     return out
 
 
@@ -126,20 +122,20 @@ def _packed_linear_backward(grad, codes, scales, zeros, levels, format, out_feat
 
 def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
     fmt, specs = _weight(format, out_features, in_features)
-    x, code = _inputs(x, format, out_features, in_features, "integer_linear")
+    x, code, shape = _inputs(x, format, out_features, in_features, "integer_linear")
     parts = _addresses((codes, scales), specs, format, out_features, in_features)
-    added = _bias(bias, out_features, {**FLOATS, torch.int32: INT32}, "integer_linear")
-    given = None
+    added, given = None, None
+    if bias is not None:
+        bias, bias_code = _bias(bias, out_features, INTEGER_BIASES, "integer_linear")
+        added = (bias.data_ptr(), bias_code)
     if input_scales is not None:
         if input_scales.dtype != torch.float32:
             raise DTypeError(f"integer_linear: input_scales have dtype {input_scales.dtype}; accepted is float32")
         input_scales = input_scales.contiguous()
         given = (input_scales.data_ptr(), input_scales.numel())
-    out = x.new_empty((*x.shape[:-1], out_features))
-    at = None if added is None else (added[0].data_ptr(), added[1])
-    m = math.prod(x.shape[:-1])
-    sizes = (code, m, out_features, in_features)
-    _core._integer_linear(fmt, core(input_format), *sizes, x.data_ptr(), parts, given, at, out.data_ptr())
+    out = x.new_empty(shape)
+    sizes = (code, math.prod(shape[:-1]), out_features, in_features)
+    _core._integer_linear(fmt, core(input_format), *sizes, x.data_ptr(), (*parts, 0, 0), given, added, out.data_ptr())
     return out
 
 
@@ -267,9 +263,10 @@ def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -
     """Multiply with a packed weight: ``x @ weight.decode().T + bias``.
 
     ``x``: ``[..., K]``, float32, float16 or bfloat16, on the CPU. ``weight``: shape ``(N, K)``, any format, encoded
-    along its last axis. ``bias``: ``[N]``, a float dtype. Returns ``[..., N]`` in the dtype of ``x``; sums are float32,
-    and do not depend on the number of threads. Few rows and many may run on two kernels (:func:`kernel`), whose sums
-    differ in order; within one, a row's result does not depend on the other rows. Gradients reach ``x`` and ``bias``.
+    along its last axis. ``bias``: ``[N]``, a float dtype. Returns ``[..., N]`` in the dtype of ``x``, rounded once from
+    sums as exact as float32 ones. A row's result does not depend on the number of threads, nor on the other rows except
+    for their number: above four rows large weights have another kernel, as they have on other machines (:func:`kernel`
+    names it). Gradients reach ``x`` and ``bias``.
 
     Raises ShapeError or DTypeError where sizes or dtypes do not fit.
     """

@@ -21,6 +21,7 @@ from octavo.nn import (
 from octavo.quant.spec import INT32, Calibration, LayerPlan, Spec
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import prune
 
 FORMATS = [str(fmt) for fmt in octavo.formats()]
 ORDER = 1e-5  # of float32 sums of some hundred products in another order, relative to the largest output
@@ -408,10 +409,10 @@ def test_what_cannot_be_packed_is_refused():
 
 
 def test_a_weight_that_a_hook_computes_is_not_packed():
-    layer = nn.utils.prune.l1_unstructured(linear(), "weight", 0.5)
+    layer = prune.l1_unstructured(linear(), "weight", 0.5)
     with pytest.raises(ModelError, match=r"a hook computes its weight .* torch\.nn\.utils\.prune\.remove"):
         PackedLinear.from_linear(layer, "mxint8")
-    assert PackedLinear.from_linear(nn.utils.prune.remove(layer, "weight"), "mxint8").weight.shape == (40, 96)
+    assert PackedLinear.from_linear(prune.remove(layer, "weight"), "mxint8").weight.shape == (40, 96)
 
 
 def test_functions_of_torch_say_what_to_do_with_a_packed_weight():

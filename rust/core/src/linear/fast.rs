@@ -15,8 +15,8 @@ use crate::format::Format;
 use crate::level::Level;
 use crate::pool;
 
-/// Weights below which arranging inputs costs more than it saves.
-const SMALL: usize = 1 << 15;
+/// Weights below which arranging inputs costs more than it saves, for few rows of inputs and for many.
+const SMALL: [usize; 2] = [1 << 12, 1 << 15];
 /// Rows of inputs for which codes are cheaper to unpack again than to decode for tiles.
 const FEW: usize = 4;
 /// Rows of weights in one unit of work on bytes.
@@ -27,17 +27,17 @@ const UNIT: usize = 64;
 pub(super) enum Way {
     /// Dot products of bytes.
     Digits(Arc<Plan>),
-    /// Tiles of bfloat16.
-    Parts,
+    /// Tiles of bfloat16, from digits where there are any.
+    Parts(Option<Arc<Plan>>),
 }
 
 /// How `m` rows are multiplied with `n` rows of `k` weights, unless inputs or scales are extreme; `None` for the plain way.
 pub(super) fn way(format: Format, m: usize, n: usize, k: usize, level: Level) -> Option<Way> {
-    if n.saturating_mul(k) < SMALL {
+    if n.saturating_mul(k) < SMALL[usize::from(m > FEW)] {
         return None;
     }
     if m > FEW {
-        return tiles::available(level).then_some(Way::Parts);
+        return tiles::available(level).then(|| Way::Parts(plan(format, level)));
     }
     plan(format, level).map(Way::Digits)
 }
@@ -96,9 +96,11 @@ pub(super) fn multiply(
                 }
             })?;
         }
-        Way::Parts => {
+        Way::Parts(plan) => {
             // SAFETY: as above.
-            let Some(product) = (unsafe { parts::Product::new(w.format, rows, x, (m, n))? }) else { return Ok(false) };
+            let Some(product) = (unsafe { parts::Product::new(w.format, plan.as_deref(), rows, x, (m, n))? }) else {
+                return Ok(false);
+            };
             pool::for_each(n.div_ceil(parts::UNIT), bytes, |unit| {
                 let first = unit * parts::UNIT;
                 // SAFETY: as above; every unit writes its own columns.

@@ -18,9 +18,10 @@ const COLUMNS: usize = 1024;
 
 /// Multiplies `m` rows of inputs with the transposed weights and adds the bias, if there is one.
 ///
-/// `x` holds `[m, columns]` and `out` `[m, rows]` values. Weights are exactly the decoded ones, sums are float32, and
-/// the result is rounded once to the dtype of `out`. Results do not depend on the number of threads, nor does a row's
-/// result depend on the other rows while their number runs on the same [`super::kernel`].
+/// `x` holds `[m, columns]` and `out` `[m, rows]` values. Weights are the decoded ones, sums are float32, and the result is
+/// rounded once to the dtype of `out`. Results do not depend on the number of threads, nor does a row's result depend on
+/// the other rows; small products have one order of summation at every SIMD level. Large ones ([`super::kernel`] tells)
+/// have others on AVX-512 with VNNI, for up to four rows, and on AMX, for more: as exact, with other last bits.
 ///
 /// # Errors
 /// [`Error::Shape`] where a length does not fit.

@@ -93,7 +93,7 @@ pub fn kernel(format: Format, input: Option<Format>, m: usize, n: usize, k: usiz
     if let Some(way) = fast::way(format, m, n, k, level) {
         return Ok(match way {
             fast::Way::Digits(_) => Kernel::Digits,
-            fast::Way::Parts => Kernel::Parts,
+            fast::Way::Parts(_) => Kernel::Parts,
         });
     }
     Ok(Kernel::Fma(level))

@@ -8,8 +8,9 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
+use super::digits::{Digits, Plan, upper};
 use super::output::Inputs;
-use super::tiles::{Factors, FloatSums, LINE, Line, Pair, ROWS, Session};
+use super::tiles::{Factors, FloatSums, LINE, Line, ROWS, Session, Step};
 use super::transpose::transpose;
 use crate::codec::grid::{Grid, Integers};
 use crate::codec::rows::{Rows, Unpacked};
@@ -18,12 +19,16 @@ use crate::error::Result;
 use crate::format::{Format, Granularity, ScaleType};
 use crate::pool;
 
-/// Rows of weights in one unit of work.
-pub(super) const UNIT: usize = 2 * ROWS;
+/// Rows of weights that are multiplied at a time: two panels.
+const PAIR: usize = 2 * ROWS;
+/// Rows of weights in one unit of work, which share tiles of inputs in the first cache.
+pub(super) const UNIT: usize = 2 * PAIR;
 /// Columns of a tile.
 const STEP: usize = 32;
-/// Columns decoded at a time, about.
+/// Columns decoded at a time by the codec, about.
 const COLUMNS: usize = 512;
+/// Columns unpacked at a time: inputs of all parts of 32 rows stay in the first cache.
+const FEW_COLUMNS: usize = 128;
 /// Parts of a float32.
 const MOST: usize = 3;
 /// Bytes of a tile.
@@ -152,13 +157,6 @@ unsafe fn pack(mut low: __m512, mut high: __m512, part: usize) -> __m512i {
     upper_halves(low, high)
 }
 
-/// Values cut to what a bfloat16 holds.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn upper(v: __m512) -> __m512 {
-    _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0xffff_0000_u32.cast_signed())))
-}
-
 /// The upper halves of 32 values.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
@@ -174,9 +172,13 @@ pub(super) struct Product<'a> {
     /// The same rows without a factor that the whole of a row has.
     rows: Rows<'a>,
     x: Tiled,
+    /// A quicker way to the same numbers, where there is one.
+    digits: Option<Digits<'a>>,
     m: usize,
     n: usize,
     parts: usize,
+    /// Columns at a time.
+    each: usize,
 }
 
 /// What one thread works in.
@@ -185,7 +187,7 @@ pub(super) struct Scratch {
     unpacked: Unpacked,
     /// Tiles of weights by panel, 32 columns, part.
     tiles: Vec<Line<u8, LINE>>,
-    sums: Vec<FloatSums>,
+    sums: Vec<[FloatSums; UNIT / PAIR]>,
 }
 
 impl<'a> Product<'a> {
@@ -195,23 +197,28 @@ impl<'a> Product<'a> {
     /// The processor must have AVX-512 F and BW.
     pub(super) unsafe fn new(
         format: Format,
+        plan: Option<&'a Plan>,
         rows: &'a Rows<'a>,
         x: &Inputs<'_>,
         (m, n): (usize, usize),
     ) -> Result<Option<Self>> {
         // SAFETY: as the caller promises.
-        let tiled = unsafe { Tiled::new(x, m, rows.k, x.dtype)? };
-        Ok(tiled.map(|x| Self { scaled: rows, rows: rows.unscaled(), x, m, n, parts: weight_parts(format) }))
+        let Some(x) = (unsafe { Tiled::new(x, m, rows.k, x.dtype)? }) else { return Ok(None) };
+        let digits = plan.and_then(|plan| Digits::new(plan, rows));
+        let each = if digits.is_some() { FEW_COLUMNS } else { rows.cut(COLUMNS) };
+        let parts = weight_parts(format);
+        Ok(Some(Self { scaled: rows, rows: rows.unscaled(), x, digits, m, n, parts, each }))
     }
 
     /// Room for one thread's work.
     pub(super) fn scratch(&self) -> Scratch {
-        let steps = self.rows.cut(COLUMNS).min(self.rows.k).div_ceil(STEP);
+        let steps = self.each.min(self.rows.k).div_ceil(STEP);
+        let passes = self.m.div_ceil(ROWS * self.x.across);
         Scratch {
             decoded: vec![0.0; steps * STEP],
             unpacked: Unpacked::default(),
-            tiles: vec![Line::default(); 2 * steps * self.parts * ROWS],
-            sums: vec![FloatSums::default(); self.m.div_ceil(ROWS * self.x.across)],
+            tiles: vec![Line::default(); UNIT / ROWS * steps * self.parts * ROWS],
+            sums: vec![[FloatSums::default(); UNIT / PAIR]; passes],
         }
     }
 
@@ -229,55 +236,67 @@ impl<'a> Product<'a> {
         mut write: impl FnMut(usize, usize, &mut [f32]),
     ) -> bool {
         let count = UNIT.min(self.n - first);
-        let each = self.rows.cut(COLUMNS);
+        let pairs = count.div_ceil(PAIR);
         let Scratch { decoded, unpacked, tiles, sums } = scratch;
-        sums.fill(FloatSums::default());
-        let mut pairs = Vec::new();
-        for start in (0..self.rows.k).step_by(each) {
-            let columns = start..self.rows.k.min(start + each);
+        sums.fill([FloatSums::default(); UNIT / PAIR]);
+        let mut list = Vec::new();
+        for start in (0..self.rows.k).step_by(self.each) {
+            let columns = start..self.rows.k.min(start + self.each);
             let steps = columns.len().div_ceil(STEP);
+            let panel = steps * self.parts * TILE;
             for r in 0..count {
-                self.rows.decode(first + r, columns.clone(), decoded, unpacked);
-                decoded[columns.len()..steps * STEP].fill(0.0);
-                // SAFETY: as the caller promises; there are tiles for both panels.
+                // SAFETY: as the caller promises; there are tiles for all panels.
                 unsafe {
+                    let to = tiles.as_mut_ptr().cast::<u8>().add(r / ROWS * panel + r % ROWS * LINE);
+                    if let Some(digits) = &self.digits {
+                        if !digits.put(first + r, columns.clone(), self.parts, to) {
+                            return false;
+                        }
+                        continue;
+                    }
+                    self.rows.decode(first + r, columns.clone(), decoded, unpacked);
+                    decoded[columns.len()..steps * STEP].fill(0.0);
                     if !moderate(&decoded[..steps * STEP]) {
                         return false;
                     }
-                    let tiles = tiles.as_mut_ptr().cast::<u8>().add((r / ROWS * steps * self.parts) * TILE);
-                    self.put(&decoded[..steps * STEP], tiles.add(r % ROWS * LINE));
+                    self.put(&decoded[..steps * STEP], to);
                 }
             }
-            if pairs.len() != steps * self.pairs_of_a_step() {
-                pairs = self.pairs(steps);
+            if list.len() != steps * self.parts {
+                list = self.steps(steps);
             }
             for (pass, sums) in sums.iter_mut().enumerate() {
                 let inputs = &self.x.lines[pass * self.x.pass + start / STEP * self.x.step..];
-                let factors = Factors {
-                    pairs: &pairs,
-                    weights: tiles.as_ptr().cast(),
-                    panel: steps * self.parts * TILE,
-                    inputs: inputs.as_ptr().cast(),
-                    across: self.x.across,
-                };
-                // SAFETY: the pairs name tiles of the weights just written and of the inputs of their columns.
-                unsafe { session.add_products(&factors, sums) };
+                for (pair, sums) in sums.iter_mut().enumerate().take(pairs) {
+                    let factors = Factors {
+                        steps: &list,
+                        weights: tiles.as_ptr().cast::<u8>().wrapping_add(2 * pair * panel),
+                        panel,
+                        inputs: inputs.as_ptr().cast(),
+                        across: self.x.across,
+                    };
+                    // SAFETY: the steps name tiles of the weights just written and of the inputs of their columns.
+                    unsafe { session.add_products(&factors, sums) };
+                }
             }
         }
-        let mut steps = [0.0f32; UNIT];
-        for (r, step) in steps.iter_mut().enumerate().take(count) {
-            *step = self.scaled.row_factor(first + r);
+        let mut factors = [0.0f32; UNIT];
+        for (r, factor) in factors.iter_mut().enumerate().take(count) {
+            *factor = match &self.digits {
+                Some(digits) => digits.factor(first + r),
+                None => self.scaled.row_factor(first + r),
+            };
         }
         for (pass, sums) in sums.iter().enumerate() {
-            for (panel, sums) in sums.iter().enumerate().take(count.div_ceil(ROWS)) {
+            for (panel, sums) in sums.as_flattened().iter().enumerate().take(count.div_ceil(ROWS)) {
                 for (tile, sums) in sums.iter().enumerate().take(self.x.across) {
                     let row = (pass * self.x.across + tile) * ROWS;
                     let (start, many) = (panel * ROWS, ROWS.min(count - panel * ROWS));
                     // SAFETY: lines are aligned and hold sixteen values.
                     unsafe {
                         let mut values = [_mm512_setzero_ps(); ROWS];
-                        for ((value, line), step) in values.iter_mut().zip(sums).zip(&steps[start..]) {
-                            *value = _mm512_mul_ps(_mm512_load_ps(line.0.as_ptr()), _mm512_set1_ps(*step));
+                        for ((value, line), factor) in values.iter_mut().zip(sums).zip(&factors[start..]) {
+                            *value = _mm512_mul_ps(_mm512_load_ps(line.0.as_ptr()), _mm512_set1_ps(*factor));
                         }
                         let values = transpose(values);
                         for (i, values) in values.iter().enumerate().take(self.m.saturating_sub(row)) {
@@ -313,22 +332,14 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// Products of parts that matter: those whose places add up to less than three.
-    fn pairs_of_a_step(&self) -> usize {
-        (0..self.parts).map(|part| self.x.parts.min(MOST - part)).sum()
-    }
-
-    /// What is multiplied with what, step by step.
-    fn pairs(&self, steps: usize) -> Vec<Pair> {
-        let mut pairs = Vec::new();
-        for step in 0..steps {
-            for weight in 0..self.parts {
-                for input in 0..self.x.parts.min(MOST - weight) {
-                    let inputs = (step * self.x.step + input * self.x.across * ROWS) * LINE;
-                    pairs.push(Pair { weights: (step * self.parts + weight) * TILE, inputs });
-                }
-            }
-        }
-        pairs
+    /// What is multiplied with what: parts whose places add up to less than three.
+    fn steps(&self, steps: usize) -> Vec<Step> {
+        let all = (0..steps).flat_map(|step| (0..self.parts).map(move |part| (step, part)));
+        let list = all.map(|(step, part)| Step {
+            weights: (step * self.parts + part) * TILE,
+            inputs: step * self.x.step * LINE,
+            parts: self.x.parts.min(MOST - part),
+        });
+        list.collect()
     }
 }

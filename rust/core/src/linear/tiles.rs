@@ -115,26 +115,62 @@ macro_rules! across {
     };
 }
 
-/// Where factors of 32 columns of bfloat16 lie, in bytes from the bases that [`Session::add_products`] is given.
+/// What 32 columns of weights in bfloat16 are multiplied with, in bytes from the bases that [`Session::add_products`] is
+/// given.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct Pair {
+pub(super) struct Step {
     /// A tile of 16 rows of weights.
     pub(super) weights: usize,
-    /// 16 lines of 16 columns of 2 inputs.
+    /// Lines of 16 columns of 2 inputs: for each part one or two tiles.
     pub(super) inputs: usize,
+    /// Parts of the inputs, at least one.
+    pub(super) parts: usize,
 }
 
 /// The factors of [`Session::add_products`]: two panels of weights, and one or two tiles of columns of inputs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Factors<'a> {
-    pub(super) pairs: &'a [Pair],
+    pub(super) steps: &'a [Step],
     pub(super) weights: *const u8,
     /// Bytes from the first panel's tiles to the second's.
     pub(super) panel: usize,
     pub(super) inputs: *const u8,
-    /// 1 or 2; the second tile of inputs follows the first.
+    /// Tiles of a part of the inputs: 1 or 2.
     pub(super) across: usize,
+}
+
+/// Assembly that multiplies two tiles of weights with those of each part of the inputs, step after step.
+macro_rules! products {
+    ($factors:ident, $sums:ident, [$($load:literal)*], [$($product:literal)*], [$($store:literal)*], $bytes:literal) => {
+        asm!(
+            $($load,)*
+            "2:",
+            "mov {x}, [{list}]",
+            "mov {y}, [{list} + 8]",
+            "mov {i}, [{list} + 16]",
+            "add {x}, {a}",
+            "add {y}, {b}",
+            "tileloadd tmm4, [{x} + {line}]",
+            "add {x}, {panel}",
+            "tileloadd tmm5, [{x} + {line}]",
+            "3:",
+            $($product,)*
+            concat!("add {y}, ", $bytes),
+            "dec {i}",
+            "jnz 3b",
+            "add {list}, 24",
+            "dec {n}",
+            "jnz 2b",
+            $($store,)*
+            x = out(reg) _, y = out(reg) _, i = out(reg) _,
+            list = inout(reg) $factors.steps.as_ptr() => _, n = inout(reg) $factors.steps.len() => _,
+            a = in(reg) $factors.weights, b = in(reg) $factors.inputs, c = in(reg) $sums.as_mut_ptr(),
+            panel = in(reg) $factors.panel, line = in(reg) LINE,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack)
+        )
+    };
 }
 
 /// Sums of two panels of 16 rows of weights and two tiles of 16 columns of inputs.
@@ -193,76 +229,32 @@ impl Session {
 }
 
 impl Session {
-    /// Adds the products of bfloat16 of all pairs to sums, in order.
+    /// Adds the products of bfloat16 of all steps to sums, in order.
     ///
     /// # Safety
     /// All that the factors name must be readable.
     pub(super) unsafe fn add_products(&self, factors: &Factors<'_>, sums: &mut FloatSums) {
-        let Factors { pairs, weights, panel, inputs, across } = *factors;
-        if pairs.is_empty() {
+        if factors.steps.is_empty() {
             return;
         }
         // SAFETY: as the caller promises; a session is alive, and no tile outlives the block.
         unsafe {
-            if across == 1 {
-                asm!(
-                    "tileloadd tmm0, [{c} + {line}]",
-                    "tileloadd tmm2, [{c} + {line} + 2048]",
-                    "2:",
-                    "mov {x}, [{list}]",
-                    "mov {y}, [{list} + 8]",
-                    "add {x}, {a}",
-                    "add {y}, {b}",
-                    "tileloadd tmm4, [{x} + {line}]",
-                    "tileloadd tmm6, [{y} + {line}]",
-                    "add {x}, {panel}",
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm5, [{x} + {line}]",
-                    "tdpbf16ps tmm2, tmm5, tmm6",
-                    "add {list}, 16",
-                    "dec {n}",
-                    "jnz 2b",
-                    "tilestored [{c} + {line}], tmm0",
-                    "tilestored [{c} + {line} + 2048], tmm2",
-                    x = out(reg) _, y = out(reg) _,
-                    list = inout(reg) pairs.as_ptr() => _, n = inout(reg) pairs.len() => _,
-                    a = in(reg) weights, b = in(reg) inputs, c = in(reg) sums.as_mut_ptr(),
-                    panel = in(reg) panel, line = in(reg) LINE,
-                    out("tmm0") _, out("tmm2") _, out("tmm4") _, out("tmm5") _, out("tmm6") _, options(nostack)
+            if factors.across == 1 {
+                products!(
+                    factors, sums,
+                    ["tileloadd tmm0, [{c} + {line}]" "tileloadd tmm2, [{c} + {line} + 2048]"],
+                    ["tileloadd tmm6, [{y} + {line}]" "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm2, tmm5, tmm6"],
+                    ["tilestored [{c} + {line}], tmm0" "tilestored [{c} + {line} + 2048], tmm2"], "1024"
                 );
             } else {
-                asm!(
-                    "tileloadd tmm0, [{c} + {line}]",
-                    "tileloadd tmm1, [{c} + {line} + 1024]",
-                    "tileloadd tmm2, [{c} + {line} + 2048]",
-                    "tileloadd tmm3, [{c} + {line} + 3072]",
-                    "2:",
-                    "mov {x}, [{list}]",
-                    "mov {y}, [{list} + 8]",
-                    "add {x}, {a}",
-                    "add {y}, {b}",
-                    "tileloadd tmm4, [{x} + {line}]",
-                    "tileloadd tmm6, [{y} + {line}]",
-                    "add {x}, {panel}",
-                    "tdpbf16ps tmm0, tmm4, tmm6",
-                    "tileloadd tmm7, [{y} + {line} + 1024]",
-                    "tdpbf16ps tmm1, tmm4, tmm7",
-                    "tileloadd tmm5, [{x} + {line}]",
-                    "tdpbf16ps tmm2, tmm5, tmm6",
-                    "tdpbf16ps tmm3, tmm5, tmm7",
-                    "add {list}, 16",
-                    "dec {n}",
-                    "jnz 2b",
-                    "tilestored [{c} + {line}], tmm0",
-                    "tilestored [{c} + {line} + 1024], tmm1",
-                    "tilestored [{c} + {line} + 2048], tmm2",
-                    "tilestored [{c} + {line} + 3072], tmm3",
-                    x = out(reg) _, y = out(reg) _,
-                    list = inout(reg) pairs.as_ptr() => _, n = inout(reg) pairs.len() => _,
-                    a = in(reg) weights, b = in(reg) inputs, c = in(reg) sums.as_mut_ptr(),
-                    panel = in(reg) panel, line = in(reg) LINE,
-                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
-                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack)
+                products!(
+                    factors, sums,
+                    ["tileloadd tmm0, [{c} + {line}]" "tileloadd tmm1, [{c} + {line} + 1024]"
+                     "tileloadd tmm2, [{c} + {line} + 2048]" "tileloadd tmm3, [{c} + {line} + 3072]"],
+                    ["tileloadd tmm6, [{y} + {line}]" "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm2, tmm5, tmm6"
+                     "tileloadd tmm7, [{y} + {line} + 1024]" "tdpbf16ps tmm1, tmm4, tmm7" "tdpbf16ps tmm3, tmm5, tmm7"],
+                    ["tilestored [{c} + {line}], tmm0" "tilestored [{c} + {line} + 1024], tmm1"
+                     "tilestored [{c} + {line} + 2048], tmm2" "tilestored [{c} + {line} + 3072], tmm3"], "2048"
                 );
             }
         }
@@ -276,4 +268,4 @@ impl Drop for Session {
     }
 }
 
-const _: () = assert!(size_of::<Pair>() == 16 && size_of::<Line<i32, 16>>() == LINE);
+const _: () = assert!(size_of::<Step>() == 24 && size_of::<Line<i32, 16>>() == LINE);

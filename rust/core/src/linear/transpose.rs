@@ -46,8 +46,10 @@ mod tests {
         }
         let rows: [[f32; 16]; 16] = std::array::from_fn(|r| std::array::from_fn(|c| (16 * r + c) as f32));
         // SAFETY: the level was detected; arrays of 16 values are registers in memory.
-        let turned: [[f32; 16]; 16] =
-            unsafe { std::mem::transmute(transpose(std::mem::transmute::<[[f32; 16]; 16], [__m512; 16]>(rows))) };
+        let turned = unsafe {
+            let registers = rows.map(|row| _mm512_loadu_ps(row.as_ptr()));
+            transpose(registers).map(|column| std::mem::transmute::<__m512, [f32; 16]>(column))
+        };
         for (r, row) in rows.iter().enumerate() {
             for (c, value) in row.iter().enumerate() {
                 assert_eq!(turned[c][r], *value);

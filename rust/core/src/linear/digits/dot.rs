@@ -7,9 +7,9 @@
 use std::arch::x86_64::*;
 
 use super::inputs::FixedInputs;
-use super::plan::{MOST_DIGITS, Plan, Scale};
+use super::plan::{MOST_WEIGHT_DIGITS, Plan, Scale};
 use super::scales::Scales;
-use super::{CHUNK, DIGITS};
+use super::{CHUNK, MOST_DIGITS};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
@@ -18,8 +18,8 @@ use crate::linear::tiles::{LINE, Line};
 
 /// Rows of weights at work at a time: they share loads of inputs and hide each other's latency.
 pub(in crate::linear) const TOGETHER: usize = 4;
-/// Bytes of packed codes asked for ahead of their use.
-const AHEAD: usize = 512;
+/// Bytes of packed codes that may be asked for ahead of their use: the first cache keeps them.
+const MOST_AHEAD: usize = 16 * 1024;
 
 /// The product of packed weights with some rows of inputs.
 pub(in crate::linear) struct Dot<'a> {
@@ -33,7 +33,7 @@ pub(in crate::linear) struct Dot<'a> {
     /// Each row of inputs.
     inputs: Vec<Input>,
     /// Digits of weights by code, as bytes without a sign.
-    tables: [Line<u8, 256>; MOST_DIGITS],
+    tables: [Line<u8, 256>; MOST_WEIGHT_DIGITS],
     /// Which bytes of packed codes hold each eight of them.
     gather: Line<u8, LINE>,
     /// Where in them each code begins, in bits.
@@ -48,9 +48,11 @@ const BYTES: u8 = 3;
 
 /// One row of inputs.
 struct Input {
+    /// Digits of a number.
+    count: usize,
     /// By block and digit, one line, or two of nibbles.
     digits: Vec<Line<i8, LINE>>,
-    /// By block and digit, what the sums start with.
+    /// By block and digit of the products, what the sums start with.
     starts: Vec<Line<i32, 16>>,
     /// By block, the sums of inputs that zero points are multiplied with.
     sums: Vec<Line<f32, 16>>,
@@ -90,36 +92,45 @@ impl<'a> Dot<'a> {
         });
         let raised = crate::float::exp2(-plan.shift - scales.raised()) as f32;
         let arrange = |row: usize| -> Result<Input> {
-            let blocks = x.columns / block;
+            let (count, blocks) = (x.digits(row), x.columns / block);
             let lines = block / LINE;
-            let mut digits = zeroed::<Line<i8, LINE>>(blocks * DIGITS * lines)?;
-            let mut starts = zeroed::<Line<i32, 16>>(blocks * DIGITS)?;
+            let mut digits = zeroed::<Line<i8, LINE>>(blocks * count * lines)?;
+            let places = count + plan.digits - 1;
+            let mut starts = zeroed::<Line<i32, 16>>(blocks * places)?;
             let mut sums = zeroed::<Line<f32, 16>>(if plan.zeros { blocks } else { 0 })?;
-            for digit in 0..DIGITS {
+            for digit in 0..count {
                 let plane = x.plane(row, digit).chunks_exact(block);
-                let to = digits.chunks_exact_mut(lines).skip(digit).step_by(DIGITS);
+                let to = digits.chunks_exact_mut(lines).skip(digit).step_by(count);
                 for (columns, to) in plane.zip(to) {
                     // SAFETY: as the caller promises.
                     unsafe { if nibbles { split(columns, to) } else { to[0].0.copy_from_slice(columns) } }
                 }
             }
-            for (i, starts) in starts.iter_mut().enumerate() {
-                for line in &digits[i * lines..][..lines] {
-                    for (start, quad) in starts.0.iter_mut().zip(line.0.as_chunks::<4>().0) {
-                        *start -= quad.iter().map(|&d| i32::from(d)).sum::<i32>();
+            for (block, starts) in starts.chunks_exact_mut(places).enumerate() {
+                let mut all = [[0i32; 16]; MOST_DIGITS];
+                let all = &mut all[..count];
+                for (digit, all) in all.iter_mut().enumerate() {
+                    for line in &digits[(block * count + digit) * lines..][..lines] {
+                        for (sum, quad) in all.iter_mut().zip(line.0.as_chunks::<4>().0) {
+                            *sum += quad.iter().map(|&d| i32::from(d)).sum::<i32>();
+                        }
+                    }
+                }
+                for (digit, all) in all.iter().enumerate() {
+                    for place in 0..plan.digits {
+                        let offset = offset >> (8 * place) & 255;
+                        let start = &mut starts[digit + place].0;
+                        start.iter_mut().zip(all).for_each(|(start, sum)| *start -= offset * sum);
+                    }
+                }
+                if let Some(sums) = sums.get_mut(block) {
+                    for (lane, sum) in sums.0.iter_mut().enumerate() {
+                        *sum = all.iter().rev().fold(0i64, |sum, all| sum * 256 + i64::from(all[lane])) as f32;
                     }
                 }
             }
-            for (sums, starts) in sums.iter_mut().zip(starts.as_chunks::<DIGITS>().0) {
-                for (lane, sum) in sums.0.iter_mut().enumerate() {
-                    *sum = starts.iter().rev().fold(0, |sum, s| sum * 256 - s.0[lane]) as f32;
-                }
-            }
-            for start in starts.iter_mut().flat_map(|line| &mut line.0) {
-                *start *= offset;
-            }
             let units = (0..x.columns / group).map(|g| x.unit(row, g * group / CHUNK) * raised).collect();
-            Ok(Input { digits, starts, sums, units })
+            Ok(Input { count, digits, starts, sums, units })
         };
         let inputs = (0..x.rows).map(arrange).collect::<Result<_>>()?;
         let width = plan.width as usize;
@@ -193,24 +204,39 @@ impl<'a> Dot<'a> {
             };
             // SAFETY: as the caller promises; factors and zero points are there for all groups of the rows.
             let mut values = unsafe {
-                match (way, self.plan.digits, self.plan.zeros) {
-                    (NIBBLES, 1, false) => self.sum::<NIBBLES, 1, false>(&place),
-                    (NIBBLES, 1, true) => self.sum::<NIBBLES, 1, true>(&place),
-                    (NIBBLES, ..) => self.sum::<NIBBLES, 2, false>(&place),
-                    (NARROW, 1, false) => self.sum::<NARROW, 1, false>(&place),
-                    (NARROW, 1, true) => self.sum::<NARROW, 1, true>(&place),
-                    (NARROW, ..) => self.sum::<NARROW, 2, false>(&place),
-                    (WIDE, 1, false) => self.sum::<WIDE, 1, false>(&place),
-                    (WIDE, 1, true) => self.sum::<WIDE, 1, true>(&place),
-                    (WIDE, _, false) => self.sum::<WIDE, 2, false>(&place),
-                    (WIDE, _, true) => self.sum::<WIDE, 2, true>(&place),
-                    _ => self.sum::<BYTES, 1, false>(&place),
-                }
+                if input.count == 3 { self.product::<3>(&place, way) } else { self.product::<4>(&place, way) }
             };
             values.iter_mut().zip(steps).for_each(|(value, step)| *value *= step);
             write(m, &mut values[..count]);
         }
         true
+    }
+
+    /// [`Self::sum`] for the weights' own way and number of digits.
+    ///
+    /// # Safety
+    /// As for [`Self::sum`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+    unsafe fn product<const DIGITS: usize>(&self, place: &Place<'_>, way: u8) -> [f32; TOGETHER] {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match (way, self.plan.digits, self.plan.zeros) {
+                (NIBBLES, 1, false) => self.sum::<DIGITS, NIBBLES, 1, false>(place),
+                (NIBBLES, 1, true) => self.sum::<DIGITS, NIBBLES, 1, true>(place),
+                (NIBBLES, 2, _) => self.sum::<DIGITS, NIBBLES, 2, false>(place),
+                (NIBBLES, ..) => self.sum::<DIGITS, NIBBLES, 3, false>(place),
+                (NARROW, 1, false) => self.sum::<DIGITS, NARROW, 1, false>(place),
+                (NARROW, 1, true) => self.sum::<DIGITS, NARROW, 1, true>(place),
+                (NARROW, 2, _) => self.sum::<DIGITS, NARROW, 2, false>(place),
+                (NARROW, ..) => self.sum::<DIGITS, NARROW, 3, false>(place),
+                (WIDE, 1, false) => self.sum::<DIGITS, WIDE, 1, false>(place),
+                (WIDE, 1, true) => self.sum::<DIGITS, WIDE, 1, true>(place),
+                (WIDE, 2, false) => self.sum::<DIGITS, WIDE, 2, false>(place),
+                (WIDE, _, true) => self.sum::<DIGITS, WIDE, 2, true>(place),
+                (WIDE, ..) => self.sum::<DIGITS, WIDE, 3, false>(place),
+                _ => self.sum::<DIGITS, BYTES, 1, false>(place),
+            }
+        }
     }
 
     /// Scales of a row by group of ours.
@@ -234,17 +260,23 @@ impl<'a> Dot<'a> {
         fits
     }
 
-    /// Sums of products of [`TOGETHER`] rows of weights, with codes unpacked one `WAY` to `EACH` digits.
+    /// Sums of products of [`TOGETHER`] rows of weights, with codes unpacked one `WAY` to `EACH` digits, and inputs of
+    /// `DIGITS`.
     ///
     /// # Safety
     /// As for [`Self::run`]; the place must hold factors and zero points for all groups of the rows.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
-    unsafe fn sum<const WAY: u8, const EACH: usize, const ZEROS: bool>(&self, place: &Place<'_>) -> [f32; TOGETHER] {
+    unsafe fn sum<const DIGITS: usize, const WAY: u8, const EACH: usize, const ZEROS: bool>(
+        &self,
+        place: &Place<'_>,
+    ) -> [f32; TOGETHER] {
         let Place { rows, input, groups, .. } = *place;
         let (_, row_bytes) = self.rows.codes();
         let lines = if WAY == NIBBLES { 2 } else { 1 };
         let bytes = if WAY == NIBBLES { LINE } else { 8 * self.plan.width as usize };
         let per_block = self.block / self.group;
+        // The same columns of the next rows, which a pass over these leaves time to fetch.
+        let ahead = (TOGETHER * row_bytes).min(MOST_AHEAD);
         let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
         let spread = _mm512_srli_epi32::<4>(_mm512_mullo_epi32(lanes, _mm512_set1_epi32(per_block as i32)));
         let mut totals = [_mm512_setzero_ps(); TOGETHER];
@@ -267,10 +299,10 @@ impl<'a> Dot<'a> {
                 let left = (row_bytes - block * bytes).min(bytes);
                 let mask = u64::MAX >> (64 - left);
                 let digits = input.digits.as_ptr().add(block * DIGITS * lines);
-                let starts = input.starts.as_ptr().add(block * DIGITS);
+                let starts = input.starts.as_ptr().add(block * (DIGITS + EACH - 1));
                 for (r, total) in totals.iter_mut().enumerate() {
                     let at = rows[r].wrapping_add(block * bytes);
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(AHEAD).cast());
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
                     let packed = _mm512_maskz_loadu_epi8(mask, at.cast());
                     let codes = match WAY {
                         NIBBLES => [packed, _mm512_srli_epi16::<4>(packed)],
@@ -279,8 +311,8 @@ impl<'a> Dot<'a> {
                         _ => [_mm512_multishift_epi64_epi8(shifts, _mm512_permutexvar_epi8(gather, packed)); 2],
                     };
                     // A second digit counts 256 times as much, as the next digit of the inputs does.
-                    let mut sums = [_mm512_setzero_si512(); DIGITS + MOST_DIGITS - 1];
-                    for (digit, sum) in sums.iter_mut().enumerate().take(DIGITS) {
+                    let mut sums = [_mm512_setzero_si512(); MOST_DIGITS + MOST_WEIGHT_DIGITS - 1];
+                    for (digit, sum) in sums.iter_mut().enumerate().take(DIGITS + EACH - 1) {
                         *sum = _mm512_load_si512((*starts.add(digit)).0.as_ptr().cast());
                     }
                     for (line, codes) in codes.into_iter().enumerate().take(lines) {

@@ -2,19 +2,26 @@
 
 use std::arch::x86_64::*;
 
-use super::{CHUNK, DIGITS};
+use super::{CHUNK, MOST_DIGITS};
 use crate::codec::zeroed;
 use crate::error::Result;
 
 /// Binary exponents that fixed-point inputs may have; others would overflow or vanish in the scaling.
 const EXPONENTS: std::ops::RangeInclusive<i32> = -60..=60;
-/// Largest number of three digits that are bytes with a sign.
-const MOST: i32 = 127 * 65_536 + 127 * 256 + 127;
+/// Ratio of the largest magnitude of a chunk to the mean, above which three digits lose more than float32 sums do.
+const OUTLIER: f32 = 16.0;
 
-/// Rows of inputs as three planes of int8 and a power of two for each chunk of columns.
+/// Largest number of so many digits that are bytes with a sign.
+const fn largest(digits: usize) -> i32 {
+    if digits == 3 { 127 * 0x0001_0101 } else { 127 * 0x0101_0101 }
+}
+
+/// Rows of inputs as planes of int8 and a power of two for each chunk of columns.
 pub(in crate::linear) struct FixedInputs {
     planes: Vec<i8>,
     units: Vec<f32>,
+    /// Digits of each row: three, or four where there are outliers.
+    digits: Vec<usize>,
     /// Columns, filled with zeros up to whole chunks.
     pub(super) columns: usize,
     pub(super) rows: usize,
@@ -29,15 +36,23 @@ impl FixedInputs {
     pub(in crate::linear) unsafe fn new(x: &[f32], rows: usize, stride: usize, k: usize) -> Result<Option<Self>> {
         let columns = k.next_multiple_of(CHUNK);
         let chunks = columns / CHUNK;
-        let mut fixed = Self { planes: zeroed(rows * DIGITS * columns)?, units: zeroed(rows * chunks)?, columns, rows };
+        let (planes, units) = (zeroed(rows * MOST_DIGITS * columns)?, zeroed(rows * chunks)?);
+        let mut fixed = Self { planes, units, digits: vec![3; rows], columns, rows };
         for row in 0..rows {
+            let even = |x: &[f32]| {
+                // SAFETY: as the caller promises.
+                let (most, sum) = unsafe { magnitudes(x) };
+                most * x.len() as f32 <= OUTLIER * sum
+            };
+            let values = &x[row * stride..][..k.next_multiple_of(16)];
+            fixed.digits[row] = if values.chunks(CHUNK).all(even) { 3 } else { 4 };
             for chunk in 0..chunks {
                 let start = chunk * CHUNK;
                 let len = (k.next_multiple_of(16) - start).min(CHUNK);
                 let x = &x[row * stride + start..][..len];
-                let plane = (row * DIGITS) * columns + start;
+                let plane = row * MOST_DIGITS * columns + start;
                 // SAFETY: as the caller promises; each of the planes has `len` places from `start` on.
-                let unit = unsafe { convert(x, fixed.planes.as_mut_ptr().add(plane), columns) };
+                let unit = unsafe { convert(x, fixed.digits[row], fixed.planes.as_mut_ptr().add(plane), columns) };
                 match unit {
                     Some(unit) => fixed.units[row * chunks + chunk] = unit,
                     None => return Ok(None),
@@ -47,9 +62,14 @@ impl FixedInputs {
         Ok(Some(fixed))
     }
 
+    /// Digits of a row.
+    pub(super) fn digits(&self, row: usize) -> usize {
+        self.digits[row]
+    }
+
     /// A plane of digits of a row, the lowest first.
     pub(super) fn plane(&self, row: usize, digit: usize) -> &[i8] {
-        &self.planes[(row * DIGITS + digit) * self.columns..][..self.columns]
+        &self.planes[(row * MOST_DIGITS + digit) * self.columns..][..self.columns]
     }
 
     /// What the lowest digit counts, in a chunk.
@@ -58,12 +78,27 @@ impl FixedInputs {
     }
 }
 
-/// Writes digits of values, a multiple of 16 of them, to three planes; returns what the lowest counts.
+/// Largest magnitude and sum of the magnitudes of values, a multiple of 16 of them.
 ///
 /// # Safety
-/// `planes` must have room for as many digits, thrice, `stride` apart.
+/// The processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+unsafe fn magnitudes(x: &[f32]) -> (f32, f32) {
+    let (mut most, mut sum) = (_mm512_setzero_ps(), _mm512_setzero_ps());
+    for v in x.as_chunks::<16>().0 {
+        // SAFETY: every vector is read whole.
+        let v = _mm512_abs_ps(unsafe { _mm512_loadu_ps(v.as_ptr()) });
+        (most, sum) = (_mm512_max_ps(most, v), _mm512_add_ps(sum, v));
+    }
+    (_mm512_reduce_max_ps(most), _mm512_reduce_add_ps(sum))
+}
+
+/// Writes digits of values, a multiple of 16 of them, to as many planes; returns what the lowest counts.
+///
+/// # Safety
+/// The processor must have AVX-512 F, BW and VL; each of the planes, `stride` apart, must have room for the values.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn convert(x: &[f32], planes: *mut i8, stride: usize) -> Option<f32> {
+unsafe fn convert(x: &[f32], digits: usize, planes: *mut i8, stride: usize) -> Option<f32> {
     let vectors = x.as_chunks::<16>().0;
     // SAFETY: every vector is read and written whole.
     unsafe {
@@ -81,19 +116,20 @@ unsafe fn convert(x: &[f32], planes: *mut i8, stride: usize) -> Option<f32> {
             return None;
         }
         let power = |e: i32| f32::from_bits(((e + 127) as u32) << 23);
-        // Close below a power of two, three digits fall short of it.
-        let largest = (f32::from_bits(most) * power(22 - exponent)).round_ties_even() as i32;
-        let exponent = exponent + i32::from(largest > MOST);
-        let factor = _mm512_set1_ps(power(22 - exponent));
+        let bits = 8 * digits as i32 - 2;
+        // Close below a power of two, digits with a sign fall short of it.
+        let most = (f32::from_bits(most) * power(bits - exponent)).round_ties_even() as i32;
+        let exponent = exponent + i32::from(most > largest(digits));
+        let factor = _mm512_set1_ps(power(bits - exponent));
         for (i, v) in vectors.iter().enumerate() {
             let mut rest = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(v.as_ptr()), factor));
-            for digit in 0..DIGITS {
+            for digit in 0..digits {
                 _mm_storeu_si128(planes.add(digit * stride + i * 16).cast(), _mm512_cvtepi32_epi8(rest));
                 let low = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(rest));
                 rest = _mm512_srai_epi32::<8>(_mm512_sub_epi32(rest, low));
             }
         }
-        Some(power(exponent - 22))
+        Some(power(exponent - bits))
     }
 }
 
@@ -108,13 +144,17 @@ mod tests {
             return;
         }
         let mut x: Vec<f32> = (0..512).map(|i| ((i * 7919 % 1000) as f32 - 500.0) * 1e-3).collect();
-        x[300] = 1.999_999_9; // does not fit three digits of its own binade
-        // SAFETY: the level was detected.
-        let fixed = unsafe { FixedInputs::new(&x, 1, 512, 512) }.unwrap().unwrap();
-        for (i, &v) in x.iter().enumerate() {
-            let sum = (0..DIGITS).rev().fold(0.0, |sum, d| sum * 256.0 + f64::from(fixed.plane(0, d)[i]));
-            let unit = f64::from(fixed.unit(0, i / CHUNK));
-            assert!((sum * unit - f64::from(v)).abs() <= unit / 2.0, "{i}: {v}");
+        // Neither fits the digits of its own binade; the second is an outlier.
+        for (largest, digits) in [(1.999_999_9, 3), (1_023.999_94, 4)] {
+            x[300] = largest;
+            // SAFETY: the level was detected.
+            let fixed = unsafe { FixedInputs::new(&x, 1, 512, 512) }.unwrap().unwrap();
+            assert_eq!(fixed.digits(0), digits);
+            for (i, &v) in x.iter().enumerate() {
+                let sum = (0..digits).rev().fold(0.0, |sum, d| sum * 256.0 + f64::from(fixed.plane(0, d)[i]));
+                let unit = f64::from(fixed.unit(0, i / CHUNK));
+                assert!((sum * unit - f64::from(v)).abs() <= unit / 2.0, "{i}: {v}");
+            }
         }
         for wrong in [f32::NAN, f32::INFINITY, 1e30, 1e-30] {
             x[256..].fill(wrong);

@@ -5,7 +5,9 @@ use crate::codec::scale::Chooser;
 use crate::format::{Format, Granularity, ScaleType};
 
 /// Digits of a weight, at most.
-pub(super) const MOST_DIGITS: usize = 2;
+pub(super) const MOST_WEIGHT_DIGITS: usize = 3;
+/// Fraction bits to which the levels of code books are rounded: with their range of 2 they fill three digits.
+const BOOK_BITS: i32 = 22;
 
 /// What the stored scale of a group is.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,10 +29,10 @@ pub(in crate::linear) struct Plan {
     pub(super) width: u32,
     /// Codes are bytes of two's complement: their own digits.
     pub(super) bytes: bool,
-    /// Digits of a weight: 1 or 2.
+    /// Digits of a weight: 1 to 3.
     pub(super) digits: usize,
     /// Each digit by code.
-    pub(super) tables: [[u8; 256]; MOST_DIGITS],
+    pub(super) tables: [[u8; 256]; MOST_WEIGHT_DIGITS],
     /// Fraction bits of the numbers.
     pub(super) shift: i32,
     /// Columns that share a stored scale; all of a row where that is `usize::MAX`.
@@ -68,8 +70,11 @@ impl Plan {
         let one = GroupScale { step: 1.0, zero: 0, levels: [1.0; 4] };
         let numbers: Vec<f64> =
             (0..1u32 << width).map(|code| f64::from(decode_element(&grid, width, code, &one))).collect();
-        let (shift, digits) = integers(&numbers)?;
-        let mut tables = [[0; 256]; MOST_DIGITS];
+        let (shift, digits) = match grid {
+            Grid::Book(_) => (BOOK_BITS, MOST_WEIGHT_DIGITS),
+            _ => integers(&numbers)?,
+        };
+        let mut tables = [[0; 256]; MOST_WEIGHT_DIGITS];
         for code in 0..256 {
             let number = numbers[code & (numbers.len() - 1)];
             let mut rest = (number * crate::float::exp2(shift)).round_ties_even() as i64;
@@ -84,7 +89,7 @@ impl Plan {
     }
 }
 
-/// The fewest fraction bits with which all numbers are integers of at most two digits, and the digits they need.
+/// The fewest fraction bits with which all numbers are integers of at most three digits, and the digits they need.
 fn integers(numbers: &[f64]) -> Option<(i32, usize)> {
     let (low, high) = numbers.iter().fold((0.0f64, 0.0f64), |(low, high), &v| (low.min(v), high.max(v)));
     let finite = numbers.iter().all(|v| v.is_finite());
@@ -95,7 +100,7 @@ fn integers(numbers: &[f64]) -> Option<(i32, usize)> {
         }
         // `d` digits, bytes with a sign, reach from -128 to 127 times 1 + 256 + 256^2 + ...
         let mut ones = 0.0;
-        (1..=MOST_DIGITS).find_map(|digits| {
+        (1..=MOST_WEIGHT_DIGITS).find_map(|digits| {
             ones = ones * 256.0 + 1.0;
             (scaled(low) >= -128.0 * ones && scaled(high) <= 127.0 * ones).then_some((shift, digits))
         })
