@@ -1,0 +1,8 @@
+//! Octavo's kernels for NVIDIA GPUs.
+//!
+//! A [`Program`] is CUDA C++ that includes nothing, with the macros that specialise it; a [`Call`] is one launch of one of
+//! its kernels. Rooms of kernels make calls; what runs them - a GPU, or the host in a test - sees nothing else.
+
+mod program;
+
+pub use program::{Argument, Call, Program};

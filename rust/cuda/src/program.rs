@@ -1,0 +1,61 @@
+//! Programs and calls: all that there is between the makers of kernels and what compiles and launches them.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+/// CUDA C++ and the macros that specialise it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Program {
+    /// Names the program in errors and files: `decode-mxint8-bfloat16`.
+    pub name: String,
+    /// Texts of the source, in order, by file name: `("base.cu", include_str!("../kernels/base.cu"))`.
+    pub parts: &'static [(&'static str, &'static str)],
+    /// Macros and their values.
+    pub defines: Vec<(&'static str, String)>,
+    /// Names of its `extern "C" __global__` functions.
+    pub entries: &'static [&'static str],
+}
+
+impl Program {
+    /// The whole source: macros, then the parts. Lines keep the numbers they have in their files.
+    pub fn source(&self) -> String {
+        let mut source = String::new();
+        for (name, value) in &self.defines {
+            let _ = writeln!(source, "#define {name} {value}");
+        }
+        for (file, text) in self.parts {
+            let _ = writeln!(source, "#line 1 \"{file}\"\n{text}");
+        }
+        source
+    }
+}
+
+/// An argument of a kernel, passed by value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Argument {
+    /// An address on the device, `0` for none.
+    Address(u64),
+    /// `int`.
+    I32(i32),
+    /// `long long`.
+    I64(i64),
+    /// `float`.
+    F32(f32),
+}
+
+/// One launch of a kernel.
+#[derive(Clone, Debug)]
+pub struct Call {
+    /// The program, shared by all its calls.
+    pub program: Arc<Program>,
+    /// Which of its kernels.
+    pub entry: &'static str,
+    /// Blocks.
+    pub grid: [u32; 3],
+    /// Threads of a block.
+    pub block: [u32; 3],
+    /// Bytes of dynamic shared memory.
+    pub shared: u32,
+    /// In the order of the kernel's parameters.
+    pub arguments: Vec<Argument>,
+}
