@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::codes::Table;
 use super::digits::{Dot, FixedInputs, Plan, TOGETHER};
 use super::float::{Biased, PANEL, Panel};
 use super::output::Inputs;
@@ -27,8 +28,8 @@ const UNIT: usize = 64;
 pub(super) enum Way {
     /// Dot products of bytes.
     Digits(Arc<Plan>),
-    /// Tiles of bfloat16, from digits where there are any.
-    Parts(Option<Arc<Plan>>),
+    /// Tiles of bfloat16, looked up where there is a table.
+    Parts(Option<Arc<Table>>),
 }
 
 /// How `m` rows are multiplied with `n` rows of `k` weights, unless inputs or scales are extreme; `None` for the plain way.
@@ -37,22 +38,29 @@ pub(super) fn way(format: Format, m: usize, n: usize, k: usize, level: Level) ->
         return None;
     }
     if m > FEW {
-        return tiles::available(level).then(|| Way::Parts(plan(format, level)));
+        return tiles::available(level).then(|| Way::Parts(table(format)));
     }
     plan(format, level).map(Way::Digits)
 }
 
+thread_local! {
+    /// The plans and tables made so far: making one takes longer than a small product.
+    static PLANS: RefCell<HashMap<Format, Option<Arc<Plan>>>> = RefCell::default();
+    static TABLES: RefCell<HashMap<Format, Option<Arc<Table>>>> = RefCell::default();
+}
+
 /// The codes of a format as digits, where `level` is AVX-512 and the processor has products and permutations of bytes.
 fn plan(format: Format, level: Level) -> Option<Arc<Plan>> {
-    thread_local! {
-        /// The plans made so far: making one takes longer than a small product.
-        static PLANS: RefCell<HashMap<Format, Option<Arc<Plan>>>> = RefCell::default();
-    }
     let bytes = || is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("avx512vnni");
     if level < Level::Avx512 || !bytes() {
         return None;
     }
     PLANS.with_borrow_mut(|plans| plans.entry(format).or_insert_with(|| Plan::new(format).map(Arc::new)).clone())
+}
+
+/// The numbers of a format by code.
+fn table(format: Format) -> Option<Arc<Table>> {
+    TABLES.with_borrow_mut(|tables| tables.entry(format).or_insert_with(|| Table::new(format).map(Arc::new)).clone())
 }
 
 /// Multiplies as `multiply` does; false, with nothing done, where the inputs are extreme.
@@ -96,9 +104,9 @@ pub(super) fn multiply(
                 }
             })?;
         }
-        Way::Parts(plan) => {
+        Way::Parts(table) => {
             // SAFETY: as above.
-            let Some(product) = (unsafe { parts::Product::new(w.format, plan.as_deref(), rows, x, (m, n))? }) else {
+            let Some(product) = (unsafe { parts::Product::new(w.format, table.as_deref(), rows, x, (m, n))? }) else {
                 return Ok(false);
             };
             pool::for_each(n.div_ceil(parts::UNIT), bytes, |unit| {

@@ -6,6 +6,8 @@
 #[cfg(target_arch = "x86_64")]
 mod bytes;
 #[cfg(target_arch = "x86_64")]
+mod codes;
+#[cfg(target_arch = "x86_64")]
 mod digits;
 mod dot;
 #[cfg(target_arch = "x86_64")]

@@ -8,7 +8,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::digits::{Digits, Plan, upper};
+use super::codes::{Codes, Groups, Place, Table};
 use super::output::Inputs;
 use super::tiles::{Factors, FloatSums, LINE, Line, ROWS, Session, Step};
 use super::transpose::transpose;
@@ -22,17 +22,17 @@ use crate::pool;
 /// Rows of weights that are multiplied at a time: two panels.
 const PAIR: usize = 2 * ROWS;
 /// Rows of weights in one unit of work, which share tiles of inputs in the first cache.
-pub(super) const UNIT: usize = 2 * PAIR;
+pub(super) const UNIT: usize = PAIR;
 /// Columns of a tile.
-const STEP: usize = 32;
+pub(super) const STEP: usize = 32;
 /// Columns decoded at a time by the codec, about.
 const COLUMNS: usize = 512;
 /// Columns unpacked at a time: inputs of all parts of 32 rows stay in the first cache.
-const FEW_COLUMNS: usize = 128;
+const FEW_COLUMNS: usize = 64;
 /// Parts of a float32.
-const MOST: usize = 3;
+pub(super) const MOST: usize = 3;
 /// Bytes of a tile.
-const TILE: usize = ROWS * LINE;
+pub(super) const TILE: usize = ROWS * LINE;
 /// Magnitudes that neither overflow nor vanish when multiplied, as the bits of float32: 2^-60 and 2^60.
 const BOUNDS: Range<u32> = (127 - 60) << 23..(127 + 60) << 23;
 
@@ -166,6 +166,29 @@ fn upper_halves(low: __m512, high: __m512) -> __m512i {
     _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
 }
 
+/// Adds products to sums, each row of weights times its scale.
+#[target_feature(enable = "avx512f")]
+fn scale(products: &FloatSums, scales: &[f32], across: usize, sums: &mut FloatSums) {
+    for ((products, sums), scales) in products.iter().zip(sums).zip(scales[..PAIR].chunks(ROWS)) {
+        for (products, sums) in products.iter().zip(sums).take(across) {
+            for ((product, sum), scale) in products.iter().zip(sums).zip(scales) {
+                // SAFETY: lines are aligned and hold sixteen values.
+                unsafe {
+                    let (product, old) = (_mm512_load_ps(product.0.as_ptr()), _mm512_load_ps(sum.0.as_ptr()));
+                    _mm512_store_ps(sum.0.as_mut_ptr(), _mm512_fmadd_ps(product, _mm512_set1_ps(*scale), old));
+                }
+            }
+        }
+    }
+}
+
+/// Values cut to what a bfloat16 holds.
+#[inline]
+#[target_feature(enable = "avx512f")]
+pub(super) fn upper(v: __m512) -> __m512 {
+    _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(v), _mm512_set1_epi32(0xffff_0000_u32.cast_signed())))
+}
+
 /// A product of packed weights with many rows of inputs.
 pub(super) struct Product<'a> {
     scaled: &'a Rows<'a>,
@@ -173,7 +196,7 @@ pub(super) struct Product<'a> {
     rows: Rows<'a>,
     x: Tiled,
     /// A quicker way to the same numbers, where there is one.
-    digits: Option<Digits<'a>>,
+    codes: Option<Codes<'a>>,
     m: usize,
     n: usize,
     parts: usize,
@@ -188,6 +211,9 @@ pub(super) struct Scratch {
     /// Tiles of weights by panel, 32 columns, part.
     tiles: Vec<Line<u8, LINE>>,
     sums: Vec<[FloatSums; UNIT / PAIR]>,
+    groups: Groups,
+    /// Products that are not scaled yet.
+    products: [FloatSums; 2],
 }
 
 impl<'a> Product<'a> {
@@ -197,17 +223,23 @@ impl<'a> Product<'a> {
     /// The processor must have AVX-512 F and BW.
     pub(super) unsafe fn new(
         format: Format,
-        plan: Option<&'a Plan>,
+        table: Option<&'a Table>,
         rows: &'a Rows<'a>,
         x: &Inputs<'_>,
         (m, n): (usize, usize),
     ) -> Result<Option<Self>> {
         // SAFETY: as the caller promises.
         let Some(x) = (unsafe { Tiled::new(x, m, rows.k, x.dtype)? }) else { return Ok(None) };
-        let digits = plan.and_then(|plan| Digits::new(plan, rows));
-        let each = if digits.is_some() { FEW_COLUMNS } else { rows.cut(COLUMNS) };
-        let parts = weight_parts(format);
-        Ok(Some(Self { scaled: rows, rows: rows.unscaled(), x, digits, m, n, parts, each }))
+        let codes = table.map(|table| Codes::new(table, rows));
+        let each = match table {
+            // No part of a row is to hold the end of one group and the beginning of the next.
+            Some(table) if table.group > FEW_COLUMNS && !table.group.is_multiple_of(FEW_COLUMNS) => FEW_COLUMNS / 2,
+            Some(_) => FEW_COLUMNS,
+            None => rows.cut(COLUMNS),
+        };
+        let decoded = weight_parts(format);
+        let parts = table.map_or(decoded, |table| table.parts(decoded));
+        Ok(Some(Self { scaled: rows, rows: rows.unscaled(), x, codes, m, n, parts, each }))
     }
 
     /// Room for one thread's work.
@@ -219,6 +251,8 @@ impl<'a> Product<'a> {
             unpacked: Unpacked::default(),
             tiles: vec![Line::default(); UNIT / ROWS * steps * self.parts * ROWS],
             sums: vec![[FloatSums::default(); UNIT / PAIR]; passes],
+            groups: Groups::default(),
+            products: [FloatSums::default(); 2],
         }
     }
 
@@ -226,8 +260,8 @@ impl<'a> Product<'a> {
     /// as there are; false, with nothing written, where the magnitude of weights is extreme.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F and BW and AMX.
-    #[target_feature(enable = "avx512f,avx512bw")]
+    /// The processor must have AVX-512 F, BW, VL and VBMI and AMX.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
     pub(super) unsafe fn run(
         &self,
         session: &Session,
@@ -236,30 +270,40 @@ impl<'a> Product<'a> {
         mut write: impl FnMut(usize, usize, &mut [f32]),
     ) -> bool {
         let count = UNIT.min(self.n - first);
-        let pairs = count.div_ceil(PAIR);
-        let Scratch { decoded, unpacked, tiles, sums } = scratch;
+        let Scratch { decoded, unpacked, tiles, sums, groups, products } = scratch;
         sums.fill([FloatSums::default(); UNIT / PAIR]);
+        if let Some(codes) = &self.codes {
+            // SAFETY: as the caller promises.
+            if !unsafe { codes.read(first, count, UNIT, groups) } {
+                return false;
+            }
+        }
+        // Columns whose sums are scaled together, and the steps they take.
+        let apart = self.codes.as_ref().filter(|codes| codes.table.scaled_after()).map(|codes| codes.table.group);
         let mut list = Vec::new();
         for start in (0..self.rows.k).step_by(self.each) {
             let columns = start..self.rows.k.min(start + self.each);
             let steps = columns.len().div_ceil(STEP);
             let panel = steps * self.parts * TILE;
-            for r in 0..count {
+            let base = tiles.as_mut_ptr().cast::<u8>();
+            if let Some(codes) = &self.codes {
+                let (parts, round) = (self.parts, start / self.each);
+                let place = Place { first, count, stride: UNIT, columns, parts, panel, round };
                 // SAFETY: as the caller promises; there are tiles for all panels.
-                unsafe {
-                    let to = tiles.as_mut_ptr().cast::<u8>().add(r / ROWS * panel + r % ROWS * LINE);
-                    if let Some(digits) = &self.digits {
-                        if !digits.put(first + r, columns.clone(), self.parts, to) {
-                            return false;
-                        }
-                        continue;
-                    }
+                if !unsafe { codes.put(&place, groups, base) } {
+                    return false;
+                }
+            } else {
+                for r in 0..count {
                     self.rows.decode(first + r, columns.clone(), decoded, unpacked);
                     decoded[columns.len()..steps * STEP].fill(0.0);
-                    if !moderate(&decoded[..steps * STEP]) {
-                        return false;
+                    // SAFETY: as above.
+                    unsafe {
+                        if !moderate(&decoded[..steps * STEP]) {
+                            return false;
+                        }
+                        self.put(&decoded[..steps * STEP], base.add(r / ROWS * panel + r % ROWS * LINE));
                     }
-                    self.put(&decoded[..steps * STEP], to);
                 }
             }
             if list.len() != steps * self.parts {
@@ -267,7 +311,7 @@ impl<'a> Product<'a> {
             }
             for (pass, sums) in sums.iter_mut().enumerate() {
                 let inputs = &self.x.lines[pass * self.x.pass + start / STEP * self.x.step..];
-                for (pair, sums) in sums.iter_mut().enumerate().take(pairs) {
+                for (pair, sums) in sums.iter_mut().enumerate().take(count.div_ceil(PAIR)) {
                     let factors = Factors {
                         steps: &list,
                         weights: tiles.as_ptr().cast::<u8>().wrapping_add(2 * pair * panel),
@@ -276,14 +320,23 @@ impl<'a> Product<'a> {
                         across: self.x.across,
                     };
                     // SAFETY: the steps name tiles of the weights just written and of the inputs of their columns.
-                    unsafe { session.add_products(&factors, sums) };
+                    unsafe {
+                        match apart {
+                            None => session.add_products(&factors, false, sums),
+                            Some(group) => {
+                                let scales = |at: usize| &groups.scales[(start / group + at) * UNIT + pair * PAIR..];
+                                let steps = group.min(self.each) / STEP;
+                                self.add_scaled(session, &factors, steps, scales, products, sums);
+                            }
+                        }
+                    }
                 }
             }
         }
         let mut factors = [0.0f32; UNIT];
         for (r, factor) in factors.iter_mut().enumerate().take(count) {
-            *factor = match &self.digits {
-                Some(digits) => digits.factor(first + r),
+            *factor = match &self.codes {
+                Some(codes) => codes.factor(first + r),
                 None => self.scaled.row_factor(first + r),
             };
         }
@@ -309,6 +362,33 @@ impl<'a> Product<'a> {
             }
         }
         true
+    }
+
+    /// Adds products of groups of `steps` steps, each times its scales.
+    ///
+    /// # Safety
+    /// As for [`Session::add_products`]; the processor must have AVX-512 F.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn add_scaled<'s>(
+        &self,
+        session: &Session,
+        factors: &Factors<'_>,
+        steps: usize,
+        scales: impl Fn(usize) -> &'s [f32],
+        products: &mut [FloatSums; 2],
+        sums: &mut FloatSums,
+    ) {
+        // The last products are scaled while the tiles are at work on the next.
+        let groups = factors.steps.chunks(steps * self.parts);
+        let last = groups.len() - 1;
+        for (i, steps) in groups.enumerate() {
+            // SAFETY: as the caller promises.
+            unsafe { session.add_products(&Factors { steps, ..*factors }, true, &mut products[i % 2]) };
+            if i > 0 {
+                scale(&products[(i - 1) % 2], scales(i - 1), self.x.across, sums);
+            }
+        }
+        scale(&products[last % 2], scales(last), self.x.across, sums);
     }
 
     /// Writes the parts of a row of weights to a row of its tiles.

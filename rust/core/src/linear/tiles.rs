@@ -229,25 +229,32 @@ impl Session {
 }
 
 impl Session {
-    /// Adds the products of bfloat16 of all steps to sums, in order.
+    /// Adds the products of bfloat16 of all steps to sums, in order; `fresh` sums begin at zero.
     ///
     /// # Safety
     /// All that the factors name must be readable.
-    pub(super) unsafe fn add_products(&self, factors: &Factors<'_>, sums: &mut FloatSums) {
+    pub(super) unsafe fn add_products(&self, factors: &Factors<'_>, fresh: bool, sums: &mut FloatSums) {
         if factors.steps.is_empty() {
+            if fresh {
+                *sums = FloatSums::default();
+            }
             return;
         }
         // SAFETY: as the caller promises; a session is alive, and no tile outlives the block.
         unsafe {
-            if factors.across == 1 {
-                products!(
+            match (factors.across, fresh) {
+                (1, false) => products!(
                     factors, sums,
                     ["tileloadd tmm0, [{c} + {line}]" "tileloadd tmm2, [{c} + {line} + 2048]"],
                     ["tileloadd tmm6, [{y} + {line}]" "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm2, tmm5, tmm6"],
                     ["tilestored [{c} + {line}], tmm0" "tilestored [{c} + {line} + 2048], tmm2"], "1024"
-                );
-            } else {
-                products!(
+                ),
+                (1, true) => products!(
+                    factors, sums, ["tilezero tmm0" "tilezero tmm2"],
+                    ["tileloadd tmm6, [{y} + {line}]" "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm2, tmm5, tmm6"],
+                    ["tilestored [{c} + {line}], tmm0" "tilestored [{c} + {line} + 2048], tmm2"], "1024"
+                ),
+                (_, false) => products!(
                     factors, sums,
                     ["tileloadd tmm0, [{c} + {line}]" "tileloadd tmm1, [{c} + {line} + 1024]"
                      "tileloadd tmm2, [{c} + {line} + 2048]" "tileloadd tmm3, [{c} + {line} + 3072]"],
@@ -255,7 +262,14 @@ impl Session {
                      "tileloadd tmm7, [{y} + {line} + 1024]" "tdpbf16ps tmm1, tmm4, tmm7" "tdpbf16ps tmm3, tmm5, tmm7"],
                     ["tilestored [{c} + {line}], tmm0" "tilestored [{c} + {line} + 1024], tmm1"
                      "tilestored [{c} + {line} + 2048], tmm2" "tilestored [{c} + {line} + 3072], tmm3"], "2048"
-                );
+                ),
+                (_, true) => products!(
+                    factors, sums, ["tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3"],
+                    ["tileloadd tmm6, [{y} + {line}]" "tdpbf16ps tmm0, tmm4, tmm6" "tdpbf16ps tmm2, tmm5, tmm6"
+                     "tileloadd tmm7, [{y} + {line} + 1024]" "tdpbf16ps tmm1, tmm4, tmm7" "tdpbf16ps tmm3, tmm5, tmm7"],
+                    ["tilestored [{c} + {line}], tmm0" "tilestored [{c} + {line} + 1024], tmm1"
+                     "tilestored [{c} + {line} + 2048], tmm2" "tilestored [{c} + {line} + 3072], tmm3"], "2048"
+                ),
             }
         }
     }

@@ -79,7 +79,7 @@ impl<'a> Dot<'a> {
         let nibbles = plan.width == 4;
         let block = if nibbles { 2 * LINE } else { LINE };
         let group = plan.group.min(LINE);
-        let scales = Scales::new(plan, rows);
+        let scales = Scales::new(plan.scale, rows);
         // Numbers as integers, from 0 up.
         let numbers: Vec<i32> = (0..256)
             .map(|code| {

@@ -8,13 +8,12 @@
 mod dot;
 mod inputs;
 mod plan;
-mod rows;
 mod scales;
 
 pub(super) use dot::{Dot, TOGETHER};
 pub(super) use inputs::FixedInputs;
-pub(super) use plan::Plan;
-pub(super) use rows::{Digits, upper};
+pub(super) use plan::{Plan, Scale, grouping};
+pub(super) use scales::Scales;
 
 /// Digits of an input, at most.
 const MOST_DIGITS: usize = 4;

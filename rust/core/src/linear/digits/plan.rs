@@ -11,7 +11,7 @@ const BOOK_BITS: i32 = 22;
 
 /// What the stored scale of a group is.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Scale {
+pub(in crate::linear) enum Scale {
     /// One step for a row, or for all.
     Row,
     /// `2^(code - 127 - shift)`.
@@ -49,19 +49,7 @@ impl Plan {
         if width > 8 {
             return None;
         }
-        let (group, scale) = match (format.granularity(), Chooser::of(format)) {
-            (Granularity::Block(block), chooser) => {
-                let fits = matches!(block, 16 | 32) || block.is_multiple_of(64);
-                let scale = match (format.scale_type(), chooser) {
-                    (Some(ScaleType::F16), _) => Scale::Half,
-                    (_, Chooser::Exponent { shift, .. }) => Scale::Exponent { shift },
-                    (_, Chooser::NvFp4) => Scale::Code,
-                    _ => return None,
-                };
-                (fits.then_some(block as usize)?, scale)
-            }
-            _ => (usize::MAX, Scale::Row),
-        };
+        let (group, scale) = grouping(format)?;
         let grid = Grid::of(format);
         let zeros = matches!(grid, Grid::Integer { layout: Integers::Offset, .. });
         if matches!(grid, Grid::Levels(2..)) {
@@ -87,6 +75,20 @@ impl Plan {
         let bytes = width == 8 && digits == 1 && (0..256).all(|code| usize::from(tables[0][code]) == code);
         Some(Self { width, bytes, digits, tables, shift, group, scale, zeros })
     }
+}
+
+/// How many columns share a scale, all of a row being `usize::MAX`, and what it is; `None` for other groups than vectors are
+/// made of.
+pub(in crate::linear) fn grouping(format: Format) -> Option<(usize, Scale)> {
+    let Granularity::Block(block) = format.granularity() else { return Some((usize::MAX, Scale::Row)) };
+    let scale = match (format.scale_type(), Chooser::of(format)) {
+        (Some(ScaleType::F16), _) => Scale::Half,
+        (_, Chooser::Exponent { shift, .. }) => Scale::Exponent { shift },
+        (_, Chooser::NvFp4) => Scale::Code,
+        _ => return None,
+    };
+    let fits = matches!(block, 16 | 32) || block.is_multiple_of(64);
+    fits.then_some((block as usize, scale))
 }
 
 /// The fewest fraction bits with which all numbers are integers of at most three digits, and the digits they need.

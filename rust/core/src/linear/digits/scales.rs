@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::plan::{Plan, Scale};
+use super::plan::Scale;
 use crate::codec::rows::Rows;
 
 /// Exponents are raised by this, so that those of blocks of zeros are not subnormal, which is slow.
@@ -13,23 +13,28 @@ const MOST_CODE: u8 = 127 + 40;
 const MOST_SCALE: f32 = (1u64 << 40) as f32;
 
 /// The stored scales of a matrix.
-pub(super) struct Scales<'a> {
+pub(in crate::linear) struct Scales<'a> {
     scale: Scale,
     bytes: &'a [u8],
     /// Scales in a row.
-    pub(super) groups: usize,
+    pub(in crate::linear) groups: usize,
     /// E4M3 codes times the tensor's scale.
     table: Vec<f32>,
 }
 
 impl<'a> Scales<'a> {
-    pub(super) fn new(plan: &Plan, rows: &Rows<'a>) -> Self {
+    pub(in crate::linear) fn new(scale: Scale, rows: &Rows<'a>) -> Self {
         let (bytes, groups) = rows.scales();
-        let table = match plan.scale {
+        let table = match scale {
             Scale::Code => (0..=255).map(|code| rows.block_step(code) as f32).collect(),
             _ => Vec::new(),
         };
-        Self { scale: plan.scale, bytes, groups, table }
+        Self { scale, bytes, groups, table }
+    }
+
+    /// The stored scales, of all rows.
+    pub(in crate::linear) const fn bytes(&self) -> &'a [u8] {
+        self.bytes
     }
 
     /// Power of two by which all that [`Self::read`] gives is too large.
@@ -45,7 +50,7 @@ impl<'a> Scales<'a> {
     /// # Safety
     /// The processor must have AVX-512 F, BW and VL; the row must have the groups.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    pub(super) unsafe fn read(&self, row: usize, first: usize, to: &mut [f32]) -> bool {
+    pub(in crate::linear) unsafe fn read(&self, row: usize, first: usize, to: &mut [f32]) -> bool {
         let at = row * self.groups + first;
         let mut fits = true;
         for (i, to) in to.chunks_mut(16).enumerate() {

@@ -1,0 +1,448 @@
+//! Weights of up to eight bits as bfloat16 numbers, looked up by code.
+//!
+//! What a group is multiplied with goes into the numbers where that is a power of two, and beside them where groups are
+//! short; otherwise it is left to whoever sums their products.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::digits::{Scale, Scales, grouping};
+use super::parts::{MOST, STEP, TILE, upper};
+use super::tiles::{LINE, Line, ROWS};
+use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
+use crate::codec::rows::Rows;
+use crate::format::Format;
+
+/// Columns unpacked at a time.
+const BLOCK: usize = 64;
+/// Bits of the difference of a code and a zero point.
+const DIFFERENCE: u32 = 6;
+/// Magnitudes that numbers may have, for the same reason as [`EXPONENTS`].
+const NUMBERS: Range<f32> = 1.0 / (1u64 << 40) as f32..(1u64 << 40) as f32;
+/// Codes of exponents with which numbers and products of moderate inputs neither vanish nor overflow.
+const EXPONENTS: Range<u8> = 91..164;
+
+/// What becomes of a group's scale: numbers are left as they are,
+const AFTER: u8 = 0;
+/// it is an exponent, added to that of the numbers,
+const EXPONENT: u8 = 1;
+/// or numbers are multiplied with it.
+const TIMES: u8 = 2;
+
+/// How codes become numbers: looked up with six bits,
+const NARROW: u8 = 0;
+/// with eight,
+const WIDE: u8 = 1;
+/// with six bits of the difference of a code and its zero point,
+const ZEROS: u8 = 2;
+/// or converted, being integers.
+const BYTES: u8 = 3;
+
+/// The numbers of a format by code.
+#[derive(Debug)]
+pub(super) struct Table {
+    width: u32,
+    /// Columns that share a stored scale; all of a row where that is `usize::MAX`.
+    pub(super) group: usize,
+    scale: Scale,
+    way: u8,
+    scaling: u8,
+    /// Fraction bits of converted integers.
+    shift: i32,
+    /// Parts of the numbers as they are looked up.
+    parts: usize,
+    /// By part and code, the lower and the upper bytes.
+    bytes: [[Line<u8, 256>; 2]; MOST],
+}
+
+impl Table {
+    /// The table of a format; `None` where there is none.
+    pub(super) fn new(format: Format) -> Option<Self> {
+        let width = format.width();
+        let (group, scale) = grouping(format).filter(|_| width <= 8)?;
+        let grid = Grid::of(format);
+        let zeros = matches!(grid, Grid::Integer { layout: Integers::Offset, .. });
+        if matches!(grid, Grid::Levels(2..)) || zeros && width >= DIFFERENCE {
+            return None; // several scales a number; differences without a table
+        }
+        let one = GroupScale { step: 1.0, zero: 0, levels: [1.0; 4] };
+        let number = |code: u32| match zeros {
+            true => (code as i32) << (32 - DIFFERENCE) >> (32 - DIFFERENCE),
+            false => 0,
+        } as f32 + if zeros { 0.0 } else { decode_element(&grid, width, code, &one) };
+        let codes = 1u32 << if zeros { DIFFERENCE } else { width };
+        let mut bytes = [[Line([0; 256]); 2]; MOST];
+        let mut parts = 1;
+        for index in 0..256 {
+            let mut rest = number(index & (codes - 1));
+            if rest != 0.0 && !NUMBERS.contains(&rest.abs()) {
+                return None; // infinities and NaN, too
+            }
+            for (part, [low, high]) in bytes.iter_mut().enumerate() {
+                let bits = rest.to_bits() >> 16;
+                if bits != 0 {
+                    parts = parts.max(part + 1);
+                }
+                [low.0[index as usize], high.0[index as usize]] = (bits as u16).to_le_bytes();
+                rest -= f32::from_bits(bits << 16);
+            }
+        }
+        let scaling = match scale {
+            Scale::Exponent { .. } => EXPONENT,
+            _ if group < STEP => TIMES,
+            _ => AFTER,
+        };
+        // An integer of eight bits and a sign is 1 in its lowest place.
+        let unit = number(1);
+        let bytes_of = |code: u32| f32::from((code as u8).cast_signed()) * unit;
+        let integers = width == 8 && (0..256).all(|code| number(code) == bytes_of(code)) && unit.log2().fract() == 0.0;
+        let way = match width {
+            _ if zeros => ZEROS,
+            _ if integers => BYTES,
+            ..=DIFFERENCE => NARROW,
+            _ => WIDE,
+        };
+        let shift = if integers { -unit.log2() as i32 } else { 0 };
+        let fits = parts == 1 || scaling != TIMES;
+        fits.then_some(Self { width, group, scale, way, scaling, shift, parts, bytes })
+    }
+
+    /// Parts of what [`Codes::put`] writes, if decoded weights have so many.
+    pub(super) fn parts(&self, decoded: usize) -> usize {
+        if self.scaling == TIMES { decoded } else { self.parts }
+    }
+
+    /// True if sums over a group are to be multiplied with its scale.
+    pub(super) fn scaled_after(&self) -> bool {
+        self.scaling == AFTER && self.scale != Scale::Row
+    }
+}
+
+/// The weights of a matrix, to be looked up.
+pub(super) struct Codes<'a> {
+    pub(super) table: &'a Table,
+    rows: &'a Rows<'a>,
+    scales: Scales<'a>,
+    /// What the numbers written count, beside the factor of a row or tensor.
+    unit: f32,
+    /// Which bytes of packed codes hold each eight of them.
+    gather: Line<u8, LINE>,
+    /// Where in them each code begins, in bits.
+    shifts: Line<u8, LINE>,
+}
+
+/// Which weights are written, and where.
+pub(super) struct Place {
+    /// Rows: the first, and how many.
+    pub(super) first: usize,
+    pub(super) count: usize,
+    /// Rows whose groups were read together.
+    pub(super) stride: usize,
+    pub(super) columns: Range<usize>,
+    /// Parts of a number.
+    pub(super) parts: usize,
+    /// Bytes of sixteen rows of tiles.
+    pub(super) panel: usize,
+    /// Calls for the same rows before.
+    pub(super) round: usize,
+}
+
+/// Scales and zero points of some rows.
+#[derive(Default)]
+pub(super) struct Groups {
+    /// By group, then row.
+    pub(super) scales: Vec<f32>,
+    /// By row, then group.
+    zeros: Vec<u8>,
+    one: Vec<f32>,
+    stored_zeros: Vec<u16>,
+}
+
+impl<'a> Codes<'a> {
+    pub(super) fn new(table: &'a Table, rows: &'a Rows<'a>) -> Self {
+        let scales = Scales::new(table.scale, &rows.unscaled());
+        let scale_bits = if let Scale::Exponent { shift } = table.scale { shift } else { 0 };
+        let unit = crate::float::exp2(-scale_bits - table.shift) as f32;
+        let width = table.width as usize;
+        // Interleaving the lower halves of sixteen bytes is to give the first 32 columns, the upper ones the next.
+        let eight = |i: usize| i / 16 + if i % 16 < 8 { 0 } else { 4 };
+        let gather = Line(std::array::from_fn(|i| (eight(i) * width + i % 8) as u8 & 63));
+        let shifts = Line(std::array::from_fn(|i| (i % 8 * width) as u8));
+        Self { table, rows, scales, unit, gather, shifts }
+    }
+
+    /// What the numbers written of a row count.
+    pub(super) fn factor(&self, row: usize) -> f32 {
+        match self.table.scale {
+            Scale::Row => self.rows.row_step(row) as f32 * self.unit,
+            _ => self.rows.row_factor(row) * self.unit,
+        }
+    }
+
+    /// Reads scales and zero points of `count` rows from `first` on; scales lie `stride` apart. False where one is not in
+    /// range.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F, BW and VL.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(super) unsafe fn read(&self, first: usize, count: usize, stride: usize, to: &mut Groups) -> bool {
+        let groups = self.scales.groups;
+        if matches!(self.table.scale, Scale::Half | Scale::Code) {
+            to.scales.resize(groups * stride, 0.0);
+            to.one.resize(groups, 0.0);
+            for r in 0..count {
+                // SAFETY: as the caller promises; the row has the groups.
+                if !unsafe { self.scales.read(first + r, 0, &mut to.one) } {
+                    return false;
+                }
+                to.scales.iter_mut().skip(r).step_by(stride).zip(&to.one).for_each(|(to, scale)| *to = *scale);
+            }
+        }
+        if self.table.way == ZEROS {
+            to.zeros.clear();
+            for r in 0..count {
+                self.rows.zeros(first + r, &mut to.stored_zeros);
+                to.zeros.extend(to.stored_zeros.iter().map(|&zero| zero as u8));
+            }
+        }
+        true
+    }
+
+    /// Writes columns of `count` rows from `first` on, which begin at a multiple of 64, to panels of tiles: lines of 32
+    /// numbers by row, those of the parts a tile apart. False where a scale is out of range. The `groups` are those read of
+    /// the rows, and `round` counts the calls for the same rows.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F, BW, VL and VBMI, and there be tiles for all rows, `panel` bytes for each sixteen.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+    pub(super) unsafe fn put(&self, place: &Place, groups: &Groups, tiles: *mut u8) -> bool {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match (self.table.way, self.table.scaling) {
+                (NARROW, AFTER) => self.put_as::<NARROW, AFTER>(place, groups, tiles),
+                (NARROW, EXPONENT) => self.put_as::<NARROW, EXPONENT>(place, groups, tiles),
+                (NARROW, _) => self.put_as::<NARROW, TIMES>(place, groups, tiles),
+                (ZEROS, AFTER) => self.put_as::<ZEROS, AFTER>(place, groups, tiles),
+                (ZEROS, _) => self.put_as::<ZEROS, TIMES>(place, groups, tiles),
+                (BYTES, AFTER) => self.put_as::<BYTES, AFTER>(place, groups, tiles),
+                (BYTES, EXPONENT) => self.put_as::<BYTES, EXPONENT>(place, groups, tiles),
+                (BYTES, _) => self.put_as::<BYTES, TIMES>(place, groups, tiles),
+                (_, AFTER) => self.put_as::<WIDE, AFTER>(place, groups, tiles),
+                (_, EXPONENT) => self.put_as::<WIDE, EXPONENT>(place, groups, tiles),
+                _ => self.put_as::<WIDE, TIMES>(place, groups, tiles),
+            }
+        }
+    }
+
+    /// [`Self::put`] in one way.
+    ///
+    /// # Safety
+    /// As for [`Self::put`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+    unsafe fn put_as<const WAY: u8, const SCALING: u8>(&self, place: &Place, groups: &Groups, tiles: *mut u8) -> bool {
+        let Place { first, count, stride, ref columns, parts, panel, round } = *place;
+        let (width, table_parts) = (self.table.width as usize, if WAY == BYTES { 1 } else { self.table.parts });
+        let (codes, row_bytes) = self.rows.codes();
+        let bytes = BLOCK / 8 * width;
+        let start = columns.start / 8 * width;
+        let piece = columns.len() * width / 8;
+        // What the same call for the next rows reads, in the order of memory, which these loads are not in.
+        let mut next = codes.as_ptr().wrapping_add((first + stride) * row_bytes + round * stride * piece);
+        let mut fits = true;
+        // SAFETY: masks keep inside the rows; there is a line for each part of 32 columns, and all groups were read.
+        unsafe {
+            let gather = _mm512_load_si512(self.gather.0.as_ptr().cast());
+            let shifts = _mm512_load_si512(self.shifts.0.as_ptr().cast());
+            for r in 0..count {
+                for line in (0..piece).step_by(LINE) {
+                    _mm_prefetch::<_MM_HINT_T1>(next.wrapping_add(line).cast());
+                }
+                next = next.wrapping_add(piece);
+                let packed = codes.as_ptr().add((first + r) * row_bytes + start);
+                let left = row_bytes - start;
+                let mut to = tiles.add(r / ROWS * panel + r % ROWS * LINE);
+                for (i, column) in columns.clone().step_by(BLOCK).enumerate() {
+                    let mask = u64::MAX >> (64 - (left - i * bytes).min(bytes));
+                    let loaded = _mm512_maskz_loadu_epi8(mask, packed.add(i * bytes).cast());
+                    let second = column + STEP < columns.end;
+                    if WAY == BYTES {
+                        let (low, high) = (_mm512_castsi512_si256(loaded), _mm512_extracti64x4_epi64::<1>(loaded));
+                        fits &= self.finish::<SCALING>(place, groups, r, column, converted(low), to);
+                        if second {
+                            let to = to.add(parts * TILE);
+                            fits &= self.finish::<SCALING>(place, groups, r, column + STEP, converted(high), to);
+                        }
+                        to = to.add(2 * parts * TILE);
+                        continue;
+                    }
+                    let mut indices = _mm512_permutexvar_epi8(gather, loaded);
+                    if WAY != WIDE || width < 8 {
+                        indices = _mm512_multishift_epi64_epi8(shifts, indices);
+                    }
+                    if WAY == ZEROS {
+                        // Bits above the code come off first: those of the difference are looked up.
+                        let codes = _mm512_and_si512(indices, _mm512_set1_epi8((1 << width) - 1));
+                        indices = _mm512_sub_epi8(codes, self.zeros(groups, r, column));
+                    }
+                    for part in 0..table_parts {
+                        let [low, high] = &self.table.bytes[part];
+                        let (low, high) = (look_up::<WAY>(low, indices), look_up::<WAY>(high, indices));
+                        let at = to.add(part * TILE);
+                        let line = _mm512_unpacklo_epi8(low, high);
+                        fits &= self.finish::<SCALING>(place, groups, r, column, line, at);
+                        if second {
+                            let line = _mm512_unpackhi_epi8(low, high);
+                            let at = at.add(parts * TILE);
+                            fits &= self.finish::<SCALING>(place, groups, r, column + STEP, line, at);
+                        }
+                    }
+                    to = to.add(2 * parts * TILE);
+                }
+            }
+        }
+        fits
+    }
+
+    /// Scales 32 numbers as far as this is done here, and writes them.
+    ///
+    /// # Safety
+    /// As for [`Self::put`]; `to` must be their line.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+    unsafe fn finish<const SCALING: u8>(
+        &self,
+        place: &Place,
+        groups: &Groups,
+        r: usize,
+        column: usize,
+        mut line: __m512i,
+        to: *mut u8,
+    ) -> bool {
+        // SAFETY: as the caller promises.
+        unsafe {
+            if SCALING == TIMES {
+                let at = |column: usize| (column / self.table.group).min(self.scales.groups - 1) * place.stride + r;
+                let (first, second) = (groups.scales[at(column)], groups.scales[at(column + STEP / 2)]);
+                multiplied(line, first, second, place.parts, to);
+                return true;
+            }
+            let fits = SCALING == AFTER || self.add_exponent(place.first + r, column, &mut line);
+            _mm512_store_si512(to.cast(), line);
+            fits
+        }
+    }
+
+    /// Zero points of 64 columns, in the order in which codes are taken apart.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    fn zeros(&self, groups: &Groups, r: usize, column: usize) -> __m512i {
+        let all = &groups.zeros[r * self.scales.groups..][..self.scales.groups];
+        let at = |column: usize| (column / self.table.group).min(all.len() - 1);
+        let first = _mm512_set1_epi8(all[at(column)].cast_signed());
+        let second = _mm512_set1_epi8(all[at(column + STEP)].cast_signed());
+        _mm512_mask_blend_epi8(0xff00_ff00_ff00_ff00, first, second)
+    }
+
+    /// Adds the exponents of the groups from `column` on to 32 numbers that are not 0; false where one is out of range.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn add_exponent(&self, row: usize, column: usize, line: &mut __m512i) -> bool {
+        let (stored, groups) = (self.scales.bytes(), self.scales.groups);
+        let numbers = _mm512_test_epi16_mask(*line, _mm512_set1_epi16(0x7fff));
+        let mut fits = true;
+        let mut add = |column: usize, which: u32| {
+            let group = column / self.table.group;
+            if group < groups && numbers & which != 0 {
+                let code = stored[row * groups + group];
+                fits &= EXPONENTS.contains(&code);
+                let exponent = _mm512_set1_epi16((i16::from(code) - 127) << 7);
+                *line = _mm512_mask_add_epi16(*line, numbers & which, *line, exponent);
+            }
+        };
+        if self.table.group < STEP {
+            add(column, 0x0000_ffff);
+            add(column + STEP / 2, 0xffff_0000);
+        } else {
+            add(column, u32::MAX);
+        }
+        fits
+    }
+}
+
+/// Bytes by code.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+fn look_up<const WAY: u8>(bytes: &Line<u8, 256>, codes: __m512i) -> __m512i {
+    let quarters = bytes.0.as_chunks::<BLOCK>().0;
+    // SAFETY: a quarter is a vector, and aligned.
+    let quarter = |i: usize| unsafe { _mm512_load_si512(quarters[i].as_ptr().cast()) };
+    if WAY != WIDE {
+        // Tables repeat with the width: higher bits of an index do not matter.
+        return _mm512_permutexvar_epi8(codes, quarter(0));
+    }
+    let below = _mm512_permutex2var_epi8(quarter(0), codes, quarter(1));
+    let above = _mm512_permutex2var_epi8(quarter(2), codes, quarter(3));
+    _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), below, above)
+}
+
+/// Integers of eight bits as bfloat16.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+fn converted(bytes: __m256i) -> __m512i {
+    // Pairs of columns in a lane: the even one below, the odd one above.
+    let pairs = _mm512_cvtepi8_epi16(bytes);
+    let even = _mm512_cvtepi32_ps(_mm512_srai_epi32::<16>(_mm512_slli_epi32::<16>(pairs)));
+    let odd = _mm512_cvtepi32_ps(_mm512_srai_epi32::<16>(pairs));
+    let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(even));
+    _mm512_mask_blend_epi16(0xaaaa_aaaa, low, _mm512_castps_si512(odd))
+}
+
+/// Writes the parts of 32 numbers times two scales, of sixteen each, a tile apart.
+///
+/// # Safety
+/// The processor must have AVX-512 F, and `to` be a row of the first of enough tiles.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn multiplied(line: __m512i, first: f32, second: f32, parts: usize, mut to: *mut u8) {
+    let scale = _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(first), _mm512_set1_ps(second));
+    // Pairs of columns in a lane: the even one below, the odd one above.
+    let mut even = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(line)), scale);
+    let mut odd = _mm512_mul_ps(upper(_mm512_castsi512_ps(line)), scale);
+    for _ in 0..parts {
+        let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(even));
+        // SAFETY: as the caller promises.
+        unsafe { _mm512_store_si512(to.cast(), _mm512_or_si512(low, _mm512_castps_si512(upper(odd)))) };
+        even = _mm512_sub_ps(even, upper(even));
+        odd = _mm512_sub_ps(odd, upper(odd));
+        to = to.wrapping_add(TILE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_add_up_to_the_numbers() {
+        for text in ["int8", "mxint6", "mxfp4", "mxfp8e4m3", "e3m4", "bm8e4/16", "nvfp4", "nf4", "ternary", "log6"] {
+            let format = Format::parse(text).unwrap();
+            let table = Table::new(format).unwrap();
+            for code in 0..1u32 << table.width {
+                let part = |p: usize| {
+                    let [low, high] = &table.bytes[p];
+                    f32::from_bits(u32::from(low.0[code as usize]) << 16 | u32::from(high.0[code as usize]) << 24)
+                };
+                let sum = (0..table.parts).rev().fold(0.0, |sum, p| sum + part(p));
+                let wanted = decode_element(&Grid::of(format), table.width, code, &GroupScale::step(1.0));
+                assert_eq!(sum, wanted, "{text}, code {code}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_table_holds_is_decoded() {
+        for text in ["int12", "fp16", "e5m2", "binary2", "int4:g7", "uint8", "mxfp4/12"] {
+            assert!(Table::new(Format::parse(text).unwrap()).is_none(), "{text}");
+        }
+    }
+}
