@@ -231,12 +231,7 @@ impl<'a> Product<'a> {
         // SAFETY: as the caller promises.
         let Some(x) = (unsafe { Tiled::new(x, m, rows.k, x.dtype)? }) else { return Ok(None) };
         let codes = table.map(|table| Codes::new(table, rows));
-        let each = match table {
-            // No part of a row is to hold the end of one group and the beginning of the next.
-            Some(table) if table.group > FEW_COLUMNS && !table.group.is_multiple_of(FEW_COLUMNS) => FEW_COLUMNS / 2,
-            Some(_) => FEW_COLUMNS,
-            None => rows.cut(COLUMNS),
-        };
+        let each = if codes.is_some() { FEW_COLUMNS } else { rows.cut(COLUMNS) };
         let decoded = weight_parts(format);
         let parts = table.map_or(decoded, |table| table.parts(decoded));
         Ok(Some(Self { scaled: rows, rows: rows.unscaled(), x, codes, m, n, parts, each }))
@@ -287,8 +282,7 @@ impl<'a> Product<'a> {
             let panel = steps * self.parts * TILE;
             let base = tiles.as_mut_ptr().cast::<u8>();
             if let Some(codes) = &self.codes {
-                let (parts, round) = (self.parts, start / self.each);
-                let place = Place { first, count, stride: UNIT, columns, parts, panel, round };
+                let place = Place { first, count, stride: UNIT, columns, parts: self.parts, panel };
                 // SAFETY: as the caller promises; there are tiles for all panels.
                 if !unsafe { codes.put(&place, groups, base) } {
                     return false;
