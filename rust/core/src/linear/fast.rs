@@ -37,10 +37,12 @@ pub(super) fn way(format: Format, m: usize, n: usize, k: usize, level: Level) ->
     if n.saturating_mul(k) < SMALL[usize::from(m > FEW)] {
         return None;
     }
-    if m > FEW {
-        return tiles::available(level).then(|| Way::Parts(table(format)));
-    }
-    plan(format, level).map(Way::Digits)
+    let digits = if m > FEW { None } else { plan(format, level).map(Way::Digits) };
+    digits.or_else(|| {
+        let table = table(format);
+        let better = m > FEW || table.is_some() && n.saturating_mul(k) >= SMALL[1];
+        (better && tiles::available(level)).then_some(Way::Parts(table))
+    })
 }
 
 thread_local! {
