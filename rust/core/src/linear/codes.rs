@@ -213,6 +213,9 @@ impl<'a> Codes<'a> {
         }
         if self.table.scaling == EXPONENT {
             let codes = &self.scales.bytes()[first * groups..][..count * groups];
+            if codes.contains(&u8::MAX) {
+                return false; // NaN, whatever the numbers are
+            }
             to.exponents.clear();
             to.exponents.extend(codes.iter().map(|&code| (i16::from(code) - 127) << 7));
             to.extreme = codes.iter().fold(false, |extreme, code| extreme | !EXPONENTS.contains(code));
