@@ -3,8 +3,9 @@
     python benches/linear.py [--formats a,b] [--batches 1,32] [--size 4096x4096] [--threads 2] [--rounds 25]
                              [--rotate-mb 256] [--json [FILE]] [--force]
 
-Weights take turns, so many of them that they come from memory. Every round times a few calls in a row of a packed product
-directly beside the float32 and the bfloat16 one; a ratio is median over median. Exit status 3: the machine is busy. README.md says more.
+Weights take turns, so many of them that they come from memory. Every round times a few calls in a row of a packed
+product directly beside the float32 and the bfloat16 one; a ratio is median over median. Exit status 3: the machine is
+busy. README.md says more.
 """
 
 from __future__ import annotations
@@ -139,7 +140,7 @@ def peers(x: Tensor, weight: Tensor, rotate: int) -> Iterator[tuple[str, Callabl
 
 
 def burst(call: Callable[[], object]) -> float:
-    """Seconds that one of several calls in a row takes, the median: layers follow each other, no thread falls asleep."""
+    """Seconds that one of several calls in a row takes, the median: layers do follow each other."""
     time.sleep(harness.PAUSE_S)
     times = []
     for _ in range(BURST):
