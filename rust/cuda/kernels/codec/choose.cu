@@ -35,14 +35,9 @@ DEVICE float block_error(const Word *x, i32 count, u32 lane, u32 code, float inv
 #endif
 
 // `mark`: keep the scales that are there, but for blocks that hold NaN.
-KERNEL(THREADS) choose_groups(const Word *x, u8 *scales, u16 *zeros, const float *levels, i64 rows, i64 k,
+KERNEL(THREADS, 4) choose_groups(const Word *x, u8 *scales, u16 *zeros, const float *levels, i64 rows, i64 k,
                               i64 groups_per_row, i32 rule, i32 policy, i32 mark) {
-#if GRID == CODE_BOOK
-    SHARED(float, book, 1 << WIDTH);
-    fill_book(book);
-#else
-    const float *book = nullptr;
-#endif
+    BOOK_OF_BLOCK;
     i64 group = ((i64)blockIdx.x * THREADS + threadIdx.x) / LANES;
     bool there = group < rows * groups_per_row;
     i64 row = there ? group / groups_per_row : 0, column = there ? (group - row * groups_per_row) * BLOCK : 0;
@@ -79,8 +74,12 @@ KERNEL(THREADS) choose_groups(const Word *x, u8 *scales, u16 *zeros, const float
     bits = scale_bits(top, tensor, rule);
 #if CHOOSER >= FLOOR_EXPONENT
     if (rule == RULE_MSE) {
-        float unit = CHOOSER == TWO_LEVELS ? (float)block_step(bits, tensor) : power((i32)bits - 127);
-        float inverse = 1.0f / (unit > 0 ? unit : 1.0f), best = 0;
+        float best = 0;
+#if CHOOSER == TWO_LEVELS
+        float unit = (float)block_step(bits, tensor), inverse = 1.0f / (unit > 0 ? unit : 1.0f);
+#else
+        float unit = 1, inverse = power(127 - (i32)bits);
+#endif
         u32 chosen = bits;
         const u32 lowest = CHOOSER == TWO_LEVELS;
         // The default code, then the lower, then the higher neighbour.
@@ -113,6 +112,7 @@ KERNEL(THREADS) choose_groups(const Word *x, u8 *scales, u16 *zeros, const float
 #if GROUPS == GROUPS_TENSOR || GROUPS == GROUPS_ROW || CHOOSER == TWO_LEVELS
 #define TILE 1024
 
+#if CHOOSER != MEANS && CHOOSER != TERNARY
 // Bits of each group's largest value (of its largest magnitude unless RANGE), and of its lowest one's magnitude, into
 // pairs of words that are 0 before. `k` is the length of a group.
 KERNEL(THREADS) largest(const Word *x, u32 *words, i64 groups, i64 k) {
@@ -150,6 +150,8 @@ KERNEL(THREADS) largest(const Word *x, u32 *words, i64 groups, i64 k) {
         }
     }
 }
+
+#endif
 
 #if CHOOSER == MEANS || CHOOSER == TERNARY || CHOOSER == FRACTION
 DEVICE double power_of_two(i32 e) { return double_of((u64)(e + 1023) << 52); }
@@ -251,14 +253,15 @@ KERNEL(32) choose_sums(const double *records, u8 *scales, i64 chunks, i32 stage)
 KERNEL(THREADS) choose_largest(const u32 *words, u8 *scales, u16 *zeros, float *levels, i64 groups) {
     i64 group = (i64)blockIdx.x * THREADS + threadIdx.x;
     if (group >= groups) return;
-    u32 top = words[2 * group], low = words[2 * group + 1];
-    (void)low, (void)scales, (void)zeros, (void)levels;
+    u32 top = words[2 * group];
+    (void)scales, (void)zeros, (void)levels;
 #if CHOOSER == TWO_LEVELS
     u32 bits = bits_of(float_of(top) / 2688.0f);
     *levels = float_of(top == 0 ? 0 : bits > 1 ? bits : 1);
 #elif CHOOSER == SYMMETRIC
     keep_scale(scales, group, 0, scale_bits(top, 0, 0));
 #elif CHOOSER == ASYMMETRIC
+    u32 low = words[2 * group + 1];
     double span = (double)float_of(top) + (double)float_of(low);
     u32 bits = real_bits(span / (double)QMAX, span == 0);
     keep_scale(scales, group, 0, bits);

@@ -6,14 +6,6 @@
 #define CODE_WORDS ((UNIT_SIZE * WIDTH + 31) / 32)
 #define UNIT_BYTES (UNIT_SIZE * WIDTH / 8)
 
-#if GRID == CODE_BOOK
-#define BOOK_OF_BLOCK \
-    SHARED(float, book, 1 << WIDTH); \
-    fill_book(book)
-#else
-#define BOOK_OF_BLOCK const float *book = nullptr
-#endif
-
 DEVICE u32 code_or_nan(float v, const Scale &s, const float *book, bool nan) {
     // A block that holds NaN has zero codes.
     if (STEP == STEP_E8M0 && is_nan(s.step)) return 0;

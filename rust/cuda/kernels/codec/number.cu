@@ -140,12 +140,57 @@ DEVICE void fill_book(float *book) {
     }
     sync_threads();
 }
+// The book of a kernel's block.
+#define BOOK_OF_BLOCK \
+    SHARED(float, book, 1 << WIDTH); \
+    fill_book(book)
+#else
+#define BOOK_OF_BLOCK const float *book = nullptr
+#endif
+
+#if GRID != SIGNED_LEVELS && !WIDE
+// The number of a code at scale 1; `exponent` is to be added to it (float grids that float32 does not hold).
+DEVICE float number_of(u32 code, const Scale &s, const float *book, i32 &exponent) {
+    (void)s, (void)book;
+    exponent = 0;
+#if GRID == TWOS && LOW < 0 && WIDTH <= 22
+    return float_of(code ^ (0x4b000000 | SIGN)) - (8388608.0f + (float)SIGN);
+#elif GRID == TWOS && LOW < 0
+    return (float)((i32)(code << (32 - WIDTH)) >> (32 - WIDTH));
+#elif GRID == TWOS
+    return (float)code;
+#elif GRID == SIGNED_MAGNITUDE
+    return float_of(bits_of((float)(code & (SIGN - 1))) | (code & SIGN) << (32 - WIDTH));
+#elif GRID == OFFSET
+    return (float)((i32)code - s.zero);
+#elif GRID == FLOAT
+    return float_number(code, exponent);
+#else
+    return book[code];
+#endif
+}
+
+// A number times the scale, rounded once to float32; within -limit..limit unless that is 0.
+DEVICE float scaled(float number, i32 exponent, const Scale &s, float limit) {
+#if GRID == FLOAT && !PLAIN_FLOAT
+    i32 e = between(exponent + s.exponent, -253, 254), first = between(e, -126, 127);
+    float v = number * power(first) * power(e - first);
+    if (STEP == STEP_E8M0 && is_nan(s.step)) v = s.step;
+#elif STEP == STEP_NONE || STEP == STEP_FRACTION
+    float v = times_power(number, s);
+    (void)exponent;
+#else
+    float v = number * s.step;
+    (void)exponent;
+#endif
+    return limit > 0 ? saturate(v, number, limit) : v;
+}
 #endif
 
 // Value of a code of WIDTH bits, rounded once to float32; within -limit..limit unless that is 0.
 DEVICE float value_of(u32 code, const Scale &s, const float *book, float limit) {
-    (void)book;
 #if GRID == SIGNED_LEVELS
+    (void)book;
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < LEVELS; i++) {
@@ -154,37 +199,14 @@ DEVICE float value_of(u32 code, const Scale &s, const float *book, float limit) 
     }
     return limit > 0 ? bound(sum, limit) : sum;
 #elif WIDE
+    (void)book;
     double number = GRID == TWOS && LOW < 0 ? (double)((i32)(code << (32 - WIDTH)) >> (32 - WIDTH)) : (double)code;
     float v = (float)(number * double_of((u64)(s.exponent + 1023) << 52));
     return limit > 0 ? bound(v, limit) : v;
 #else
-    float number;
-#if GRID == TWOS && LOW < 0 && WIDTH <= 22
-    number = float_of((code ^ SIGN) | 0x4b000000) - (8388608.0f + (float)SIGN);
-#elif GRID == TWOS && LOW < 0
-    number = (float)((i32)(code << (32 - WIDTH)) >> (32 - WIDTH));
-#elif GRID == TWOS
-    number = (float)code;
-#elif GRID == SIGNED_MAGNITUDE
-    number = float_of(bits_of((float)(code & (SIGN - 1))) | (code & SIGN) << (32 - WIDTH));
-#elif GRID == OFFSET
-    number = (float)((i32)code - s.zero);
-#elif GRID == FLOAT
     i32 exponent;
-    number = float_number(code, exponent);
-#else
-    number = book[code];
-#endif
-#if GRID == FLOAT && !PLAIN_FLOAT
-    i32 e = between(exponent + s.exponent, -253, 254), first = between(e, -126, 127);
-    float v = number * power(first) * power(e - first);
-    if (STEP == STEP_E8M0 && is_nan(s.step)) v = s.step;
-#elif STEP == STEP_NONE || STEP == STEP_FRACTION
-    float v = times_power(number, s);
-#else
-    float v = number * s.step;
-#endif
-    return limit > 0 ? saturate(v, number, limit) : v;
+    float number = number_of(code, s, book, exponent);
+    return scaled(number, exponent, s, limit);
 #endif
 }
 

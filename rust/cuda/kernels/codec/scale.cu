@@ -97,6 +97,13 @@ DEVICE Scale resolve(u32 bits, float tensor) {
 
 DEVICE float tensor_scale(const Parts &p) { return STEP == STEP_E4M3 ? *p.levels : 0.0f; }
 
+#if ZEROS
+DEVICE i32 zero_point(const Parts &p, i64 row, i64 column) {
+    i64 line = GROUPS == GROUPS_TENSOR ? 0 : row;
+    return (i32)bits_at(p.zeros + line * p.zeros_row, (GROUPS == GROUPS_BLOCK ? column / BLOCK : 0) * WIDTH, WIDTH);
+}
+#endif
+
 DEVICE Scale load_scale(const Parts &p, i64 row, i64 column, float tensor) {
     i64 group = group_of(p, row, column);
 #if GRID == SIGNED_LEVELS
@@ -107,8 +114,7 @@ DEVICE Scale load_scale(const Parts &p, i64 row, i64 column, float tensor) {
 #else
     Scale s = resolve(raw_scale(p.scales, group, 0), tensor);
 #if ZEROS
-    i64 line = GROUPS == GROUPS_TENSOR ? 0 : row;
-    s.zero = (i32)bits_at(p.zeros + line * p.zeros_row, (GROUPS == GROUPS_BLOCK ? column / BLOCK : 0) * WIDTH, WIDTH);
+    s.zero = zero_point(p, row, column);
 #endif
     return s;
 #endif

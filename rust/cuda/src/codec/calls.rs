@@ -59,10 +59,19 @@ pub fn decode(format: Format, dtype: DType, layout: &Layout, parts: &Parts, out:
         && out.is_aligned(16, shape.rows, shape.k * dtype.bytes());
     let parts = [parts.codes, parts.scales, parts.zeros, parts.levels, out].map(|part| part.address);
     let mut arguments = addresses(&parts);
-    arguments.extend(shape.arguments());
-    arguments.extend([flag(wide), flag(out.bytes > EVICT_ABOVE)]);
+    let evict = flag(out.bytes > EVICT_ABOVE);
+    let entry = if shape.rows == 1 && wide {
+        let [_, rest @ ..] = shape.arguments();
+        arguments.extend(rest);
+        arguments.push(evict);
+        "decode"
+    } else {
+        arguments.extend(shape.arguments());
+        arguments.extend([flag(wide), evict]);
+        "decode_rows"
+    };
     let grid = blocks(shape.units(unit), u64::from(THREADS) * IN_FLIGHT)?;
-    Ok(vec![call(&programs::decode(format, dtype), "decode", grid, THREADS, arguments)])
+    Ok(vec![call(&programs::decode(format, dtype), entry, grid, THREADS, arguments)])
 }
 
 /// Encodes `x`, whose values are of `dtype`, into the parts. `scratch` holds [`super::scratch_bytes`], all zero.

@@ -78,7 +78,7 @@ fn program(
 }
 
 pub(super) fn decode(format: Format, dtype: DType) -> Arc<Program> {
-    program("decode", format, dtype, DECODE, &["decode"], &[("UNIT_SIZE", decode_unit(format, dtype))])
+    program("decode", format, dtype, DECODE, &["decode", "decode_rows"], &[("UNIT_SIZE", decode_unit(format, dtype))])
 }
 
 pub(super) fn encode(format: Format, dtype: DType, quantise: bool) -> Arc<Program> {

@@ -337,10 +337,11 @@ impl Job {
     }
 }
 
-/// Shapes that take every way through the kernels: whole blocks in joined rows, rows of odd lengths, one element, none.
+/// Shapes that take every way through the kernels: whole blocks in joined rows, rows of odd lengths, one element, none,
+/// odd addresses, and several tiles and chunks with a tail.
 fn all_shapes(job: &mut Job, format: Format, dtype: DType, seed: u64) {
     let rule = |i: u64| if format.is_block() { RULES[((seed + i) % 3) as usize] } else { ScaleRule::Floor };
-    let shapes = [(2, 512, 0), (3, 77, 0), (1, 1, 0), (0, 5, 0), (4, 96, 1), (2, 1032, 0)];
+    let shapes = [(2, 512, 0), (3, 77, 0), (1, 1, 0), (0, 5, 0), (4, 96, 1), (2, 1032, 0), (1, 20_160, 0)];
     for (i, (rows, k, offset)) in (0u64..).zip(shapes) {
         job.add(format, dtype, rows, k, offset, rule(i), seed * 8 + i);
     }
