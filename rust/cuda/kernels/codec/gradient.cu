@@ -47,3 +47,75 @@ KERNEL(THREADS) gradient(const Word *grad, const Word *x, const u8 *scales, cons
             if (i < place.count) out[place.at + i] = narrow(g[i]);
     }
 }
+
+#if LEARNS
+// Gradient of given scales: sum(grad * slope) / sqrt(n * qmax), with the slope of Learned Step Size Quantization, equations
+// 3 to 5. Sums are float64 in an order of their own, which is the same at every call.
+
+#define CHUNK 16384
+
+DEVICE double root(double v) {
+#ifdef __CUDACC_RTC__
+    return sqrt(v);
+#else
+    return __builtin_sqrt(v);
+#endif
+}
+DEVICE double step_of(const Scale &s) {
+#if POWER
+    return double_of((u64)(s.exponent + 1023) << 52);
+#else
+    return s.step;
+#endif
+}
+// Elements of a group; `k` is the length of a row, or of the tensor where that is the group.
+DEVICE i64 length_of(i64 group, i64 k, i64 groups_per_row) {
+#if GROUPS == GROUPS_BLOCK
+    i64 left = k - group % groups_per_row * BLOCK;
+    return left < BLOCK ? left : BLOCK;
+#else
+    return k;
+#endif
+}
+
+// A warp for each chunk of a group; `chunks` of each.
+KERNEL(THREADS) scale_sums(const Word *grad, const Word *x, const u8 *scales, double *terms, i64 groups, i64 k,
+                           i64 groups_per_row, i64 chunks) {
+    i64 warp = ((i64)blockIdx.x * THREADS + threadIdx.x) / 32;
+    if (warp >= groups * chunks) return;
+    i64 group = warp / chunks, skip = (warp - group * chunks) * CHUNK;
+#if GROUPS == GROUPS_BLOCK
+    i64 start = group / groups_per_row * k + group % groups_per_row * BLOCK;
+#else
+    i64 start = group * k;
+#endif
+    i64 left = length_of(group, k, groups_per_row) - skip;
+    i32 count = left < CHUNK ? (i32)left : CHUNK;
+    x += start + skip;
+    grad += start + skip;
+    double step = step_of(resolve(raw_scale(scales, group, 0), 0)), sum = 0;
+#pragma unroll 4
+    for (i32 i = lane_id(); i < count; i += 32) {
+        double y = (double)widen(x[i]) / step;
+        double slope = y <= LOWEST ? LOWEST : y >= HIGHEST ? HIGHEST : round_even(y) - y;
+        // NaN adds nothing.
+        if (slope == slope) sum = sum + (double)widen(grad[i]) * slope;
+    }
+#pragma unroll
+    for (u32 i = 16; i > 0; i /= 2) sum = sum + shuffle_xor(sum, i);
+    if (lane_id() == 0) terms[warp] = step == 0 ? 0 : sum;
+}
+
+KERNEL(THREADS) scale_join(const double *terms, const u8 *scales, float *out, i64 groups, i64 k, i64 groups_per_row,
+                           i64 chunks) {
+    i64 group = (i64)blockIdx.x * THREADS + threadIdx.x;
+    if (group >= groups) return;
+    double sum = 0;
+#pragma unroll 8
+    for (i64 i = 0; i < chunks; i++) sum = sum + terms[group * chunks + i];
+    // Of fraction bits F, with the step 2^-F.
+    if (STEP == STEP_FRACTION)
+        sum = sum * (-0.693147180559945309417 * step_of(resolve(raw_scale(scales, group, 0), 0)));
+    out[group] = (float)(sum / root((double)length_of(group, k, groups_per_row) * HIGHEST));
+}
+#endif

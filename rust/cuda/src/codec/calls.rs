@@ -6,7 +6,7 @@ use octavo_core::{DType, Error, Format, Layout, Nonfinite, ScaleRule, Sizes};
 
 use super::programs::{self, decode_unit, is_fused};
 use super::scales::{Scales, call, policy_code, rule_code};
-use super::scratch::Scratch;
+use super::scratch::{Scratch, chunks_of_group};
 use super::shape::{Shape, THREADS, UNIT, check_last};
 use super::{Buffer, Parts};
 use crate::{Argument, Call, Result, blocks};
@@ -243,4 +243,50 @@ pub fn gradient(
     let grid = blocks(shape.units(UNIT), THREADS.into())?;
     calls.push(call(&programs::gradient(format, dtype), "gradient", grid, THREADS, arguments));
     Ok(calls)
+}
+
+/// Gradient of given scales (LSQ), float32, one for each scale of `intW` or calibrated `fixedW`. Sums have an order of their
+/// own, so that the last bit may differ from the processor's.
+///
+/// # Errors
+/// As for [`gradient`]; `octavo_core::Error::Format` where the scales of the format do not learn, or none are given.
+#[expect(clippy::too_many_arguments, reason = "one flat call, as for the others")]
+pub fn scale_gradient(
+    format: Format,
+    dtype: DType,
+    layout: &Layout,
+    grad: Buffer,
+    x: Buffer,
+    out: Buffer,
+    given: &Parts,
+    scratch: Buffer,
+    how: &Encoding,
+) -> Result<Vec<Call>> {
+    check_last(format, layout)?;
+    if !programs::learns(format) || !how.given {
+        return Err(Error::Format(format!("'{format}': only given scales of intW and fixedW can learn")).into());
+    }
+    let sizes = Sizes::new(format, layout)?;
+    given.check(format, &sizes, false)?;
+    for (buffer, what) in [(grad, "grad"), (x, "x")] {
+        buffer.check(format, what, layout.len() * dtype.bytes(), dtype.bytes())?;
+    }
+    out.check(format, "scale gradient", sizes.groups * 4, 4)?;
+    let scratch = Scratch::of(format, layout, &sizes, scratch)?;
+    if layout.is_empty() {
+        return Ok(Vec::new());
+    }
+    let shape = Shape::new(format, layout, &sizes, false);
+    let (groups, chunks) = (sizes.groups, chunks_of_group(format, layout));
+    let sizes = [groups, shape.k, shape.groups_per_row, chunks].map(|v| Argument::I64(v as i64));
+    let mut summed = addresses(&[grad.address, x.address, given.scales.address, scratch.terms]);
+    summed.extend(sizes);
+    let mut joined = addresses(&[scratch.terms, given.scales.address, out.address]);
+    joined.extend(sizes);
+    let program = programs::gradient(format, dtype);
+    let warps = groups as u64 * chunks as u64;
+    Ok(vec![
+        call(&program, "scale_sums", blocks(warps, u64::from(THREADS) / 32)?, THREADS, summed),
+        call(&program, "scale_join", blocks(groups as u64, THREADS.into())?, THREADS, joined),
+    ])
 }

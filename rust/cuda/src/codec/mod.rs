@@ -10,7 +10,7 @@ mod scales;
 mod scratch;
 mod shape;
 
-pub use calls::{Encoding, decode, encode, gradient, quantise};
+pub use calls::{Encoding, decode, encode, gradient, quantise, scale_gradient};
 pub use programs::programs;
 pub use scratch::scratch_bytes;
 

@@ -1,9 +1,10 @@
 //! The programs of a format, one for each thing that is done with it.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
 use octavo_core::codec::lowered::Chooser;
-use octavo_core::format::Granularity;
+use octavo_core::format::{Element, Granularity};
 use octavo_core::{DType, Format};
 
 use super::macros;
@@ -62,19 +63,34 @@ pub(super) fn is_fused(format: Format) -> bool {
     chosen && block.is_power_of_two() && (unit..=32 * unit).contains(&block)
 }
 
+/// Programs that were made before: a call costs no texts.
+type Made = RwLock<HashMap<(&'static str, Format, DType), Arc<Program>>>;
+static MADE: LazyLock<Made> = LazyLock::new(Made::default);
+
+/// Whether given scales of the format have a gradient.
+pub(super) const fn learns(format: Format) -> bool {
+    matches!(format.element(), Element::Int { signed: true, .. } | Element::Fixed { fraction: None, .. })
+}
+
 fn program(
-    what: &str,
+    what: &'static str,
     format: Format,
     dtype: DType,
     parts: Texts,
     entries: &'static [&'static str],
     more: &[(&'static str, usize)],
 ) -> Arc<Program> {
+    let key = (what, format, dtype);
+    if let Some(made) = MADE.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        return made.clone();
+    }
     let text: String =
         format.to_string().chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '_' }).collect();
     let mut defines = macros::of(format, dtype);
     defines.extend(more.iter().map(|(name, value)| (*name, value.to_string())));
-    Arc::new(Program { name: format!("{what}-{text}-{}", dtype.name()), parts, defines, entries })
+    let made = Arc::new(Program { name: format!("{what}-{text}-{}", dtype.name()), parts, defines, entries });
+    MADE.write().unwrap_or_else(PoisonError::into_inner).insert(key, made.clone());
+    made
 }
 
 pub(super) fn decode(format: Format, dtype: DType) -> Arc<Program> {
@@ -105,7 +121,9 @@ pub(super) fn scales(format: Format, dtype: DType) -> Option<Arc<Program>> {
 }
 
 pub(super) fn gradient(format: Format, dtype: DType) -> Arc<Program> {
-    program("gradient", format, dtype, GRADIENT, &["gradient"], &[("UNIT_SIZE", UNIT)])
+    let learns = learns(format);
+    let entries: &[_] = if learns { &["gradient", "scale_sums", "scale_join"] } else { &["gradient"] };
+    program("gradient", format, dtype, GRADIENT, entries, &[("UNIT_SIZE", UNIT), ("LEARNS", learns.into())])
 }
 
 /// Every program of a format.

@@ -6,13 +6,12 @@ use octavo_core::codec::lowered::Chooser;
 use octavo_core::format::Granularity;
 use octavo_core::{DType, Format, Layout, Nonfinite, ScaleRule, Sizes};
 
-use super::scratch::Scratch;
+use super::scratch::{CHUNK, Scratch};
 use super::shape::THREADS;
 use super::{Buffer, Parts, programs};
 use crate::{Argument, Call, Program, Result, blocks};
 
-/// Elements of a chunk of a float sum, and of a tile of `largest`; threads that take a chunk, or a group of a row.
-const CHUNK: usize = 16_384;
+/// Elements of a tile of `largest`; threads that take a chunk of a sum, or a group of a row.
 const TILE: usize = 1024;
 const LANES: u64 = 16;
 /// Blocks of `largest` at most: enough to fill any device, few enough that each has several tiles.

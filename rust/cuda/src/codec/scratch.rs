@@ -1,13 +1,15 @@
 //! The memory that a call needs beside its tensors, and where in it everything lies.
 
 use octavo_core::codec::lowered::Chooser;
+use octavo_core::format::Granularity;
 use octavo_core::{Error, Format, Layout, Sizes};
 
+use super::programs::learns;
 use super::{Buffer, Parts};
 use crate::Result;
 
 /// Elements of a chunk of a float sum, and bytes that it leaves behind at most; CHUNK and RECORD in the kernels.
-const CHUNK: usize = 16_384;
+pub(super) const CHUNK: usize = 16_384;
 const RECORD: usize = 64;
 
 /// Addresses inside the scratch memory.
@@ -17,6 +19,8 @@ pub(super) struct Scratch {
     pub(super) words: u64,
     /// What chunks add to sums.
     pub(super) records: u64,
+    /// What chunks add to gradients of scales.
+    pub(super) terms: u64,
     /// Zero points, two bytes a group.
     pub(super) zeros: u64,
     /// Scales, where nobody keeps them.
@@ -40,8 +44,10 @@ impl Scratch {
         };
         let sums = matches!(Chooser::of(format), Chooser::Binary { .. } | Chooser::Ternary | Chooser::Fraction { .. });
         let chunks = if sums { groups.checked_mul(length.div_ceil(CHUNK))? } else { 0 };
+        let terms = if learns(format) { sizes.groups.checked_mul(chunks_of_group(format, layout))? } else { 0 };
         let words = take(groups.checked_mul(8))?;
         let records = take(chunks.checked_mul(RECORD))?;
+        let terms = take(terms.checked_mul(8))?;
         let zeros = take(if format.has_zeros() { sizes.groups.checked_mul(2) } else { Some(0) })?;
         let mut part = |bytes| Some(Buffer { address: take(Some(bytes))?, bytes });
         let parts = Parts {
@@ -50,7 +56,7 @@ impl Scratch {
             zeros: part(sizes.zeros)?,
             levels: part(sizes.levels)?,
         };
-        Some(Self { words, records, zeros, parts, bytes: at })
+        Some(Self { words, records, terms, zeros, parts, bytes: at })
     }
 
     /// The parts of a buffer of [`scratch_bytes`].
@@ -59,6 +65,16 @@ impl Scratch {
         buffer.check(format, "scratch", scratch.bytes, 16)?;
         Ok(scratch)
     }
+}
+
+/// Chunks of a group of a float sum.
+pub(super) fn chunks_of_group(format: Format, layout: &Layout) -> usize {
+    let length = match format.granularity() {
+        Granularity::Block(block) => layout.k.min(block as usize),
+        Granularity::Tensor => layout.len(),
+        _ => layout.k,
+    };
+    length.div_ceil(CHUNK)
 }
 
 fn too_large(format: Format, layout: &Layout) -> Error {

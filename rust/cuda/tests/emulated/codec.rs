@@ -1,7 +1,7 @@
 //! Codecs on the device against octavo-core: the same bits for every format, dtype, shape and address.
 
 use octavo_core::codec::{self as core, Gradients};
-use octavo_core::format::catalogue;
+use octavo_core::format::{Element, catalogue};
 use octavo_core::{DType, Format, Layout, Nonfinite, Options, Packed, PackedMut, ScaleRule, Sizes, Values, ValuesMut};
 use octavo_cuda::Call;
 use octavo_cuda::codec::{self, Buffer, Encoding, Parts};
@@ -188,6 +188,8 @@ struct Job {
     memory: Memory,
     calls: Vec<Call>,
     wanted: Vec<Wanted>,
+    /// Sums that are equal but for their order.
+    close: Vec<(String, u64, Vec<f32>)>,
     cases: usize,
     elements: usize,
 }
@@ -306,8 +308,16 @@ impl Job {
         self.calls.extend(codec::quantise(format, dtype, &layout, at, to, &parts, scratch, &how).unwrap());
         self.expect(&format!("{name}: quantise with scales"), to, &out.to_bytes(), Some(dtype));
 
-        let gradients = Gradients { x: out.values_mut(), scales: None };
+        let learns = matches!(format.element(), Element::Int { signed: true, .. } | Element::Fixed { fraction: None, .. });
+        let mut slopes = vec![0.0f32; sizes.groups];
+        let gradients = Gradients { x: out.values_mut(), scales: learns.then_some(&mut slopes[..]) };
         core::quantize_backward(grad.values(), x.values(), layout, format, &with, gradients).unwrap();
+        if learns {
+            let (to, scratch) = (self.buffer(&vec![0xa5; 4 * slopes.len()], 0), self.scratch(format, &layout));
+            let calls = codec::scale_gradient(format, dtype, &layout, from, at, to, &parts, scratch, &how);
+            self.calls.extend(calls.unwrap());
+            self.close.push((format!("{name}: gradient of scales"), to.address, slopes));
+        }
         let (to, scratch) = (self.buffer(&vec![0xa5; count * dtype.bytes()], shift), self.scratch(format, &layout));
         self.calls.extend(codec::gradient(format, dtype, &layout, from, at, to, &parts, scratch, &how).unwrap());
         self.expect(&format!("{name}: gradient with scales"), to, &out.to_bytes(), Some(dtype));
@@ -330,6 +340,12 @@ impl Job {
                 }
             };
             wrong.extend(differs);
+        }
+        for (label, address, values) in &self.close {
+            let got = self.memory.bytes(*address).as_chunks().0.iter().map(|b| f32::from_le_bytes(*b));
+            let far = |a: f32, b: f32| (a - b).abs() > 1e-6 * b.abs() && a.to_bits() != b.to_bits();
+            let differs = got.zip(values).find(|(a, b)| far(*a, **b));
+            wrong.extend(differs.map(|(a, b)| format!("{label}: {a}, wanted {b}")));
         }
         let shown: Vec<&str> = wrong.iter().take(60).map(String::as_str).collect();
         assert!(wrong.is_empty(), "{} of {} differ:\n{}", wrong.len(), self.wanted.len(), shown.join("\n"));
