@@ -74,7 +74,7 @@ pub fn decode(format: Format, dtype: DType, layout: &Layout, parts: &Parts, out:
     Ok(vec![call(&programs::decode(format, dtype), entry, grid, THREADS, arguments)])
 }
 
-/// Encodes `x`, whose values are of `dtype`, into the parts. `scratch` holds [`super::scratch_bytes`], all zero.
+/// Encodes `x`, whose values are of `dtype`, into the parts. `scratch` is as [`super::scratch_bytes`] says.
 ///
 /// # Errors
 /// As for [`decode`]; `octavo_core::Error::Format` where an option does not fit the format.

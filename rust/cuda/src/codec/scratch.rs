@@ -45,7 +45,8 @@ impl Scratch {
         let sums = matches!(Chooser::of(format), Chooser::Binary { .. } | Chooser::Ternary | Chooser::Fraction { .. });
         let chunks = if sums { groups.checked_mul(length.div_ceil(CHUNK))? } else { 0 };
         let terms = if learns(format) { sizes.groups.checked_mul(chunks_of_group(format, layout))? } else { 0 };
-        let words = take(groups.checked_mul(8))?;
+        let counted = whole || !matches!(format.granularity(), Granularity::Block(_));
+        let words = take(if counted { groups.checked_mul(8) } else { Some(0) })?;
         let records = take(chunks.checked_mul(RECORD))?;
         let terms = take(terms.checked_mul(8))?;
         let zeros = take(if format.has_zeros() { sizes.groups.checked_mul(2) } else { Some(0) })?;
@@ -81,11 +82,12 @@ fn too_large(format: Format, layout: &Layout) -> Error {
     Error::Shape(format!("'{format}': {} elements give too many bytes", layout.len()))
 }
 
-/// Bytes of scratch memory, zero before the call and at a multiple of 16, for choosing scales of a tensor.
+/// Bytes of scratch memory, at a multiple of 16, for choosing scales of a tensor; and whether they must be zero before.
 ///
 /// # Errors
 /// `octavo_core::Error::Shape` where a size overflows.
-pub fn scratch_bytes(format: Format, layout: &Layout) -> Result<usize> {
+pub fn scratch_bytes(format: Format, layout: &Layout) -> Result<(usize, bool)> {
     let sizes = Sizes::new(format, layout)?;
-    Ok(Scratch::new(format, layout, &sizes, 0).ok_or_else(|| too_large(format, layout))?.bytes)
+    let scratch = Scratch::new(format, layout, &sizes, 0).ok_or_else(|| too_large(format, layout))?;
+    Ok((scratch.bytes, scratch.records > scratch.words))
 }

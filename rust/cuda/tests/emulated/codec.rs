@@ -3,7 +3,7 @@
 use octavo_core::codec::{self as core, Gradients};
 use octavo_core::format::{Element, catalogue};
 use octavo_core::{DType, Format, Layout, Nonfinite, Options, Packed, PackedMut, ScaleRule, Sizes, Values, ValuesMut};
-use octavo_cuda::Call;
+use octavo_cuda::{Call, Error};
 use octavo_cuda::codec::{self, Buffer, Encoding, Parts};
 
 use crate::emulator::{Memory, available, emulate};
@@ -211,8 +211,8 @@ impl Job {
     }
 
     fn scratch(&mut self, format: Format, layout: &Layout) -> Buffer {
-        let bytes = codec::scratch_bytes(format, layout).unwrap();
-        self.buffer(&vec![0; bytes], 0)
+        let (bytes, zero) = codec::scratch_bytes(format, layout).unwrap();
+        self.buffer(&vec![if zero { 0 } else { 0xa5 }; bytes], 0)
     }
 
     fn expect(&mut self, label: &str, at: Buffer, bytes: &[u8], dtype: Option<DType>) {
@@ -394,5 +394,73 @@ fn every_format_gives_the_processors_bits() {
             }
         }
         job.run();
+    }
+}
+
+#[test]
+fn the_first_value_that_is_not_finite_is_named() {
+    if !available() {
+        return;
+    }
+    for (text, dtype, rows, k) in [("mxint8", DType::BF16, 4, 640), ("int8:channel", DType::F16, 5, 77)] {
+        let format = Format::parse(text).unwrap();
+        let layout = Layout::new(&[rows, k], -1, format).unwrap();
+        let sizes = Sizes::new(format, &layout).unwrap();
+        for places in [vec![], vec![rows * k - 1], vec![300, 299, 160, 161, 380]] {
+            let mut job = Job::default();
+            let mut bytes = vec![0; 2 * rows * k];
+            for &i in &places {
+                bytes[2 * i..2 * i + 2].copy_from_slice(&(if i % 2 == 0 { 0xffffu16 } else { 0x7c00 | 0x0380 }).to_le_bytes());
+            }
+            let (at, first) = (job.buffer(&bytes, 0), job.buffer(&u64::MAX.to_le_bytes(), 0));
+            let parts = job.parts(&Encoded::new(&sizes, 0), 0);
+            let scratch = job.scratch(format, &layout);
+            let how = Encoding { first: first.address, ..Encoding::default() };
+            let calls = codec::encode(format, dtype, &layout, at, &parts, scratch, &how).unwrap();
+            emulate(&calls, &mut job.memory);
+            let wanted = places.iter().min().map_or(u64::MAX, |&i| i as u64);
+            assert_eq!(job.memory.bytes(first.address), wanted.to_le_bytes(), "{text} {places:?}");
+        }
+    }
+}
+
+#[test]
+fn buffers_that_do_not_fit_are_refused() {
+    let format = Format::parse("uint4:g32").unwrap();
+    let layout = Layout::new(&[3, 64], -1, format).unwrap();
+    let buffer = |address, bytes| Buffer { address, bytes };
+    let good = Parts {
+        codes: buffer(1 << 20, 96),
+        scales: buffer(2 << 20, 12),
+        zeros: buffer(3 << 20, 3),
+        levels: Buffer::default(),
+    };
+    let out = buffer(4 << 20, 768);
+    let decode = |layout: &Layout, parts: &Parts, out| codec::decode(format, DType::F32, layout, parts, out);
+    assert_eq!(decode(&layout, &good, out).unwrap().len(), 1);
+    for (parts, out) in [
+        (Parts { codes: buffer(1 << 20, 95), ..good }, out),
+        (Parts { codes: buffer(0, 96), ..good }, out),
+        (Parts { scales: buffer((2 << 20) + 1, 12), ..good }, out),
+        (Parts { zeros: buffer(3 << 20, 4), ..good }, out),
+        (Parts { levels: buffer(3 << 20, 4), ..good }, out),
+        (good, buffer(4 << 20, 767)),
+        (good, buffer((4 << 20) + 2, 768)),
+    ] {
+        assert!(matches!(decode(&layout, &parts, out), Err(Error::Core(octavo_core::Error::Shape(_)))));
+    }
+    let inner = Layout { outer: 1, k: 3, inner: 64 };
+    assert!(decode(&inner, &good, out).is_err());
+    let (scratch, _) = codec::scratch_bytes(format, &layout).unwrap();
+    let encode = |how: &Encoding, bytes| {
+        codec::encode(format, DType::F32, &layout, out, &good, buffer(5 << 20, bytes), how)
+    };
+    assert!(encode(&Encoding::default(), scratch).is_ok());
+    assert!(encode(&Encoding::default(), scratch + 1).is_err());
+    for how in [
+        Encoding { rule: ScaleRule::Mse, ..Encoding::default() },
+        Encoding { nonfinite: Nonfinite::Nan, ..Encoding::default() },
+    ] {
+        assert!(matches!(encode(&how, scratch), Err(Error::Core(octavo_core::Error::Format(_)))));
     }
 }

@@ -30,10 +30,10 @@ fn layout(format: &Format, (dtype_code, rows, k): Shape) -> Result<(DType, Layou
     Ok((dtype(dtype_code)?, Layout::new(&[rows, k], -1, format.0)?))
 }
 
-/// Bytes of scratch memory, zero and at a multiple of 16, that choosing scales of rows takes.
+/// Bytes of scratch memory, at a multiple of 16, that choosing scales of rows takes; and whether they must be zero.
 #[pyfunction]
 #[pyo3(name = "_cuda_scratch")]
-pub(crate) fn cuda_scratch(py: Python<'_>, format: &Format, rows: usize, k: usize) -> PyResult<usize> {
+pub(crate) fn cuda_scratch(py: Python<'_>, format: &Format, rows: usize, k: usize) -> PyResult<(usize, bool)> {
     enter_cuda(py, || codec::scratch_bytes(format.0, &Layout::new(&[rows, k], -1, format.0)?))
 }
 
