@@ -22,12 +22,17 @@
 // The step is a power of two.
 #define POWER (STEP == STEP_NONE || STEP == STEP_E8M0 || STEP == STEP_FRACTION)
 
+#ifndef SPECIALS
+#define SPECIALS 0
+#endif
 #define MASK (0xffffffffu >> (32 - WIDTH))
 #define SIGN (1u << (WIDTH - 1))
 #define INFINITE 0x7f800000u
 #define LARGEST_F32 0x7f7fffffu
 // Integers that float32 does not hold.
 #define WIDE (GRID <= OFFSET && WIDTH > 24)
+// The branch for what is rare.
+#define RARE(condition) __builtin_expect(condition, 0)
 // The exponent field fits a float32's, and so does every number.
 #define PLAIN_FLOAT (GRID == FLOAT && !EXPLICIT_ONE && WIDTH - 1 - MANTISSA < 8 && EMIN >= -126 && EMIN <= 1)
 
@@ -38,6 +43,9 @@ typedef u32 Word;
 typedef u16 Word;
 #define LARGEST (DTYPE == 1 ? 65504.0f : float_of(0x7f7f0000))
 #endif
+
+// Numbers that float32 rounds to by itself, with a power of two for them added and taken off again.
+#define NARROW_FLOAT (GRID == FLOAT && !EXPLICIT_ONE && MANTISSA > 0 && WIDTH - 1 - MANTISSA < 7 && EMIN >= -62 && EMIN <= 1)
 
 // A group's scale, ready for arithmetic; what a format does not use costs nothing.
 struct Scale {
@@ -254,6 +262,18 @@ DEVICE u32 code_of_index(u32 index, u32 negative) {
 }
 #endif
 
+#if NARROW_FLOAT
+// index_of for a magnitude in the range of normal float32, or one that rounds to zero. `close`: a relative error of 2^-21
+// in y might make it another.
+DEVICE u32 narrow_index(float y, bool &close) {
+    float a = smaller(y, (float)HIGHEST);
+    float binade = larger(float_of(bits_of(a) & INFINITE), power(EMIN)), magic = binade * (1.5f * (1 << (23 - MANTISSA)));
+    float nearest = (a + magic) - magic, off = float_of(magnitude(a - nearest)), half = binade * power(-MANTISSA - 1);
+    close = float_of(magnitude(off - half)) <= binade * power(-20);
+    return bits_of(nearest * power(-126 - EMIN)) >> (23 - MANTISSA);
+}
+#endif
+
 #if GRID <= OFFSET
 DEVICE u32 code_of_integer(i32 k) {
 #if GRID == SIGNED_MAGNITUDE
@@ -321,17 +341,22 @@ DEVICE u32 code_of(float x, const Scale &s, const float *book) {
 #elif GRID <= OFFSET
     float q = bound(x * s.inverse[0], 262144.0f), k = round_even(q), left = q - k;
     // Close to a tie, or at an extreme scale.
-    if (!s.exact || magnitude(left) > bits_of(0.5f - (2e-7f + float_of(magnitude(q)) * 2.5e-7f))) {
+    if (RARE(!s.exact || magnitude(left) > bits_of(0.5f - (2e-7f + float_of(magnitude(q)) * 2.5e-7f))) {
         double y = quotient(x, s);
         k = (float)round_even(y < -262144.0 ? -262144.0 : y > 262144.0 ? 262144.0 : y);
     }
     return code_of_integer(between(to_int(k) + s.zero, LOW, HIGH));
+#elif GRID == FLOAT && POWER && NARROW_FLOAT
+    float y = float_of(magnitude(x)) * s.inverse[0] * s.inverse[1];
+    if (STEP == STEP_NONE) y *= s.inverse[2];
+    bool close;
+    return code_of_index(narrow_index(y, close), bits_of(x) >> 31);
 #elif GRID == FLOAT && POWER
     return code_of_index(index_of(x, s.exponent), bits_of(x) >> 31);
 #elif GRID == FLOAT
-    float q = x * s.inverse[0];
-    u32 index = index_of(q * 0.9999996f, 0);
-    if (!s.exact || index != index_of(q * 1.0000004f, 0)) index = index_of(quotient(x, s));
+    bool close;
+    u32 index = narrow_index(float_of(magnitude(x)) * s.inverse[0], close);
+    if (RARE(close || !s.exact)) index = index_of(quotient(x, s));
     return code_of_index(index, bits_of(x) >> 31);
 #else
     // The thresholds are means of neighbours; the float32 nearest to them decide wherever they can.
@@ -345,7 +370,7 @@ DEVICE u32 code_of(float x, const Scale &s, const float *book) {
     bool close = !s.exact;
     if (code > 0) close |= magnitude(q - 0.5f * (book[code - 1] + book[code])) < bits_of(1e-6f);
     if (code < MASK) close |= magnitude(q - 0.5f * (book[code] + book[code + 1])) < bits_of(1e-6f);
-    if (close) {
+    if (RARE(close)) {
         double y = quotient(x, s);
         code = 0;
         for (u32 i = 0; i < MASK; i++) {
