@@ -21,6 +21,8 @@ mod _core {
     #[pymodule_export]
     use super::container::{ContainerReader, ContainerWriter};
     #[pymodule_export]
+    use super::cuda::codec::{cuda_decode, cuda_encode, cuda_quantize, cuda_quantize_backward, cuda_scratch};
+    #[pymodule_export]
     use super::cuda::runtime::{
         cuda_archs, cuda_configure, cuda_devices, cuda_info, cuda_prebuild, cuda_programs, cuda_warmup,
     };
