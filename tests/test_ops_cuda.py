@@ -4,7 +4,7 @@ import ctypes
 import math
 from types import SimpleNamespace
 
-import octavo
+import octavo.ops
 import pytest
 import torch
 from octavo import CudaError, DTypeError, NonFiniteError, ShapeError, _core, ops_cuda
@@ -38,9 +38,8 @@ class Kernels:
     def _check(self, fmt, on, shape, parts=(), tensors=(), scratch=None):
         self.streams.append(on)
         code, rows, k = shape
-        sizes = fmt._sizes([rows, k], -1)
-        for (_, nbytes), wanted in zip(parts, sizes, strict=False):
-            assert nbytes == wanted
+        _, _, _, codes, _, scales, _, zeros, levels = fmt._sizes([rows, k], -1)
+        assert not parts or [nbytes for _, nbytes in parts] == [codes, scales, zeros, levels]
         for address, nbytes in tensors:
             assert nbytes == rows * k * FLOATS[code].itemsize
             assert address % FLOATS[code].itemsize == 0
@@ -79,6 +78,7 @@ def kernels(monkeypatch):
     stand_in = Kernels()
     monkeypatch.setattr(ops_cuda, "_core", stand_in)
     monkeypatch.setattr(ops_cuda, "place", lambda device: (0, 7))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return stand_in
 
 
@@ -172,8 +172,10 @@ def test_what_does_not_fit_is_refused_before_any_work(kernels):
         cuda.quantize_out(memory[:4], "mxint8", out=memory[1:])
     with pytest.raises(ShapeError, match="contiguous"):
         cuda.quantize_out(x, "mxint8", out=torch.empty(64, 4).t())
-    with pytest.raises(DTypeError, match="codes are on meta"):
-        cuda.decode(parts[0], *(part.to("meta") for part in parts[1:]), "mxint8", [4, 64], -1, torch.float64)
+    with pytest.raises(DTypeError, match="scales are on meta"):
+        cuda.decode(parts[0], *(part.to("meta") for part in parts[1:]), "mxint8", [4, 64], -1, torch.float32)
+    with pytest.raises(DTypeError, match="float64"):
+        cuda.decode(*parts, "mxint8", [4, 64], -1, torch.float64)
     with pytest.raises(ShapeError):
         cuda.encode(x, "mxint8", 5)
     assert kernels.streams == []
