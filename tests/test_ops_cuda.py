@@ -99,7 +99,9 @@ def test_results_are_those_of_the_processor_along_every_axis(text, kernels):
         parts = cpu.encode(x, text, axis, rule)
         for got, wanted in zip(cuda.encode(x, text, axis, rule), parts, strict=True):
             equal(got, wanted)
-        equal(cuda.decode(*parts, text, list(shape), axis, x.dtype), cpu.decode(*parts, text, list(shape), axis, x.dtype))
+        equal(
+            cuda.decode(*parts, text, list(shape), axis, x.dtype), cpu.decode(*parts, text, list(shape), axis, x.dtype)
+        )
         equal(cuda.quantize(x, text, axis, rule), cpu.quantize(x, text, axis, rule))
         backward = cuda.quantize_backward(grad, x, text, axis, rule)[0]
         equal(backward, cpu.quantize_backward(grad, x, text, axis, rule)[0])
@@ -116,7 +118,13 @@ def test_results_are_those_of_the_processor_along_every_axis(text, kernels):
         if core(text).scale_type is None or not x.numel():
             continue
         y = normal(shape, FLOATS[i % 3], i + 3)
-        given = (axis, rule, parts[1], parts[2] if core(text).has_zeros else None, parts[3] if core(text).has_levels else None)
+        given = (
+            axis,
+            rule,
+            parts[1],
+            parts[2] if core(text).has_zeros else None,
+            parts[3] if core(text).has_levels else None,
+        )
         equal(cuda.quantize(y, text, *given), cpu.quantize(y, text, *given))
         for got, wanted in zip(cuda.encode(y, text, *given), cpu.encode(y, text, *given), strict=True):
             equal(got, wanted)
