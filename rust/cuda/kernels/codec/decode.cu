@@ -10,6 +10,8 @@
 #define UNIT_WORDS ((UNIT_BYTES + 3) / 4 + ODD)
 // One scale serves a unit.
 #define ONE_SCALE (GROUPS != GROUPS_BLOCK || BLOCK % UNIT_SIZE == 0)
+// Blocks of an SM: as many as have enough loads under way, fewer where numbers take more registers.
+#define RESIDENT (ONE_SCALE && GRID != SIGNED_LEVELS ? 6 : 4)
 
 struct Codes {
     u32 words[UNIT_WORDS];
@@ -99,7 +101,7 @@ DEVICE void decode_apart(const u8 *codes, const Parts &p, const Place &place, i6
 
 // Rows joined to one of `k` elements; all addresses allow loads and stores of units. `evict`: the output will not stay
 // in the cache anyway.
-KERNEL(THREADS, 6) decode(const u8 *codes, const u8 *scales, const u8 *zeros, const float *levels, Word *out, i64 k,
+KERNEL(THREADS, RESIDENT) decode(const u8 *codes, const u8 *scales, const u8 *zeros, const float *levels, Word *out, i64 k,
                           i64 row_bytes, i64 groups_per_row, i64 zeros_row, i32 evict) {
     const Parts p{scales, zeros, levels, 1, k, groups_per_row, zeros_row};
     BOOK_OF_BLOCK;
@@ -141,7 +143,7 @@ KERNEL(THREADS, 6) decode(const u8 *codes, const u8 *scales, const u8 *zeros, co
 }
 
 // Rows apart. `wide`: codes and output allow loads and stores of units.
-KERNEL(THREADS) decode_rows(const u8 *codes, const u8 *scales, const u8 *zeros, const float *levels, Word *out, i64 rows,
+KERNEL(THREADS, 4) decode_rows(const u8 *codes, const u8 *scales, const u8 *zeros, const float *levels, Word *out, i64 rows,
                             i64 k, i64 row_bytes, i64 groups_per_row, i64 zeros_row, i32 wide, i32 evict) {
     const Parts p{scales, zeros, levels, rows, k, groups_per_row, zeros_row};
     BOOK_OF_BLOCK;

@@ -11,7 +11,7 @@ DEVICE float not_above(double v) {
 }
 
 // `free`: the scale was chosen so that nothing saturates.
-KERNEL(THREADS) gradient(const Word *grad, const Word *x, const u8 *scales, const u8 *zeros, const float *levels, Word *out,
+KERNEL(THREADS, 4) gradient(const Word *grad, const Word *x, const u8 *scales, const u8 *zeros, const float *levels, Word *out,
                          i64 rows, i64 k, i64 groups_per_row, i64 zeros_row, i32 wide, i32 free) {
     const Parts p{scales, zeros, levels, rows, k, groups_per_row, zeros_row};
     Place place = locate(p, (i64)blockIdx.x * THREADS + threadIdx.x);
@@ -79,7 +79,7 @@ DEVICE i64 length_of(i64 group, i64 k, i64 groups_per_row) {
 }
 
 // A warp for each chunk of a group; `chunks` of each.
-KERNEL(THREADS) scale_sums(const Word *grad, const Word *x, const u8 *scales, double *terms, i64 groups, i64 k,
+KERNEL(THREADS, 4) scale_sums(const Word *grad, const Word *x, const u8 *scales, double *terms, i64 groups, i64 k,
                            i64 groups_per_row, i64 chunks) {
     i64 warp = ((i64)blockIdx.x * THREADS + threadIdx.x) / 32;
     if (warp >= groups * chunks) return;

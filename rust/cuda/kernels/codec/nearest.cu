@@ -78,34 +78,42 @@ DEVICE bool reaches_mean(float v, float a, float b) {
 }
 #endif
 
+// Readies a scale that was loaded for code_of: sums of signed levels in ascending order with the smallest code of each, by
+// a network without branches.
+DEVICE void prepare(Scale &s) {
+#if GRID == SIGNED_LEVELS && LEVELS > 1
+    const u32 n = 1u << LEVELS;
+#pragma unroll
+    for (u32 i = 0; i < n; i++) s.sums[i] = value_of(i, s, nullptr, 0) + 0.0f, s.codes[i] = i;
+#pragma unroll
+    for (u32 i = 0; i < n; i++) {
+#pragma unroll
+        for (u32 j = i & 1; j + 1 < n; j += 2) {
+            float a = s.sums[j], b = s.sums[j + 1];
+            u32 first = s.codes[j], second = s.codes[j + 1];
+            bool swap = b < a || (b == a && second < first);
+            s.sums[j] = swap ? b : a, s.sums[j + 1] = swap ? a : b;
+            s.codes[j] = swap ? second : first, s.codes[j + 1] = swap ? first : second;
+        }
+    }
+#pragma unroll
+    for (u32 i = 1; i < n; i++)
+        if (s.sums[i] == s.sums[i - 1]) s.codes[i] = s.codes[i - 1];
+#else
+    (void)s;
+#endif
+}
+
 // The code nearest to a finite x.
 DEVICE u32 code_of(float x, const Scale &s, const float *book) {
     (void)book;
 #if GRID == SIGNED_LEVELS && LEVELS == 1
     return !(x >= 0) && s.levels[0] != 0;
 #elif GRID == SIGNED_LEVELS
-    // Sums in ascending order with the smallest code of each, by a network without branches.
-    const u32 n = 1u << LEVELS;
-    float sums[n];
-    u32 codes[n];
+    u32 code = s.codes[0];
 #pragma unroll
-    for (u32 i = 0; i < n; i++) sums[i] = value_of(i, s, book, 0) + 0.0f, codes[i] = i;
-#pragma unroll
-    for (u32 i = 0; i < n; i++)
-#pragma unroll
-        for (u32 j = 0; j + 1 < n - i; j++) {
-            bool swap = sums[j + 1] < sums[j] || (sums[j + 1] == sums[j] && codes[j + 1] < codes[j]);
-            float low = swap ? sums[j + 1] : sums[j], high = swap ? sums[j] : sums[j + 1];
-            u32 first = swap ? codes[j + 1] : codes[j], second = swap ? codes[j] : codes[j + 1];
-            sums[j] = low, sums[j + 1] = high, codes[j] = first, codes[j + 1] = second;
-        }
-    u32 code = codes[0], previous = codes[0];
-#pragma unroll
-    for (u32 i = 1; i < n; i++) {
-        u32 own = sums[i] == sums[i - 1] ? previous : codes[i];
-        previous = own;
-        if (reaches_mean(x, sums[i - 1], sums[i])) code = own;
-    }
+    for (u32 i = 1; i < 1u << LEVELS; i++)
+        if (reaches_mean(x, s.sums[i - 1], s.sums[i])) code = s.codes[i];
     return code;
 #elif WIDE
     double y = round_even((double)x * double_of((u64)(1023 - s.exponent) << 52));

@@ -55,6 +55,10 @@ struct Scale {
     i32 exponent, zero;
     bool exact;        // `inverse` may be used
     float levels[4];
+#if GRID == SIGNED_LEVELS
+    float sums[1 << LEVELS];
+    u32 codes[1 << LEVELS];
+#endif
 };
 
 // 2^n, n in -149..127.
