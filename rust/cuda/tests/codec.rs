@@ -18,7 +18,7 @@ use octavo_cuda::nvrtc::{Nvrtc, usage};
 
 use common::nvrtc;
 
-/// Registers that a thread of each kernel may take. 40 leave room for 6 blocks of 256 threads, 64 for 4, 128 for 2.
+/// Registers that a thread of each kernel may take. 40 leave room for 6 blocks of 256 threads, 64 for 4, 255 for 1.
 fn registers(entry: &str, format: Format) -> u32 {
     let levels = matches!(format.element(), Element::Binary { .. });
     // Units of eight elements have one scale each.
@@ -27,7 +27,7 @@ fn registers(entry: &str, format: Format) -> u32 {
         "decode" if plain => 40,
         "largest" | "choose_largest" | "pack_zeros" | "scale_join" => 40,
         "choose_sums" => 128,
-        "encode" if levels => 128,
+        "encode" if levels => 255,
         _ => 64,
     }
 }

@@ -40,7 +40,7 @@ DEVICE void store_codes(u8 *out, const u32 (&words)[CODE_WORDS]) {
 }
 
 // `wide`: the addresses of units of x and of the output are multiples of 16, or of the unit's bytes.
-KERNEL(THREADS, GRID == SIGNED_LEVELS ? 2 : 4) encode(const Word *x, const u8 *scales, const u8 *zeros, const float *levels, void *out, u64 *first,
+KERNEL(THREADS, GRID == SIGNED_LEVELS ? 1 : 4) encode(const Word *x, const u8 *scales, const u8 *zeros, const float *levels, void *out, u64 *first,
                        i64 rows, i64 k, i64 row_bytes, i64 groups_per_row, i64 zeros_row, i32 wide, i32 policy) {
     const Parts p{scales, zeros, levels, rows, k, groups_per_row, zeros_row};
     BOOK_OF_BLOCK;
