@@ -1,0 +1,7 @@
+//! Kernels on the host: their sources under g++, a CUDA thread a fibre. Skipped where there is no g++.
+
+#![expect(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test stops where its set-up fails")]
+
+mod base;
+mod codec;
+mod emulator;
