@@ -103,7 +103,9 @@ fn executed(lines: &[String]) -> Vec<&str> {
         i += 1;
         let Some(text) = line.split("*/").nth(1).map(str::trim) else { continue };
         done.push(text);
-        if let Some(label) = text.split_once("BRA `(").and_then(|(_, rest)| rest.split_once(')')).map(|(label, _)| label) {
+        if let Some(label) =
+            text.split_once("BRA `(").and_then(|(_, rest)| rest.split_once(')')).map(|(label, _)| label)
+        {
             let target = at(label).unwrap();
             let around = branches > 0 && (i..i + 90).contains(&target);
             branches += 1;
@@ -122,9 +124,11 @@ fn executed(lines: &[String]) -> Vec<&str> {
 fn decoding_mxint8_takes_few_instructions() {
     let Some(nvrtc) = nvrtc() else { return };
     // Elements of a thread; loads of codes and stores that it makes; instructions an element.
-    for (name, elements, load, most) in
-        [("decode-mxint8-bfloat16", 32, ".64", 8), ("decode-mxint8-float16", 32, ".64", 8), ("decode-mxint4-bfloat16", 32, "", 10)]
-    {
+    for (name, elements, load, most) in [
+        ("decode-mxint8-bfloat16", 32, ".64", 8),
+        ("decode-mxint8-float16", 32, ".64", 8),
+        ("decode-mxint4-bfloat16", 32, "", 10),
+    ] {
         let text = name.split('-').nth(1).unwrap();
         let program = programs(Format::parse(text).unwrap()).into_iter().find(|program| program.name == name).unwrap();
         for known in [80, 90].into_iter().filter(|known| nvrtc.known.contains(known)) {

@@ -158,11 +158,11 @@ fn transform(
     let (row_values, total) = (shape.k * dtype.bytes(), layout.len());
     let read_wide = x.is_aligned(16, shape.rows, row_values);
     let aligned = x.is_aligned(16, 1, 0) && out.is_aligned(16, 1, 0);
-    let whole = shape.rows == 1 && matches!(format.granularity(), octavo_core::format::Granularity::Block(block) if layout.k.is_multiple_of(block as usize));
+    let whole = shape.rows == 1
+        && matches!(format.granularity(), octavo_core::format::Granularity::Block(block) if layout.k.is_multiple_of(block as usize));
     if is_fused(format) && whole && aligned && !how.given && rule != ScaleRule::Mse {
         let mut calls = scales.level()?;
-        let mut arguments =
-            addresses(&[x.address, parts.scales.address, parts.levels.address, out.address, how.first]);
+        let mut arguments = addresses(&[x.address, parts.scales.address, parts.levels.address, out.address, how.first]);
         arguments.extend([
             Argument::I64(total as i64),
             Argument::I32(rule_code(rule)),
@@ -178,7 +178,17 @@ fn transform(
         out.is_aligned(16, shape.rows, row_values)
     } else {
         let bytes = UNIT * format.width() as usize / 8;
-        out.is_aligned(if bytes.is_multiple_of(16) { 16 } else if bytes == 8 || bytes == 4 { bytes } else { 1 }, shape.rows, shape.row_bytes)
+        out.is_aligned(
+            if bytes.is_multiple_of(16) {
+                16
+            } else if bytes == 8 || bytes == 4 {
+                bytes
+            } else {
+                1
+            },
+            shape.rows,
+            shape.row_bytes,
+        )
     };
     let mut arguments = addresses(&[
         x.address,

@@ -130,12 +130,8 @@ pub(super) fn gradient(format: Format, dtype: DType) -> Arc<Program> {
 pub fn programs(format: Format) -> Vec<Program> {
     let dtypes = [DType::F32, DType::F16, DType::BF16];
     let all = dtypes.into_iter().flat_map(|dtype| {
-        let made = [
-            decode(format, dtype),
-            encode(format, dtype, false),
-            encode(format, dtype, true),
-            gradient(format, dtype),
-        ];
+        let made =
+            [decode(format, dtype), encode(format, dtype, false), encode(format, dtype, true), gradient(format, dtype)];
         made.into_iter().chain(scales(format, dtype))
     });
     all.map(Arc::unwrap_or_clone).collect()

@@ -3,8 +3,8 @@
 use octavo_core::codec::{self as core, Gradients};
 use octavo_core::format::{Element, catalogue};
 use octavo_core::{DType, Format, Layout, Nonfinite, Options, Packed, PackedMut, ScaleRule, Sizes, Values, ValuesMut};
-use octavo_cuda::{Call, Error};
 use octavo_cuda::codec::{self, Buffer, Encoding, Parts};
+use octavo_cuda::{Call, Error};
 
 use crate::emulator::{Memory, available, emulate};
 
@@ -39,7 +39,17 @@ const MORE: [&str; 26] = [
 ];
 /// One or two of every kind, for the run that takes seconds.
 const FEW: [&str; 11] = [
-    "mxint8", "mxfp6e3m2", "mxfp8e5m2", "nvfp4", "bfp6/7", "int8:channel", "uint3:g32", "nf4", "e4m3", "fixed8:mse", "binary2:channel",
+    "mxint8",
+    "mxfp6e3m2",
+    "mxfp8e5m2",
+    "nvfp4",
+    "bfp6/7",
+    "int8:channel",
+    "uint3:g32",
+    "nf4",
+    "e4m3",
+    "fixed8:mse",
+    "binary2:channel",
 ];
 const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 const RULES: [ScaleRule; 3] = [ScaleRule::Floor, ScaleRule::Ceil, ScaleRule::Mse];
@@ -119,7 +129,9 @@ impl Tensor {
     fn values(&self) -> Values<'_> {
         match self.dtype {
             // SAFETY: float32 has the size and alignment of its bits.
-            DType::F32 => Values::F32(unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.words.len()) }),
+            DType::F32 => {
+                Values::F32(unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.words.len()) })
+            }
             DType::F16 => Values::F16(self.halves()),
             DType::BF16 => Values::BF16(self.halves()),
         }
@@ -308,7 +320,8 @@ impl Job {
         self.calls.extend(codec::quantise(format, dtype, &layout, at, to, &parts, scratch, &how).unwrap());
         self.expect(&format!("{name}: quantise with scales"), to, &out.to_bytes(), Some(dtype));
 
-        let learns = matches!(format.element(), Element::Int { signed: true, .. } | Element::Fixed { fraction: None, .. });
+        let learns =
+            matches!(format.element(), Element::Int { signed: true, .. } | Element::Fixed { fraction: None, .. });
         let mut slopes = vec![0.0f32; sizes.groups];
         let gradients = Gradients { x: out.values_mut(), scales: learns.then_some(&mut slopes[..]) };
         core::quantize_backward(grad.values(), x.values(), layout, format, &with, gradients).unwrap();
@@ -386,7 +399,9 @@ fn every_format_gives_the_processors_bits() {
         return;
     }
     let only = std::env::var("OCTAVO_FORMATS").unwrap_or_default();
-    for (i, format) in formats().enumerate().filter(|(_, format)| only.is_empty() || only.split(' ').any(|f| f == format.to_string())) {
+    for (i, format) in
+        formats().enumerate().filter(|(_, format)| only.is_empty() || only.split(' ').any(|f| f == format.to_string()))
+    {
         let mut job = Job::default();
         for (j, dtype) in DTYPES.into_iter().enumerate() {
             for round in 0..2 {
@@ -410,7 +425,8 @@ fn the_first_value_that_is_not_finite_is_named() {
             let mut job = Job::default();
             let mut bytes = vec![0; 2 * rows * k];
             for &i in &places {
-                bytes[2 * i..2 * i + 2].copy_from_slice(&(if i % 2 == 0 { 0xffffu16 } else { 0x7c00 | 0x0380 }).to_le_bytes());
+                bytes[2 * i..2 * i + 2]
+                    .copy_from_slice(&(if i % 2 == 0 { 0xffffu16 } else { 0x7c00 | 0x0380 }).to_le_bytes());
             }
             let (at, first) = (job.buffer(&bytes, 0), job.buffer(&u64::MAX.to_le_bytes(), 0));
             let parts = job.parts(&Encoded::new(&sizes, 0), 0);
@@ -452,9 +468,8 @@ fn buffers_that_do_not_fit_are_refused() {
     let inner = Layout { outer: 1, k: 3, inner: 64 };
     assert!(decode(&inner, &good, out).is_err());
     let (scratch, _) = codec::scratch_bytes(format, &layout).unwrap();
-    let encode = |how: &Encoding, bytes| {
-        codec::encode(format, DType::F32, &layout, out, &good, buffer(5 << 20, bytes), how)
-    };
+    let encode =
+        |how: &Encoding, bytes| codec::encode(format, DType::F32, &layout, out, &good, buffer(5 << 20, bytes), how);
     assert!(encode(&Encoding::default(), scratch).is_ok());
     assert!(encode(&Encoding::default(), scratch + 1).is_err());
     for how in [

@@ -98,8 +98,7 @@ pub(crate) fn cuda_quantize(
         let (dtype, layout) = layout(format, shape)?;
         let how = Encoding { rule: rule.parse()?, given: given.is_some(), ..Encoding::default() };
         let given = given.map(parts).unwrap_or_default();
-        let calls =
-            codec::quantise(format.0, dtype, &layout, buffer(x), buffer(out), &given, buffer(scratch), &how)?;
+        let calls = codec::quantise(format.0, dtype, &layout, buffer(x), buffer(out), &given, buffer(scratch), &how)?;
         launch(on.0, on.1, &calls)
     })
 }
