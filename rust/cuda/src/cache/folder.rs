@@ -1,0 +1,44 @@
+//! Whether a folder can hold code that will run.
+
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
+use std::path::Path;
+
+/// Why a folder is not used.
+pub(super) enum Refusal {
+    /// Others could put code there.
+    Unsafe(String),
+    /// It is not there and cannot be made.
+    Unusable(String),
+}
+
+/// Makes the folder, for its owner alone, and checks that nobody else can write to it.
+pub(super) fn prepare(folder: &Path) -> Result<(), Refusal> {
+    let shown = folder.display();
+    if let Err(error) = DirBuilder::new().recursive(true).mode(0o700).create(folder) {
+        return Err(Refusal::Unusable(format!("{shown} cannot be made: {error}")));
+    }
+    let facts = fs::symlink_metadata(folder).map_err(|error| Refusal::Unusable(format!("{shown}: {error}")))?;
+    if !facts.is_dir() {
+        return Err(Refusal::Unsafe(format!("{shown} is not a folder itself")));
+    }
+    if facts.uid() != user() && facts.uid() != 0 {
+        return Err(Refusal::Unsafe(format!(
+            "{shown} belongs to user {}, this process to user {}",
+            facts.uid(),
+            user()
+        )));
+    }
+    if facts.mode() & 0o022 != 0 {
+        return Err(Refusal::Unsafe(format!("others can write to {shown} (mode {:03o})", facts.mode() & 0o777)));
+    }
+    Ok(()) // not to be written is no fault: what is there can be read
+}
+
+/// The user that this process acts for.
+fn user() -> u32 {
+    unsafe extern "C" {
+        safe fn geteuid() -> u32;
+    }
+    geteuid()
+}

@@ -1,0 +1,123 @@
+//! Launches of calls on a stream of PyTorch's.
+
+use std::ffi::c_void;
+use std::ptr::null_mut;
+
+use cudarc::driver::sys;
+
+use crate::check::check as check_call;
+use crate::device::Device;
+use crate::driver::check;
+use crate::modules::Kernel;
+use crate::{Argument, Call, Error, Program, Result, settings};
+
+/// Arguments that a kernel may have.
+const ARGUMENTS: usize = 64;
+
+/// Launches `calls` in order on a stream of a device, without waiting for them.
+///
+/// `stream` is the handle of a stream of the device's primary context, read anew for every launch; 0 is the default
+/// stream. A program that is not loaded yet is compiled and loaded first, which a stream that is captured into a graph
+/// does not allow: see [`warmup`].
+pub fn launch(device: i32, stream: u64, calls: &[Call]) -> Result<()> {
+    if calls.is_empty() {
+        return Ok(());
+    }
+    let device = Device::get(device)?;
+    let _context = device.enter()?;
+    let stream = stream as sys::CUstream;
+    for call in calls {
+        let kernel = match device.modules.find(call)? {
+            Some(kernel) => kernel,
+            None => cold(device, stream, call)?,
+        };
+        start(device, stream, call, &kernel)?;
+    }
+    Ok(())
+}
+
+/// Compiles and loads the programs of `calls` on a device and launches nothing: so that a capture finds them.
+pub fn warmup(device: i32, calls: &[Call]) -> Result<()> {
+    let device = Device::get(device)?;
+    let _context = device.enter()?;
+    calls.iter().try_for_each(|call| device.modules.load(device, &call.program))
+}
+
+/// [`warmup`] for programs of which no call is at hand.
+pub fn warmup_programs(device: i32, programs: Vec<Program>) -> Result<()> {
+    let device = Device::get(device)?;
+    let _context = device.enter()?;
+    programs.into_iter().try_for_each(|program| device.modules.load(device, &program.into()))
+}
+
+fn cold(device: &Device, stream: sys::CUstream, call: &Call) -> Result<Kernel> {
+    if is_capturing(stream, call)? {
+        return Err(Error::Capture(format!(
+            "kernel '{}' is not loaded on device {}, and its stream is being captured into a graph, which allows no \
+             loading; call octavo.cuda.warmup, or run the work once, before the capture",
+            named(call),
+            device.ordinal
+        )));
+    }
+    device.modules.load(device, &call.program)?;
+    let missing = || Error::Launch(format!("kernel '{}' was loaded and is not there", named(call)));
+    device.modules.find(call)?.ok_or_else(missing)
+}
+
+fn start(device: &Device, stream: sys::CUstream, call: &Call, kernel: &Kernel) -> Result<()> {
+    check_call(call, kernel.threads, kernel.shared)?;
+    let mut values = [0_u64; ARGUMENTS];
+    let mut pointers = [null_mut::<c_void>(); ARGUMENTS];
+    if call.arguments.len() > ARGUMENTS {
+        let count = call.arguments.len();
+        return Err(Error::Launch(format!("kernel '{}': {count} arguments, at most {ARGUMENTS}", named(call))));
+    }
+    for ((value, pointer), argument) in values.iter_mut().zip(&mut pointers).zip(&call.arguments) {
+        *value = bits(*argument);
+        *pointer = (&raw mut *value).cast();
+    }
+    let ([gx, gy, gz], [bx, by, bz]) = (call.grid, call.block);
+    let what = || {
+        format!(
+            "kernel '{}' on device {}, grid {:?}, block {:?} (an earlier kernel may be at fault: OCTAVO_CUDA_SYNC=1 tells)",
+            named(call),
+            device.ordinal,
+            call.grid,
+            call.block
+        )
+    };
+    // SAFETY: the arguments are those that the maker of the call declares for this kernel, each in 8 bytes of its own,
+    // of which the driver reads as many as the parameter has; the processor keeps low bytes first.
+    let status = unsafe {
+        let (function, pointers) = (kernel.function, pointers.as_mut_ptr());
+        sys::cuLaunchKernel(function, gx, gy, gz, bx, by, bz, call.shared, stream, pointers, null_mut())
+    };
+    check(status, what)?;
+    if settings::synchronise() && !is_capturing(stream, call)? {
+        // SAFETY: a stream of the current context.
+        let status = unsafe { sys::cuStreamSynchronize(stream) };
+        check(status, || format!("kernel '{}' on device {} failed", named(call), device.ordinal))?;
+    }
+    Ok(())
+}
+
+fn is_capturing(stream: sys::CUstream, call: &Call) -> Result<bool> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: valid for writes; the caller vouches for the stream.
+    let result = unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) };
+    check(result, || format!("kernel '{}': its stream", named(call)))?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+fn bits(argument: Argument) -> u64 {
+    match argument {
+        Argument::Address(address) => address,
+        Argument::I32(value) => u64::from(value.cast_unsigned()),
+        Argument::I64(value) => value.cast_unsigned(),
+        Argument::F32(value) => u64::from(value.to_bits()),
+    }
+}
+
+fn named(call: &Call) -> String {
+    format!("{}: {}", call.program.name, call.entry)
+}

@@ -1,0 +1,75 @@
+//! What the environment decides, read in one place. Python reads it there and hands it over with [`configure`].
+
+use std::env;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Where compiled kernels are kept between processes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// Nowhere: each process compiles what it needs.
+    Off,
+    /// In this folder, which somebody named: one that cannot be trusted is an error.
+    Folder(PathBuf),
+    /// In this folder of the user's cache; in memory where it cannot be written or trusted.
+    Default(PathBuf),
+}
+
+/// Where libraries and compiled kernels are looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// The compiler's library, or the folder that holds it. Nothing else is tried then.
+    pub nvrtc: Option<PathBuf>,
+    /// Folders that hold installed Python packages, in order: NVIDIA's wheels lie in `nvidia` below them.
+    pub packages: Vec<PathBuf>,
+    /// Folder of a CUDA toolkit.
+    pub toolkit: Option<PathBuf>,
+    /// Where compiled kernels are kept.
+    pub keep: Keep,
+    /// Wait after every launch, so that an error names the kernel that made it.
+    pub synchronise: bool,
+}
+
+impl Settings {
+    /// Reads `OCTAVO_NVRTC`, `CUDA_HOME` or `CUDA_PATH`, `OCTAVO_CACHE_DIR` or `XDG_CACHE_HOME`, and `OCTAVO_CUDA_SYNC`.
+    pub fn from_environment() -> Self {
+        let path = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let caches = path("XDG_CACHE_HOME").or_else(|| path("HOME").map(|home| home.join(".cache")));
+        let keep = match path("OCTAVO_CACHE_DIR") {
+            Some(folder) if folder.as_os_str() == "off" => Keep::Off,
+            Some(folder) => Keep::Folder(folder),
+            None => caches.map_or(Keep::Off, |folder| Keep::Default(folder.join("octavo").join("cubin"))),
+        };
+        Self {
+            nvrtc: path("OCTAVO_NVRTC"),
+            packages: Vec::new(),
+            toolkit: path("CUDA_HOME").or_else(|| path("CUDA_PATH")),
+            keep,
+            synchronise: env::var_os("OCTAVO_CUDA_SYNC").is_some_and(|value| value == "1"),
+        }
+    }
+}
+
+static CURRENT: RwLock<Option<Arc<Settings>>> = RwLock::new(None);
+static SYNCHRONISE: AtomicBool = AtomicBool::new(false);
+
+/// Replaces the settings. Libraries that are loaded stay.
+pub fn configure(settings: Settings) {
+    SYNCHRONISE.store(settings.synchronise, Ordering::Relaxed);
+    *CURRENT.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(settings));
+}
+
+/// The settings in force: those last given, else those of the environment.
+pub fn current() -> Arc<Settings> {
+    if let Some(settings) = &*CURRENT.read().unwrap_or_else(PoisonError::into_inner) {
+        return settings.clone();
+    }
+    configure(Settings::from_environment());
+    current()
+}
+
+/// Whether launches wait for their kernels; asked at every launch.
+pub(crate) fn synchronise() -> bool {
+    SYNCHRONISE.load(Ordering::Relaxed)
+}
