@@ -16,6 +16,7 @@ mod error;
 mod images;
 mod info;
 mod launch;
+pub mod linear;
 mod modules;
 pub mod nvrtc;
 mod program;

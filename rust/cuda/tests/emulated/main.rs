@@ -4,3 +4,4 @@
 
 mod base;
 mod emulator;
+mod linear;
