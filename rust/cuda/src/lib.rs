@@ -13,6 +13,7 @@ mod check;
 mod device;
 mod driver;
 mod error;
+pub mod gemm;
 mod images;
 mod info;
 mod launch;

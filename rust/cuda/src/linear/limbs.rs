@@ -74,6 +74,11 @@ impl Limbs {
         Ok(Some(Self { program, rows, inside, part, parts, chunks, limbs: limbs(chunks).next_multiple_of(16), shared }))
     }
 
+    /// The kernels.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
     /// Name for people.
     pub fn name(&self) -> &str {
         &self.program.name

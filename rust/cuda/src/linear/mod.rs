@@ -1,8 +1,10 @@
 //! Calls for products with packed weights: the twins of `octavo_core::linear`.
 
 mod elements;
+mod integer;
 mod limbs;
 
+pub use integer::{Integer, Plan};
 pub use limbs::Limbs;
 
 use octavo_core::{DType, Format, Layout, Sizes};

@@ -8,7 +8,7 @@ use crate::emulator::{Memory, available, emulate};
 const DEVICE: Device = Device { multiprocessors: 4 };
 
 /// Numbers that look normal, with an outlier here and there.
-fn normal(count: usize, seed: u64) -> Vec<f32> {
+pub(crate) fn normal(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut uniform = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -18,7 +18,7 @@ fn normal(count: usize, seed: u64) -> Vec<f32> {
 }
 
 /// Rounded to a dtype, as float32 and as bytes.
-fn rounded(values: &[f32], dtype: DType) -> (Vec<f32>, Vec<u8>) {
+pub(crate) fn rounded(values: &[f32], dtype: DType) -> (Vec<f32>, Vec<u8>) {
     let f16 = |v: f32| half::f16::from_f32(v);
     let bf16 = |v: f32| half::bf16::from_f32(v);
     match dtype {

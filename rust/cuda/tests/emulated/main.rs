@@ -4,4 +4,5 @@
 
 mod base;
 mod emulator;
+mod integer;
 mod linear;

@@ -1,0 +1,109 @@
+// Integer products with many rows of x: tiles of 128 x 128 outputs, 64 columns at a time, four stages under way.
+//
+// Both factors are K-major. A stage holds 128 rows of 64 bytes of each; piece c of 16 bytes of row r lies at c ^ (r >> 1 & 3),
+// so that no eight rows that `load_matrices` reads share a bank. LOAD_X and LOAD: bytes of a copy of x and of W; W of fewer
+// than 8 bits is unpacked on the way.
+
+#define TILE 128
+#define STEP 64
+#define STAGES 4
+#define STAGE (2 * TILE * STEP)
+
+DEVICE u32 place_of(u32 row, u32 piece) { return row * STEP + ((piece ^ (row >> 1 & 3)) << 4); }
+
+// 16 codes from column `k` of a row on to shared memory; zeros from column `end` on and where there is no row.
+template <int load> DEVICE void stage_bytes(u8 *to, const u8 *row, i64 k, i64 end) {
+    i64 left = row && k < end ? end - k : 0;
+    if constexpr (load == 16) copy16(to, left > 0 ? row + k : row, left < 16 ? (u32)left : 16);
+    else if constexpr (load == 4)
+        for (int i = 0; i < 4; i++) {
+            i64 there = left - 4 * i < 0 ? 0 : left - 4 * i;
+            copy4(to + 4 * i, there > 0 ? row + k + 4 * i : row, there < 4 ? (u32)there : 4);
+        }
+    else {
+        u32 words[4] = {};
+        for (int i = 0; i < 16; i++)
+            if (i < left) words[i >> 2] |= (u32)row[k + i] << 8 * (i & 3);
+        *(Quad *)to = Quad{words[0], words[1], words[2], words[3]};
+    }
+}
+
+DEVICE void stage_weights(u8 *to, const u8 *row, i64 k, i64 end) {
+    if constexpr (WIDTH == 8) stage_bytes<LOAD>(to, row, k, end);
+    else {
+        const i64 bytes = (end * WIDTH + 7) / 8, at = k / 8 * WIDTH;
+        u32 packed[(WIDTH + 1) / 2] = {}, words[4] = {};
+        for (int i = 0; i < 2 * WIDTH; i++)
+            if (row && at + i < bytes) packed[i >> 2] |= (u32)row[at + i] << 8 * (i & 3);
+        for (int i = 0; i < 16; i++)
+            if (k + i < end) words[i >> 2] |= (code_at(packed, i) << (8 - WIDTH) & 255) << 8 * (i & 3);
+        *(Quad *)to = Quad{words[0], words[1], words[2], words[3]};
+    }
+}
+
+KERNEL(256, 2) gemm(const u8 *x, i64 stride, const u8 *codes, i32 *parts, i32 m, i32 n, i64 k, i32 part_steps,
+                    const float *row_scales, i32 row_step, const float *column_scales, i32 column_step, const void *bias, void *out,
+                    i32 zero) {
+    SHARED_MEMORY(shared);
+    const u32 lane = lane_id(), warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
+    // Eight tiles of rows of x take turns, so that blocks that run together share what the second cache holds.
+    const u32 tiles_m = ((u32)m + TILE - 1) / TILE, tiles_n = ((u32)n + TILE - 1) / TILE;
+    const u32 band = blockIdx.x / (8 * tiles_n), in_band = blockIdx.x % (8 * tiles_n);
+    const u32 height = tiles_m - 8 * band < 8 ? tiles_m - 8 * band : 8;
+    const i64 m0 = (i64)(8 * band + in_band % height) * TILE, n0 = (i64)(in_band / height) * TILE;
+    const i64 row_bytes = (k * WIDTH + 7) / 8;
+    const u32 all = (u32)((k + STEP - 1) / STEP), first = blockIdx.y * part_steps;
+    const u32 end = first + part_steps < all ? first + part_steps : all;
+
+    wait_for_predecessor();
+    auto stage = [&](u32 step) {
+        u8 *to = shared + (step - first) % STAGES * STAGE;
+        for (u32 i = threadIdx.x; i < TILE * 4; i += 256) {
+            u32 row = i >> 2, piece = i & 3;
+            i64 column = (i64)step * STEP + 16 * piece;
+            const u8 *from = m0 + row < m ? x + (m0 + row) * stride : x;
+            stage_bytes<LOAD_X>(to + place_of(row, piece), from, column, m0 + row < m ? k : 0);
+            from = n0 + row < n ? codes + (n0 + row) * row_bytes : codes;
+            stage_weights(to + TILE * STEP + place_of(row, piece), from, column, n0 + row < n ? k : 0);
+        }
+    };
+    for (u32 i = 0; i < STAGES - 1; i++) {
+        if (first + i < end) stage(first + i);
+        commit_copies();
+    }
+
+    const u32 warp_m = 64 * (warp & 1), warp_n = 32 * (warp >> 1);
+    i32 d[4][4][4] = {};
+    for (u32 step = first; step < end; step++) {
+        wait_copies<STAGES - 2>();
+        sync_threads();
+        if (step + STAGES - 1 < end) stage(step + STAGES - 1);
+        commit_copies();
+        const u8 *of_x = shared + (step - first) % STAGES * STAGE, *of_w = of_x + TILE * STEP;
+#pragma unroll
+        for (u32 half = 0; half < 2; half++) {
+            u32 a[4][4], b[2][4];
+            for (u32 i = 0; i < 4; i++) load_matrices(a[i], of_x + place_of(warp_m + 16 * i + (lane & 15), 2 * half + (lane >> 4)));
+            for (u32 j = 0; j < 2; j++)
+                load_matrices(b[j], of_w + place_of(warp_n + 16 * j + (lane & 7) + (lane >> 4) * 8, 2 * half + (lane >> 3 & 1)));
+            for (u32 i = 0; i < 4; i++)
+                for (u32 j = 0; j < 4; j++) {
+                    u32 pair[2] = {b[j >> 1][2 * (j & 1)], b[j >> 1][2 * (j & 1) + 1]};
+                    multiply_s8(d[i][j], a[i], pair);
+                }
+        }
+    }
+    release_successor();
+    Outputs outputs = {row_scales, column_scales, row_step, column_step, bias, out, zero};
+#pragma unroll
+    for (u32 i = 0; i < 4; i++)
+#pragma unroll
+        for (u32 j = 0; j < 4; j++)
+#pragma unroll
+            for (u32 e = 0; e < 4; e++) {
+                i64 row = m0 + warp_m + 16 * i + g + 8 * (e >> 1), column = n0 + warp_n + 8 * j + 2 * t + (e & 1);
+                if (row >= m || column >= n) continue;
+                if (gridDim.y > 1) parts[(blockIdx.y * (i64)m + row) * n + column] = d[i][j][e];
+                else finish_sum(outputs, d[i][j][e], row, column, n);
+            }
+}
