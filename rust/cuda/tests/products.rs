@@ -5,17 +5,17 @@ mod common;
 use octavo_core::{DType, Format};
 use octavo_cuda::Program;
 use octavo_cuda::arch::Target;
-use octavo_cuda::linear::{Device, Limbs, Linear, Numbers};
+use octavo_cuda::gemm::{Bias, Gemm, Output, Product, Scales};
+use octavo_cuda::linear::{Device, Limbs, Linear, Numbers, Parts};
 use octavo_cuda::nvrtc::{Nvrtc, usage};
 
 use common::nvrtc;
 
-/// Compiles for all architectures, every kernel within `registers`.
-fn within(nvrtc: &Nvrtc, program: &Program, registers: u32) {
-    for arch in nvrtc.archs() {
+/// Compiles for three architectures, or all, every kernel within `registers`.
+fn within(nvrtc: &Nvrtc, program: &Program, registers: u32, all: bool) {
+    for arch in nvrtc.archs().into_iter().filter(|arch| all || matches!(arch.capability, 80 | 90 | 120)) {
         let image = nvrtc.compile(program, Target::Cubin(arch)).unwrap();
         for used in usage(&image.log) {
-            println!("{} {arch} {used:?}", program.name);
             assert_eq!(
                 (used.stack, used.spill_stores, used.spill_loads),
                 (0, 0, 0),
@@ -30,23 +30,81 @@ fn within(nvrtc: &Nvrtc, program: &Program, registers: u32) {
 #[test]
 fn limbs_stay_in_registers() {
     let Some(nvrtc) = nvrtc() else { return };
-    for (format, m, registers) in [
-        ("int8:channel", 1, 80),
-        ("int8:channel", 16, 80),
-        ("mxint8", 1, 80),
-        ("mxint8", 16, 100),
-        ("int4:g32", 1, 80),
-        ("int4:g128", 4, 80),
-        ("mxfp4", 8, 90),
-        ("mxint8/8", 4, 128),
-        ("uint4:g64", 2, 80),
-        ("int3:g32", 1, 80),
-        ("nvfp4", 1, 96),
-    ] {
-        let numbers = Numbers { address: 0, dtype: DType::BF16 };
+    for (i, (format, m, dtype)) in [
+        ("int8:channel", 1, DType::BF16),
+        ("int8:channel", 16, DType::F32),
+        ("mxint8", 1, DType::BF16),
+        ("mxint8", 16, DType::BF16),
+        ("mxint8/8", 4, DType::BF16),
+        ("int4:g32", 1, DType::BF16),
+        ("int4:g128", 4, DType::F16),
+        ("uint4:g64", 2, DType::BF16),
+        ("int3:g32", 1, DType::BF16),
+        ("mxfp4", 8, DType::BF16),
+        ("nvfp4", 1, DType::F32),
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let format = Format::parse(format).unwrap();
-        let linear = Linear { format, m, n: 4096, k: 4096, x: numbers, parts: [0; 4], bias: None, out: 0 };
+        let linear =
+            Linear { format, m, n: 4096, k: 4096, x: Numbers { address: 0, dtype }, parts: [0; 4], bias: None, out: 0 };
         let limbs = Limbs::new(&linear, Device { multiprocessors: 132 }).unwrap().unwrap();
-        within(&nvrtc, limbs.program(), registers);
+        within(&nvrtc, limbs.program(), 128, i == 0);
+    }
+}
+
+#[test]
+fn parts_stay_in_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for (format, m, dtype) in [
+        ("mxfp8e4m3", 64, DType::BF16),
+        ("int8:channel", 64, DType::BF16),
+        ("int4:g128", 64, DType::BF16),
+        ("nf4", 32, DType::F16),
+        ("mxint8", 16, DType::F32),
+        ("int8:g12", 16, DType::F32),
+        ("mxfp6e3m2", 8, DType::BF16),
+    ] {
+        let format = Format::parse(format).unwrap();
+        let linear =
+            Linear { format, m, n: 4096, k: 4096, x: Numbers { address: 0, dtype }, parts: [0; 4], bias: None, out: 0 };
+        let parts = Parts::new(&linear, Device { multiprocessors: 132 }).unwrap().unwrap();
+        within(&nvrtc, parts.program(), 200, false);
+    }
+}
+
+#[test]
+fn integer_products_stay_in_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for (i, (m, k, width, output)) in [
+        (4096, 4096, 8, Output::Sum),
+        (4096, 4096, 8, Output::Byte(0)),
+        (4096, 4096, 8, Output::Float(DType::BF16)),
+        (100, 36, 8, Output::Float(DType::F32)),
+        (100, 33, 8, Output::Float(DType::F32)),
+        (100, 64, 4, Output::Float(DType::BF16)),
+        (16, 4096, 8, Output::Float(DType::BF16)),
+        (1, 4096, 4, Output::Sum),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let product = Product {
+            m,
+            n: 4096,
+            k,
+            x: 0,
+            stride: k,
+            codes: 0,
+            width,
+            row_scales: Scales::default(),
+            column_scales: Scales::default(),
+            bias: Bias::Integer(0),
+            out: 0,
+            output,
+        };
+        let gemm = Gemm::new(&product, Device { multiprocessors: 132 }).unwrap();
+        within(&nvrtc, gemm.program(), 128, i == 0);
     }
 }

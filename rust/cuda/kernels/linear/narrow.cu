@@ -4,7 +4,7 @@
 
 #define WARPS 8
 
-KERNEL(256) narrow(const i8 *x, i64 stride, const u8 *codes, i32 *parts, i32 m, i32 n, i64 k, i32 part_chunks,
+KERNEL(256, 2) narrow(const i8 *x, i64 stride, const u8 *codes, i32 *parts, i32 m, i32 n, i64 k, i32 part_chunks,
                    const float *row_scales, i32 row_step, const float *column_scales, i32 column_step, const void *bias, void *out,
                    i32 zero) {
     SHARED(i32, of_warps, WARPS *M * 16);

@@ -3,9 +3,11 @@
 mod elements;
 mod integer;
 mod limbs;
+mod parts;
 
 pub use integer::{Integer, Plan};
 pub use limbs::Limbs;
+pub use parts::{MOST_ROWS, Parts};
 
 use octavo_core::{DType, Format, Layout, Sizes};
 

@@ -1,7 +1,7 @@
 //! Products with packed weights against float64 sums of the decoded weights.
 
 use octavo_core::{DType, Format, Layout, Options, PackedMut, Sizes, Values, ValuesMut, codec};
-use octavo_cuda::linear::{Device, Limbs, Linear, Numbers};
+use octavo_cuda::linear::{Device, Limbs, Linear, Numbers, Parts};
 
 use crate::emulator::{Memory, available, emulate};
 
@@ -90,11 +90,27 @@ fn case(format: &str, (m, n, k): (usize, usize, usize), dtype: DType, bias: bool
     Case { memory, linear, exact }
 }
 
-fn error_of(mut case: Case) -> f64 {
-    let limbs = Limbs::new(&case.linear, DEVICE).unwrap().unwrap();
-    let scratch = case.memory.add(&vec![0xff; limbs.scratch(&case.linear)], 0);
-    let calls = limbs.calls(&case.linear, scratch).unwrap();
-    emulate(&calls, &mut case.memory);
+#[derive(Clone, Copy)]
+enum Way {
+    Limbs,
+    Parts,
+}
+
+fn error_of(mut case: Case, way: Way) -> f64 {
+    let linear = case.linear;
+    let calls = match way {
+        Way::Limbs => {
+            let limbs = Limbs::new(&linear, DEVICE).unwrap().unwrap();
+            let scratch = case.memory.add(&vec![0xff; limbs.scratch(&linear)], 0);
+            limbs.calls(&linear, scratch)
+        }
+        Way::Parts => {
+            let parts = Parts::new(&linear, DEVICE).unwrap().unwrap();
+            let scratch = case.memory.add(&vec![0xff; parts.scratch(&linear)], 0);
+            parts.calls(&linear, scratch)
+        }
+    };
+    emulate(&calls.unwrap(), &mut case.memory);
     let y = read(case.memory.bytes(case.linear.out), case.linear.x.dtype);
     let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|v| v * v).sum::<f64>().sqrt();
     let difference = norm(&mut y.iter().zip(&case.exact).map(|(y, exact)| f64::from(*y) - exact));
@@ -148,7 +164,7 @@ fn limbs_multiply_every_family_of_formats() {
     for (i, format) in formats.into_iter().enumerate() {
         let dtype = [DType::F32, DType::BF16, DType::F16][i % 3];
         let m = [1, 3, 5, 2][i % 4];
-        let error = error_of(case(format, (m, 19, 288), dtype, i % 2 == 0, false));
+        let error = error_of(case(format, (m, 19, 288), dtype, i % 2 == 0, false), Way::Limbs);
         assert!(error < tolerance(dtype), "{format}, {m} rows of {}: {error:e}", dtype.name());
     }
 }
@@ -172,7 +188,67 @@ fn limbs_take_odd_shapes_and_addresses() {
     .enumerate()
     {
         for misaligned in [false, true] {
-            let error = error_of(case(format, shape, DType::F32, i % 2 == 0, misaligned));
+            let error = error_of(case(format, shape, DType::F32, i % 2 == 0, misaligned), Way::Limbs);
+            assert!(error < 1e-6, "{format} {shape:?}, misaligned {misaligned}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn parts_multiply_every_family_of_formats() {
+    if !available() {
+        return;
+    }
+    for (i, format) in [
+        "mxfp8e4m3",
+        "mxfp8e5m2",
+        "e4m3",
+        "e5m2",
+        "nf4",
+        "nf3/32",
+        "mxfp6e3m2",
+        "log8",
+        "denorm8e3",
+        "bm8e4/16",
+        "blog6/32",
+        "int8:channel",
+        "int8:g12",
+        "int4:g32",
+        "uint8:g100",
+        "uint3:tensor",
+        "mxint8",
+        "mxint5/20",
+        "nvfp4",
+        "mxfp4",
+        "binary",
+        "ufixed8.4",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let dtype = [DType::F32, DType::BF16, DType::F16][i % 3];
+        let m = [17, 3, 40, 64, 9][i % 5];
+        let error = error_of(case(format, (m, 35, 288), dtype, i % 2 == 0, false), Way::Parts);
+        assert!(error < tolerance(dtype), "{format}, {m} rows of {}: {error:e}", dtype.name());
+    }
+}
+
+#[test]
+fn parts_take_odd_shapes_and_addresses() {
+    if !available() {
+        return;
+    }
+    for (i, (format, shape)) in [
+        ("mxfp8e4m3", (17, 33, 145)),
+        ("nf4", (1, 130, 33)),
+        ("int8:channel", (33, 5, 1)),
+        ("mxfp6e3m2", (64, 17, 1030)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for misaligned in [false, true] {
+            let error = error_of(case(format, shape, DType::F32, i % 2 == 0, misaligned), Way::Parts);
             assert!(error < 1e-6, "{format} {shape:?}, misaligned {misaligned}: {error:e}");
         }
     }
