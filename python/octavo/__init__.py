@@ -11,10 +11,13 @@ from octavo._core import __version__
 from octavo.errors import (
     CalibrationError,
     ContainerError,
+    CudaError,
+    CudaUnavailableError,
     DataError,
     DTypeError,
     FormatError,
     InternalError,
+    KernelCompileError,
     KernelError,
     ModelError,
     NonFiniteError,
@@ -29,6 +32,7 @@ from octavo.settings import strict
 if _TYPE_CHECKING:
     from octavo import compat as compat
     from octavo import compress as compress
+    from octavo import cuda as cuda
     from octavo import data as data
     from octavo import models as models
     from octavo import nn as nn
@@ -62,17 +66,20 @@ _LAZY = {
     "save_model": "octavo.quant.model_folder",
 }
 
-_MODULES = ("compat", "compress", "data", "models", "nn", "quant", "train")
+_MODULES = ("compat", "compress", "cuda", "data", "models", "nn", "quant", "train")
 
 __all__ = [
     "CalibrationError",
     "ContainerError",
+    "CudaError",
+    "CudaUnavailableError",
     "DTypeError",
     "DataError",
     "Engine",
     "Format",
     "FormatError",
     "InternalError",
+    "KernelCompileError",
     "KernelError",
     "ModelError",
     "NonFiniteError",

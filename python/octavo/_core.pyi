@@ -1,5 +1,7 @@
 """The Rust core. Names with an underscore take addresses; ``ops.py``, ``linear.py``, ``container.py`` alone call them.
 
+``_cuda_*`` belong to ``cuda.py`` and ``settings.py``.
+
 Addresses are integers; 0 stands for a part that is not there. Dtype codes: 0 float32, 1 float16, 2 bfloat16. Parts are
 the addresses of codes, scales, zeros and levels; spans are an address and a number of bytes.
 """
@@ -7,7 +9,7 @@ the addresses of codes, scales, zeros and levels; spans are an address and a num
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import SupportsIndex, TypeAlias, final
+from typing import Any, SupportsIndex, TypeAlias, final
 
 __all__ = [
     "Format",
@@ -18,6 +20,13 @@ __all__ = [
     "_EngineStream",
     "_PolynomialStream",
     "__version__",
+    "_cuda_archs",
+    "_cuda_configure",
+    "_cuda_devices",
+    "_cuda_info",
+    "_cuda_prebuild",
+    "_cuda_programs",
+    "_cuda_warmup",
     "_decode",
     "_encode",
     "_fit_scales",
@@ -269,6 +278,13 @@ class _PolynomialStream:
         pad_to: tuple[int, int] | None,
     ) -> tuple[int, int]: ...
 
+def _cuda_archs() -> list[str]: ...
+def _cuda_configure(packages: Sequence[str | os.PathLike[str]]) -> None: ...
+def _cuda_devices() -> int: ...
+def _cuda_info() -> dict[str, Any]: ...
+def _cuda_prebuild(format: Format, arch: str, index: int) -> bool: ...
+def _cuda_programs(format: Format, arch: str) -> list[tuple[str, str]]: ...
+def _cuda_warmup(formats: Sequence[Format], device: int) -> int: ...
 def _polynomial_expand(left: str) -> str: ...
 def _polynomial_kind(left: str) -> tuple[int, bool]: ...
 

@@ -49,5 +49,26 @@ class CalibrationError(OctavoError, ValueError):
     """Scales that need data which is missing, or which never reached the layer they are for."""
 
 
+class CudaError(OctavoError, RuntimeError):
+    """A kernel that failed, could not be launched, or is not loaded while a graph is captured."""
+
+
+class CudaUnavailableError(CudaError):
+    """A driver, device or compiler that this machine lacks; the message says what was looked for."""
+
+
+class KernelCompileError(CudaError):
+    """A kernel that NVRTC refused, a defect of Octavo. ``log`` is what the compiler printed."""
+
+    def __init__(self, message: str = "", log: str = "") -> None:
+        """Keep the message and the log."""
+        super().__init__(message, log)
+        self.log = log
+
+    def __str__(self) -> str:
+        """Return the message, which ends in the log."""
+        return str(self.args[0])
+
+
 class InternalError(OctavoError, RuntimeError):
     """A defect of Octavo itself; please report it."""

@@ -3,9 +3,16 @@
 ``OCTAVO_SIMD``: ``scalar``, ``avx2`` or ``avx512`` forces an instruction set; results are the same at every level.
 ``OCTAVO_NUM_THREADS``: threads of the codecs and kernels; default: the cores this process may use.
 ``OCTAVO_STRICT``: ``1`` makes every product without a kernel an error (:func:`strict`); default ``0``.
+
+The CUDA part reads its own, through ``_core`` and once, at import:
+
+``OCTAVO_NVRTC``: the NVRTC library, or the folder that holds it; default: searched for (:mod:`octavo.cuda`).
+``OCTAVO_CACHE_DIR``: folder of compiled kernels, or ``off``; default: ``octavo/cubin`` in the user's cache.
+``OCTAVO_CUDA_SYNC``: ``1`` waits after every launch, so that an error names the kernel that failed; default ``0``.
 """
 
 import os
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +47,8 @@ def strict(enabled: bool = True) -> Iterator[None]:
 def apply() -> None:
     """Apply the environment to the core; called once, on import.
 
-    Raises SettingError for a level this machine lacks, a number of threads that is not one, or another OCTAVO_STRICT.
+    Raises SettingError for a level this machine lacks, a number of threads that is not one, or another OCTAVO_STRICT
+    or OCTAVO_CUDA_SYNC.
     """
     global _always_strict
     given = os.environ.get("OCTAVO_STRICT") or "0"
@@ -55,5 +63,6 @@ def apply() -> None:
         if not (threads.isascii() and threads.isdigit()):
             raise SettingError(f"OCTAVO_NUM_THREADS={threads!r}: not a number; accepted are 0 (all cores) to 256")
         _core.set_num_threads(int(threads))
+    _core._cuda_configure([folder for folder in sys.path if folder])
     if _core.debug_build:
         warnings.warn("octavo._core is a debug build: 10 to 50 times slower than a release build", stacklevel=3)

@@ -5,7 +5,7 @@ import pytest
 from octavo.errors import FormatError
 
 HEAVY = ("torch", "numpy", "transformers", "rich")
-COMMANDS = ("formats", "compare", "pack", "unpack", "inspect", "compress", "expand", "recipe")
+COMMANDS = ("formats", "compare", "pack", "unpack", "inspect", "compress", "expand", "recipe", "doctor")
 
 
 def python(code: str, *args: object) -> subprocess.CompletedProcess:

@@ -2,7 +2,21 @@
 
 import typer
 
-from octavo.cli import bench, compare, compress, expand, formats, inspect, pack, recipe, study, train, unpack
+from octavo.cli import (
+    bench,
+    compare,
+    compress,
+    cuda,
+    doctor,
+    expand,
+    formats,
+    inspect,
+    pack,
+    recipe,
+    study,
+    train,
+    unpack,
+)
 from octavo.cli._app import Commands, version
 
 app = typer.Typer(
@@ -34,6 +48,7 @@ def _octavo(
       octavo inspect small.safetensors
       octavo recipe 'int4:g32; last:Linear keep' --model polynomials
       octavo study ptq-qat                      accuracy against width, on a model trained in a minute
+      octavo doctor                             what this machine has, and what it lacks
     """
 
 
@@ -48,6 +63,8 @@ app.command("expand", cls=expand.Command)(expand.run)
 app.add_typer(train.app, name="train")
 app.add_typer(bench.app, name="bench")
 app.add_typer(study.app, name="study")
+app.add_typer(cuda.app, name="cuda")
+app.command("doctor")(doctor.run)
 
 
 def main() -> None:

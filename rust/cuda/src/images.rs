@@ -22,7 +22,7 @@ pub(crate) fn of(program: &Program, capability: u32) -> Result<Arc<Image>> {
     if let Some(image) = images.get(&key) {
         return Ok(image.clone());
     }
-    let image = Arc::new(kept(nvrtc, &Cache::open(&settings::current().keep)?, program, target, &key)?.0);
+    let image = Arc::new(kept(nvrtc, &Cache::open(&settings::current()?.keep)?, program, target, &key)?.0);
     images.insert(key, image.clone());
     Ok(image)
 }
@@ -32,7 +32,7 @@ pub(crate) fn of(program: &Program, capability: u32) -> Result<Arc<Image>> {
 /// Needs a compiler, and no GPU.
 pub fn prebuild(program: &Program, target: Target) -> Result<(Image, bool)> {
     let nvrtc = Nvrtc::get(None)?;
-    let cache = Cache::open(&settings::current().keep)?;
+    let cache = Cache::open(&settings::current()?.keep)?;
     kept(nvrtc, &cache, program, target, &Key::new(program, target, nvrtc.version))
 }
 

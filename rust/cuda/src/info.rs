@@ -61,7 +61,7 @@ pub fn info() -> Info {
     let driver = Driver::get().map_err(|error| error.to_string());
     let newest = driver.as_ref().ok().map(|driver| driver.major());
     let nvrtc = Nvrtc::get(newest).map_err(|error| error.to_string());
-    let cache = Cache::open(&settings::current().keep).map_err(|error| error.to_string());
+    let cache = settings::current().and_then(|settings| Cache::open(&settings.keep)).map_err(|error| error.to_string());
     Info {
         devices: (0..driver.as_ref().map_or(0, |driver| driver.devices))
             .map(|ordinal| facts_of(ordinal).map_err(|error| error.to_string()))

@@ -1,9 +1,11 @@
-//! What the environment decides, read in one place. Python reads it there and hands it over with [`configure`].
+//! What the environment decides. This is the one place that reads it; Python adds where its packages lie.
 
 use std::env;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::{Error, Result};
 
 /// Where compiled kernels are kept between processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +35,9 @@ pub struct Settings {
 
 impl Settings {
     /// Reads `OCTAVO_NVRTC`, `CUDA_HOME` or `CUDA_PATH`, `OCTAVO_CACHE_DIR` or `XDG_CACHE_HOME`, and `OCTAVO_CUDA_SYNC`.
-    pub fn from_environment() -> Self {
+    ///
+    /// An error where the last is neither 0 nor 1.
+    pub fn from_environment() -> Result<Self> {
         let path = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let caches = path("XDG_CACHE_HOME").or_else(|| path("HOME").map(|home| home.join(".cache")));
         let keep = match path("OCTAVO_CACHE_DIR") {
@@ -41,13 +45,20 @@ impl Settings {
             Some(folder) => Keep::Folder(folder),
             None => caches.map_or(Keep::Off, |folder| Keep::Default(folder.join("octavo").join("cubin"))),
         };
-        Self {
+        let synchronise = match env::var_os("OCTAVO_CUDA_SYNC") {
+            Some(given) if given == "1" => true,
+            Some(given) if !given.is_empty() && given != "0" => {
+                return Err(Error::Setting(format!("OCTAVO_CUDA_SYNC={given:?}; accepted are 0 and 1")));
+            }
+            _ => false,
+        };
+        Ok(Self {
             nvrtc: path("OCTAVO_NVRTC"),
             packages: Vec::new(),
             toolkit: path("CUDA_HOME").or_else(|| path("CUDA_PATH")),
             keep,
-            synchronise: env::var_os("OCTAVO_CUDA_SYNC").is_some_and(|value| value == "1"),
-        }
+            synchronise,
+        })
     }
 }
 
@@ -61,11 +72,11 @@ pub fn configure(settings: Settings) {
 }
 
 /// The settings in force: those last given, else those of the environment.
-pub fn current() -> Arc<Settings> {
+pub fn current() -> Result<Arc<Settings>> {
     if let Some(settings) = &*CURRENT.read().unwrap_or_else(PoisonError::into_inner) {
-        return settings.clone();
+        return Ok(settings.clone());
     }
-    configure(Settings::from_environment());
+    configure(Settings::from_environment()?);
     current()
 }
 

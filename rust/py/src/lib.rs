@@ -2,6 +2,7 @@
 
 mod codec;
 mod container;
+mod cuda;
 mod data;
 mod engine;
 mod err;
@@ -19,6 +20,10 @@ mod _core {
     use super::codec::{decode, encode, pack, quantize, quantize_backward, unpack};
     #[pymodule_export]
     use super::container::{ContainerReader, ContainerWriter};
+    #[pymodule_export]
+    use super::cuda::runtime::{
+        cuda_archs, cuda_configure, cuda_devices, cuda_info, cuda_prebuild, cuda_programs, cuda_warmup,
+    };
     #[pymodule_export]
     use super::data::{CharTokenizer, PolynomialStream, polynomial_expand, polynomial_kind};
     #[pymodule_export]

@@ -93,7 +93,7 @@ impl Nvrtc {
                 match FOUND.get() {
                     Some(found) => found,
                     None => {
-                        let loaded = Self::find(&settings::current(), newest)?;
+                        let loaded = Self::find(&*settings::current()?, newest)?;
                         FOUND.get_or_init(|| loaded)
                     }
                 }

@@ -19,7 +19,7 @@ pub(crate) fn bare() -> Settings {
 
 /// A real compiler: that of `OCTAVO_NVRTC`, of the active virtual environment, or of the machine.
 pub(crate) fn nvrtc() -> Option<Nvrtc> {
-    let mut settings = Settings::from_environment();
+    let mut settings = Settings::from_environment().ok()?;
     if let Some(venv) = env::var_os("VIRTUAL_ENV") {
         let versions = fs::read_dir(Path::new(&venv).join("lib")).into_iter().flatten().flatten();
         settings.packages = versions.map(|version| version.path().join("site-packages")).collect();

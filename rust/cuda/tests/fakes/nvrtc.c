@@ -1,4 +1,5 @@
-/* A compiler that gives back its options and its source, and counts. A source with the word BROKEN does not compile. */
+/* A compiler that gives back its options and its source, and counts. A source with the word BROKEN
+ * does not compile, and none does while FAKE_BROKEN is set. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +35,7 @@ int nvrtcDestroyProgram(Program **program) {
 }
 int nvrtcCompileProgram(Program *program, int count, const char **options) {
     ++compiles;
-    if (strstr(program->source, "BROKEN")) {
+    if (strstr(program->source, "BROKEN") || getenv("FAKE_BROKEN")) {
         strcpy(program->log, "broken.cu(7): error: identifier \"BROKEN\" is undefined\n");
         return 6;
     }

@@ -1,0 +1,27 @@
+"""``octavo doctor``: what this machine has, and what it lacks."""
+
+from __future__ import annotations
+
+from octavo.cli._app import JsonOption
+
+
+def run(json: JsonOption = False) -> None:
+    """Show what this machine has for running models, and why the rest is missing.
+
+    Versions, instructions and threads of the processor, NVIDIA's driver, GPUs, the compiler of kernels and the folder
+    that keeps what it compiled. Nothing is needed and nothing is changed.
+
+    \b
+    Examples:
+      octavo doctor
+      octavo doctor --json
+    """
+    from octavo import cuda
+    from octavo.report import machine
+    from octavo.report.console import print_json
+
+    found = cuda.info()
+    if json:
+        print_json({"packages": machine.packages(), "cpu": machine.cpu(), "cuda": machine.cuda_dict(found)})
+        return
+    machine.print_sections([machine.software_section(), machine.cpu_section(), machine.cuda_section(found)])

@@ -1,0 +1,3 @@
+//! Octavo on CUDA. `octavo/cuda.py` and the ops are the only callers; the names are private.
+
+pub(crate) mod runtime;
