@@ -98,7 +98,7 @@ KERNEL(256) split(const void *x, u8 *limbs, i32 m, i64 k) {
 
 // 16 rows of weights, and the chunks of 128 columns of one of gridDim.y parts. A part writes its sums to `parts`, where there
 // are several; else the result to `out`.
-KERNEL(256, 2) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, const float *level, const void *x, const void *bias,
+KERNEL(256, SHARE == 8 ? 1 : 2) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, const float *level, const void *x, const void *bias,
                      void *out, float *parts, i32 x_rows, i32 n, i64 k, i32 part_chunks) {
     SHARED_MEMORY(shared);
     const u32 lane = lane_id(), warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;

@@ -109,13 +109,13 @@ impl Gemm {
     pub fn new(product: &Product, device: Device) -> Result<Self> {
         let Product { m, n, k, .. } = *product;
         if k > MOST_COLUMNS {
-            return Err(Error::Launch(format!(
+            return Err(refused(format!(
                 "integer product of {k} columns: int32 holds the sums of up to {MOST_COLUMNS}; cut the columns in parts"
             )));
         }
         let too_many = m > i32::MAX as usize || n > i32::MAX as usize;
         if m == 0 || n == 0 || k == 0 || too_many || !(2..=8).contains(&product.width) {
-            return Err(Error::Launch(format!(
+            return Err(refused(format!(
                 "integer product of {m} x {k} and {n} x {k} codes of {} bits; sides are 1 to 2^31 - 1, bits 2 to 8",
                 product.width
             )));
@@ -180,6 +180,10 @@ impl Gemm {
 /// Whether so few rows of x go to the narrow kernel, which wants them in rows of 16 bytes.
 pub const fn is_narrow(m: usize) -> bool {
     m <= NARROW_ROWS
+}
+
+fn refused(text: String) -> Error {
+    Error::Core(octavo_core::Error::Shape(text))
 }
 
 fn load(codes: u64, width: u32, row_bytes: usize) -> usize {

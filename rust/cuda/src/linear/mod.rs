@@ -4,17 +4,19 @@ mod elements;
 mod integer;
 mod limbs;
 mod parts;
+mod way;
 
 pub use integer::{Integer, Plan};
 pub use limbs::Limbs;
 pub use parts::{MOST_ROWS, Parts};
+pub use way::{Way, way};
 
 use octavo_core::{DType, Format, Layout, Sizes};
 
 use crate::{Argument, Error, Result};
 
 /// What makers of calls need to know about a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
@@ -65,7 +67,7 @@ impl Linear {
             ("y", self.out, size),
         ] {
             if !address.is_multiple_of(size as u64) {
-                return Err(Error::Launch(format!(
+                return Err(refused(format!(
                     "product with a '{}' weight: the address of {what} is no multiple of the {size} bytes of a number",
                     self.format
                 )));
@@ -73,10 +75,14 @@ impl Linear {
         }
         let (n, m) = (i32::try_from(self.n), i32::try_from(self.m));
         if n.is_err() || m.is_err() {
-            return Err(Error::Launch(format!("{} x {} outputs; kernels take up to 2^31 - 1 of each", self.m, self.n)));
+            return Err(refused(format!("{} x {} outputs; kernels take up to 2^31 - 1 of each", self.m, self.n)));
         }
         Ok(sizes)
     }
+}
+
+fn refused(text: String) -> Error {
+    Error::Core(octavo_core::Error::Shape(text))
 }
 
 /// The number by which kernels know a dtype.

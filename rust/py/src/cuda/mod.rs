@@ -1,3 +1,4 @@
 //! Octavo on CUDA. `octavo/cuda.py` and the ops are the only callers; the names are private.
 
+pub(crate) mod linear;
 pub(crate) mod runtime;
