@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from octavo import _core
+from octavo._checks import readable
 from octavo.errors import DTypeError, ShapeError
 from octavo.formats import core
-from octavo.ops import _readable
 from octavo.tensor import FLOATS, part_specs
 
 INTEGER_BIASES = {**FLOATS, torch.int32: 3}
@@ -49,7 +49,7 @@ def inputs(x: Tensor, format: str, rows: int, columns: int, what: str) -> tuple[
         )
     code = FLOATS.get(x.dtype)
     if code is None or not x.is_contiguous() or x.data_ptr() % x.element_size():
-        x, code = _readable(x, f"{what} with a '{format}' weight: x")
+        x, code = readable(x, f"{what} with a '{format}' weight: x")
     shape[-1] = rows
     return x, code, shape
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from octavo import _core
 from octavo.errors import DTypeError, ShapeError
-from octavo.linear_cuda import place, same_device, scratch_memory
+from octavo.linear_cuda import same_device, scratch_memory
+from octavo.ops_cuda import place
 from octavo.tensor import FLOATS
 
 MOST_COLUMNS = 131_071
@@ -129,9 +130,9 @@ def int8_gemm(
     ``a``: int8 ``[M, K]``. ``b``: int8 ``[N, K]``, K at most 131,071. ``bias``: ``[N]``; int32 is added to the sums,
     floats to the scaled sums of float outputs. ``row_scales``, ``column_scales``: float32, one each or one for all.
 
-    Returns ``[M, N]``. int32: the sums with their bias, clipped. Else with ``t = row scale * column scale``, ``s * t`` (plus
-    a float bias), every operation rounded to float32: as it is for float dtypes; for int8 rounded to even, plus ``zero``,
-    clipped to -128..127. One kernel does it all. No gradients. The op is ``torch.ops.octavo.int8_gemm``.
+    Returns ``[M, N]``. int32: the sums with their bias, clipped. Else with ``t = row scale * column scale``, ``s * t``
+    (plus a float bias), every operation rounded to float32: as it is for float dtypes; for int8 rounded to even, plus
+    ``zero``, clipped to -128..127. One kernel does it all. No gradients. The op is ``torch.ops.octavo.int8_gemm``.
 
     Raises ShapeError and DTypeError before any work.
     """

@@ -214,10 +214,12 @@ def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -
     """Multiply with a packed weight: ``x @ weight.decode().T + bias``.
 
     ``x``: ``[..., K]``, float32, float16 or bfloat16, on the CPU or a CUDA device. ``weight``: shape ``(N, K)``, any
-    format, encoded along its last axis, on the same device. ``bias``: ``[N]``, a float dtype. Returns ``[..., N]`` in the dtype of ``x``, rounded once from
-    sums as exact as float32 ones. A row's result does not depend on the number of threads, nor on the other rows except
-    for their number: above four rows large weights have another kernel, as they have on other machines (:func:`kernel`
-    names it). Gradients reach ``x`` and ``bias``.
+    format, encoded along its last axis, on the same device. ``bias``: ``[N]``, a float dtype. Returns ``[..., N]`` in the
+    dtype of ``x``, rounded once from sums as exact as float32 ones. A row's result does not depend on the number of
+    threads, nor on the other rows except for their number: above four rows large weights have another kernel, as they have
+    on other machines (:func:`kernel` names it). On CUDA devices limbs of inputs and decoded weights are as exact as ``x``
+    is: to 2^-14 of the block's largest input for 16-bit dtypes; above 64 rows weights are rounded to the dtype of ``x``,
+    and torch multiplies. Gradients reach ``x`` and ``bias``.
 
     Raises ShapeError or DTypeError where sizes or dtypes do not fit.
     """
@@ -279,8 +281,8 @@ def kernel(
 ) -> str:
     """Name the kernel that multiplies ``m`` rows of ``dtype`` with an ``(n, k)`` weight of ``format`` on a device.
 
-    With ``input_format``: the kernel of :func:`integer_linear`. ``device``: the CPU of this machine, or any CUDA device.
-    Raises FormatError and DTypeError as the product does.
+    With ``input_format``: the kernel of :func:`integer_linear`. ``device``: the CPU of this machine, or any CUDA
+    device. Raises FormatError and DTypeError as the product does.
     """
     if dtype not in FLOATS:
         raise DTypeError(f"kernel for {dtype}; accepted are float32, float16, bfloat16")

@@ -1,8 +1,8 @@
 """Products with packed weights on CUDA tensors: torch allocates, kernels of ``rust/cuda`` compute.
 
 Up to 64 rows of inputs meet the packed weights themselves: up to 16 rows as int8 limbs where weights are small
-integers times scales, else as sums of bfloat16 numbers. More rows are multiplied with weights decoded a panel of rows at
-a time, by torch. No dense copy of a weight outlives its panel.
+integers times scales, else as sums of bfloat16 numbers. More rows are multiplied with weights decoded a panel of rows
+at a time, by torch. No dense copy of a weight outlives its panel.
 
 Work goes to the current stream of the tensors' device, read at every call; nothing waits for the device. Hence an input
 that is not finite is no error here: it makes its row NaN.
@@ -20,15 +20,11 @@ from octavo import _core
 from octavo._operands import INTEGER_BIASES, addresses, checked_bias, inputs, weight_specs
 from octavo.errors import DTypeError, ShapeError
 from octavo.formats import core
+from octavo.ops_cuda import place
 from octavo.tensor import FLOATS
 
 PANEL = 1 << 24
 """Weights of a panel that is decoded for torch: 32 MB of bfloat16, which the second cache holds for the product."""
-
-
-def place(device: torch.device) -> tuple[int, int]:
-    """Return the number of a device and the handle of its current stream."""
-    return device.index, torch._C._cuda_getCurrentRawStream(device.index)
 
 
 def same_device(x: Tensor, others: tuple[Tensor | None, ...], what: str) -> None:

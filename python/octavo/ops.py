@@ -1,5 +1,6 @@
 """torch.library ops over the Rust codecs: ``octavo::quantize``, ``encode``, ``decode`` and their ``out`` forms.
 
+``ops_cuda.py`` holds those for CUDA tensors, which give the same bits.
 Python checks and allocates; Rust computes on addresses. The public functions below take torch tensors and numpy arrays.
 """
 
@@ -13,10 +14,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from octavo import _core
-from octavo.errors import DTypeError, FormatError, NonFiniteError, ShapeError
+from octavo import _core, ops_cuda
+from octavo._checks import DEVICES, check_out, given_parts, readable, refuse_overlap, stored
+from octavo.errors import DTypeError, FormatError, ShapeError
 from octavo.formats import Format, core
-from octavo.tensor import FLOATS, SCALE_DTYPES, PackedTensor, part_specs, symbolic_specs
+from octavo.tensor import FLOATS, PackedTensor, part_specs, symbolic_specs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,71 +42,6 @@ _library.define(f"decode({_PARTS}, ScalarType dtype) -> Tensor")
 _library.define(f"decode_out({_PARTS}, *, Tensor(a!) out) -> ()")
 
 
-# --- checks ---------------------------------------------------------------------------------------------------------
-
-
-def _readable(x: Tensor, what: str) -> tuple[Tensor, int]:
-    """Return ``x`` contiguous and aligned, and its dtype code."""
-    code = FLOATS.get(x.dtype)
-    if code is None:
-        raise DTypeError(f"{what} has dtype {x.dtype}; accepted are float32, float16, bfloat16")
-    if not x.is_contiguous():
-        x = x.contiguous()
-    return (x.clone() if x.data_ptr() % x.element_size() else x), code
-
-
-def _check_out(out: Tensor, shape: torch.Size | tuple[int, ...], dtype: torch.dtype, what: str) -> None:
-    if out.dtype == dtype and out.shape == shape and out.is_contiguous() and out.is_cpu:
-        return
-    if out.dtype != dtype or tuple(out.shape) != tuple(shape):
-        raise ShapeError(
-            f"{what} has dtype {out.dtype} and shape {tuple(out.shape)}, expected {dtype} and {tuple(shape)}"
-        )
-    if not out.is_contiguous() or not out.is_cpu:
-        raise ShapeError(f"{what} must be contiguous and on the CPU")
-
-
-def _given(format: _core.Format, shape: tuple[int, ...], axis: int, scales, zeros, levels):
-    """Addresses of given scales in their storage form, and the tensors that keep them alive."""
-    if scales is None:
-        if zeros is not None or levels is not None:
-            raise ShapeError(f"'{format}': zeros and levels are given with scales, not alone")
-        return None, ()
-    _, (_, _, scale_shape), (_, _, zero_shape), _ = part_specs(format, shape, axis)
-    keep = [_stored(scales, SCALE_DTYPES[format.scale_type], scale_shape, f"'{format}': scales")]
-    for tensor, dtype, wanted, there, name in (
-        (zeros, torch.uint8, zero_shape, format.has_zeros, "zeros"),
-        (levels, torch.float32, [1], format.has_levels, "levels"),
-    ):
-        if there and tensor is None:
-            raise ShapeError(f"'{format}': given scales need {name} too")
-        if there:
-            keep.append(_stored(tensor, dtype, wanted, f"'{format}': {name}"))
-        elif tensor is not None and tensor.numel():
-            raise ShapeError(f"'{format}' has no {name}, but {name} were given")
-    addresses = [0, keep[0].data_ptr(), 0, 0]
-    if format.has_zeros:
-        addresses[2] = keep[1].data_ptr()
-    if format.has_levels:
-        addresses[3] = keep[-1].data_ptr()
-    return tuple(addresses), keep
-
-
-def _stored(tensor: Tensor, dtype: torch.dtype, shape: list[int], what: str) -> Tensor:
-    if tensor.dtype == dtype and tensor.numel() == math.prod(shape) and tensor.is_contiguous():
-        return tensor
-    if tensor.numel() != math.prod(shape):
-        raise ShapeError(f"{what} have shape {tuple(tensor.shape)}, expected {tuple(shape)}")
-    if tensor.dtype != dtype:
-        if dtype == torch.int8:  # fraction bits may be learned as floats
-            if not torch.isfinite(tensor).all():
-                raise NonFiniteError(f"{what} are fraction bits and must be finite")
-            tensor = tensor.round().clamp(-128, 127)
-        elif not dtype.is_floating_point:
-            raise DTypeError(f"{what} have dtype {tensor.dtype}, expected {dtype} codes")
-    return tensor.detach().to(dtype).contiguous()
-
-
 # --- CPU ------------------------------------------------------------------------------------------------------------
 
 
@@ -115,28 +52,28 @@ def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=
 
 
 def _quantize_out(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, *, out):
-    _check_out(out, x.shape, x.dtype, "out")
+    check_out(out, x.shape, x.dtype, "out")
     if x.is_contiguous() and out.data_ptr() != x.data_ptr():  # other layouts are read from a copy
-        _refuse_overlap(x, out)
+        refuse_overlap(x, out)
     _quantize_into(x, format, axis, rule, scales, zeros, levels, out)
     increment_version(out)  # written behind autograd's back
 
 
 def _quantize_into(x, format, axis, rule, scales, zeros, levels, out):
     fmt = core(format)
-    x, code = _readable(x, f"quantize to '{format}': x")
+    x, code = readable(x, f"quantize to '{format}': x")
     given, _keep = None, ()
     if scales is not None or zeros is not None or levels is not None:
-        given, _keep = _given(fmt, tuple(x.shape), axis, scales, zeros, levels)
+        given, _keep = given_parts(fmt, tuple(x.shape), axis, scales, zeros, levels)
     _core._quantize(fmt, code, x.shape, axis, x.data_ptr(), out.data_ptr(), rule, given)
 
 
 def _quantize_backward(grad, x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, learn=False):
     fmt = core(format)
-    x, code = _readable(x, f"gradient of quantize to '{format}': x")
-    grad, _ = _readable(grad.to(x.dtype), "grad")
+    x, code = readable(x, f"gradient of quantize to '{format}': x")
+    grad, _ = readable(grad.to(x.dtype), "grad")
     out = torch.empty_like(x)
-    given, keep = _given(fmt, tuple(x.shape), axis, scales, zeros, levels)
+    given, keep = given_parts(fmt, tuple(x.shape), axis, scales, zeros, levels)
     scale_grad = torch.zeros(keep[0].shape if learn else 0, dtype=torch.float32)
     address = scale_grad.data_ptr() if learn else 0
     _core._quantize_backward(
@@ -163,17 +100,17 @@ def _encode_out(
     fmt = core(format)
     parts = (codes_out, scales_out, zeros_out, levels_out)
     for part, (name, dtype, shape) in zip(parts, part_specs(fmt, tuple(x.shape), axis), strict=True):
-        _check_out(part, shape, dtype, name)
+        check_out(part, shape, dtype, name)
     _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts)
     increment_version(parts)
 
 
 def _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts):
     fmt = core(format)
-    x, code = _readable(x, f"encode to '{format}': x")
+    x, code = readable(x, f"encode to '{format}': x")
     given, _keep = None, ()
     if scales is not None or zeros is not None or levels is not None:
-        given, _keep = _given(fmt, tuple(x.shape), axis, scales, zeros, levels)
+        given, _keep = given_parts(fmt, tuple(x.shape), axis, scales, zeros, levels)
     addresses = tuple(part.data_ptr() for part in parts)
     _core._encode(fmt, code, x.shape, axis, x.data_ptr(), addresses, rule, nonfinite, given)
 
@@ -189,12 +126,12 @@ def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
     code = FLOATS.get(out.dtype)
     if code is None:
         raise DTypeError(f"decode of '{format}' to {out.dtype}; accepted are float32, float16, bfloat16")
-    _check_out(out, shape, out.dtype, "out")
+    check_out(out, shape, out.dtype, "out")
     wanted = part_specs(fmt, tuple(shape), axis)
     parts = [
         part
         if part.dtype == dtype and part.shape == part_shape and part.is_contiguous()
-        else _stored(part, dtype, part_shape, f"'{format}': {name}")
+        else stored(part, dtype, part_shape, f"'{format}': {name}")
         for part, (name, dtype, part_shape) in zip((codes, scales, zeros, levels), wanted, strict=True)
     ]
     addresses = (parts[0].data_ptr(), parts[1].data_ptr(), parts[2].data_ptr(), parts[3].data_ptr())
@@ -213,6 +150,8 @@ for _name, _function in (
     ("decode_out", _decode_out),
 ):
     _library.impl(_name, _function, "CPU")
+for _name, _function in ops_cuda.OPS.items():
+    _library.impl(_name, _function, "CUDA")
 
 
 # --- shapes for torch.compile ---------------------------------------------------------------------------------------
@@ -301,8 +240,8 @@ torch.library.register_autograd(
 def _tensor(x: Tensor | np.ndarray, what: str) -> Tensor:
     """Return ``x`` as a tensor; numpy arrays share their memory where they can."""
     if isinstance(x, Tensor):
-        if not x.is_cpu:
-            raise DTypeError(f"{what} is on {x.device}; the codecs of this version run on the CPU")
+        if x.device.type not in DEVICES:
+            raise DTypeError(f"{what} is on {x.device}; the codecs run on the CPU and on CUDA devices")
         if x.dtype not in FLOATS:
             raise DTypeError(f"{what} has dtype {x.dtype}; accepted are float32, float16, bfloat16")
         if x.layout is not torch.strided:
@@ -322,11 +261,14 @@ def _target(out: Tensor | np.ndarray, what: str) -> Tensor:
 
 
 def _part(value: Any, what: str) -> Tensor | None:
-    """Return given scales, zeros or levels as a CPU tensor."""
-    if value is None or (isinstance(value, Tensor) and value.is_cpu and value.layout is torch.strided):
+    """Return given scales, zeros or levels as a tensor; the ops check that it lies where x does."""
+    dense = isinstance(value, Tensor) and value.layout is torch.strided
+    if value is None or (dense and value.device.type in DEVICES):
         return value
     if isinstance(value, Tensor):
-        raise DTypeError(f"{what} are on {value.device} with layout {value.layout}; accepted are dense CPU tensors")
+        raise DTypeError(
+            f"{what} are on {value.device} with layout {value.layout}; accepted are dense tensors on the device of x"
+        )
     try:
         return torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -385,10 +327,10 @@ def pack_zeros(format: Format | str, zeros: Tensor, shape: tuple[int, ...], axis
     top = 2**fmt.width - 1
     if zeros.numel() and not (int(zeros.min()) >= 0 and int(zeros.max()) <= top):
         raise ShapeError(f"'{fmt}': zeros lie in {int(zeros.min())}..{int(zeros.max())}, accepted are 0..{top}")
-    codes = zeros.detach().to(torch.int32).contiguous()
+    codes = zeros.detach().to("cpu", torch.int32).contiguous()
     out = torch.empty(zero_shape, dtype=torch.uint8)
     _core._pack(fmt.width, math.prod(scale_shape[:-1]), scale_shape[-1], codes.data_ptr(), out.data_ptr())
-    return out
+    return out.to(zeros.device)
 
 
 def quantize(
@@ -405,7 +347,8 @@ def quantize(
 ) -> Tensor | np.ndarray:
     """Round every element of ``x`` to the nearest value that ``format`` can hold.
 
-    ``x``: any shape, float32, float16 or bfloat16, a CPU tensor or numpy array. Blocks and groups run along ``axis``.
+    ``x``: any shape, float32, float16 or bfloat16, a tensor on the CPU or a CUDA device, or a numpy array. Blocks and
+    groups run along ``axis``.
     ``scale``: rule of the block scale, ``floor`` (default), ``ceil`` or ``mse``. ``scales``: scales to use instead of
     choosing them, shaped as ``encode`` returns them; float tensors for ``intW`` and ``fixedW`` (there fraction bits)
     get a gradient (LSQ). ``zeros``: their zero points, integers (``uintW``). ``levels``: nvfp4's tensor scale ``[1]``.
@@ -438,12 +381,6 @@ def quantize(
         raise DTypeError("quantize(out=...) has no gradient; x or scales require one")
     torch.ops.octavo.quantize_out.default(t, text, axis, scale, scales, zeros, levels, out=target)
     return out
-
-
-def _refuse_overlap(x: Tensor, out: Tensor) -> None:
-    start, end = x.data_ptr(), x.data_ptr() + x.numel() * x.element_size()
-    if start < out.data_ptr() + out.numel() * out.element_size() and out.data_ptr() < end:
-        raise ShapeError("out overlaps x; it may be x itself or lie apart from it")
 
 
 def encode(
@@ -501,8 +438,10 @@ def decode(packed: PackedTensor, *, dtype: torch.dtype | None = None, out: Tenso
     if not isinstance(packed, PackedTensor):
         raise DTypeError(f"decode takes a PackedTensor, got {type(packed).__name__}")
     devices = {part.device.type for part in packed.parts}
-    if devices != {"cpu"} and not (devices == {"meta"} and out is None):
-        raise DTypeError(f"decode: the packed tensor is on {packed.device}; the codecs of this version run on the CPU")
+    if devices not in ({"cpu"}, {"cuda"}) and not (devices == {"meta"} and out is None):
+        raise DTypeError(
+            f"decode: the packed tensor is on {packed.device}; the codecs run on the CPU and on CUDA devices"
+        )
     if out is not None:
         out = _target(out, "out")
         if dtype is not None and dtype != out.dtype:

@@ -198,8 +198,8 @@ class Quantiser(nn.Module):
                 f"{self.what}: '{self.spec}' has no scales yet; give octavo.quantize_model calibration data, "
                 "or load a state dict that has them"
             )
-        if x.device.type not in ("cpu", "meta"):
-            raise DTypeError(f"{self.what} is on {x.device}; the codecs of this version run on the CPU")
+        if x.device.type not in ("cpu", "cuda", "meta"):
+            raise DTypeError(f"{self.what} is on {x.device}; the codecs run on the CPU and on CUDA devices")
 
     # --- what torch asks for ------------------------------------------------------------------------------------------
 

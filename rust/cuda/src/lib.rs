@@ -10,6 +10,7 @@ pub mod arch;
 pub mod cache;
 pub mod catalogue;
 mod check;
+pub mod codec;
 mod device;
 mod driver;
 mod error;

@@ -29,8 +29,10 @@ pub(crate) const NF3: [f32; 8] =
 
 /// How the number of a code is laid out.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Integers {
+pub enum Integers {
+    /// Signed or unsigned integers as they are.
     TwosComplement,
+    /// Sign bit and magnitude.
     SignMagnitude,
     /// Code = number + zero point.
     Offset,
@@ -38,32 +40,36 @@ pub(crate) enum Integers {
 
 /// A floating-point grid: magnitudes `k * 2^(e - mantissa)`, `e >= emin`, up to `top`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct FloatGrid {
+pub struct FloatGrid {
     /// Fraction bits next to an implicit one.
-    pub(crate) mantissa: u32,
+    pub mantissa: u32,
     /// Exponent of the smallest binade with an implicit one; below it the step stays the same.
-    pub(crate) emin: i32,
+    pub emin: i32,
     /// Largest finite magnitude.
-    pub(crate) top: f64,
+    pub top: f64,
     /// Bits of a code.
-    pub(crate) width: u32,
+    pub width: u32,
     /// Codes that are no finite numbers.
-    pub(crate) specials: Specials,
+    pub specials: Specials,
     /// `denorm`: the mantissa field has no implicit one.
-    pub(crate) explicit_one: bool,
+    pub explicit_one: bool,
     /// Without mantissa bits a tie goes to the even exponent field: `field = exponent + parity` (mod 2).
-    pub(crate) ties_by_field: bool,
+    pub ties_by_field: bool,
 }
 
 /// The numbers that codes stand for at scale 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Grid {
+pub enum Grid {
     /// Integers `lo..=hi` (for [`Integers::Offset`]: codes `0..=hi`).
     Integer {
+        /// Smallest integer an encoder writes.
         lo: i64,
+        /// Largest one.
         hi: i64,
+        /// How integers become codes.
         layout: Integers,
     },
+    /// Floating-point numbers.
     Float(FloatGrid),
     /// Sorted levels; the code is the index.
     Book(&'static [f32]),
@@ -128,6 +134,12 @@ impl FloatGrid {
         let field = (e - self.emin) as u32;
         if self.explicit_one { (field << (m + 1)) | k } else { (field << m) + k }
     }
+    /// Index of the largest magnitude among all of them, in ascending order from zero.
+    pub fn top_index(&self) -> u32 {
+        let e = floor_log2(self.top).max(self.emin);
+        let k = (self.top / exp2(e - self.mantissa as i32)) as u32;
+        (((e - self.emin) as u32) << self.mantissa) + k
+    }
     /// Value of a code; infinities and NaN where the format has them.
     pub(crate) fn value(&self, code: u32) -> f64 {
         let m = self.mantissa;
@@ -154,7 +166,7 @@ impl FloatGrid {
 
 impl Grid {
     /// The grid of a format's elements.
-    pub(crate) fn of(format: Format) -> Self {
+    pub fn of(format: Format) -> Self {
         let symmetric = |w: u32| (1i64 << (w - 1)) - 1;
         let width = format.width();
         match format.element() {
@@ -310,6 +322,13 @@ pub(crate) fn decode_element(grid: &Grid, width: u32, code: u32, scale: &GroupSc
         Grid::Levels(count) => return level_sum(code, count, &scale.levels),
     };
     crate::float::to_f32_saturating(number * scale.step)
+}
+
+impl Grid {
+    /// Lowest and highest number at scale 1; infinite where the group's levels decide.
+    pub fn range(&self) -> (f64, f64) {
+        range(self, &GroupScale::step(1.0))
+    }
 }
 
 /// Lowest and highest representable value of a group, in float64.

@@ -12,6 +12,12 @@ mod simd;
 mod transpose;
 pub(crate) mod work;
 
+/// A format lowered to arithmetic: what kernels that run elsewhere are made from.
+pub mod lowered {
+    pub use super::grid::{FloatGrid, Grid, Integers};
+    pub use super::scale::{Chooser, ExponentRule};
+}
+
 pub use buffers::{DType, Layout, Sizes, Values, ValuesMut};
 pub use grad::{Gradients, quantize_backward};
 pub use scale::ScaleRule;

@@ -172,38 +172,66 @@ pub(crate) fn stat_chunk(x: &[f32], query: &Query) -> Stat {
 
 /// How the format chooses its scales; the part of FORMATS.md section 3 that is not about elements.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Chooser {
+pub enum Chooser {
     /// No scale is stored; the step is fixed.
     Unit(f64),
     /// Calibrated fixed point: int8 fraction bits.
-    Fraction { width: u32, signed: bool, mse: bool },
+    Fraction {
+        /// Bits of a code.
+        width: u32,
+        /// Two's complement, else unsigned.
+        signed: bool,
+        /// By least squared error, else by the largest value.
+        mse: bool,
+    },
     /// Symmetric: `absmax / qmax`.
-    Symmetric { qmax: f32 },
+    Symmetric {
+        /// Largest number.
+        qmax: f32,
+    },
     /// Asymmetric: `(max - min) / qmax` and a zero point.
-    Asymmetric { qmax: f64 },
+    Asymmetric {
+        /// Largest code.
+        qmax: f64,
+    },
     /// Means of magnitudes, one level after the other.
-    Binary { levels: u8 },
+    Binary {
+        /// How many.
+        levels: u8,
+    },
     /// Mean of the magnitudes above 0.75 of the mean.
     Ternary,
     /// Shared exponent; `step = 2^(code - 127 - shift)`.
-    Exponent { default: ExponentRule, shift: i32 },
+    Exponent {
+        /// The format's own rule.
+        default: ExponentRule,
+        /// Fraction bits of the elements.
+        shift: i32,
+    },
     /// E4M3 block scale under the tensor's float32 scale.
     NvFp4,
 }
 
 /// Default rule of a shared exponent.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum ExponentRule {
+pub enum ExponentRule {
     /// `floor(log2 absmax) - emax`.
-    Floor { emax: i32 },
+    Floor {
+        /// Exponent of the elements' top binade.
+        emax: i32,
+    },
     /// Smallest exponent under which absmax does not round beyond the largest magnitude of `m` bits.
-    Fits { m: u32 },
+    Fits {
+        /// Bits of a magnitude.
+        m: u32,
+    },
     /// `floor(log2(absmax * 4/3))`.
     NearestPower,
 }
 
 impl Chooser {
-    pub(crate) fn of(format: Format) -> Self {
+    /// The chooser of a format.
+    pub fn of(format: Format) -> Self {
         let width = format.width();
         let top = |w: u32| ((1u32 << (w - 1)) - 1) as f32;
         match format.element() {

@@ -3,7 +3,7 @@
 
 use crate::error::{Error, Result};
 use crate::float::exp2;
-use crate::format::{Element, Format, Granularity, ScaleType, Specials};
+use crate::format::{Format, Granularity, ScaleType};
 use crate::level::Level;
 use crate::pack::Code;
 
@@ -255,7 +255,7 @@ impl Work {
             *code = C::from_u32(if v.is_nan() {
                 if self.nonfinite == Nonfinite::Nan {
                     nan_block = true;
-                    self.nan_code()
+                    self.format.nan_code()
                 } else {
                     encode_element(&self.grid, self.width, 0.0, scale)
                 }
@@ -270,14 +270,6 @@ impl Work {
         first
     }
 
-    /// NaN of an element format: all exponent and mantissa bits set.
-    fn nan_code(&self) -> u32 {
-        match self.format.element() {
-            Element::Native(_) => (1 << (self.width - 1)) - 1,
-            Element::Minifloat(float) if float.specials != Specials::Finite => (1 << (self.width - 1)) - 1,
-            _ => 0,
-        }
-    }
 }
 
 /// Refuses given scales that are NaN, infinite or negative.

@@ -272,6 +272,14 @@ impl Format {
             _ => false,
         }
     }
+    /// The code that stores NaN: all exponent and mantissa bits set; 0 where no element can.
+    pub const fn nan_code(self) -> u32 {
+        match self.element {
+            Element::Native(_) => (1 << (self.width() - 1)) - 1,
+            Element::Minifloat(float) if !matches!(float.specials, Specials::Finite) => (1 << (self.width() - 1)) - 1,
+            _ => 0,
+        }
+    }
     /// Groups in a row of `k` elements: 0 without scales, 1 for `:channel`; `:tensor` has one group in all.
     pub const fn groups_per_row(self, k: usize) -> usize {
         match self.granularity {

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, clippy::print_stderr, reason = "a test stops where its set-up fails")]
 
 mod base;
+mod codec;
 mod emulator;
 mod integer;
 mod linear;

@@ -1,0 +1,358 @@
+// Numbers of a format: what codes stand for, and the code nearest to a value. Twin of octavo-core's codec::grid.
+//
+// Macros (rust/cuda/src/codec/macros.rs writes them from octavo-core's description of the format):
+// DTYPE 0 float32, 1 float16, 2 bfloat16; WIDTH bits of a code; GRID one of the kinds below; LOW, HIGH of integers;
+// MANTISSA, EMIN, TOP (index of the largest magnitude), SPECIALS 0 none, 1 NaN, 2 IEEE, EXPLICIT_ONE of floats;
+// BOOK of code books; LEVELS of binary; STEP kind of scale; SATURATES, from which scale code on a value may lie beyond
+// the output's range (0 always, 256 never).
+
+#define TWOS 0
+#define SIGNED_MAGNITUDE 1
+#define OFFSET 2
+#define FLOAT 3
+#define CODE_BOOK 4
+#define SIGNED_LEVELS 5
+
+#define STEP_NONE 0
+#define STEP_F32 1
+#define STEP_F16 2
+#define STEP_E8M0 3
+#define STEP_E4M3 4
+#define STEP_FRACTION 5
+// The step is a power of two.
+#define POWER (STEP == STEP_NONE || STEP == STEP_E8M0 || STEP == STEP_FRACTION)
+
+#define MASK (0xffffffffu >> (32 - WIDTH))
+#define SIGN (1u << (WIDTH - 1))
+#define INFINITE 0x7f800000u
+#define LARGEST_F32 0x7f7fffffu
+// Integers that float32 does not hold.
+#define WIDE (GRID <= OFFSET && WIDTH > 24)
+// The exponent field fits a float32's, and so does every number.
+#define PLAIN_FLOAT (GRID == FLOAT && !EXPLICIT_ONE && WIDTH - 1 - MANTISSA < 8 && EMIN >= -126 && EMIN <= 1)
+
+#if DTYPE == 0
+typedef u32 Word;
+#define LARGEST float_of(LARGEST_F32)
+#else
+typedef u16 Word;
+#define LARGEST (DTYPE == 1 ? 65504.0f : float_of(0x7f7f0000))
+#endif
+
+// A group's scale, ready for arithmetic; what a format does not use costs nothing.
+struct Scale {
+    float step;        // of scales that are no powers of two, and E8M0
+    float factors[2];  // 2^exponent
+    float inverse[3];  // 2^-exponent, or about 1 / step in the first
+    i32 exponent, zero;
+    bool exact;        // `inverse` may be used
+    float levels[4];
+};
+
+// 2^n, n in -149..127.
+DEVICE float power(i32 n) { return float_of(n >= -126 ? (u32)(n + 127) << 23 : 1u << (n + 149)); }
+DEVICE i32 between(i32 v, i32 low, i32 high) { return v < low ? low : v > high ? high : v; }
+DEVICE bool is_nan(float v) { return v != v; }
+DEVICE u32 magnitude(float v) { return bits_of(v) & 0x7fffffff; }
+// Within -m..m; NaN stays.
+DEVICE float bound(float v, float m) {
+#ifdef __CUDACC_RTC__
+    asm("min.NaN.f32 %0, %0, %1;\n\tmax.NaN.f32 %0, %0, %2;" : "+f"(v) : "f"(m), "f"(-m));
+    return v;
+#else
+    return v > m ? m : v < -m ? -m : v;
+#endif
+}
+// Two values as 16-bit floats, each rounded to even.
+DEVICE u32 pair(float low, float high) {
+#ifdef __CUDACC_RTC__
+    u32 r;
+#if DTYPE == 1
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+#endif
+    return r;
+#else
+    return DTYPE == 1 ? to_f16(low) | (u32)to_f16(high) << 16 : to_bf16(low) | (u32)to_bf16(high) << 16;
+#endif
+}
+DEVICE float widen(Word w) {
+#if DTYPE == 0
+    return float_of(w);
+#else
+    return DTYPE == 1 ? from_f16(w) : from_bf16(w);
+#endif
+}
+// For values that were saturated.
+DEVICE Word narrow(float v) {
+#if DTYPE == 0
+    return bits_of(v);
+#else
+    return DTYPE == 1 ? to_f16(v) : to_bf16(v);
+#endif
+}
+// Finite values beyond the limit become the limit; an infinity that a code stands for stays.
+DEVICE float saturate(float v, float number, float limit) {
+#if SPECIALS == 2
+    return magnitude(number) == INFINITE ? v : bound(v, limit);
+#else
+    (void)number;
+    return bound(v, limit);
+#endif
+}
+// v * 2^e rounded once, for v of at least 1 or 0.
+DEVICE float times_power(float v, const Scale &s) { return v * s.factors[0] * s.factors[1]; }
+
+// --- decoding ---
+
+#if GRID == FLOAT
+// The number at scale 1, which float32 holds (PLAIN_FLOAT), or else its integer; `exponent` is to be added to it.
+DEVICE float float_number(u32 code, i32 &exponent) {
+    u32 m = code & (SIGN - 1), sign = (code & SIGN) << (32 - WIDTH);
+    exponent = 0;
+#if EXPLICIT_ONE
+    exponent = EMIN - MANTISSA + (i32)(m >> (MANTISSA + 1));
+    return float_of(bits_of((float)(m & ((2u << MANTISSA) - 1))) | sign);
+#else
+    const u32 top = (SIGN - 1) >> MANTISSA << MANTISSA;
+    if (SPECIALS == 1 && m == SIGN - 1) return float_of(0x7fc00000);
+    if (SPECIALS == 2 && m >= top) return float_of(sign | INFINITE | (m & ~top ? 0x400000 : 0));
+#if PLAIN_FLOAT
+    return float_of(m << (23 - MANTISSA) | sign) * power(EMIN + 126);
+#else
+    u32 field = m >> MANTISSA, fraction = m & ((1u << MANTISSA) - 1);
+    exponent = EMIN - MANTISSA + (field ? (i32)field - 1 : 0);
+    return float_of(bits_of((float)(field ? fraction | 1u << MANTISSA : fraction)) | sign);
+#endif
+#endif
+}
+#endif
+
+#if GRID == CODE_BOOK
+DEVICE void fill_book(float *book) {
+    const float levels[] = {BOOK};
+    if (threadIdx.x < 1u << WIDTH) {
+        float own = 0;
+#pragma unroll
+        for (u32 i = 0; i < 1u << WIDTH; i++) own = threadIdx.x == i ? levels[i] : own;
+        book[threadIdx.x] = own;
+    }
+    sync_threads();
+}
+// The book of a kernel's block.
+#define BOOK_OF_BLOCK \
+    SHARED(float, book, 1 << WIDTH); \
+    fill_book(book)
+#else
+#define BOOK_OF_BLOCK const float *book = nullptr
+#endif
+
+#if GRID != SIGNED_LEVELS && !WIDE
+// The number of a code at scale 1; `exponent` is to be added to it (float grids that float32 does not hold).
+DEVICE float number_of(u32 code, const Scale &s, const float *book, i32 &exponent) {
+    (void)s, (void)book;
+    exponent = 0;
+#if GRID == TWOS && LOW < 0 && WIDTH <= 22
+    return float_of(code ^ (0x4b000000 | SIGN)) - (8388608.0f + (float)SIGN);
+#elif GRID == TWOS && LOW < 0
+    return (float)((i32)(code << (32 - WIDTH)) >> (32 - WIDTH));
+#elif GRID == TWOS
+    return (float)code;
+#elif GRID == SIGNED_MAGNITUDE
+    return float_of(bits_of((float)(code & (SIGN - 1))) | (code & SIGN) << (32 - WIDTH));
+#elif GRID == OFFSET
+    return (float)((i32)code - s.zero);
+#elif GRID == FLOAT
+    return float_number(code, exponent);
+#else
+    return book[code];
+#endif
+}
+
+// A number times the scale, rounded once to float32; within -limit..limit unless that is 0.
+DEVICE float scaled(float number, i32 exponent, const Scale &s, float limit) {
+#if GRID == FLOAT && !PLAIN_FLOAT
+    i32 e = between(exponent + s.exponent, -253, 254), first = between(e, -126, 127);
+    float v = number * power(first) * power(e - first);
+    if (STEP == STEP_E8M0 && is_nan(s.step)) v = s.step;
+#elif STEP == STEP_NONE || STEP == STEP_FRACTION
+    float v = times_power(number, s);
+    (void)exponent;
+#else
+    float v = number * s.step;
+    (void)exponent;
+#endif
+    return limit > 0 ? saturate(v, number, limit) : v;
+}
+#endif
+
+// Value of a code of WIDTH bits, rounded once to float32; within -limit..limit unless that is 0.
+DEVICE float value_of(u32 code, const Scale &s, const float *book, float limit) {
+#if GRID == SIGNED_LEVELS
+    (void)book;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < LEVELS; i++) {
+        float level = code >> (LEVELS - 1 - i) & 1 ? -s.levels[i] : s.levels[i];
+        sum = i == 0 ? level : bound(sum + level, float_of(LARGEST_F32));
+    }
+    return limit > 0 ? bound(sum, limit) : sum;
+#elif WIDE
+    (void)book;
+    double number = GRID == TWOS && LOW < 0 ? (double)((i32)(code << (32 - WIDTH)) >> (32 - WIDTH)) : (double)code;
+    float v = (float)(number * double_of((u64)(s.exponent + 1023) << 52));
+    return limit > 0 ? bound(v, limit) : v;
+#else
+    i32 exponent;
+    float number = number_of(code, s, book, exponent);
+    return scaled(number, exponent, s, limit);
+#endif
+}
+
+// --- encoding ---
+
+#if GRID == FLOAT
+// Index of the magnitude nearest to sig * 2^(e - 31), with sig's top bit set and its lowest bit sticky.
+DEVICE u32 nearest_index(u32 sig, i32 e) {
+    i32 drop = 31 - MANTISSA;
+    u32 base = 0;
+    if (e >= EMIN) {
+        base = (u32)(e - EMIN) << MANTISSA;
+    } else {
+        drop += EMIN - e;
+        if (drop > 32) return 0;
+    }
+    u64 kept = (u64)sig >> drop, rest = (u64)sig & ((1ull << drop) - 1), half = 1ull << (drop - 1);
+    u32 index = base + (u32)kept;
+    // Ties go to the even code; denorm's go to the even multiple of the step.
+    u32 odd = (EXPLICIT_ONE ? (u32)kept : index) & 1;
+    index += rest > half || (rest == half && odd);
+    return index < TOP ? index : TOP;
+}
+DEVICE u32 index_of(float y, i32 exponent) {
+    u32 m = magnitude(y);
+    if (m == 0) return 0;
+    i32 e = (i32)(m >> 23), zeros = leading_zeros(m);
+    return e ? nearest_index((m | 0x800000) << 8, e - 127 - exponent) : nearest_index(m << zeros, -118 - zeros - exponent);
+}
+DEVICE u32 index_of(double y) {
+    u64 m = bits_of(y) & 0x7fffffffffffffff;
+    if (m < 0x0010000000000000) return 0;
+    u64 sig = m << 11 | 1ull << 63;
+    return nearest_index((u32)(sig >> 32) | ((u32)sig != 0), (i32)(m >> 52) - 1023);
+}
+// Codes with an explicit one repeat numbers; an index does not.
+DEVICE u32 code_of_index(u32 index, u32 negative) {
+#if EXPLICIT_ONE
+    if (index >= 2u << MANTISSA) {
+        u32 field = (index >> MANTISSA) - 1;
+        index = field << (MANTISSA + 1) | 1u << MANTISSA | (index & ((1u << MANTISSA) - 1));
+    }
+#endif
+    return index ? index | negative << (WIDTH - 1) : 0;
+}
+#endif
+
+#if GRID <= OFFSET
+DEVICE u32 code_of_integer(i32 k) {
+#if GRID == SIGNED_MAGNITUDE
+    return k < 0 ? SIGN | (u32)-k : (u32)k;
+#else
+    return (u32)k & MASK;
+#endif
+}
+#endif
+
+// The exact quotient in float64, which never rounds onto a tie that is none.
+DEVICE double quotient(float x, const Scale &s) { return s.step == 0 ? 0.0 : (double)x / (double)s.step; }
+
+#if GRID == SIGNED_LEVELS
+// Whether x is not below the exact mean of two numbers that may lie far apart.
+DEVICE bool reaches_mean(float v, float a, float b) {
+    double lower = a, upper = b, x = 2.0 * (double)v, twice = lower + upper, part = twice - lower;
+    double error = (lower - (twice - part)) + (upper - part);
+    return x > twice || (x == twice && error <= 0);
+}
+#endif
+
+// The code nearest to a finite x.
+DEVICE u32 code_of(float x, const Scale &s, const float *book) {
+    (void)book;
+#if GRID == SIGNED_LEVELS && LEVELS == 1
+    return !(x >= 0) && s.levels[0] != 0;
+#elif GRID == SIGNED_LEVELS
+    // Sums in ascending order with the smallest code of each, by a network without branches.
+    const u32 n = 1u << LEVELS;
+    float sums[n];
+    u32 codes[n];
+#pragma unroll
+    for (u32 i = 0; i < n; i++) sums[i] = value_of(i, s, book, 0) + 0.0f, codes[i] = i;
+#pragma unroll
+    for (u32 i = 0; i < n; i++)
+#pragma unroll
+        for (u32 j = 0; j + 1 < n - i; j++) {
+            bool swap = sums[j + 1] < sums[j] || (sums[j + 1] == sums[j] && codes[j + 1] < codes[j]);
+            float low = swap ? sums[j + 1] : sums[j], high = swap ? sums[j] : sums[j + 1];
+            u32 first = swap ? codes[j + 1] : codes[j], second = swap ? codes[j] : codes[j + 1];
+            sums[j] = low, sums[j + 1] = high, codes[j] = first, codes[j + 1] = second;
+        }
+    u32 code = codes[0], previous = codes[0];
+#pragma unroll
+    for (u32 i = 1; i < n; i++) {
+        u32 own = sums[i] == sums[i - 1] ? previous : codes[i];
+        previous = own;
+        if (reaches_mean(x, sums[i - 1], sums[i])) code = own;
+    }
+    return code;
+#elif WIDE
+    double y = round_even((double)x * double_of((u64)(1023 - s.exponent) << 52));
+    y = y < (double)LOW ? (double)LOW : y > (double)HIGH ? (double)HIGH : y;
+    return (u32)(i64)y & MASK;
+#elif GRID <= OFFSET && POWER
+    float y = x * s.inverse[0] * s.inverse[1];
+    if (STEP == STEP_NONE) y *= s.inverse[2];
+    y = smaller(larger(y, (float)LOW), (float)HIGH);
+#if WIDTH <= 16
+    return code_of_integer((i32)(bits_of(y + 12582912.0f) - 0x4b400000));
+#else
+    return code_of_integer(to_int(y));
+#endif
+#elif GRID <= OFFSET
+    float q = bound(x * s.inverse[0], 262144.0f), k = round_even(q), left = q - k;
+    // Close to a tie, or at an extreme scale.
+    if (!s.exact || magnitude(left) > bits_of(0.5f - (2e-7f + float_of(magnitude(q)) * 2.5e-7f))) {
+        double y = quotient(x, s);
+        k = (float)round_even(y < -262144.0 ? -262144.0 : y > 262144.0 ? 262144.0 : y);
+    }
+    return code_of_integer(between(to_int(k) + s.zero, LOW, HIGH));
+#elif GRID == FLOAT && POWER
+    return code_of_index(index_of(x, s.exponent), bits_of(x) >> 31);
+#elif GRID == FLOAT
+    float q = x * s.inverse[0];
+    u32 index = index_of(q * 0.9999996f, 0);
+    if (!s.exact || index != index_of(q * 1.0000004f, 0)) index = index_of(quotient(x, s));
+    return code_of_index(index, bits_of(x) >> 31);
+#else
+    // The thresholds are means of neighbours; the float32 nearest to them decide wherever they can.
+    float q = x * s.inverse[0];
+    u32 code = 0;
+#pragma unroll
+    for (u32 half = 1u << (WIDTH - 1); half > 0; half /= 2) {
+        u32 at = code + half;
+        if (q > 0.5f * (book[at - 1] + book[at])) code = at;
+    }
+    bool close = !s.exact;
+    if (code > 0) close |= magnitude(q - 0.5f * (book[code - 1] + book[code])) < bits_of(1e-6f);
+    if (code < MASK) close |= magnitude(q - 0.5f * (book[code] + book[code + 1])) < bits_of(1e-6f);
+    if (close) {
+        double y = quotient(x, s);
+        code = 0;
+        for (u32 i = 0; i < MASK; i++) {
+            double mean = ((double)book[i] + (double)book[i + 1]) / 2;
+            code += y > mean || (y == mean && (i & 1));
+        }
+    }
+    return code;
+#endif
+}
