@@ -42,8 +42,8 @@ DEVICE void stage_weights(u8 *to, const u8 *row, i64 k, i64 end) {
 }
 
 KERNEL(256, 2) gemm(const u8 *x, i64 stride, const u8 *codes, i32 *parts, i32 m, i32 n, i64 k, i32 part_steps,
-                    const float *row_scales, i32 row_step, const float *column_scales, i32 column_step, const void *bias, void *out,
-                    i32 zero) {
+                    const float *row_scales, i32 row_step, const float *column_scales, i32 column_step, const void *bias, i32 bias_type,
+                    void *out, i32 zero) {
     SHARED_MEMORY(shared);
     const u32 lane = lane_id(), warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     // Eight tiles of rows of x take turns, so that blocks that run together share what the second cache holds.
@@ -94,7 +94,7 @@ KERNEL(256, 2) gemm(const u8 *x, i64 stride, const u8 *codes, i32 *parts, i32 m,
         }
     }
     release_successor();
-    Outputs outputs = {row_scales, column_scales, row_step, column_step, bias, out, zero};
+    Outputs outputs = {row_scales, column_scales, row_step, column_step, bias, bias_type, out, zero};
 #pragma unroll
     for (u32 i = 0; i < 4; i++)
 #pragma unroll

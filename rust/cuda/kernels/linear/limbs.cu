@@ -6,7 +6,7 @@
 // are exact; each is scaled in float32 and added up. Float32 inputs have a second pair of limbs, 2^-14 of the first: PAIRS
 // rows of limbs for each row of x.
 //
-// M: rows of x, at most. X, BIAS: dtypes, BIAS -1 for none. UNIT: a byte counts 2^UNIT. UNSIGNED: bytes have no sign.
+// M: rows of x, at most. X: its dtype. UNIT: a byte counts 2^UNIT. UNSIGNED: bytes have no sign.
 // ZEROS: numbers are codes minus a zero point. INSIDE: every block makes its own limbs, in shared memory; else `split` has made them.
 // ONE: all rows share one scale (and zero point).
 
@@ -99,7 +99,7 @@ KERNEL(256) split(const void *x, u8 *limbs, i32 m, i64 k) {
 // 16 rows of weights, and the chunks of 128 columns of one of gridDim.y parts. A part writes its sums to `parts`, where there
 // are several; else the result to `out`.
 KERNEL(256, SHARE == 8 ? 1 : 2) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, const float *level, const void *x, const void *bias,
-                     void *out, float *parts, i32 x_rows, i32 n, i64 k, i32 part_chunks) {
+                     i32 bias_type, void *out, float *parts, i32 x_rows, i32 n, i64 k, i32 part_chunks) {
     SHARED_MEMORY(shared);
     const u32 lane = lane_id(), warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const u32 all = (u32)((k + 127) / 128), first = blockIdx.y * part_chunks;
@@ -206,20 +206,20 @@ KERNEL(256, SHARE == 8 ? 1 : 2) multiply(const u8 *codes, const u8 *scales, cons
         if (gridDim.y > 1) parts[(blockIdx.y * M + m) * n + row] = v;
         else {
             v = row_scaled(v, scales, row, ONE);
-            if constexpr (BIAS >= 0) v += value_at<BIAS>(bias, row);
+            v += optional_at(bias, bias_type, row);
             put<X>(out, m * n + row, v);
         }
     }
 }
 
 // Adds the sums of all parts, in order.
-KERNEL(256) finish(const float *parts, const u8 *scales, const void *bias, void *out, i32 x_rows, i32 n, i32 count) {
+KERNEL(256) finish(const float *parts, const u8 *scales, const void *bias, i32 bias_type, void *out, i32 x_rows, i32 n, i32 count) {
     i64 i = (i64)blockIdx.x * 256 + threadIdx.x, size = (i64)M * n;
     wait_for_predecessor();
     if (i >= (i64)x_rows * n) return;
     float v = 0;
     for (i32 part = 0; part < count; part++) v += parts[part * size + i];
     v = row_scaled(v, scales, i % n, ONE);
-    if constexpr (BIAS >= 0) v += value_at<BIAS>(bias, i % n);
+    v += optional_at(bias, bias_type, i % n);
     put<X>(out, i, v);
 }

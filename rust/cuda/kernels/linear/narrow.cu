@@ -5,8 +5,8 @@
 #define WARPS 8
 
 KERNEL(256, 2) narrow(const i8 *x, i64 stride, const u8 *codes, i32 *parts, i32 m, i32 n, i64 k, i32 part_chunks,
-                   const float *row_scales, i32 row_step, const float *column_scales, i32 column_step, const void *bias, void *out,
-                   i32 zero) {
+                   const float *row_scales, i32 row_step, const float *column_scales, i32 column_step, const void *bias, i32 bias_type,
+                    void *out, i32 zero) {
     SHARED(i32, of_warps, WARPS *M * 16);
     const u32 lane = lane_id(), warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const u32 all = (u32)((k + 127) / 128), first = blockIdx.y * part_chunks;
@@ -47,7 +47,7 @@ KERNEL(256, 2) narrow(const i8 *x, i64 stride, const u8 *codes, i32 *parts, i32 
         for (int i = 0; i < 4; i++) of_warps[(warp * M + 8 * tile + 2 * t + (i & 1)) * 16 + g + 8 * (i >> 1)] = d[tile][i];
     sync_threads();
     release_successor();
-    Outputs outputs = {row_scales, column_scales, row_step, column_step, bias, out, zero};
+    Outputs outputs = {row_scales, column_scales, row_step, column_step, bias, bias_type, out, zero};
     for (u32 i = threadIdx.x; i < M * 16; i += 256) {
         i64 row = 16ll * blockIdx.x + i % 16, own = i / 16;
         i32 sum = 0;

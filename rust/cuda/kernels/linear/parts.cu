@@ -9,7 +9,7 @@
 //
 // NUMBER: BYTE, codes are bytes of integers (UNSIGNED or not) that count 2^UNIT; MINI, codes are minifloats of MANTISSA bits
 // whose top is SPECIALS (0 finite, 1 NaN, 2 infinite and NaN), moved to float32 and times 2^UNIT; BOOK, NUMBERS looked up.
-// X, BIAS: dtypes. X_PARTS, W_PARTS: parts. ZEROS, ONE: as for limbs.
+// X: dtype. X_PARTS, W_PARTS: parts. ZEROS, ONE: as for limbs.
 
 #define BYTE 0
 #define MINI 1
@@ -69,15 +69,14 @@ DEVICE float number_at(const u32 (&words)[WIDTH], int i, const float *book) {
 #endif
 }
 
-DEVICE float finished(float v, const u8 *scales, const float *level, const void *bias, i64 row) {
+DEVICE float finished(float v, const u8 *scales, const float *level, const void *bias, i32 bias_type, i64 row) {
     v = row_scaled(v, scales, row, ONE);
     if constexpr (SCALE == NV) v *= *level;
-    if constexpr (BIAS >= 0) v += value_at<BIAS>(bias, row);
-    return v;
+    return v + optional_at(bias, bias_type, row);
 }
 
 KERNEL(256, 1) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, const float *level, const u8 *x, const void *bias,
-                     void *out, float *parts, i32 m, i32 n, i64 k, i32 part_chunks) {
+                     i32 bias_type, void *out, float *parts, i32 m, i32 n, i64 k, i32 part_chunks) {
     SHARED_MEMORY(shared);
     const u32 lane = lane_id(), warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
     const u32 all = (u32)((k + 127) / 128), first = blockIdx.y * part_chunks;
@@ -173,16 +172,16 @@ KERNEL(256, 1) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, cons
             i64 own = (i64)blockIdx.z * ROWS + 8 * tile + 2 * t + (e & 1), row = row0 + 8 * (e >> 1);
             if (own >= m || row >= n) continue;
             if (gridDim.y > 1) parts[(blockIdx.y * (i64)m + own) * n + row] = d[tile][e];
-            else put<X>(out, own * n + row, finished(d[tile][e], scales, level, bias, row));
+            else put<X>(out, own * n + row, finished(d[tile][e], scales, level, bias, bias_type, row));
         }
 }
 
 // Adds the sums of all parts of the columns, in order.
-KERNEL(256) finish(const float *parts, const u8 *scales, const float *level, const void *bias, void *out, i32 m, i32 n, i32 count) {
+KERNEL(256) finish(const float *parts, const u8 *scales, const float *level, const void *bias, i32 bias_type, void *out, i32 m, i32 n, i32 count) {
     i64 i = (i64)blockIdx.x * 256 + threadIdx.x, size = (i64)m * n;
     wait_for_predecessor();
     if (i >= size) return;
     float v = 0;
     for (i32 part = 0; part < count; part++) v += parts[part * size + i];
-    put<X>(out, i, finished(v, scales, level, bias, i % n));
+    put<X>(out, i, finished(v, scales, level, bias, bias_type, i % n));
 }

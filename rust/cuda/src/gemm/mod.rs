@@ -148,14 +148,20 @@ impl Gemm {
     pub fn calls(&self, product: &Product, scratch: u64) -> Result<Vec<Call>> {
         let &Product { m, n, k, x, stride, codes, .. } = product;
         let sums = Argument::Address(if self.parts > 1 { scratch } else { 0 });
-        let bias = match product.bias {
-            Bias::None => 0,
-            Bias::Float(address, _) | Bias::Integer(address) => address,
+        let (bias, kind) = match product.bias {
+            Bias::None => (0, 0),
+            Bias::Float(address, dtype) => (address, code(dtype)),
+            Bias::Integer(address) => (address, 3),
         };
         let zero = if let Output::Byte(zero) = product.output { zero } else { 0 };
         let scales = |scales: Scales| [Argument::Address(scales.address), Argument::I32(i32::from(scales.each))];
         let ends = [scales(product.row_scales), scales(product.column_scales)].concat().into_iter();
-        let ends = ends.chain([Argument::Address(bias), Argument::Address(product.out), Argument::I32(zero)]);
+        let ends = ends.chain([
+            Argument::Address(bias),
+            Argument::I32(kind),
+            Argument::Address(product.out),
+            Argument::I32(zero),
+        ]);
         let call = |entry, blocks: usize, parts: usize, shared, arguments| -> Result<Call> {
             let grid = [crate::blocks(blocks as u64, 1)?, crate::blocks(parts as u64, 1)?, 1];
             Ok(Call { program: self.program.clone(), entry, grid, block: [256, 1, 1], shared, arguments })
@@ -202,11 +208,6 @@ fn program(product: &Product, narrow: bool, load: usize) -> Program {
         Output::Sum => (3, "int32"),
         Output::Byte(_) => (4, "int8"),
     };
-    let bias = match product.bias {
-        Bias::None => -1,
-        Bias::Float(_, dtype) => code(dtype),
-        Bias::Integer(_) => 3,
-    };
     let width = product.width;
     let of_x = if product.stride.is_multiple_of(16) && product.x.is_multiple_of(16) {
         16
@@ -223,7 +224,6 @@ fn program(product: &Product, narrow: bool, load: usize) -> Program {
         ("UNPACK", if width == 8 { "PLAIN" } else { "SHIFTED" }.to_owned()),
         ("SHIFT", (8 - width).to_string()),
         ("OUT", out.to_string()),
-        ("BIAS", bias.to_string()),
     ];
     let rows = product.m.next_multiple_of(8);
     if narrow {

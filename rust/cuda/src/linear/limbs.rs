@@ -68,8 +68,7 @@ impl Limbs {
         let sums = 4 * WARPS * rows_of_limbs * TILE;
         let inside = rows <= INSIDE && limbs(part) <= SHARED;
         let load = load(linear, sizes.row_bytes);
-        let program =
-            Arc::new(program(linear.format, &bytes, rows, inside, load, linear.x.dtype, linear.bias.map(|b| b.dtype)));
+        let program = Arc::new(program(linear.format, &bytes, rows, inside, load, linear.x.dtype));
         let shared = if inside { sums.max(limbs(part)) } else { sums };
         Ok(Some(Self { program, rows, inside, part, parts, chunks, limbs: limbs(chunks).next_multiple_of(16), shared }))
     }
@@ -94,7 +93,7 @@ impl Limbs {
     pub fn calls(&self, linear: &Linear, scratch: u64) -> Result<Vec<Call>> {
         let k = Argument::I64(linear.k as i64);
         let x = Argument::Address(linear.x.address);
-        let bias = Argument::Address(linear.bias.map_or(0, |bias| bias.address));
+        let bias = bias_arguments(linear);
         let [codes, scales, zeros, levels] = linear.parts.map(Argument::Address);
         let out = Argument::Address(linear.out);
         let call = |entry, grid: [usize; 2], shared: usize, arguments| -> Result<Call> {
@@ -118,11 +117,11 @@ impl Limbs {
         }
         let sums = Argument::Address(if self.parts > 1 { sums } else { 0 });
         let sizes = [int(linear.m), int(linear.n), k, int(self.part)];
-        let mut arguments = vec![codes, scales, zeros, levels, factor, bias, out, sums];
+        let mut arguments = vec![codes, scales, zeros, levels, factor, bias[0], bias[1], out, sums];
         arguments.extend(sizes);
         calls.push(call("multiply", [linear.n.div_ceil(TILE), self.parts], self.shared, arguments)?);
         if self.parts > 1 {
-            let arguments = vec![sums, scales, bias, out, int(linear.m), int(linear.n), int(self.parts)];
+            let arguments = vec![sums, scales, bias[0], bias[1], out, int(linear.m), int(linear.n), int(self.parts)];
             calls.push(call("finish", [(linear.m * linear.n).div_ceil(256), 1], 0, arguments)?);
         }
         Ok(calls)
@@ -139,6 +138,12 @@ fn limbs_bytes(width: u32, group: usize, zeros: bool, rows: usize, chunks: usize
     let plane = CHUNK * chunks + if width == 8 { 64 } else { 16 };
     let shares = CHUNK / if group == 0 { CHUNK } else { group.min(CHUNK) };
     rows * (2 * plane + chunks * shares * if zeros { 8 } else { 4 })
+}
+
+/// Address and dtype of the bias.
+pub(super) fn bias_arguments(linear: &Linear) -> [Argument; 2] {
+    let bias = linear.bias.map_or((0, 0), |bias| (bias.address, code(bias.dtype)));
+    [Argument::Address(bias.0), Argument::I32(bias.1)]
 }
 
 /// The widest load that all rows of codes allow.
@@ -184,22 +189,13 @@ pub(super) fn codes_defines(format: Format, bytes: &Bytes, load: u32) -> Vec<(&'
     defines
 }
 
-fn program(
-    format: Format,
-    bytes: &Bytes,
-    rows: usize,
-    inside: bool,
-    load: u32,
-    x: DType,
-    bias: Option<DType>,
-) -> Program {
+fn program(format: Format, bytes: &Bytes, rows: usize, inside: bool, load: u32, x: DType) -> Program {
     let mut defines = codes_defines(format, bytes, load);
     let one = format.granularity() == octavo_core::format::Granularity::Tensor;
     defines.extend([
         ("M", rows.to_string()),
         ("PAIRS", pairs(x).to_string()),
         ("X", code(x).to_string()),
-        ("BIAS", bias.map_or(-1, code).to_string()),
         ("UNIT", bytes.unit.to_string()),
         ("ZEROS", u8::from(format.has_zeros()).to_string()),
         ("INSIDE", u8::from(inside).to_string()),

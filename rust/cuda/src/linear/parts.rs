@@ -6,7 +6,7 @@ use octavo_core::format::{Element, Granularity, ScaleType, Specials};
 use octavo_core::{DType, Format};
 
 use super::elements::{Bytes, Unpack, numbers};
-use super::limbs::{codes_defines, load};
+use super::limbs::{bias_arguments, codes_defines, load};
 use super::{Device, Linear, code, int};
 use crate::{Argument, Call, Program, Result};
 
@@ -81,7 +81,7 @@ impl Parts {
     /// The calls, in order.
     pub fn calls(&self, linear: &Linear, scratch: u64) -> Result<Vec<Call>> {
         let (m, n, k) = (int(linear.m), int(linear.n), Argument::I64(linear.k as i64));
-        let bias = Argument::Address(linear.bias.map_or(0, |bias| bias.address));
+        let bias = bias_arguments(linear);
         let [codes, scales, zeros, levels] = linear.parts.map(Argument::Address);
         let out = Argument::Address(linear.out);
         let x = Argument::Address(scratch);
@@ -95,13 +95,13 @@ impl Parts {
         let runs = self.blocks * self.rows * self.chunks * CHUNK / 8;
         let rows = int(self.blocks * self.rows);
         let split = vec![Argument::Address(linear.x.address), x, m, rows, k];
-        let multiply = vec![codes, scales, zeros, levels, x, bias, out, sums, m, n, k, int(self.part)];
+        let multiply = vec![codes, scales, zeros, levels, x, bias[0], bias[1], out, sums, m, n, k, int(self.part)];
         let mut calls = vec![
             call("split", [runs.div_ceil(256), 1, 1], 0, split)?,
             call("multiply", [linear.n.div_ceil(BLOCK), self.parts, self.blocks], STAGES * self.stage, multiply)?,
         ];
         if self.parts > 1 {
-            let arguments = vec![sums, scales, levels, bias, out, m, n, int(self.parts)];
+            let arguments = vec![sums, scales, levels, bias[0], bias[1], out, m, n, int(self.parts)];
             calls.push(call("finish", [(linear.m * linear.n).div_ceil(256), 1, 1], 0, arguments)?);
         }
         Ok(calls)
@@ -164,7 +164,6 @@ fn program(linear: &Linear, tiles: usize, load: u32, parts: (usize, usize, usize
         ("W_PARTS", parts.1.to_string()),
         ("LIMIT", parts.2.to_string()),
         ("X", code(linear.x.dtype).to_string()),
-        ("BIAS", linear.bias.map_or(-1, |bias| code(bias.dtype)).to_string()),
         ("ZEROS", u8::from(format.has_zeros()).to_string()),
         ("ONE", u8::from(one).to_string()),
     ]);

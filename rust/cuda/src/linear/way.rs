@@ -25,7 +25,7 @@ pub enum Way {
 struct Key {
     format: Format,
     sizes: [usize; 3],
-    dtypes: [Option<i32>; 2],
+    x: i32,
     /// Of the codes: what is left of the address after the widest load.
     offset: u64,
     device: Device,
@@ -41,7 +41,7 @@ pub fn way(linear: &Linear, device: Device) -> Result<Option<Arc<Way>>> {
     let key = Key {
         format: linear.format,
         sizes: [linear.m, linear.n, linear.k],
-        dtypes: [Some(code(linear.x.dtype)), linear.bias.map(|bias| code(bias.dtype))],
+        x: code(linear.x.dtype),
         offset: linear.parts[0] % 16,
         device,
     };
