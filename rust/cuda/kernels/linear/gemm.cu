@@ -11,32 +11,29 @@
 
 DEVICE u32 place_of(u32 row, u32 piece) { return row * STEP + ((piece ^ (row >> 1 & 3)) << 4); }
 
-// 16 codes from column `k` of a row on to shared memory; zeros from column `end` on and where there is no row.
-template <int load> DEVICE void stage_bytes(u8 *to, const u8 *row, i64 k, i64 end) {
-    i64 left = row && k < end ? end - k : 0;
-    if constexpr (load == 16) copy16(to, left > 0 ? row + k : row, left < 16 ? (u32)left : 16);
+// 16 codes to shared memory, of which `left` are left in the row; zeros beyond.
+template <int load> DEVICE void stage_bytes(u8 *to, const u8 *from, i32 left) {
+    u32 count = left < 0 ? 0 : left < 16 ? (u32)left : 16;
+    if constexpr (load == 16) copy16(to, from, count);
     else if constexpr (load == 4)
-        for (int i = 0; i < 4; i++) {
-            i64 there = left - 4 * i < 0 ? 0 : left - 4 * i;
-            copy4(to + 4 * i, there > 0 ? row + k + 4 * i : row, there < 4 ? (u32)there : 4);
-        }
+        for (u32 i = 0; i < 16; i += 4) copy4(to + i, count > i ? from + i : from, count < i ? 0 : count - i < 4 ? count - i : 4);
     else {
         u32 words[4] = {};
-        for (int i = 0; i < 16; i++)
-            if (i < left) words[i >> 2] |= (u32)row[k + i] << 8 * (i & 3);
+        for (u32 i = 0; i < 16; i++)
+            if (i < count) words[i >> 2] |= (u32)from[i] << 8 * (i & 3);
         *(Quad *)to = Quad{words[0], words[1], words[2], words[3]};
     }
 }
 
-DEVICE void stage_weights(u8 *to, const u8 *row, i64 k, i64 end) {
-    if constexpr (WIDTH == 8) stage_bytes<LOAD>(to, row, k, end);
+DEVICE void stage_weights(u8 *to, const u8 *from, i32 left) {
+    if constexpr (WIDTH == 8) stage_bytes<LOAD>(to, from, left);
     else {
-        const i64 bytes = (end * WIDTH + 7) / 8, at = k / 8 * WIDTH;
+        const i32 bytes = (left * WIDTH + 7) / 8;
         u32 packed[(WIDTH + 1) / 2] = {}, words[4] = {};
         for (int i = 0; i < 2 * WIDTH; i++)
-            if (row && at + i < bytes) packed[i >> 2] |= (u32)row[at + i] << 8 * (i & 3);
+            if (i < bytes) packed[i >> 2] |= (u32)from[i] << 8 * (i & 3);
         for (int i = 0; i < 16; i++)
-            if (k + i < end) words[i >> 2] |= (code_at(packed, i) << (8 - WIDTH) & 255) << 8 * (i & 3);
+            if (i < left) words[i >> 2] |= (code_at(packed, i) << (8 - WIDTH) & 255) << 8 * (i & 3);
         *(Quad *)to = Quad{words[0], words[1], words[2], words[3]};
     }
 }
@@ -55,16 +52,24 @@ KERNEL(256, 2) gemm(const u8 *x, i64 stride, const u8 *codes, i32 *parts, i32 m,
     const u32 all = (u32)((k + STEP - 1) / STEP), first = blockIdx.y * part_steps;
     const u32 end = first + part_steps < all ? first + part_steps : all;
 
+    // A thread copies the same piece of two rows of each factor, step after step; rows that are not there have no columns.
+    const u32 piece = threadIdx.x & 3, places[2] = {place_of(threadIdx.x >> 2, piece), place_of(64 + (threadIdx.x >> 2), piece)};
+    const u8 *of_x[2], *of_w[2];
+    bool in_x[2], in_w[2];
+    for (u32 i = 0; i < 2; i++) {
+        i64 row = m0 + 64 * i + (threadIdx.x >> 2), column = n0 + 64 * i + (threadIdx.x >> 2);
+        in_x[i] = row < m, in_w[i] = column < n;
+        of_x[i] = x + (in_x[i] ? row : 0) * stride + 16 * piece;
+        of_w[i] = codes + (in_w[i] ? column : 0) * row_bytes + 2 * WIDTH * piece;
+    }
     wait_for_predecessor();
     auto stage = [&](u32 step) {
         u8 *to = shared + (step - first) % STAGES * STAGE;
-        for (u32 i = threadIdx.x; i < TILE * 4; i += 256) {
-            u32 row = i >> 2, piece = i & 3;
-            i64 column = (i64)step * STEP + 16 * piece;
-            const u8 *from = m0 + row < m ? x + (m0 + row) * stride : x;
-            stage_bytes<LOAD_X>(to + place_of(row, piece), from, column, m0 + row < m ? k : 0);
-            from = n0 + row < n ? codes + (n0 + row) * row_bytes : codes;
-            stage_weights(to + TILE * STEP + place_of(row, piece), from, column, n0 + row < n ? k : 0);
+        i32 left = (i32)k - (i32)(step * STEP + 16 * piece);
+        for (u32 i = 0; i < 2; i++) {
+            i32 of_row = in_x[i] ? left : 0, of_column = in_w[i] ? left : 0;
+            stage_bytes<LOAD_X>(to + places[i], of_row > 0 ? of_x[i] + step * STEP : x, of_row);
+            stage_weights(to + TILE * STEP + places[i], of_column > 0 ? of_w[i] + step * (STEP / 8 * WIDTH) : codes, of_column);
         }
     };
     for (u32 i = 0; i < STAGES - 1; i++) {
@@ -79,13 +84,13 @@ KERNEL(256, 2) gemm(const u8 *x, i64 stride, const u8 *codes, i32 *parts, i32 m,
         sync_threads();
         if (step + STAGES - 1 < end) stage(step + STAGES - 1);
         commit_copies();
-        const u8 *of_x = shared + (step - first) % STAGES * STAGE, *of_w = of_x + TILE * STEP;
+        const u8 *tile_x = shared + (step - first) % STAGES * STAGE, *tile_w = tile_x + TILE * STEP;
 #pragma unroll
         for (u32 half = 0; half < 2; half++) {
             u32 a[4][4], b[2][4];
-            for (u32 i = 0; i < 4; i++) load_matrices(a[i], of_x + place_of(warp_m + 16 * i + (lane & 15), 2 * half + (lane >> 4)));
+            for (u32 i = 0; i < 4; i++) load_matrices(a[i], tile_x + place_of(warp_m + 16 * i + (lane & 15), 2 * half + (lane >> 4)));
             for (u32 j = 0; j < 2; j++)
-                load_matrices(b[j], of_w + place_of(warp_n + 16 * j + (lane & 7) + (lane >> 4) * 8, 2 * half + (lane >> 3 & 1)));
+                load_matrices(b[j], tile_w + place_of(warp_n + 16 * j + (lane & 7) + (lane >> 4) * 8, 2 * half + (lane >> 3 & 1)));
             for (u32 i = 0; i < 4; i++)
                 for (u32 j = 0; j < 4; j++) {
                     u32 pair[2] = {b[j >> 1][2 * (j & 1)], b[j >> 1][2 * (j & 1) + 1]};

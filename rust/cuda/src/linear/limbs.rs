@@ -78,11 +78,6 @@ impl Limbs {
         &self.program
     }
 
-    /// Name for people.
-    pub fn name(&self) -> &str {
-        &self.program.name
-    }
-
     /// Bytes of scratch memory, at a multiple of 16.
     pub fn scratch(&self, linear: &Linear) -> usize {
         let parts = if self.parts > 1 { 4 * self.parts * self.rows * linear.n } else { 0 };

@@ -4,11 +4,13 @@ mod elements;
 mod integer;
 mod limbs;
 mod parts;
+mod programs;
 mod way;
 
 pub use integer::{Integer, Plan};
 pub use limbs::Limbs;
 pub use parts::{MOST_ROWS, Parts};
+pub use programs::programs;
 pub use way::{Way, way};
 
 use octavo_core::{DType, Format, Layout, Sizes};
