@@ -123,6 +123,10 @@ class PackedLayer(nn.Module):
                     f"{kind}: its {what} is on {tensor.device}; kernels run on the CPU and on CUDA devices, move the "
                     'model with .to("cpu") or .to("cuda")'
                 )
+        if x.device != self.weight_codes.device and not (x.is_meta or self.weight_codes.is_meta):
+            raise DTypeError(
+                f"{kind}: its input is on {x.device}, its weight on {self.weight_codes.device}; move one with .to()"
+            )
         if self.weight_codes.is_meta and not x.is_meta:
             raise DTypeError(
                 f"{kind}: its weight is on meta, without values, and the input on {x.device}; load_model gives it "
