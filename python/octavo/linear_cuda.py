@@ -52,6 +52,12 @@ def _integer_scratch(fmt, input_fmt, device, sizes, code, bias_code, offset):
     return _core._cuda_integer_linear_scratch(fmt, input_fmt, device, sizes, code, bias_code, offset)
 
 
+@lru_cache(maxsize=4096)
+def _check_formats(fmt, input_fmt):
+    """Refuse formats that have no integer product. Raises FormatError."""
+    _core._linear_kernel(fmt, input_fmt, 1, 1, 1)
+
+
 def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
     parts = (codes, scales, zeros, levels)
     same_device(x, (*parts, bias), "packed_linear")
@@ -109,7 +115,7 @@ def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, 
     x, code, shape = inputs(x, format, out_features, in_features, "integer_linear")
     m = math.prod(shape[:-1])
     sizes, input_fmt = (m, out_features, in_features), core(input_format)
-    _core._cuda_linear_kernel(fmt, input_fmt, tuple(max(size, 1) for size in sizes), code)  # refuses other formats
+    _check_formats(fmt, input_fmt)
     where = addresses((codes, scales), specs, format, out_features, in_features)
     added, given = None, 0
     if bias is not None:

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use octavo_core::DType;
 
-use crate::linear::{Device, code, int};
+use crate::linear::{Device, code, int, load};
 use crate::{Argument, Call, Error, Program, Result};
 
 const GEMM: &[(&str, &str)] = &[
@@ -192,17 +192,7 @@ fn refused(text: String) -> Error {
     Error::Core(octavo_core::Error::Shape(text))
 }
 
-fn load(codes: u64, width: u32, row_bytes: usize) -> usize {
-    let most = match width {
-        4 | 8 => 16,
-        2 | 6 => 8,
-        _ => 4,
-    };
-    let fits = |load: &usize| codes.is_multiple_of(*load as u64) && row_bytes.is_multiple_of(*load);
-    [most, 4].into_iter().find(fits).unwrap_or(1)
-}
-
-fn program(product: &Product, narrow: bool, load: usize) -> Program {
+fn program(product: &Product, narrow: bool, load: u32) -> Program {
     let (out, out_name) = match product.output {
         Output::Float(dtype) => (code(dtype), dtype.name()),
         Output::Sum => (3, "int32"),

@@ -86,6 +86,17 @@ pub(crate) fn numbers(format: Format) -> Result<Vec<f32>> {
     Ok(numbers)
 }
 
+/// The widest load, in bytes, that all rows of packed codes allow.
+pub(crate) fn load(codes: u64, width: u32, row_bytes: usize) -> u32 {
+    let most = match width {
+        4 | 8 => 16,
+        2 | 6 => 8,
+        _ => 4,
+    };
+    let fits = |load: &u32| codes.is_multiple_of(u64::from(*load)) && row_bytes.is_multiple_of(*load as usize);
+    [most, 4].into_iter().find(fits).unwrap_or(1)
+}
+
 /// Columns that share a stored scale, 0 where a whole row or tensor does.
 pub(crate) fn group(format: Format) -> u32 {
     match format.granularity() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use octavo_core::format::ScaleType;
 use octavo_core::{DType, Format};
 
-use super::elements::{Bytes, Unpack, group};
+use super::elements::{Bytes, Unpack, group, load};
 use super::{Device, Linear, code, int};
 use crate::{Argument, Call, Program, Result};
 
@@ -67,7 +67,7 @@ impl Limbs {
         let limbs = |chunks| limbs_bytes(linear.format.width(), group, zeros, rows_of_limbs, chunks);
         let sums = 4 * WARPS * rows_of_limbs * TILE;
         let inside = rows <= INSIDE && limbs(part) <= SHARED;
-        let load = load(linear, sizes.row_bytes);
+        let load = load(linear.parts[0], linear.format.width(), sizes.row_bytes);
         let program = Arc::new(program(linear.format, &bytes, rows, inside, load, linear.x.dtype));
         let shared = if inside { sums.max(limbs(part)) } else { sums };
         Ok(Some(Self { program, rows, inside, part, parts, chunks, limbs: limbs(chunks).next_multiple_of(16), shared }))
@@ -139,18 +139,6 @@ fn limbs_bytes(width: u32, group: usize, zeros: bool, rows: usize, chunks: usize
 pub(super) fn bias_arguments(linear: &Linear) -> [Argument; 2] {
     let bias = linear.bias.map_or((0, 0), |bias| (bias.address, code(bias.dtype)));
     [Argument::Address(bias.0), Argument::I32(bias.1)]
-}
-
-/// The widest load that all rows of codes allow.
-pub(super) fn load(linear: &Linear, row_bytes: usize) -> u32 {
-    let most = match linear.format.width() {
-        4 | 8 => 16,
-        2 | 6 => 8,
-        _ => 4,
-    };
-    let fits =
-        |load: &u32| linear.parts[0].is_multiple_of(u64::from(*load)) && row_bytes.is_multiple_of(*load as usize);
-    [most, 4].into_iter().find(fits).unwrap_or(1)
 }
 
 /// The macros of `codes.cu`.

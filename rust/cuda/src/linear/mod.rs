@@ -7,6 +7,7 @@ mod parts;
 mod programs;
 mod way;
 
+pub(crate) use elements::load;
 pub use integer::{Integer, Plan};
 pub use limbs::Limbs;
 pub use parts::{MOST_ROWS, Parts};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use octavo_core::format::{Element, Granularity, ScaleType, Specials};
 use octavo_core::{DType, Format};
 
-use super::elements::{Bytes, Unpack, numbers};
-use super::limbs::{bias_arguments, codes_defines, load};
+use super::elements::{Bytes, Unpack, load, numbers};
+use super::limbs::{bias_arguments, codes_defines};
 use super::{Device, Linear, code, int};
 use crate::{Argument, Call, Program, Result};
 
@@ -59,7 +59,7 @@ impl Parts {
         let blocks = linear.m.div_ceil(rows);
         let wanted = 2 * device.multiprocessors as usize / (linear.n.div_ceil(BLOCK) * blocks);
         let part = chunks.div_ceil(wanted.clamp(1, chunks.div_ceil(4)));
-        let load = load(linear, sizes.row_bytes);
+        let load = load(linear.parts[0], format.width(), sizes.row_bytes);
         let w_parts = weight_parts(format)?.min(limit);
         let program = program(linear, rows / 8, load, (x_parts, w_parts, limit))?;
         let stage = x_parts * rows * ROW;
