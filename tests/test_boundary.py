@@ -76,6 +76,13 @@ SAFE = {
     "Format._sizes": _core.Format("nvfp4")._sizes,
     "Format.values": _core.Format("e4m3").values,
     "Format.__eq__": _core.Format("e4m3").__eq__,
+    "_cuda_archs": _core._cuda_archs,
+    "_cuda_configure": _core._cuda_configure,
+    "_cuda_devices": _core._cuda_devices,
+    "_cuda_info": _core._cuda_info,
+    "_cuda_prebuild": _core._cuda_prebuild,
+    "_cuda_programs": _core._cuda_programs,
+    "_cuda_warmup": _core._cuda_warmup,
 }
 
 
@@ -86,6 +93,7 @@ def restored():
     yield
     _core.force_simd(os.environ.get("OCTAVO_SIMD") or None)
     _core.set_num_threads(threads)
+    settings.apply()
 
 
 @pytest.mark.parametrize("name", list(SAFE))
@@ -101,6 +109,13 @@ def test_garbage_to_the_core_raises_an_exception(name):
 def test_every_export_of_the_core_is_known_here():
     """A new export comes with its place in these tests."""
     raw = {
+        "_cuda_archs",
+        "_cuda_configure",
+        "_cuda_devices",
+        "_cuda_info",
+        "_cuda_prebuild",
+        "_cuda_programs",
+        "_cuda_warmup",
         "_decode",
         "_encode",
         "_fit_scales",

@@ -1,6 +1,6 @@
 """The Rust core. Names with an underscore take addresses; ``ops.py``, ``linear.py``, ``container.py`` alone call them.
 
-``_cuda_*`` belong to ``cuda.py`` and ``settings.py``.
+``_cuda_*`` belong to ``cuda.py``, ``ops_cuda.py`` and ``settings.py``.
 
 Addresses are integers; 0 stands for a part that is not there. Dtype codes: 0 float32, 1 float16, 2 bfloat16. Parts are
 the addresses of codes, scales, zeros and levels; spans are an address and a number of bytes.
@@ -22,7 +22,9 @@ __all__ = [
     "__version__",
     "_cuda_archs",
     "_cuda_configure",
+    "_cuda_decode",
     "_cuda_devices",
+    "_cuda_encode",
     "_cuda_info",
     "_cuda_int8_gemm",
     "_cuda_int8_gemm_scratch",
@@ -33,6 +35,9 @@ __all__ = [
     "_cuda_packed_linear_scratch",
     "_cuda_prebuild",
     "_cuda_programs",
+    "_cuda_quantize",
+    "_cuda_quantize_backward",
+    "_cuda_scratch",
     "_cuda_warmup",
     "_decode",
     "_encode",
@@ -367,3 +372,45 @@ class _EngineStream:
     def __new__(cls, engine: _Engine, beam: int, form: str) -> _EngineStream: ...
     def push(self, bytes: bytes | None) -> None: ...
     def run(self) -> tuple[int, bytes, list[tuple[int, str]]]: ...
+
+_Memory = tuple[int, int]
+_FourParts = tuple[_Memory, _Memory, _Memory, _Memory]
+_Place = tuple[int, int]
+_Rows = tuple[int, int, int]
+
+def _cuda_scratch(format: Format, rows: int, k: int) -> tuple[int, bool]: ...
+def _cuda_encode(
+    format: Format,
+    on: _Place,
+    shape: _Rows,
+    x: _Memory,
+    out: _FourParts,
+    scratch: _Memory,
+    rule: str,
+    nonfinite: str,
+    given: bool,
+    first: int,
+) -> None: ...
+def _cuda_decode(format: Format, on: _Place, shape: _Rows, encoded: _FourParts, out: _Memory) -> None: ...
+def _cuda_quantize(
+    format: Format,
+    on: _Place,
+    shape: _Rows,
+    x: _Memory,
+    out: _Memory,
+    given: _FourParts | None,
+    scratch: _Memory,
+    rule: str,
+) -> None: ...
+def _cuda_quantize_backward(
+    format: Format,
+    on: _Place,
+    shape: _Rows,
+    grad: _Memory,
+    x: _Memory,
+    out: _Memory,
+    given: _FourParts | None,
+    scratch: _Memory,
+    rule: str,
+    scale_grad: _Memory,
+) -> None: ...

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::arch::Target;
 use crate::cache::{Cache, Key};
-use crate::driver::Driver;
 use crate::nvrtc::{Image, Nvrtc};
 use crate::settings;
 use crate::{Program, Result};
@@ -14,7 +13,7 @@ static IMAGES: Mutex<Option<HashMap<Key, Arc<Image>>>> = Mutex::new(None);
 
 /// The code of a program for devices of a compute capability, of which there is at least one.
 pub(crate) fn of(program: &Program, capability: u32) -> Result<Arc<Image>> {
-    let nvrtc = Nvrtc::get(Some(Driver::get()?.major()))?;
+    let nvrtc = Nvrtc::get()?;
     let target = Target::choose(capability, &nvrtc.known)?;
     let key = Key::new(program, target, nvrtc.version);
     let mut images = IMAGES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -31,7 +30,7 @@ pub(crate) fn of(program: &Program, capability: u32) -> Result<Arc<Image>> {
 ///
 /// Needs a compiler, and no GPU.
 pub fn prebuild(program: &Program, target: Target) -> Result<(Image, bool)> {
-    let nvrtc = Nvrtc::get(None)?;
+    let nvrtc = Nvrtc::get()?;
     let cache = Cache::open(&settings::current()?.keep)?;
     kept(nvrtc, &cache, program, target, &Key::new(program, target, nvrtc.version))
 }

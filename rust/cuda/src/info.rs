@@ -59,8 +59,7 @@ pub struct Info {
 /// Looks at the machine. Opens no device.
 pub fn info() -> Info {
     let driver = Driver::get().map_err(|error| error.to_string());
-    let newest = driver.as_ref().ok().map(|driver| driver.major());
-    let nvrtc = Nvrtc::get(newest).map_err(|error| error.to_string());
+    let nvrtc = Nvrtc::get().map_err(|error| error.to_string());
     let cache = settings::current().and_then(|settings| Cache::open(&settings.keep)).map_err(|error| error.to_string());
     Info {
         devices: (0..driver.as_ref().map_or(0, |driver| driver.devices))

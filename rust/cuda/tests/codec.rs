@@ -1,5 +1,11 @@
 //! Codec kernels in machine code, where there is a compiler: registers, no spills, and the instructions of the hot ones.
 
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test stops where its set-up fails, or says why it skips"
+)]
+
 mod common;
 
 use std::process::Command;

@@ -269,7 +269,6 @@ impl Work {
         }
         first
     }
-
 }
 
 /// Refuses given scales that are NaN, infinite or negative.

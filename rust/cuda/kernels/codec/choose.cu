@@ -1,113 +1,11 @@
-// Scales before the elements: of blocks that do not fit the fused kernel, of rows, and of whole tensors.
+// Scales of rows and of whole tensors before their elements.
 //
 // Float sums have one order, the processor's: chunks of 16,384 elements, sixteen lanes by position, a tree, then the
 // chunks from first to last.
 
 #define CHUNK 16384
-#define LANES 16
 // float64 that a chunk leaves behind.
 #define RECORD (CHOOSER == FRACTION ? 8 : 2)
-
-DEVICE float cleaned(Word w, bool &nan) {
-    float v = widen(w);
-    nan = is_nan(v);
-    return nan ? 0 : bound(v, LARGEST);
-}
-
-// --- groups along a row: half a warp each ---
-
-#if GROUPS == GROUPS_BLOCK
-#if CHOOSER >= FLOOR_EXPONENT
-// Squared error of a block under a scale code; float32, sixteen lanes by position, added as a tree.
-DEVICE float block_error(const Word *x, i32 count, u32 lane, u32 code, float inverse, float tensor, const float *book) {
-    Scale s = resolve(code, tensor);
-    float sum = 0;
-    for (i32 i = lane; i < count; i += LANES) {
-        bool nan;
-        float v = cleaned(x[i], nan);
-        float error = (v - value_of(code_of(v, s, book), s, book, float_of(LARGEST_F32))) * inverse;
-        sum = sum + error * error;
-    }
-#pragma unroll
-    for (u32 i = LANES / 2; i > 0; i /= 2) sum = sum + shuffle_xor(sum, i);
-    return sum;
-}
-#endif
-
-// `mark`: keep the scales that are there, but for blocks that hold NaN.
-KERNEL(THREADS, 4) choose_groups(const Word *x, u8 *scales, u16 *zeros, const float *levels, i64 rows, i64 k,
-                              i64 groups_per_row, i32 rule, i32 policy, i32 mark) {
-    BOOK_OF_BLOCK;
-    i64 group = ((i64)blockIdx.x * THREADS + threadIdx.x) / LANES;
-    bool there = group < rows * groups_per_row;
-    i64 row = there ? group / groups_per_row : 0, column = there ? (group - row * groups_per_row) * BLOCK : 0;
-    i64 left = k - column;
-    i32 count = !there ? 0 : left < BLOCK ? (i32)left : BLOCK;
-    u32 lane = threadIdx.x % LANES, top = 0, low = 0, nans = 0;
-    x += row * k + column;
-    for (i32 i = lane; i < count; i += LANES) {
-        bool nan;
-        float v = cleaned(x[i], nan);
-        // Both ends of the range with zero in it, as magnitudes, where there is a zero point.
-        u32 up = ZEROS && v < 0 ? 0 : magnitude(v), down = ZEROS && v < 0 ? magnitude(v) : 0;
-        top = top < up ? up : top;
-        low = low < down ? down : low;
-        nans |= nan;
-    }
-#pragma unroll
-    for (u32 i = LANES / 2; i > 0; i /= 2) {
-        u32 up = shuffle_xor(top, i), down = shuffle_xor(low, i);
-        top = top < up ? up : top;
-        low = low < down ? down : low;
-        nans |= shuffle_xor(nans, i);
-    }
-    u32 bits = 0;
-#if CHOOSER == ASYMMETRIC
-    (void)rule, (void)policy, (void)levels, (void)book;
-    double span = (double)float_of(top) + (double)float_of(low);
-    bits = real_bits(span / (double)QMAX, span == 0);
-    double step = real_scale(bits), zero = step > 0 ? round_even((double)float_of(low) / step) : 0;
-    if (there && lane == 0) zeros[group] = (u16)(zero > (double)QMAX ? (double)QMAX : zero);
-#else
-    (void)zeros, (void)low;
-    float tensor = STEP == STEP_E4M3 ? *levels : 0.0f;
-    bits = scale_bits(top, tensor, rule);
-#if CHOOSER >= FLOOR_EXPONENT
-    if (rule == RULE_MSE) {
-        float best = 0;
-#if CHOOSER == TWO_LEVELS
-        float unit = (float)block_step(bits, tensor), inverse = 1.0f / (unit > 0 ? unit : 1.0f);
-#else
-        float unit = 1, inverse = power(127 - (i32)bits);
-#endif
-        u32 chosen = bits;
-        const u32 lowest = CHOOSER == TWO_LEVELS;
-        // The default code, then the lower, then the higher neighbour.
-        for (int i = 0; i < 3; i++) {
-            u32 code = i == 0 ? bits : i == 1 ? bits - 1 : bits + 1;
-            bool allowed = i == 0 || (i == 1 ? bits > lowest : bits < LARGEST_CODE);
-            float error = block_error(x, count, lane, allowed ? code : bits, inverse, tensor, book);
-            if (i == 0) {
-                best = error < float_of(INFINITE) ? error : float_of(INFINITE);
-            } else if (allowed && error < best) {
-                best = error;
-                chosen = code;
-            }
-        }
-        bits = top == 0 || unit == 0 ? bits : chosen;
-    }
-    if (policy == POLICY_NAN && STEP == STEP_E8M0 && nans) {
-        bits = 255;
-    } else if (mark) {
-        return;
-    }
-#endif
-#endif
-    if (there && lane == 0) keep_scale(scales, group, 0, bits);
-}
-#endif
-
-// --- rows and tensors ---
 
 #if GROUPS == GROUPS_TENSOR || GROUPS == GROUPS_ROW || CHOOSER == TWO_LEVELS
 #define TILE 1024
@@ -279,16 +177,4 @@ KERNEL(THREADS) choose_largest(const u32 *words, u8 *scales, u16 *zeros, float *
 #endif
 }
 #endif
-#endif
-
-#if ZEROS
-// Packs the zero points of each line of groups into its bytes.
-KERNEL(THREADS) pack_zeros(const u16 *zeros, u8 *out, i64 lines, i64 groups_per_line, i64 bytes_per_line) {
-    i64 at = (i64)blockIdx.x * THREADS + threadIdx.x, line = at / bytes_per_line, first = (at - line * bytes_per_line) * 8;
-    if (line >= lines) return;
-    u32 byte = 0;
-    for (i64 bit = 0; bit < 8 && (first + bit) / WIDTH < groups_per_line; bit++)
-        byte |= (zeros[line * groups_per_line + (first + bit) / WIDTH] >> (first + bit) % WIDTH & 1u) << bit;
-    out[at] = (u8)byte;
-}
 #endif

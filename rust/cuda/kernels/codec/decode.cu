@@ -76,9 +76,9 @@ DEVICE void finish_unit(const Codes &c, const Parts &p, i64 row, i64 column, con
     (void)p, (void)row, (void)column;
 #pragma unroll
     for (int i = 0; i < UNIT_SIZE; i++) v[i] = value_at(c, i, s, book, SATURATES == 0 ? LARGEST : 0);
-    if (SATURATES > 0 && SATURATES < 256 && s.exponent + 127 + SHIFT >= SATURATES) {
+    if (SATURATES > 0 && SATURATES < 256 && RARE(s.exponent + 127 + SHIFT >= SATURATES)) {
 #pragma unroll
-        for (int i = 0; i < UNIT_SIZE; i++) v[i] = value_at(c, i, s, book, LARGEST);
+        for (int i = 0; i < UNIT_SIZE; i++) v[i] = SPECIALS == 2 ? value_at(c, i, s, book, LARGEST) : bound(v[i], LARGEST);
     }
 #else
 #pragma unroll

@@ -71,9 +71,9 @@ DEVICE Scale resolve(u32 bits, float tensor) {
 #if STEP == STEP_E8M0
     s.exponent = (i32)bits - 127 - SHIFT;
     s.step = bits == 255 ? float_of(0x7fc00000) : power(s.exponent);
-    i32 first = between(-s.exponent, -126, 127);
-    s.inverse[0] = power(first);
-    s.inverse[1] = power(-s.exponent - first);
+    i32 first = SHIFT ? between(-s.exponent, -126, 127) : -s.exponent;
+    s.inverse[0] = power(first < -127 ? -127 : first);
+    s.inverse[1] = SHIFT ? power(-s.exponent - first) : 1.0f;
 #elif POWER
     s.exponent = STEP == STEP_FRACTION ? -(i32)(i8)bits : UNIT;
     i32 e = between(s.exponent, -252, 254), first = between(e, -126, 127);

@@ -72,7 +72,7 @@ DEVICE u32 clean(float (&v)[UNIT_SIZE], u32 &nans, u32 &refused) {
     refused = UNIT_SIZE;
 #pragma unroll
     for (int i = 0; i < UNIT_SIZE; i++) top = top < magnitude(v[i]) ? magnitude(v[i]) : top;
-    if (top < INFINITE) return top;
+    if (!RARE(top >= INFINITE)) return top;
     top = 0;
 #pragma unroll
     for (int i = UNIT_SIZE - 1; i >= 0; i--) {

@@ -4,13 +4,15 @@
 //! the call, chosen ones after it.
 
 mod calls;
+mod gradient;
 mod macros;
 mod programs;
 mod scales;
 mod scratch;
 mod shape;
 
-pub use calls::{Encoding, decode, encode, gradient, quantise, scale_gradient};
+pub use calls::{Encoding, decode, encode, quantise};
+pub use gradient::{gradient, scale_gradient};
 pub use programs::programs;
 pub use scratch::scratch_bytes;
 

@@ -29,6 +29,7 @@ const DECODE: Texts = &[
 const ENCODE: Texts = &[
     part!("base.cu"),
     part!("codec/number.cu"),
+    part!("codec/nearest.cu"),
     part!("codec/scale.cu"),
     part!("codec/units.cu"),
     part!("codec/rules.cu"),
@@ -37,9 +38,11 @@ const ENCODE: Texts = &[
 const SCALES: Texts = &[
     part!("base.cu"),
     part!("codec/number.cu"),
+    part!("codec/nearest.cu"),
     part!("codec/scale.cu"),
     part!("codec/units.cu"),
     part!("codec/rules.cu"),
+    part!("codec/groups.cu"),
     part!("codec/choose.cu"),
 ];
 const GRADIENT: Texts = &[

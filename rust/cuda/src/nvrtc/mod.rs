@@ -15,6 +15,7 @@ use libloading::os::unix::Library;
 pub use log::{Usage, usage};
 
 use crate::arch::{Arch, Target};
+use crate::driver::Driver;
 use crate::settings::{self, Settings};
 use crate::{Error, Program, Result};
 
@@ -81,22 +82,15 @@ pub const OPTIONS: [&str; 7] = [
 ];
 
 impl Nvrtc {
-    /// The compiler of this process, found at the first call that succeeds; `newest` is the major version that the driver
-    /// takes code from.
-    pub fn get(newest: Option<u32>) -> Result<&'static Self> {
+    /// The compiler of this process, found at the first call that succeeds. Where there is a driver, it takes the code.
+    pub fn get() -> Result<&'static Self> {
         static FOUND: OnceLock<Nvrtc> = OnceLock::new();
-        static FINDING: Mutex<()> = Mutex::new(());
+        let newest = Driver::get().ok().map(Driver::major);
         let found = match FOUND.get() {
             Some(found) => found,
             None => {
-                let _one = FINDING.lock().unwrap_or_else(PoisonError::into_inner);
-                match FOUND.get() {
-                    Some(found) => found,
-                    None => {
-                        let loaded = Self::find(&*settings::current()?, newest)?;
-                        FOUND.get_or_init(|| loaded)
-                    }
-                }
+                let loaded = Self::find(&*settings::current()?, newest)?;
+                FOUND.get_or_init(|| loaded)
             }
         };
         match newest {
@@ -105,7 +99,8 @@ impl Nvrtc {
         }
     }
 
-    /// Looks for a compiler where `settings` say. The error lists every place that was tried.
+    /// Looks for a compiler where `settings` say, of at most the major version `newest`. The error lists every place that
+    /// was tried.
     pub fn find(settings: &Settings, newest: Option<u32>) -> Result<Self> {
         find::find(settings, newest)
     }

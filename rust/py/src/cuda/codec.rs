@@ -70,12 +70,12 @@ pub(crate) fn cuda_decode(
     format: &Format,
     on: Where,
     shape: Shape,
-    from: FourParts,
+    encoded: FourParts,
     out: Memory,
 ) -> PyResult<()> {
     enter_cuda(py, || {
         let (dtype, layout) = layout(format, shape)?;
-        launch(on.0, on.1, &codec::decode(format.0, dtype, &layout, &parts(from), buffer(out))?)
+        launch(on.0, on.1, &codec::decode(format.0, dtype, &layout, &parts(encoded), buffer(out))?)
     })
 }
 

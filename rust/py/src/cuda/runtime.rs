@@ -91,7 +91,7 @@ fn properties<'py>(py: Python<'py>, ordinal: usize, facts: &Properties) -> PyRes
 #[pyfunction]
 #[pyo3(name = "_cuda_archs")]
 pub(crate) fn cuda_archs(py: Python<'_>) -> PyResult<Vec<String>> {
-    enter_cuda(py, || Ok(Nvrtc::get(None)?.archs().iter().map(ToString::to_string).collect()))
+    enter_cuda(py, || Ok(Nvrtc::get()?.archs().iter().map(ToString::to_string).collect()))
 }
 
 /// Name of every program of a format, and a text that tells different programs apart.
@@ -99,7 +99,7 @@ pub(crate) fn cuda_archs(py: Python<'_>) -> PyResult<Vec<String>> {
 #[pyo3(name = "_cuda_programs")]
 pub(crate) fn cuda_programs(py: Python<'_>, format: &Format, arch: &str) -> PyResult<Vec<(String, String)>> {
     enter_cuda(py, || {
-        let (arch, version): (Arch, _) = (arch.parse()?, Nvrtc::get(None)?.version);
+        let (arch, version): (Arch, _) = (arch.parse()?, Nvrtc::get()?.version);
         let made = programs(format.0, arch).into_iter();
         Ok(made.map(|made| (made.name.clone(), Key::new(&made, Target::Cubin(arch), version).hex())).collect())
     })

@@ -376,7 +376,7 @@ unsafe fn least_error_e4m3<V: Lanes, K: Kernel<V>>(
 ) -> u8 {
     let inverse = 1.0 / e4m3_step(tensor, code);
     let mut best = (f32::INFINITY, code);
-    for candidate in [code, code.saturating_sub(1), code + 1] {
+    for candidate in [code, code.saturating_sub(1), code.saturating_add(1)] {
         let step = e4m3_step(tensor, candidate);
         // The scalar code decides about scales that round to 0 or lie at the ends of the range.
         if code == 0 || !(1e-17..=1e27).contains(&step) && candidate > 0 {
