@@ -8,7 +8,7 @@ The CUDA part reads its own, through ``_core`` and once, at import:
 
 ``OCTAVO_NVRTC``: the NVRTC library, or the folder that holds it; default: searched for (:mod:`octavo.cuda`).
 ``OCTAVO_CACHE_DIR``: folder of compiled kernels, or ``off``; default: ``octavo/cubin`` in the user's cache.
-``OCTAVO_CUDA_SYNC``: ``1`` waits after every launch, so that an error names the kernel that failed; default ``0``.
+``OCTAVO_CUDA_SYNC``: ``1`` waits after every launch, so that errors name kernels, and compiles with line numbers.
 """
 
 import os

@@ -9,7 +9,7 @@ def run(json: JsonOption = False) -> None:
     """Show what this machine has for running models, and why the rest is missing.
 
     Versions, instructions and threads of the processor, NVIDIA's driver, GPUs, the compiler of kernels and the folder
-    that keeps what it compiled. Nothing is needed and nothing is changed.
+    that keeps what it compiled. What is missing is no error.
 
     \b
     Examples:

@@ -29,7 +29,7 @@ pub struct Settings {
     pub toolkit: Option<PathBuf>,
     /// Where compiled kernels are kept.
     pub keep: Keep,
-    /// Wait after every launch, so that an error names the kernel that made it.
+    /// Wait after every launch, so that an error names the kernel that made it, and compile with line numbers.
     pub synchronise: bool,
 }
 

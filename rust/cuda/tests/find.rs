@@ -22,7 +22,8 @@ fn a_missing_compiler_is_an_error_that_lists_every_place() {
     let text = Nvrtc::find(&given, None).err().unwrap().to_string();
     assert!(text.contains("OCTAVO_NVRTC names no NVRTC") && text.contains("libnvrtc.so.13: not there"), "{text}");
 
-    let packages = vec![folder.path().join("site-packages")];
+    fs::create_dir_all(folder.path().join("site-packages/nvidia")).unwrap();
+    let packages = vec![folder.path().join("empty"), folder.path().join("site-packages")];
     let settings = Settings { packages, toolkit: Some(folder.path().join("toolkit")), ..bare() };
     match Nvrtc::find(&settings, Some(13)) {
         Ok(found) => assert!(found.version.0 <= 13), // this machine has one on the loader's path
@@ -30,6 +31,7 @@ fn a_missing_compiler_is_an_error_that_lists_every_place() {
             for place in [
                 "pip install nvidia-cuda-nvrtc)",
                 "libnvrtc.so.13, loaded by another package: none",
+                "empty: no package of NVIDIA's",
                 "site-packages/nvidia/cu13/lib: not there",
                 "site-packages/nvidia/cuda_nvrtc/lib: not there",
                 "toolkit/lib64: not there",

@@ -19,7 +19,7 @@ use crate::settings::Keep;
 use crate::{Program, Result};
 
 /// Bytes that the folder may hold; the entries used longest ago go first.
-pub const CAP: u64 = 256 << 20;
+pub const CAP: u64 = 512 << 20;
 const SUFFIX: &str = "kernel";
 
 /// Names what was compiled: its source and everything that decides what becomes of it.

@@ -37,7 +37,10 @@ pub(super) fn find(settings: &Settings, newest: Option<u32>) -> Result<Nvrtc> {
     if let Some(loaded) = loaded(newest, &mut tried) {
         return Ok(loaded);
     }
-    let wheels = settings.packages.iter().flat_map(|folder| WHEELS.map(|wheel| folder.join(wheel)));
+    let (with, without): (Vec<&PathBuf>, Vec<&PathBuf>) =
+        settings.packages.iter().partition(|folder| folder.join("nvidia").is_dir());
+    tried.0.extend(without.iter().map(|folder| format!("{}: no package of NVIDIA's", folder.display())));
+    let wheels = with.iter().flat_map(|folder| WHEELS.map(|wheel| folder.join(wheel)));
     let toolkit = settings.toolkit.iter().flat_map(|folder| TOOLKIT.map(|lib| folder.join(lib)));
     for folder in wheels.chain(toolkit) {
         let paths = libraries(&folder, newest);

@@ -71,10 +71,9 @@ pub struct Image {
 ///
 /// `--fmad=false`: the processor's path rounds after every operation, and so do kernels, except where their source says
 /// `fma`. Subnormals are kept, and nothing is approximate.
-pub const OPTIONS: [&str; 7] = [
+pub const OPTIONS: [&str; 6] = [
     "--std=c++17",
     "-default-device",
-    "-lineinfo",
     "--fmad=false",
     "--ptxas-options=-v",
     "--ptxas-options=--warn-on-spills",
@@ -186,9 +185,12 @@ impl Nvrtc {
 }
 
 /// All options for a target, in the order they are given.
+///
+/// Line numbers, which triple the code's size, are for those who look for a fault: who waits after every launch.
 pub(crate) fn options(target: Target) -> Vec<String> {
     let architecture = format!("--gpu-architecture={target}");
-    std::iter::once(architecture).chain(OPTIONS.map(str::to_owned)).collect()
+    let lines = settings::synchronise().then(|| "-lineinfo".to_owned());
+    std::iter::once(architecture).chain(OPTIONS.map(str::to_owned)).chain(lines).collect()
 }
 
 /// A program inside the compiler.
