@@ -26,6 +26,13 @@ __all__ = [
     "_cuda_devices",
     "_cuda_encode",
     "_cuda_info",
+    "_cuda_int8_gemm",
+    "_cuda_int8_gemm_scratch",
+    "_cuda_integer_linear",
+    "_cuda_integer_linear_scratch",
+    "_cuda_linear_kernel",
+    "_cuda_packed_linear",
+    "_cuda_packed_linear_scratch",
     "_cuda_prebuild",
     "_cuda_programs",
     "_cuda_quantize",
@@ -287,6 +294,56 @@ def _cuda_archs() -> list[str]: ...
 def _cuda_configure(packages: Sequence[str | os.PathLike[str]]) -> None: ...
 def _cuda_devices() -> int: ...
 def _cuda_info() -> dict[str, Any]: ...
+def _cuda_int8_gemm(
+    on: tuple[int, int],
+    sizes: tuple[int, int, int],
+    a: int,
+    b: int,
+    bias: tuple[int, int] | None,
+    rows: tuple[int, bool],
+    columns: tuple[int, bool],
+    out: tuple[int, int],
+    zero: int,
+    scratch: int,
+) -> None: ...
+def _cuda_int8_gemm_scratch(number: int, sizes: tuple[int, int, int], offsets: tuple[int, int]) -> int: ...
+def _cuda_integer_linear(
+    format: Format,
+    input: Format,
+    on: tuple[int, int],
+    sizes: tuple[int, int, int],
+    x: tuple[int, int],
+    parts: tuple[int, int],
+    input_scales: int,
+    bias: tuple[int, int] | None,
+    out: int,
+    scratch: int,
+) -> None: ...
+def _cuda_integer_linear_scratch(
+    format: Format,
+    input: Format,
+    number: int,
+    sizes: tuple[int, int, int],
+    x_code: int,
+    bias_code: int | None,
+    offset: int,
+) -> int: ...
+def _cuda_linear_kernel(
+    format: Format, input: Format | None, sizes: tuple[int, int, int], x_code: int
+) -> str | None: ...
+def _cuda_packed_linear(
+    format: Format,
+    on: tuple[int, int],
+    sizes: tuple[int, int, int],
+    x: tuple[int, int],
+    parts: tuple[int, int, int, int],
+    bias: tuple[int, int] | None,
+    out: int,
+    scratch: int,
+) -> None: ...
+def _cuda_packed_linear_scratch(
+    format: Format, number: int, sizes: tuple[int, int, int], x_code: int, bias_code: int | None, offset: int
+) -> int | None: ...
 def _cuda_prebuild(format: Format, arch: str, index: int) -> bool: ...
 def _cuda_programs(format: Format, arch: str) -> list[tuple[str, str]]: ...
 def _cuda_warmup(formats: Sequence[Format], device: int) -> int: ...

@@ -7,20 +7,17 @@ decoded a panel of rows at a time, in the cache. Source: FORMATS.md, sections 5 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from octavo import _core
-from octavo._checks import readable
+from octavo import _core, linear_cuda
+from octavo._operands import INTEGER_BIASES, addresses, checked_bias, inputs, weight_specs
 from octavo.errors import DTypeError, ShapeError
 from octavo.formats import Format, core
-from octavo.tensor import FLOATS, PackedTensor, part_specs
+from octavo.tensor import FLOATS, PackedTensor
 
-INTEGER_BIASES = {**FLOATS, torch.int32: 3}
-"""Dtype codes of the biases of integer products."""
 PANEL = 512
 """Rows of weights that a backward pass decodes at a time: a few megabytes, which the second cache holds."""
 
@@ -41,62 +38,16 @@ _library.define(
 )
 
 
-# --- checks ---------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=4096)
-def _weight(format: str, rows: int, columns: int) -> tuple[_core.Format, list[tuple[str, torch.dtype, torch.Size]]]:
-    fmt = core(format)
-    specs = part_specs(fmt, (rows, columns), -1)
-    # Parts at the end that the format does not have are neither read nor looked at.
-    return fmt, specs if fmt.has_levels else specs[:3] if fmt.has_zeros else specs[:2]
-
-
-def _addresses(parts: tuple[Tensor, ...], specs: list, format: str, rows: int, columns: int) -> tuple[int, ...]:
-    for part, (name, dtype, shape) in zip(parts, specs, strict=False):
-        if part.dtype is not dtype or part.shape != shape or not part.is_contiguous():
-            raise ShapeError(
-                f"'{format}' weight of shape ({rows}, {columns}): {name} are {part.dtype} {tuple(part.shape)}"
-                f"{'' if part.is_contiguous() else ', not contiguous'}, expected {dtype} {tuple(shape)}"
-            )
-    return tuple([part.data_ptr() for part in parts])
-
-
-def _inputs(x: Tensor, format: str, rows: int, columns: int, what: str) -> tuple[Tensor, int, list[int]]:
-    """Return ``x`` contiguous and aligned, its dtype code, and the shape of the result."""
-    shape = list(x.shape)
-    if not shape or shape[-1] != columns:
-        raise ShapeError(
-            f"{what}: x has shape {tuple(shape)}, the '{format}' weight has shape ({rows}, {columns}); "
-            f"the last dimension of x must be {columns}"
-        )
-    code = FLOATS.get(x.dtype)
-    if code is None or not x.is_contiguous() or x.data_ptr() % x.element_size():
-        x, code = readable(x, f"{what} with a '{format}' weight: x")
-    shape[-1] = rows
-    return x, code, shape
-
-
-def _bias(bias: Tensor, rows: int, codes: dict[torch.dtype, int], what: str) -> tuple[Tensor, int]:
-    if bias.shape != (rows,):
-        raise ShapeError(f"{what}: bias has shape {tuple(bias.shape)}, the weight has {rows} rows; expected ({rows},)")
-    code = codes.get(bias.dtype)
-    if code is None:
-        accepted = ", ".join(str(dtype).removeprefix("torch.") for dtype in codes)
-        raise DTypeError(f"{what}: bias has dtype {bias.dtype}; accepted are {accepted}")
-    return bias.contiguous(), code
-
-
 # --- CPU ------------------------------------------------------------------------------------------------------------
 
 
 def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
-    fmt, specs = _weight(format, out_features, in_features)
-    x, code, shape = _inputs(x, format, out_features, in_features, "packed_linear")
-    parts = _addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
+    fmt, specs = weight_specs(format, out_features, in_features)
+    x, code, shape = inputs(x, format, out_features, in_features, "packed_linear")
+    parts = addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
     added = None
     if bias is not None:
-        bias, bias_code = _bias(bias, out_features, FLOATS, "packed_linear")
+        bias, bias_code = checked_bias(bias, out_features, FLOATS, "packed_linear")
         added = (bias.data_ptr(), bias_code)
     out = x.new_empty(shape)
     m = math.prod(shape[:-1])
@@ -105,28 +56,25 @@ def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, 
 
 
 def _packed_linear_backward(grad, codes, scales, zeros, levels, format, out_features, in_features):
-    fmt, specs = _weight(format, out_features, in_features)
-    _addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
-    own = fmt.granularity in ("channel", "block")  # else all rows share the scales
+    fmt, specs = weight_specs(format, out_features, in_features)
+    addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
     rows = grad.reshape(-1, out_features)
     out = grad.new_zeros(rows.shape[0], in_features)
-    for first in range(0, out_features, PANEL):
-        panel = slice(first, min(first + PANEL, out_features))
-        own_zeros = zeros[panel] if own and fmt.has_zeros else zeros
-        parts = (codes[panel], scales[panel] if own else scales, own_zeros, levels)
-        shape = [panel.stop - panel.start, in_features]
-        weight = torch.ops.octavo.decode.default(*parts, format, shape, -1, grad.dtype)
+    each = linear_cuda.PANEL // max(in_features, 1) if grad.is_cuda else PANEL
+    for first in range(0, out_features, max(each, PANEL)):
+        panel = slice(first, min(first + max(each, PANEL), out_features))
+        weight = linear_cuda.decoded_panel((codes, scales, zeros, levels), fmt, format, panel, in_features, grad.dtype)
         out.addmm_(rows[:, panel], weight)
     return out.view(*grad.shape[:-1], in_features)
 
 
 def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
-    fmt, specs = _weight(format, out_features, in_features)
-    x, code, shape = _inputs(x, format, out_features, in_features, "integer_linear")
-    parts = _addresses((codes, scales), specs, format, out_features, in_features)
+    fmt, specs = weight_specs(format, out_features, in_features)
+    x, code, shape = inputs(x, format, out_features, in_features, "integer_linear")
+    parts = addresses((codes, scales), specs, format, out_features, in_features)
     added, given = None, None
     if bias is not None:
-        bias, bias_code = _bias(bias, out_features, INTEGER_BIASES, "integer_linear")
+        bias, bias_code = checked_bias(bias, out_features, INTEGER_BIASES, "integer_linear")
         added = (bias.data_ptr(), bias_code)
     if input_scales is not None:
         if input_scales.dtype != torch.float32:
@@ -140,12 +88,12 @@ def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, 
 
 
 def _packed_embedding(ids, codes, scales, zeros, levels, format, rows, width, dtype):
-    fmt, specs = _weight(format, rows, width)
+    fmt, specs = weight_specs(format, rows, width)
     if ids.dtype not in (torch.int64, torch.int32):
         raise DTypeError(f"packed_embedding: ids have dtype {ids.dtype}; accepted are int64 and int32")
     if dtype not in FLOATS:
         raise DTypeError(f"packed_embedding to {dtype}; accepted are float32, float16, bfloat16")
-    parts = _addresses((codes, scales, zeros, levels), specs, format, rows, width)
+    parts = addresses((codes, scales, zeros, levels), specs, format, rows, width)
     out = torch.empty((*ids.shape, width), dtype=dtype)
     flat = ids.to(torch.int64).contiguous()
     _core._packed_embedding(fmt, FLOATS[dtype], (flat.data_ptr(), flat.numel()), rows, width, parts, out.data_ptr())
@@ -161,6 +109,9 @@ for _name, _function in (
     ("packed_embedding", _packed_embedding),
 ):
     _library.impl(_name, _function, "CPU")
+for _name, _function in linear_cuda.OPS.items():
+    _library.impl(_name, _function, "CUDA")
+_library.impl("packed_linear_backward", _packed_linear_backward, "CUDA")
 
 
 # --- shapes for torch.compile ---------------------------------------------------------------------------------------
@@ -262,12 +213,15 @@ def _matrix(weight: PackedTensor, what: str) -> tuple[int, int]:
 def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -> Tensor:
     """Multiply with a packed weight: ``x @ weight.decode().T + bias``.
 
-    ``x``: ``[..., K]``, float32, float16 or bfloat16, on the CPU. ``weight``: shape ``(N, K)``, any format, encoded
-    along its last axis. ``bias``: ``[N]``, a float dtype. Returns ``[..., N]`` in the dtype of ``x``, rounded once from
-    sums as exact as float32 ones; kernels in fixed point ("int8 digits") err by at most ``2**-22`` of the largest input
-    of 256 columns times the magnitudes of their weights. A row's result does not depend on the number of threads, nor
-    on the other rows except for their number: above four rows large weights have another kernel, as they have on other
-    machines (:func:`kernel` names it). Gradients reach ``x`` and ``bias``.
+    ``x``: ``[..., K]``, float32, float16 or bfloat16, on the CPU or a CUDA device. ``weight``: shape ``(N, K)``, any
+    format, encoded along its last axis, on the same device. ``bias``: ``[N]``, a float dtype. Returns ``[..., N]`` in
+    the dtype of ``x``, rounded once from sums as exact as float32 ones; kernels in fixed point ("int8 digits") err by at
+    most ``2**-22`` of the largest input of 256 columns times the magnitudes of their weights. A row's result does not
+    depend on the number of threads, nor on the other rows except for their number: above four rows large weights have
+    another kernel, as they have on other machines (:func:`kernel` names it). Gradients reach ``x`` and ``bias``.
+
+    On CUDA devices float16 and bfloat16 inputs may count to 2^-14 of the largest of their block, and above 64 rows
+    weights are rounded to the dtype of ``x``; an error of either is less than that of the rounded result.
 
     Raises ShapeError or DTypeError where sizes or dtypes do not fit.
     """
@@ -287,7 +241,8 @@ def integer_linear(
 ) -> Tensor:
     """Quantise ``x`` to integers and multiply with packed integers, exactly, in int32.
 
-    ``x``: ``[..., K]``, finite float32, float16 or bfloat16, on the CPU. ``weight``: shape ``(N, K)``, ``int2`` to
+    ``x``: ``[..., K]``, finite float32, float16 or bfloat16, on the CPU or a CUDA device, where a row that
+    is not finite becomes NaN instead of an error, and K is at most 131,071. ``weight``: shape ``(N, K)``, ``int2`` to
     ``int8`` with ``:tensor`` or ``:channel`` scales. ``input_format``: the same formats; ``:channel`` is a scale for
     each row of ``x``. ``input_scales``: float32 scales to use instead of choosing them from ``x``. ``bias``: ``[N]``,
     floats, or int32 in units of both scales' product.
@@ -318,14 +273,23 @@ def packed_embedding(ids: Tensor, table: PackedTensor, dtype: torch.dtype | None
 
 
 def kernel(
-    format: Format | str, m: int, n: int, k: int, dtype: torch.dtype, input_format: Format | str | None = None
+    format: Format | str,
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    input_format: Format | str | None = None,
+    device: torch.device | str = "cpu",
 ) -> str:
-    """Name the kernel that multiplies ``m`` rows of ``dtype`` with an ``(n, k)`` weight of ``format``.
+    """Name the kernel that multiplies ``m`` rows of ``dtype`` with an ``(n, k)`` weight of ``format`` on a device.
 
-    With ``input_format``: the kernel of :func:`integer_linear`. Raises FormatError and DTypeError as the product does.
+    With ``input_format``: the kernel of :func:`integer_linear`. ``device``: the CPU of this machine, or any CUDA
+    device. Raises FormatError and DTypeError as the product does.
     """
     if dtype not in FLOATS:
         raise DTypeError(f"kernel for {dtype}; accepted are float32, float16, bfloat16")
-    fmt, _ = _weight(str(format), n, k)
+    fmt, _ = weight_specs(str(format), n, k)
     given = None if input_format is None else core(str(input_format))
+    if torch.device(device).type == "cuda":
+        return linear_cuda.kernel(fmt, given, (m, n, k), FLOATS[dtype])
     return _core._linear_kernel(fmt, given, m, n, k)

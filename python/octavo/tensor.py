@@ -162,7 +162,7 @@ class PackedTensor:
         lead = [n for i, n in enumerate(self.shape) if i != self.axis]
         k = self.shape[self.axis] if self.shape else 1
         out = torch.empty([*lead, k] if self.shape else [], dtype=torch.int32)
-        codes = self.codes.contiguous()
+        codes = self.codes.cpu().contiguous()
         _core._unpack(self.format.width, math.prod(lead), k, codes.data_ptr(), out.data_ptr())
         return out
 
@@ -171,7 +171,7 @@ class PackedTensor:
         if not self.format.core.has_zeros:
             return None
         out = torch.empty(self.scales.shape, dtype=torch.int32)
-        zeros = self.zeros.contiguous()
+        zeros = self.zeros.cpu().contiguous()
         *lead, per_row = self.scales.shape
         _core._unpack(self.format.width, math.prod(lead), per_row, zeros.data_ptr(), out.data_ptr())
         return out

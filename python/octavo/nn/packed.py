@@ -113,16 +113,20 @@ class PackedLayer(nn.Module):
         return not plain or forward_ad._current_level >= 0
 
     def _check(self, x: Tensor) -> None:
-        """Refuse what is no tensor, not on the CPU or has a forward-mode tangent; inputs without data pass."""
+        """Refuse what is no tensor, has no kernels or has a forward-mode tangent; inputs without data pass."""
         kind = type(self).__name__
         if not isinstance(x, Tensor):
             raise DTypeError(f"{kind}: its input is a {type(x).__name__}; accepted are tensors")
         for tensor, what in ((x, "input"), (self.weight_codes, "weight")):
-            if tensor.device.type not in ("cpu", "meta"):
+            if tensor.device.type not in ("cpu", "cuda", "meta"):
                 raise DTypeError(
-                    f"{kind}: its {what} is on {tensor.device}; the kernels of this version run on the "
-                    'CPU, move the model with .to("cpu")'
+                    f"{kind}: its {what} is on {tensor.device}; kernels run on the CPU and on CUDA devices, move the "
+                    'model with .to("cpu") or .to("cuda")'
                 )
+        if x.device != self.weight_codes.device and not (x.is_meta or self.weight_codes.is_meta):
+            raise DTypeError(
+                f"{kind}: its input is on {x.device}, its weight on {self.weight_codes.device}; move one with .to()"
+            )
         if self.weight_codes.is_meta and not x.is_meta:
             raise DTypeError(
                 f"{kind}: its weight is on meta, without values, and the input on {x.device}; load_model gives it "

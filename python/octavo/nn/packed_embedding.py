@@ -20,7 +20,7 @@ class PackedEmbedding(PackedLayer):
     """``nn.Embedding`` over a packed table ``[V, D]``: integer ``ids`` of any shape to rows ``[..., D]``.
 
     Rows are bit for bit those of :class:`octavo.nn.QuantEmbedding`, in the logical dtype. Raises DTypeError for tensors
-    on other devices than the CPU, ShapeError for ids outside the table.
+    on devices other than the CPU and CUDA, ShapeError for ids outside the table.
     """
 
     replaces = nn.Embedding

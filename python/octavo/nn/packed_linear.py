@@ -25,7 +25,7 @@ class PackedLinear(PackedLayer):
 
     Equal to :class:`octavo.nn.QuantLinear` in evaluation: bit for bit where :attr:`is_integer`, else up to the order in
     which products are summed. Gradients reach the input, never the codes. :func:`octavo.explain` tells the kernel that
-    runs. Raises DTypeError for tensors on other devices than the CPU. Source: FORMATS.md sections 3 and 5.
+    runs. Raises DTypeError for tensors on devices other than the CPU and CUDA. Source: FORMATS.md sections 3 and 5.
     """
 
     replaces = nn.Linear

@@ -56,6 +56,7 @@ def packed_zeros(zeros: Tensor, scales: Tensor, core: _core.Format, what: str) -
     top = 2**core.width - 1
     if zeros.numel() and not 0 <= int(zeros.min()) <= int(zeros.max()) <= top:
         raise ShapeError(f"{what}: zeros lie in {int(zeros.min())}..{int(zeros.max())}, accepted are 0..{top}")
-    codes, out = zeros.detach().to(torch.int32).contiguous(), torch.empty(shape, dtype=torch.uint8)
+    codes = zeros.detach().to("cpu", torch.int32).contiguous()
+    out = torch.empty(shape, dtype=torch.uint8)
     _core._pack(core.width, scales.numel() // max(per_row, 1), per_row, codes.data_ptr(), out.data_ptr())
-    return out
+    return out.to(zeros.device)

@@ -137,6 +137,7 @@ def _packed(layer: PackedLayer, batch: int) -> tuple[str, int]:
     kernel = FALLBACK
     if isinstance(layer, PackedLinear):
         x = str(layer.input_quantiser.format) if layer.is_integer else None
-        kernel = linear.kernel(str(layer.format), batch, *weight.shape, layer.dtype, input_format=x)
+        device = layer.weight_codes.device
+        kernel = linear.kernel(str(layer.format), batch, *weight.shape, layer.dtype, input_format=x, device=device)
     dense = weight.numel() * layer.dtype.itemsize if kernel == FALLBACK else 0
     return kernel, weight.nbytes + 2 * dense

@@ -10,5 +10,7 @@ use crate::arch::Arch;
 /// Each room adds its own here; a program that two formats share may occur under both.
 pub fn programs(format: Format, arch: Arch) -> Vec<Program> {
     let _ = arch;
-    crate::codec::programs(format)
+    let mut made = crate::codec::programs(format);
+    made.extend(crate::linear::programs(format));
+    made
 }

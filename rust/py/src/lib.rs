@@ -23,6 +23,11 @@ mod _core {
     #[pymodule_export]
     use super::cuda::codec::{cuda_decode, cuda_encode, cuda_quantize, cuda_quantize_backward, cuda_scratch};
     #[pymodule_export]
+    use super::cuda::linear::{
+        cuda_int8_gemm, cuda_int8_gemm_scratch, cuda_integer_linear, cuda_integer_linear_scratch, cuda_linear_kernel,
+        cuda_packed_linear, cuda_packed_linear_scratch,
+    };
+    #[pymodule_export]
     use super::cuda::runtime::{
         cuda_archs, cuda_configure, cuda_devices, cuda_info, cuda_prebuild, cuda_programs, cuda_warmup,
     };

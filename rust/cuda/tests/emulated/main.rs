@@ -5,3 +5,5 @@
 mod base;
 mod codec;
 mod emulator;
+mod integer;
+mod linear;

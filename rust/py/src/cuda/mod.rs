@@ -1,4 +1,5 @@
 //! Octavo on CUDA. `octavo/cuda.py` and the ops are the only callers; the names are private.
 
 pub(crate) mod codec;
+pub(crate) mod linear;
 pub(crate) mod runtime;

@@ -1,0 +1,43 @@
+// From the exact sum of a product of integers to its output, as octavo-core has it: with t = (scale of the row of x) *
+// (scale of the row of W), s * t + bias for a float bias, (s + bias) * t for an integer one; each operation rounds to float32.
+//
+// OUT: 0 float32, 1 float16, 2 bfloat16, 3 the sum itself as int32, 4 int8: rne(y) + zero, clipped. A bias is of one of the
+// first four, or null. SHIFT: weights were moved up by so many bits.
+
+struct Outputs {
+    const float *row_scales, *column_scales; // null: 1
+    i32 row_step, column_step;               // 0: all share the first
+    const void *bias;
+    i32 bias_type;
+    void *out;
+    i32 zero;
+};
+
+DEVICE void finish_sum(const Outputs &o, i32 sum, i64 m, i64 n, i64 width) {
+    i64 exact = sum >> SHIFT;
+    if (o.bias && o.bias_type == 3) exact += ((const i32 *)o.bias)[n];
+    if constexpr (OUT == 3) {
+        exact = exact > 0x7fffffff ? 0x7fffffff : exact < -0x80000000ll ? -0x80000000ll : exact;
+        ((i32 *)o.out)[m * width + n] = (i32)exact;
+    } else {
+        float scale = (o.row_scales ? o.row_scales[m * o.row_step] : 1) * (o.column_scales ? o.column_scales[n * o.column_step] : 1);
+        float y = (float)exact * scale;
+        if (o.bias && o.bias_type != 3) y += optional_at(o.bias, o.bias_type, n);
+        if constexpr (OUT == 4) {
+            y = larger(smaller(round_even(y) + (float)o.zero, 127.f), -128.f);
+            ((i8 *)o.out)[m * width + n] = (i8)to_int(y);
+        } else put<OUT>(o.out, m * width + n, y);
+    }
+}
+
+// Adds the sums of all parts and finishes them.
+KERNEL(256) finish(const i32 *parts, i32 count, i32 m, i32 n, const float *row_scales, i32 row_step, const float *column_scales,
+                   i32 column_step, const void *bias, i32 bias_type, void *out, i32 zero) {
+    i64 i = blockIdx.x * 256ll + threadIdx.x, size = (i64)m * n;
+    wait_for_predecessor();
+    if (i >= size) return;
+    i32 sum = 0;
+    for (i32 part = 0; part < count; part++) sum += parts[part * size + i];
+    Outputs outputs = {row_scales, column_scales, row_step, column_step, bias, bias_type, out, zero};
+    finish_sum(outputs, sum, i / n, i % n, n);
+}

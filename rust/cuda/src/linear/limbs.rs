@@ -1,0 +1,189 @@
+//! Products with few rows of x, on the int8 tensor cores: `kernels/linear/limbs.cu`.
+
+use std::sync::Arc;
+
+use octavo_core::format::ScaleType;
+use octavo_core::{DType, Format};
+
+use super::elements::{Bytes, Unpack, group, load};
+use super::{Device, Linear, code, int};
+use crate::{Argument, Call, Program, Result};
+
+const PARTS: &[(&str, &str)] = &[
+    ("base.cu", include_str!("../../kernels/base.cu")),
+    ("codes.cu", include_str!("../../kernels/linear/codes.cu")),
+    ("values.cu", include_str!("../../kernels/linear/values.cu")),
+    ("limbs.cu", include_str!("../../kernels/linear/limbs.cu")),
+];
+/// Columns that a warp multiplies at a time.
+const CHUNK: usize = 128;
+/// Warps of a block, which share its columns.
+const WARPS: usize = 8;
+/// Rows of weights of a block.
+const TILE: usize = 16;
+/// Rows of x up to which every block makes limbs of its own.
+const INSIDE: usize = 4;
+/// Shared memory that every kernel may have.
+const SHARED: usize = 48 << 10;
+/// Rows of x, at most.
+const MOST: usize = 16;
+
+/// Products that this kernel takes, and how it does them.
+#[derive(Clone, Debug)]
+pub struct Limbs {
+    program: Arc<Program>,
+    /// Rows of x that the program is made for.
+    rows: usize,
+    /// Makes limbs in each block, else once before.
+    inside: bool,
+    /// Chunks of a part.
+    part: usize,
+    /// Parts that the columns are cut into.
+    parts: usize,
+    chunks: usize,
+    /// Bytes of the limbs of all chunks, and of one part's.
+    limbs: usize,
+    shared: usize,
+}
+
+impl Limbs {
+    /// `None` where the product is none of this kernel's: more than 16 rows of x, numbers that are no bytes, other blocks.
+    pub fn new(linear: &Linear, device: Device) -> Result<Option<Self>> {
+        let sizes = linear.check()?;
+        let group = group(linear.format) as usize;
+        let blocks = matches!(group, 0 | 8 | 16 | 32 | 64) || group.is_multiple_of(CHUNK);
+        if linear.m == 0 || linear.n == 0 || linear.k == 0 || linear.m > MOST || !blocks {
+            return Ok(None);
+        }
+        let Some(bytes) = Bytes::of(linear.format)? else { return Ok(None) };
+        let (rows, chunks) = (linear.m.next_power_of_two(), linear.k.div_ceil(CHUNK));
+        // Until every multiprocessor has two blocks, as long as every warp has a chunk.
+        let tiles = linear.n.div_ceil(TILE);
+        let wanted = 2 * device.multiprocessors as usize / tiles;
+        let part = chunks.div_ceil(wanted.clamp(1, chunks.div_ceil(WARPS)));
+        let parts = chunks.div_ceil(part);
+        let zeros = linear.format.has_zeros();
+        let rows_of_limbs = rows * pairs(linear.x.dtype);
+        let limbs = |chunks| limbs_bytes(linear.format.width(), group, zeros, rows_of_limbs, chunks);
+        let sums = 4 * WARPS * rows_of_limbs * TILE;
+        let inside = rows <= INSIDE && limbs(part) <= SHARED;
+        let load = load(linear.parts[0], linear.format.width(), sizes.row_bytes);
+        let program = Arc::new(program(linear.format, &bytes, rows, inside, load, linear.x.dtype));
+        let shared = if inside { sums.max(limbs(part)) } else { sums };
+        Ok(Some(Self { program, rows, inside, part, parts, chunks, limbs: limbs(chunks).next_multiple_of(16), shared }))
+    }
+
+    /// The kernels.
+    pub fn program(&self) -> &Program {
+        &self.program
+    }
+
+    /// Bytes of scratch memory, at a multiple of 16.
+    pub fn scratch(&self, linear: &Linear) -> usize {
+        let parts = if self.parts > 1 { 4 * self.parts * self.rows * linear.n } else { 0 };
+        parts + if self.inside { 0 } else { self.limbs }
+    }
+
+    /// The calls, in order.
+    pub fn calls(&self, linear: &Linear, scratch: u64) -> Result<Vec<Call>> {
+        let k = Argument::I64(linear.k as i64);
+        let x = Argument::Address(linear.x.address);
+        let bias = bias_arguments(linear);
+        let [codes, scales, zeros, levels] = linear.parts.map(Argument::Address);
+        let out = Argument::Address(linear.out);
+        let call = |entry, grid: [usize; 2], shared: usize, arguments| -> Result<Call> {
+            let grid = [crate::blocks(grid[0] as u64, 1)?, crate::blocks(grid[1] as u64, 1)?, 1];
+            Ok(Call {
+                program: self.program.clone(),
+                entry,
+                grid,
+                block: [256, 1, 1],
+                shared: shared as u32,
+                arguments,
+            })
+        };
+        let mut calls = Vec::new();
+        let (mut factor, mut sums) = (x, scratch);
+        if !self.inside {
+            factor = Argument::Address(scratch);
+            sums += self.limbs as u64;
+            let runs = self.rows * self.chunks * CHUNK / 8;
+            calls.push(call("split", [runs.div_ceil(256), 1], 0, vec![x, factor, int(linear.m), k])?);
+        }
+        let sums = Argument::Address(if self.parts > 1 { sums } else { 0 });
+        let sizes = [int(linear.m), int(linear.n), k, int(self.part)];
+        let mut arguments = vec![codes, scales, zeros, levels, factor, bias[0], bias[1], out, sums];
+        arguments.extend(sizes);
+        calls.push(call("multiply", [linear.n.div_ceil(TILE), self.parts], self.shared, arguments)?);
+        if self.parts > 1 {
+            let arguments = vec![sums, scales, bias[0], bias[1], out, int(linear.m), int(linear.n), int(self.parts)];
+            calls.push(call("finish", [(linear.m * linear.n).div_ceil(256), 1], 0, arguments)?);
+        }
+        Ok(calls)
+    }
+}
+
+/// Pairs of limbs of an input: float32 has more bits than one pair holds.
+const fn pairs(x: DType) -> usize {
+    if matches!(x, DType::F32) { 2 } else { 1 }
+}
+
+/// Bytes of limbs with their scales and sums, as the kernel lays them out.
+fn limbs_bytes(width: u32, group: usize, zeros: bool, rows: usize, chunks: usize) -> usize {
+    let plane = CHUNK * chunks + if width == 8 { 64 } else { 16 };
+    let shares = CHUNK / if group == 0 { CHUNK } else { group.min(CHUNK) };
+    rows * (2 * plane + chunks * shares * if zeros { 8 } else { 4 })
+}
+
+/// Address and dtype of the bias.
+pub(super) fn bias_arguments(linear: &Linear) -> [Argument; 2] {
+    let bias = linear.bias.map_or((0, 0), |bias| (bias.address, code(bias.dtype)));
+    [Argument::Address(bias.0), Argument::I32(bias.1)]
+}
+
+/// The macros of `codes.cu`.
+pub(super) fn codes_defines(format: Format, bytes: &Bytes, load: u32) -> Vec<(&'static str, String)> {
+    let scale = match format.scale_type() {
+        None => "NONE",
+        Some(ScaleType::F32) => "FLOAT",
+        Some(ScaleType::F16) => "HALF",
+        Some(ScaleType::E8M0) => "EXPONENT",
+        Some(ScaleType::E4M3) => "NV",
+        Some(ScaleType::I8) => "FRACTION",
+    };
+    let mut defines = vec![
+        ("WIDTH", format.width().to_string()),
+        ("LOAD", load.to_string()),
+        ("GROUP", group(format).to_string()),
+        ("SCALE", scale.to_owned()),
+        ("UNSIGNED", u8::from(bytes.unsigned).to_string()),
+    ];
+    let unpack = match &bytes.unpack {
+        Unpack::Shifted => "SHIFTED",
+        Unpack::Plain => "PLAIN",
+        Unpack::Table(table) => {
+            let words = table.chunks(4).map(|b| b.iter().rev().fold(0u32, |word, &byte| word << 8 | u32::from(byte)));
+            let words: Vec<String> = words.map(|word| format!("{word:#010x}")).collect();
+            defines.push(("TABLE_WORDS", words.join(",")));
+            "TABLE"
+        }
+    };
+    defines.push(("UNPACK", unpack.to_owned()));
+    defines
+}
+
+fn program(format: Format, bytes: &Bytes, rows: usize, inside: bool, load: u32, x: DType) -> Program {
+    let mut defines = codes_defines(format, bytes, load);
+    let one = format.granularity() == octavo_core::format::Granularity::Tensor;
+    defines.extend([
+        ("M", rows.to_string()),
+        ("PAIRS", pairs(x).to_string()),
+        ("X", code(x).to_string()),
+        ("UNIT", bytes.unit.to_string()),
+        ("ZEROS", u8::from(format.has_zeros()).to_string()),
+        ("INSIDE", u8::from(inside).to_string()),
+        ("ONE", u8::from(one).to_string()),
+    ]);
+    let name = format!("linear-limbs-{}-{rows}-{}", format.to_string().replace(['/', ':', ','], "-"), x.name());
+    Program { name, parts: PARTS, defines, entries: &["split", "multiply", "finish"] }
+}

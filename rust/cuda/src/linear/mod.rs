@@ -1,0 +1,103 @@
+//! Calls for products with packed weights: the twins of `octavo_core::linear`.
+
+mod elements;
+mod integer;
+mod limbs;
+mod parts;
+mod programs;
+mod way;
+
+pub(crate) use elements::load;
+pub use integer::{Integer, Plan};
+pub use limbs::Limbs;
+pub use parts::{MOST_ROWS, Parts};
+pub use programs::programs;
+pub use way::{Way, way};
+
+use octavo_core::{DType, Format, Layout, Sizes};
+
+use crate::{Argument, Error, Result};
+
+/// What makers of calls need to know about a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Device {
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+}
+
+/// Numbers on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    /// Where they are.
+    pub address: u64,
+    /// What they are.
+    pub dtype: DType,
+}
+
+/// `y = x W^T + bias` with packed W, by addresses.
+#[derive(Clone, Copy, Debug)]
+pub struct Linear {
+    /// Format of the weights.
+    pub format: Format,
+    /// Rows of x, and of y.
+    pub m: usize,
+    /// Rows of W.
+    pub n: usize,
+    /// Columns of W and of x.
+    pub k: usize,
+    /// `[m, k]`, dense.
+    pub x: Numbers,
+    /// Codes, scales, zeros and levels of W.
+    pub parts: [u64; 4],
+    /// `[n]`.
+    pub bias: Option<Numbers>,
+    /// `[m, n]`, dense, of the dtype of x.
+    pub out: u64,
+}
+
+impl Linear {
+    /// Sizes of the parts of W; an error where they, or addresses, cannot be.
+    fn check(&self) -> Result<Sizes> {
+        let sizes = Sizes::new(self.format, &Layout::new(&[self.n, self.k], -1, self.format)?)?;
+        let scale = self.format.scale_type().map_or(1, |scale| scale.bytes());
+        let bias = self.bias.map_or((0, 1), |bias| (bias.address, bias.dtype.bytes()));
+        let size = self.x.dtype.bytes();
+        for (what, address, size) in [
+            ("x", self.x.address, size),
+            ("scales", self.parts[1], scale),
+            ("levels", self.parts[3], if self.format.has_levels() { 4 } else { 1 }),
+            ("bias", bias.0, bias.1),
+            ("y", self.out, size),
+        ] {
+            if !address.is_multiple_of(size as u64) {
+                return Err(refused(format!(
+                    "product with a '{}' weight: the address of {what} is no multiple of the {size} bytes of a number",
+                    self.format
+                )));
+            }
+        }
+        let (n, m) = (i32::try_from(self.n), i32::try_from(self.m));
+        if n.is_err() || m.is_err() {
+            return Err(refused(format!("{} x {} outputs; kernels take up to 2^31 - 1 of each", self.m, self.n)));
+        }
+        Ok(sizes)
+    }
+}
+
+fn refused(text: String) -> Error {
+    Error::Core(octavo_core::Error::Shape(text))
+}
+
+/// The number by which kernels know a dtype.
+pub(crate) const fn code(dtype: DType) -> i32 {
+    match dtype {
+        DType::F32 => 0,
+        DType::F16 => 1,
+        DType::BF16 => 2,
+    }
+}
+
+/// An `int` argument; what [`Linear::check`] lets through fits.
+pub(crate) const fn int(v: usize) -> Argument {
+    Argument::I32(v as i32)
+}

@@ -1,0 +1,53 @@
+//! The programs of products with weights of a format, for what is compiled ahead of time.
+
+use octavo_core::{DType, Format};
+
+use super::{Device, Integer, Linear, Numbers, way};
+use crate::Program;
+use crate::gemm::Bias;
+
+/// What large layers need: aligned, with and without a batch, all dtypes. Odd shapes compile at their first use.
+pub fn programs(format: Format) -> Vec<Program> {
+    let device = Device { multiprocessors: 132 };
+    let (n, k) = (4096, 4096);
+    let mut made = Vec::new();
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let x = Numbers { address: 0, dtype };
+        for m in [1, 2, 4, 8, 16, 32, 64] {
+            let linear = Linear { format, m, n, k, x, parts: [0; 4], bias: None, out: 0 };
+            if let Ok(Some(way)) = way(&linear, device) {
+                made.push(way.program().clone());
+            }
+        }
+        for (m, input) in [1, 16, 4096].into_iter().flat_map(|m| ["int8", "int8:channel"].map(|input| (m, input))) {
+            let Ok(input) = Format::parse(input) else { continue };
+            let (codes, scales, input_scales, bias, out) = (0, 0, 0, Bias::None, 0);
+            let integer = Integer { format, input, m, n, k, x, codes, scales, input_scales, bias, out };
+            // Other formats have no such product.
+            if let Ok(plan) = integer.plan(0, device) {
+                made.extend(plan.programs().map(Clone::clone));
+            }
+        }
+    }
+    let mut found: Vec<Program> = Vec::new();
+    for program in made {
+        if !found.contains(&program) {
+            found.push(program);
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_listed_once() {
+        let count = |text: &str| programs(Format::parse(text).unwrap()).len();
+        // Five of limbs and those of more rows for each dtype; quantising and two or three products of integers.
+        assert_eq!(count("mxint8"), 3 * 5 + 1 + 1 + 2);
+        assert!(count("int8:channel") > count("mxint8"));
+        assert_eq!(count("fp16"), 0);
+    }
+}

@@ -1,0 +1,189 @@
+//! Kernels of products under a real compiler: registers, and nothing spilled.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "a test stops where its set-up fails, and says why it is skipped"
+)]
+
+mod common;
+
+use std::process::Command;
+
+use octavo_core::format::Granularity;
+use octavo_core::{DType, Format};
+use octavo_cuda::Program;
+use octavo_cuda::arch::{Arch, Target};
+use octavo_cuda::gemm::{Bias, Gemm, Output, Product, Scales};
+use octavo_cuda::linear::{Device, Limbs, Linear, Numbers, Parts};
+use octavo_cuda::nvrtc::{Nvrtc, usage};
+
+use common::nvrtc;
+
+/// Compiles for two architectures, or all, every kernel within `registers`.
+fn within(nvrtc: &Nvrtc, program: &Program, registers: u32, all: bool) {
+    for arch in nvrtc.archs().into_iter().filter(|arch| all || matches!(arch.capability, 80 | 90)) {
+        let image = nvrtc.compile(program, Target::Cubin(arch)).unwrap();
+        for used in usage(&image.log) {
+            assert_eq!(
+                (used.stack, used.spill_stores, used.spill_loads),
+                (0, 0, 0),
+                "{} for {arch}: {used:?}",
+                program.name
+            );
+            assert!(used.registers <= registers, "{} for {arch}: {used:?}, at most {registers}", program.name);
+        }
+    }
+}
+
+#[test]
+fn limbs_stay_in_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for (i, (format, m, dtype)) in [
+        ("int8:channel", 1, DType::BF16),
+        ("int8:channel", 16, DType::F32),
+        ("mxint8", 1, DType::BF16),
+        ("mxint8", 16, DType::BF16),
+        ("mxint8/8", 4, DType::BF16),
+        ("int4:g32", 1, DType::BF16),
+        ("int4:g128", 4, DType::F16),
+        ("uint4:g64", 2, DType::BF16),
+        ("int3:g32", 1, DType::BF16),
+        ("mxfp4", 8, DType::BF16),
+        ("nvfp4", 1, DType::F32),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let format = Format::parse(format).unwrap();
+        let linear =
+            Linear { format, m, n: 4096, k: 4096, x: Numbers { address: 0, dtype }, parts: [0; 4], bias: None, out: 0 };
+        let limbs = Limbs::new(&linear, Device { multiprocessors: 132 }).unwrap().unwrap();
+        within(&nvrtc, limbs.program(), if format.granularity() == Granularity::Block(8) { 168 } else { 128 }, i == 0);
+    }
+}
+
+#[test]
+fn parts_stay_in_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for (format, m, dtype) in [
+        ("mxfp8e4m3", 64, DType::BF16),
+        ("int8:channel", 64, DType::BF16),
+        ("int4:g128", 64, DType::BF16),
+        ("nf4", 32, DType::F16),
+        ("mxint8", 16, DType::F32),
+        ("int8:g12", 16, DType::F32),
+        ("mxfp6e3m2", 8, DType::BF16),
+    ] {
+        let format = Format::parse(format).unwrap();
+        let linear =
+            Linear { format, m, n: 4096, k: 4096, x: Numbers { address: 0, dtype }, parts: [0; 4], bias: None, out: 0 };
+        let parts = Parts::new(&linear, Device { multiprocessors: 132 }).unwrap().unwrap();
+        within(&nvrtc, parts.program(), 224, false);
+    }
+}
+
+#[test]
+fn integer_products_stay_in_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for (i, (m, k, width, output)) in [
+        (4096, 4096, 8, Output::Sum),
+        (4096, 4096, 8, Output::Byte(0)),
+        (4096, 4096, 8, Output::Float(DType::BF16)),
+        (100, 36, 8, Output::Float(DType::F32)),
+        (100, 33, 8, Output::Float(DType::F32)),
+        (100, 64, 4, Output::Float(DType::BF16)),
+        (16, 4096, 8, Output::Float(DType::BF16)),
+        (1, 4096, 4, Output::Sum),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let product = Product {
+            m,
+            n: 4096,
+            k,
+            x: 0,
+            stride: k,
+            codes: 0,
+            width,
+            row_scales: Scales::default(),
+            column_scales: Scales::default(),
+            bias: Bias::Integer(0),
+            out: 0,
+            output,
+        };
+        let gemm = Gemm::new(&product, Device { multiprocessors: 132 }).unwrap();
+        within(&nvrtc, gemm.program(), 128, i == 0);
+    }
+}
+
+/// Instructions of the loop with the most products of matrices, by `nvdisasm`; none where it is not found.
+fn hot_loop(cubin: &[u8], entry: &str) -> Option<Vec<String>> {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("kernel.cubin");
+    std::fs::write(&file, cubin).unwrap();
+    let tool = std::env::var_os("OCTAVO_NVDISASM").unwrap_or_else(|| "nvdisasm".into());
+    let Ok(listed) = Command::new(tool).arg("-c").arg(&file).output() else {
+        eprintln!("skipped: no nvdisasm; OCTAVO_NVDISASM names one");
+        return None;
+    };
+    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let start = format!(".text.{entry}:");
+    let own = text.lines().skip_while(|line| !line.starts_with(&start)).skip(1);
+    let own: Vec<&str> = own.take_while(|line| !line.starts_with(".text.")).map(str::trim).collect();
+    let products = |lines: &[String]| lines.iter().filter(|line| line.contains("MMA.")).count();
+    let mut found: Vec<String> = Vec::new();
+    for (end, line) in own.iter().enumerate() {
+        let label = line.split_once("BRA `(").and_then(|(_, rest)| rest.split_once(')')).map(|(label, _)| label);
+        let Some(begin) = label.and_then(|label| own[..end].iter().position(|l| l.trim_end_matches(':') == label))
+        else {
+            continue;
+        };
+        let body = own[begin..=end].iter().filter_map(|line| line.split("*/").nth(1));
+        let body: Vec<String> = body.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty()).collect();
+        if products(&body) > products(&found) {
+            found = body;
+        }
+    }
+    Some(found)
+}
+
+#[test]
+fn loops_take_few_instructions() {
+    let Some(nvrtc) = nvrtc() else { return };
+    let device = Device { multiprocessors: 132 };
+    // Instructions a weight, in hundredths: a multiprocessor has 990 for bytes and 530 for nibbles while memory brings one.
+    for (format, m, most) in
+        [("int8:channel", 1, 220), ("mxint8", 1, 250), ("int4:g32", 1, 250), ("int4:g128", 4, 280), ("mxfp4", 1, 450)]
+    {
+        let (format, x) = (Format::parse(format).unwrap(), Numbers { address: 0, dtype: DType::BF16 });
+        let linear = Linear { format, m, n: 4096, k: 4096, x, parts: [0; 4], bias: None, out: 0 };
+        let limbs = Limbs::new(&linear, device).unwrap().unwrap();
+        let image = nvrtc.compile(limbs.program(), Target::Cubin(Arch::native(90))).unwrap();
+        let Some(lines) = hot_loop(&image.code, "multiply") else { return };
+        // 32 lanes, 16 rows of 128 weights.
+        let each = lines.len() * 3200 / 2048;
+        assert!((1..=most).contains(&each), "'{format}', {m} rows: {each} hundredths an instruction a weight");
+    }
+    let product = Product {
+        m: 4096,
+        n: 4096,
+        k: 4096,
+        x: 0,
+        stride: 4096,
+        codes: 0,
+        width: 8,
+        row_scales: Scales::default(),
+        column_scales: Scales::default(),
+        bias: Bias::None,
+        out: 0,
+        output: Output::Sum,
+    };
+    let gemm = Gemm::new(&product, device).unwrap();
+    let image = nvrtc.compile(gemm.program(), Target::Cubin(Arch::native(90))).unwrap();
+    let Some(lines) = hot_loop(&image.code, "gemm") else { return };
+    let count = |word: &str| lines.iter().filter(|line| line.contains(word)).count();
+    assert_eq!((count("IMMA.16832.S8.S8"), count("LDSM.16.M88.4"), count("LDL") + count("STL")), (32, 12, 0));
+    assert!(lines.len() <= 180, "{} instructions a step", lines.len());
+}

@@ -1,0 +1,242 @@
+//! Products on addresses of a device. `linear_cuda.py` and `gemm.py` are the only callers.
+
+use octavo_cuda::gemm::{self, Bias, Gemm, Output, Product, Scales};
+use octavo_cuda::linear::{Device, Integer, Linear, Numbers, way};
+use octavo_cuda::{Error, launch, properties};
+use pyo3::prelude::*;
+
+use crate::codec::dtype;
+use crate::err::enter_cuda;
+use crate::format::Format;
+
+/// Number of the device and handle of its stream.
+type Where = (i32, u64);
+/// Rows of x, rows of W, columns of both.
+type Sizes = (usize, usize, usize);
+/// Address and dtype code; 3 is int32.
+type At = (u64, u8);
+const INT32: u8 = 3;
+/// What the device of a kernel that is only named is taken for.
+const NAMED: Device = Device { multiprocessors: 132 };
+
+fn device(number: i32) -> Result<Device, Error> {
+    Ok(Device { multiprocessors: properties(number)?.multiprocessors })
+}
+
+fn linear(
+    format: &Format,
+    (m, n, k): Sizes,
+    (x, code): At,
+    (codes, scales, zeros, levels): (u64, u64, u64, u64),
+    bias: Option<At>,
+    out: u64,
+) -> Result<Linear, Error> {
+    let numbers = |(address, code)| -> Result<Numbers, Error> { Ok(Numbers { address, dtype: dtype(code)? }) };
+    let bias = bias.map(numbers).transpose()?;
+    let parts = [codes, scales, zeros, levels];
+    Ok(Linear { format: format.0, m, n, k, x: numbers((x, code))?, parts, bias, out })
+}
+
+/// Bytes of scratch memory of a product whose codes begin at a multiple of 16 plus `offset`; None where no kernel takes it.
+#[pyfunction]
+#[pyo3(name = "_cuda_packed_linear_scratch")]
+pub(crate) fn cuda_packed_linear_scratch(
+    py: Python<'_>,
+    format: &Format,
+    number: i32,
+    sizes: Sizes,
+    x_code: u8,
+    bias_code: Option<u8>,
+    offset: u64,
+) -> PyResult<Option<usize>> {
+    enter_cuda(py, || {
+        let linear = linear(format, sizes, (0, x_code), (offset, 0, 0, 0), bias_code.map(|code| (0, code)), 0)?;
+        Ok(way(&linear, device(number)?)?.map(|way| way.scratch(&linear)))
+    })
+}
+
+/// Writes `x W^T + bias` to address out, in the dtype of x.
+#[pyfunction]
+#[pyo3(name = "_cuda_packed_linear")]
+#[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
+pub(crate) fn cuda_packed_linear(
+    py: Python<'_>,
+    format: &Format,
+    on: Where,
+    sizes: Sizes,
+    x: At,
+    parts: (u64, u64, u64, u64),
+    bias: Option<At>,
+    out: u64,
+    scratch: u64,
+) -> PyResult<()> {
+    enter_cuda(py, || {
+        let linear = linear(format, sizes, x, parts, bias, out)?;
+        let Some(way) = way(&linear, device(on.0)?)? else {
+            let text = format!("no kernel takes the product with a '{}' weight", format.0);
+            return Err(Error::Core(octavo_core::Error::Shape(text)));
+        };
+        launch(on.0, on.1, &way.calls(&linear, scratch)?)
+    })
+}
+
+fn bias_of(bias: Option<At>) -> Result<Bias, Error> {
+    Ok(match bias {
+        None => Bias::None,
+        Some((at, INT32)) => Bias::Integer(at),
+        Some((at, code)) => Bias::Float(at, dtype(code)?),
+    })
+}
+
+#[expect(clippy::too_many_arguments, reason = "what the boundary hands over")]
+fn integer(
+    format: &Format,
+    input: &Format,
+    (m, n, k): Sizes,
+    (x, code): At,
+    (codes, scales): (u64, u64),
+    input_scales: u64,
+    bias: Option<At>,
+    out: u64,
+) -> Result<Integer, Error> {
+    let x = Numbers { address: x, dtype: dtype(code)? };
+    let (format, input, bias) = (format.0, input.0, bias_of(bias)?);
+    Ok(Integer { format, input, m, n, k, x, codes, scales, input_scales, bias, out })
+}
+
+/// Bytes of scratch memory of an integer product whose codes begin at a multiple of 16 plus `offset`.
+#[pyfunction]
+#[pyo3(name = "_cuda_integer_linear_scratch")]
+#[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
+pub(crate) fn cuda_integer_linear_scratch(
+    py: Python<'_>,
+    format: &Format,
+    input: &Format,
+    number: i32,
+    sizes: Sizes,
+    x_code: u8,
+    bias_code: Option<u8>,
+    offset: u64,
+) -> PyResult<usize> {
+    enter_cuda(py, || {
+        let bias = bias_code.map(|code| (0, code));
+        let integer = integer(format, input, sizes, (0, x_code), (offset, 0), 0, bias, 0)?;
+        Ok(integer.plan(0, device(number)?)?.scratch())
+    })
+}
+
+/// Writes the integer product of x, quantised to `input`, to address out.
+#[pyfunction]
+#[pyo3(name = "_cuda_integer_linear")]
+#[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
+pub(crate) fn cuda_integer_linear(
+    py: Python<'_>,
+    format: &Format,
+    input: &Format,
+    on: Where,
+    sizes: Sizes,
+    x: At,
+    parts: (u64, u64),
+    input_scales: u64,
+    bias: Option<At>,
+    out: u64,
+    scratch: u64,
+) -> PyResult<()> {
+    enter_cuda(py, || {
+        let integer = integer(format, input, sizes, x, parts, input_scales, bias, out)?;
+        let plan = integer.plan(scratch, device(on.0)?)?;
+        launch(on.0, on.1, &integer.calls(&plan)?)
+    })
+}
+
+#[expect(clippy::too_many_arguments, reason = "what the boundary hands over")]
+fn product(
+    (m, n, k): Sizes,
+    a: u64,
+    b: u64,
+    bias: Option<At>,
+    rows: (u64, bool),
+    columns: (u64, bool),
+    (out, code): At,
+    zero: i32,
+) -> Result<Product, Error> {
+    let scales = |(address, each)| Scales { address, each };
+    let output = match code {
+        INT32 => Output::Sum,
+        4 => Output::Byte(zero),
+        code => Output::Float(dtype(code)?),
+    };
+    Ok(Product {
+        m,
+        n,
+        k,
+        x: a,
+        stride: k,
+        codes: b,
+        width: 8,
+        row_scales: scales(rows),
+        column_scales: scales(columns),
+        bias: bias_of(bias)?,
+        out,
+        output,
+    })
+}
+
+/// Bytes of scratch memory of a product of int8 matrices that begin at multiples of 16 plus two offsets.
+#[pyfunction]
+#[pyo3(name = "_cuda_int8_gemm_scratch")]
+pub(crate) fn cuda_int8_gemm_scratch(
+    py: Python<'_>,
+    number: i32,
+    sizes: Sizes,
+    offsets: (u64, u64),
+) -> PyResult<usize> {
+    enter_cuda(py, || {
+        let product = product(sizes, offsets.0, offsets.1, None, (0, false), (0, false), (0, INT32), 0)?;
+        Ok(Gemm::new(&product, device(number)?)?.scratch(&product))
+    })
+}
+
+/// Writes the product of int8 matrices, scaled, to address out; codes of its dtype are 0 to 2, 3 int32, 4 int8.
+#[pyfunction]
+#[pyo3(name = "_cuda_int8_gemm")]
+#[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
+pub(crate) fn cuda_int8_gemm(
+    py: Python<'_>,
+    on: Where,
+    sizes: Sizes,
+    a: u64,
+    b: u64,
+    bias: Option<At>,
+    rows: (u64, bool),
+    columns: (u64, bool),
+    out: At,
+    zero: i32,
+    scratch: u64,
+) -> PyResult<()> {
+    enter_cuda(py, || {
+        let product = product(sizes, a, b, bias, rows, columns, out, zero)?;
+        let gemm = Gemm::new(&product, device(on.0)?)?;
+        launch(on.0, on.1, &gemm.calls(&product, scratch)?)
+    })
+}
+
+/// Names the kernel of a product on any device; None where weights are decoded.
+#[pyfunction]
+#[pyo3(name = "_cuda_linear_kernel")]
+pub(crate) fn cuda_linear_kernel(
+    py: Python<'_>,
+    format: &Format,
+    input: Option<Format>,
+    sizes: Sizes,
+    x_code: u8,
+) -> PyResult<Option<&'static str>> {
+    enter_cuda(py, || {
+        let Some(input) = input else {
+            let linear = linear(format, sizes, (0, x_code), (0, 0, 0, 0), None, 0)?;
+            return Ok(way(&linear, NAMED)?.map(|way| way.name()));
+        };
+        integer(format, &input, sizes, (0, x_code), (0, 0), 0, None, 0)?.plan(0, NAMED)?;
+        Ok(Some(if gemm::is_narrow(sizes.0) { "int8 narrow mma" } else { "int8 mma" }))
+    })
+}
