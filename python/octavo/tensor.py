@@ -65,6 +65,12 @@ def part_specs(format: _core.Format, shape: tuple[int, ...], axis: int) -> list[
     return [(name, dtype, torch.Size(part)) for name, dtype, part in symbolic_specs(format, shape, axis)]
 
 
+def _on_host(part: Tensor) -> Tensor:
+    """Return a part where the core reads it; one without data stays, for the core to refuse."""
+    return (part if part.is_meta else part.cpu()).contiguous()
+
+
+
 class PackedTensor:
     """An encoded tensor.
 
@@ -162,7 +168,7 @@ class PackedTensor:
         lead = [n for i, n in enumerate(self.shape) if i != self.axis]
         k = self.shape[self.axis] if self.shape else 1
         out = torch.empty([*lead, k] if self.shape else [], dtype=torch.int32)
-        codes = self.codes.cpu().contiguous()
+        codes = _on_host(self.codes)
         _core._unpack(self.format.width, math.prod(lead), k, codes.data_ptr(), out.data_ptr())
         return out
 
@@ -171,7 +177,7 @@ class PackedTensor:
         if not self.format.core.has_zeros:
             return None
         out = torch.empty(self.scales.shape, dtype=torch.int32)
-        zeros = self.zeros.cpu().contiguous()
+        zeros = _on_host(self.zeros)
         *lead, per_row = self.scales.shape
         _core._unpack(self.format.width, math.prod(lead), per_row, zeros.data_ptr(), out.data_ptr())
         return out
