@@ -70,7 +70,6 @@ def _on_host(part: Tensor) -> Tensor:
     return (part if part.is_meta else part.cpu()).contiguous()
 
 
-
 class PackedTensor:
     """An encoded tensor.
 
