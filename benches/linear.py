@@ -32,8 +32,10 @@ FORMATS = (
 )
 INTEGERS = "int8:channel int4:channel"
 INPUT = "int8:channel"
+WARM_S = 0.08
+"""Calls before those that are timed: the cores of an idle virtual machine take tens of milliseconds to come back."""
 BURST = 9
-"""Calls in a row, of which the first third wakes the threads."""
+"""Calls in a row that are timed."""
 
 
 @dataclass(frozen=True)
@@ -142,12 +144,15 @@ def peers(x: Tensor, weight: Tensor, rotate: int) -> Iterator[tuple[str, Callabl
 def burst(call: Callable[[], object]) -> float:
     """Seconds that one of several calls in a row takes, the median: layers do follow each other."""
     time.sleep(harness.PAUSE_S)
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < WARM_S:
+        call()
     times = []
     for _ in range(BURST):
         begin = time.perf_counter()
         call()
         times.append(time.perf_counter() - begin)
-    return median(times[BURST // 3 :])
+    return median(times)
 
 
 def measure(row: str, one: Rotation, dense_ones: dict[str, Rotation], args: argparse.Namespace) -> dict[str, object]:
