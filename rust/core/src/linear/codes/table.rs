@@ -1,0 +1,150 @@
+//! The numbers of a format as bfloat16, by code, and how they are come by.
+
+use std::ops::Range;
+
+use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
+use crate::format::Format;
+use crate::linear::digits::{Scale, grouping};
+use crate::linear::parts::{MOST, STEP};
+use crate::linear::tiles::Line;
+
+/// Bits of the difference of a code and a zero point.
+const DIFFERENCE: u32 = 6;
+/// Magnitudes that numbers may have, with which products of moderate inputs neither vanish nor overflow.
+const NUMBERS: Range<f32> = 1.0 / (1u64 << 40) as f32..(1u64 << 40) as f32;
+/// The bits of an infinite bfloat16.
+pub(super) const NONFINITE: u16 = 0x7f80;
+/// What becomes of a group's scale: numbers are left as they are,
+pub(super) const AFTER: u8 = 0;
+/// it is an exponent, added to that of the numbers,
+pub(super) const EXPONENT: u8 = 1;
+/// it is one, and may be too extreme for numbers other than 0,
+pub(super) const CHECKED: u8 = 3;
+/// or numbers are multiplied with it.
+pub(super) const TIMES: u8 = 2;
+
+/// How codes become numbers: looked up with six bits,
+pub(super) const NARROW: u8 = 0;
+/// with eight,
+pub(super) const WIDE: u8 = 1;
+/// with six bits of the difference of a code and its zero point,
+pub(super) const ZEROS: u8 = 2;
+/// or converted, being integers.
+pub(super) const BYTES: u8 = 3;
+
+/// The numbers of a format by code.
+#[derive(Debug)]
+pub(in crate::linear) struct Table {
+    pub(super) width: u32,
+    /// Columns that share a stored scale; all of a row where that is `usize::MAX`.
+    pub(in crate::linear) group: usize,
+    pub(super) scale: Scale,
+    pub(super) way: u8,
+    pub(super) scaling: u8,
+    /// Fraction bits of converted integers.
+    pub(super) shift: i32,
+    /// Some codes are infinite or NaN: rows that hold one are refused.
+    pub(super) nonfinite: bool,
+    /// Parts of the numbers as they are looked up.
+    pub(super) parts: usize,
+    /// By part and code, the lower and the upper bytes.
+    pub(super) bytes: [[Line<u8, 256>; 2]; MOST],
+}
+
+impl Table {
+    /// The table of a format; `None` where there is none.
+    pub(in crate::linear) fn new(format: Format) -> Option<Self> {
+        let width = format.width();
+        let (group, scale) = grouping(format).filter(|_| width <= 8)?;
+        let grid = Grid::of(format);
+        let zeros = matches!(grid, Grid::Integer { layout: Integers::Offset, .. });
+        if matches!(grid, Grid::Levels(2..)) || zeros && width >= DIFFERENCE {
+            return None; // several scales a number; differences without a table
+        }
+        let one = GroupScale { step: 1.0, zero: 0, levels: [1.0; 4] };
+        let number = |code: u32| match zeros {
+            true => (code as i32) << (32 - DIFFERENCE) >> (32 - DIFFERENCE),
+            false => 0,
+        } as f32 + if zeros { 0.0 } else { decode_element(&grid, width, code, &one) };
+        let codes = 1u32 << if zeros { DIFFERENCE } else { width };
+        let mut bytes = [[Line([0; 256]); 2]; MOST];
+        let (mut parts, mut nonfinite) = (1, false);
+        for index in 0..256 {
+            let mut rest = number(index & (codes - 1));
+            if !rest.is_finite() {
+                nonfinite = true;
+                bytes[0][1].0[index as usize] = NONFINITE.to_le_bytes()[1];
+                bytes[0][0].0[index as usize] = NONFINITE.to_le_bytes()[0];
+                continue;
+            }
+            if rest != 0.0 && !NUMBERS.contains(&rest.abs()) {
+                return None;
+            }
+            for (part, [low, high]) in bytes.iter_mut().enumerate() {
+                let bits = rest.to_bits() >> 16;
+                if bits != 0 {
+                    parts = parts.max(part + 1);
+                }
+                [low.0[index as usize], high.0[index as usize]] = (bits as u16).to_le_bytes();
+                rest -= f32::from_bits(bits << 16);
+            }
+        }
+        let scaling = match scale {
+            Scale::Exponent { .. } => EXPONENT,
+            _ if group < STEP => TIMES,
+            _ => AFTER,
+        };
+        // An integer of eight bits and a sign is 1 in its lowest place.
+        let unit = number(1);
+        let bytes_of = |code: u32| f32::from((code as u8).cast_signed()) * unit;
+        let integers = width == 8 && (0..256).all(|code| number(code) == bytes_of(code)) && unit.log2().fract() == 0.0;
+        let way = match width {
+            _ if zeros => ZEROS,
+            _ if integers => BYTES,
+            ..=DIFFERENCE => NARROW,
+            _ => WIDE,
+        };
+        let shift = if integers { -unit.log2() as i32 } else { 0 };
+        let fits = parts == 1 || scaling != TIMES;
+        fits.then_some(Self { width, group, scale, way, scaling, shift, nonfinite, parts, bytes })
+    }
+
+    /// Parts of what [`super::Codes::put`] writes, if decoded weights have so many.
+    pub(in crate::linear) fn parts(&self, decoded: usize) -> usize {
+        if self.scaling == TIMES { decoded } else { self.parts }
+    }
+
+    /// True if sums over a group are to be multiplied with its scale.
+    pub(in crate::linear) fn scaled_after(&self) -> bool {
+        self.scaling == AFTER && self.scale != Scale::Row
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_add_up_to_the_numbers() {
+        for text in ["int8", "mxint6", "mxfp4", "mxfp8e4m3", "e3m4", "bm8e4/16", "nvfp4", "nf4", "ternary", "log6"] {
+            let format = Format::parse(text).unwrap();
+            let table = Table::new(format).unwrap();
+            for code in 0..1u32 << table.width {
+                let part = |p: usize| {
+                    let [low, high] = &table.bytes[p];
+                    f32::from_bits(u32::from(low.0[code as usize]) << 16 | u32::from(high.0[code as usize]) << 24)
+                };
+                let sum = (0..table.parts).rev().fold(0.0, |sum, p| sum + part(p));
+                let wanted = decode_element(&Grid::of(format), table.width, code, &GroupScale::step(1.0));
+                assert!(sum == wanted || !(sum.is_finite() || wanted.is_finite()), "{text}, code {code}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_no_table_holds_is_decoded() {
+        for text in ["int12", "fp16", "binary2", "int4:g7", "uint8", "mxfp4/12", "e8m3"] {
+            assert!(Table::new(Format::parse(text).unwrap()).is_none(), "{text}");
+        }
+    }
+}
