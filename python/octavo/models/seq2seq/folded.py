@@ -146,7 +146,7 @@ class FoldedHybrid(Seq2Seq):
 
 
 def _cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """Return hidden state, in the dtype of ``gates``, and cell after a step; gates are enter, forget, leave, candidate."""
+    """Return hidden state, in the dtype of ``gates``, and cell. Order of gates: enter, forget, leave, candidate."""
     units = cell.shape[-1]
     enter, forget, leave = gates[..., : 3 * units].sigmoid().chunk(3, -1)
     cell = forget * cell + enter * gates[..., 3 * units :].tanh()
