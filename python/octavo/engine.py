@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, overload
+from typing import IO, Any, Literal, Protocol, overload
 
 from octavo import _core
 from octavo.errors import DataError, DTypeError, OctavoError, SettingError
@@ -22,8 +22,6 @@ Precision = Literal["float", "bfloat16", "integer"]
 Route = Literal["auto", "general", "fused"]
 Form = Literal["text", "pairs", "json"]
 
-# Bytes read at once: about a block of lines of the engine.
-_CHUNK = 1 << 17
 # Most threads of a pool, and most tokens of a vocabulary.
 _MOST = 256
 _SHIPPED = Path(__file__).parent / "models" / "polynomials" / "shipped"
@@ -37,11 +35,21 @@ class Summary:
     failed: int = 0
 
 
+class _Stream(Protocol):
+    """Lines on their way through an engine; numbers are counted from 1."""
+
+    def push(self, bytes: bytes | None, /) -> None: ...
+    def run(self) -> tuple[int, bytes, list[tuple[int, str]]]: ...
+
+
 class Engine:
     """A loaded sequence-to-sequence model that expands lines. Threads may share one, and children of ``fork`` use it.
 
     An answer depends on its line alone: not on the lines beside it, nor on the number of threads.
     """
+
+    # Bytes of a stream read at once: about a block of lines.
+    _chunk = 1 << 17
 
     def __init__(self, core: _core._Engine, path: Path) -> None:
         """Wrap a loaded engine; :meth:`load` makes one. Raises DTypeError for other objects."""
@@ -57,6 +65,7 @@ class Engine:
         precision: Precision = "float",
         route: Route = "auto",
         threads: int | None = None,
+        device: str = "cpu",
     ) -> Engine:
         """Load a model folder; None is the model that comes with the package.
 
@@ -66,13 +75,23 @@ class Engine:
         architecture, ``general`` runs every architecture, ``auto`` the fused ones where there are some. A beam always
         takes the general route. ``threads``: None for ``octavo``'s setting, by default all cores.
 
-        Raises ContainerError naming file and tensor or field for everything that an exporter would not write,
-        SettingError for options that are unknown or that the model does not allow, OctavoError where the package comes
-        without a model, OSErrors.
+        ``device``: ``cpu`` is the native engine; ``cuda`` or ``cuda:N`` runs the shipped architecture with PyTorch on a
+        GPU, greedily, in ``float`` or in ``bfloat16``, in tiles that are CUDA graphs. The first use of each of the five
+        sizes of tiles captures its graph.
+
+        Raises CudaUnavailableError, before all else, where there is no such GPU, ContainerError naming file and tensor
+        or field for everything that an exporter would not write, SettingError for options that are unknown or that
+        device or model do not allow, OctavoError where the package comes without a model, OSErrors.
         """
-        folder = _shipped() if path is None else Path(os.fspath(path))
         if threads is not None and (type(threads) is not int or not 1 <= threads <= _MOST):
             raise SettingError(f"threads is {threads!r}; accepted is a whole number from 1 to {_MOST}, or None")
+        if str(device) != "cpu":
+            from octavo import engine_torch
+
+            place = engine_torch.cuda_device(str(device))
+            folder = _shipped() if path is None else Path(os.fspath(path))
+            return engine_torch.load(folder, place, precision, route, threads or 0)
+        folder = _shipped() if path is None else Path(os.fspath(path))
         return cls(_core._Engine.load(folder, precision, route, threads or 0), folder)
 
     @property
@@ -90,6 +109,11 @@ class Engine:
         """``fused`` or ``general``: what greedy expansion runs on."""
         return self._core.route
 
+    @property
+    def device(self) -> str:
+        """Where the model runs: ``cpu``, or a GPU such as ``cuda:0``."""
+        return "cpu"
+
     @overload
     def expand(self, lines: Iterable[str], *, beam: int = 1, errors: Literal["raise"] = "raise") -> list[str]: ...
     @overload
@@ -100,12 +124,12 @@ class Engine:
         ``beam``: hypotheses kept a line; 1 is greedy. ``errors``: ``raise`` a DataError that names the first line that
         is empty, too long or has a character the model does not know, or ``return`` a DataError in the place of each.
 
-        Raises SettingError for a beam outside 1 to the vocabulary, or above 1 with precision integer.
+        Raises SettingError for a beam outside 1 to the vocabulary, or above 1 with precision integer or on a GPU.
         """
         if errors not in ("raise", "return"):
             raise SettingError(f"errors is {errors!r}; accepted are 'raise' and 'return'")
         rows = _lines(lines)
-        found, failures = self._core.expand(rows, _beam(beam))
+        found, failures = self._expand(rows, self._check_beam(beam))
         if failures and errors == "raise":
             place, reason = failures[0]
             raise DataError(f"line {place + 1}: {reason}")
@@ -152,11 +176,11 @@ class Engine:
 
         What has been read is answered before more is waited for. Ctrl-C is heard about once a second.
         """
-        stream = _core._EngineStream(self._core, _beam(beam), format)
+        stream = self._stream(self._check_beam(beam), format)
         read = getattr(reader, "read1", reader.read)  # read1 does not wait for a full chunk
         lines = errors = nbytes = 0
         while True:
-            chunk = read(_CHUNK)
+            chunk = read(self._chunk)
             nbytes += len(chunk)
             stream.push(chunk or None)
             while (done := stream.run())[0]:
@@ -174,8 +198,20 @@ class Engine:
 
     def __repr__(self) -> str:
         """The folder and what runs it."""
-        architecture = self.config["architecture"]
-        return f"Engine({str(self._path)!r}, {architecture}, precision={self.precision!r}, route={self.route!r})"
+        architecture, place = self.config["architecture"], "" if self.device == "cpu" else f", device={self.device!r}"
+        return f"Engine({str(self._path)!r}, {architecture}, precision={self.precision!r}, route={self.route!r}{place})"
+
+    def _check_beam(self, beam: int) -> int:
+        if type(beam) is not int or not 1 <= beam <= _MOST:
+            raise SettingError(f"beam is {beam!r}; accepted is a whole number from 1 to the vocabulary")
+        return beam
+
+    def _expand(self, rows: list[str], beam: int) -> tuple[list[str], list[tuple[int, str]]]:
+        """Return an answer a line, and places (from 0) and reasons of those that have none."""
+        return self._core.expand(rows, beam)
+
+    def _stream(self, beam: int, form: str) -> _Stream:
+        return _core._EngineStream(self._core, beam, form)
 
 
 def _shipped() -> Path:
@@ -197,12 +233,6 @@ def _lines(lines: Iterable[str]) -> list[str]:
         if not isinstance(row, str):
             raise DTypeError(f"line {number} is a {type(row).__name__}; accepted are strings")
     return rows
-
-
-def _beam(beam: int) -> int:
-    if type(beam) is not int or not 1 <= beam <= _MOST:
-        raise SettingError(f"beam is {beam!r}; accepted is a whole number from 1 to the vocabulary")
-    return beam
 
 
 @contextmanager

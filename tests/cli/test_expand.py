@@ -139,3 +139,10 @@ def test_help_teaches(octavo):
     assert "octavo expand '(7-3*z)*(2*z+5)'" in text.split("Examples")[1]
     for option in ("--file", "--out", "--beam", "--format", "--precision", "--route", "--threads", "--model"):
         assert option in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named(octavo, exported):
+    assert "finds no GPU" in octavo("expand", "x", "--model", exported, "--device", "cuda", code=2).stderr
+    result = octavo("expand", "x", "--model", exported, "--device", "tpu", code=2)
+    assert "device is 'tpu'; accepted are 'cpu', 'cuda' and 'cuda:N'" in result.stderr

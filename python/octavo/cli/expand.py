@@ -52,11 +52,14 @@ def run(
         str, typer.Option(metavar="NAME", help="auto, general, or fused: kernels for the shipped architecture.")
     ] = "auto",
     threads: Annotated[int | None, typer.Option(metavar="N", help="[default: all cores]", show_default=False)] = None,
+    device: Annotated[
+        str, typer.Option(metavar="NAME", help="cpu; cuda or cuda:N: a GPU, with torch, greedy, float or bfloat16.")
+    ] = "cpu",
     model: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="An exported model.  [default: the one that comes along]")
     ] = None,
 ) -> None:
-    """Expand expressions with a trained model, natively and without torch.
+    """Expand expressions with a trained model, natively and without torch, or on a GPU.
 
     Lines come from the arguments, from a file, or from standard input when there is neither; answers leave in the same
     order, one a line. A line that cannot be answered is named on stderr with the reason, leaves an empty line, and
@@ -68,12 +71,13 @@ def run(
       octavo expand '(x+1)*(x-2)' '-5*s*(4-s)' --format pairs
       octavo expand -f lines.txt -o answers.txt --beam 4
       generate | octavo expand --precision integer --format json
+      octavo expand -f lines.txt -o answers.txt --device cuda
     """
     if expressions and file is not None:
         raise typer.BadParameter("give either EXPRESSION or --file")
     from octavo.engine import Engine
 
-    engine = Engine.load(model, precision=precision, route=route, threads=threads)  # type: ignore[arg-type]
+    engine = Engine.load(model, precision=precision, route=route, threads=threads, device=device)  # type: ignore[arg-type]
     options: dict[str, Any] = {"beam": beam, "format": format, "failed": _failed}
     with ExitStack() as stack:
         if file is not None:
