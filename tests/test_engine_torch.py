@@ -1,4 +1,7 @@
-"""The engine that runs with PyTorch, here on the processor: its texts, errors and streams are the native engine's."""
+"""The engine that runs with PyTorch: its texts, errors and streams are the native engine's.
+
+Without a GPU all but the capture of graphs is run, on the processor.
+"""
 
 import io
 import json
@@ -11,7 +14,7 @@ from octavo.engine import Engine, Summary
 from octavo.engine_torch import DTYPES, Stream, TorchEngine, cuda_device, load
 from octavo.errors import ContainerError, CudaUnavailableError, DataError, DTypeError, SettingError
 from octavo.models.polynomials.shipped import load_shipped, shipped_folder
-from octavo.models.seq2seq import END, Seq2SeqConfig, build
+from octavo.models.seq2seq import ARCHITECTURES, END, Seq2SeqConfig, build
 from octavo.models.seq2seq.folded import FoldedHybrid
 from octavo.models.seq2seq.graphs import ROWS, Graphs, Tile
 
@@ -37,7 +40,7 @@ def engine():
 
 
 def made(seed: int, **changes):
-    """A random hybrid model whose norms and biases are far from ones and zeros."""
+    """A random model, hybrid unless said, whose norms and biases are far from ones and zeros."""
     torch.manual_seed(seed)
     model = build(
         Seq2SeqConfig(**{"embedding": 5, "encoder": 6, "hidden": 12, "heads": 3, "feedforward": 20, **changes})
@@ -60,7 +63,7 @@ def sources(rows: int, width: int, seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("layers", [1, 3])
 def test_folds_leave_the_function_as_it_is(layers):
-    """In float64, where rounding is far below what a wrong fold would change."""
+    """In float64 but for the cells of LSTMs, so rounding is far below what a wrong fold would change."""
     model = made(layers, layers=layers).double()
     folded, source = FoldedHybrid(model, torch.float64), sources(20, 9)
     tokens = sources(20, 6, seed=1)
@@ -143,6 +146,35 @@ def test_bfloat16_answers_nearly_all_lines_alike(native, lefts):
     found = TorchEngine(shipped_folder(), CPU, "bfloat16").expand(rows)
     alike = sum(one == other for one, other in zip(found, native.expand(rows), strict=True))
     assert alike >= LEAST_ALIKE * len(rows)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("precision", DTYPES)
+def test_a_gpu_answers_as_the_native_engine(native, lefts, precision):
+    """Every size of tile, twice each, and more rows than the largest takes."""
+    found = Engine.load(precision=precision, device="cuda")
+    wanted = native.expand(lefts)
+    for _ in range(2):
+        for count in (1, 2, 17, 257, 2000):
+            alike = sum(one == other for one, other in zip(found.expand(lefts[:count]), wanted, strict=False))
+            assert alike >= (count if precision == "float" else LEAST_ALIKE * count - 1)
+    many = found.expand(lefts * 10)
+    alike = sum(one == other for one, other in zip(many, wanted * 10, strict=True))
+    assert alike >= (len(many) if precision == "float" else LEAST_ALIKE * len(many))
+    assert found.route == "graph" and found.device.startswith("cuda:")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("beam", [1, 3])
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_models_generate_on_a_gpu(architecture, cache, beam):
+    model, source = made(1, architecture=architecture, max_target=10).double(), sources(30, 9)
+    wanted, scores = model.generate(source, beam=beam)
+    tokens, found = model.cuda().generate(source.cuda(), beam=beam, cache=cache)
+    assert tokens.device.type == found.device.type == "cuda"
+    assert torch.equal(tokens.cpu(), wanted)
+    torch.testing.assert_close(found.cpu(), scores, atol=1e-4, rtol=1e-4)
 
 
 def test_wrong_lines_have_the_native_errors(engine, native, lefts):

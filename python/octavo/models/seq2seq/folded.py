@@ -32,6 +32,11 @@ class FoldedHybrid(Seq2Seq):
     ``dtype``: of weights, products and activations, float32 or bfloat16; cells of LSTMs are float32 in both.
     """
 
+    encoder_table: Tensor
+    encoder_recurrent: Tensor
+    decoder_table: Tensor
+    decoder_recurrent: Tensor
+
     def __init__(self, model: HybridSeq2Seq, dtype: torch.dtype = torch.float32) -> None:
         """Fold the weights of ``model``, which stays as it is."""
         super().__init__()
