@@ -26,6 +26,7 @@ DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16}
 _EAGER = 512
 # Lines of a stream that are answered together.
 _BLOCK = 1 << 16
+_quote = json.JSONEncoder(ensure_ascii=False).encode
 _CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of UTF-8 that begin no character
 
 Failures = list[tuple[int, str]]
@@ -229,8 +230,8 @@ def _characters(text: bytes) -> int:
 def _answer(form: str, number: int, left: str, right: str, reason: str | None) -> str:
     """Return the line that answers a line."""
     if form == "json":
-        fields = {"line": number, "left": left, "right": right} if reason is None else {"line": number, "error": reason}
-        return json.dumps(fields, ensure_ascii=False, separators=(",", ":")) + "\n"
+        fields = f'"left":{_quote(left)},"right":{_quote(right)}' if reason is None else f'"error":{_quote(reason)}'
+        return f'{{"line":{number},{fields}}}\n'
     if reason is not None:
         return "\n"
     return f"{left}={right}\n" if form == "pairs" else f"{right}\n"
