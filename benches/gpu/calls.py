@@ -60,9 +60,14 @@ def ops() -> dict[str, Op]:
 def capture(name: str, call: Callable[[Tensor], Tensor], make: Callable[[], Tensor]) -> Figure:
     """Capture an op, change its input, poison its output, replay, and compare with eager mode."""
     held, results = make(), []
+
+    def step() -> Tensor:
+        results.append(call(held))
+        return results[-1]
+
     figure: Figure = {"kernel": "capture", "op": name}
     try:
-        graph = captured([lambda: results.append(call(held))])
+        graph = captured([step])
         fresh, out = make(), results[-1]
         held.copy_(fresh)
         out.view(torch.uint8).fill_(0xA5)

@@ -87,12 +87,11 @@ def odd(m: int, n: int, k: int) -> Figure:
 def refusals() -> Iterator[Figure]:
     """Call with what must be refused; each a typed error."""
     a, b = _int8(32, 64), _int8(16, 64)
-    other = "meta" if DEVICE == "cpu" else "cpu"
     cases: dict[str, Callable[[], object]] = {
         "columns differ": lambda: gemm(a, _int8(16, 128)),
         "too many columns": lambda: gemm(_int8(1, 131_072), _int8(1, 131_072)),
         "dtype": lambda: gemm(a.to(torch.int32), b),
-        "device": lambda: gemm(a, b.to(other)),
+        "device": lambda: gemm(a, b.cpu()),
         "dimensions": lambda: gemm(a[0], b),
         "length of the bias": lambda: gemm(a, b, torch.zeros(15, dtype=torch.int32, device=DEVICE)),
         "number of scales": lambda: gemm(a, b, None, torch.ones(15, device=DEVICE)),
