@@ -21,7 +21,9 @@ from gpu import bars, report
 
 NO_GPU = 3
 GROUPS = ("yardsticks", "capture", "decode", "int8", "linear", "memory")
-"""In the order in which they run; the yardsticks are always measured."""
+"""In the order in which they run."""
+HELD = {"yardsticks", "decode", "linear"}
+"""Groups whose ratios need the yardsticks; the others bring their own."""
 
 Work = Iterator[Callable[[], Any]]
 
@@ -77,17 +79,16 @@ def work(group: str, measured: dict[str, Any], model: Path | None) -> Work:
     """Return what a group measures, a function each."""
     from gpu import calls, codecs, models, products
 
-    copy, read = measured["copy_bytes_per_s"], measured["read_bytes_per_s"]
     match group:
         case "capture":
             yield from calls.run()
         case "decode":
             yield codecs.all_pairs
-            yield from codecs.run(copy)
+            yield from codecs.run(measured["copy_bytes_per_s"])
         case "int8":
             yield from products.run_integers()
         case "linear":
-            yield from products.run_linear(read)
+            yield from products.run_linear(measured["read_bytes_per_s"])
         case "memory":
             yield from models.run(model)
 
@@ -123,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
     from octavo.train.errors import PackageError
 
     begin, figures, without = time.monotonic(), [], []
-    told: dict[str, Any] = {"machine": machine(), "yardsticks": yardsticks()}
+    told: dict[str, Any] = {"machine": machine(), "yardsticks": yardsticks() if HELD & set(args.only) else {}}
 
     def save() -> dict[str, Any]:
         bars.add_one_row(figures)
@@ -138,8 +139,12 @@ def run(args: argparse.Namespace) -> int:
         save()  # what has been measured is kept, whatever comes
     out = console()
     name = torch.cuda.get_device_name()
-    copy, read = (told["yardsticks"][f"{kind}_bytes_per_s"] / 1e12 for kind in ("copy", "read"))
-    out.print(f"{name}: COPY {copy:.2f} TB/s, READ {read:.2f} TB/s, {told['seconds']} s")
+    rates = [
+        f"{kind} {told['yardsticks'][key] / 1e12:.2f} TB/s"
+        for kind, key in (("COPY", "copy_bytes_per_s"), ("READ", "read_bytes_per_s"))
+        if key in told["yardsticks"]
+    ]
+    out.print(", ".join([f"{name}: {told['seconds']} s", *rates]))
     print_table(out, report.verdicts(told["bars"]))
     for complaint in without:
         out.print(f"failed: {complaint}")

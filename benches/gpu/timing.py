@@ -54,8 +54,8 @@ def microseconds(calls: Sequence[Call], replays: int = REPLAYS) -> float:
     return median(start.elapsed_time(end) for start, end in events) * 1e3 / len(calls)
 
 
-def host_microseconds(call: Call, calls: int = 500, rounds: int = 15) -> float:
-    """Return the time that a call costs the host, the median of rounds, each of a full queue's worth of calls."""
+def host_microseconds(call: Call, calls: int = 200, rounds: int = 15) -> float:
+    """Return the time that a call costs the host, the median of rounds, each of fewer calls than a queue holds."""
     times = []
     for _ in range(rounds):
         torch.cuda.synchronize()

@@ -182,7 +182,7 @@ def rehearsed(monkeypatch):
     for name in ("memory_allocated", "max_memory_allocated"):
         monkeypatch.setattr(torch.cuda, name, lambda: 1000)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)
-    monkeypatch.setattr(torch, "compile", lambda function: function)
+    monkeypatch.setattr(torch, "compile", lambda function, dynamic: function)
     monkeypatch.setattr(codecs, "SIZES", (1024,))
     monkeypatch.setattr(codecs, "LARGE", 8192)
     monkeypatch.setattr(codecs, "COLUMNS", 1024)
@@ -215,3 +215,18 @@ def test_a_rehearsal_finds_every_kernel_right(main, bars, rehearsed, group, kern
     bars.add_one_row(figures)
     assert len({row["bar"] for row in bars.judge(figures)}) == len(bars.BARS)
     json.dumps(figures)
+
+
+def test_a_run_writes_figures_verdicts_and_the_picture(main, rehearsed, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(main, "machine", lambda: {"commit": "0"})
+    monkeypatch.setattr(main, "yardsticks", lambda: {"copy_bytes_per_s": 3e12, "read_bytes_per_s": 2.5e12})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    told = tmp_path / "gpu.json"
+    assert main.run(main.arguments(["--json", str(told), "--only", "capture,linear"])) == 0
+    found = json.loads(told.read_text())
+    assert found["without"] == [] and {row["verdict"] for row in found["bars"]} == {"pass", "not measured"}
+    shown = capsys.readouterr().out
+    assert ", COPY 3.00 TB/s, READ 2.50 TB/s" in shown and "host cost of an op, over torch.add <= 2" in shown
+    pytest.importorskip("matplotlib")
+    assert told.with_suffix(".png").exists()
