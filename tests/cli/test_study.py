@@ -134,6 +134,15 @@ def test_sentences_are_trained_on_and_studied(octavo, tmp_path, data, small):
         (("formats", "--modes", "biases"), "unknown mode 'biases'"),
         (("memory", "--recipes", "|"), "0 recipes"),
         (("memory", "--recipes", "mxint8 | int99"), "int99"),
+        (("compile", "--recipe", "int99"), "int99"),
+        (("compile", "--backend", "llvm"), "unknown backend 'llvm'; accepted are inductor, aot_eager, eager"),
+        (("compile", "--batch", "0"), "--batch is 0"),
+        (("compile", "--width", "100"), "--width is 100; accepted are multiples of 64"),
+        (("compile", "--device", "tpu"), "--device: 'tpu'; accepted are cpu and cuda"),
+        (("attention", "--lengths", "128,long"), "--lengths: 'long' is no length"),
+        (("attention", "--lengths", "0"), "--lengths is 0"),
+        (("attention", "--dtypes", "float8"), "unknown dtype 'float8'; accepted are float32, bfloat16, float16"),
+        (("attention", "--heads", "0"), "--heads is 0"),
     ],
 )
 def test_what_is_refused_is_refused_before_the_work(octavo, tmp_path, monkeypatch, given, told):
@@ -150,8 +159,72 @@ def test_training_on_sentences_refuses_what_cannot_be(octavo, tmp_path, data):
 
 
 @pytest.mark.parametrize(
-    "command", [("study",), ("study", "ptq-qat"), ("study", "formats"), ("study", "memory"), ("train", "sst2")]
+    "command",
+    [("study",), *(("study", n) for n in ("ptq-qat", "formats", "memory", "compile", "attention")), ("train", "sst2")],
 )
 def test_help_teaches_with_examples(octavo, command):
     shown = octavo(*command, "--help").stdout
     assert "octavo study" in shown
+
+
+# --- speed ----------------------------------------------------------------------------------------------------------
+
+
+def test_attention_is_timed_once_and_drawn(octavo, tmp_path):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "study"
+    command = ("study", "attention", "--device", "cpu", "--lengths", "16,8", "--rounds", "1", "--causal", "-o", out)
+    first = octavo(*command).stdout
+    assert [line.split()[:2] for line in first.splitlines()[2:6]] == [
+        ["float32", "8"], ["float32", "16"], ["bfloat16", "8"], ["bfloat16", "16"],
+    ]  # fmt: skip
+    assert {"study.jsonl", "results.csv", "results.json", "attention.png", "attention.svg"} == {
+        path.name for path in out.iterdir()
+    }
+    assert octavo(*command).stdout == first
+    rows = json.loads((out / "results.json").read_text())["rows"]
+    assert all(row["naive_s"] > 0 and row["naive_peak_bytes"] is None for row in rows)
+    assert rows[0]["score_bytes"] == 8 * 8 * 8 * 4
+    assert max(row["largest_difference"] for row in rows if row["dtype"] == "float32") < 1e-5
+
+
+SMALL = ("--device", "cpu", "--batch", "2", "--length", "8", "--layers", "1", "--width", "64", "--rounds", "1")
+
+
+def compiled(octavo, out, *more):
+    found = json.loads(octavo("study", "compile", *SMALL, *more, "-o", out, "--json").stdout)
+    assert [row["model"] for row in found["rows"]] == ["fp32", "quantised", "packed"]
+    for row in found["rows"]:
+        assert (row["graphs"], row["graph_breaks"], row["break_reasons"]) == (1, 0, "")
+        assert row["cold_s"] > row["compiled_s"] > 0 and row["largest_difference"] < 1e-5
+    return found
+
+
+def test_models_are_captured_without_a_graph_break(octavo, tmp_path):
+    found = compiled(octavo, tmp_path / "study", "--backend", "eager")
+    assert found["machine"]["device"] == "cpu" and found["settings"]["backend"] == "eager"
+
+
+@pytest.mark.slow
+def test_models_are_compiled(octavo, tmp_path):
+    compiled(octavo, tmp_path / "study")
+
+
+def test_a_failed_compilation_is_told_in_a_line(octavo, tmp_path, monkeypatch):
+    import torch
+
+    def broken(*_, **__):
+        raise torch._dynamo.exc.Unsupported("no compiler found")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    told = octavo("study", "compile", *SMALL, "-o", tmp_path / "study", code=2).output
+    assert "of the fp32 model failed: no compiler found" in told and "needs a C++ compiler" in told
+
+
+def test_cuda_is_refused_where_there_is_none(octavo, tmp_path, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for study in ("compile", "attention"):
+        told = octavo("study", study, "--device", "cuda", "-o", tmp_path / "study", code=2).output
+        assert "torch finds no GPU here; octavo doctor" in told and not (tmp_path / "study").exists()

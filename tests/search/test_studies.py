@@ -382,5 +382,5 @@ def test_the_picture_of_memory_has_a_bar_for_every_number():
 
 
 def test_no_two_families_look_the_same():
-    styles = [tuple(study_plots._style(position).values()) for position in range(len(candidates.FAMILIES))]
+    styles = [tuple(study_plots.line_style(position).values()) for position in range(len(candidates.FAMILIES))]
     assert len(set(styles)) == len(styles)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo.cli import study_speed
 from octavo.cli._app import JsonOption
+from octavo.cli._study import numbers, show, words
 from octavo.errors import SettingError
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ def _study() -> None:
       octavo study ptq-qat                      accuracy against width, on a model trained in a minute
       octavo study formats --quick              every family of formats at its best
       octavo study memory                       bytes in a file, and in a running process
+      octavo study compile                      torch.compile against eager: first call, later ones, graph breaks
+      octavo study attention                    naive attention against the fused one: time, memory, difference
     """
 
 
@@ -102,10 +106,10 @@ def ptq_qat(
         raise SettingError(f"unknown baseline {baseline!r}; accepted are {', '.join(BASELINES)}")
     if not (qat_share > 0 and qat_rate > 0):
         raise SettingError(f"--qat-share is {qat_share}, --qat-rate {qat_rate}; accepted are shares above 0")
-    names = _words(families or ("int" if quick else "fixed,int,mxint")) + ([baseline] if baseline else [])
+    names = words(families or ("int" if quick else "fixed,int,mxint")) + ([baseline] if baseline else [])
     widths = widths or ("4,8" if quick else "2,3,4,6,8,16,32")
     training = Training(share=qat_share, rate=qat_rate) if qat else None
-    study = PtqQat(tuple(names), _numbers("--widths", widths), min(seeds, 2) if quick else seeds, training)
+    study = PtqQat(tuple(names), numbers("--widths", widths), min(seeds, 2) if quick else seeds, training)
     _run(
         "ptq-qat", study.run, studies.width_table, studies.accuracy_notes, width_figure,
         model=model, data=data, trained=trained, out=out, quick=quick, json=json,
@@ -145,10 +149,10 @@ def formats(
     from octavo.search.studies import candidates
     from octavo.search.studies.formats import Formats
 
-    chosen = _numbers("--widths", widths or ("4" if quick else "2,3,4,6,8"))
+    chosen = numbers("--widths", widths or ("4" if quick else "2,3,4,6,8"))
     every = [name for name in candidates.FAMILIES if any(candidates.weights(name, width) for width in chosen)]
-    names = every if families is None else _words(families)
-    study = Formats(tuple(names), chosen, tuple(_words(modes)), 1 if quick else seeds, quick)
+    names = every if families is None else words(families)
+    study = Formats(tuple(names), chosen, tuple(words(modes)), 1 if quick else seeds, quick)
     _run(
         "formats", study.run, studies.format_table, studies.accuracy_notes, format_figure,
         model=model, data=data, trained=trained, out=out, quick=quick, json=json,
@@ -207,53 +211,22 @@ def _run(
     json: bool,
 ) -> None:
     """Open the model and the journal, do the work, save and show what came of it."""
-    from octavo.report import studies, study_plots
-    from octavo.report.console import console, milestones, print_json, print_table
+    from octavo.report.console import console, milestones
     from octavo.search.journal import Journal
     from octavo.search.studies.models import open_subject
     from octavo.search.studies.points import Laboratory
-    from octavo.train.errors import PackageError
 
     folder = out or Path(f"octavo-{study}-{model}{'-quick' if quick else ''}")
-    errors, shown = console(stderr=True), console()
+    errors = console(stderr=True)
     with Journal(folder) as journal:
         subject = open_subject(model, folder, data=data, trained=trained, quick=quick, tell=errors.print)
         with milestones(errors) as tell:
             rows = work(Laboratory(subject, journal, folder, tell=tell))
+    facts = {"study": study, "metric": subject.metric, "subject": subject.identity}
     title = f"{study}: {subject.name}" + (" (quick)" if quick else "")
-    facts = {
-        "study": study,
-        "metric": subject.metric,
-        "subject": subject.identity,
-        "command": ["octavo", *sys.argv[1:]],
-    }
-    studies.save(folder, rows, facts)
-    written = [studies.CSV, studies.JSON, "study.jsonl"]
-    try:
-        written += [
-            path.name for path in study_plots.save(draw(rows, metric=subject.metric, title=title), folder, study)
-        ]
-    except PackageError as missing:
-        errors.print(str(missing))
-    if json:
-        print_json({**facts, "rows": rows, "folder": str(folder)})
-        return
-    print_table(shown, table(rows))
-    shown.print()
-    for line in notes(rows):
-        shown.print(line)
-    shown.print(f"written to {folder}: {', '.join(written)}")
+    draw_rows = partial(draw, metric=subject.metric, title=title)
+    show(study, rows, facts, folder, table=table, notes=notes, draw=draw_rows, json=json)
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    """Read whole numbers separated by commas. Raises SettingError naming the option and the word."""
-    numbers = []
-    for word in _words(text):
-        if not (word.isascii() and word.isdigit() and len(word) < 4):
-            raise SettingError(f"{option}: {word!r} is no width; accepted are whole numbers separated by commas")
-        numbers.append(int(word))
-    return tuple(numbers)
+app.command("compile")(study_speed.compile_)
+app.command("attention")(study_speed.attention)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D1F")
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">")
 
 Rows = Sequence[dict[str, Any]]
@@ -46,7 +46,7 @@ def width_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     """Draw accuracy against width: dashes before training, lines after it, bars for the 95 % interval."""
     made, (panel,) = figure()
     for position, family in enumerate(_families(rows)):
-        style = _style(position)
+        style = line_style(position)
         for method, line, face in (("ptq", "--", "white"), ("qat", "-", style["color"])):
             chosen = sorted(
                 (r for r in rows if (r["family"], r["method"]) == (family, method)), key=lambda r: r["width"]
@@ -76,7 +76,7 @@ def format_figure(rows: Rows, *, metric: str, title: str) -> Figure:
                 (r for r in rows if (r["family"], r["mode"]) == (family, mode)), key=lambda r: r["weight_bits"]
             )
             if chosen:
-                _errorbar(panel, chosen, "weight_bits", family, linestyle="-", **_style(position))
+                _errorbar(panel, chosen, "weight_bits", family, linestyle="-", **line_style(position))
         _fp32_line(panel, rows)
         panel.set(
             xlabel="average weight bits, scales included", ylabel=f"{metric} on test texts (%)", title=names[mode]
@@ -101,13 +101,13 @@ def memory_figure(rows: Rows, *, metric: str, title: str) -> Figure:
                 for n in names
             ]
             if kind == "counted":
-                panel.bar(names, heights, bottom=below, label=part, color=_COLOURS[position % 4], edgecolor="white")
+                panel.bar(names, heights, bottom=below, label=part, color=COLOURS[position % 4], edgecolor="white")
                 below = [low + height for low, height in zip(below, heights, strict=True)]
             else:
                 wide = 0.8 / len(parts)
                 places = [number + wide * (position - (len(parts) - 1) / 2) for number in range(len(names))]
                 # Colours that mean no component.
-                panel.bar(places, heights, wide, label=part, color=_COLOURS[position + 4], edgecolor="white")
+                panel.bar(places, heights, wide, label=part, color=COLOURS[position + 4], edgecolor="white")
         panel.set_xticks(range(len(names)), names)
         panel.set(xlabel="model", ylabel="memory (MB, 1e6 bytes)", title=label)
         panel.legend(fontsize="small")
@@ -119,9 +119,10 @@ def _families(rows: Rows) -> list[str]:
     return [family for family in dict.fromkeys(row["family"] for row in rows) if family != "fp32"]
 
 
-def _style(position: int) -> dict[str, str]:
+def line_style(position: int) -> dict[str, str]:
+    """Return colour and marker of the line at a position."""
     # Colour and marker repeat with different periods, so that no two of eighty families look the same.
-    return {"color": _COLOURS[position % len(_COLOURS)], "marker": _MARKERS[position % len(_MARKERS)]}
+    return {"color": COLOURS[position % len(COLOURS)], "marker": _MARKERS[position % len(_MARKERS)]}
 
 
 def _errorbar(panel: Axes, rows: Rows, across: str, label: str, **style: Any) -> None:
