@@ -116,6 +116,51 @@ def test_a_row_depends_neither_on_the_other_rows_nor_on_threads(text, dtype):
             assert torch.equal(packed_linear(x[some], weight), whole[some])
 
 
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(
+    "text", ["uint4:g16", "uint2:g16", "int4:g16", "mxint8/16", "nvfp4/48", "mxint4/192", "int5:g320"]
+)
+def test_groups_that_are_no_vectors(text, rows):
+    x, weight = normal(rows, 1100), octavo.encode(normal(70, 1100, seed=1), text)
+    assert_product(packed_linear(x, weight), x, weight)
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_zero_point_leaves_nothing_behind(rows):
+    values = torch.zeros(128, 512)
+    values[0] = normal(512) * 1e3 - 1
+    weight = octavo.encode(values, "uint8:tensor")
+    assert not packed_linear(normal(rows, 512), weight)[:, 1:].any()
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("scale", [3e38, 2.0**60, float("inf"), float("nan")])
+def test_extreme_scales_of_rows_give_what_decoded_weights_give(scale, rows):
+    x, weight = normal(rows, 512) * 2.0**-30, octavo.encode(normal(128, 512, seed=1), "int8:channel")
+    weight.scales[7] = scale
+    y, values = packed_linear(x, weight), weight.decode(torch.float32)
+    assert torch.equal(y.isnan(), (x.double() @ values.double().T).isnan())
+    kept = [row for row in range(128) if row != 7 or scale < float("inf")]
+    assert_product(y[:, kept], x, octavo.encode(values[kept], "fp32"))
+
+
+def test_many_columns_lose_nothing():
+    x, weight = torch.rand(8, 16384) + 0.5, octavo.encode(torch.rand(64, 16384) + 0.5, "int8:channel")
+    assert_product(packed_linear(x, weight), x, weight)
+
+
+def test_operands_on_two_devices_are_refused():
+    x, weight = normal(2, 64), octavo.encode(normal(8, 64), "int8")
+    for call in (
+        lambda: packed_linear(x, weight.to(device="meta")),
+        lambda: packed_linear(x, weight, torch.zeros(8, device="meta")),
+        lambda: integer_linear(x, weight.to(device="meta"), "int8"),
+        lambda: packed_embedding(torch.tensor([1], device="meta"), weight),
+    ):
+        with pytest.raises(DTypeError, match="move them together"):
+            call()
+
+
 @pytest.mark.parametrize("m, n, k", [(0, 3, 4), (2, 0, 5), (2, 3, 0), (0, 0, 0), (1, 1, 1)])
 @pytest.mark.parametrize("text", ["mxint8", "uint4:g32", "int8", "e4m3"])
 def test_products_of_nothing(text, m, n, k):

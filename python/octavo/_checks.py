@@ -69,6 +69,14 @@ def given_parts(
     return tuple(addresses), keep
 
 
+def together(what: str, *tensors: object) -> None:
+    """Check that all tensors are on the device of the first, as fakes must: they compute nothing. Raises DTypeError."""
+    first, *others = (tensor for tensor in tensors if isinstance(tensor, Tensor))
+    for other in others:
+        if other.device != first.device:
+            raise DTypeError(f"{what}: one operand is on {first.device}, another on {other.device}; move them together")
+
+
 def stored(tensor: Tensor, dtype: torch.dtype, shape: list[int], what: str, device: torch.device = CPU) -> Tensor:
     """Return a part in its storage form. Raises ShapeError, DTypeError, NonFiniteError."""
     if tensor.device != device:

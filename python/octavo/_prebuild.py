@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -128,7 +129,8 @@ class _Worker:
 
 
 def serve() -> None:
-    """Compile what stdin names, a line each, until it ends."""
+    """Compile what stdin names, a line each, until it ends. Interrupts from the keyboard are left to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
         _, fmt, arch, position = json.loads(line)
         try:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo import _core
+from octavo._checks import together
 from octavo.errors import DTypeError, ShapeError
 from octavo.linear_cuda import same_device, scratch_memory
 from octavo.ops_cuda import place
@@ -112,6 +113,7 @@ _library.impl("int8_gemm", _int8_gemm_cuda, "CUDA")
 
 @torch.library.register_fake("octavo::int8_gemm", lib=_library)
 def _(a, b, bias, row_scales, column_scales, dtype, zero=0):
+    together("int8_gemm", a, b, bias, row_scales, column_scales)
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
 
 

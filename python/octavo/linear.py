@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo import _core, linear_cuda
+from octavo._checks import together
 from octavo._operands import INTEGER_BIASES, addresses, checked_bias, inputs, weight_specs
 from octavo.errors import DTypeError, ShapeError
 from octavo.formats import Format, core
@@ -118,6 +119,7 @@ _library.impl("packed_linear_backward", _packed_linear_backward, "CUDA")
 
 
 def _fake_linear(x, *parts):
+    together("linear", x, *parts)
     return x.new_empty((*x.shape[:-1], parts[-2]))
 
 
@@ -127,11 +129,13 @@ for _name in ("packed_linear", "packed_linear_plain", "integer_linear", "integer
 
 @torch.library.register_fake("octavo::packed_linear_backward", lib=_library)
 def _(grad, codes, scales, zeros, levels, format, out_features, in_features):
+    together("linear", grad, codes, scales, zeros, levels)
     return grad.new_empty((*grad.shape[:-1], in_features))
 
 
 @torch.library.register_fake("octavo::packed_embedding", lib=_library)
 def _(ids, codes, scales, zeros, levels, format, rows, width, dtype):
+    together("packed_embedding", ids, codes, scales, zeros, levels)
     return codes.new_empty((*ids.shape, width), dtype=dtype)
 
 

@@ -9,6 +9,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::codes::{Codes, Groups, Place, Table};
+use super::digits::MOST_SCALE;
 use super::output::Inputs;
 use super::tiles::{Factors, FloatSums, LINE, Line, ROWS, Session, Step};
 use super::transpose::transpose;
@@ -29,6 +30,8 @@ pub(super) const STEP: usize = 32;
 const COLUMNS: usize = 512;
 /// Columns unpacked at a time: inputs of all parts of 32 rows stay in the first cache.
 const FEW_COLUMNS: usize = 64;
+/// Columns after which sums are added to those before: a tile's own round as often as there are columns.
+const FOLD: usize = 512;
 /// Parts of a float32.
 pub(super) const MOST: usize = 3;
 /// Bytes of a tile.
@@ -211,6 +214,8 @@ pub(super) struct Scratch {
     /// Tiles of weights by panel, 32 columns, part.
     tiles: Vec<Line<u8, LINE>>,
     sums: Vec<[FloatSums; UNIT / PAIR]>,
+    /// Those of the last [`FOLD`] columns.
+    running: Vec<[FloatSums; UNIT / PAIR]>,
     groups: Groups,
     /// Products that are not scaled yet.
     products: [FloatSums; 2],
@@ -246,6 +251,7 @@ impl<'a> Product<'a> {
             unpacked: Unpacked::default(),
             tiles: vec![Line::default(); UNIT / ROWS * steps * self.parts * ROWS],
             sums: vec![[FloatSums::default(); UNIT / PAIR]; passes],
+            running: vec![[FloatSums::default(); UNIT / PAIR]; passes],
             groups: Groups::default(),
             products: [FloatSums::default(); 2],
         }
@@ -265,7 +271,17 @@ impl<'a> Product<'a> {
         mut write: impl FnMut(usize, usize, &mut [f32]),
     ) -> bool {
         let count = UNIT.min(self.n - first);
-        let Scratch { decoded, unpacked, tiles, sums, groups, products } = scratch;
+        let mut factors = [0.0f32; UNIT];
+        for (r, factor) in factors.iter_mut().enumerate().take(count) {
+            *factor = match &self.codes {
+                Some(codes) => codes.factor(first + r),
+                None => self.scaled.row_factor(first + r),
+            };
+            if factor.is_nan() || factor.abs() > MOST_SCALE {
+                return false;
+            }
+        }
+        let Scratch { decoded, unpacked, tiles, sums, running, groups, products } = scratch;
         sums.fill([FloatSums::default(); UNIT / PAIR]);
         if let Some(codes) = &self.codes {
             // SAFETY: as the caller promises.
@@ -278,7 +294,7 @@ impl<'a> Product<'a> {
         let mut list = Vec::new();
         for start in (0..self.rows.k).step_by(self.each) {
             let columns = start..self.rows.k.min(start + self.each);
-            let steps = columns.len().div_ceil(STEP);
+            let (steps, columns_end) = (columns.len().div_ceil(STEP), columns.end);
             let panel = steps * self.parts * TILE;
             let base = tiles.as_mut_ptr().cast::<u8>();
             if let Some(codes) = &self.codes {
@@ -303,9 +319,10 @@ impl<'a> Product<'a> {
             if list.len() != steps * self.parts {
                 list = self.steps(steps);
             }
-            for (pass, sums) in sums.iter_mut().enumerate() {
+            for (pass, (sums, running)) in sums.iter_mut().zip(&mut *running).enumerate() {
                 let inputs = &self.x.lines[pass * self.x.pass + start / STEP * self.x.step..];
-                for (pair, sums) in sums.iter_mut().enumerate().take(count.div_ceil(PAIR)) {
+                let pairs = sums.iter_mut().zip(running).enumerate();
+                for (pair, (sums, running)) in pairs.take(count.div_ceil(PAIR)) {
                     let factors = Factors {
                         steps: &list,
                         weights: tiles.as_ptr().cast::<u8>().wrapping_add(2 * pair * panel),
@@ -316,7 +333,12 @@ impl<'a> Product<'a> {
                     // SAFETY: the steps name tiles of the weights just written and of the inputs of their columns.
                     unsafe {
                         match apart {
-                            None => session.add_products(&factors, false, sums),
+                            None => {
+                                session.add_products(&factors, start.is_multiple_of(FOLD), running);
+                                if (start + self.each).is_multiple_of(FOLD) || columns_end == self.rows.k {
+                                    scale(running, &[1.0; PAIR], self.x.across, sums);
+                                }
+                            }
                             Some(group) => {
                                 let scales = |at: usize| &groups.scales[(start / group + at) * UNIT + pair * PAIR..];
                                 let steps = group.min(self.each) / STEP;
@@ -326,13 +348,6 @@ impl<'a> Product<'a> {
                     }
                 }
             }
-        }
-        let mut factors = [0.0f32; UNIT];
-        for (r, factor) in factors.iter_mut().enumerate().take(count) {
-            *factor = match &self.codes {
-                Some(codes) => codes.factor(first + r),
-                None => self.scaled.row_factor(first + r),
-            };
         }
         for (pass, sums) in sums.iter().enumerate() {
             for (panel, sums) in sums.as_flattened().iter().enumerate().take(count.div_ceil(ROWS)) {

@@ -58,8 +58,8 @@ impl Table {
         let (group, scale) = grouping(format).filter(|_| width <= 8)?;
         let grid = Grid::of(format);
         let zeros = matches!(grid, Grid::Integer { layout: Integers::Offset, .. });
-        if matches!(grid, Grid::Levels(2..)) || zeros && width >= DIFFERENCE {
-            return None; // several scales a number; differences without a table
+        if matches!(grid, Grid::Levels(2..)) || zeros && (width >= DIFFERENCE || group < STEP) {
+            return None; // several scales a number; differences without a table, several zero points a line
         }
         let one = GroupScale { step: 1.0, zero: 0, levels: [1.0; 4] };
         let number = |code: u32| match zeros {
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn what_no_table_holds_is_decoded() {
-        for text in ["int12", "fp16", "binary2", "int4:g7", "uint8", "mxfp4/12", "e8m3"] {
+        for text in ["int12", "fp16", "binary2", "int4:g7", "uint8", "uint4:g16", "mxfp4/12", "e8m3"] {
             assert!(Table::new(Format::parse(text).unwrap()).is_none(), "{text}");
         }
     }

@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::inputs::FixedInputs;
 use super::plan::{MOST_WEIGHT_DIGITS, Plan, Scale};
-use super::scales::Scales;
+use super::scales::{MOST_SCALE, Scales};
 use super::{CHUNK, MOST_DIGITS};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
@@ -54,7 +54,7 @@ struct Input {
     digits: Vec<Line<i8, LINE>>,
     /// By block and digit of the products, what the sums start with.
     starts: Vec<Line<i32, 16>>,
-    /// By block, the sums of inputs that zero points are multiplied with.
+    /// By block and digit, the sums of inputs that zero points are multiplied with.
     sums: Vec<Line<f32, 16>>,
     /// By group, what the sums count.
     units: Vec<f32>,
@@ -97,7 +97,7 @@ impl<'a> Dot<'a> {
             let mut digits = zeroed::<Line<i8, LINE>>(blocks * count * lines)?;
             let places = count + plan.digits - 1;
             let mut starts = zeroed::<Line<i32, 16>>(blocks * places)?;
-            let mut sums = zeroed::<Line<f32, 16>>(if plan.zeros { blocks } else { 0 })?;
+            let mut sums = zeroed::<Line<f32, 16>>(if plan.zeros { blocks * count } else { 0 })?;
             for digit in 0..count {
                 let plane = x.plane(row, digit).chunks_exact(block);
                 let to = digits.chunks_exact_mut(lines).skip(digit).step_by(count);
@@ -123,10 +123,8 @@ impl<'a> Dot<'a> {
                         start.iter_mut().zip(all).for_each(|(start, sum)| *start -= offset * sum);
                     }
                 }
-                if let Some(sums) = sums.get_mut(block) {
-                    for (lane, sum) in sums.0.iter_mut().enumerate() {
-                        *sum = all.iter().rev().fold(0i64, |sum, all| sum * 256 + i64::from(all[lane])) as f32;
-                    }
+                for (sums, all) in sums.iter_mut().skip(block * count).zip(&*all) {
+                    sums.0 = all.map(|sum| sum as f32);
                 }
             }
             let units = (0..x.columns / group).map(|g| x.unit(row, g * group / CHUNK) * raised).collect();
@@ -171,6 +169,9 @@ impl<'a> Dot<'a> {
         for (r, step) in steps.iter_mut().enumerate() {
             if self.plan.scale == Scale::Row {
                 *step = self.rows.row_step(row_of(r)) as f32;
+                if step.is_nan() || step.abs() > MOST_SCALE {
+                    return false;
+                }
             } else {
                 // SAFETY: as the caller promises.
                 if !unsafe { self.scales(row_of(r), &mut scratch.scales[r * groups..][..groups]) } {
@@ -334,13 +335,15 @@ impl<'a> Dot<'a> {
                         }
                     }
                     let byte = _mm512_set1_ps(256.0);
-                    let mut sum = _mm512_cvtepi32_ps(sums[DIGITS + EACH - 2]);
-                    for lower in sums[..DIGITS + EACH - 2].iter().rev() {
-                        sum = _mm512_fmadd_ps(sum, byte, _mm512_cvtepi32_ps(*lower));
-                    }
-                    if ZEROS {
-                        let inputs = _mm512_load_ps(input.sums[block].0.as_ptr());
-                        sum = _mm512_fnmadd_ps(groups_at(place.zeros, r, block), inputs, sum);
+                    let mut sum = _mm512_setzero_ps();
+                    for (digit, of_digit) in sums[..DIGITS + EACH - 1].iter().enumerate().rev() {
+                        let mut of_digit = _mm512_cvtepi32_ps(*of_digit);
+                        if ZEROS && digit < DIGITS {
+                            // Exact: what codes have in common with their zero point leaves nothing behind.
+                            let inputs = _mm512_load_ps(input.sums[block * DIGITS + digit].0.as_ptr());
+                            of_digit = _mm512_fnmadd_ps(groups_at(place.zeros, r, block), inputs, of_digit);
+                        }
+                        sum = if digit == DIGITS + EACH - 2 { of_digit } else { _mm512_fmadd_ps(sum, byte, of_digit) };
                     }
                     *total = _mm512_fmadd_ps(sum, groups_at(place.factors, r, block), *total);
                 }

@@ -9,8 +9,8 @@ use crate::codec::rows::Rows;
 const RAISED: i32 = 32;
 /// Largest exponent code that is taken: beyond it sums could overflow that the product of small inputs does not.
 const MOST_CODE: u8 = 127 + 40;
-/// Largest other scale that is taken, for the same reason.
-const MOST_SCALE: f32 = (1u64 << 40) as f32;
+/// Largest other scale that is taken, and factor of a row, for the same reason.
+pub(in crate::linear) const MOST_SCALE: f32 = (1u64 << 40) as f32;
 
 /// The stored scales of a matrix.
 pub(in crate::linear) struct Scales<'a> {
