@@ -45,8 +45,8 @@ def compile_all(
     that is refused.
     """
     start = time.perf_counter()
-    if processes is not None and processes < 1:
-        raise SettingError(f"processes is {processes}; accepted are 1 and more")
+    if processes is not None and (type(processes) is not int or processes < 1):
+        raise SettingError(f"processes is {processes!r}; accepted are whole numbers from 1 on")
     here = _core._cuda_info()
     if "cache" not in here:
         why = here["missing"]["cache"]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo import _core
 from octavo._prebuild import Prebuilt, compile_all
-from octavo.errors import CudaUnavailableError, DTypeError, FormatError
+from octavo.errors import CudaUnavailableError, DTypeError, FormatError, SettingError
 from octavo.formats import Format, formats
 
 if TYPE_CHECKING:
@@ -143,8 +143,11 @@ def prebuild(
     that is none or where compiled kernels are not kept.
     """
     known = _core._cuda_archs()
-    given = [archs] if isinstance(archs, str) else archs
+    given = [archs] if isinstance(archs, str | int) else archs
     chosen = list(dict.fromkeys(given)) if given is not None else _default_archs(known)
+    for arch in chosen:
+        if not isinstance(arch, str) or arch.rstrip("af") not in {name.rstrip("af") for name in known}:
+            raise SettingError(f"architecture {arch!r} is none that this NVRTC compiles for: {', '.join(known)}")
     named = _formats(_all_formats() if formats is None else formats)
     return compile_all(chosen, named, processes, progress)
 
