@@ -8,15 +8,13 @@
 
 mod common;
 
-use std::process::Command;
-
 use octavo_core::Format;
 use octavo_core::format::{Element, Granularity, catalogue};
 use octavo_cuda::arch::{Arch, Target};
 use octavo_cuda::codec::programs;
 use octavo_cuda::nvrtc::{Nvrtc, usage};
 
-use common::nvrtc;
+use common::{disassembled, nvrtc};
 
 /// Registers that a thread of each kernel may take. 40 leave room for 6 blocks of 256 threads, 64 for 4, 255 for 1.
 fn registers(entry: &str, format: Format) -> u32 {
@@ -91,21 +89,11 @@ fn all_kernels_stay_within_their_budgets() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Instructions of one kernel in the order they are laid out, by `nvdisasm`; none where it is not found.
+/// Instructions of one kernel in the order they are laid out, and its labels; none where they cannot be listed.
 fn instructions(cubin: &[u8], entry: &str) -> Option<Vec<String>> {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("kernel.cubin");
-    std::fs::write(&file, cubin).unwrap();
-    let tool = std::env::var_os("OCTAVO_NVDISASM").unwrap_or_else(|| "nvdisasm".into());
-    let Ok(listed) = Command::new(tool).arg("-c").arg(&file).output() else {
-        eprintln!("skipped: no nvdisasm; OCTAVO_NVDISASM names one");
-        return None;
-    };
-    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
-    let start = format!(".text.{entry}:");
-    let lines = text.lines().skip_while(|line| !line.starts_with(&start)).skip(1);
-    let own = lines.take_while(|line| !line.starts_with(".text.")).map(str::trim);
-    Some(own.filter(|line| line.starts_with("/*") || line.starts_with(".L_")).map(str::to_owned).collect())
+    let mut lines = disassembled(cubin, entry)?;
+    lines.retain(|line| line.starts_with("/*") || line.starts_with(".L_"));
+    Some(lines)
 }
 
 /// Instructions that a thread executes where no branch for rare cases is taken: the first branch leads to the tail, short

@@ -8,8 +8,6 @@
 
 mod common;
 
-use std::process::Command;
-
 use octavo_core::format::Granularity;
 use octavo_core::{DType, Format};
 use octavo_cuda::Program;
@@ -18,7 +16,7 @@ use octavo_cuda::gemm::{Bias, Gemm, Output, Product, Scales};
 use octavo_cuda::linear::{Device, Limbs, Linear, Numbers, Parts};
 use octavo_cuda::nvrtc::{Nvrtc, usage};
 
-use common::nvrtc;
+use common::{disassembled, nvrtc};
 
 /// Compiles for two architectures, or all, every kernel within `registers`.
 fn within(nvrtc: &Nvrtc, program: &Program, registers: u32, all: bool) {
@@ -123,18 +121,7 @@ fn integer_products_stay_in_registers() {
 
 /// Instructions of the loop with the most products of matrices, by `nvdisasm`; none where it is not found.
 fn hot_loop(cubin: &[u8], entry: &str) -> Option<Vec<String>> {
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("kernel.cubin");
-    std::fs::write(&file, cubin).unwrap();
-    let tool = std::env::var_os("OCTAVO_NVDISASM").unwrap_or_else(|| "nvdisasm".into());
-    let Ok(listed) = Command::new(tool).arg("-c").arg(&file).output() else {
-        eprintln!("skipped: no nvdisasm; OCTAVO_NVDISASM names one");
-        return None;
-    };
-    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
-    let start = format!(".text.{entry}:");
-    let own = text.lines().skip_while(|line| !line.starts_with(&start)).skip(1);
-    let own: Vec<&str> = own.take_while(|line| !line.starts_with(".text.")).map(str::trim).collect();
+    let own = disassembled(cubin, entry)?;
     let products = |lines: &[String]| lines.iter().filter(|line| line.contains("MMA.")).count();
     let mut found: Vec<String> = Vec::new();
     for (end, line) in own.iter().enumerate() {

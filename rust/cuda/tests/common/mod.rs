@@ -33,6 +33,22 @@ pub(crate) fn nvrtc() -> Option<Nvrtc> {
     }
 }
 
+/// The lines that `nvdisasm` writes of one kernel; none where it is not found.
+pub(crate) fn disassembled(cubin: &[u8], entry: &str) -> Option<Vec<String>> {
+    let folder = tempfile::tempdir().ok()?;
+    let file = folder.path().join("kernel.cubin");
+    fs::write(&file, cubin).ok()?;
+    let tool = env::var_os("OCTAVO_NVDISASM").unwrap_or_else(|| "nvdisasm".into());
+    let Ok(listed) = Command::new(tool).arg("-c").arg(&file).output() else {
+        eprintln!("skipped: no nvdisasm; OCTAVO_NVDISASM names one");
+        return None;
+    };
+    let start = format!(".text.{entry}:");
+    let text = String::from_utf8_lossy(&listed.stdout);
+    let own = text.lines().skip_while(|line| !line.starts_with(&start)).skip(1);
+    Some(own.take_while(|line| !line.starts_with(".text.")).map(|line| line.trim().to_owned()).collect())
+}
+
 /// A program of one source text.
 pub(crate) fn program(
     name: &str,
