@@ -3,6 +3,8 @@
 //! FORMATS.md at the root of the repository is the normative arithmetic; `codec::grid` is its scalar reference, and every
 //! fast path gives the same bits.
 
+#[cfg(target_arch = "x86_64")]
+pub mod amx;
 pub mod codec;
 pub mod container;
 pub mod error;

@@ -4,8 +4,6 @@
 //! stays is the configuration of the tiles, which a [`Session`] holds.
 
 use std::arch::asm;
-use std::arch::x86_64::{__cpuid_count, _xgetbv};
-use std::sync::LazyLock;
 
 use crate::level::Level;
 
@@ -28,49 +26,7 @@ impl<T: Copy + Default, const N: usize> Default for Line<T, N> {
 /// True where `level` is AVX-512, the processor has AMX for int8 and bfloat16 and the byte permutations that feed it,
 /// and the system saves its registers.
 pub(super) fn available(level: Level) -> bool {
-    static ALLOWED: LazyLock<bool> = LazyLock::new(allowed);
-    level == Level::Avx512 && *ALLOWED
-}
-
-fn allowed() -> bool {
-    if !is_x86_feature_detected!("xsave") || !is_x86_feature_detected!("avx512vbmi") {
-        return false;
-    }
-    let (bfloat16, tiles, int8) = (1 << 22, 1 << 24, 1 << 25);
-    let wanted = bfloat16 | tiles | int8;
-    __cpuid_count(7, 0).edx & wanted == wanted && saved_by_system() && permitted()
-}
-
-#[target_feature(enable = "xsave")]
-fn control_register() -> u64 {
-    // SAFETY: register 0 exists wherever the instruction does.
-    unsafe { _xgetbv(0) }
-}
-
-fn saved_by_system() -> bool {
-    let tiles = 1 << 17 | 1 << 18;
-    // SAFETY: the caller has found the instruction.
-    unsafe { control_register() & tiles == tiles }
-}
-
-/// Asks Linux for the tiles, for the whole process; it refuses where it does not know them.
-#[cfg(target_os = "linux")]
-fn permitted() -> bool {
-    const ARCH_PRCTL: i64 = 158;
-    const REQUEST_PERMISSION: i64 = 0x1023;
-    const TILE_DATA: i64 = 18;
-    let result: i64;
-    // SAFETY: a system call with integer arguments that touches no memory of ours; it clobbers rcx and r11.
-    unsafe {
-        asm!("syscall", inlateout("rax") ARCH_PRCTL => result, in("rdi") REQUEST_PERMISSION, in("rsi") TILE_DATA,
-            out("rcx") _, out("r11") _, options(nostack));
-    }
-    result == 0
-}
-
-#[cfg(not(target_os = "linux"))]
-fn permitted() -> bool {
-    false
+    level == Level::Avx512 && is_x86_feature_detected!("avx512vbmi") && crate::amx::allowed()
 }
 
 /// Holds the tiles of this thread configured, all whole, while it lives.

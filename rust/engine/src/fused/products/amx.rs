@@ -4,8 +4,6 @@
 //! alive; the configuration of the tiles, all of the full size, is what a [`Session`] holds.
 
 use std::arch::asm;
-use std::arch::x86_64::{__cpuid_count, _xgetbv};
-use std::sync::LazyLock;
 
 use super::bytes::{ByteProducts, Operands};
 use super::{Block, PANELS, ROWS};
@@ -20,57 +18,10 @@ pub(super) const TILE: usize = 16;
 /// Bytes between rows of a block's sums.
 pub(super) const SUMS: usize = PANELS * 64;
 
-static ALLOWED: LazyLock<bool> = LazyLock::new(allowed);
-
-/// True where the processor has AMX and the system saves its registers; asks for the right to use them.
-fn allowed() -> bool {
-    if !is_x86_feature_detected!("xsave") || !is_x86_feature_detected!("avx512bf16") {
-        return false;
-    }
-    // bfloat16, tiles, int8
-    let wanted = 1 << 22 | 1 << 24 | 1 << 25;
-    if __cpuid_count(7, 0).edx & wanted != wanted || !saved_by_system() {
-        return false;
-    }
-    permitted()
-}
-
-#[target_feature(enable = "xsave")]
-fn control_register() -> u64 {
-    // SAFETY: register 0 exists wherever the instruction does.
-    unsafe { _xgetbv(0) }
-}
-
-fn saved_by_system() -> bool {
-    let tiles = 1 << 17 | 1 << 18;
-    // SAFETY: the caller has found the instruction.
-    unsafe { control_register() & tiles == tiles }
-}
-
-/// Asks Linux for the tiles, for the whole process; it refuses where it does not know them.
-#[cfg(target_os = "linux")]
-fn permitted() -> bool {
-    const ARCH_PRCTL: i64 = 158;
-    const REQUEST_PERMISSION: i64 = 0x1023;
-    const TILE_DATA: i64 = 18;
-    let result: i64;
-    // SAFETY: a system call with integer arguments that touches no memory of ours; it clobbers rcx and r11.
-    unsafe {
-        asm!("syscall", inlateout("rax") ARCH_PRCTL => result, in("rdi") REQUEST_PERMISSION, in("rsi") TILE_DATA,
-            out("rcx") _, out("r11") _, options(nostack));
-    }
-    result == 0
-}
-
-#[cfg(not(target_os = "linux"))]
-fn permitted() -> bool {
-    false
-}
-
 impl Amx {
     /// The instructions, if machine and system allow them.
     pub(in crate::fused) fn new() -> Option<Self> {
-        Avx512::new().filter(|_| *ALLOWED).map(Self)
+        Avx512::new().filter(|_| is_x86_feature_detected!("avx512bf16") && octavo_core::amx::allowed()).map(Self)
     }
 
     /// Configures the tiles of this thread.
