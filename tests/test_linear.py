@@ -357,6 +357,16 @@ def test_what_does_not_fit_is_refused_with_both_shapes():
             product(normal(2, 40), weight, torch.zeros(6, dtype=torch.int64))
         with pytest.raises(ShapeError, match="encoded along the last"):
             product(normal(2, 6), octavo.encode(normal(6, 40), "int8", axis=0))
+    with pytest.raises(DTypeError, match="got list and PackedTensor"):
+        linear.packed_linear([1.0], weight)
+    with pytest.raises(DTypeError, match="got Tensor and Tensor"):
+        linear.packed_linear(torch.zeros(2, 40), torch.zeros(6, 40))
+    for sizes in ((-6, 40), (6, -40)):
+        with pytest.raises(ShapeError, match="sizes are at least 0"):
+            torch.ops.octavo.packed_linear(torch.zeros(2, 40), *weight.parts, None, "int8", *sizes)
+    for grad in (torch.zeros(2, 5), torch.tensor(1.0)):
+        with pytest.raises(ShapeError, match="last dimension of grad must be 6"):
+            torch.ops.octavo.packed_linear_backward(grad, *weight.parts, "int8", 6, 40)
     with pytest.raises(ShapeError, match="codes are"):
         ops.packed_linear(normal(2, 40), weight.codes[:, :8], *weight.parts[1:], None, "int8", 6, 40)
     with pytest.raises(ShapeError, match="not contiguous"):

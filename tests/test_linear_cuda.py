@@ -163,6 +163,7 @@ def test_int8_gemm_refuses_what_does_not_fit() -> None:
         (ShapeError, "row_scales are", lambda: gemm.int8_gemm(a, b, row_scales=torch.ones(3), dtype=torch.float32)),
         (DTypeError, "the sums themselves", lambda: gemm.int8_gemm(a, b, row_scales=torch.ones(2))),
         (DTypeError, "accepted are int32", lambda: gemm.int8_gemm(a, b, dtype=torch.int64)),
+        (DTypeError, "got NoneType and Tensor", lambda: gemm.int8_gemm(None, b)),
         (ShapeError, "zero is 200", lambda: gemm.int8_gemm(a, b, dtype=torch.int8, zero=200)),
     ):
         with pytest.raises(error, match=text):

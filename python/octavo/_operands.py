@@ -21,8 +21,10 @@ INTEGER_BIASES = {**FLOATS, torch.int32: 3}
 def weight_specs(
     format: str, rows: int, columns: int
 ) -> tuple[_core.Format, list[tuple[str, torch.dtype, torch.Size]]]:
-    """Return the format of a weight, and name, dtype and shape of each part that it has."""
+    """Return the format of a weight, and name, dtype and shape of each part that it has. Raises ShapeError."""
     fmt = core(format)
+    if rows < 0 or columns < 0:
+        raise ShapeError(f"'{format}' weight of shape ({rows}, {columns}): sizes are at least 0")
     specs = part_specs(fmt, (rows, columns), -1)
     # Parts at the end that the format does not have are neither read nor looked at.
     return fmt, specs if fmt.has_levels else specs[:3] if fmt.has_zeros else specs[:2]

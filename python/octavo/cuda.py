@@ -181,8 +181,8 @@ def _ordinal(device: torch.device | str | int | None, what: object) -> int:
         return device
     if device is None and hasattr(what, "buffers"):
         device = next((buffer.device for buffer in what.buffers() if buffer.device.type == "cuda"), None)
-    kind, _, number = str("cuda" if device is None else device).partition(":")
-    if kind != "cuda" or not (number or "0").isdigit():
+    kind, colon, number = str("cuda" if device is None else device).partition(":")
+    if kind != "cuda" or bool(colon) != (number.isascii() and number.isdigit()):
         raise CudaUnavailableError(f"'{device}' is no CUDA device; accepted are a number, 'cuda' and 'cuda:N'")
     if number:
         return int(number)

@@ -138,4 +138,6 @@ def int8_gemm(
 
     Raises ShapeError and DTypeError before any work.
     """
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        raise DTypeError(f"int8_gemm takes int8 tensors, got {type(a).__name__} and {type(b).__name__}")
     return torch.ops.octavo.int8_gemm.default(a, b, bias, row_scales, column_scales, dtype, zero)

@@ -59,7 +59,12 @@ def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, 
 def _packed_linear_backward(grad, codes, scales, zeros, levels, format, out_features, in_features):
     fmt, specs = weight_specs(format, out_features, in_features)
     addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
-    rows = grad.reshape(-1, out_features)
+    if grad.ndim == 0 or grad.shape[-1] != out_features:
+        raise ShapeError(
+            f"packed_linear_backward: grad has shape {tuple(grad.shape)}, the '{format}' weight has {out_features} "
+            f"rows; the last dimension of grad must be {out_features}"
+        )
+    rows = grad.reshape(math.prod(grad.shape[:-1]), out_features)
     out = grad.new_zeros(rows.shape[0], in_features)
     each = linear_cuda.PANEL // max(in_features, 1) if grad.is_cuda else PANEL
     for first in range(0, out_features, max(each, PANEL)):
@@ -208,7 +213,12 @@ def _wants_gradient(x: Tensor, bias: Tensor | None) -> bool:
     return torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
 
 
-def _matrix(weight: PackedTensor, what: str) -> tuple[int, int]:
+def _matrix(x: Tensor, weight: PackedTensor, what: str) -> tuple[int, int]:
+    if not isinstance(x, Tensor) or not isinstance(weight, PackedTensor):
+        raise DTypeError(
+            f"{what} takes a tensor and a PackedTensor, got {type(x).__name__} and {type(weight).__name__}; "
+            "octavo.encode packs a weight"
+        )
     if weight.ndim != 2 or weight.axis != 1:
         raise ShapeError(f"{what}: the weight is {weight!r}; expected 2 dimensions, encoded along the last")
     return weight.shape
@@ -229,7 +239,7 @@ def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -
 
     Raises ShapeError or DTypeError where sizes or dtypes do not fit.
     """
-    rows, columns = _matrix(weight, "packed_linear")
+    rows, columns = _matrix(x, weight, "packed_linear")
     ops = torch.ops.octavo
     op = ops.packed_linear.default if _wants_gradient(x, bias) else ops.packed_linear_plain.default
     return op(x, *weight.parts, bias, weight.format.text, rows, columns)
@@ -256,7 +266,7 @@ def integer_linear(
 
     Raises FormatError for other formats, NonFiniteError, ShapeError and DTypeError.
     """
-    rows, columns = _matrix(weight, "integer_linear")
+    rows, columns = _matrix(x, weight, "integer_linear")
     ops = torch.ops.octavo
     op = ops.integer_linear.default if _wants_gradient(x, bias) else ops.integer_linear_plain.default
     text = input_format.text if isinstance(input_format, Format) else input_format
@@ -271,7 +281,7 @@ def packed_embedding(ids: Tensor, table: PackedTensor, dtype: torch.dtype | None
 
     Raises RangeError for an id outside the table (ids do not count from the end), ShapeError and DTypeError.
     """
-    rows, width = _matrix(table, "packed_embedding")
+    rows, width = _matrix(ids, table, "packed_embedding")
     kind = table.dtype if dtype is None else dtype
     return torch.ops.octavo.packed_embedding.default(ids, *table.parts, table.format.text, rows, width, kind)
 

@@ -18,6 +18,7 @@
 #endif
 
 #include "base.cu"
+#include "races.h"
 
 namespace emulator {
 
@@ -39,8 +40,10 @@ struct Fibre {
     Place place;
     ucontext_t context;
     u8 *stack;
+    races::Thread thread;
     void (*act)(void **);
     void *own;
+    bool waited;
     std::vector<Copy> open;
     std::deque<std::vector<Copy>> groups;
 };
@@ -58,6 +61,7 @@ u8 *shared_memory;
 u64 block_number;
 u64 conflicts;
 Entry entry;
+bool early; // the call must wait for the one ahead of it
 std::vector<Value> arguments;
 
 void leave() {
@@ -66,6 +70,7 @@ void leave() {
     void *fake = nullptr;
     __sanitizer_start_switch_fiber(self->state == Fibre::DONE ? nullptr : &fake, scheduler_stack, scheduler_size);
 #endif
+    races::enter_scheduler();
     swapcontext(&self->context, &scheduler);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(fake, &scheduler_stack, &scheduler_size);
@@ -77,7 +82,9 @@ void run_fibre() {
     __sanitizer_finish_switch_fiber(nullptr, &scheduler_stack, &scheduler_size);
 #endif
     entry(arguments.data(), (int)arguments.size());
+    if (early && !current->waited) fail("a thread that never waits for the kernel ahead of its own");
     current->state = Fibre::DONE;
+    current->thread.end();
     leave();
 }
 
@@ -88,6 +95,7 @@ void resume(Fibre &fibre) {
     void *fake = nullptr;
     __sanitizer_start_switch_fiber(&fake, fibre.stack, STACK);
 #endif
+    fibre.thread.enter();
     swapcontext(&scheduler, &fibre.context);
 #if defined(__SANITIZE_ADDRESS__)
     __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
@@ -105,6 +113,8 @@ void prepare(Fibre &fibre) {
     __asan_unpoison_memory_region(fibre.stack, STACK);
 #endif
     fibre.state = Fibre::READY;
+    fibre.waited = false;
+    fibre.thread.begin();
     fibre.open.clear();
     fibre.groups.clear();
     fibre.context.uc_stack.ss_sp = fibre.stack;
@@ -138,6 +148,7 @@ void run_block(Index block, Index block_size, Index grid_size, u32 shared_bytes)
         for (u32 i = 0; i < count; i++) ready += fibres[i].state == Fibre::READY;
         if (!ready) fail(at_barrier ? "a barrier that not all threads reach" : "a collective that not all lanes reach");
     }
+    for (u32 i = 0; i < count; i++) fibres[i].thread.join();
 #if defined(__SANITIZE_ADDRESS__)
     __asan_unpoison_memory_region(shared_memory, (shared_bytes + 255) / 128 * 128);
 #endif
@@ -161,7 +172,7 @@ u8 *dynamic_shared() { return shared_memory; }
 void *static_shared(void *store, u64 bytes, u64 *block) {
     if (*block != block_number) {
         *block = block_number;
-        for (u64 i = 0; i + 4 <= bytes; i += 4) memcpy((u8 *)store + i, &POISON, 4);
+        for (u64 i = 0; i + 4 <= bytes; i += 4) *(u32 *)((u8 *)store + i) = POISON;
     }
     return store;
 }
@@ -180,19 +191,34 @@ void together(void (*act)(void **), void *own) {
         if (fibres[i].act != act) fail("lanes of a warp meet at different collectives");
         all[i - first] = fibres[i].own;
     }
+    races::ignore(true);
     act(all);
+    races::ignore(false);
     for (u32 i = first; i < end; i++) fibres[i].state = Fibre::READY;
+}
+
+void wait_for_predecessor() { current->waited = true; }
+
+void sync_warp() {
+    u32 warp = (u32)(current - fibres.data()) / 32;
+    current->thread.before_warp(warp);
+    together([](void **) {}, nullptr);
+    current->thread.after_warp(warp);
 }
 
 void barrier() {
     current->state = Fibre::AT_BARRIER;
+    current->thread.before_barrier();
     leave();
+    current->thread.after_barrier();
 }
 
 void copy(void *to, const void *from, u32 bytes, u32 valid) {
     if ((u64)to % bytes || (valid && (u64)from % bytes)) fail("misaligned copy");
     if (valid > bytes) fail("a copy of more bytes than it has");
     if ((u8 *)to < shared_memory) fail("a copy to other than shared memory");
+    races::read(from, valid);
+    races::written(to, bytes); // from now on until the wait
     current->open.push_back(Copy{to, from, bytes, valid});
 }
 
@@ -204,7 +230,8 @@ void commit() {
 void wait(int left) {
     while ((int)current->groups.size() > left) {
         for (const Copy &c : current->groups.front()) {
-            memset(c.to, 0, c.bytes);
+            races::written(c.to, c.bytes);
+            for (u32 i = 0; i < c.bytes; i++) ((u8 *)c.to)[i] = 0;
             for (u32 i = 0; i < c.count; i++) ((u8 *)c.to)[i] = ((const u8 *)c.from)[i];
         }
         current->groups.pop_front();
@@ -297,6 +324,7 @@ int main(int argc, char **argv) {
         Index grid{job.get<u32>(), job.get<u32>(), job.get<u32>()}, block{job.get<u32>(), job.get<u32>(), job.get<u32>()};
         u32 shared = job.get<u32>();
         arguments.resize(job.get<u32>());
+        early = job.get<u8>();
         for (Value &v : arguments) {
             v.kind = job.get<u8>();
             u64 raw = job.get<u64>();

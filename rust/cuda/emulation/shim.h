@@ -34,6 +34,8 @@ void *static_shared(void *store, u64 bytes, u64 *block);
 // with null where there is no lane.
 void together(void (*act)(void **own), void *own);
 void barrier();
+void sync_warp();
+void wait_for_predecessor();
 // The copy itself is made by the wait that may rely on it.
 void copy(void *to, const void *from, u32 bytes, u32 count);
 void commit();
@@ -71,10 +73,10 @@ template <class T> T exchange(T v, u32 lane) {
     together(Exchange<T>::act, &own);
     return own.result;
 }
-// Blocks and threads take turns, so an atomic operation is an ordinary one.
-template <class T> T replace(T *p, T v) {
+// Blocks and threads take turns, so an atomic operation is an ordinary one, which nobody takes for a race.
+template <class T, class Act> __attribute__((noinline, no_sanitize("thread"))) T replace(T *p, Act act) {
     T old = *aligned<T>(p, sizeof(T));
-    *p = v;
+    *p = act(old);
     return old;
 }
 
@@ -212,7 +214,7 @@ DEVICE u32 subtract_bf16x2(u32 a, u32 b) {
 
 DEVICE u32 lane_id() { return emulator::place->lane; }
 DEVICE void sync_threads() { emulator::barrier(); }
-DEVICE void sync_warp() { emulator::together([](void **) {}, &emulator::place); }
+DEVICE void sync_warp() { emulator::sync_warp(); }
 DEVICE u32 ballot(bool v) {
     struct Own {
         bool v;
@@ -234,11 +236,11 @@ DEVICE u32 shuffle_xor(u32 v, u32 mask) { return emulator::exchange(v, lane_id()
 DEVICE i32 shuffle_xor(i32 v, u32 mask) { return emulator::exchange(v, lane_id() ^ mask); }
 DEVICE float shuffle_xor(float v, u32 mask) { return emulator::exchange(v, lane_id() ^ mask); }
 DEVICE double shuffle_xor(double v, u32 mask) { return emulator::exchange(v, lane_id() ^ mask); }
-DEVICE u32 atomic_min(u32 *p, u32 v) { return emulator::replace(p, v < *p ? v : *p); }
-DEVICE u64 atomic_min(u64 *p, u64 v) { return emulator::replace(p, v < *p ? v : *p); }
-DEVICE u32 atomic_max(u32 *p, u32 v) { return emulator::replace(p, v > *p ? v : *p); }
-DEVICE u32 atomic_add(u32 *p, u32 v) { return emulator::replace(p, *p + v); }
-DEVICE void wait_for_predecessor() {}
+DEVICE u32 atomic_min(u32 *p, u32 v) { return emulator::replace(p, [=](u32 old) { return v < old ? v : old; }); }
+DEVICE u64 atomic_min(u64 *p, u64 v) { return emulator::replace(p, [=](u64 old) { return v < old ? v : old; }); }
+DEVICE u32 atomic_max(u32 *p, u32 v) { return emulator::replace(p, [=](u32 old) { return v > old ? v : old; }); }
+DEVICE u32 atomic_add(u32 *p, u32 v) { return emulator::replace(p, [=](u32 old) { return old + v; }); }
+DEVICE void wait_for_predecessor() { emulator::wait_for_predecessor(); }
 DEVICE void release_successor() {}
 
 // --- global memory ---
@@ -261,6 +263,7 @@ template <int left> void wait_copies() { emulator::wait(left); }
 // --- matrices of a warp ---
 
 DEVICE void load_matrices(u32 (&r)[4], const void *row) {
+    for (int i = 0; i < 16; i += 8) (void)*((const volatile u64 *)row + i / 8); // a race is this lane's
     emulator::Matrices own{r, emulator::aligned<const u8>(row, 16)};
     emulator::together(emulator::Matrices::act, &own);
 }

@@ -41,7 +41,7 @@ mod tests {
 
     fn call(grid: [u32; 3], block: [u32; 3], shared: u32) -> Call {
         let program = Program { name: "p".into(), parts: &[], defines: Vec::new(), entries: &["e"] };
-        Call { program: program.into(), entry: "e", grid, block, shared, arguments: Vec::new() }
+        Call { program: program.into(), entry: "e", grid, block, shared, arguments: Vec::new(), early: false }
     }
 
     #[test]

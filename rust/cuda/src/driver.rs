@@ -29,7 +29,7 @@ const NEEDED: [&str; 22] = [
     "cuModuleGetFunction",
     "cuFuncGetAttribute",
     "cuFuncSetAttribute",
-    "cuLaunchKernel",
+    "cuLaunchKernelEx",
     "cuStreamIsCapturing",
     "cuStreamSynchronize",
     "cuThreadExchangeStreamCaptureMode",

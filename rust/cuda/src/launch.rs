@@ -13,6 +13,8 @@ use crate::{Argument, Call, Error, Program, Result, settings};
 
 /// Arguments that a kernel may have.
 const ARGUMENTS: usize = 64;
+/// Compute capability from which kernels may begin before their predecessors end.
+const OVERLAP: u32 = 90;
 
 /// Launches `calls` in order on a stream of a device, without waiting for them.
 ///
@@ -26,12 +28,12 @@ pub fn launch(device: i32, stream: u64, calls: &[Call]) -> Result<()> {
     let device = Device::get(device)?;
     let _context = device.enter()?;
     let stream = stream as sys::CUstream;
-    for call in calls {
+    for (i, call) in calls.iter().enumerate() {
         let kernel = match device.modules.find(call)? {
             Some(kernel) => kernel,
             None => cold(device, stream, call)?,
         };
-        start(device, stream, call, &kernel)?;
+        start(device, stream, call, &kernel, call.early && i > 0)?;
     }
     Ok(())
 }
@@ -64,7 +66,7 @@ fn cold(device: &Device, stream: sys::CUstream, call: &Call) -> Result<Kernel> {
     device.modules.find(call)?.ok_or_else(missing)
 }
 
-fn start(device: &Device, stream: sys::CUstream, call: &Call, kernel: &Kernel) -> Result<()> {
+fn start(device: &Device, stream: sys::CUstream, call: &Call, kernel: &Kernel, early: bool) -> Result<()> {
     check_call(call, kernel.threads, kernel.shared)?;
     let mut values = [0_u64; ARGUMENTS];
     let mut pointers = [null_mut::<c_void>(); ARGUMENTS];
@@ -86,12 +88,27 @@ fn start(device: &Device, stream: sys::CUstream, call: &Call, kernel: &Kernel) -
             call.block
         )
     };
+    let mut overlap = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: gx,
+        gridDimY: gy,
+        gridDimZ: gz,
+        blockDimX: bx,
+        blockDimY: by,
+        blockDimZ: bz,
+        sharedMemBytes: call.shared,
+        hStream: stream,
+        attrs: &raw mut overlap,
+        numAttrs: u32::from(early && device.properties.capability >= OVERLAP),
+    };
     // SAFETY: the arguments are those that the maker of the call declares for this kernel, each in 8 bytes of its own,
     // of which the driver reads as many as the parameter has; the processor keeps low bytes first.
-    let status = unsafe {
-        let (function, pointers) = (kernel.function, pointers.as_mut_ptr());
-        sys::cuLaunchKernel(function, gx, gy, gz, bx, by, bz, call.shared, stream, pointers, null_mut())
-    };
+    let status =
+        unsafe { sys::cuLaunchKernelEx(&raw const config, kernel.function, pointers.as_mut_ptr(), null_mut()) };
     check(status, what)?;
     if settings::synchronise() && !is_capturing(stream, call)? {
         // SAFETY: a stream of the current context.

@@ -58,4 +58,7 @@ pub struct Call {
     pub shared: u32,
     /// In the order of the kernel's parameters.
     pub arguments: Vec<Argument>,
+    /// May begin before the call ahead of it in the same list has ended: the kernel waits for it (`wait_for_predecessor`)
+    /// before it reads what that one wrote, and before it writes. Devices from sm_90 on do so.
+    pub early: bool,
 }

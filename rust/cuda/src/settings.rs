@@ -10,8 +10,8 @@ use crate::{Error, Result};
 /// Where compiled kernels are kept between processes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// Nowhere: each process compiles what it needs.
-    Off,
+    /// Nowhere, and why: each process compiles what it needs.
+    Off(&'static str),
     /// In this folder, which somebody named: one that cannot be trusted is an error.
     Folder(PathBuf),
     /// In this folder of the user's cache; in memory where it cannot be written or trusted.
@@ -41,9 +41,12 @@ impl Settings {
         let path = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let caches = path("XDG_CACHE_HOME").or_else(|| path("HOME").map(|home| home.join(".cache")));
         let keep = match path("OCTAVO_CACHE_DIR") {
-            Some(folder) if folder.as_os_str() == "off" => Keep::Off,
+            Some(folder) if folder.as_os_str().eq_ignore_ascii_case("off") => Keep::Off("OCTAVO_CACHE_DIR=off"),
             Some(folder) => Keep::Folder(folder),
-            None => caches.map_or(Keep::Off, |folder| Keep::Default(folder.join("octavo").join("cubin"))),
+            None => match caches {
+                Some(folder) => Keep::Default(folder.join("octavo").join("cubin")),
+                None => Keep::Off("none of OCTAVO_CACHE_DIR, XDG_CACHE_HOME and HOME names a folder"),
+            },
         };
         let synchronise = match env::var_os("OCTAVO_CUDA_SYNC") {
             Some(given) if given == "1" => true,

@@ -36,7 +36,7 @@ fn child() {
         })
     };
     let _driver = load("FAKE_CUDA");
-    configure(Settings { nvrtc: env::var_os("FAKE_COMPILER").map(Into::into), keep: Keep::Off, ..bare() });
+    configure(Settings { nvrtc: env::var_os("FAKE_COMPILER").map(Into::into), keep: Keep::Off("a test"), ..bare() });
     let plain = call(&Arc::new(program("p", &[("k.cu", "plain")], &["plain"])), "plain", Vec::new());
     match scenario.to_str().unwrap() {
         "devices" => println!("{:?}", devices()),

@@ -101,6 +101,16 @@ fn a_call_reaches_its_stream_with_its_arguments_and_the_context_is_given_back() 
 }
 
 #[test]
+fn only_what_follows_another_call_may_begin_early() {
+    let Some((fakes, _one)) = Fakes::get() else { return };
+    let early = || Call { early: true, ..mix("early") };
+    launch(0, 5, &[early(), early(), mix("early")]).unwrap();
+    let launches: Vec<bool> =
+        fakes.notes().iter().filter(|note| note.starts_with("launch")).map(|note| note.contains(", early:")).collect();
+    assert_eq!(launches, [false, true, false]);
+}
+
+#[test]
 fn each_device_loads_what_is_compiled_once() {
     let Some((fakes, _one)) = Fakes::get() else { return };
     let before = fakes.compiles();

@@ -92,6 +92,7 @@ KERNEL(256) split(const void *x, u8 *limbs, i32 m, i64 k) {
     u32 chunks = (u32)((k + 127) / 128);
     float *shares = (float *)(limbs + limbs_bytes(chunks));
     u32 *sums = (u32 *)(shares + LIMB_ROWS * chunks * SHARES);
+    wait_for_predecessor();
     make_limbs(x, m, k, 0, chunks, limbs, shares, sums, blockIdx.x * 256 + threadIdx.x, gridDim.x * 256);
     release_successor();
 }

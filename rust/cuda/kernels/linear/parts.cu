@@ -33,6 +33,7 @@ DEVICE u32 slot_of(u32 t, u32 i, u32 row) { return (4 * i + t) ^ (row & 1) << 2;
 KERNEL(256) split(const void *x, u8 *to, i32 m, i32 rows, i64 k) {
     i64 at = blockIdx.x * 256ll + threadIdx.x;
     i64 run = at % 16, row = at / 16 % rows, chunk = at / 16 / rows;
+    wait_for_predecessor();
     if (chunk >= (k + 127) / 128) return;
     u32 t = WIDTH == 8 ? run >> 1 & 3 : run >> 2, i = WIDTH == 8 ? 2 * (run >> 3) + (run & 1) : run & 3;
     float v[8];

@@ -20,6 +20,7 @@ DEVICE u32 most_of_block(u32 most) {
 // Largest magnitudes of stretches of x, as bits.
 KERNEL(256) magnitudes(const void *x, u32 *to, i64 count) {
     u32 most = 0;
+    wait_for_predecessor();
     for (i64 i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
         u32 magnitude = bits_of(value_at<X>(x, i)) & 0x7fffffff;
         most = magnitude > most ? magnitude : most;

@@ -61,7 +61,7 @@ impl Cache {
     pub fn open(keep: &Keep) -> Result<Self> {
         let off = |why: String| Ok(Self { folder: None, why_not: Some(why), cap: CAP });
         match keep {
-            Keep::Off => off("switched off".to_owned()),
+            Keep::Off(why) => off((*why).to_owned()),
             Keep::Folder(folder) => match folder::prepare(folder) {
                 Ok(()) => Ok(Self { folder: Some(folder.clone()), why_not: None, cap: CAP }),
                 Err(folder::Refusal::Unsafe(why)) => Err(crate::Error::Setting(format!(

@@ -40,7 +40,15 @@ pub(super) fn call(
     block: u32,
     arguments: Vec<Argument>,
 ) -> Call {
-    Call { program: program.clone(), entry, grid: [grid, 1, 1], block: [block, 1, 1], shared: 0, arguments }
+    Call {
+        program: program.clone(),
+        entry,
+        grid: [grid, 1, 1],
+        block: [block, 1, 1],
+        shared: 0,
+        arguments,
+        early: false,
+    }
 }
 
 fn address(value: u64) -> Argument {

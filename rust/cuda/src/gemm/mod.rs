@@ -164,7 +164,7 @@ impl Gemm {
         ]);
         let call = |entry, blocks: usize, parts: usize, shared, arguments| -> Result<Call> {
             let grid = [crate::blocks(blocks as u64, 1)?, crate::blocks(parts as u64, 1)?, 1];
-            Ok(Call { program: self.program.clone(), entry, grid, block: [256, 1, 1], shared, arguments })
+            Ok(Call { program: self.program.clone(), entry, grid, block: [256, 1, 1], shared, arguments, early: true })
         };
         let mut arguments = vec![Argument::Address(x), Argument::I64(stride as i64), Argument::Address(codes), sums];
         arguments.extend([int(m), int(n), Argument::I64(k as i64), int(self.part)]);

@@ -110,7 +110,15 @@ impl Integer {
         let x = Argument::Address(self.x.address);
         let call = |entry, blocks: usize, arguments| -> Result<Call> {
             let grid = [crate::blocks(blocks as u64, 1)?, 1, 1];
-            Ok(Call { program: plan.quantise.clone(), entry, grid, block: [256, 1, 1], shared: 0, arguments })
+            Ok(Call {
+                program: plan.quantise.clone(),
+                entry,
+                grid,
+                block: [256, 1, 1],
+                shared: 0,
+                arguments,
+                early: true,
+            })
         };
         let found = Argument::Address(base + magnitudes as u64);
         let stretches = (self.m * self.k).div_ceil(4096).min(STRETCHES);

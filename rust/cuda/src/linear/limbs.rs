@@ -100,6 +100,7 @@ impl Limbs {
                 block: [256, 1, 1],
                 shared: shared as u32,
                 arguments,
+                early: true,
             })
         };
         let mut calls = Vec::new();

@@ -90,7 +90,7 @@ impl Parts {
         let call = |entry, grid: [usize; 3], shared: usize, arguments| -> Result<Call> {
             let [x, y, z] = grid.map(|side| crate::blocks(side as u64, 1));
             let (program, grid) = (self.program.clone(), [x?, y?, z?]);
-            Ok(Call { program, entry, grid, block: [256, 1, 1], shared: shared as u32, arguments })
+            Ok(Call { program, entry, grid, block: [256, 1, 1], shared: shared as u32, arguments, early: true })
         };
         let runs = self.blocks * self.rows * self.chunks * CHUNK / 8;
         let rows = int(self.blocks * self.rows);

@@ -14,7 +14,7 @@ use octavo_cuda::{Argument, Call, Program};
 
 /// Settings that know of nothing.
 pub(crate) fn bare() -> Settings {
-    Settings { nvrtc: None, packages: Vec::new(), toolkit: None, keep: Keep::Off, synchronise: false }
+    Settings { nvrtc: None, packages: Vec::new(), toolkit: None, keep: Keep::Off("a test"), synchronise: false }
 }
 
 /// A real compiler: that of `OCTAVO_NVRTC`, of the active virtual environment, or of the machine.
@@ -60,7 +60,7 @@ pub(crate) fn program(
 
 /// A small call of a kernel.
 pub(crate) fn call(program: &Arc<Program>, entry: &'static str, arguments: Vec<Argument>) -> Call {
-    Call { program: program.clone(), entry, grid: [3, 2, 1], block: [64, 2, 1], shared: 0, arguments }
+    Call { program: program.clone(), entry, grid: [3, 2, 1], block: [64, 2, 1], shared: 0, arguments, early: false }
 }
 
 /// Builds a stand-in from its C source under the name that loaders look for; none where there is no C compiler.

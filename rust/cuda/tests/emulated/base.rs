@@ -23,7 +23,7 @@ KERNEL(64) add(const u32 *x, u32 *out, i32 mistake) {
     if (mistake == 4 && i == 0) out[-1] = 1;
     if (mistake == 5 && threadIdx.x == 5) shuffle(v, 1);
     own[threadIdx.x] = v;
-    sync_threads();
+    if (mistake != 6) sync_threads();
     out[i] = v + own[threadIdx.x ^ 1];
 }
 KERNEL(32) background(const u8 *x, u8 *out, i32 waits) {
@@ -56,7 +56,15 @@ KERNEL(1) halves(const float *x, u32 *out, i32 count) {
 fn call(entry: &'static str, grid: u32, block: u32, shared: u32, arguments: Vec<Argument>) -> Call {
     let entries = &["add", "background", "product", "halves"];
     let program = Program { name: "example".into(), parts: EXAMPLE, defines: vec![], entries };
-    Call { program: Arc::new(program), entry, grid: [grid, 1, 1], block: [block, 1, 1], shared, arguments }
+    Call {
+        program: Arc::new(program),
+        entry,
+        grid: [grid, 1, 1],
+        block: [block, 1, 1],
+        shared,
+        arguments,
+        early: false,
+    }
 }
 
 fn bytes<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N]) -> Vec<u8> {
@@ -89,6 +97,36 @@ fn threads_share_memory_and_mistakes_are_caught() {
         let message = run(mistake, false).unwrap_err();
         assert!(message.contains(words), "{mistake}: {message}");
     }
+}
+
+#[test]
+fn an_early_kernel_must_wait() {
+    if !available() {
+        return;
+    }
+    let mut memory = Memory::default();
+    let out = memory.add(&[0; 4], 0);
+    let arguments = vec![Argument::Address(out), Argument::Address(out), Argument::I32(0)];
+    let early = Call { early: true, ..call("halves", 1, 1, 0, arguments) };
+    let message = try_emulate(&[early], &mut memory).unwrap_err();
+    assert!(message.contains("never waits"), "{message}");
+}
+
+#[test]
+fn threads_without_a_barrier_between_them_race() {
+    if !available() {
+        return;
+    }
+    let run = |mistake| {
+        let mut memory = Memory::default();
+        memory.races = true;
+        let (from, to) = (memory.add(&[7; 512], 0), memory.add(&[0; 512], 0));
+        let arguments = vec![Argument::Address(from), Argument::Address(to), Argument::I32(mistake)];
+        try_emulate(&[call("add", 2, 64, 256, arguments)], &mut memory).map(|()| words(memory.bytes(to)))
+    };
+    assert_eq!(run(0).unwrap(), [0x0e0e_0e0e; 128]);
+    let message = run(6).unwrap_err();
+    assert!(message.contains("data race") && message.contains("add"), "{message}");
 }
 
 #[test]

@@ -14,18 +14,20 @@ const KERNELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
 const EMULATION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/emulation");
 /// Objects stay here from one run of the tests to the next, by the hash of what they were made of.
 const TEMPORARY: &str = env!("CARGO_TARGET_TMPDIR");
-const FLAGS: [&str; 10] = [
+const FLAGS: [&str; 8] = [
     "-std=c++17",
     "-O1",
     "-g1",
     "-fno-strict-aliasing",
     "-ffp-contract=off",
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover=all",
     "-fno-omit-frame-pointer",
     "-I",
     EMULATION,
 ];
+/// What finds addresses out of bounds and undefined behaviour.
+const BOUNDS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+/// What finds races of the kernels' threads; the emulator itself only reports to it.
+const RACES: [&str; 1] = ["-fsanitize=thread"];
 
 /// The buffers of a device, as bytes.
 #[derive(Default)]
@@ -33,6 +35,8 @@ pub(crate) struct Memory {
     buffers: Vec<(u32, Vec<u8>)>,
     /// Whether blocks run from the last to the first.
     pub(crate) backwards: bool,
+    /// Whether threads that touch the same memory without a barrier between them are a mistake, or bad addresses.
+    pub(crate) races: bool,
     /// Bank conflicts of `load_matrices` so far.
     pub(crate) conflicts: u64,
 }
@@ -74,9 +78,10 @@ pub(crate) fn try_emulate(calls: &[Call], memory: &mut Memory) -> Result<(), Str
     let out = job.with_extension("out");
     fs::write(&job, request(calls, memory)).unwrap();
     // Memory is freed as the process ends.
-    let run = Command::new(emulator())
+    let run = Command::new(emulator(memory.races))
         .arg(&job)
         .env("ASAN_OPTIONS", "detect_leaks=0:detect_stack_use_after_return=0")
+        .env("TSAN_OPTIONS", "halt_on_error=1")
         .output();
     let run = run.unwrap();
     fs::remove_file(&job).unwrap();
@@ -106,12 +111,13 @@ fn request(calls: &[Call], memory: &Memory) -> Vec<u8> {
     job.push(memory.backwards.into());
     job.extend((calls.len() as u32).to_le_bytes());
     for call in calls {
-        for text in [library(&call.program).to_str().unwrap(), call.entry, &call.program.name] {
+        for text in [library(&call.program, memory.races).to_str().unwrap(), call.entry, &call.program.name] {
             job.extend((text.len() as u32).to_le_bytes());
             job.extend(text.as_bytes());
         }
         let sizes = call.grid.into_iter().chain(call.block).chain([call.shared, call.arguments.len() as u32]);
         job.extend(sizes.flat_map(u32::to_le_bytes));
+        job.push(call.early.into());
         for argument in &call.arguments {
             let (kind, value) = match *argument {
                 Argument::Address(v) => (b'a', v),
@@ -126,17 +132,19 @@ fn request(calls: &[Call], memory: &Memory) -> Vec<u8> {
     job
 }
 
-fn emulator() -> PathBuf {
+fn emulator(races: bool) -> PathBuf {
     let text = fs::read_to_string(format!("{EMULATION}/emulator.cpp")).unwrap();
-    built("emulator", &text, "cpp", &["-I", KERNELS, "-rdynamic", "-ldl"])
+    let own = if races { &["-DRACES", "-ltsan"][..] } else { &BOUNDS };
+    built("emulator", &text, "cpp", &[&["-I", KERNELS, "-rdynamic", "-ldl"], own].concat())
 }
 
-fn library(program: &Program) -> PathBuf {
+fn library(program: &Program, races: bool) -> PathBuf {
     let mut source = program.source();
     for entry in program.entries {
         let _ = writeln!(source, "ENTRY({entry})");
     }
-    built(&program.name, &source, "cc", &["-shared", "-fPIC", "-w"])
+    let own = if races { &RACES[..] } else { &BOUNDS };
+    built(&program.name, &source, "cc", &[&["-shared", "-fPIC", "-w"], own].concat())
 }
 
 /// The object of a source, compiled unless an earlier run left it.
@@ -144,7 +152,7 @@ fn built(name: &str, source: &str, extension: &str, flags: &[&str]) -> PathBuf {
     static NAMES: AtomicUsize = AtomicUsize::new(0);
     let mut hasher = DefaultHasher::new();
     (source, FLAGS, flags).hash(&mut hasher);
-    for file in ["shim.h", "../kernels/base.cu"] {
+    for file in ["shim.h", "races.h", "../kernels/base.cu"] {
         fs::read(format!("{EMULATION}/{file}")).unwrap().hash(&mut hasher);
     }
     let target = Path::new(TEMPORARY).join(format!("{name}-{:016x}", hasher.finish()));

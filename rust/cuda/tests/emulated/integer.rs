@@ -11,27 +11,27 @@ use crate::linear::{normal, rounded};
 const DEVICE: Device = Device { multiprocessors: 4 };
 
 #[derive(Clone, Copy, PartialEq)]
-enum Added {
+pub(crate) enum Added {
     Nothing,
     Floats,
     Integers,
 }
 
-struct Asked {
-    format: &'static str,
-    input: &'static str,
-    shape: (usize, usize, usize),
-    dtype: DType,
-    added: Added,
-    given: bool,
+pub(crate) struct Asked {
+    pub(crate) format: &'static str,
+    pub(crate) input: &'static str,
+    pub(crate) shape: (usize, usize, usize),
+    pub(crate) dtype: DType,
+    pub(crate) added: Added,
+    pub(crate) given: bool,
 }
 
 fn le<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N]) -> Vec<u8> {
     values.iter().flat_map(|&v| to(v)).collect()
 }
 
-/// Checks one product, aligned or not.
-fn check(asked: &Asked, misaligned: bool) {
+/// Checks one product, aligned or not, in a memory of this kind.
+pub(crate) fn check(asked: &Asked, misaligned: bool, mut memory: Memory) {
     let (m, n, k) = asked.shape;
     let (format, input) = (Format::parse(asked.format).unwrap(), Format::parse(asked.input).unwrap());
     let layout = Layout::new(&[n, k], -1, format).unwrap();
@@ -71,7 +71,6 @@ fn check(asked: &Asked, misaligned: bool) {
     linear::multiply_integer(values, m, input, asked.given.then_some(&given[..]), &matrix, bias, out).unwrap();
     let expected = if asked.dtype == DType::F32 { le(&single, f32::to_le_bytes) } else { le(&half, u16::to_le_bytes) };
 
-    let mut memory = Memory::default();
     let mut at = |bytes: &[u8], size: u32| memory.add(bytes, if misaligned { size } else { 0 });
     let size = asked.dtype.bytes() as u32;
     let integer = Integer {
@@ -127,7 +126,7 @@ fn integer_products_have_the_processors_bits() {
     .enumerate()
     {
         let dtype = [DType::F32, DType::BF16, DType::F16][i % 3];
-        check(&Asked { format, input, shape, dtype, added, given }, i % 4 == 3);
+        check(&Asked { format, input, shape, dtype, added, given }, i % 4 == 3, Memory::default());
     }
 }
 

@@ -43,14 +43,14 @@ fn read(bytes: &[u8], dtype: DType) -> Vec<f32> {
 }
 
 /// A product, its numbers and its exact result.
-struct Case {
-    memory: Memory,
+pub(crate) struct Case {
+    pub(crate) memory: Memory,
     linear: Linear,
     exact: Vec<f64>,
 }
 
 /// `misaligned` moves codes by a byte and other buffers by one number.
-fn case(format: &str, (m, n, k): (usize, usize, usize), dtype: DType, bias: bool, misaligned: bool) -> Case {
+pub(crate) fn case(format: &str, (m, n, k): (usize, usize, usize), dtype: DType, bias: bool, misaligned: bool) -> Case {
     let format = Format::parse(format).unwrap();
     let layout = Layout::new(&[n, k], -1, format).unwrap();
     let sizes = Sizes::new(format, &layout).unwrap();
@@ -91,12 +91,12 @@ fn case(format: &str, (m, n, k): (usize, usize, usize), dtype: DType, bias: bool
 }
 
 #[derive(Clone, Copy)]
-enum Way {
+pub(crate) enum Way {
     Limbs,
     Parts,
 }
 
-fn error_of(mut case: Case, way: Way) -> f64 {
+pub(crate) fn error_of(mut case: Case, way: Way) -> f64 {
     let linear = case.linear;
     let calls = match way {
         Way::Limbs => {

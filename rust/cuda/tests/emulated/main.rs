@@ -7,3 +7,4 @@ mod codec;
 mod emulator;
 mod integer;
 mod linear;
+mod races;

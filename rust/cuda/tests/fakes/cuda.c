@@ -129,15 +129,28 @@ int cuFuncSetAttribute(Function *function, int which, int value) {
 int cuStreamIsCapturing(void *stream, int *status) { *status = stream == (void *)0xCA; return OK; }
 int cuStreamSynchronize(void *stream) { note("wait"); return stream == (void *)0xBAD ? ILLEGAL_ADDRESS : OK; }
 
-int cuLaunchKernel(Function *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared, void *stream, void **parameters, void **extra) {
+typedef struct { int id; char pad[4]; int value[16]; } Attribute;
+typedef struct {
+    unsigned gx, gy, gz, bx, by, bz, shared;
+    void *stream;
+    Attribute *attributes;
+    unsigned count;
+} Config;
+
+int cuLaunchKernelEx(const Config *config, Function *function, void **parameters, void **extra) {
     (void)extra;
     char line[512];
     if (!depth || stack[depth - 1] != (void *)(0x1000L + function->module->device)) return NO_CONTEXT;
     if (!strncmp(function->name, "refused", 7)) return TOO_MANY;
-    if (shared > 49152 && (int)shared > function->dynamic) return INVALID;
-    int used = snprintf(line, sizeof line, "launch %s on %d, stream %lu, grid %u %u %u, block %u %u %u, shared %u:",
-                        function->name, function->module->device, (unsigned long)stream, gx, gy, gz, bx, by, bz, shared);
+    if (config->shared > 49152 && (int)config->shared > function->dynamic) return INVALID;
+    int used = snprintf(line, sizeof line, "launch %s on %d, stream %lu, grid %u %u %u, block %u %u %u, shared %u", function->name,
+                        function->module->device, (unsigned long)config->stream, config->gx, config->gy, config->gz, config->bx,
+                        config->by, config->bz, config->shared);
+    for (unsigned i = 0; i < config->count; ++i) { /* 6: may begin before the kernel ahead of it has ended */
+        if (config->attributes[i].id != 6 || config->attributes[i].value[0] != 1) return INVALID;
+        used += snprintf(line + used, sizeof line - used, ", early");
+    }
+    used += snprintf(line + used, sizeof line - used, ":");
     const char *kinds = strrchr(function->name, '_');
     for (int i = 0; kinds && kinds[1 + i]; ++i) {
         void *at = parameters[i];

@@ -10,7 +10,7 @@ use self::job::Job;
 use crate::emulator::{available, emulate};
 
 mod data;
-mod job;
+pub(crate) mod job;
 
 /// Formats beyond the catalogue: odd widths, blocks and biases.
 const MORE: [&str; 26] = [

@@ -1,0 +1,55 @@
+//! Threads of a block that touch the same memory with no barrier between them: there are none.
+
+use octavo_core::{DType, Format, ScaleRule};
+
+use crate::codec::job::Job;
+use crate::emulator::{Memory, available};
+use crate::integer::{Added, Asked, check};
+use crate::linear::{Way, case, error_of};
+
+fn watched() -> Memory {
+    let mut memory = Memory::default();
+    memory.races = true;
+    memory
+}
+
+#[test]
+fn codecs_do_not_race() {
+    if !available() {
+        return;
+    }
+    let mut job = Job::default();
+    job.memory = watched();
+    for (text, dtype) in
+        [("mxint8", DType::BF16), ("nvfp4", DType::F32), ("int8:channel", DType::F16), ("binary2:channel", DType::F32)]
+    {
+        let format = Format::parse(text).unwrap();
+        for (i, shape) in (0..).zip([(2, 512, 0), (3, 77, 0), (1, 4700, 0)]) {
+            job.add(format, dtype, shape, ScaleRule::Floor, i);
+        }
+    }
+    job.run();
+}
+
+#[test]
+fn products_do_not_race() {
+    if !available() {
+        return;
+    }
+    for (format, shape, way) in [
+        ("mxint8", (1, 33, 700), Way::Limbs),
+        ("mxfp4", (9, 17, 288), Way::Limbs),
+        ("uint4:g64", (3, 20, 2100), Way::Limbs),
+        ("nf4", (20, 130, 700), Way::Parts),
+        ("mxfp8e4m3", (64, 17, 288), Way::Parts),
+    ] {
+        let mut product = case(format, shape, DType::BF16, true, false);
+        product.memory.races = true;
+        assert!(error_of(product, way) < 3e-3, "{format} {shape:?}");
+    }
+    for (input, shape) in [("int8", (1, 33, 1100)), ("int8:channel", (130, 131, 400)), ("int8", (17, 20, 77))] {
+        let asked =
+            Asked { format: "int8:channel", input, shape, dtype: DType::F32, added: Added::Floats, given: false };
+        check(&asked, false, watched());
+    }
+}
