@@ -38,7 +38,7 @@ DEVICE void stage_weights(u8 *to, const u8 *from, i32 left) {
     }
 }
 
-KERNEL(256, 2) gemm(const u8 *x, i64 stride, const u8 *codes, i32 *parts, i32 m, i32 n, i64 k, i32 part_steps,
+KERNEL(256, LOAD == 16 && LOAD_X == 16 && WIDTH == 8 ? 2 : 1) gemm(const u8 *x, i64 stride, const u8 *codes, i32 *parts, i32 m, i32 n, i64 k, i32 part_steps,
                     const float *row_scales, i32 row_step, const float *column_scales, i32 column_step, const void *bias, i32 bias_type,
                     void *out, i32 zero) {
     SHARED_MEMORY(shared);
