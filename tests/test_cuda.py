@@ -82,7 +82,8 @@ def test_the_folder_of_kernels_is_named_refused_or_off(tmp_path):
 
 def test_a_setting_that_is_none_is_refused_at_import():
     code = "import sys\ntry:\n    import octavo\nexcept ValueError as error:\n    print(type(error).__name__, error)"
-    assert 'SettingError OCTAVO_CUDA_SYNC="2"; accepted are 0 and 1' in python(code, OCTAVO_CUDA_SYNC="2")
+    for name in ("OCTAVO_CUDA_SYNC", "OCTAVO_CUDA_PLAIN"):
+        assert f'SettingError {name}="2"; accepted are 0 and 1' in python(code, **{name: "2"})
 
 
 PREBUILD = f"""

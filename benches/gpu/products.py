@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import octavo
 import octavo.gemm  # registers the op
 import torch
+from octavo import settings
 from octavo.errors import OctavoError
 from octavo.linear import kernel, packed_linear
 from torch import Tensor
@@ -50,6 +53,22 @@ def checked(a: Tensor, b: Tensor, bias: Tensor | None = None, scales: Tensor | N
     return bool((found == sums).all())
 
 
+@contextmanager
+def plain_kernels() -> Iterator[None]:
+    """Inside, products go to kernels that every GPU runs: ``mma.sync`` where a Hopper has ``wgmma``."""
+
+    def use(plain: bool) -> None:
+        os.environ["OCTAVO_CUDA_PLAIN"] = "01"[plain]
+        settings.apply()
+        octavo.gemm._scratch.cache_clear()  # another kernel, another size
+
+    use(True)
+    try:
+        yield
+    finally:
+        use(False)
+
+
 def integers(m: int, n: int, k: int) -> Iterator[Figure]:
     """Check and time a product, plain and requantised."""
     sides = [(_int8(m, k), _int8(n, k)) for _ in range(min(8, rotation(m * k + n * k + 4 * m * n)))]
@@ -58,6 +77,11 @@ def integers(m: int, n: int, k: int) -> Iterator[Figure]:
     size: Figure = {"m": m, "n": n, "k": k}
     yield {"kernel": "int8_gemm", **size, "us": us, "tops": 2e-6 * m * n * k / us, "mm_us": theirs,
            "correct": checked(*sides[0]), "of_mm": None if theirs is None else theirs / us}  # fmt: skip
+    if has_own_kernels():
+        with plain_kernels():
+            us = microseconds([lambda a=a, b=b: gemm(a, b) for a, b in sides])
+            yield {"kernel": "int8_gemm plain kernel", **size, "us": us, "tops": 2e-6 * m * n * k / us, "mm_us": theirs,
+                   "correct": checked(*sides[0]), "of_mm": None if theirs is None else theirs / us}  # fmt: skip
     bias = torch.randint(-1000, 1000, (n,), device=DEVICE, dtype=torch.int32)
     scales = torch.rand(n, device=DEVICE) * 1e-3 + 1e-5
     us = microseconds([lambda a=a, b=b: gemm(a, b, bias, scales) for a, b in sides])
@@ -67,6 +91,11 @@ def integers(m: int, n: int, k: int) -> Iterator[Figure]:
     yield {"kernel": "int8_gemm requantised", **size, "us": us, "requantise_us": apart, "mm_us": theirs,
            "correct": checked(*sides[0], bias, scales),
            "over_torch": None if theirs is None else (theirs + apart) / us}  # fmt: skip
+
+
+def has_own_kernels() -> bool:
+    """Tell whether large products of int8 have a kernel of their own on this GPU."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 
 
 def odd(m: int, n: int, k: int) -> Figure:

@@ -9,6 +9,7 @@ The CUDA part reads its own, through ``_core`` and once, at import:
 ``OCTAVO_NVRTC``: the NVRTC library, or the folder that holds it; default: searched for (:mod:`octavo.cuda`).
 ``OCTAVO_CACHE_DIR``: folder of compiled kernels, or ``off``; default: ``octavo/cubin`` in the user's cache.
 ``OCTAVO_CUDA_SYNC``: ``1`` waits after every launch, so that errors name kernels, and compiles with line numbers.
+``OCTAVO_CUDA_PLAIN``: ``1`` uses no kernel that only some GPUs run; those for all give the same bits.
 """
 
 import os
@@ -47,8 +48,8 @@ def strict(enabled: bool = True) -> Iterator[None]:
 def apply() -> None:
     """Apply the environment to the core; called once, on import.
 
-    Raises SettingError for a level this machine lacks, a number of threads that is not one, or another OCTAVO_STRICT
-    or OCTAVO_CUDA_SYNC.
+    Raises SettingError for a level this machine lacks, a number of threads that is not one, or another OCTAVO_STRICT,
+    OCTAVO_CUDA_SYNC or OCTAVO_CUDA_PLAIN.
     """
     global _always_strict
     given = os.environ.get("OCTAVO_STRICT") or "0"

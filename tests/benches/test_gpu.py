@@ -188,6 +188,7 @@ def rehearsed(monkeypatch):
     monkeypatch.setattr(codecs, "COLUMNS", 1024)
     monkeypatch.setattr(calls, "LATENCIES", (1024,))
     monkeypatch.setattr(products, "SIDES", (64,))
+    monkeypatch.setattr(products, "has_own_kernels", lambda: True)
     monkeypatch.setattr(products, "ODD", ((1, 64, 64), (17, 33, 144)))
     monkeypatch.setattr(products, "SHAPES", ((64, 256),))
     monkeypatch.setattr(products, "ROWS", (1, 16))
@@ -199,7 +200,10 @@ def rehearsed(monkeypatch):
     [
         ("capture", {"capture", "host", "latency"}),
         ("decode", {"decode", "decode all pairs", "encode"}),
-        ("int8", {"int8_gemm", "int8_gemm requantised", "int8_gemm odd", "int8_gemm refusals"}),
+        (
+            "int8",
+            {"int8_gemm", "int8_gemm plain kernel", "int8_gemm requantised", "int8_gemm odd", "int8_gemm refusals"},
+        ),
         ("linear", {"packed_linear"}),
         ("memory", {"memory"}),
     ],

@@ -17,7 +17,7 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-#include "base.cu"
+#include "fibres.h"
 #include "races.h"
 
 namespace emulator {
@@ -36,12 +36,13 @@ struct Copy {
 };
 
 struct Fibre {
-    enum State { READY, AT_WARP, AT_BARRIER, DONE } state;
+    enum State { READY, AT_WARP, AT_GROUP, AT_BARRIER, WAITING, DONE } state;
     Place place;
     ucontext_t context;
     u8 *stack;
     races::Thread thread;
     void (*act)(void **);
+    bool (*holds)(void *);
     void *own;
     bool waited;
     std::vector<Copy> open;
@@ -58,6 +59,8 @@ ucontext_t scheduler;
 const void *scheduler_stack;
 size_t scheduler_size;
 u8 *shared_memory;
+u64 shared_size;
+bool backwards;
 u64 block_number;
 u64 conflicts;
 Entry entry;
@@ -125,34 +128,69 @@ void prepare(Fibre &fibre) {
 
 void run_block(Index block, Index block_size, Index grid_size, u32 shared_bytes) {
     block_number++;
-    shared_memory = (u8 *)aligned_alloc(128, (shared_bytes + 255) / 128 * 128);
+    const u64 whole = (SHARED_BEGIN + shared_bytes + 1023) / 1024 * 1024;
+    u8 *const base = (u8 *)aligned_alloc(1024, whole);
+    shared_memory = base + SHARED_BEGIN;
+    shared_size = shared_bytes;
     for (u32 i = 0; i + 4 <= shared_bytes; i += 4) memcpy(shared_memory + i, &POISON, 4);
 #if defined(__SANITIZE_ADDRESS__)
-    __asan_poison_memory_region(shared_memory + shared_bytes, (shared_bytes + 255) / 128 * 128 - shared_bytes);
+    __asan_poison_memory_region(base, SHARED_BEGIN);
+    __asan_poison_memory_region(shared_memory + shared_bytes, whole - SHARED_BEGIN - shared_bytes);
 #endif
+    begin_background();
     for (u32 i = 0; i < count; i++) {
         Index thread{i % block_size.x, i / block_size.x % block_size.y, i / block_size.x / block_size.y};
         fibres[i].place = Place{thread, block, block_size, grid_size, i % 32};
         prepare(fibres[i]);
     }
     for (;;) {
-        u32 ready = 0, at_barrier = 0, done = 0;
-        for (u32 i = 0; i < count; i++)
-            if (fibres[i].state == Fibre::READY) ready++, resume(fibres[i]);
-        for (u32 i = 0; i < count; i++) at_barrier += fibres[i].state == Fibre::AT_BARRIER, done += fibres[i].state == Fibre::DONE;
+        u32 ready = 0, at_barrier = 0, waiting = 0, done = 0;
+        for (u32 i = 0; i < count; i++) {
+            Fibre &fibre = fibres[backwards ? count - 1 - i : i];
+            if (fibre.state == Fibre::READY) resume(fibre);
+        }
+        for (u32 i = 0; i < count; i++) {
+            Fibre &fibre = fibres[i];
+            if (fibre.state == Fibre::WAITING && fibre.holds(fibre.own)) fibre.state = Fibre::READY;
+            ready += fibre.state == Fibre::READY, waiting += fibre.state == Fibre::WAITING;
+            at_barrier += fibre.state == Fibre::AT_BARRIER, done += fibre.state == Fibre::DONE;
+        }
         if (done == count) break;
         if (at_barrier == count) {
             for (u32 i = 0; i < count; i++) fibres[i].state = Fibre::READY;
             continue;
         }
-        for (u32 i = 0; i < count; i++) ready += fibres[i].state == Fibre::READY;
-        if (!ready) fail(at_barrier ? "a barrier that not all threads reach" : "a collective that not all lanes reach");
+        if (ready || advance_background()) continue;
+        if (waiting) fail("threads wait for what never comes");
+        fail(at_barrier ? "a barrier that not all threads reach" : "a collective that not all lanes reach");
     }
+    end_background();
     for (u32 i = 0; i < count; i++) fibres[i].thread.join();
 #if defined(__SANITIZE_ADDRESS__)
-    __asan_unpoison_memory_region(shared_memory, (shared_bytes + 255) / 128 * 128);
+    __asan_unpoison_memory_region(base, whole);
 #endif
-    free(shared_memory);
+    free(base);
+}
+
+// Waits, in `state`, until `width` neighbours are there too.
+void meet(Fibre::State state, u32 width, void (*act)(void **), void *own) {
+    u32 first = (u32)(current - fibres.data()) / width * width, end = first + width < count ? first + width : count;
+    current->act = act;
+    current->own = own;
+    current->state = state;
+    void *all[128] = {};
+    for (u32 i = first; i < end; i++) {
+        if (fibres[i].state != state) {
+            leave();
+            return;
+        }
+        if (fibres[i].act != act) fail("lanes of a warp meet at different collectives");
+        all[i - first] = fibres[i].own;
+    }
+    races::ignore(true);
+    act(all);
+    races::ignore(false);
+    for (u32 i = first; i < end; i++) fibres[i].state = Fibre::READY;
 }
 
 } // namespace
@@ -177,24 +215,25 @@ void *static_shared(void *store, u64 bytes, u64 *block) {
     return store;
 }
 
-void together(void (*act)(void **), void *own) {
-    u32 first = (u32)(current - fibres.data()) / 32 * 32, end = first + 32 < count ? first + 32 : count;
-    current->act = act;
+u8 *shared_begin() { return shared_memory; }
+u64 shared_bytes() { return shared_size; }
+u32 thread_number() { return (u32)(current - fibres.data()); }
+u32 thread_count() { return count; }
+bool is_backwards() { return backwards; }
+
+void together(void (*act)(void **), void *own) { meet(Fibre::AT_WARP, 32, act, own); }
+
+void together_group(void (*act)(void **), void *own) {
+    if (thread_number() / 128 * 128 + 128 > count) fail("a warpgroup of fewer than four warps");
+    meet(Fibre::AT_GROUP, 128, act, own);
+}
+
+void wait_until(bool (*holds)(void *), void *own) {
+    if (holds(own)) return;
+    current->holds = holds;
     current->own = own;
-    current->state = Fibre::AT_WARP;
-    void *all[32] = {};
-    for (u32 i = first; i < end; i++) {
-        if (fibres[i].state != Fibre::AT_WARP) {
-            leave();
-            return;
-        }
-        if (fibres[i].act != act) fail("lanes of a warp meet at different collectives");
-        all[i - first] = fibres[i].own;
-    }
-    races::ignore(true);
-    act(all);
-    races::ignore(false);
-    for (u32 i = first; i < end; i++) fibres[i].state = Fibre::READY;
+    current->state = Fibre::WAITING;
+    leave();
 }
 
 void wait_for_predecessor() { current->waited = true; }
@@ -286,6 +325,17 @@ struct Reader {
     }
 };
 
+// What the driver makes, or refuses to make, of a matrix.
+TensorMap map_of(Reader &job, const u8 *address) {
+    Matrix matrix{address, job.get<u64>(), job.get<u64>(), job.get<u64>(), job.get<u64>(), job.get<u64>()};
+    bool fits = matrix.rows - 1 < 1ull << 32 && matrix.columns - 1 < 1ull << 32 && matrix.pitch < 1ull << 40;
+    if (!fits || (u64)address % 16 || matrix.pitch % 16) fail("a matrix that no tensor map describes");
+    if (matrix.box_rows - 1 >= 256 || matrix.box_columns != 128) fail("boxes that no tensor map describes");
+    TensorMap map = {};
+    memcpy(&map, &matrix, sizeof matrix);
+    return map;
+}
+
 void check_guards(const Buffer &b) {
     for (u64 i = 0; i < GUARD; i++) {
         bool before = i < b.offset && b.base[i] != 0xa5, after = b.base[b.offset + b.bytes + i] != 0xa5;
@@ -313,7 +363,7 @@ int main(int argc, char **argv) {
 #endif
     }
     fibres.resize(1024); // once: contexts hold addresses of their own
-    bool backwards = job.get<u8>();
+    backwards = job.get<u8>();
     for (u32 calls = job.get<u32>(); calls > 0; calls--) {
         std::string library = job.text(), name = job.text();
         where = job.text() + ": " + name;
@@ -325,14 +375,16 @@ int main(int argc, char **argv) {
         u32 shared = job.get<u32>();
         arguments.resize(job.get<u32>());
         early = job.get<u8>();
+        std::deque<TensorMap> maps;
         for (Value &v : arguments) {
             v.kind = job.get<u8>();
             u64 raw = job.get<u64>();
             memcpy(&v.l, &raw, 8);
-            if (v.kind == 'a' && raw) {
+            if ((v.kind == 'a' || v.kind == 'm') && raw) {
                 if ((raw >> 40) - 1 >= buffers.size()) fail("an address of no buffer");
                 v.address = buffers[(raw >> 40) - 1].base + (raw & ((1ull << 40) - 1));
             }
+            if (v.kind == 'm') v.address = &maps.emplace_back(map_of(job, (const u8 *)v.address));
         }
         count = block.x * block.y * block.z;
         if (count == 0 || count > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.y > 65535 || grid.z > 65535)

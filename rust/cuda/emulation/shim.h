@@ -287,7 +287,7 @@ DEVICE void multiply_f16(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 namespace emulator {
 
 struct Value {
-    u8 kind; // 'a' address, 'i' int, 'l' long long, 'f' float
+    u8 kind; // 'a' address, 'm' address of a tensor map, 'i' int, 'l' long long, 'f' float
     union {
         void *address;
         i32 i;

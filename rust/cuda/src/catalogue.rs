@@ -9,8 +9,7 @@ use crate::arch::Arch;
 ///
 /// Each room adds its own here; a program that two formats share may occur under both.
 pub fn programs(format: Format, arch: Arch) -> Vec<Program> {
-    let _ = arch;
     let mut made = crate::codec::programs(format);
-    made.extend(crate::linear::programs(format));
+    made.extend(crate::linear::programs(format, arch));
     made
 }

@@ -9,10 +9,12 @@ use crate::check::check as check_call;
 use crate::device::Device;
 use crate::driver::check;
 use crate::modules::Kernel;
+use crate::tensor_map::{self, Encoded};
 use crate::{Argument, Call, Error, Program, Result, settings};
 
-/// Arguments that a kernel may have.
+/// Arguments that a kernel may have, and tensor maps among them.
 const ARGUMENTS: usize = 64;
+const MAPS: usize = 2;
 /// Compute capability from which kernels may begin before their predecessors end.
 const OVERLAP: u32 = 90;
 
@@ -69,13 +71,27 @@ fn cold(device: &Device, stream: sys::CUstream, call: &Call) -> Result<Kernel> {
 fn start(device: &Device, stream: sys::CUstream, call: &Call, kernel: &Kernel, early: bool) -> Result<()> {
     check_call(call, kernel.threads, kernel.shared)?;
     let mut values = [0_u64; ARGUMENTS];
+    let mut maps = [Encoded::default(); MAPS];
     let mut pointers = [null_mut::<c_void>(); ARGUMENTS];
     if call.arguments.len() > ARGUMENTS {
         let count = call.arguments.len();
         return Err(Error::Launch(format!("kernel '{}': {count} arguments, at most {ARGUMENTS}", named(call))));
     }
+    let mut room = maps.iter_mut();
     for ((value, pointer), argument) in values.iter_mut().zip(&mut pointers).zip(&call.arguments) {
-        *value = bits(*argument);
+        *value = match *argument {
+            Argument::Address(address) => address,
+            Argument::I32(value) => u64::from(value.cast_unsigned()),
+            Argument::I64(value) => value.cast_unsigned(),
+            Argument::F32(value) => u64::from(value.to_bits()),
+            Argument::Map(map) => {
+                let too_many = || Error::Launch(format!("kernel '{}': more than {MAPS} tensor maps", named(call)));
+                let encoded = room.next().ok_or_else(too_many)?;
+                *encoded = tensor_map::encode(&map, || named(call))?;
+                *pointer = (&raw mut *encoded).cast();
+                continue;
+            }
+        };
         *pointer = (&raw mut *value).cast();
     }
     let ([gx, gy, gz], [bx, by, bz]) = (call.grid, call.block);
@@ -106,7 +122,8 @@ fn start(device: &Device, stream: sys::CUstream, call: &Call, kernel: &Kernel, e
         numAttrs: u32::from(early && device.properties.capability >= OVERLAP),
     };
     // SAFETY: the arguments are those that the maker of the call declares for this kernel, each in 8 bytes of its own,
-    // of which the driver reads as many as the parameter has; the processor keeps low bytes first.
+    // of which the driver reads as many as the parameter has, or in a tensor map's 128; the processor keeps low bytes
+    // first.
     let status =
         unsafe { sys::cuLaunchKernelEx(&raw const config, kernel.function, pointers.as_mut_ptr(), null_mut()) };
     check(status, what)?;
@@ -124,15 +141,6 @@ fn is_capturing(stream: sys::CUstream, call: &Call) -> Result<bool> {
     let result = unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) };
     check(result, || format!("kernel '{}': its stream", named(call)))?;
     Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
-}
-
-fn bits(argument: Argument) -> u64 {
-    match argument {
-        Argument::Address(address) => address,
-        Argument::I32(value) => u64::from(value.cast_unsigned()),
-        Argument::I64(value) => value.cast_unsigned(),
-        Argument::F32(value) => u64::from(value.to_bits()),
-    }
 }
 
 fn named(call: &Call) -> String {

@@ -23,6 +23,7 @@ mod modules;
 pub mod nvrtc;
 mod program;
 pub mod settings;
+mod tensor_map;
 
 pub use check::{blocks, check};
 pub use device::{Properties, devices, properties};
@@ -30,4 +31,4 @@ pub use error::{Error, Result};
 pub use images::prebuild;
 pub use info::{CacheInfo, DriverInfo, Found, Info, NvrtcInfo, info};
 pub use launch::{launch, warmup, warmup_programs};
-pub use program::{Argument, Call, Program};
+pub use program::{Argument, Call, Program, TensorMap};

@@ -30,6 +30,28 @@ impl Program {
     }
 }
 
+/// A matrix of bytes as the tensor memory accelerator of devices from compute capability 9.0 on copies it: in boxes of
+/// rows of 128 bytes, eight of which lie in shared memory with piece `c` of 16 bytes of row `r` at `c ^ (r & 7)`. What a
+/// box has beyond the matrix is zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TensorMap {
+    /// Where it begins, a multiple of 16.
+    pub address: u64,
+    /// Its rows, at most 2^32.
+    pub rows: u64,
+    /// Bytes of a row that belong to it, at most 2^32.
+    pub columns: u64,
+    /// Bytes from one row to the next, a multiple of 16 below 2^40.
+    pub pitch: u64,
+    /// Rows of a box, at most 256.
+    pub box_rows: u32,
+}
+
+impl TensorMap {
+    /// Bytes of a row of a box.
+    pub const BOX_COLUMNS: u32 = 128;
+}
+
 /// An argument of a kernel, passed by value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Argument {
@@ -41,6 +63,8 @@ pub enum Argument {
     I64(i64),
     /// `float`.
     F32(f32),
+    /// `const __grid_constant__ TensorMap`.
+    Map(TensorMap),
 }
 
 /// One launch of a kernel.

@@ -31,12 +31,15 @@ pub struct Settings {
     pub keep: Keep,
     /// Wait after every launch, so that an error names the kernel that made it, and compile with line numbers.
     pub synchronise: bool,
+    /// Use no kernel that only some devices run: those for all take their place, with the same results.
+    pub plain: bool,
 }
 
 impl Settings {
-    /// Reads `OCTAVO_NVRTC`, `CUDA_HOME` or `CUDA_PATH`, `OCTAVO_CACHE_DIR` or `XDG_CACHE_HOME`, and `OCTAVO_CUDA_SYNC`.
+    /// Reads `OCTAVO_NVRTC`, `CUDA_HOME` or `CUDA_PATH`, `OCTAVO_CACHE_DIR` or `XDG_CACHE_HOME`, `OCTAVO_CUDA_SYNC` and
+    /// `OCTAVO_CUDA_PLAIN`.
     ///
-    /// An error where the last is neither 0 nor 1.
+    /// An error where one of the last two is neither 0 nor 1.
     pub fn from_environment() -> Result<Self> {
         let path = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let caches = path("XDG_CACHE_HOME").or_else(|| path("HOME").map(|home| home.join(".cache")));
@@ -48,29 +51,32 @@ impl Settings {
                 None => Keep::Off("none of OCTAVO_CACHE_DIR, XDG_CACHE_HOME and HOME names a folder"),
             },
         };
-        let synchronise = match env::var_os("OCTAVO_CUDA_SYNC") {
-            Some(given) if given == "1" => true,
+        let switch = |name: &str| match env::var_os(name) {
+            Some(given) if given == "1" => Ok(true),
             Some(given) if !given.is_empty() && given != "0" => {
-                return Err(Error::Setting(format!("OCTAVO_CUDA_SYNC={given:?}; accepted are 0 and 1")));
+                Err(Error::Setting(format!("{name}={given:?}; accepted are 0 and 1")))
             }
-            _ => false,
+            _ => Ok(false),
         };
         Ok(Self {
             nvrtc: path("OCTAVO_NVRTC"),
             packages: Vec::new(),
             toolkit: path("CUDA_HOME").or_else(|| path("CUDA_PATH")),
             keep,
-            synchronise,
+            synchronise: switch("OCTAVO_CUDA_SYNC")?,
+            plain: switch("OCTAVO_CUDA_PLAIN")?,
         })
     }
 }
 
 static CURRENT: RwLock<Option<Arc<Settings>>> = RwLock::new(None);
 static SYNCHRONISE: AtomicBool = AtomicBool::new(false);
+static PLAIN: AtomicBool = AtomicBool::new(false);
 
 /// Replaces the settings. Libraries that are loaded stay.
 pub fn configure(settings: Settings) {
     SYNCHRONISE.store(settings.synchronise, Ordering::Relaxed);
+    PLAIN.store(settings.plain, Ordering::Relaxed);
     *CURRENT.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(settings));
 }
 
@@ -86,4 +92,9 @@ pub fn current() -> Result<Arc<Settings>> {
 /// Whether launches wait for their kernels; asked at every launch.
 pub(crate) fn synchronise() -> bool {
     SYNCHRONISE.load(Ordering::Relaxed)
+}
+
+/// Whether kernels for some devices only are left aside; asked at every product.
+pub(crate) fn plain() -> bool {
+    PLAIN.load(Ordering::Relaxed)
 }

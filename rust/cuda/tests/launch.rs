@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::Library;
 use octavo_cuda::settings::{Keep, Settings, configure};
-use octavo_cuda::{Argument, Call, Error, Program, launch, properties, warmup};
+use octavo_cuda::{Argument, Call, Error, Program, TensorMap, launch, properties, warmup};
 use tempfile::TempDir;
 
 use common::{bare, call, fake, program};
@@ -108,6 +108,25 @@ fn only_what_follows_another_call_may_begin_early() {
     let launches: Vec<bool> =
         fakes.notes().iter().filter(|note| note.starts_with("launch")).map(|note| note.contains(", early:")).collect();
     assert_eq!(launches, [false, true, false]);
+}
+
+#[test]
+fn tensor_maps_are_encoded_where_the_kernel_reads_them() {
+    let Some((fakes, _one)) = Fakes::get() else { return };
+    let program = Arc::new(program("maps", &[("k.cu", "boxes_immp")], &["boxes_immp"]));
+    let map = |address, pitch| Argument::Map(TensorMap { address, rows: 300, columns: 400, pitch, box_rows: 256 });
+    let arguments = |maps: &[Argument]| {
+        let others = [Argument::I32(7), Argument::Address(0x70)];
+        [&others[..1], maps, &others[1..]].concat()
+    };
+    launch(0, 5, &[call(&program, "boxes_immp", arguments(&[map(0x1000, 512), map(0x2000, 400)]))]).unwrap();
+    let expected = "launch boxes_immp on 0, stream 5, grid 3 2 1, block 64 2 1, shared 0: 7 \
+        [0x1000: 512 of 300 x 400, 256 x 128] [0x2000: 400 of 300 x 400, 256 x 128] 0x70";
+    assert_eq!(fakes.notes()[2], expected);
+    let text = refusal(call(&program, "boxes_immp", arguments(&[map(0x1000, 512), map(0x2000, 401)])));
+    assert!(text.starts_with("kernel 'maps: boxes_immp': TensorMap") && text.contains("pitch: 401"), "{text}");
+    let text = refusal(call(&program, "boxes_immp", vec![map(0x1000, 512); 3]));
+    assert_eq!(text, "kernel 'maps: boxes_immp': more than 2 tensor maps");
 }
 
 #[test]

@@ -12,11 +12,31 @@ use octavo_core::format::Granularity;
 use octavo_core::{DType, Format};
 use octavo_cuda::Program;
 use octavo_cuda::arch::{Arch, Target};
-use octavo_cuda::gemm::{Bias, Gemm, Output, Product, Scales};
+use octavo_cuda::gemm::{Bias, Gemm, Kernel, Output, Product, Scales};
 use octavo_cuda::linear::{Device, Limbs, Linear, Numbers, Parts};
 use octavo_cuda::nvrtc::{Nvrtc, usage};
 
 use common::{disassembled, nvrtc};
+
+/// Large devices, of any architecture and Hopper.
+const ANY: Device = Device { multiprocessors: 132, arch: Arch { capability: 80, specific: false } };
+const HOPPER: Device = Device { multiprocessors: 132, arch: Arch::native(90) };
+
+/// A large product of bytes.
+const SQUARE: Product = Product {
+    m: 4096,
+    n: 4096,
+    k: 4096,
+    x: 0,
+    stride: 4096,
+    codes: 0,
+    width: 8,
+    row_scales: Scales { address: 0, each: false },
+    column_scales: Scales { address: 0, each: false },
+    bias: Bias::None,
+    out: 0,
+    output: Output::Sum,
+};
 
 /// Compiles for sm_80, sm_90 and two more, so that a few programs see all architectures, every kernel within `registers`.
 fn within(nvrtc: &Nvrtc, program: &Program, registers: u32, i: usize) {
@@ -58,7 +78,7 @@ fn limbs_stay_in_registers() {
         let format = Format::parse(format).unwrap();
         let linear =
             Linear { format, m, n: 4096, k: 4096, x: Numbers { address: 0, dtype }, parts: [0; 4], bias: None, out: 0 };
-        let limbs = Limbs::new(&linear, Device { multiprocessors: 132 }).unwrap().unwrap();
+        let limbs = Limbs::new(&linear, ANY).unwrap().unwrap();
         within(&nvrtc, limbs.program(), if format.granularity() == Granularity::Block(8) { 168 } else { 128 }, i);
     }
 }
@@ -81,7 +101,7 @@ fn parts_stay_in_registers() {
         let format = Format::parse(format).unwrap();
         let linear =
             Linear { format, m, n: 4096, k: 4096, x: Numbers { address: 0, dtype }, parts: [0; 4], bias: None, out: 0 };
-        let parts = Parts::new(&linear, Device { multiprocessors: 132 }).unwrap().unwrap();
+        let parts = Parts::new(&linear, ANY).unwrap().unwrap();
         within(&nvrtc, parts.program(), 224, i);
     }
 }
@@ -102,25 +122,46 @@ fn integer_products_stay_in_registers() {
     .into_iter()
     .enumerate()
     {
-        let product = Product {
-            m,
-            n: 4096,
-            k,
-            x: 0,
-            stride: k,
-            codes: 0,
-            width,
-            row_scales: Scales::default(),
-            column_scales: Scales::default(),
-            bias: Bias::Integer(0),
-            out: 0,
-            output,
-        };
-        let gemm = Gemm::new(&product, Device { multiprocessors: 132 }).unwrap();
+        let product = Product { m, k, stride: k, width, bias: Bias::Integer(0), output, ..SQUARE };
+        let gemm = Gemm::new(&product, ANY).unwrap();
         // Rows that 16 bytes do not divide, and codes to unpack, leave room for one block on a multiprocessor.
         let registers = if k % 16 == 0 && width == 8 { 128 } else { 168 };
         within(&nvrtc, gemm.program(), registers, i);
     }
+}
+
+#[test]
+fn warpgroups_compile_for_hopper_alone_and_stay_in_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for output in
+        [Output::Sum, Output::Byte(0), Output::Float(DType::F32), Output::Float(DType::F16), Output::Float(DType::BF16)]
+    {
+        let gemm = Gemm::new(&Product { output, ..SQUARE }, HOPPER).unwrap();
+        assert_eq!(gemm.kernel(), Kernel::Warpgroups);
+        let image = nvrtc.compile(gemm.program(), Target::Cubin(HOPPER.arch)).unwrap();
+        // C7508: registers cannot be moved between warpgroups. C7510 and its like: products wait for one another.
+        let complaint = ["C75", "warning"].into_iter().find(|word| image.log.contains(word));
+        assert_eq!(complaint, None, "{output:?}: {}", image.log);
+        for used in usage(&image.log) {
+            assert_eq!((used.stack, used.spill_stores, used.spill_loads), (0, 0, 0), "{output:?}: {used:?}");
+            // What 384 threads begin with; those that multiply take 232 each.
+            assert!(used.registers <= 168, "{output:?}: {used:?}");
+        }
+        let Some(lines) = disassembled(&image.code, "warpgroups") else { return };
+        let count = |word: &str| lines.iter().filter(|line| line.contains(word)).count();
+        assert_eq!((count("IGMMA.64x256x32.S8.S8"), count("UTMALDG.2D"), count("USETMAXREG")), (4, 2, 2));
+        assert_eq!(count("LDL") + count("STL"), 0);
+        let words = lines.iter().flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric()));
+        let registers = words.filter_map(|word| word.strip_prefix('R')?.parse::<u32>().ok());
+        assert!(registers.max() < Some(232), "{output:?}");
+    }
+    let Some(lines) = hot_loop(&image_of_sums(&nvrtc), "warpgroups") else { return };
+    assert!(lines.len() <= 80, "{} instructions a step", lines.len());
+}
+
+fn image_of_sums(nvrtc: &Nvrtc) -> Vec<u8> {
+    let gemm = Gemm::new(&SQUARE, HOPPER).unwrap();
+    nvrtc.compile(gemm.program(), Target::Cubin(HOPPER.arch)).unwrap().code
 }
 
 /// Instructions of the loop with the most products of matrices, by `nvdisasm`; none where it is not found.
@@ -146,7 +187,7 @@ fn hot_loop(cubin: &[u8], entry: &str) -> Option<Vec<String>> {
 #[test]
 fn loops_take_few_instructions() {
     let Some(nvrtc) = nvrtc() else { return };
-    let device = Device { multiprocessors: 132 };
+    let device = ANY;
     // Instructions a weight, in hundredths: a multiprocessor has 990 for bytes and 530 for nibbles while memory brings one.
     for (format, m, most) in
         [("int8:channel", 1, 220), ("mxint8", 1, 250), ("int4:g32", 1, 250), ("int4:g128", 4, 280), ("mxfp4", 1, 450)]
@@ -160,21 +201,7 @@ fn loops_take_few_instructions() {
         let each = lines.len() * 3200 / 2048;
         assert!((1..=most).contains(&each), "'{format}', {m} rows: {each} hundredths an instruction a weight");
     }
-    let product = Product {
-        m: 4096,
-        n: 4096,
-        k: 4096,
-        x: 0,
-        stride: 4096,
-        codes: 0,
-        width: 8,
-        row_scales: Scales::default(),
-        column_scales: Scales::default(),
-        bias: Bias::None,
-        out: 0,
-        output: Output::Sum,
-    };
-    let gemm = Gemm::new(&product, device).unwrap();
+    let gemm = Gemm::new(&SQUARE, device).unwrap();
     let image = nvrtc.compile(gemm.program(), Target::Cubin(Arch::native(90))).unwrap();
     let Some(lines) = hot_loop(&image.code, "gemm") else { return };
     let count = |word: &str| lines.iter().filter(|line| line.contains(word)).count();

@@ -13,21 +13,44 @@ struct Outputs {
     i32 zero;
 };
 
-DEVICE void finish_sum(const Outputs &o, i32 sum, i64 m, i64 n, i64 width) {
-    i64 exact = sum >> SHIFT;
-    if (o.bias && o.bias_type == 3) exact += ((const i32 *)o.bias)[n];
+#if OUT == 3
+typedef i32 Element;
+#elif OUT == 4
+typedef i8 Element;
+#else
+typedef Rounded<OUT> Element;
+#endif
+
+// What a column brings to its outputs.
+struct Column {
+    float scale, added;
+    i32 bias;
+};
+
+DEVICE Column column_at(const Outputs &o, i64 n) {
+    const bool whole = o.bias_type == 3;
+    return Column{o.column_scales ? o.column_scales[n * o.column_step] : 1,
+                  o.bias && !whole ? optional_at(o.bias, o.bias_type, n) : -0.f, // which changes no sum, not even the sign of 0
+                  o.bias && whole ? ((const i32 *)o.bias)[n] : 0};
+}
+DEVICE float row_scale(const Outputs &o, i64 m) { return o.row_scales ? o.row_scales[m * o.row_step] : 1; }
+
+DEVICE Element finished(i32 sum, float row_scale, const Column &column, i32 zero) {
+    i64 exact = (i64)(sum >> SHIFT) + column.bias;
     if constexpr (OUT == 3) {
         exact = exact > 0x7fffffff ? 0x7fffffff : exact < -0x80000000ll ? -0x80000000ll : exact;
-        ((i32 *)o.out)[m * width + n] = (i32)exact;
+        return (i32)exact;
     } else {
-        float scale = (o.row_scales ? o.row_scales[m * o.row_step] : 1) * (o.column_scales ? o.column_scales[n * o.column_step] : 1);
-        float y = (float)exact * scale;
-        if (o.bias && o.bias_type != 3) y += optional_at(o.bias, o.bias_type, n);
-        if constexpr (OUT == 4) {
-            y = larger(smaller(round_even(y) + (float)o.zero, 127.f), -128.f);
-            ((i8 *)o.out)[m * width + n] = (i8)to_int(y);
-        } else put<OUT>(o.out, m * width + n, y);
+        // Devices convert 32 bits faster than 64.
+        float y = exact == (i32)exact ? (float)(i32)exact : (float)exact;
+        y = y * (row_scale * column.scale) + column.added;
+        if constexpr (OUT == 4) return (i8)to_int(larger(smaller(round_even(y) + (float)zero, 127.f), -128.f));
+        else return rounded<OUT>(y);
     }
+}
+
+DEVICE void finish_sum(const Outputs &o, i32 sum, i64 m, i64 n, i64 width) {
+    ((Element *)o.out)[m * width + n] = finished(sum, row_scale(o, m), column_at(o, n), o.zero);
 }
 
 // Adds the sums of all parts and finishes them.

@@ -10,8 +10,10 @@ DEVICE float optional_at(const void *p, i32 type, i64 i) {
     return !p ? 0 : type == 0 ? value_at<0>(p, i) : type == 1 ? value_at<1>(p, i) : value_at<2>(p, i);
 }
 // Beyond the range lies infinity.
-template <int type> DEVICE void put(void *p, i64 i, float v) {
-    if constexpr (type == 0) ((float *)p)[i] = v;
-    if constexpr (type == 1) ((u16 *)p)[i] = to_f16(v);
-    if constexpr (type == 2) ((u16 *)p)[i] = to_bf16(v);
+template <int type> DEVICE auto rounded(float v) {
+    if constexpr (type == 0) return v;
+    else if constexpr (type == 1) return to_f16(v);
+    else return to_bf16(v);
 }
+template <int type> using Rounded = decltype(rounded<type>(0.f));
+template <int type> DEVICE void put(void *p, i64 i, float v) { ((Rounded<type> *)p)[i] = rounded<type>(v); }

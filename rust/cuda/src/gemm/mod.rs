@@ -1,4 +1,7 @@
-//! Calls for exact products of integers: `kernels/linear/gemm.cu` and, for few rows of x, `narrow.cu`.
+//! Calls for exact products of integers: `kernels/linear/gemm.cu`, for few rows of x `narrow.cu`, and for many on Hopper
+//! `warpgroups.cu`.
+
+mod warpgroups;
 
 use std::sync::Arc;
 
@@ -94,14 +97,27 @@ pub struct Product {
     pub output: Output,
 }
 
+/// A kernel that takes a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kernel {
+    /// Few rows of x.
+    Narrow,
+    /// Any product: `mma.sync`.
+    Tiles,
+    /// Large ones on devices of compute capability 9.0: `wgmma`.
+    Warpgroups,
+}
+
 /// How a product is computed.
 #[derive(Clone, Debug)]
 pub struct Gemm {
     program: Arc<Program>,
-    narrow: bool,
+    kernel: Kernel,
     /// Chunks or steps of a part of the columns, and parts.
     part: usize,
     parts: usize,
+    /// Blocks that a device has room for at a time, of a kernel whose blocks stay.
+    room: usize,
 }
 
 impl Gemm {
@@ -120,23 +136,28 @@ impl Gemm {
                 product.width
             )));
         }
-        let narrow = is_narrow(m) && product.stride.is_multiple_of(16) && product.x.is_multiple_of(16);
+        let kernel = Kernel::of(product, device);
         let load = load(product.codes, product.width, (k * product.width as usize).div_ceil(8));
-        let device = device.multiprocessors as usize;
+        let room = device.multiprocessors as usize;
         // Until every multiprocessor has a block or two, as long as each part keeps its pipeline full.
-        let (steps, wanted, fewest) = if narrow {
-            (k.div_ceil(CHUNK), 2 * device / n.div_ceil(ROWS), WARPS)
-        } else {
-            (k.div_ceil(STEP), device / (m.div_ceil(TILE) * n.div_ceil(TILE)), 8)
+        let (steps, wanted, fewest) = match kernel {
+            Kernel::Narrow => (k.div_ceil(CHUNK), 2 * room / n.div_ceil(ROWS), WARPS),
+            Kernel::Tiles => (k.div_ceil(STEP), room / (m.div_ceil(TILE) * n.div_ceil(TILE)), 8),
+            Kernel::Warpgroups => (k.div_ceil(warpgroups::STEP), room / warpgroups::tiles(product), 8),
         };
         let part = steps.div_ceil(wanted.clamp(1, steps.div_ceil(fewest)));
-        let program = Arc::new(program(product, narrow, load));
-        Ok(Self { program, narrow, part, parts: steps.div_ceil(part) })
+        let program = Arc::new(program(product, kernel, load));
+        Ok(Self { program, kernel, part, parts: steps.div_ceil(part), room })
     }
 
     /// The kernels.
     pub fn program(&self) -> &Program {
         &self.program
+    }
+
+    /// Which of them multiplies.
+    pub const fn kernel(&self) -> Kernel {
+        self.kernel
     }
 
     /// Bytes of scratch memory, at a multiple of 4.
@@ -162,24 +183,64 @@ impl Gemm {
             Argument::Address(product.out),
             Argument::I32(zero),
         ]);
-        let call = |entry, blocks: usize, parts: usize, shared, arguments| -> Result<Call> {
-            let grid = [crate::blocks(blocks as u64, 1)?, crate::blocks(parts as u64, 1)?, 1];
-            Ok(Call { program: self.program.clone(), entry, grid, block: [256, 1, 1], shared, arguments, early: true })
+        let call = |entry, grid: [usize; 2], threads, shared, arguments| -> Result<Call> {
+            let grid = [crate::blocks(grid[0] as u64, 1)?, crate::blocks(grid[1] as u64, 1)?, 1];
+            Ok(Call {
+                program: self.program.clone(),
+                entry,
+                grid,
+                block: [threads, 1, 1],
+                shared,
+                arguments,
+                early: true,
+            })
         };
-        let mut arguments = vec![Argument::Address(x), Argument::I64(stride as i64), Argument::Address(codes), sums];
-        arguments.extend([int(m), int(n), Argument::I64(k as i64), int(self.part)]);
-        arguments.extend(ends.clone());
-        let first = if self.narrow {
-            call("narrow", n.div_ceil(ROWS), self.parts, 0, arguments)?
-        } else {
-            call("gemm", m.div_ceil(TILE) * n.div_ceil(TILE), self.parts, STAGES, arguments)?
+        let own = || {
+            let own = [Argument::Address(x), Argument::I64(stride as i64), Argument::Address(codes), sums];
+            own.into_iter().chain([int(m), int(n), Argument::I64(k as i64), int(self.part)])
+        };
+        let first = match self.kernel {
+            Kernel::Narrow => {
+                call("narrow", [n.div_ceil(ROWS), self.parts], 256, 0, own().chain(ends.clone()).collect())?
+            }
+            Kernel::Tiles => {
+                let grid = [m.div_ceil(TILE) * n.div_ceil(TILE), self.parts];
+                call("gemm", grid, 256, STAGES, own().chain(ends.clone()).collect())?
+            }
+            Kernel::Warpgroups => {
+                let works = crate::blocks((warpgroups::tiles(product) * self.parts) as u64, 1)? as usize;
+                let own = warpgroups::arguments(product, sums, self.part, self.parts).into_iter();
+                let grid = [works.min(self.room), 1];
+                call("warpgroups", grid, warpgroups::THREADS, warpgroups::SHARED, own.chain(ends.clone()).collect())?
+            }
         };
         let mut calls = vec![first];
         if self.parts > 1 {
             let arguments = [sums, int(self.parts), int(m), int(n)].into_iter().chain(ends).collect();
-            calls.push(call("finish", (m * n).div_ceil(256), 1, 0, arguments)?);
+            calls.push(call("finish", [(m * n).div_ceil(256), 1], 256, 0, arguments)?);
         }
         Ok(calls)
+    }
+}
+
+impl Kernel {
+    fn of(product: &Product, device: Device) -> Self {
+        if is_narrow(product.m) && product.stride.is_multiple_of(16) && product.x.is_multiple_of(16) {
+            Self::Narrow
+        } else if warpgroups::takes(product, device) {
+            Self::Warpgroups
+        } else {
+            Self::Tiles
+        }
+    }
+
+    /// Name for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Narrow => "int8 narrow mma",
+            Self::Tiles => "int8 mma",
+            Self::Warpgroups => "int8 wgmma",
+        }
     }
 }
 
@@ -192,36 +253,33 @@ fn refused(text: String) -> Error {
     Error::Core(octavo_core::Error::Shape(text))
 }
 
-fn program(product: &Product, narrow: bool, load: u32) -> Program {
+fn program(product: &Product, kernel: Kernel, load: u32) -> Program {
     let (out, out_name) = match product.output {
         Output::Float(dtype) => (code(dtype), dtype.name()),
         Output::Sum => (3, "int32"),
         Output::Byte(_) => (4, "int8"),
     };
     let width = product.width;
-    let of_x = if product.stride.is_multiple_of(16) && product.x.is_multiple_of(16) {
-        16
-    } else if product.stride.is_multiple_of(4) && product.x.is_multiple_of(4) {
-        4
-    } else {
-        1
-    };
-    let mut defines = vec![
+    let mut defines = vec![("SHIFT", (8 - width).to_string()), ("OUT", out.to_string())];
+    if kernel == Kernel::Warpgroups {
+        let name = format!("int8-warpgroups-{out_name}");
+        return Program { name, parts: warpgroups::PARTS, defines, entries: &["warpgroups", "finish"] };
+    }
+    defines.extend([
         ("WIDTH", width.to_string()),
         ("LOAD", load.to_string()),
         ("GROUP", "0".to_owned()),
         ("SCALE", "NONE".to_owned()),
         ("UNPACK", if width == 8 { "PLAIN" } else { "SHIFTED" }.to_owned()),
-        ("SHIFT", (8 - width).to_string()),
-        ("OUT", out.to_string()),
-    ];
-    let rows = product.m.next_multiple_of(8);
-    if narrow {
+    ]);
+    if kernel == Kernel::Narrow {
+        let rows = product.m.next_multiple_of(8);
         defines.push(("M", rows.to_string()));
         let name = format!("int{width}-narrow{rows}-{out_name}");
-        Program { name, parts: NARROW, defines, entries: &["narrow", "finish"] }
-    } else {
-        defines.push(("LOAD_X", of_x.to_string()));
-        Program { name: format!("int{width}-gemm-{out_name}"), parts: GEMM, defines, entries: &["gemm", "finish"] }
+        return Program { name, parts: NARROW, defines, entries: &["narrow", "finish"] };
     }
+    let fits = |bytes: usize| product.stride.is_multiple_of(bytes) && product.x.is_multiple_of(bytes as u64);
+    let of_x = [16, 4].into_iter().find(|&bytes| fits(bytes)).unwrap_or(1);
+    defines.push(("LOAD_X", of_x.to_string()));
+    Program { name: format!("int{width}-gemm-{out_name}"), parts: GEMM, defines, entries: &["gemm", "finish"] }
 }

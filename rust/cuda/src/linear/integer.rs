@@ -6,7 +6,7 @@ use octavo_core::format::{Element, Granularity};
 use octavo_core::{DType, Format};
 
 use super::{Device, Numbers, code};
-use crate::gemm::{Bias, Gemm, Output, Product, Scales, is_narrow};
+use crate::gemm::{Bias, Gemm, Kernel, Output, Product, Scales, is_narrow};
 use crate::{Argument, Call, Error, Program, Result};
 
 const PARTS: &[(&str, &str)] = &[
@@ -146,6 +146,11 @@ impl Plan {
     /// Bytes of scratch memory.
     pub fn scratch(&self) -> usize {
         self.at[3]
+    }
+
+    /// Which kernel multiplies.
+    pub const fn kernel(&self) -> Kernel {
+        self.gemm.kernel()
     }
 
     /// The kernels.

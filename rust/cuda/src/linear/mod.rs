@@ -16,13 +16,28 @@ pub use way::{Way, way};
 
 use octavo_core::{DType, Format, Layout, Sizes};
 
-use crate::{Argument, Error, Result};
+use crate::arch::{Arch, OLDEST};
+use crate::{Argument, Error, Properties, Result, properties, settings};
 
 /// What makers of calls need to know about a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
+    /// The architecture that its programs are compiled for.
+    pub arch: Arch,
+}
+
+impl Device {
+    /// Device `ordinal`; with `OCTAVO_CUDA_PLAIN=1` as if it were one of the oldest, whose kernels run on all.
+    ///
+    /// # Errors
+    /// [`crate::Error::Unavailable`] where it is not there.
+    pub fn get(ordinal: i32) -> Result<Self> {
+        let &Properties { multiprocessors, capability, .. } = properties(ordinal)?;
+        let oldest = Arch { capability: OLDEST, specific: false };
+        Ok(Self { multiprocessors, arch: if settings::plain() { oldest } else { Arch::native(capability) } })
+    }
 }
 
 /// Numbers on the device.

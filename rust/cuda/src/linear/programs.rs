@@ -4,11 +4,12 @@ use octavo_core::{DType, Format};
 
 use super::{Device, Integer, Linear, Numbers, way};
 use crate::Program;
+use crate::arch::Arch;
 use crate::gemm::Bias;
 
 /// What large layers need: aligned, with and without a batch, all dtypes. Odd shapes compile at their first use.
-pub fn programs(format: Format) -> Vec<Program> {
-    let device = Device { multiprocessors: 132 };
+pub fn programs(format: Format, arch: Arch) -> Vec<Program> {
+    let device = Device { multiprocessors: 132, arch };
     let (n, k) = (4096, 4096);
     let mut made = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -44,10 +45,16 @@ mod tests {
 
     #[test]
     fn programs_are_listed_once() {
-        let count = |text: &str| programs(Format::parse(text).unwrap()).len();
+        let on = |text: &str, arch: &str| programs(Format::parse(text).unwrap(), arch.parse().unwrap());
+        let count = |text: &str| on(text, "sm_80").len();
         // Five of limbs and those of more rows for each dtype; quantising and two or three products of integers.
         assert_eq!(count("mxint8"), 3 * 5 + 1 + 1 + 2);
         assert!(count("int8:channel") > count("mxint8"));
         assert_eq!(count("fp16"), 0);
+        // Those of warpgroups are there for the one architecture that has them.
+        for (arch, most) in [("sm_80", 0), ("sm_90", 0), ("sm_90a", 3), ("sm_100a", 0), ("sm_120a", 0)] {
+            let found = on("int8:channel", arch).into_iter().filter(|made| made.name.contains("warpgroups"));
+            assert_eq!(found.count(), most, "{arch}");
+        }
     }
 }

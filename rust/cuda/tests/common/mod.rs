@@ -14,7 +14,8 @@ use octavo_cuda::{Argument, Call, Program};
 
 /// Settings that know of nothing.
 pub(crate) fn bare() -> Settings {
-    Settings { nvrtc: None, packages: Vec::new(), toolkit: None, keep: Keep::Off("a test"), synchronise: false }
+    let keep = Keep::Off("a test");
+    Settings { nvrtc: None, packages: Vec::new(), toolkit: None, keep, synchronise: false, plain: false }
 }
 
 /// A real compiler: that of `OCTAVO_NVRTC`, of the active virtual environment, or of the machine.

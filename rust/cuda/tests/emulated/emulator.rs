@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use octavo_cuda::{Argument, Call, Program};
+use octavo_cuda::{Argument, Call, Program, TensorMap};
 
 const KERNELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/kernels");
 const EMULATION: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/emulation");
 /// Objects stay here from one run of the tests to the next, by the hash of what they were made of.
 const TEMPORARY: &str = env!("CARGO_TARGET_TMPDIR");
-const FLAGS: [&str; 8] = [
+const FLAGS: [&str; 10] = [
     "-std=c++17",
     "-O1",
     "-g1",
@@ -23,6 +23,8 @@ const FLAGS: [&str; 8] = [
     "-fno-omit-frame-pointer",
     "-I",
     EMULATION,
+    "-I",
+    KERNELS,
 ];
 /// What finds addresses out of bounds and undefined behaviour.
 const BOUNDS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
@@ -33,7 +35,7 @@ const RACES: [&str; 1] = ["-fsanitize=thread"];
 #[derive(Default)]
 pub(crate) struct Memory {
     buffers: Vec<(u32, Vec<u8>)>,
-    /// Whether blocks run from the last to the first.
+    /// Whether blocks and threads run from the last to the first, and copies land as soon instead of as late as they can.
     pub(crate) backwards: bool,
     /// Whether threads that touch the same memory without a barrier between them are a mistake, or bad addresses.
     pub(crate) races: bool,
@@ -124,9 +126,14 @@ fn request(calls: &[Call], memory: &Memory) -> Vec<u8> {
                 Argument::I32(v) => (b'i', u64::from(v as u32)),
                 Argument::I64(v) => (b'l', v as u64),
                 Argument::F32(v) => (b'f', u64::from(v.to_bits())),
+                Argument::Map(map) => (b'm', map.address),
             };
             job.push(kind);
             job.extend(value.to_le_bytes());
+            if let Argument::Map(map) = *argument {
+                let of_box = [map.box_rows, TensorMap::BOX_COLUMNS].map(u64::from);
+                job.extend([map.rows, map.columns, map.pitch].into_iter().chain(of_box).flat_map(u64::to_le_bytes));
+            }
         }
     }
     job
@@ -135,7 +142,8 @@ fn request(calls: &[Call], memory: &Memory) -> Vec<u8> {
 fn emulator(races: bool) -> PathBuf {
     let text = fs::read_to_string(format!("{EMULATION}/emulator.cpp")).unwrap();
     let own = if races { &["-DRACES", "-ltsan"][..] } else { &BOUNDS };
-    built("emulator", &text, "cpp", &[&["-I", KERNELS, "-rdynamic", "-ldl"], own].concat())
+    let background = concat!(env!("CARGO_MANIFEST_DIR"), "/emulation/hopper.cpp");
+    built("emulator", &text, "cpp", &[&[background, "-rdynamic", "-ldl"], own].concat())
 }
 
 fn library(program: &Program, races: bool) -> PathBuf {
@@ -152,7 +160,9 @@ fn built(name: &str, source: &str, extension: &str, flags: &[&str]) -> PathBuf {
     static NAMES: AtomicUsize = AtomicUsize::new(0);
     let mut hasher = DefaultHasher::new();
     (source, FLAGS, flags).hash(&mut hasher);
-    for file in ["shim.h", "races.h", "../kernels/base.cu"] {
+    for file in
+        ["shim.h", "hopper.h", "hopper.cpp", "fibres.h", "races.h", "../kernels/base.cu", "../kernels/hopper.cu"]
+    {
         fs::read(format!("{EMULATION}/{file}")).unwrap().hash(&mut hasher);
     }
     let target = Path::new(TEMPORARY).join(format!("{name}-{:016x}", hasher.finish()));

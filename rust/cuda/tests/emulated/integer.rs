@@ -2,13 +2,16 @@
 
 use octavo_core::linear::{self, Matrix};
 use octavo_core::{DType, Format, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec};
-use octavo_cuda::gemm::{Bias, Gemm, Output, Product, Scales};
+use octavo_cuda::arch::Arch;
+use octavo_cuda::gemm::{Bias, Gemm, Kernel, Output, Product, Scales};
 use octavo_cuda::linear::{Device, Integer, Numbers};
 
 use crate::emulator::{Memory, available, emulate};
 use crate::linear::{normal, rounded};
 
-const DEVICE: Device = Device { multiprocessors: 4 };
+/// Small devices, of any architecture and a Hopper.
+pub(crate) const DEVICE: Device = Device { multiprocessors: 4, arch: Arch { capability: 80, specific: false } };
+pub(crate) const HOPPER: Device = Device { multiprocessors: 4, arch: Arch::native(90) };
 
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Added {
@@ -30,8 +33,8 @@ fn le<T: Copy, const N: usize>(values: &[T], to: impl Fn(T) -> [u8; N]) -> Vec<u
     values.iter().flat_map(|&v| to(v)).collect()
 }
 
-/// Checks one product, aligned or not, in a memory of this kind.
-pub(crate) fn check(asked: &Asked, misaligned: bool, mut memory: Memory) {
+/// Checks one product on a device, aligned or not, in a memory of this kind.
+pub(crate) fn check(asked: &Asked, misaligned: bool, mut memory: Memory, device: Device) -> Kernel {
     let (m, n, k) = asked.shape;
     let (format, input) = (Format::parse(asked.format).unwrap(), Format::parse(asked.input).unwrap());
     let layout = Layout::new(&[n, k], -1, format).unwrap();
@@ -90,8 +93,8 @@ pub(crate) fn check(asked: &Asked, misaligned: bool, mut memory: Memory) {
         },
         out: at(&vec![0xff; expected.len()], size),
     };
-    let scratch = memory.add(&vec![0xff; integer.plan(0, DEVICE).unwrap().scratch()], 0);
-    let plan = integer.plan(scratch, DEVICE).unwrap();
+    let scratch = memory.add(&vec![0xff; integer.plan(0, device).unwrap().scratch()], 0);
+    let plan = integer.plan(scratch, device).unwrap();
     emulate(&integer.calls(&plan).unwrap(), &mut memory);
     assert!(
         memory.bytes(integer.out) == expected,
@@ -102,6 +105,7 @@ pub(crate) fn check(asked: &Asked, misaligned: bool, mut memory: Memory) {
         asked.dtype.name()
     );
     assert_eq!(memory.conflicts, 0, "rows of matrices share banks");
+    plan.kernel()
 }
 
 #[test]
@@ -126,7 +130,24 @@ fn integer_products_have_the_processors_bits() {
     .enumerate()
     {
         let dtype = [DType::F32, DType::BF16, DType::F16][i % 3];
-        check(&Asked { format, input, shape, dtype, added, given }, i % 4 == 3, Memory::default());
+        check(&Asked { format, input, shape, dtype, added, given }, i % 4 == 3, Memory::default(), DEVICE);
+    }
+}
+
+#[test]
+fn large_products_on_hopper_have_the_processors_bits() {
+    if !available() {
+        return;
+    }
+    use Added::{Floats, Integers, Nothing};
+    for (format, input, shape, dtype, added) in [
+        ("int8:channel", "int8:channel", (130, 257, 144), DType::BF16, Floats),
+        ("int8:tensor", "int8", (128, 130, 272), DType::F32, Integers),
+        ("int8:channel", "int8", (129, 128, 64), DType::F16, Nothing),
+    ] {
+        let kernel =
+            check(&Asked { format, input, shape, dtype, added, given: false }, false, Memory::default(), HOPPER);
+        assert_eq!(kernel, Kernel::Warpgroups);
     }
 }
 

@@ -1,11 +1,12 @@
 //! Products with packed weights against float64 sums of the decoded weights.
 
 use octavo_core::{DType, Format, Layout, Options, PackedMut, Sizes, Values, ValuesMut, codec};
+use octavo_cuda::arch::Arch;
 use octavo_cuda::linear::{Device, Limbs, Linear, Numbers, Parts};
 
 use crate::emulator::{Memory, available, emulate};
 
-const DEVICE: Device = Device { multiprocessors: 4 };
+const DEVICE: Device = Device { multiprocessors: 4, arch: Arch { capability: 80, specific: false } };
 
 /// Numbers that look normal, with an outlier here and there.
 pub(crate) fn normal(count: usize, seed: u64) -> Vec<f32> {

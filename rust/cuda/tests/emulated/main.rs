@@ -5,6 +5,8 @@
 mod base;
 mod codec;
 mod emulator;
+mod hopper;
 mod integer;
 mod linear;
 mod races;
+mod warpgroups;

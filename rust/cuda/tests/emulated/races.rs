@@ -4,7 +4,7 @@ use octavo_core::{DType, Format, ScaleRule};
 
 use crate::codec::job::Job;
 use crate::emulator::{Memory, available};
-use crate::integer::{Added, Asked, check};
+use crate::integer::{Added, Asked, DEVICE, HOPPER, check};
 use crate::linear::{Way, case, error_of};
 
 fn watched() -> Memory {
@@ -50,6 +50,9 @@ fn products_do_not_race() {
     for (input, shape) in [("int8", (1, 33, 1100)), ("int8:channel", (130, 131, 400)), ("int8", (17, 20, 77))] {
         let asked =
             Asked { format: "int8:channel", input, shape, dtype: DType::F32, added: Added::Floats, given: false };
-        check(&asked, false, watched());
+        check(&asked, false, watched(), DEVICE);
     }
+    let (input, shape) = ("int8:channel", (130, 257, 144));
+    let asked = Asked { format: "int8:channel", input, shape, dtype: DType::BF16, added: Added::Floats, given: false };
+    check(&asked, false, watched(), HOPPER);
 }

@@ -1,7 +1,7 @@
 /* A driver without devices: it writes down what it is asked. Linked as libcuda.so, it stands in for the real one.
  *
  * Stream 0xCA is being captured, and waiting for stream 0xBAD fails. A kernel named `refused...` is not launched. The
- * letters after the last underscore of a kernel's name are its parameters: p address, i int, l long long, f float.
+ * letters after the last underscore of a kernel's name are its parameters: p address, i int, l long long, f float, m tensor map.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -129,6 +129,18 @@ int cuFuncSetAttribute(Function *function, int which, int value) {
 int cuStreamIsCapturing(void *stream, int *status) { *status = stream == (void *)0xCA; return OK; }
 int cuStreamSynchronize(void *stream) { note("wait"); return stream == (void *)0xBAD ? ILLEGAL_ADDRESS : OK; }
 
+/* A tensor map holds here what it was asked for; a pitch that is no multiple of 16 is refused, as the real one does. */
+int cuTensorMapEncodeTiled(unsigned long *map, int type, unsigned rank, void *address, const unsigned long *sides,
+                           const unsigned long *pitches, const unsigned *box, const unsigned *steps, int interleave, int swizzle,
+                           int promotion, int fill) {
+    if ((unsigned long)map % 64 || type != 0 || rank != 2 || steps[0] != 1 || steps[1] != 1) return INVALID;
+    if ((unsigned long)address % 16 || pitches[0] % 16 || interleave != 0 || swizzle != 3 || promotion != 3 || fill != 0)
+        return INVALID;
+    unsigned long words[] = {(unsigned long)address, sides[0], sides[1], pitches[0], box[0], box[1]};
+    memcpy(map, words, sizeof words);
+    return OK;
+}
+
 typedef struct { int id; char pad[4]; int value[16]; } Attribute;
 typedef struct {
     unsigned gx, gy, gz, bx, by, bz, shared;
@@ -161,6 +173,12 @@ int cuLaunchKernelEx(const Config *config, Function *function, void **parameters
         case 'i': used += snprintf(to, room, " %d", *(int *)at); break;
         case 'l': used += snprintf(to, room, " %lld", *(long long *)at); break;
         case 'f': used += snprintf(to, room, " %g", *(float *)at); break;
+        case 'm': {
+            unsigned long *map = at;
+            if ((unsigned long)map % 64) return INVALID;
+            used += snprintf(to, room, " [%#lx: %lu of %lu x %lu, %lu x %lu]", map[0], map[3], map[2], map[1], map[5], map[4]);
+            break;
+        }
         }
     }
     note(line);

@@ -1,8 +1,9 @@
 //! Products on addresses of a device. `linear_cuda.py` and `gemm.py` are the only callers.
 
-use octavo_cuda::gemm::{self, Bias, Gemm, Output, Product, Scales};
+use octavo_cuda::arch::{Arch, OLDEST};
+use octavo_cuda::gemm::{Bias, Gemm, Output, Product, Scales};
 use octavo_cuda::linear::{Device, Integer, Linear, Numbers, way};
-use octavo_cuda::{Error, launch, properties};
+use octavo_cuda::{Error, launch};
 use pyo3::prelude::*;
 
 use crate::codec::dtype;
@@ -16,12 +17,8 @@ type Sizes = (usize, usize, usize);
 /// Address and dtype code; 3 is int32.
 type At = (u64, u8);
 const INT32: u8 = 3;
-/// What the device of a kernel that is only named is taken for.
-const NAMED: Device = Device { multiprocessors: 132 };
-
-fn device(number: i32) -> Result<Device, Error> {
-    Ok(Device { multiprocessors: properties(number)?.multiprocessors })
-}
+/// What the device of a kernel that is only named is taken for: any that runs kernels.
+const NAMED: Device = Device { multiprocessors: 132, arch: Arch { capability: OLDEST, specific: false } };
 
 fn linear(
     format: &Format,
@@ -51,7 +48,7 @@ pub(crate) fn cuda_packed_linear_scratch(
 ) -> PyResult<Option<usize>> {
     enter_cuda(py, || {
         let linear = linear(format, sizes, (0, x_code), (offset, 0, 0, 0), bias_code.map(|code| (0, code)), 0)?;
-        Ok(way(&linear, device(number)?)?.map(|way| way.scratch(&linear)))
+        Ok(way(&linear, Device::get(number)?)?.map(|way| way.scratch(&linear)))
     })
 }
 
@@ -72,7 +69,7 @@ pub(crate) fn cuda_packed_linear(
 ) -> PyResult<()> {
     enter_cuda(py, || {
         let linear = linear(format, sizes, x, parts, bias, out)?;
-        let Some(way) = way(&linear, device(on.0)?)? else {
+        let Some(way) = way(&linear, Device::get(on.0)?)? else {
             let text = format!("no kernel takes the product with a '{}' weight", format.0);
             return Err(Error::Core(octavo_core::Error::Shape(text)));
         };
@@ -121,7 +118,7 @@ pub(crate) fn cuda_integer_linear_scratch(
     enter_cuda(py, || {
         let bias = bias_code.map(|code| (0, code));
         let integer = integer(format, input, sizes, (0, x_code), (offset, 0), 0, bias, 0)?;
-        Ok(integer.plan(0, device(number)?)?.scratch())
+        Ok(integer.plan(0, Device::get(number)?)?.scratch())
     })
 }
 
@@ -144,7 +141,7 @@ pub(crate) fn cuda_integer_linear(
 ) -> PyResult<()> {
     enter_cuda(py, || {
         let integer = integer(format, input, sizes, x, parts, input_scales, bias, out)?;
-        let plan = integer.plan(scratch, device(on.0)?)?;
+        let plan = integer.plan(scratch, Device::get(on.0)?)?;
         launch(on.0, on.1, &integer.calls(&plan)?)
     })
 }
@@ -193,7 +190,7 @@ pub(crate) fn cuda_int8_gemm_scratch(
 ) -> PyResult<usize> {
     enter_cuda(py, || {
         let product = product(sizes, offsets.0, offsets.1, None, (0, false), (0, false), (0, INT32), 0)?;
-        Ok(Gemm::new(&product, device(number)?)?.scratch(&product))
+        Ok(Gemm::new(&product, Device::get(number)?)?.scratch(&product))
     })
 }
 
@@ -216,7 +213,7 @@ pub(crate) fn cuda_int8_gemm(
 ) -> PyResult<()> {
     enter_cuda(py, || {
         let product = product(sizes, a, b, bias, rows, columns, out, zero)?;
-        let gemm = Gemm::new(&product, device(on.0)?)?;
+        let gemm = Gemm::new(&product, Device::get(on.0)?)?;
         launch(on.0, on.1, &gemm.calls(&product, scratch)?)
     })
 }
@@ -236,7 +233,7 @@ pub(crate) fn cuda_linear_kernel(
             let linear = linear(format, sizes, (0, x_code), (0, 0, 0, 0), None, 0)?;
             return Ok(way(&linear, NAMED)?.map(|way| way.name()));
         };
-        integer(format, &input, sizes, (0, x_code), (0, 0), 0, None, 0)?.plan(0, NAMED)?;
-        Ok(Some(if gemm::is_narrow(sizes.0) { "int8 narrow mma" } else { "int8 mma" }))
+        let plan = integer(format, &input, sizes, (0, x_code), (0, 0), 0, None, 0)?.plan(0, NAMED)?;
+        Ok(Some(plan.kernel().name()))
     })
 }
