@@ -53,6 +53,23 @@ DEVICE void finish_sum(const Outputs &o, i32 sum, i64 m, i64 n, i64 width) {
     ((Element *)o.out)[m * width + n] = finished(sum, row_scale(o, m), column_at(o, n), o.zero);
 }
 
+// Four neighbours of a row in one store.
+DEVICE void store_four(i32 *to, const i32 (&v)[4]) { store16(to, Quad{(u32)v[0], (u32)v[1], (u32)v[2], (u32)v[3]}); }
+DEVICE void store_four(float *to, const float (&v)[4]) {
+    store16(to, Quad{bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3])});
+}
+DEVICE void store_four(u16 *to, const u16 (&v)[4]) { store8(to, Pair{v[0] | (u32)v[1] << 16, v[2] | (u32)v[3] << 16}); }
+DEVICE void store_four(i8 *to, const i8 (&v)[4]) {
+    *(u32 *)to = (u8)v[0] | (u32)(u8)v[1] << 8 | (u32)(u8)v[2] << 16 | (u32)(u8)v[3] << 24;
+}
+// The first `count` of four neighbours, at once where that is possible.
+template <class T> DEVICE void write_four(T *to, const T (&v)[4], i64 count) {
+    if (count >= 4 && (u64)to % (4 * sizeof(T)) == 0) store_four(to, v);
+    else
+        for (i32 i = 0; i < 4; i++)
+            if (i < count) to[i] = v[i];
+}
+
 // Adds the sums of all parts and finishes them.
 KERNEL(256) finish(const i32 *parts, i32 count, i32 m, i32 n, const float *row_scales, i32 row_step, const float *column_scales,
                    i32 column_step, const void *bias, i32 bias_type, void *out, i32 zero) {

@@ -99,16 +99,37 @@ KERNEL(256, LOAD == 16 && LOAD_X == 16 && WIDTH == 8 ? 2 : 1) gemm(const u8 *x, 
         }
     }
     release_successor();
-    Outputs outputs = {row_scales, column_scales, row_step, column_step, bias, bias_type, out, zero};
+    // Sums change places in the stages, where a row takes 512 bytes: a warp then writes whole rows.
+    wait_copies<0>();
+    sync_threads();
+    auto sums_at = [&](u32 row, u32 column) { return (i32 *)shared + row * TILE + (column ^ (row & 7) << 2); };
 #pragma unroll
     for (u32 i = 0; i < 4; i++)
 #pragma unroll
         for (u32 j = 0; j < 4; j++)
 #pragma unroll
-            for (u32 e = 0; e < 4; e++) {
-                i64 row = m0 + warp_m + 16 * i + g + 8 * (e >> 1), column = n0 + warp_n + 8 * j + 2 * t + (e & 1);
-                if (row >= m || column >= n) continue;
-                if (gridDim.y > 1) parts[(blockIdx.y * (i64)m + row) * n + column] = d[i][j][e];
-                else finish_sum(outputs, d[i][j][e], row, column, n);
+            for (u32 e = 0; e < 4; e += 2) {
+                u32 row = warp_m + 16 * i + g + 4 * e, column = warp_n + 8 * j + 2 * t;
+                *(Pair *)sums_at(row, column) = Pair{(u32)d[i][j][e], (u32)d[i][j][e + 1]};
             }
+    sync_threads();
+    const Outputs outputs = {row_scales, column_scales, row_step, column_step, bias, bias_type, out, zero};
+    const i64 column = n0 + 4 * lane;
+    const i32 there = column < n ? (n - column < 4 ? (i32)(n - column) : 4) : 0;
+    const bool split = gridDim.y > 1;
+    Column columns[4];
+    for (i32 c = 0; c < 4; c++) columns[c] = column_at(outputs, c < there ? column + c : 0);
+#pragma unroll 1
+    for (u32 row = warp; row < TILE && m0 + row < m; row += 8) {
+        const Quad sums = *(const Quad *)sums_at(row, 4 * lane);
+        const i32 four[4] = {(i32)sums.x, (i32)sums.y, (i32)sums.z, (i32)sums.w};
+        if (split) {
+            write_four(parts + (blockIdx.y * (i64)m + m0 + row) * n + column, four, there);
+            continue;
+        }
+        const float scale = row_scale(outputs, m0 + row);
+        Element values[4];
+        for (i32 c = 0; c < 4; c++) values[c] = finished(four[c], scale, columns[c], zero);
+        write_four((Element *)out + (m0 + row) * n + column, values, there);
+    }
 }

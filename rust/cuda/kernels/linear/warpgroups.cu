@@ -30,16 +30,6 @@ DEVICE Work work_at(u32 i, i32 m, i32 n, u32 steps, u32 part_steps) {
     return Work{(i64)(16 * band + in_band % height) * TILE_M, (i64)(in_band / height) * TILE_N, part, first, end};
 }
 
-// Four neighbours of a row in one store.
-DEVICE void store_four(i32 *to, const i32 (&v)[4]) { store16(to, Quad{(u32)v[0], (u32)v[1], (u32)v[2], (u32)v[3]}); }
-DEVICE void store_four(float *to, const float (&v)[4]) {
-    store16(to, Quad{bits_of(v[0]), bits_of(v[1]), bits_of(v[2]), bits_of(v[3])});
-}
-DEVICE void store_four(u16 *to, const u16 (&v)[4]) { store8(to, Pair{v[0] | (u32)v[1] << 16, v[2] | (u32)v[3] << 16}); }
-DEVICE void store_four(i8 *to, const i8 (&v)[4]) {
-    *(u32 *)to = (u8)v[0] | (u32)(u8)v[1] << 8 | (u32)(u8)v[2] << 16 | (u32)(u8)v[3] << 24;
-}
-
 // What a lane brings to the outputs of a warp, 16 rows from m0 on and 256 columns from n0 on: the scale of row lane & 15, and
 // its runs of four columns, one in 64. Beyond the last row and column stand the last.
 struct Factors {
@@ -73,7 +63,6 @@ DEVICE Factors factors_at(const Outputs &o, i32 m, i32 n, i64 m0, i64 n0) {
 template <class T, class Value>
 DEVICE void write_rows(T *out, const Factors &f, i32 m, i32 n, i64 m0, i64 n0, u8 *turn, const i32 (&d)[128], const Value &value) {
     const u32 lane = lane_id(), g = lane >> 2, t = lane & 3, run = lane & 15;
-    const bool aligned = ((u64)out | (u64)n * sizeof(T)) % (4 * sizeof(T)) == 0;
     // Run r of row i lies at r ^ twist(i), so that neither eight lanes that store nor eight that load share a bank.
     auto place = [&](u32 row, u32 r) { return turn + row * ROW + ((r ^ ((row & 3) << 1 | (row >> 2 & 1))) << 4); };
 #pragma unroll
@@ -95,12 +84,7 @@ DEVICE void write_rows(T *out, const Factors &f, i32 m, i32 n, i64 m0, i64 n0, u
             const float scale = shuffle(f.row, row);
             const T v[4] = {value((i32)sums.x, scale, columns[0]), value((i32)sums.y, scale, columns[1]),
                             value((i32)sums.z, scale, columns[2]), value((i32)sums.w, scale, columns[3])};
-            T *to = out + (m0 + row) * n + n1;
-            if (m0 + row >= m) continue;
-            if (aligned && n1 < n) store_four(to, v);
-            else
-                for (u32 e = 0; e < 4; e++)
-                    if (n1 + e < n) to[e] = v[e];
+            if (m0 + row < m) write_four(out + (m0 + row) * n + n1, v, n - n1);
         }
         sync_warp();
     }
