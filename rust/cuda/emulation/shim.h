@@ -197,6 +197,8 @@ DEVICE u32 bytes_of(u32 a, u32 b, u32 selector) {
 DEVICE u32 funnel_right(u32 low, u32 high, u32 n) { return (u32)(((u64)high << 32 | low) >> (n & 31)); }
 DEVICE int leading_zeros(u32 v) { return v ? __builtin_clz(v) : 32; }
 DEVICE int count_ones(u32 v) { return __builtin_popcount(v); }
+DEVICE u32 kept(u32 v) { return v; }
+template <class T> T *kept(T *p) { return p; }
 DEVICE i32 dot4(u32 a, u32 b, i32 c) {
     for (int i = 0; i < 4; i++) c = (i32)((u32)c + (u32)((i8)(a >> 8 * i) * (i8)(b >> 8 * i)));
     return c;
@@ -249,6 +251,25 @@ DEVICE Quad load16(const void *p) { return *emulator::aligned<Quad>(p, 16); }
 DEVICE Quad stream16(const void *p) { return *emulator::aligned<Quad>(p, 16); }
 DEVICE Pair stream8(const void *p) { return *emulator::aligned<Pair>(p, 8); }
 DEVICE u32 stream4(const void *p) { return *emulator::aligned<u32>(p, 4); }
+DEVICE void stream16(u32 *to, const void *p, bool there) {
+    if (!there) return;
+    Quad v = stream16(p);
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+DEVICE void stream8(u32 *to, const void *p, bool there) {
+    if (!there) return;
+    Pair v = stream8(p);
+    to[0] = v.x, to[1] = v.y;
+}
+DEVICE void stream4(u32 *to, const void *p, bool there) {
+    if (there) *to = stream4(p);
+}
+DEVICE void constant2(u32 *to, const void *p, bool there) {
+    if (there) *to = *emulator::aligned<u16>(p, 2);
+}
+DEVICE void constant1(u32 *to, const void *p, bool there) {
+    if (there) *to = *(const u8 *)p;
+}
 DEVICE void store16(void *p, Quad v) { *emulator::aligned<Quad>(p, 16) = v; }
 DEVICE void evict16(void *p, Quad v) { *emulator::aligned<Quad>(p, 16) = v; }
 DEVICE void store8(void *p, Pair v) { *emulator::aligned<Pair>(p, 8) = v; }

@@ -57,12 +57,26 @@ DEVICE float from_f16(u16 v) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(v));
     return r;
 }
-// Byte i of the result is the byte of (b, a) that nibble i of `selector` names: 0 is the lowest of a, 4 of b.
-DEVICE u32 bytes_of(u32 a, u32 b, u32 selector) { return __byte_perm(a, b, selector); }
+// Byte i of the result is the byte of (b, a) that nibble i of `selector` names: 0 is the lowest of a, 4 of b. 8 more, and it
+// is eight times the sign bit of that byte.
+DEVICE u32 bytes_of(u32 a, u32 b, u32 selector) {
+    u32 r;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(selector));
+    return r;
+}
 // The low word of (high, low) >> (n & 31).
 DEVICE u32 funnel_right(u32 low, u32 high, u32 n) { return __funnelshift_r(low, high, n); }
 DEVICE int leading_zeros(u32 v) { return __clz((int)v); }
 DEVICE int count_ones(u32 v) { return __popc(v); }
+// `v` stays in a register: where it is used the compiler may not compute it anew.
+DEVICE u32 kept(u32 v) {
+    asm volatile("" : "+r"(v));
+    return v;
+}
+template <class T> DEVICE T *kept(T *p) {
+    asm volatile("" : "+l"(p));
+    return p;
+}
 // Sum of the products of four signed bytes, and c.
 DEVICE i32 dot4(u32 a, u32 b, i32 c) {
     asm("dp4a.s32.s32 %0, %1, %2, %0;" : "+r"(c) : "r"(a), "r"(b));
@@ -133,6 +147,27 @@ DEVICE u32 stream4(const void *p) {
     u32 r;
     asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(r) : "l"(p));
     return r;
+}
+// The same in place, where `there`; else nothing changes. Without a branch, so that loops need no copies.
+DEVICE void stream16(u32 *to, const void *p, bool there) {
+    asm("{.reg .pred q; setp.ne.u32 q, %5, 0; @q ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];}"
+        : "+r"(to[0]), "+r"(to[1]), "+r"(to[2]), "+r"(to[3])
+        : "l"(p), "r"((u32)there));
+}
+DEVICE void stream8(u32 *to, const void *p, bool there) {
+    asm("{.reg .pred q; setp.ne.u32 q, %3, 0; @q ld.global.nc.L1::no_allocate.v2.u32 {%0,%1}, [%2];}"
+        : "+r"(to[0]), "+r"(to[1])
+        : "l"(p), "r"((u32)there));
+}
+DEVICE void stream4(u32 *to, const void *p, bool there) {
+    asm("{.reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.nc.L1::no_allocate.u32 %0, [%1];}" : "+r"(*to) : "l"(p), "r"((u32)there));
+}
+// Of what no kernel writes in the meantime, and neighbours read too.
+DEVICE void constant2(u32 *to, const void *p, bool there) {
+    asm("{.reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.nc.u16 %0, [%1];}" : "+r"(*to) : "l"(p), "r"((u32)there));
+}
+DEVICE void constant1(u32 *to, const void *p, bool there) {
+    asm("{.reg .pred q; setp.ne.u32 q, %2, 0; @q ld.global.nc.u8 %0, [%1];}" : "+r"(*to) : "l"(p), "r"((u32)there));
 }
 DEVICE void store16(void *p, Quad v) {
     asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");

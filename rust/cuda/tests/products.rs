@@ -187,21 +187,37 @@ fn hot_loop(cubin: &[u8], entry: &str) -> Option<Vec<String>> {
 #[test]
 fn loops_take_few_instructions() {
     let Some(nvrtc) = nvrtc() else { return };
-    let device = ANY;
-    // Instructions a weight, in hundredths: a multiprocessor has 990 for bytes and 530 for nibbles while memory brings one.
-    for (format, m, most) in
-        [("int8:channel", 1, 220), ("mxint8", 1, 250), ("int4:g32", 1, 250), ("int4:g128", 4, 280), ("mxfp4", 1, 450)]
-    {
+    // Products of matrices for 128 columns; instructions a weight, in hundredths: a multiprocessor has 990 for bytes and 530
+    // for nibbles while memory brings one; registers.
+    for (format, m, products, most, registers) in [
+        ("int8:channel", 1, 4, 78, 80),
+        ("mxint8", 1, 4, 90, 80),
+        ("int8:g128", 1, 4, 90, 80),
+        ("int4:g32", 1, 4, 100, 80),
+        ("int4:g128", 1, 4, 100, 80),
+        ("uint4:g64", 1, 4, 125, 80),
+        ("mxfp4", 1, 4, 215, 80),
+        ("nvfp4", 1, 4, 240, 96),
+        ("mxint8", 4, 16, 178, 112),
+        ("int4:g128", 4, 4, 102, 80),
+        ("mxint8", 8, 32, 330, 128),
+        ("int8:channel", 16, 16, 138, 128),
+    ] {
         let (format, x) = (Format::parse(format).unwrap(), Numbers { address: 0, dtype: DType::BF16 });
         let linear = Linear { format, m, n: 4096, k: 4096, x, parts: [0; 4], bias: None, out: 0 };
-        let limbs = Limbs::new(&linear, device).unwrap().unwrap();
+        let limbs = Limbs::new(&linear, ANY).unwrap().unwrap();
         let image = nvrtc.compile(limbs.program(), Target::Cubin(Arch::native(90))).unwrap();
+        let used = usage(&image.log).into_iter().map(|used| used.registers).max();
+        assert!(used <= Some(registers), "'{format}', {m} rows: {used:?} registers");
         let Some(lines) = hot_loop(&image.code, "multiply") else { return };
-        // 32 lanes, 16 rows of 128 weights.
-        let each = lines.len() * 3200 / 2048;
+        let count = |word: &str| lines.iter().filter(|line| line.contains(word)).count();
+        // 32 lanes, 16 rows of 128 weights, of which a warp has two under way.
+        assert_eq!(count("IMMA.16832"), 2 * products, "'{format}', {m} rows");
+        assert_eq!(count("LDG.E.NA.128"), format.width() as usize, "'{format}', {m} rows");
+        let each = lines.len() * 3200 / 2048 / 2;
         assert!((1..=most).contains(&each), "'{format}', {m} rows: {each} hundredths an instruction a weight");
     }
-    let gemm = Gemm::new(&SQUARE, device).unwrap();
+    let gemm = Gemm::new(&SQUARE, ANY).unwrap();
     let image = nvrtc.compile(gemm.program(), Target::Cubin(Arch::native(90))).unwrap();
     let Some(lines) = hot_loop(&image.code, "gemm") else { return };
     let count = |word: &str| lines.iter().filter(|line| line.contains(word)).count();

@@ -7,7 +7,7 @@
 //
 // WIDTH: bits of a code. LOAD: bytes of a load, 16, 8, 4 or 1. UNPACK: SHIFTED, two's complement moved to the top of a byte;
 // PLAIN, codes as they are; TABLE, TABLE_WORDS looked up. GROUP: columns that share a scale, 0 for all of a row.
-// SCALE: type of the scales.
+// SCALE: type of the scales. WHOLE: there are 128 n columns, so that nothing a lane reads lies beyond the end of a row.
 
 #define SHIFTED 0
 #define PLAIN 1
@@ -25,38 +25,36 @@
 // The first column, after a multiple of 128, of run i of lane t.
 DEVICE u32 run_start(u32 t, int i) { return WIDTH == 8 ? 64 * (i >> 1) + 16 * t + 8 * (i & 1) : 32 * t + 8 * i; }
 
-// `count` words from byte `at` of a row of `bytes` bytes; zeros beyond its end and where there is no row.
-template <int count> DEVICE void load_words(u32 *to, const u8 *row, i64 at, i64 bytes) {
-    if constexpr (LOAD == 16) {
-        for (int i = 0; i < count; i += 4) {
-            Quad v = {0, 0, 0, 0};
-            if (row && at + 4 * i < bytes) v = stream16(row + at + 4 * i);
-            to[i] = v.x, to[i + 1] = v.y, to[i + 2] = v.z, to[i + 3] = v.w;
-        }
-    } else if constexpr (LOAD == 8) {
-        for (int i = 0; i < count; i += 2) {
-            Pair v = {0, 0};
-            if (row && at + 4 * i < bytes) v = stream8(row + at + 4 * i);
-            to[i] = v.x, to[i + 1] = v.y;
-        }
-    } else if constexpr (LOAD == 4) {
-        for (int i = 0; i < count; i++) to[i] = row && at + 4 * i < bytes ? stream4(row + at + 4 * i) : 0;
-    } else {
-        for (int i = 0; i < count; i++) {
-            to[i] = 0;
+// `count` words from byte `at` of a row, of which `bytes` are left; zeros beyond its end. Nothing changes unless `there`.
+template <int count> DEVICE void load_words(u32 *to, const u8 *row, i64 at, i64 bytes, bool there) {
+    for (int i = 0; i < count; i += LOAD < 4 ? 1 : LOAD / 4) {
+        bool inside = WHOLE || at + 4 * i < bytes;
+        if constexpr (LOAD == 1) {
+            if (there) to[i] = 0;
             for (int j = 0; j < 4; j++)
-                if (row && at + 4 * i + j < bytes) to[i] |= (u32)row[at + 4 * i + j] << 8 * j;
+                if (there && (WHOLE || at + 4 * i + j < bytes)) to[i] |= (u32)row[at + 4 * i + j] << 8 * j;
+        } else {
+            for (int j = 0; j < LOAD / 4; j++)
+                if (there && !inside) to[i + j] = 0;
+            const u8 *from = row + at + 4 * i;
+            if constexpr (LOAD == 16) stream16(to + i, from, there && inside);
+            if constexpr (LOAD == 8) stream8(to + i, from, there && inside);
+            if constexpr (LOAD == 4) stream4(to + i, from, there && inside);
         }
     }
 }
 
-// The 32 codes of a lane, packed: the columns from 128 `chunk` on of a row.
-DEVICE void load_codes(u32 (&to)[WIDTH], const u8 *row, u32 chunk, u32 t, i64 bytes) {
+// Where in a row the codes of lane t begin.
+DEVICE u32 lane_start(u32 t) { return WIDTH == 8 ? 16 * t : 4 * WIDTH * t; }
+
+// The 32 codes of a lane, packed, of the columns from 128 `chunk` on: of a row, from the lane's start on, of which `bytes` are left.
+DEVICE void load_codes(u32 (&to)[WIDTH], const u8 *row, u32 chunk, i64 bytes, bool there) {
+    i64 at = 16ll * WIDTH * chunk;
     if constexpr (WIDTH == 8) {
-        load_words<4>(to, row, 128ll * chunk + 16 * t, bytes);
-        load_words<4>(to + 4, row, 128ll * chunk + 64 + 16 * t, bytes);
+        load_words<4>(to, row, at, bytes, there);
+        load_words<4>(to + 4, row, at + 64, bytes, there);
     } else {
-        load_words<WIDTH>(to, row, 16ll * WIDTH * chunk + 4 * WIDTH * t, bytes);
+        load_words<WIDTH>(to, row, at, bytes, there);
     }
 }
 
@@ -88,10 +86,10 @@ DEVICE void unpack_codes(u32 (&bytes)[8], const u32 (&words)[WIDTH], const u8 *t
         // Eight bytes at a time are looked up twice, without the top bit of their codes, which then chooses.
         const u32 *words_of = (const u32 *)table;
         u32 t0 = words_of[0], t1 = words_of[1], t2 = words_of[2], t3 = words_of[3];
-        for (int i = 0; i < 8; i++) {
-            u32 codes = words[i / 2 % WIDTH] >> 16 * (i & 1);
-            u32 low = bytes_of(t0, t1, codes & 0x7777), high = bytes_of(t2, t3, codes & 0x7777);
-            bytes[i] = bytes_of(low, high, (codes >> 1 & 0x4444) | 0x3210);
+        for (int i = 0; i < 4; i++) {
+            u32 codes = words[i % WIDTH] & 0x77777777, tops = (words[i % WIDTH] >> 1 & 0x44444444) | 0x32103210;
+            for (int half = 0; half < 2; half++, codes >>= 16, tops >>= 16)
+                bytes[2 * i + half] = bytes_of(bytes_of(t0, t1, codes), bytes_of(t2, t3, codes), tops);
         }
     } else {
         for (int i = 0; i < 8; i++) {
@@ -114,15 +112,20 @@ DEVICE float times_power(float v, i32 e) {
     return v * float_of((u32)(half + 127) << 23) * float_of((u32)(e - half + 127) << 23);
 }
 
-// The scale of a block of columns of a row, or NaN.
-DEVICE float block_scale(const u8 *scales, i64 at, float level) {
-    if constexpr (SCALE == HALF) return from_f16(((const u16 *)scales)[at]);
-    if constexpr (SCALE == EXPONENT) {
-        u32 e = scales[at];
-        return float_of(e == 0 ? 0x00400000 : e == 255 ? 0x7fc00000 : e << 23);
-    }
+// Bytes of the scale of a block of columns.
+#define SCALE_BYTES (SCALE == HALF ? 2 : 1)
+
+// A scale of a block of columns, as it is stored; nothing changes unless `there`.
+DEVICE void load_scale(u32 &code, const u8 *scale, bool there) {
+    if constexpr (SCALE == HALF) constant2(&code, scale, there);
+    else constant1(&code, scale, there);
+}
+
+// What a stored scale of a block means, or NaN.
+DEVICE float scale_of(u32 code, float level) {
+    if constexpr (SCALE == HALF) return from_f16((u16)code);
+    if constexpr (SCALE == EXPONENT) return float_of(code == 0 ? 0x00400000 : code == 255 ? 0x7fc00000 : code << 23);
     if constexpr (SCALE == NV) {
-        u32 code = scales[at];
         if ((code & 0x7f) == 0x7f) return float_of(0x7fc00000);
         float magnitude = float_of((code & 0x7f) << 20) * 0x1p120f;
         return (code & 0x80 ? -magnitude : magnitude) * level;
@@ -137,9 +140,14 @@ DEVICE float row_scaled(float v, const u8 *scales, i64 row, bool one) {
     return v;
 }
 
-// Number `at` of the zero points of a row of `bytes` bytes.
-DEVICE i32 zero_at(const u8 *row, u32 at, u32 bytes) {
-    u32 bit = at * WIDTH, byte = bit >> 3;
-    u32 both = row[byte] | (byte + 1 < bytes ? (u32)row[byte + 1] << 8 : 0);
-    return both >> (bit & 7) & ((1 << WIDTH) - 1);
+// The bytes that hold number `at` of the zero points of a row of `bytes` bytes; nothing changes unless `there`.
+DEVICE void load_zero(u32 &code, const u8 *row, u32 at, u32 bytes, bool there) {
+    u32 byte = at * WIDTH >> 3;
+    constant1(&code, row + byte, there);
+    if constexpr (8 % WIDTH != 0) {
+        u32 above = 0;
+        constant1(&above, row + byte + 1, there && byte + 1 < bytes);
+        if (there) code |= above << 8;
+    }
 }
+DEVICE i32 zero_of(u32 code, u32 at) { return code >> (at * WIDTH & 7) & ((1 << WIDTH) - 1); }

@@ -13,10 +13,11 @@ KERNEL(256, 2) narrow(const i8 *x, i64 stride, const u8 *codes, i32 *parts, i32 
     const u32 end = first + part_chunks < all ? first + part_chunks : all;
     const i64 row_bytes = (k * WIDTH + 7) / 8, row0 = 16ll * blockIdx.x + g;
     const u8 *rows[2];
-    u32 next[2][WIDTH];
+    u32 next[2][WIDTH] = {};
     for (int r = 0; r < 2; r++) {
-        rows[r] = row0 + 8 * r < n ? codes + (row0 + 8 * r) * row_bytes : nullptr;
-        if (first + warp < end) load_codes(next[r], rows[r], first + warp, t, row_bytes);
+        // Sums of rows that are not there are not stored.
+        rows[r] = codes + (row0 + 8 * r < n ? row0 + 8 * r : n - 1) * row_bytes + lane_start(t);
+        load_codes(next[r], rows[r], first + warp, row_bytes - lane_start(t), first + warp < end);
     }
     wait_for_predecessor();
     i32 d[M / 8][4] = {};
@@ -24,7 +25,7 @@ KERNEL(256, 2) narrow(const i8 *x, i64 stride, const u8 *codes, i32 *parts, i32 
         u32 weights[2][8];
         for (int r = 0; r < 2; r++) {
             unpack_codes(weights[r], next[r], nullptr);
-            if (chunk + WARPS < end) load_codes(next[r], rows[r], chunk + WARPS, t, row_bytes);
+            load_codes(next[r], rows[r], chunk + WARPS, row_bytes - lane_start(t), chunk + WARPS < end);
         }
 #pragma unroll
         for (int tile = 0; tile < M / 8; tile++) {

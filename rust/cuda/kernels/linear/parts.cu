@@ -92,10 +92,11 @@ KERNEL(256, 1) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, cons
     book = numbers;
 #endif
     const u8 *rows[2];
-    u32 next[2][WIDTH];
+    u32 next[2][WIDTH] = {};
     for (int r = 0; r < 2; r++) {
-        rows[r] = row0 + 8 * r < n ? codes + (row0 + 8 * r) * row_bytes : nullptr;
-        if (first < end) load_codes(next[r], rows[r], first, t, row_bytes);
+        // Sums of rows that are not there are not stored.
+        rows[r] = codes + (row0 + 8 * r < n ? row0 + 8 * r : n - 1) * row_bytes + lane_start(t);
+        load_codes(next[r], rows[r], first, row_bytes - lane_start(t), first < end);
     }
     wait_for_predecessor();
     const u8 *own_x = x + (i64)blockIdx.z * all * STAGE;
@@ -112,7 +113,7 @@ KERNEL(256, 1) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, cons
         u32 words[2][WIDTH];
         for (int r = 0; r < 2; r++) {
             for (int i = 0; i < WIDTH; i++) words[r][i] = next[r][i];
-            if (chunk + 1 < end) load_codes(next[r], rows[r], chunk + 1, t, row_bytes);
+            load_codes(next[r], rows[r], chunk + 1, row_bytes - lane_start(t), chunk + 1 < end);
         }
         wait_copies<STAGES - 2>();
         sync_threads();
@@ -132,9 +133,15 @@ KERNEL(256, 1) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, cons
                     if (GROUP ? e == 0 || GROUP % 8 : e == 0) {
                         i64 group = GROUP ? (column + e) / (GROUP ? GROUP : 1) : 0;
                         bool there = row < n && group < groups;
-                        if constexpr (GROUP != 0) factor = there ? block_scale(scales, row * groups + group, 1) : 0;
-                        if constexpr (ZEROS)
-                            offset = there ? (float)zero_at(zeros + (ONE ? 0 : row * zero_bytes), (u32)group, zero_bytes) : 0;
+                        u32 scale = 0, zero = 0;
+                        if constexpr (GROUP != 0) {
+                            load_scale(scale, scales + (row * groups + group) * SCALE_BYTES, there);
+                            factor = there ? scale_of(scale, 1) : 0;
+                        }
+                        if constexpr (ZEROS) {
+                            load_zero(zero, zeros + (ONE ? 0 : row * zero_bytes), group, zero_bytes, there);
+                            offset = there ? zero_of(zero, group) : 0;
+                        }
                     }
                     v[e] = number_at(words[r], 8 * i + e, book);
                     if constexpr (ZEROS) v[e] -= offset;

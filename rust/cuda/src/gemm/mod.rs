@@ -268,6 +268,7 @@ fn program(product: &Product, kernel: Kernel, load: u32) -> Program {
     defines.extend([
         ("WIDTH", width.to_string()),
         ("LOAD", load.to_string()),
+        ("WHOLE", u8::from(product.k.is_multiple_of(128)).to_string()),
         ("GROUP", "0".to_owned()),
         ("SCALE", "NONE".to_owned()),
         ("UNPACK", if width == 8 { "PLAIN" } else { "SHIFTED" }.to_owned()),

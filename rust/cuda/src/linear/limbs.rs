@@ -64,11 +64,11 @@ impl Limbs {
         let parts = chunks.div_ceil(part);
         let zeros = linear.format.has_zeros();
         let rows_of_limbs = rows * pairs(linear.x.dtype);
-        let limbs = |chunks| limbs_bytes(linear.format.width(), group, zeros, rows_of_limbs, chunks);
+        let limbs = |chunks| limbs_bytes(group, zeros, rows_of_limbs, chunks);
         let sums = 4 * WARPS * rows_of_limbs * TILE;
         let inside = rows <= INSIDE && limbs(part) <= SHARED;
         let load = load(linear.parts[0], linear.format.width(), sizes.row_bytes);
-        let program = Arc::new(program(linear.format, &bytes, rows, inside, load, linear.x.dtype));
+        let program = Arc::new(program(linear, &bytes, rows, inside, load));
         let shared = if inside { sums.max(limbs(part)) } else { sums };
         Ok(Some(Self { program, rows, inside, part, parts, chunks, limbs: limbs(chunks).next_multiple_of(16), shared }))
     }
@@ -130,10 +130,9 @@ const fn pairs(x: DType) -> usize {
 }
 
 /// Bytes of limbs with their scales and sums, as the kernel lays them out.
-fn limbs_bytes(width: u32, group: usize, zeros: bool, rows: usize, chunks: usize) -> usize {
-    let plane = CHUNK * chunks + if width == 8 { 64 } else { 16 };
+fn limbs_bytes(group: usize, zeros: bool, rows: usize, chunks: usize) -> usize {
     let shares = CHUNK / if group == 0 { CHUNK } else { group.min(CHUNK) };
-    rows * (2 * plane + chunks * shares * if zeros { 8 } else { 4 })
+    rows * chunks * (2 * CHUNK + shares * if zeros { 8 } else { 4 })
 }
 
 /// Address and dtype of the bias.
@@ -143,7 +142,7 @@ pub(super) fn bias_arguments(linear: &Linear) -> [Argument; 2] {
 }
 
 /// The macros of `codes.cu`.
-pub(super) fn codes_defines(format: Format, bytes: &Bytes, load: u32) -> Vec<(&'static str, String)> {
+pub(super) fn codes_defines(format: Format, bytes: &Bytes, load: u32, k: usize) -> Vec<(&'static str, String)> {
     let scale = match format.scale_type() {
         None => "NONE",
         Some(ScaleType::F32) => "FLOAT",
@@ -155,6 +154,7 @@ pub(super) fn codes_defines(format: Format, bytes: &Bytes, load: u32) -> Vec<(&'
     let mut defines = vec![
         ("WIDTH", format.width().to_string()),
         ("LOAD", load.to_string()),
+        ("WHOLE", u8::from(k.is_multiple_of(CHUNK)).to_string()),
         ("GROUP", group(format).to_string()),
         ("SCALE", scale.to_owned()),
         ("UNSIGNED", u8::from(bytes.unsigned).to_string()),
@@ -173,8 +173,9 @@ pub(super) fn codes_defines(format: Format, bytes: &Bytes, load: u32) -> Vec<(&'
     defines
 }
 
-fn program(format: Format, bytes: &Bytes, rows: usize, inside: bool, load: u32, x: DType) -> Program {
-    let mut defines = codes_defines(format, bytes, load);
+fn program(linear: &Linear, bytes: &Bytes, rows: usize, inside: bool, load: u32) -> Program {
+    let (format, x) = (linear.format, linear.x.dtype);
+    let mut defines = codes_defines(format, bytes, load, linear.k);
     let one = format.granularity() == octavo_core::format::Granularity::Tensor;
     defines.extend([
         ("M", rows.to_string()),

@@ -129,7 +129,7 @@ fn program(linear: &Linear, tiles: usize, load: u32, parts: (usize, usize, usize
     let format = linear.format;
     let bytes = Bytes::of(format)?.filter(|bytes| bytes.unpack == Unpack::Plain && format.width() == 8);
     let plain = Bytes { unpack: Unpack::Plain, unit: 0, unsigned: false };
-    let mut defines = codes_defines(format, bytes.as_ref().unwrap_or(&plain), load);
+    let mut defines = codes_defines(format, bytes.as_ref().unwrap_or(&plain), load, linear.k);
     let mini = match format.element() {
         // What small powers of two make; with another bias there may be larger ones.
         Element::Minifloat(float) | Element::MxFloat(float) if float.width() > 4 && float.bias.abs() < 120 => {

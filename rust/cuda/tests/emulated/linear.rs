@@ -51,7 +51,19 @@ pub(crate) struct Case {
 }
 
 /// `misaligned` moves codes by a byte and other buffers by one number.
-pub(crate) fn case(format: &str, (m, n, k): (usize, usize, usize), dtype: DType, bias: bool, misaligned: bool) -> Case {
+pub(crate) fn case(format: &str, shape: (usize, usize, usize), dtype: DType, bias: bool, misaligned: bool) -> Case {
+    case_with(format, shape, dtype, bias, misaligned, |_| {})
+}
+
+/// The same with scales that `change` has changed.
+fn case_with(
+    format: &str,
+    (m, n, k): (usize, usize, usize),
+    dtype: DType,
+    bias: bool,
+    misaligned: bool,
+    change: impl FnOnce(&mut [u8]),
+) -> Case {
     let format = Format::parse(format).unwrap();
     let layout = Layout::new(&[n, k], -1, format).unwrap();
     let sizes = Sizes::new(format, &layout).unwrap();
@@ -60,6 +72,7 @@ pub(crate) fn case(format: &str, (m, n, k): (usize, usize, usize), dtype: DType,
     let [codes, scales, zeros, levels] = &mut parts;
     let to = PackedMut { codes, scales, zeros, levels };
     codec::encode(Values::F32(&weights), layout, format, &Options::default(), to).unwrap();
+    change(&mut parts[1]);
     let [codes, scales, zeros, levels] = &parts;
     let packed = octavo_core::Packed { codes, scales, zeros, levels };
     let mut decoded = vec![0.0; n * k];
@@ -97,7 +110,8 @@ pub(crate) enum Way {
     Parts,
 }
 
-pub(crate) fn error_of(mut case: Case, way: Way) -> f64 {
+/// The exact result, and that of a kernel.
+fn results(mut case: Case, way: Way) -> (Vec<f64>, Vec<f32>) {
     let linear = case.linear;
     let calls = match way {
         Way::Limbs => {
@@ -113,9 +127,14 @@ pub(crate) fn error_of(mut case: Case, way: Way) -> f64 {
     };
     emulate(&calls.unwrap(), &mut case.memory);
     let y = read(case.memory.bytes(case.linear.out), case.linear.x.dtype);
+    (case.exact, y)
+}
+
+pub(crate) fn error_of(case: Case, way: Way) -> f64 {
+    let (exact, y) = results(case, way);
     let norm = |v: &mut dyn Iterator<Item = f64>| v.map(|v| v * v).sum::<f64>().sqrt();
-    let difference = norm(&mut y.iter().zip(&case.exact).map(|(y, exact)| f64::from(*y) - exact));
-    difference / norm(&mut case.exact.iter().copied())
+    let difference = norm(&mut y.iter().zip(&exact).map(|(y, exact)| f64::from(*y) - exact));
+    difference / norm(&mut exact.iter().copied())
 }
 
 /// What rounding the outputs costs, and the limbs.
@@ -191,6 +210,63 @@ fn limbs_take_odd_shapes_and_addresses() {
         for misaligned in [false, true] {
             let error = error_of(case(format, shape, DType::F32, i % 2 == 0, misaligned), Way::Limbs);
             assert!(error < 1e-6, "{format} {shape:?}, misaligned {misaligned}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn limbs_take_rows_of_whole_chunks() {
+    if !available() {
+        return;
+    }
+    for (i, (format, shape)) in [
+        // Warps with three and four chunks: they wrap around what they have under way, to an end in between.
+        ("int8:channel", (1, 130, 27 * 128)),
+        ("int4:g32", (3, 130, 27 * 128)),
+        ("mxint8", (16, 130, 25 * 128)),
+        ("int8:g128", (2, 130, 17 * 128 + 57)),
+        // Parts of unequal length.
+        ("mxint8", (1, 20, 9 * 128)),
+        ("uint4:g64", (2, 37, 17 * 128)),
+        ("nvfp4", (1, 37, 17 * 128)),
+        ("mxfp4", (5, 19, 27 * 128)),
+        // Groups that share a byte of zero points, and groups of several chunks, the last of them short.
+        ("uint4:g128", (8, 16, 10 * 128)),
+        ("int8:g256", (1, 16, 9 * 128)),
+        ("uint8:g384", (4, 16, 10 * 128)),
+        ("mxfp6e2m3", (1, 18, 10 * 128)),
+        ("mxint8/8", (2, 18, 10 * 128)),
+        ("int3:g32", (1, 17, 10 * 128)),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for misaligned in [false, true] {
+            let dtype = [DType::BF16, DType::F16, DType::F32][i % 3];
+            let error = error_of(case(format, shape, dtype, i % 2 == 0, misaligned), Way::Limbs);
+            assert!(error < tolerance(dtype), "{format} {shape:?}, misaligned {misaligned}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn a_scale_that_is_no_number_stays_in_its_row() {
+    if !available() {
+        return;
+    }
+    for (format, shape) in [("mxint8", (2, 19, 288)), ("mxfp4", (1, 19, 1024)), ("nvfp4", (3, 33, 272))] {
+        let code = if format == "nvfp4" { 0x7f } else { 0xff };
+        for way in [Way::Limbs, Way::Parts] {
+            // Of the last block of row 17.
+            let change = |scales: &mut [u8]| {
+                let blocks = scales.len() / shape.1;
+                scales[18 * blocks - 1] = code;
+            };
+            let (exact, y) = results(case_with(format, shape, DType::F32, false, false, change), way);
+            for (at, (exact, y)) in exact.iter().zip(&y).enumerate() {
+                assert_eq!(y.is_nan(), at % shape.1 == 17, "{format}: {y} at {at}");
+                assert!(y.is_nan() == exact.is_nan(), "{format}: {y}, not {exact}, at {at}");
+            }
         }
     }
 }
