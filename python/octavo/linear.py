@@ -297,8 +297,8 @@ def kernel(
 ) -> str:
     """Name the kernel that multiplies ``m`` rows of ``dtype`` with an ``(n, k)`` weight of ``format`` on a device.
 
-    With ``input_format``: the kernel of :func:`integer_linear`. ``device``: the CPU of this machine, or any CUDA
-    device. Raises FormatError and DTypeError as the product does.
+    With ``input_format``: the kernel of :func:`integer_linear`. ``device``: the CPU of this machine, or CUDA: its first
+    GPU, or where there is none, any. Raises FormatError and DTypeError as the product does.
     """
     if dtype not in FLOATS:
         raise DTypeError(f"kernel for {dtype}; accepted are float32, float16, bfloat16")

@@ -130,6 +130,15 @@ fn tensor_maps_are_encoded_where_the_kernel_reads_them() {
 }
 
 #[test]
+fn what_only_some_devices_run_can_be_left_aside() {
+    let Some((_fakes, _one)) = Fakes::get() else { return };
+    let arch = || octavo_cuda::linear::Device::get(0).unwrap().arch.to_string();
+    assert_eq!(arch(), "sm_90a");
+    configure(Settings { plain: true, ..bare() });
+    assert_eq!(arch(), "sm_80");
+}
+
+#[test]
 fn each_device_loads_what_is_compiled_once() {
     let Some((fakes, _one)) = Fakes::get() else { return };
     let before = fakes.compiles();

@@ -143,7 +143,7 @@ impl Gemm {
         let (steps, wanted, fewest) = match kernel {
             Kernel::Narrow => (k.div_ceil(CHUNK), 2 * room / n.div_ceil(ROWS), WARPS),
             Kernel::Tiles => (k.div_ceil(STEP), room / (m.div_ceil(TILE) * n.div_ceil(TILE)), 8),
-            Kernel::Warpgroups => (k.div_ceil(warpgroups::STEP), room / warpgroups::tiles(product), 8),
+            Kernel::Warpgroups => (k.div_ceil(warpgroups::STEP), room / warpgroups::tiles(product), 4),
         };
         let part = steps.div_ceil(wanted.clamp(1, steps.div_ceil(fewest)));
         let program = Arc::new(program(product, kernel, load));

@@ -1,11 +1,12 @@
 //! The programs of products with weights of a format, for what is compiled ahead of time.
 
+use octavo_core::format::Element;
 use octavo_core::{DType, Format};
 
 use super::{Device, Integer, Linear, Numbers, way};
 use crate::Program;
 use crate::arch::Arch;
-use crate::gemm::Bias;
+use crate::gemm::{Bias, Gemm, Output, Product, Scales};
 
 /// What large layers need: aligned, with and without a batch, all dtypes. Odd shapes compile at their first use.
 pub fn programs(format: Format, arch: Arch) -> Vec<Program> {
@@ -30,6 +31,16 @@ pub fn programs(format: Format, arch: Arch) -> Vec<Program> {
             }
         }
     }
+    if matches!((format.element(), format.width()), (Element::Int { signed: true, .. }, 8)) {
+        // Matrices of such codes are multiplied by themselves, too.
+        let scales = Scales { address: 0, each: true };
+        let (row_scales, column_scales) = (scales, scales);
+        for (m, output) in [1, 16, 4096].into_iter().flat_map(|m| [Output::Sum, Output::Byte(0)].map(|out| (m, out))) {
+            let (x, stride, codes, width, bias, out) = (0, k, 0, 8, Bias::None, 0);
+            let product = Product { m, n, k, x, stride, codes, width, row_scales, column_scales, bias, out, output };
+            made.extend(Gemm::new(&product, device).map(|gemm| gemm.program().clone()));
+        }
+    }
     let mut found: Vec<Program> = Vec::new();
     for program in made {
         if !found.contains(&program) {
@@ -52,7 +63,7 @@ mod tests {
         assert!(count("int8:channel") > count("mxint8"));
         assert_eq!(count("fp16"), 0);
         // Those of warpgroups are there for the one architecture that has them.
-        for (arch, most) in [("sm_80", 0), ("sm_90", 0), ("sm_90a", 3), ("sm_100a", 0), ("sm_120a", 0)] {
+        for (arch, most) in [("sm_80", 0), ("sm_90", 0), ("sm_90a", 5), ("sm_100a", 0), ("sm_120a", 0)] {
             let found = on("int8:channel", arch).into_iter().filter(|made| made.name.contains("warpgroups"));
             assert_eq!(found.count(), most, "{arch}");
         }

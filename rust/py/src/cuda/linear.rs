@@ -17,8 +17,11 @@ type Sizes = (usize, usize, usize);
 /// Address and dtype code; 3 is int32.
 type At = (u64, u8);
 const INT32: u8 = 3;
-/// What the device of a kernel that is only named is taken for: any that runs kernels.
-const NAMED: Device = Device { multiprocessors: 132, arch: Arch { capability: OLDEST, specific: false } };
+/// The device of a kernel that is only named: the first, or where there is none, any that runs kernels.
+fn named() -> Device {
+    let any = Device { multiprocessors: 132, arch: Arch { capability: OLDEST, specific: false } };
+    Device::get(0).unwrap_or(any)
+}
 
 fn linear(
     format: &Format,
@@ -218,7 +221,7 @@ pub(crate) fn cuda_int8_gemm(
     })
 }
 
-/// Names the kernel of a product on any device; None where weights are decoded.
+/// Names the kernel of a product on the first device, or any; None where weights are decoded.
 #[pyfunction]
 #[pyo3(name = "_cuda_linear_kernel")]
 pub(crate) fn cuda_linear_kernel(
@@ -231,9 +234,9 @@ pub(crate) fn cuda_linear_kernel(
     enter_cuda(py, || {
         let Some(input) = input else {
             let linear = linear(format, sizes, (0, x_code), (0, 0, 0, 0), None, 0)?;
-            return Ok(way(&linear, NAMED)?.map(|way| way.name()));
+            return Ok(way(&linear, named())?.map(|way| way.name()));
         };
-        let plan = integer(format, &input, sizes, (0, x_code), (0, 0), 0, None, 0)?.plan(0, NAMED)?;
+        let plan = integer(format, &input, sizes, (0, x_code), (0, 0), 0, None, 0)?.plan(0, named())?;
         Ok(Some(plan.kernel().name()))
     })
 }
