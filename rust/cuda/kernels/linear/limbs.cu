@@ -23,7 +23,7 @@
 // Chunks whose weights a warp has under way.
 #define SLOTS 2
 // Blocks that a multiprocessor holds at least.
-#define RESIDENT (SHARE == 8 ? 1 : SHARE == 16 || TURNS > 1 ? 2 : 3)
+#define RESIDENT (SHARE == 8 || TURNS * SETS >= 8 ? 1 : SHARE == 16 || TURNS > 1 ? 2 : 3)
 // Bytes of a chunk of limbs.
 #define PLANE 128
 #define PLANES (2 * LIMB_ROWS * PLANE)

@@ -57,10 +57,13 @@ DEVICE float number_at(const u32 (&words)[WIDTH], int i, const float *book) {
 #if NUMBER == BYTE
     // 2^23 + the byte, whose sign was turned over where it has one.
     u32 byte = (UNSIGNED ? code : code ^ 0x80) & 0xff;
-    return (float_of(0x4b000000 | byte) - (UNSIGNED ? 8388608.f : 8388736.f)) * float_of((u32)(UNIT + 127) << 23);
+    float v = float_of(0x4b000000 | byte) - (UNSIGNED ? 8388608.f : 8388736.f);
+    // The scales of blocks have the unit in them.
+    return GROUP ? v : v * float_of((u32)(UNIT + 127) << 23);
 #elif NUMBER == MINI
     u32 magnitude = code & ((1 << (WIDTH - 1)) - 1), sign = (code >> (WIDTH - 1) & 1) << 31;
-    float v = times_power(float_of(magnitude << (23 - MANTISSA)), UNIT);
+    float v = float_of(magnitude << (23 - MANTISSA));
+    v = UNIT > 127 ? times_power(v, UNIT) : v * float_of((u32)(UNIT > 127 ? 0 : UNIT + 127) << 23);
     bool ones = SPECIALS == 1 && magnitude == (1 << (WIDTH - 1)) - 1;
     bool top = SPECIALS == 2 && magnitude >> MANTISSA == (1 << (WIDTH - 1 - MANTISSA)) - 1;
     if (ones || top) v = float_of(ones || (magnitude & ((1 << MANTISSA) - 1)) ? 0x7fc00000 : 0x7f800000);
@@ -91,11 +94,14 @@ KERNEL(256, 1) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, cons
     for (u32 i = threadIdx.x; i < 1 << WIDTH; i += 256) numbers[i] = float_of(NUMBERS_STORE[i]);
     book = numbers;
 #endif
-    const u8 *rows[2];
+    const u8 *rows[2], *row_scales[2], *row_zeros[2];
     u32 next[2][WIDTH] = {};
     for (int r = 0; r < 2; r++) {
         // Sums of rows that are not there are not stored.
-        rows[r] = codes + (row0 + 8 * r < n ? row0 + 8 * r : n - 1) * row_bytes + lane_start(t);
+        i64 row = row0 + 8 * r < n ? row0 + 8 * r : n - 1;
+        rows[r] = kept(codes + row * row_bytes + lane_start(t));
+        row_scales[r] = kept(scales + row * groups * SCALE_BYTES);
+        row_zeros[r] = kept(zeros + (ONE ? 0 : row * zero_bytes));
         load_codes(next[r], rows[r], first, row_bytes - lane_start(t), first < end);
     }
     wait_for_predecessor();
@@ -125,21 +131,23 @@ KERNEL(256, 1) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, cons
             u32 weights[W_PARTS][2][4];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                i64 row = row0 + 8 * r;
                 i64 column = 128ll * chunk + run_start(t, i);
                 float v[8], factor = 1, offset = 0;
 #pragma unroll
                 for (int e = 0; e < 8; e++) {
                     if (GROUP ? e == 0 || GROUP % 8 : e == 0) {
                         i64 group = GROUP ? (column + e) / (GROUP ? GROUP : 1) : 0;
-                        bool there = row < n && group < groups;
+                        bool there = WHOLE || group < groups;
                         u32 scale = 0, zero = 0;
                         if constexpr (GROUP != 0) {
-                            load_scale(scale, scales + (row * groups + group) * SCALE_BYTES, there);
+                            load_scale(scale, row_scales[r] + group * SCALE_BYTES, there);
                             factor = there ? scale_of(scale, 1) : 0;
+#if NUMBER == BYTE
+                            factor *= float_of((u32)(UNIT + 127) << 23);
+#endif
                         }
                         if constexpr (ZEROS) {
-                            load_zero(zero, zeros + (ONE ? 0 : row * zero_bytes), group, zero_bytes, there);
+                            load_zero(zero, row_zeros[r], group, zero_bytes, there);
                             offset = there ? zero_of(zero, group) : 0;
                         }
                     }

@@ -27,6 +27,8 @@ const INSIDE: usize = 4;
 const SHARED: usize = 48 << 10;
 /// Rows of x, at most.
 const MOST: usize = 16;
+/// Sums that a lane has registers for.
+const MOST_SUMS: usize = 16;
 
 /// Products that this kernel takes, and how it does them.
 #[derive(Clone, Debug)]
@@ -47,7 +49,8 @@ pub struct Limbs {
 }
 
 impl Limbs {
-    /// `None` where the product is none of this kernel's: more than 16 rows of x, numbers that are no bytes, other blocks.
+    /// `None` where the product is none of this kernel's: more than 16 rows of x, fewer where
+    /// blocks are short, numbers that are no bytes, other blocks.
     pub fn new(linear: &Linear, device: Device) -> Result<Option<Self>> {
         let sizes = linear.check()?;
         let group = group(linear.format) as usize;
@@ -57,6 +60,9 @@ impl Limbs {
         }
         let Some(bytes) = Bytes::of(linear.format)? else { return Ok(None) };
         let (rows, chunks) = (linear.m.next_power_of_two(), linear.k.div_ceil(CHUNK));
+        if sums_of_lane(group, rows * pairs(linear.x.dtype)) > MOST_SUMS {
+            return Ok(None);
+        }
         // Until every multiprocessor has two blocks, as long as every warp has a chunk.
         let tiles = linear.n.div_ceil(TILE);
         let wanted = 2 * device.multiprocessors as usize / tiles;
@@ -122,6 +128,12 @@ impl Limbs {
         }
         Ok(calls)
     }
+}
+
+/// How many sums a lane keeps of each of its two rows of weights, and twice as many where its blocks are of several products.
+fn sums_of_lane(group: usize, rows_of_limbs: usize) -> usize {
+    let blocks = CHUNK / if group == 0 { CHUNK } else { group.min(CHUNK) };
+    rows_of_limbs.div_ceil(4 / blocks.min(4)) * if blocks > 4 { 2 } else { 1 }
 }
 
 /// Pairs of limbs of an input: float32 has more bits than one pair holds.

@@ -183,7 +183,7 @@ fn limbs_multiply_every_family_of_formats() {
     ];
     for (i, format) in formats.into_iter().enumerate() {
         let dtype = [DType::F32, DType::BF16, DType::F16][i % 3];
-        let m = [1, 3, 5, 2][i % 4];
+        let m = [1, 3, 4, 2][i % 4];
         let error = error_of(case(format, (m, 19, 288), dtype, i % 2 == 0, false), Way::Limbs);
         assert!(error < tolerance(dtype), "{format}, {m} rows of {}: {error:e}", dtype.name());
     }
@@ -197,8 +197,8 @@ fn limbs_take_odd_shapes_and_addresses() {
     for (i, (format, shape)) in [
         ("int8:channel", (1, 33, 145)),
         ("int4:g32", (1, 17, 33)),
-        ("mxint8", (16, 33, 144)),
-        ("int3:g32", (9, 5, 100)),
+        ("mxint8", (8, 33, 144)),
+        ("int3:g32", (5, 5, 100)),
         ("int8:channel", (2, 40, 1)),
         ("uint4:channel", (7, 16, 1291)),
         ("mxfp4", (4, 1, 2048)),
@@ -223,7 +223,7 @@ fn limbs_take_rows_of_whole_chunks() {
         // Warps with three and four chunks: they wrap around what they have under way, to an end in between.
         ("int8:channel", (1, 130, 27 * 128)),
         ("int4:g32", (3, 130, 27 * 128)),
-        ("mxint8", (16, 130, 25 * 128)),
+        ("mxint8", (8, 130, 25 * 128)),
         ("int8:g128", (2, 130, 17 * 128 + 57)),
         // Parts of unequal length.
         ("mxint8", (1, 20, 9 * 128)),
