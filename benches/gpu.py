@@ -20,9 +20,9 @@ import _harness as harness
 from gpu import bars, report
 
 NO_GPU = 3
-GROUPS = ("yardsticks", "capture", "decode", "int8", "linear", "memory")
+GROUPS = ("yardsticks", "capture", "decode", "int8", "linear", "seq2seq", "memory")
 """In the order in which they run."""
-HELD = {"yardsticks", "decode", "linear"}
+HELD = {"yardsticks", "decode", "linear", "seq2seq"}
 """Groups whose ratios need the yardsticks; the others bring their own."""
 
 Work = Iterator[Callable[[], Any]]
@@ -77,7 +77,7 @@ def yardsticks() -> dict[str, Any]:
 
 def work(group: str, measured: dict[str, Any], model: Path | None) -> Work:
     """Return what a group measures, a function each."""
-    from gpu import calls, codecs, models, products
+    from gpu import calls, codecs, generation, models, products
 
     match group:
         case "capture":
@@ -89,6 +89,8 @@ def work(group: str, measured: dict[str, Any], model: Path | None) -> Work:
             yield from products.run_integers()
         case "linear":
             yield from products.run_linear(measured["read_bytes_per_s"])
+        case "seq2seq":
+            yield from generation.run(measured["copy_bytes_per_s"])
         case "memory":
             yield from models.run(model)
 

@@ -149,6 +149,9 @@ def test_every_export_of_the_core_is_known_here():
         "_cuda_quantize",
         "_cuda_quantize_backward",
         "_cuda_scratch",
+        "_cuda_seq2seq_decode",
+        "_cuda_seq2seq_encode",
+        "_cuda_seq2seq_scratch",
         "_cuda_warmup",
     }
     plain = {"Format", "debug_build", "force_simd", "formats", "num_threads", "set_num_threads", "simd_level"}

@@ -10,7 +10,8 @@ from rich.table import Table
 
 from gpu.bars import Figure
 
-RATIOS = ("of_copy", "of_allowance", "over_mase", "of_mm", "over_torch", "over_padded", "over_lin", "of_read", "of_add")
+RATIOS = ("of_copy", "of_allowance", "over_mase", "of_mm", "over_torch", "over_padded", "over_lin", "of_read", "of_add",
+          "of_copy_rate")  # fmt: skip
 
 
 def verdicts(judged: list[dict[str, Any]]) -> Table:

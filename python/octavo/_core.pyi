@@ -1,6 +1,6 @@
 """The Rust core. Names with an underscore take addresses; ``ops.py``, ``linear.py``, ``container.py`` alone call them.
 
-``_cuda_*`` belong to ``cuda.py``, ``ops_cuda.py`` and ``settings.py``.
+``_cuda_*`` belong to ``cuda.py``, ``ops_cuda.py`` and ``settings.py``; those of seq2seq to ``models/seq2seq/fused.py``.
 
 Addresses are integers; 0 stands for a part that is not there. Dtype codes: 0 float32, 1 float16, 2 bfloat16. Parts are
 the addresses of codes, scales, zeros and levels; spans are an address and a number of bytes.
@@ -38,6 +38,9 @@ __all__ = [
     "_cuda_quantize",
     "_cuda_quantize_backward",
     "_cuda_scratch",
+    "_cuda_seq2seq_decode",
+    "_cuda_seq2seq_encode",
+    "_cuda_seq2seq_scratch",
     "_cuda_warmup",
     "_decode",
     "_encode",
@@ -346,6 +349,26 @@ def _cuda_packed_linear_scratch(
 ) -> int | None: ...
 def _cuda_prebuild(format: Format, arch: str, index: int) -> bool: ...
 def _cuda_programs(format: Format, arch: str) -> list[tuple[str, str]]: ...
+def _cuda_seq2seq_decode(
+    on: tuple[int, int],
+    model: tuple[int, ...],
+    rows: int,
+    weights: tuple[int, int],
+    encoded: tuple[int, int, int],
+    scratch: int,
+    tokens: int,
+    epsilon: float,
+) -> None: ...
+def _cuda_seq2seq_encode(
+    on: tuple[int, int],
+    model: tuple[int, ...],
+    rows: int,
+    weights: tuple[int, int],
+    source: int,
+    states: int,
+    ends: int,
+) -> None: ...
+def _cuda_seq2seq_scratch(number: int, model: tuple[int, ...], rows: int) -> int | None: ...
 def _cuda_warmup(formats: Sequence[Format], device: int) -> int: ...
 def _polynomial_expand(left: str) -> str: ...
 def _polynomial_kind(left: str) -> tuple[int, bool]: ...

@@ -19,6 +19,7 @@ from octavo.errors import CudaUnavailableError, DataError, SettingError
 from octavo.models.polynomials.export import load_model
 from octavo.models.seq2seq import HybridSeq2Seq
 from octavo.models.seq2seq.folded import FoldedHybrid
+from octavo.models.seq2seq.fused import FusedHybrid
 from octavo.models.seq2seq.graphs import Graphs
 
 DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16}
@@ -50,10 +51,9 @@ class TorchEngine(Engine):
             )
         model, self._tokenizer = load_model(path)
         assert isinstance(model, HybridSeq2Seq)  # it is what the configuration says
-        folded = FoldedHybrid(model, DTYPES[precision]).to(device)
         self._device, self._precision = device, precision
-        self._generate = Graphs(folded) if device.type == "cuda" else _eager(folded)
-        self._limit, self._alphabet = folded.config.max_source, frozenset(self._tokenizer.characters)
+        self._generate, self._route = _generator(model, device, precision)
+        self._limit, self._alphabet = model.config.max_source, frozenset(self._tokenizer.characters)
 
     @property
     def precision(self) -> str:
@@ -62,8 +62,8 @@ class TorchEngine(Engine):
 
     @property
     def route(self) -> str:
-        """``graph`` on a GPU, ``eager`` elsewhere."""
-        return "graph" if self._device.type == "cuda" else "eager"
+        """On a GPU ``kernel``, our own, or ``graph``, those of libraries; ``eager`` elsewhere."""
+        return self._route
 
     @property
     def device(self) -> str:
@@ -207,6 +207,14 @@ def load(path: Path, device: torch.device, precision: str, route: str, threads: 
     if route != "auto":
         raise SettingError(f"route is {route!r}; accepted on '{device}' is auto; the others run on 'cpu'")
     return TorchEngine(path, device, precision, threads)
+
+
+def _generator(model: HybridSeq2Seq, device: torch.device, precision: str) -> tuple[Callable[[Tensor], Tensor], str]:
+    """Return what generates for a model on a device, and the name of its route."""
+    if device.type == "cuda" and precision == "bfloat16" and FusedHybrid.takes(model.config, device):
+        return Graphs(FusedHybrid(model, device)), "kernel"
+    folded = FoldedHybrid(model, DTYPES[precision]).to(device)
+    return (Graphs(folded), "graph") if device.type == "cuda" else (_eager(folded), "eager")
 
 
 def _eager(model: FoldedHybrid) -> Callable[[Tensor], Tensor]:

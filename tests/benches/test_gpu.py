@@ -154,7 +154,7 @@ def test_a_job_that_fails_stops_no_other(main):
 def rehearsed(monkeypatch):
     """Every part of the bench with the CPU in the GPU's place: all calls are made, and every time is 10 us."""
     pytest.importorskip("octavo.gemm")
-    from gpu import calls, codecs, models, products, timing
+    from gpu import calls, codecs, generation, models, products, timing
 
     def microseconds(made, replays=0):
         for call in made:
@@ -171,7 +171,7 @@ def rehearsed(monkeypatch):
             for call, out in zip(self.calls, self.outs, strict=True):
                 out.copy_(call())
 
-    for module in (calls, codecs, models, products, timing):
+    for module in (calls, codecs, generation, models, products, timing):
         for name, value in (
             ("DEVICE", "cpu"), ("microseconds", microseconds), ("rotation", lambda nbytes: 2), ("captured", Graph),
             ("host_microseconds", lambda call: call() is not None and 10.0),
@@ -187,6 +187,7 @@ def rehearsed(monkeypatch):
     monkeypatch.setattr(codecs, "LARGE", 8192)
     monkeypatch.setattr(codecs, "COLUMNS", 1024)
     monkeypatch.setattr(calls, "LATENCIES", (1024,))
+    monkeypatch.setattr(generation, "BATCHES", (1, 5))
     monkeypatch.setattr(products, "SIDES", (64,))
     monkeypatch.setattr(products, "has_own_kernels", lambda: True)
     monkeypatch.setattr(products, "ODD", ((1, 64, 64), (17, 33, 144)))
@@ -205,6 +206,7 @@ def rehearsed(monkeypatch):
             {"int8_gemm", "int8_gemm plain kernel", "int8_gemm requantised", "int8_gemm odd", "int8_gemm refusals"},
         ),
         ("linear", {"packed_linear"}),
+        ("seq2seq", {"seq2seq graph"}),  # our own kernels need a GPU
         ("memory", {"memory"}),
     ],
 )

@@ -185,6 +185,12 @@ DEVICE float from_f16(u16 v) {
                              : (float)mantissa / 16777216.f;
     return v & 0x8000 ? -r : r;
 }
+static inline u16 to_bf16(float v);
+static inline float from_bf16(u16 v);
+DEVICE u32 to_bf16x2(float low, float high) { return to_bf16(low) | (u32)to_bf16(high) << 16; }
+DEVICE float near_exp2(float v) { return __builtin_exp2f(v); }
+DEVICE float near_reciprocal(float v) { return 1 / v; }
+DEVICE float near_reciprocal_root(float v) { return 1 / __builtin_sqrtf(v); }
 DEVICE u32 bytes_of(u32 a, u32 b, u32 selector) {
     u64 all = (u64)b << 32 | a;
     u32 r = 0;
@@ -203,8 +209,6 @@ DEVICE i32 dot4(u32 a, u32 b, i32 c) {
     for (int i = 0; i < 4; i++) c = (i32)((u32)c + (u32)((i8)(a >> 8 * i) * (i8)(b >> 8 * i)));
     return c;
 }
-static inline u16 to_bf16(float v);
-static inline float from_bf16(u16 v);
 DEVICE u32 multiply_bf16x2(u32 a, u32 b) {
     return to_bf16(from_bf16((u16)a) * from_bf16((u16)b)) | (u32)to_bf16(from_bf16(a >> 16) * from_bf16(b >> 16)) << 16;
 }

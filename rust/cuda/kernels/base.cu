@@ -57,6 +57,28 @@ DEVICE float from_f16(u16 v) {
     asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(v));
     return r;
 }
+// Rounded to even, `low` in the lower half.
+DEVICE u32 to_bf16x2(float low, float high) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+// The units' own approximations, some 2^-22 of the value beside it; what is below the smallest normal number is 0.
+DEVICE float near_exp2(float v) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+DEVICE float near_reciprocal(float v) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+DEVICE float near_reciprocal_root(float v) {
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
 // Byte i of the result is the byte of (b, a) that nibble i of `selector` names: 0 is the lowest of a, 4 of b. 8 more, and it
 // is eight times the sign bit of that byte.
 DEVICE u32 bytes_of(u32 a, u32 b, u32 selector) {

@@ -22,6 +22,7 @@ pub mod linear;
 mod modules;
 pub mod nvrtc;
 mod program;
+pub mod seq2seq;
 pub mod settings;
 mod tensor_map;
 

@@ -32,6 +32,8 @@ mod _core {
         cuda_archs, cuda_configure, cuda_devices, cuda_info, cuda_prebuild, cuda_programs, cuda_warmup,
     };
     #[pymodule_export]
+    use super::cuda::seq2seq::{cuda_seq2seq_decode, cuda_seq2seq_encode, cuda_seq2seq_scratch};
+    #[pymodule_export]
     use super::data::{CharTokenizer, PolynomialStream, polynomial_expand, polynomial_kind};
     #[pymodule_export]
     use super::engine::{Engine, EngineStream};

@@ -68,6 +68,11 @@ class FoldedHybrid(Seq2Seq):
         self.epsilon = model.output_norm.eps
         self.to(model.output.weight.device).eval()
 
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.decoder_table.device
+
     def encode(self, source_BS: Tensor) -> Tensors:
         """Return keys and values of every block's cross-attention, the mask, and the decoder's first state."""
         states_BSD, ends_BD = self._run_encoder(source_BS, (source_BS != PAD).sum(1))

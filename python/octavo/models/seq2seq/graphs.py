@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from octavo.models.seq2seq.folded import FoldedHybrid
+from octavo.models.seq2seq.config import Seq2SeqConfig
 
 ROWS = (1, 16, 256, 4096, 15_360)
 """Rows of a tile."""
@@ -18,6 +18,19 @@ ROWS = (1, 16, 256, 4096, 15_360)
 MOST_PRODUCTS = 65_535
 # Runs before a capture: libraries choose kernels and allocate workspaces in them.
 WARMUP = 3
+
+
+class Generator(Protocol):
+    """What generates: :class:`FoldedHybrid` with kernels of libraries, :class:`FusedHybrid` with our own."""
+
+    config: Seq2SeqConfig
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+
+    def generate_fixed(self, source_BS: Tensor) -> Tensor:
+        """Return the tokens of sources, both uint8 and padded, without waiting for the device."""
 
 
 class Tile(NamedTuple):
@@ -28,9 +41,9 @@ class Tile(NamedTuple):
     replay: Callable[[], object]
 
 
-def capture(model: FoldedHybrid, rows: int) -> Tile:
+def capture(model: Generator, rows: int) -> Tile:
     """Capture generation for ``rows`` sources, as PyTorch's notes on CUDA graphs say, on the current device."""
-    device = model.decoder_table.device
+    device = model.device
     source_BS = torch.zeros((rows, model.config.max_source), dtype=torch.uint8, device=device)
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
@@ -45,13 +58,13 @@ def capture(model: FoldedHybrid, rows: int) -> Tile:
 
 
 class Graphs:
-    """A folded model that answers any number of rows. Threads may share one and take turns; ``fork`` loses it.
+    """A model that answers any number of rows. Threads may share one and take turns; ``fork`` loses it.
 
     ``prepare`` makes the tile of a size; a tile keeps its memory: about 3 GB (counted, shipped model) for the
-    largest in float32.
+    largest of a folded model in float32.
     """
 
-    def __init__(self, model: FoldedHybrid, prepare: Callable[[FoldedHybrid, int], Tile] = capture) -> None:
+    def __init__(self, model: Generator, prepare: Callable[[Generator, int], Tile] = capture) -> None:
         """Take the model where it is; nothing is captured yet."""
         self._model, self._prepare = model, prepare
         most = MOST_PRODUCTS // model.config.heads
@@ -64,7 +77,7 @@ class Graphs:
 
         All work is queued at once, copies from and to pinned memory included; the host waits once, at the end.
         """
-        device = self._model.decoder_table.device
+        device = self._model.device
         on_gpu = device.type == "cuda"
         source_NS = source_NS.pin_memory() if on_gpu else source_NS
         tokens_NT = torch.empty((len(source_NS), self._model.config.max_target), dtype=torch.uint8, pin_memory=on_gpu)
@@ -74,6 +87,7 @@ class Graphs:
                 tile = self._tile(size)
                 count = rows.stop - rows.start
                 tile.source_BS[:count].copy_(source_NS[rows], non_blocking=True)
+                tile.source_BS[count:].zero_()  # rows of pads cost our own kernels nothing
                 tile.replay()
                 tokens_NT[rows].copy_(tile.tokens_BT[:count], non_blocking=True)
             if on_gpu:

@@ -9,4 +9,5 @@ mod hopper;
 mod integer;
 mod linear;
 mod races;
+mod seq2seq;
 mod warpgroups;

@@ -6,6 +6,7 @@ use crate::codec::job::Job;
 use crate::emulator::{Memory, available};
 use crate::integer::{Added, Asked, DEVICE, HOPPER, check};
 use crate::linear::{Way, case, error_of};
+use crate::seq2seq::{cases, check_states, check_tokens};
 
 fn watched() -> Memory {
     let mut memory = Memory::default();
@@ -55,4 +56,15 @@ fn products_do_not_race() {
     let (input, shape) = ("int8:channel", (130, 257, 144));
     let asked = Asked { format: "int8:channel", input, shape, dtype: DType::BF16, added: Added::Floats, given: false };
     check(&asked, false, watched(), HOPPER);
+}
+
+#[test]
+fn generation_does_not_race() {
+    if !available() {
+        return;
+    }
+    for case in cases().into_iter().take(2) {
+        check_states(case, watched());
+        check_tokens(case, watched());
+    }
 }

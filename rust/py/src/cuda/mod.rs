@@ -3,3 +3,4 @@
 pub(crate) mod codec;
 pub(crate) mod linear;
 pub(crate) mod runtime;
+pub(crate) mod seq2seq;
