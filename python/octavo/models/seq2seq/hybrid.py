@@ -11,6 +11,7 @@ from octavo.models.seq2seq.layers import (
     BidirectionalLSTM,
     FeedForward,
     causal_mask,
+    lstm_states,
     lstm_step,
     padding_mask,
 )
@@ -72,7 +73,7 @@ class HybridSeq2Seq(Seq2Seq):
     def decode(self, memory: Tensors, tokens_BT: Tensor) -> Tensor:
         """Return logits after each token, all positions at once."""
         first = (memory["hidden"][None].contiguous(), memory["cell"][None].contiguous())
-        x_BTD = self.decoder(self.target_embedding(tokens_BT), first)[0]
+        x_BTD = lstm_states(self.decoder, self.target_embedding(tokens_BT), first)
         keys, values = self.self_attention.project(normed := self.self_norm(x_BTD))
         mask = causal_mask(tokens_BT.shape[1], tokens_BT.device)
         x_BTD = x_BTD + self.self_attention(normed, keys, values, mask)

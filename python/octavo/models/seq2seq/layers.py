@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -101,10 +102,26 @@ class BidirectionalLSTM(nn.Module):
 
         States behind the end of a row are of no meaning.
         """
-        ahead = self.forwards(x_BSD)[0]
-        mirrored = self.backwards(reverse(x_BSD, lengths_B))[0]
+        ahead = lstm_states(self.forwards, x_BSD)
+        mirrored = lstm_states(self.backwards, reverse(x_BSD, lengths_B))
         states = torch.cat([ahead, reverse(mirrored, lengths_B)], -1)
         return states, torch.cat([last(ahead, lengths_B), last(mirrored, lengths_B)], -1)
+
+
+def lstm_states(lstm: nn.LSTM, x_BTD: Tensor, first: tuple[Tensor, Tensor] | None = None) -> Tensor:
+    """Return the hidden states of ``lstm`` over ``x_BTD``, from ``first`` (hidden and cell state, ``[1, B, H]``) on.
+
+    Under autocast on a processor without bfloat16 instructions it runs in float32: oneDNN has no other kernel there.
+    """
+    if x_BTD.device.type != "cpu" or not torch.is_autocast_enabled("cpu") or _has_bfloat16():
+        return lstm(x_BTD, first)[0]
+    with torch.autocast("cpu", enabled=False):
+        return lstm(x_BTD.float(), None if first is None else (first[0].float(), first[1].float()))[0]
+
+
+@cache
+def _has_bfloat16() -> bool:
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def lstm_step(lstm: nn.LSTM, x_BD: Tensor, hidden_BH: Tensor, cell_BH: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,8 +58,9 @@ mod tests {
     fn programs_are_listed_once() {
         let on = |text: &str, arch: &str| programs(Format::parse(text).unwrap(), arch.parse().unwrap());
         let count = |text: &str| on(text, "sm_80").len();
-        // Five of limbs and those of more rows for each dtype; quantising and two or three products of integers.
-        assert_eq!(count("mxint8"), 3 * 5 + 1 + 1 + 2);
+        // Limbs for 1, 2, 4, 8 and 16 rows, float32 up to 8, and those of more rows for each dtype.
+        assert_eq!(count("mxint8"), 5 + 5 + 4 + 1 + 1 + 2);
+        // Quantising and two or three products of integers.
         assert!(count("int8:channel") > count("mxint8"));
         assert_eq!(count("fp16"), 0);
         // Those of warpgroups are there for the one architecture that has them.
