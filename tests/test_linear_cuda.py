@@ -150,6 +150,8 @@ def test_int8_gemm_is_exact_and_requantises() -> None:
     y = gemm.int8_gemm(a, b, bias, column_scales=columns * 0.01, dtype=torch.int8, zero=3)
     assert torch.equal(y, (((sums + bias).float() * (columns * 0.01)).round() + 3).clamp(-128, 127).to(torch.int8))
     assert gemm.int8_gemm(a[:0], b).shape == (0, 7)
+    columns[3] = torch.nan
+    assert not gemm.int8_gemm(a, b, column_scales=columns, dtype=torch.int8)[:, 3].any()
 
 
 def test_int8_gemm_refuses_what_does_not_fit() -> None:

@@ -74,7 +74,7 @@ def _int8_gemm(a, b, bias, row_scales, column_scales, dtype, zero=0):
     if bias is not None and bias.dtype != torch.int32:
         y = y + bias.to(torch.float32)
     if dtype == torch.int8:
-        return (y.round() + zero).clamp(-128, 127).to(torch.int8)
+        return (y.round() + zero).nan_to_num(0.0).clamp(-128, 127).to(torch.int8)
     return y.to(dtype)
 
 
@@ -134,7 +134,8 @@ def int8_gemm(
 
     Returns ``[M, N]``. int32: the sums with their bias, clipped. Else with ``t = row scale * column scale``, ``s * t``
     (plus a float bias), every operation rounded to float32: as it is for float dtypes; for int8 rounded to even, plus
-    ``zero``, clipped to -128..127. One kernel does it all. No gradients. The op is ``torch.ops.octavo.int8_gemm``.
+    ``zero``, clipped to -128..127, and NaN is 0. One kernel does it all. No gradients. The op is
+    ``torch.ops.octavo.int8_gemm``.
 
     Raises ShapeError and DTypeError before any work.
     """

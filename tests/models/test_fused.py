@@ -12,6 +12,7 @@ import torch
 from octavo import _core, cuda, engine_torch
 from octavo.data.polynomials import splits
 from octavo.engine import Engine
+from octavo.errors import ShapeError
 from octavo.models.polynomials.shipped import load_shipped
 from octavo.models.seq2seq import END, START, Seq2SeqConfig, build, fused
 from octavo.models.seq2seq.folded import FoldedHybrid
@@ -165,6 +166,25 @@ def test_other_sizes_and_rows_without_a_source(kernels):
     found = FusedHybrid(model, CPU).generate_fixed(source)
     assert found.shape == (60, 8) and not found[7].any()
     assert (found == wanted)[torch.arange(60) != 7].all(1).float().mean() > 0.9
+
+
+def test_autocast_of_the_caller_changes_nothing(kernels):
+    model, tokenizer = load_shipped()
+    source = torch.from_numpy(
+        tokenizer.encode([line.partition("=")[0] for line in splits().test[:40]], 32, end=False)[0]
+    )
+    generator = FusedHybrid(model, CPU)
+    wanted = generator.generate_fixed(source)
+    with torch.autocast("cpu", torch.float16):
+        assert torch.equal(generator.generate_fixed(source), wanted)
+
+
+def test_sources_that_the_kernels_would_misread_are_refused(kernels):
+    generator = FusedHybrid(load_shipped()[0], CPU)
+    sources = torch.zeros((4, 32), dtype=torch.uint8)
+    for wrong in (sources.long(), sources[:, :31], sources.repeat(1, 2)[:, ::2], sources[0], sources.to("meta")):
+        with pytest.raises(ShapeError, match=r"expected contiguous uint8 \[B, 32\] on cpu"):
+            generator.generate_fixed(wrong)
 
 
 def test_tiles_hold_no_rows_of_earlier_calls(kernels):

@@ -5,7 +5,7 @@
 // On the host emulation/hopper.h supplies the twins.
 
 // A matrix of bytes as boxes are cut out of it: what `cuTensorMapEncodeTiled` makes of a `TensorMap` of src/program.rs.
-struct alignas(64) TensorMap {
+struct alignas(128) TensorMap {
     u64 words[16];
 };
 

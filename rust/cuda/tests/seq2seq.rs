@@ -29,6 +29,19 @@ const COMMON: [u32; 6] = [80, 86, 89, 90, 100, 120];
 const DEVICE: Device = Device { multiprocessors: 132, shared: 227 << 10 };
 
 #[test]
+fn wide_encoders_stay_in_registers() {
+    let Some(nvrtc) = nvrtc() else { return };
+    for encoder in [128, 192] {
+        let made = Generation::new(Sizes { encoder, ..SHIPPED }, 16_384, DEVICE).unwrap();
+        let image = nvrtc.compile(made.program(), Target::Cubin(Arch::native(90))).unwrap();
+        for used in usage(&image.log) {
+            let wasted = (used.stack, used.spill_stores, used.spill_loads);
+            assert_eq!(wasted, (0, 0, 0), "encoder of {encoder}: {used:?}");
+        }
+    }
+}
+
+#[test]
 fn generation_stays_in_registers_and_on_tensor_cores() {
     let Some(nvrtc) = nvrtc() else { return };
     for rows in [1, 16_384] {

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm, linear, pad
 
 from octavo import _core, cuda
+from octavo.errors import ShapeError
 from octavo.models.seq2seq.config import Seq2SeqConfig
 from octavo.models.seq2seq.folded import FoldedHybrid
 from octavo.models.seq2seq.hybrid import HybridSeq2Seq
@@ -51,14 +52,21 @@ class FusedHybrid:
         so that the whole can be captured into a CUDA graph.
         """
         config, rows, on = self.config, len(source_BS), place(self.device)
+        given = (source_BS.shape[1:], source_BS.dtype, source_BS.device)
+        if given != ((config.max_source,), torch.uint8, self.device) or not source_BS.is_contiguous():
+            raise ShapeError(
+                f"sources are {source_BS.dtype} {tuple(source_BS.shape)} on {source_BS.device}; "
+                f"expected contiguous uint8 [B, {config.max_source}] on {self.device}"
+            )
         states = self._empty(rows, config.max_source, 2 * config.encoder)
         ends = self._empty(rows, 2 * config.encoder)
         source, (matrices, vectors) = source_BS.data_ptr(), self._encoder
         _core._cuda_seq2seq_encode(
             on, self._sizes, rows, (matrices.data_ptr(), vectors.data_ptr()), source, states.data_ptr(), ends.data_ptr()
         )
-        memory = linear(layer_norm(states, states.shape[-1:], eps=self._epsilon), self._memory)
-        bridged = linear(ends, self._bridge, self._bridge_bias)
+        with torch.autocast(self.device.type, enabled=False):
+            memory = linear(layer_norm(states, states.shape[-1:], eps=self._epsilon), self._memory)
+            bridged = linear(ends, self._bridge, self._bridge_bias)
         nbytes = _core._cuda_seq2seq_scratch(on[0], self._sizes, rows)
         scratch = torch.empty(nbytes or 0, dtype=torch.uint8, device=self.device)
         tokens_BT = torch.empty((rows, config.max_target), dtype=torch.uint8, device=self.device)
@@ -105,7 +113,7 @@ def _encoder(model: FoldedHybrid) -> tuple[list[Tensor], list[Tensor]]:
 def _decoder(model: FoldedHybrid) -> tuple[list[Tensor], list[Tensor]]:
     """Return matrices and vectors of the decoder in the kernel's order."""
     width = model.config.hidden
-    queries = torch.ones(3 * width)
+    queries = model.self_input.weight.new_ones(3 * width)
     queries[:width] = LOG2_E
     layers = [(model.self_input.weight * queries[:, None], model.self_input.bias[:width] * LOG2_E),
               (model.self_output.weight, model.self_output.bias)]  # fmt: skip

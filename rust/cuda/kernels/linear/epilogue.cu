@@ -44,8 +44,10 @@ DEVICE Element finished(i32 sum, float row_scale, const Column &column, i32 zero
         // Devices convert 32 bits faster than 64.
         float y = exact == (i32)exact ? (float)(i32)exact : (float)exact;
         y = y * (row_scale * column.scale) + column.added;
-        if constexpr (OUT == 4) return (i8)to_int(larger(smaller(round_even(y) + (float)zero, 127.f), -128.f));
-        else return rounded<OUT>(y);
+        if constexpr (OUT == 4) {
+            float code = larger(smaller(round_even(y) + (float)zero, 127.f), -128.f);
+            return y == y ? (i8)to_int(code) : 0;
+        } else return rounded<OUT>(y);
     }
 }
 

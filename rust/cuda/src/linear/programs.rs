@@ -8,20 +8,24 @@ use crate::Program;
 use crate::arch::Arch;
 use crate::gemm::{Bias, Gemm, Output, Product, Scales};
 
+/// Rows of inputs that go to different kernels of integer products.
+const ROWS: [usize; 4] = [1, 16, 64, 4096];
+
 /// What large layers need: aligned, with and without a batch, all dtypes. Odd shapes compile at their first use.
 pub fn programs(format: Format, arch: Arch) -> Vec<Program> {
     let device = Device { multiprocessors: 132, arch };
-    let (n, k) = (4096, 4096);
+    let (n, k, wide) = (4096, 4096, 32_768);
     let mut made = Vec::new();
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let x = Numbers { address: 0, dtype };
-        for m in [1, 2, 4, 8, 16, 32, 64] {
+        // Limbs of long rows do not fit the memory of a block.
+        for (m, k) in [(1, k), (2, k), (4, k), (8, k), (16, k), (32, k), (64, k), (1, wide), (2, wide), (4, wide)] {
             let linear = Linear { format, m, n, k, x, parts: [0; 4], bias: None, out: 0 };
             if let Ok(Some(way)) = way(&linear, device) {
                 made.push(way.program().clone());
             }
         }
-        for (m, input) in [1, 16, 4096].into_iter().flat_map(|m| ["int8", "int8:channel"].map(|input| (m, input))) {
+        for (m, input) in ROWS.into_iter().flat_map(|m| ["int8", "int8:channel"].map(|input| (m, input))) {
             let Ok(input) = Format::parse(input) else { continue };
             let (codes, scales, input_scales, bias, out) = (0, 0, 0, Bias::None, 0);
             let integer = Integer { format, input, m, n, k, x, codes, scales, input_scales, bias, out };
@@ -35,7 +39,7 @@ pub fn programs(format: Format, arch: Arch) -> Vec<Program> {
         // Matrices of such codes are multiplied by themselves, too.
         let scales = Scales { address: 0, each: true };
         let (row_scales, column_scales) = (scales, scales);
-        for (m, output) in [1, 16, 4096].into_iter().flat_map(|m| [Output::Sum, Output::Byte(0)].map(|out| (m, out))) {
+        for (m, output) in ROWS.into_iter().flat_map(|m| [Output::Sum, Output::Byte(0)].map(|out| (m, out))) {
             let (x, stride, codes, width, bias, out) = (0, k, 0, 8, Bias::None, 0);
             let product = Product { m, n, k, x, stride, codes, width, row_scales, column_scales, bias, out, output };
             made.extend(Gemm::new(&product, device).map(|gemm| gemm.program().clone()));
@@ -58,8 +62,8 @@ mod tests {
     fn programs_are_listed_once() {
         let on = |text: &str, arch: &str| programs(Format::parse(text).unwrap(), arch.parse().unwrap());
         let count = |text: &str| on(text, "sm_80").len();
-        // Limbs for 1, 2, 4, 8 and 16 rows, float32 up to 8, and those of more rows for each dtype.
-        assert_eq!(count("mxint8"), 5 + 5 + 4 + 1 + 1 + 2);
+        // Limbs for 1, 2, 4, 8 and 16 rows, float32 up to 8, those of long rows, and those of more rows for each dtype.
+        assert_eq!(count("mxint8"), 5 + 5 + 4 + 8 + 1 + 1 + 2);
         // Quantising and two or three products of integers.
         assert!(count("int8:channel") > count("mxint8"));
         assert_eq!(count("fp16"), 0);
@@ -67,6 +71,7 @@ mod tests {
         for (arch, most) in [("sm_80", 0), ("sm_90", 0), ("sm_90a", 5), ("sm_100a", 0), ("sm_120a", 0)] {
             let found = on("int8:channel", arch).into_iter().filter(|made| made.name.contains("warpgroups"));
             assert_eq!(found.count(), most, "{arch}");
+            assert!(on("int8:channel", arch).iter().any(|made| made.name == "int8-gemm-bfloat16"), "{arch}");
         }
     }
 }

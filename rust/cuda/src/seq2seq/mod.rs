@@ -75,7 +75,7 @@ impl Generation {
         let taken = matches!(hidden, 32 | 64 | 128 | 256)
             && (1..=32).contains(&heads)
             && hidden.is_multiple_of(8 * heads)
-            && matches!(encoder, 32..=256 if encoder.is_multiple_of(32))
+            && matches!(encoder, 32..=192 if encoder.is_multiple_of(32))
             && matches!(feedforward, 32..=4096 if feedforward.is_multiple_of(32))
             && (4..=256).contains(&vocabulary)
             && [layers, max_source, max_target].iter().all(|size| (1..=4096).contains(size))
@@ -84,7 +84,10 @@ impl Generation {
             return None;
         }
         // As few rows a block as keep all multiprocessors busy at once: blocks that are alone are sooner done.
-        let fits = |tiles| decode_bytes(&sizes, tiles).max(encode_bytes(&sizes, tiles)) <= device.shared;
+        // Wide encoders have registers for one tile.
+        let fits = |tiles| {
+            decode_bytes(&sizes, tiles).max(encode_bytes(&sizes, tiles)) <= device.shared && tiles * encoder <= 256
+        };
         let fitting = TILES.into_iter().filter(|&tiles| fits(tiles));
         let enough = |tiles: &usize| rows.div_ceil(16 * tiles) <= device.multiprocessors;
         let tiles = fitting.clone().find(enough).or(fitting.max())?;
@@ -224,7 +227,7 @@ mod tests {
             Sizes { heads: 0, ..SHIPPED },
             Sizes { heads: usize::MAX, ..SHIPPED },
             Sizes { encoder: 48, ..SHIPPED },
-            Sizes { encoder: 288, ..SHIPPED },
+            Sizes { encoder: 224, ..SHIPPED },
             Sizes { feedforward: 40, ..SHIPPED },
             Sizes { vocabulary: 257, ..SHIPPED },
             Sizes { layers: 0, ..SHIPPED },

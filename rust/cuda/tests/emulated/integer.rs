@@ -162,7 +162,8 @@ fn sums_and_requantised_bytes_are_exact() {
             |count: usize, seed: u64| -> Vec<i8> { normal(count, seed).iter().map(|v| (v * 60.0) as i8).collect() };
         let (x, w) = (bytes(m * k, 1), bytes(n * k, 2));
         let bias: Vec<i32> = (0..n as i32).map(|i| i * 997 - 5000).collect();
-        let scales: Vec<f32> = (0..n).map(|i| 1e-4 * (1.0 + i as f32)).collect();
+        let mut scales: Vec<f32> = (0..n).map(|i| 1e-4 * (1.0 + i as f32)).collect();
+        scales[n - 1] = f32::NAN; // 0 as a byte
         let sum = |i: usize| -> i32 {
             let products = (0..k).map(|c| i32::from(x[i / n * k + c]) * i32::from(w[i % n * k + c]));
             products.sum::<i32>() + bias[i % n]

@@ -122,7 +122,7 @@ pub(crate) fn cuda_prebuild(py: Python<'_>, format: &Format, arch: &str, index: 
 #[pyo3(name = "_cuda_warmup")]
 pub(crate) fn cuda_warmup(py: Python<'_>, formats: Vec<Format>, device: i32) -> PyResult<usize> {
     enter_cuda(py, || {
-        let arch = Arch::native(octavo_cuda::properties(device)?.capability);
+        let arch = octavo_cuda::linear::Device::get(device)?.arch;
         let made: Vec<_> = formats.iter().flat_map(|format| programs(format.0, arch)).collect();
         let count = made.len();
         octavo_cuda::warmup_programs(device, made)?;

@@ -1,5 +1,6 @@
 //! Generation with the shipped architecture on addresses of a device. `models/seq2seq/fused.py` is the only caller.
 
+use octavo_cuda::arch::OLDEST;
 use octavo_cuda::seq2seq::{Device, Encoded, Generation, Sizes, Weights};
 use octavo_cuda::{Error, launch, properties};
 use pyo3::prelude::*;
@@ -15,6 +16,9 @@ fn generation(number: i32, model: Model, rows: usize) -> Result<Option<Generatio
     let (vocabulary, encoder, hidden, heads, layers, feedforward, max_source, max_target) = model;
     let sizes = Sizes { vocabulary, encoder, hidden, heads, layers, feedforward, max_source, max_target };
     let found = properties(number)?;
+    if found.capability < OLDEST {
+        return Ok(None);
+    }
     let (multiprocessors, shared) = (found.multiprocessors as usize, found.shared_per_block as usize);
     Ok(Generation::new(sizes, rows, Device { multiprocessors, shared }))
 }
