@@ -6,7 +6,7 @@ import torch
 from octavo import Format, FormatError, NonFiniteError, PackedTensor, Recipe, container, encode, quantize
 from octavo.errors import ContainerError, ShapeError
 from octavo.formats import parse_formats
-from octavo.quant.checkpoint import Checkpoint, staged_folder
+from octavo.quant.checkpoint import Checkpoint
 from octavo.quant.recipe.checkpoint import select
 from octavo.quant.weights import (
     Errors,
@@ -199,25 +199,3 @@ def test_a_sharded_model_reads_as_one(tensors, tmp_path):
     container.save(tensors, tmp_path / "b.safetensors")
     with pytest.raises(ContainerError, match="in another shard"):
         source.tensors()
-
-
-def test_a_staged_folder_appears_whole_or_not_at_all(tmp_path):
-    target = tmp_path / "new"
-
-    def fill(fail):
-        with staged_folder(target) as folder:
-            (folder / "deep").mkdir()
-            (folder / "deep" / "file").write_text(str(fail))
-            assert not target.exists() or (target / "deep" / "file").read_text() == "False"
-            if fail:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fill(True)
-    assert list(tmp_path.iterdir()) == []
-    fill(False)
-    assert (target / "deep" / "file").read_text() == "False"
-    with pytest.raises(KeyboardInterrupt):
-        fill(True)
-    assert (target / "deep" / "file").read_text() == "False"
-    assert list(tmp_path.iterdir()) == [target]

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octavo import _core
+from octavo import _core, files
 from octavo.errors import ContainerError, DTypeError
 
 if TYPE_CHECKING:
@@ -126,6 +126,8 @@ def _write(
             packed.append((name, tensor.format.core, tensor.scale, list(tensor.shape), dtype, tensor.axis))
         else:
             plain.append((name, *_describe(name, tensor)))
+    if path is not None:
+        files.sweep_native(path)
     writer = _core._ContainerWriter(path, plain, packed, dict(metadata or {}), overwrite)
     try:
         for name, tensor in tensors.items():

@@ -70,5 +70,9 @@ class KernelCompileError(CudaError):
         return str(self.args[0])
 
 
+class LockedError(OctavoError, RuntimeError):
+    """A folder that another process is at work in; the message names it and who that is."""
+
+
 class InternalError(OctavoError, RuntimeError):
     """A defect of Octavo itself; please report it."""

@@ -175,7 +175,7 @@ def test_metrics_past_the_checkpoint_are_written_anew(tmp_path, whole):
 def test_what_a_killed_process_left_half_written_is_removed(tmp_path, whole):
     with pytest.raises(Crash):
         run(tmp_path, task=Crashing(25))
-    partial = checkpoint.path_of(tmp_path, 28).with_name("step-00000028.pt.partial")
+    partial = checkpoint.path_of(tmp_path, 28).with_name(".step-00000028.pt.123-0123abcd.octavo.tmp")
     partial.write_bytes(b"half")
     run(tmp_path)
     assert not partial.exists()

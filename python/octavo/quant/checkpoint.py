@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from octavo import container
+from octavo import container, folders
 from octavo.errors import ContainerError
 
 if TYPE_CHECKING:
@@ -24,6 +21,8 @@ PLAIN_NAME = "model.safetensors"
 # Not PLAIN_NAME: transformers would find no weight it knows there and quietly start from random ones.
 PACKED_NAME = "model.octavo.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
+CONFIGURATIONS = ("config.json", "generation_config.json")
+"""Files of a model folder that belong to its weights: they are never kept beside those of another model."""
 _NAMES = (PLAIN_NAME, INDEX_NAME, PACKED_NAME)
 
 # Files of a model folder that hold weights, in whatever form; the rest is copied beside the packed file.
@@ -139,13 +138,13 @@ def write(
 ) -> Path:
     """Write ``tensors`` to ``target``, a file, or a folder with copies of the source's other files.
 
-    Returns the file with the weights. A new target appears whole or not at all; with ``force``, files of the same name
-    are replaced one by one, and others left alone.
+    Returns the file with the weights. The target appears whole or not at all; with ``force``, weights, configuration
+    and files of the same name are replaced in one step, and others kept.
     """
     if not source.is_folder:
         _save(source, target, tensors, overwrite=force)
         return target
-    with staged_folder(target) as folder:
+    with folders.whole(target, owned={weights_name, *CONFIGURATIONS}, overwrite=force) as folder:
         fill_folder(source, folder, weights_name, tensors)
     return target / weights_name
 
@@ -162,31 +161,6 @@ def fill_folder(
 def _save(source: Checkpoint, file: Path, tensors: Mapping[str, Tensor | PackedTensor], *, overwrite: bool) -> None:
     metadata = {"format": "pt", **source.metadata()}  # transformers refuses weights without it
     container.save(tensors, file, metadata=metadata, overwrite=overwrite)
-
-
-@contextmanager
-def staged_folder(target: Path) -> Iterator[Path]:
-    """Give a new folder beside ``target``; what lies in it at the end moves to ``target``, and nothing on an error."""
-    parent = target.absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    stage = parent / f".{target.name}.{uuid.uuid4().hex[:8]}"  # not mkdtemp, whose folders only their owner may read
-    stage.mkdir()
-    try:
-        yield stage
-        _move(stage, target)
-    finally:
-        shutil.rmtree(stage, ignore_errors=True)
-
-
-def _move(stage: Path, target: Path) -> None:
-    """Move the files of ``stage`` to ``target``: at once where it is not there, else file by file."""
-    if not target.exists():
-        stage.rename(target)
-        return
-    for file in _files(stage):
-        place = target / file.relative_to(stage)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(file, place)
 
 
 def _copy_companions(source: Path, target: Path) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from octavo import container
+from octavo import container, folders
 from octavo.compress.lora import adapters
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
 from octavo.nn import PackedLayer, attention
 from octavo.nn.packed import FORMAT, PARTS
-from octavo.quant.checkpoint import PACKED_NAME, Checkpoint, held, staged_folder
+from octavo.quant.checkpoint import CONFIGURATIONS, PACKED_NAME, Checkpoint, held
 from octavo.quant.model import prepare_model
 from octavo.quant.skeleton import build, build_from_config
 from octavo.quant.structure import (
@@ -39,7 +39,8 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
 
     Packed weights are in the file as ``LAYER.weight``, with their format; every other tensor of the state dict under
     its name; tied tensors once. Its metadata say which layers are packed or simulated, and how. The folder appears
-    complete or not at all; of one that is there, files of the same name are replaced. ``overwrite=False`` refuses it.
+    complete or not at all: of one that is there, weights and configuration are replaced in one step, whatever ends the
+    process, and other files kept. ``overwrite=False`` refuses it.
 
     Raises DTypeError for what is no module; ModelError for what a file cannot hold: adapters, state that is no tensor;
     ContainerError where the path is a file or holds weights under another name; FileExistsError and other OSErrors.
@@ -49,7 +50,7 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
     target = Path(path)
     _check_target(target, overwrite)
     tensors, structure = _collect(model)
-    with staged_folder(target) as folder:
+    with folders.whole(target, owned={PACKED_NAME, *CONFIGURATIONS}, overwrite=overwrite) as folder:
         # transformers refuses weights without a format.
         container.save(tensors, folder / PACKED_NAME, metadata={"format": "pt", KEY: json.dumps(structure)})
         _save_config(model, folder)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.table import Table
 
+from octavo import files
 from octavo.report.console import table
 from octavo.report.weights import comparison_dict, decibels, size
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from octavo.models.minilm import Agreement
     from octavo.models.polynomials.accuracy import Accuracy
     from octavo.quant.weights import Comparison
+
+REPORTS = ("report.json", "report.md")
 
 
 class Outcome(Protocol):
@@ -207,5 +210,5 @@ class CompressReport:
 
     def save(self, folder: Path) -> None:
         """Write ``report.json`` and ``report.md`` into ``folder``."""
-        (folder / "report.json").write_text(json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n")
-        (folder / "report.md").write_text(self.markdown())
+        files.write(folder / REPORTS[0], json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n")
+        files.write(folder / REPORTS[1], self.markdown())

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
+from octavo import files
 from octavo.report.console import table
 
 if TYPE_CHECKING:
@@ -111,5 +112,5 @@ class SpeedReport:
     def save(self, folder: Path) -> None:
         """Write ``speed.json`` and ``speed.md`` into ``folder``, which is made if it is missing."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "speed.json").write_text(json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n")
-        (folder / "speed.md").write_text(self.markdown())
+        files.write(folder / "speed.json", json.dumps(self.as_dict(), indent=2, allow_nan=False) + "\n")
+        files.write(folder / "speed.md", self.markdown())

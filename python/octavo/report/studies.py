@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
+from octavo import files
 from octavo.report.console import table
-from octavo.train.metrics import replace_text
 
 CSV, JSON = "results.csv", "results.json"
 # Bytes below which what a process grew by says nothing about a model.
@@ -27,8 +27,8 @@ def save(folder: Path, rows: Rows, facts: dict[str, Any]) -> None:
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    replace_text(folder / CSV, text.getvalue())
-    replace_text(folder / JSON, json.dumps({**facts, "rows": list(rows)}, indent=2, allow_nan=False) + "\n")
+    files.write(folder / CSV, text.getvalue())
+    files.write(folder / JSON, json.dumps({**facts, "rows": list(rows)}, indent=2, allow_nan=False) + "\n")
 
 
 def accuracy_cell(row: dict[str, Any]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo import files
 from octavo.train.errors import PackageError
 
 if TYPE_CHECKING:
@@ -38,7 +39,8 @@ def save(made: Figure, folder: Path, name: str) -> list[Path]:
     """Write a figure as PNG and SVG and return their paths."""
     paths = [folder / f"{name}.{kind}" for kind in ("png", "svg")]
     for path in paths:
-        made.savefig(path, dpi=150)
+        with files.whole(path) as file:
+            made.savefig(file, format=path.suffix[1:], dpi=150)
     return paths
 
 

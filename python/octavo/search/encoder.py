@@ -5,15 +5,15 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from octavo import __version__, container
+from octavo import __version__, container, folders
 from octavo.formats import Format
 from octavo.models.minilm import Encoder, agreement
 from octavo.models.sentences import SENTENCES
-from octavo.quant.checkpoint import PACKED_NAME, Checkpoint, fill_folder, staged_folder
+from octavo.quant.checkpoint import CONFIGURATIONS, PACKED_NAME, Checkpoint, fill_folder
 from octavo.quant.recipe import Recipe, Rule
 from octavo.quant.recipe.checkpoint import select
 from octavo.quant.weights import best_format, compare_formats, pack_tensors, unpack_tensors
-from octavo.report.compress import Candidate, CompressReport, EmbeddingOutcome
+from octavo.report.compress import REPORTS, Candidate, CompressReport, EmbeddingOutcome
 from octavo.report.console import progress
 
 
@@ -32,7 +32,7 @@ def compress_encoder(
     chosen = best_format(compared, budget)
     with progress("packing", sum(tensor.nbytes for tensor in tensors.values())) as done:
         packing = pack_tensors(tensors, Recipe([Rule(weight=chosen.format)]), progress=done)
-    with staged_folder(out) as folder:
+    with folders.whole(out, owned={PACKED_NAME, *CONFIGURATIONS, *REPORTS}) as folder:
         file = fill_folder(source, folder, PACKED_NAME, packing.tensors)
         after = Encoder(folder, unpack_tensors(container.load(file))).embed(SENTENCES)
         report = CompressReport(

@@ -8,16 +8,16 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from octavo import __version__
+from octavo import __version__, folders
 from octavo.data.polynomials import splits
 from octavo.engine import Engine
 from octavo.errors import OctavoError
 from octavo.formats import Format
 from octavo.models.polynomials.accuracy import Accuracy, expander, measure
-from octavo.models.polynomials.export import WEIGHTS, export_model, load_model
+from octavo.models.polynomials.export import FILES, WEIGHTS, export_model, fill_folder, load_model
 from octavo.models.polynomials.recipe import SPLIT_SEED, TEST, VALIDATION
 from octavo.quant.weights import best_format, compare_formats
-from octavo.report.compress import Candidate, CompressReport, ExpansionOutcome
+from octavo.report.compress import REPORTS, Candidate, CompressReport, ExpansionOutcome
 
 # Validation lines that each format answers; the choice never sees a test line.
 TRIED = 4000
@@ -65,21 +65,22 @@ def compress_polynomials(
                 exact = measure(Engine.load(packed).expand, validation).share
             candidates.append(Candidate(entry, exact))
     chosen = max((entry for entry in candidates if entry.exact is not None), key=Candidate.merit)
-    export_model(network, tokenizer, out, format=str(chosen.comparison.format), overwrite=overwrite)
-    say(f"{chosen.comparison.format}, engine: {lines:,} test lines")
-    after, after_per_s = timed(Engine.load(out).expand, test)
-    report = CompressReport(
-        model=model,
-        budget=budget,
-        candidates=candidates,
-        chosen=chosen,
-        file=WEIGHTS,
-        bytes_before=bytes_before,
-        bytes_after=(out / WEIGHTS).stat().st_size,
-        outcome=ExpansionOutcome(before, after, before_per_s, after_per_s),
-        versions={"octavo": __version__, "torch": version("torch")},
-    )
-    report.save(out)
+    with folders.whole(out, owned={*FILES, *REPORTS}, overwrite=overwrite) as stage:
+        fill_folder(network, tokenizer, stage, format=str(chosen.comparison.format))
+        say(f"{chosen.comparison.format}, engine: {lines:,} test lines")
+        after, after_per_s = timed(Engine.load(stage).expand, test)
+        report = CompressReport(
+            model=model,
+            budget=budget,
+            candidates=candidates,
+            chosen=chosen,
+            file=WEIGHTS,
+            bytes_before=bytes_before,
+            bytes_after=(stage / WEIGHTS).stat().st_size,
+            outcome=ExpansionOutcome(before, after, before_per_s, after_per_s),
+            versions={"octavo": __version__, "torch": version("torch")},
+        )
+        report.save(stage)
     return report
 
 

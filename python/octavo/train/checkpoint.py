@@ -8,22 +8,21 @@ A digest over all it holds finds what torch.load does not see: a flipped bit in 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
 
+from octavo import files
 from octavo.train.errors import CheckpointError
 
 FOLDER = "checkpoints"
 FORMAT = 1
 _NAME = re.compile(r"step-(\d{8,})\.pt")
-_PARTIAL = ".partial"
 _ACCEPTED = "tensors, numbers, texts, None, and dicts, lists and tuples of them"
 
 
@@ -42,18 +41,18 @@ def save(run: Path, step: int, content: Mapping[str, Any], *, keep: int) -> Path
     """Write ``content`` as the checkpoint after ``step`` updates, then delete all but the newest ``keep``.
 
     ``content``: dicts, lists and tuples (read back as lists) of tensors, numbers, texts and None. Returns the file.
-    Raises CheckpointError for anything else.
+    Raises CheckpointError for anything else, OSError naming the file where the disk takes no more; older ones stay.
     """
     target = path_of(run, step)
     target.parent.mkdir(parents=True, exist_ok=True)
     held = _to_cpu({"format": FORMAT, "step": step, **content})
-    partial = target.with_name(target.name + _PARTIAL)
-    with open(partial, "wb") as file:
-        torch.save({**held, "digest": digest(held)}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, target)
-    sync_folder(target.parent)
+    with files.whole(target) as file:
+        disk = _Disk(file)
+        try:
+            torch.save({**held, "digest": digest(held)}, disk)
+        finally:
+            if disk.error is not None:
+                raise disk.error from None
     for old in available(run)[keep:]:
         old.unlink()
     return target
@@ -97,21 +96,12 @@ def load_newest(run: Path) -> tuple[Path, dict[str, Any]] | None:
 
 def tidy(run: Path, newest: Path | None) -> None:
     """Remove what a killed process left half written, and put damaged files newer than ``newest`` out of the way."""
-    for partial in (run / FOLDER).glob(f"*{_PARTIAL}"):
-        partial.unlink()
+    files.sweep(run)
+    files.sweep(run / FOLDER)
     for file in available(run):
         if file == newest:
             return
         file.rename(file.with_name(file.name + ".damaged"))
-
-
-def sync_folder(folder: Path) -> None:
-    """Flush a folder to the disk, so that a rename in it outlives a power failure."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def digest(content: Any) -> str:
@@ -119,6 +109,25 @@ def digest(content: Any) -> str:
     state = hashlib.sha256()
     _feed(state, content)
     return state.hexdigest()
+
+
+class _Disk:
+    """A file for torch.save that keeps the first error of a write: torch would raise a RuntimeError in its place."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: memoryview | bytes) -> int:
+        if self.error is None:
+            try:
+                return self._file.write(data)
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def flush(self) -> None:
+        pass
 
 
 def _feed(state: Any, item: Any) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import octavo
-from octavo.train.checkpoint import sync_folder
+from octavo import files
 from octavo.train.config import TrainConfig
 from octavo.train.distributed import Processes
 from octavo.train.errors import PackageError
@@ -41,7 +41,7 @@ class Metrics:
             return
         path = folder / METRICS
         if path.exists():
-            replace_text(path, "".join(line + "\n" for line in _lines_upto(path, upto)))
+            files.write(path, "".join(line + "\n" for line in _lines_upto(path, upto)))
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the run
         if tensorboard:
             self._board = _board(folder / "tensorboard", upto)
@@ -101,7 +101,7 @@ def write_run(folder: Path, config: TrainConfig, processes: Processes, facts: di
         }
     )
     record = {"config": config.as_dict(), "fingerprint": config.fingerprint(), **facts, "starts": starts}
-    replace_text(path, json.dumps(record, indent=2) + "\n")
+    files.write(path, json.dumps(record, indent=2) + "\n")
 
 
 def versions() -> dict[str, str | None]:
@@ -125,17 +125,6 @@ def machine(device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
     }
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    sync_folder(path.parent)
 
 
 def _complete(path: Path) -> list[str]:

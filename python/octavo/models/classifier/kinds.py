@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from octavo import container
+from octavo import container, files, folders
 from octavo.data import CharTokenizer
 from octavo.data.sentiment import Sentences, Split
 from octavo.data.words import WordTokenizer
@@ -21,11 +20,12 @@ from octavo.models.classifier.config import ClassifierConfig
 from octavo.models.classifier.model import Classifier
 from octavo.models.classifier.texts import Texts
 from octavo.models.minilm import MINILM, find
-from octavo.quant.checkpoint import staged_folder
+from octavo.quant.checkpoint import CONFIGURATIONS
 
 TINY = "tiny"
 KINDS = (TINY, MINILM)
 INFO, WEIGHTS, VOCABULARY, SHAPE = "classifier.json", "model.safetensors", "vocabulary.json", "shape.json"
+FILES = frozenset({INFO, WEIGHTS, VOCABULARY, SHAPE, *CONFIGURATIONS})
 LONGEST = 64  # tokens of a text; what is behind them is not read
 
 Ids = tuple[tuple[int, ...], ...]
@@ -50,14 +50,12 @@ class TextClassifier:
         return Texts(self.encode(sentences.texts), torch.tensor(sentences.labels))
 
     def save(self, folder: Path, info: dict[str, Any]) -> None:
-        """Write a model folder, which appears complete or not at all and replaces one that is there."""
-        if folder.exists():
-            shutil.rmtree(folder)
-        with staged_folder(folder) as stage:
+        """Write a model folder, which appears complete or not at all and replaces the model of one that is there."""
+        with folders.whole(folder, owned=FILES) as stage:
             self._save(stage)
             tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
             container.save(tensors, stage / WEIGHTS, metadata={"format": "pt"})
-            (stage / INFO).write_text(json.dumps({"octavo": 1, "kind": self.kind, **info}, indent=2) + "\n")
+            files.write(stage / INFO, json.dumps({"octavo": 1, "kind": self.kind, **info}, indent=2) + "\n")
 
 
 def build(kind: str, split: Split) -> TextClassifier:
@@ -118,8 +116,8 @@ def tiny_classifier(vocabulary: WordTokenizer | CharTokenizer, model: Classifier
     def save(folder: Path) -> None:
         words = isinstance(vocabulary, WordTokenizer)
         content = {"words": vocabulary.words} if words else {"characters": vocabulary.characters}
-        (folder / VOCABULARY).write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
-        (folder / SHAPE).write_text(json.dumps(model.config.as_dict(), indent=2) + "\n")
+        files.write(folder / VOCABULARY, json.dumps(content, ensure_ascii=False) + "\n")
+        files.write(folder / SHAPE, json.dumps(model.config.as_dict(), indent=2) + "\n")
 
     return TextClassifier(TINY, model, encode, save)
 

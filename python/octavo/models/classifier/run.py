@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from octavo import container
+from octavo import container, files
 from octavo.data.sentiment import Split
 from octavo.models.classifier.kinds import TINY, TextClassifier, build
 from octavo.models.classifier.texts import ClassifierTask, scores
@@ -117,7 +117,7 @@ def train_classifier(
     report = ClassifierReport(result, count, parts["validation"], parts["test"], folder)
     info = {"data": split.digest(), "seed": config.seed, "steps": result.step, **report.as_dict()}
     made.save(folder / MODEL, {name: info[name] for name in ("data", "seed", "steps", "validation", "test")})
-    (folder / REPORT).write_text(json.dumps(report.as_dict(), indent=2) + "\n")
+    files.write(folder / REPORT, json.dumps(report.as_dict(), indent=2) + "\n")
     return report
 
 

@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import json
 import os
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
-from shutil import rmtree
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from octavo import container
+from octavo import container, files, folders
 from octavo.data import CharTokenizer
 from octavo.errors import ContainerError, DataError, DTypeError, NonFiniteError, SettingError, ShapeError
 from octavo.models.seq2seq import Seq2Seq, Seq2SeqConfig, build
 from octavo.quant import static
-from octavo.quant.checkpoint import staged_folder
 from octavo.quant.recipe import Recipe
 from octavo.quant.weights import pack_tensors, unpack_tensors
 from octavo.tensor import FLOATS
 
 CONFIG, TOKENIZER, WEIGHTS, INTEGER = "config.json", "tokenizer.json", "model.safetensors", "integer.safetensors"
 ACCURACY, README = "accuracy.json", "README.md"
+FILES = frozenset({CONFIG, TOKENIZER, WEIGHTS, INTEGER, ACCURACY, README})
 
 #: Version and kind that ``config.json`` names beside the fields of the configuration.
 VERSION, KIND = 1, "seq2seq"
@@ -51,32 +49,26 @@ def export_model(
 
     ``format``: of all 2-D weights, along their rows, or a recipe (:class:`octavo.Recipe`); None keeps them float32,
     as vectors are. ``integer``: the same model in static INT8. ``metadata``: values for JSON, such as those of
-    ``Accuracy.as_dict()``; written to ``accuracy.json`` and listed in ``README.md``. ``overwrite``: replace a folder
-    that is there, with all it holds; else only an empty one is taken.
+    ``Accuracy.as_dict()``; written to ``accuracy.json`` and listed in ``README.md``. ``overwrite``: replace the model
+    of a folder that is there, in one step; files of other names are kept. Else only an empty folder is taken.
 
     Raises FileExistsError, FormatError for a format that is none, NonFiniteError for weights that are not finite,
     DTypeError for other objects, ShapeError for a tokenizer or an integer model that is not the model's, DataError for
     metadata that is no JSON; all before anything is written. OSErrors.
     """
     target = Path(os.path.abspath(folder))
-    _check(model, tokenizer, integer)
-    tensors = {name: tensor.detach().cpu().float() for name, tensor in model.state_dict().items()}
-    _check_finite(tensors, "")
-    packed = tensors if format is None else pack_tensors(tensors, Recipe.parse(format)).tensors
-    texts = {CONFIG: _json({"octavo": VERSION, "kind": KIND, **model.config.as_dict()})}
-    if metadata is not None:
-        texts |= {ACCURACY: _json(metadata), README: _readme(model, format, metadata)}
+    texts, packed = _prepare(model, tokenizer, format, integer, metadata)
     if target.exists() and not (overwrite or (target.is_dir() and not any(target.iterdir()))):
         raise FileExistsError(17, "File exists; give overwrite=True to replace it", str(target))
-    with staged_folder(target) as stage:
-        for name, text in texts.items():
-            (stage / name).write_text(text, encoding="utf-8")
-        tokenizer.save(stage / TOKENIZER)
-        container.save(packed, stage / WEIGHTS)
-        if integer is not None:
-            static.save(integer, stage / INTEGER)
-        _make_way(target, stage)
+    with folders.whole(target, owned=FILES, overwrite=overwrite) as stage:
+        _write(stage, texts, packed, tokenizer, integer)
     return target
+
+
+def fill_folder(model: Seq2Seq, tokenizer: CharTokenizer, folder: Path, *, format: str | None) -> None:
+    """Write a model into a folder that is there and empty. Raises as :func:`export_model`."""
+    texts, packed = _prepare(model, tokenizer, format, None, None)
+    _write(folder, texts, packed, tokenizer, None)
 
 
 def load_model(folder: str | os.PathLike[str]) -> tuple[Seq2Seq, CharTokenizer]:
@@ -128,19 +120,37 @@ def _check_finite(tensors: Mapping[str, Tensor], where: str) -> None:
             raise NonFiniteError(f"{where}{name} holds NaN or infinity; accepted are finite weights")
 
 
-def _make_way(target: Path, stage: Path) -> None:
-    """Put the full ``stage`` where ``target`` is, so that old files do not mix with new; then nothing is staged."""
-    if not target.exists():
-        return  # the end of staged_folder moves it there
-    old = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}")
-    target.rename(old)
-    try:
-        stage.rename(target)
-    except OSError:
-        old.rename(target)
-        raise
-    stage.mkdir()  # what staged_folder then moves: no file
-    rmtree(old) if old.is_dir() else old.unlink()
+def _prepare(
+    model: Seq2Seq,
+    tokenizer: CharTokenizer,
+    format: str | None,
+    integer: static.StaticInt8Seq2Seq | None,
+    metadata: Mapping[str, Any] | None,
+) -> tuple[dict[str, str], Mapping[str, Any]]:
+    """Return the texts of a folder by name, and its weights; what cannot be written is refused."""
+    _check(model, tokenizer, integer)
+    tensors = {name: tensor.detach().cpu().float() for name, tensor in model.state_dict().items()}
+    _check_finite(tensors, "")
+    packed = tensors if format is None else pack_tensors(tensors, Recipe.parse(format)).tensors
+    texts = {CONFIG: _json({"octavo": VERSION, "kind": KIND, **model.config.as_dict()})}
+    if metadata is not None:
+        texts |= {ACCURACY: _json(metadata), README: _readme(model, format, metadata)}
+    return texts, packed
+
+
+def _write(
+    folder: Path,
+    texts: Mapping[str, str],
+    packed: Mapping[str, Any],
+    tokenizer: CharTokenizer,
+    integer: static.StaticInt8Seq2Seq | None,
+) -> None:
+    for name, text in texts.items():
+        files.write(folder / name, text)
+    tokenizer.save(folder / TOKENIZER)
+    container.save(packed, folder / WEIGHTS)
+    if integer is not None:
+        static.save(integer, folder / INTEGER)
 
 
 def _json(value: Any) -> str:

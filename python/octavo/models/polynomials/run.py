@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from octavo import container
+from octavo import container, files
 from octavo.data import CharTokenizer
 from octavo.data.polynomials import Stream, splits
 from octavo.engine import Engine
@@ -92,7 +92,7 @@ def train_polynomials(
     model = build(shape)
     if os.environ.get("RANK", "0") == "0":
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / CONFIG).write_text(json.dumps(shape.as_dict(), indent=2) + "\n")
+        files.write(folder / CONFIG, json.dumps(shape.as_dict(), indent=2) + "\n")
     result = train(model, task, config, folder, tensorboard=tensorboard)
     if result.reason == "interrupted" or os.environ.get("RANK", "0") != "0":
         return None
@@ -119,7 +119,7 @@ def train_polynomials(
         made |= {"integer_exact": measure(engine.expand, data.test).exact, "integer_wide": integer.wide}
         export()
     report = PolynomialReport(result, model.parameter_count, accuracy, folder)
-    (folder / REPORT).write_text(json.dumps(report.as_dict(), indent=2) + "\n")
+    files.write(folder / REPORT, json.dumps(report.as_dict(), indent=2) + "\n")
     return report
 
 

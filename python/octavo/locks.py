@@ -1,0 +1,116 @@
+"""Locks that die with their process: flock, which the kernel gives back however a process ends.
+
+:class:`FolderLock` keeps a second run out of a folder; :func:`take` is the lock of one open file, by which
+:mod:`octavo.files` and :mod:`octavo.folders` tell what a dead process left from what a living one is writing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+import warnings
+from pathlib import Path
+
+from octavo.errors import LockedError
+
+NAME = ".octavo.lock"
+_held: set[int] = set()
+"""Descriptors of locks; a forked child closes its copies, or the lock would outlive the process that took it."""
+
+
+def take(descriptor: int, *, wait: bool = False) -> bool | None:
+    """Lock an open file or folder. True: held now; False: another holds it; None: this file system has no locks."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError as error:
+        return False if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else None
+    return True
+
+
+def is_at(path: str | os.PathLike[str], descriptor: int) -> bool:
+    """Whether an open file is still the one of that path: it may have been removed before it was locked."""
+    try:
+        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+class FolderLock:
+    """A folder that one process works in: ``with FolderLock(folder)``; made if it is missing.
+
+    The file ``.octavo.lock`` in it names process, host and time, and is removed at the end. One that a killed process
+    left is no obstacle: the lock itself is the kernel's. Processes that only read take no lock.
+    """
+
+    def __init__(self, folder: Path | str, *, what: str = "run", option: str = "folder") -> None:
+        """Name the folder; nothing is locked yet. ``what`` works there; ``option`` names another folder."""
+        self.folder = Path(folder)
+        self._what, self._option = what, option
+        self._descriptor: int | None = None
+        self._owner = 0
+
+    def __enter__(self) -> FolderLock:
+        """Take the lock. Raises LockedError, at once, if another process has it; OSErrors of the folder."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        path = self.folder / NAME
+        while self._descriptor is None:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                held = take(descriptor)
+                if held is False:
+                    raise LockedError(self._refusal(descriptor))
+                if held is None:
+                    told = f"{self.folder}: this file system has no locks; a second {self._what} is not refused"
+                    warnings.warn(told, stacklevel=2)
+                if is_at(path, descriptor):  # else its last owner has just removed it
+                    _describe(descriptor)
+                    self._descriptor, self._owner = descriptor, os.getpid()
+                    _held.add(descriptor)
+            finally:
+                if self._descriptor is None:
+                    os.close(descriptor)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the file and give the lock back; in a forked child nothing, for the lock is its parent's."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is None or self._owner != os.getpid():
+            return
+        with contextlib.suppress(OSError):
+            os.unlink(self.folder / NAME)
+        _held.discard(descriptor)
+        os.close(descriptor)
+
+    def _refusal(self, descriptor: int) -> str:
+        try:
+            record = json.loads(os.pread(descriptor, 4096, 0))
+            who = f"process {record['pid']} on {record['host']}, since {record['since']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            who = "it has not said which"
+        return (
+            f"{self.folder}: another process is at work on this {self._what} ({who}); wait for it, end it, or give "
+            f"another {self._option}"
+        )
+
+
+def _describe(descriptor: int) -> None:
+    """Write who holds the lock: a record for people, whose loss is no reason to stop."""
+    record = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, (json.dumps(record) + "\n").encode(), 0)
+
+
+def _close_in_child() -> None:
+    for descriptor in _held:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
