@@ -7,16 +7,15 @@
 from __future__ import annotations
 
 import os
-import stat
-import uuid
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, overload
 
 from octavo import _core
+from octavo._streams import read_first, read_some, write_all
 from octavo.errors import DataError, DTypeError, OctavoError, SettingError
+from octavo.files import whole
 
 Precision = Literal["float", "bfloat16", "integer"]
 Route = Literal["auto", "general", "fused"]
@@ -158,8 +157,7 @@ class Engine:
         Raises SettingError as :meth:`expand` and for an unknown format, OSErrors.
         """
         options: dict[str, Any] = {"beam": beam, "format": format, "failed": failed, "progress": progress}
-        path = Path(os.fspath(target))
-        with open(source, "rb") as reader, _replacing(path) as writer:
+        with open(source, "rb") as reader, whole(target) as writer:
             return self.expand_stream(reader, writer, **options)
 
     def expand_stream(
@@ -174,19 +172,21 @@ class Engine:
     ) -> Summary:
         """Expand the lines of a binary stream into another, as :meth:`expand_file` does for files.
 
-        What has been read is answered before more is waited for. Ctrl-C is heard about once a second.
+        What has been read is answered before more is waited for. Ctrl-C is heard about once a second. Both streams may
+        be raw or buffered, non-blocking, slow: all answers are written, or an OSError says up to which line they are.
+        A mark of UTF-8 (BOM) at the beginning is skipped.
         """
         stream = self._stream(self._check_beam(beam), format)
-        read = getattr(reader, "read1", reader.read)  # read1 does not wait for a full chunk
         lines = errors = nbytes = 0
+        read = read_first
         while True:
-            chunk = read(self._chunk)
+            chunk = read(reader, self._chunk)
+            read = read_some
             nbytes += len(chunk)
             stream.push(chunk or None)
             while (done := stream.run())[0]:
                 count, answers, failures = done
-                writer.write(answers)
-                writer.flush()
+                _write(writer, answers, lines)
                 lines, errors = lines + count, errors + len(failures)
                 for number, reason in failures:
                     if failed is not None:
@@ -235,25 +235,12 @@ def _lines(lines: Iterable[str]) -> list[str]:
     return rows
 
 
-@contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Give a new file that takes the name ``path`` at the end, and goes after an error."""
+def _write(writer: IO[bytes], answers: bytes, lines: int) -> None:
+    """Write the answers behind those to ``lines`` lines. An OSError says from which line on they are lost."""
     try:
-        mode = path.stat().st_mode
-    except OSError:
-        mode = None
-    if mode is not None and not stat.S_ISREG(mode):  # a pipe or device keeps its place; a folder is refused by open
-        with open(path, "wb") as writer:
-            yield writer
-        return
-    stage = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
-    try:
-        with open(stage, "xb") as writer:
-            if mode is not None:
-                os.fchmod(writer.fileno(), stat.S_IMODE(mode))
-            yield writer
-            writer.flush()
-            os.fsync(writer.fileno())
-        os.replace(stage, path)
-    finally:
-        stage.unlink(missing_ok=True)
+        write_all(writer, answers)
+    except OSError as error:
+        if error.errno is None:
+            raise
+        lost = f"{error.strerror}; answers from line {lines + 1:,} on could not be written"
+        raise OSError(error.errno, lost, error.filename) from error

@@ -3,6 +3,7 @@
 import typer
 
 from octavo.cli import (
+    _process,
     bench,
     compare,
     compress,
@@ -69,4 +70,4 @@ app.command("doctor")(doctor.run)
 
 def main() -> None:
     """Run the command line: the console script ``octavo``."""
-    app(prog_name="octavo")
+    _process.run(lambda: app(prog_name="octavo"))

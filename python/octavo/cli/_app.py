@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from octavo.quant.recipe import Recipe
 
 EXIT_ERROR = 2
+# What OSErrors of standard output have as their file.
+STDOUT = "standard output"
 
 
 class Commands(TyperGroup):
@@ -23,15 +25,19 @@ class Commands(TyperGroup):
         """Run the command."""
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
-            raise  # `octavo formats | head`: typer ends quietly
         except (OctavoError, OSError) as error:
-            if ctx.params.get("debug"):
-                raise
-            from octavo.report.console import printable
+            gone = isinstance(error, BrokenPipeError) and error.filename in (None, STDOUT)
+            if gone or ctx.params.get("debug"):
+                raise  # `octavo formats | head` ends quietly
+            raise typer.Exit(fail(error)) from None
 
-            typer.echo(f"error: {printable(message(error))}", err=True)
-            raise typer.Exit(EXIT_ERROR) from None
+
+def fail(error: Exception) -> int:
+    """Say an error in a line on stderr and return the exit code."""
+    from octavo.report.console import printable
+
+    typer.echo(f"error: {printable(message(error))}", err=True)
+    return EXIT_ERROR
 
 
 def message(error: Exception) -> str:

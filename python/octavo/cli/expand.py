@@ -76,6 +76,7 @@ def run(
     if expressions and file is not None:
         raise typer.BadParameter("give either EXPRESSION or --file")
     from octavo.engine import Engine
+    from octavo.files import whole
 
     engine = Engine.load(model, precision=precision, route=route, threads=threads, device=device)  # type: ignore[arg-type]
     options: dict[str, Any] = {"beam": beam, "format": format, "failed": _failed}
@@ -86,7 +87,7 @@ def run(
             summary = engine.expand_file(file, out, **options)
         else:
             reader = stack.enter_context(file.open("rb")) if file is not None else _lines(expressions)
-            writer = sys.stdout.buffer if out is None else stack.enter_context(out.open("wb"))
+            writer = sys.stdout.buffer if out is None else stack.enter_context(whole(out))
             summary = engine.expand_stream(reader, writer, **options)
     if summary.failed:
         raise typer.Exit(EXIT_FAILED)
