@@ -215,7 +215,7 @@ BAD = {
     "(x+q)": "column 4: character 'q' is not in the vocabulary; allowed are ",
     "x\ny": "column 2: character '\\n' is not in the vocabulary",
     "é\x00": "column 2: character '\\0' is not in the vocabulary",
-    "x\ud800": "column 2: character ",
+    "x\ud800": "column 2: half of a surrogate pair",
 }
 
 

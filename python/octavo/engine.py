@@ -128,7 +128,11 @@ class Engine:
         if errors not in ("raise", "return"):
             raise SettingError(f"errors is {errors!r}; accepted are 'raise' and 'return'")
         rows = _lines(lines)
+        halves = _halves(rows)
+        for place in halves:
+            rows[place] = ""  # it cannot reach Rust; an empty line has no answer either
         found, failures = self._expand(rows, self._check_beam(beam))
+        failures = [(place, halves.get(place, reason)) for place, reason in failures]
         if failures and errors == "raise":
             place, reason = failures[0]
             raise DataError(f"line {place + 1}: {reason}")
@@ -233,6 +237,18 @@ def _lines(lines: Iterable[str]) -> list[str]:
         if not isinstance(row, str):
             raise DTypeError(f"line {number} is a {type(row).__name__}; accepted are strings")
     return rows
+
+
+def _halves(rows: list[str]) -> dict[int, str]:
+    """Return places and reasons of the lines with half of a surrogate pair."""
+    found = {}
+    for place, row in enumerate(rows):
+        if not row.isascii():
+            try:
+                row.encode()
+            except UnicodeEncodeError as error:
+                found[place] = f"column {error.start + 1}: half of a surrogate pair, which is no character"
+    return found
 
 
 def _write(writer: IO[bytes], answers: bytes, lines: int) -> None:

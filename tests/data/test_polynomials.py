@@ -4,8 +4,11 @@ import gzip
 import itertools
 import lzma
 import math
+import os
 import pickle
 import re
+import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -15,6 +18,8 @@ from hypothesis import strategies as st
 from octavo import DataError, DTypeError, InternalError, _core
 from octavo.data import CharTokenizer, polynomials
 from octavo.data.polynomials import BadLine, Line, Stream
+from octavo.data.sentiment import Sentences
+from octavo.data.words import WordTokenizer
 
 TOKENIZER = CharTokenizer.polynomials()
 LETTERS = "sincostanhijkxyz"
@@ -250,7 +255,7 @@ def test_the_longest_side_that_the_law_has_fits():
         (lambda: Stream(0, ["x**2", "x**2+1"]), "column 5"),
         (lambda: Stream(0, ["x**2\n2*x**2"]), r"column 5: unknown character '\\n'"),
         (lambda: Stream(0, [""]), "column 1"),
-        (lambda: polynomials.expand("x**\ud800"), "column 4: unknown character"),
+        (lambda: polynomials.expand("x**\ud800"), "column 4: half of a surrogate pair"),
         (lambda: polynomials.expand("(x+1)*(y+1)"), r"column 8: another symbol"),
         (lambda: polynomials.expand("(x+2)*(x+1)"), r"not as SymPy prints it, which is"),
         (lambda: polynomials.kind(""), "column 1"),
@@ -404,7 +409,8 @@ def test_every_line_is_yielded_or_reported(tmp_path_factory, lines, feed):
     seen = []
     for line in polynomials.read(path, on_error=lambda bad: seen.append(bad.number)):
         seen.append(line.number)
-        assert lines[line.number - 1] == b"x=x"
+        found = lines[line.number - 1]
+        assert found == b"x=x" or (line.number == 1 and found == "\ufeffx=x".encode())
     rows = (b"\n".join(lines) + b"\n" * feed).split(b"\n")
     rows = rows[:-1] if not rows[-1] else rows  # a line feed ends a line
     rows = rows[:-1] if rows and not rows[-1].rstrip(b"\r") else rows  # and the last one may be blank
@@ -426,6 +432,81 @@ def test_damaged_compressed_files_are_refused(tmp_path, kind):
         path.write_bytes(broken)
         with pytest.raises(DataError, match=r"broken: after line \d+: compressed data is damaged or cut off"):
             list(polynomials.read(path, on_error=lambda bad: None))
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_a_mark_of_utf8_at_the_beginning_is_skipped(tmp_path, kind, ending):
+    path = write(tmp_path, f"\ufeffx=x{ending}x=\ufeffx{ending}".encode(), kind)
+    found = []
+    assert list(polynomials.read(path, on_error=found.append)) == [Line(1, "x", "x")]
+    assert found == [(str(path), 2, found[0].reason)] and found[0].reason.startswith("column 3: non-ASCII character")
+    assert list(polynomials.read(write(tmp_path, b"\xef\xbb\xbf", kind))) == []
+
+
+@pytest.mark.parametrize("kind", ["xz", "gz"])
+def test_compressed_streams_may_follow_each_other_but_nothing_else(tmp_path, kind):
+    one, two = (PACKERS[kind](part) for part in (b"x=x\n2*x=", b"2*x\n"))
+    wanted = [Line(1, "x", "x"), Line(2, "2*x", "2*x")]
+    path = tmp_path / "lines"
+    for good in (
+        one + two,
+        one + bytes(4) + two,
+        one + bytes(400_000) + two + bytes(8),
+        PACKERS[kind](b"") + one + two,
+    ):
+        path.write_bytes(good)
+        assert list(polynomials.read(path)) == wanted
+    bad = [b"y", b"y=y\n", b"y" * 500_000, one[:5], one[:-1], one[: len(one) // 2], bytes(4) + b"y"]
+    for rest in bad + [bytes(3), bytes(5), bytes(3) + two] * (kind == "xz"):
+        path.write_bytes(one + two + rest)
+        with pytest.raises(DataError, match=r"lines: after line \d: compressed data is damaged or cut off"):
+            list(polynomials.read(path, on_error=lambda bad: None))
+
+
+@pytest.mark.parametrize("kind", PACKERS)
+def test_pipes_are_read_like_files(tmp_path, kind):
+    lines = polynomials.generate(5000, seed=8)
+    data = PACKERS[kind]("\n".join(lines).encode())
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+
+    def feed() -> None:
+        with open(fifo, "wb", buffering=0) as pipe:
+            for start in (0, 1, 3, 1000):  # the first bytes come one by one
+                pipe.write(data[start : {0: 1, 1: 3, 3: 1000}.get(start)])
+                time.sleep(0.02)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    told = []
+    assert [f"{line.left}={line.right}" for line in polynomials.read(fifo, progress=told.append)] == lines
+    thread.join(10)
+    assert told == sorted(told) and 0 < told[-1] <= len(data)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda bad: polynomials.expand(bad),
+        lambda bad: polynomials.kind(bad),
+        lambda bad: Stream(0, exclude=[bad]),
+        lambda bad: polynomials.split_lines(["x=x", f"{bad}=x"], validation=0, test=0),
+        lambda bad: polynomials.split_lines(["x=x", f"y={bad}"], validation=1, test=1),
+        lambda bad: polynomials.split_lines([Line(2, bad, "x")], validation=0, test=0),
+        lambda bad: polynomials.Passes(["x=x", f"{bad}=x"]),
+        lambda bad: TOKENIZER.encode(["x", bad]),
+        lambda bad: CharTokenizer(bad),
+        lambda bad: CharTokenizer.from_lines(["x", bad]),
+        lambda bad: WordTokenizer(["x", bad]),
+        lambda bad: Sentences(("x", bad), (0, 1)),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_named_with_its_place(call):
+    for bad in ("\ud800", "x\udfffx", "\udc80"):
+        with pytest.raises(DataError, match="half of a surrogate pair, which is no character") as raised:
+            call(bad)
+        assert re.search(r"(column|position) \d", str(raised.value))
 
 
 def test_missing_files_and_wrong_options_are_refused_at_once(tmp_path):

@@ -68,6 +68,20 @@ def test_what_is_no_xz_file_is_refused(tmp_path):
         sentiment.read(path)
 
 
+def test_bytes_behind_the_last_stream_are_refused(tmp_path):
+    path = tmp_path / "bad.tsv.xz"
+    for rest in (b"x", b"1\tgood\n", lzma.compress(b"1\tmore\n")[:-4]):
+        path.write_bytes(lzma.compress(b"label\tsentence\n1\tgood\n") + rest)
+        with pytest.raises(DataError, match="compressed data is damaged or cut off"):
+            sentiment.read(path)
+
+
+def test_a_mark_of_utf8_and_unusual_ends_of_lines_tear_no_sentence(tmp_path):
+    path = tmp_path / "file.tsv"
+    path.write_bytes("\ufefflabel\tsentence\r\n1\tgood\u2028very\r\n0\tbad\u0085\r\n".encode())
+    assert sentiment.read(path).texts == ("good\u2028very", "bad")
+
+
 def test_a_folder_without_the_files_says_what_it_looked_for(tmp_path):
     with pytest.raises(DataError, match=r"neither sst2_train\.tsv nor sst2_train\.tsv\.xz"):
         sentiment.load(tmp_path)

@@ -22,3 +22,14 @@ def whole(name: str, value: int) -> int:
     if not 0 <= number < 2**64:
         raise DataError(f"{name} {number}; accepted are 0 to 2**64 - 1")
     return number
+
+
+def check_text(name: str, text: str) -> None:
+    """Refuse a string with half of a surrogate pair, which no UTF-8 has. Raises DataError with the column."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        column = error.start + 1
+        raise DataError(f"{name}: column {column}: half of a surrogate pair, which is no character") from error

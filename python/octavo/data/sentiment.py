@@ -6,7 +6,7 @@ and never trained on; calibration sentences are drawn from what is left.
 
 from __future__ import annotations
 
-import lzma
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -14,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
+from octavo.data._arguments import check_text
+from octavo.data._files import DAMAGED, XZ, Source
 from octavo.errors import DataError
 
 #: Names of the training file and of the test file in a folder, each plain or with ``.xz`` behind it.
@@ -24,10 +26,15 @@ _MOST_LABELS = 10
 
 @dataclass(frozen=True)
 class Sentences:
-    """Texts and, for each of them, a label from 0 on."""
+    """Texts and, for each of them, a label from 0 on. Raises DataError for half of a surrogate pair in a text."""
 
     texts: tuple[str, ...]
     labels: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Check the texts."""
+        for number, text in enumerate(self.texts, 1):
+            check_text(f"text {number}", text)
 
     def __len__(self) -> int:
         """Sentences."""
@@ -57,22 +64,27 @@ class Split:
 
 
 def read(path: Path | str) -> Sentences:
-    """Read a file of ``label<TAB>sentence`` lines in UTF-8, ``.xz`` or plain, with a header line.
+    """Read a file of ``label<TAB>sentence`` lines in UTF-8, compressed or plain, with a header line.
 
     Labels are whole numbers from 0 to 9; empty lines are skipped. Raises DataError with the file, the number of the
     line and what is accepted there; OSError where the file cannot be read.
     """
     path = Path(path)
+    with Source(path) as source:
+        if path.suffix == ".xz" and source.first != XZ:
+            raise DataError(f"{path}: not an xz file; name it without .xz if it is plain text")
+        try:
+            with source.content() as file:
+                content = file.read().removeprefix(BOM_UTF8)
+        except DAMAGED as error:
+            raise DataError(f"{path}: compressed data is damaged or cut off: {error}") from None
     try:
-        content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-        lines = content.decode("utf-8").splitlines()
-    except lzma.LZMAError as error:
-        raise DataError(f"{path}: not an xz file: {error}") from None
+        lines = [line.removesuffix("\r") for line in content.decode("utf-8").split("\n")]
     except UnicodeDecodeError as error:
         line = content[: error.start].count(b"\n") + 1
         raise DataError(f"{path}: line {line} is not UTF-8; accepted are 'label<TAB>sentence' lines") from None
-    if not lines or not lines[0].startswith("label\t"):
-        given = repr(lines[0][:40]) if lines else "nothing"
+    if not lines[0].startswith("label\t"):
+        given = repr(lines[0][:40]) if content else "nothing"
         raise DataError(f"{path}: line 1 is the header 'label<TAB>sentence', got {given}")
     texts, labels = [], []
     for number, line in enumerate(lines[1:], start=2):

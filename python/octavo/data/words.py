@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
+from octavo.data._arguments import check_text
 from octavo.errors import DataError
 
 
@@ -24,6 +25,7 @@ class WordTokenizer:
         for word in self.words:
             if not isinstance(word, str) or word.split() != [word]:
                 raise DataError(f"the word {word!r}; accepted are texts of one character and more, without white space")
+            check_text(f"the word {word!r}", word)
         self._ids = {word: position + 2 for position, word in enumerate(self.words)}
         if len(self._ids) != len(self.words):
             repeated = Counter(self.words).most_common(1)[0][0]

@@ -14,6 +14,8 @@ measure a model out of those that train it.
 
 from octavo.data.polynomials.files import BadLine, Line, read
 from octavo.data.polynomials.lines import CHARACTERS, KINDS, LONGEST, Stream, expand, generate, kind
+from octavo.data.polynomials.own import own_lines
+from octavo.data.polynomials.passes import Passes
 from octavo.data.polynomials.splits import Splits, split_lines, splits
 
 __all__ = [
@@ -22,11 +24,13 @@ __all__ = [
     "LONGEST",
     "BadLine",
     "Line",
+    "Passes",
     "Splits",
     "Stream",
     "expand",
     "generate",
     "kind",
+    "own_lines",
     "read",
     "split_lines",
     "splits",

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import os
 import re
-import zlib
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import IO, Any, NamedTuple
+from typing import NamedTuple
 
+from octavo.data._files import DAMAGED, Source
 from octavo.data.polynomials.lines import CHARACTERS, LONGEST
 from octavo.errors import DataError, DTypeError
+
+# Lines between two calls of ``progress``.
+_TOLD = 4096
 
 
 class Line(NamedTuple):
@@ -36,55 +37,56 @@ def read(
     *,
     on_error: str | Callable[[BadLine], object] = "raise",
     max_length: int = max(LONGEST),
+    progress: Callable[[int], object] | None = None,
 ) -> Iterator[Line]:
     """Read the lines of a file one after the other; each is either yielded or reported.
 
-    ``path``: plain text, or its .xz or .gz form, which the first bytes tell apart, not the name. Lines end with LF or
-    CRLF; the last line may be blank. ``on_error``: a function that is called with each bad line, after which reading
-    goes on; ``"raise"`` raises DataError instead. ``max_length``: characters that a side may have.
+    ``path``: plain text, or its .xz or .gz form, which the first bytes tell apart, not the name; a file, or a pipe such
+    as ``/dev/stdin``. Lines end with LF or CRLF; the last line may be blank, the first may begin with a mark of UTF-8
+    (BOM). ``on_error``: a function that is called with each bad line, after which reading goes on; ``"raise"`` raises
+    DataError instead. ``max_length``: characters that a side may have. ``progress``: called now and then with the bytes
+    of the file that were read.
 
     A line is bad if it has no ``=`` or several, an empty side, a side that is too long, a character that no line has
     (:data:`CHARACTERS`), or broken UTF-8, or if it is blank and not the last. Whether the right side is the expansion
     of the left is not looked at; compare with :func:`expand`.
 
-    Raises DataError for compressed data that is damaged or cut off, OSErrors for a file that cannot be read.
+    Raises DataError for compressed data that is damaged, cut off or followed by other bytes, OSErrors for a file that
+    cannot be read.
     """
     if on_error != "raise" and not callable(on_error):
         raise DTypeError(f"on_error {on_error!r}; accepted are 'raise' and a function")
     if max_length < 1:
         raise DataError(f"max_length {max_length}; accepted are 1 and more")
     name = os.fsdecode(path)
-    opener = _opener(name)  # here, not with the first line, so that a missing file is missed at once
 
     def report(number: int, reason: str) -> None:
         if not callable(on_error):
             raise DataError(f"{name}: line {number}: {reason}")
         on_error(BadLine(name, number, reason))
 
-    return _lines(name, opener, report, max_length)
-
-
-def _opener(name: str) -> Callable[[str], Any]:
-    """What opens a file of this content to read its bytes."""
-    with open(name, "rb") as file:
-        first = file.read(6)
-    if first == b"\xfd7zXZ\0":
-        return lzma.LZMAFile
-    if first[:2] == b"\x1f\x8b":
-        return gzip.GzipFile
-    return partial(open, mode="rb")
+    source = Source(name)  # here, not with the first line, so that a missing file is missed at once
+    return _lines(name, source, report, max_length, progress or (lambda nbytes: None))
 
 
 def _lines(
-    name: str, opener: Callable[[str], IO[bytes]], report: Callable[[int, str], None], max_length: int
+    name: str,
+    source: Source,
+    report: Callable[[int, str], None],
+    max_length: int,
+    progress: Callable[[int], object],
 ) -> Iterator[Line]:
     side = b"([%b]{1,%d})" % (re.escape(CHARACTERS).encode(), max_length)
     good = re.compile(side + b"=" + side + b"\r?\n?")
     most = 8 * max_length + 64  # bytes kept of one line: enough to say what is wrong with it
     number, blank = 0, False
-    with opener(name) as file:
+    with source, source.content() as file:
         try:
             while raw := file.readline(most):
+                if number == 0:
+                    raw = raw.removeprefix(BOM_UTF8)
+                if number % _TOLD == 0:
+                    progress(source.position)
                 if blank:
                     report(number, "blank")
                 rest, cut = raw, False
@@ -97,7 +99,7 @@ def _lines(
                     yield Line(number, match[1].decode(), match[2].decode())
                 elif not blank:
                     report(number, f"more than {most} bytes" if cut else _reason(raw, max_length))
-        except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+        except DAMAGED as error:
             raise DataError(f"{name}: after line {number}: compressed data is damaged or cut off: {error}") from error
 
 

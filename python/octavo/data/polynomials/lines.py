@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo import _core
-from octavo.data._arguments import address, whole
+from octavo.data._arguments import address, check_text, whole
 from octavo.data.tokenizer import CharTokenizer
 from octavo.errors import DTypeError
 
@@ -127,5 +127,5 @@ class Stream:
 def _string(left: object) -> str:
     if not isinstance(left, str):
         raise DTypeError(f"a left side is a {type(left).__name__}; accepted are strings")
-    # Half of a surrogate pair cannot reach Rust; as a question mark it is refused there like any unknown character.
-    return left.encode(errors="replace").decode()
+    check_text("a left side", left)
+    return left
