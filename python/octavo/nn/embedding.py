@@ -41,13 +41,13 @@ class QuantEmbedding(QuantLayer, nn.Embedding):
         """Return the rounded rows of the ids ``input``: ``[..., D]``."""
         ids = input
         options = (self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse)
-        quantiser = self.weight_quantiser
+        quantiser, table = self.weight_quantiser, self._own("weight")
         if quantiser is None or not quantiser.enabled:
-            y = functional.embedding(ids, self.weight, *options)
+            y = functional.embedding(ids, table, *options)
         elif quantiser.spans_tensor and not quantiser.is_static:
-            y = functional.embedding(ids, quantiser(self.weight), *options)
+            y = functional.embedding(ids, quantiser(table), *options)
         else:
-            y = _round_rows(quantiser, functional.embedding(ids, self.weight, *options), ids, self.num_embeddings)
+            y = _round_rows(quantiser, functional.embedding(ids, table, *options), ids, self.num_embeddings)
         return y if self.output_quantiser is None else self.output_quantiser(y)
 
 

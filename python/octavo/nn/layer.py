@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Self, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from octavo.errors import DTypeError, FormatError
 from octavo.nn.integer import Int32Bias, Valued, is_int32
 from octavo.nn.quantiser import Quantiser
+from octavo.nn.reading import inside_forward, late
 from octavo.quant.spec import ROLES, LayerPlan, Spec
 
 M = TypeVar("M", bound=nn.Module)
@@ -45,6 +47,9 @@ class QuantLayer(nn.Module):
 
     ``weight_quantiser``, ``input_quantiser``, ``output_quantiser``, ``bias_quantiser``: a Quantiser, or None where the
     tensor stays as it is. A bias in int32 has an :class:`~octavo.nn.integer.Int32Bias` instead.
+
+    ``weight``, ``bias``: the Parameters; to code of a model that reads them in a forward pass, past the layer, the
+    rounded tensors, through which gradients pass as they do in the layer.
     """
 
     replaces: type[nn.Module]
@@ -118,6 +123,57 @@ class QuantLayer(nn.Module):
         return -1
 
     @property
+    def weight(self) -> Tensor:
+        """The Parameter; inside a forward pass the weight as the layer multiplies it."""
+        return self._read("weight", self._weight)
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        vars(self)["weight"] = value  # a Parameter never comes here: torch keeps those in a registry
+
+    @weight.deleter
+    def weight(self) -> None:
+        self._forget("weight")
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The Parameter or None; inside a forward pass the bias as the layer adds it."""
+        return self._read("bias", self._bias)
+
+    @bias.setter
+    def bias(self, value: Tensor | None) -> None:
+        vars(self)["bias"] = value
+
+    @bias.deleter
+    def bias(self) -> None:
+        self._forget("bias")
+
+    def _forget(self, name: str) -> None:
+        if name not in vars(self):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        del vars(self)[name]
+
+    def _read(self, name: str, rounded: Callable[[], Tensor]) -> Tensor | None:
+        """What ``layer.weight`` is to the code that asks; the layer itself reads :meth:`_own`."""
+        held = self._parameters[name] if name in self._parameters else vars(self).get(name, self._buffers.get(name, self))
+        if held is self:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        if held is None or not inside_forward(self):
+            return held
+        quantiser = self._modules.get(f"{name}_quantiser")
+        if quantiser is None or not quantiser.enabled:
+            return held
+        return rounded() if torch.is_grad_enabled() else late(rounded, held.shape, held.dtype, held.device)
+
+    def _own(self, name: str) -> Tensor | None:
+        """The weight or bias before rounding, wherever torch has put it."""
+        held = self._parameters
+        if name in held:
+            return held[name]
+        held = vars(self)
+        return held[name] if name in held else getattr(self, name)  # of a parametrised layer, the class computes it
+
+    @property
     def plan(self) -> LayerPlan:
         """The specs of the quantisers."""
         return LayerPlan(
@@ -139,12 +195,13 @@ class QuantLayer(nn.Module):
 
     def weight_matrix(self) -> Tensor:
         """The weight as it is rounded: ``[N, K]``, K being the contraction."""
-        return self.weight.flatten(1)
+        return self._own("weight").flatten(1)
 
     def set_weight_matrix(self, matrix: Tensor) -> None:
         """Overwrite the weight, from ``[N, K]``."""
         with torch.no_grad():
-            self.weight.copy_(self._weight_of(matrix.to(self.weight.dtype)))
+            held = self._own("weight")
+            held.copy_(self._weight_of(matrix.to(held.dtype)))
 
     def input_rows(self, x: Tensor) -> Tensor:
         """The vectors ``[n, K]`` that the weight matrix multiplies. Raises FormatError where there are none."""
@@ -152,26 +209,26 @@ class QuantLayer(nn.Module):
 
     def _weight_of(self, matrix: Tensor) -> Tensor:
         """A weight from its matrix ``[N, K]``."""
-        return matrix.view(self.weight.shape)
+        return matrix.view(self._own("weight").shape)
 
     def _weight(self) -> Tensor:
         """The weight as the layer multiplies it."""
         quantiser = self.weight_quantiser
-        return self.weight if quantiser is None else self._weight_of(quantiser(self.weight_matrix()))
+        return self._own("weight") if quantiser is None else self._weight_of(quantiser(self.weight_matrix()))
 
     def _bias(self) -> Tensor | None:
-        quantiser = self.bias_quantiser
-        if self.bias is None or quantiser is None:
-            return self.bias
+        quantiser, bias = self.bias_quantiser, self._own("bias")
+        if bias is None or quantiser is None:
+            return bias
         if isinstance(quantiser, Int32Bias):
-            return quantiser.simulate(self.bias, self._steps()) if self.is_integer else self.bias
-        return quantiser(self.bias)
+            return quantiser.simulate(bias, self._steps()) if self.is_integer else bias
+        return quantiser(bias)
 
     def _steps(self) -> Tensor:
         """``s_x * s_w[n]`` of a static input, float32 ``[N]``."""
         _, weight_scales = self.weight_quantiser.integers(self.weight_matrix().detach().float())
         scales, _, _ = self.input_quantiser.given()
-        return scales.detach() * weight_scales.flatten().expand(len(self.bias))
+        return scales.detach() * weight_scales.flatten().expand(len(self._own("bias")))
 
     def forward(self, input: Tensor) -> Tensor:
         """Return what the float layer would, of rounded operands; in evaluation from the codes where ``is_integer``."""
@@ -191,7 +248,7 @@ class QuantLayer(nn.Module):
         # Whole numbers below 2^53: float64 sums are exact in any order.
         sums = self._multiply(x_codes, self._weight_of(weight_codes), None)
         steps = x_scales * self._along_channels(weight_scales.flatten())
-        bias, quantiser = self.bias, self.bias_quantiser
+        bias, quantiser = self._own("bias"), self.bias_quantiser
         if bias is not None and isinstance(quantiser, Int32Bias) and quantiser.enabled:
             whole = quantiser.integers(bias, x_scales * weight_scales.flatten().expand(len(bias)))
             y = (sums + self._along_channels(whole)).float() * steps
@@ -201,7 +258,7 @@ class QuantLayer(nn.Module):
                 held = bias if quantiser is None or not quantiser.enabled else quantiser(bias)
                 y = y + self._along_channels(held.detach().float())
         y = y.to(x.dtype)
-        if torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad):
+        if torch.is_grad_enabled() and (x.requires_grad or self._own("weight").requires_grad):
             return Valued.apply(self._float_forward(x), y)
         return y
 

@@ -82,7 +82,7 @@ class QuantTransposedLinear(QuantLayer):
 
     def weight_matrix(self) -> Tensor:
         """The weight as it is rounded: ``[N, K]``, K being the contraction."""
-        return self.weight.t()
+        return self._own("weight").t()
 
     def _weight_of(self, matrix: Tensor) -> Tensor:
         return matrix.t()

@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from octavo.errors import DTypeError, FormatError, ModelError
+from octavo import settings
+from octavo.errors import DTypeError, FormatError, KernelError, ModelError
 from octavo.formats import Format
 from octavo.nn.integer import Int32Bias
 from octavo.nn.layer import QuantLayer, recomputed
 from octavo.nn.parts import format_bytes, format_text
 from octavo.nn.quantiser import Quantiser
+from octavo.nn.reading import inside_forward, late
 from octavo.ops import encode
 from octavo.quant.recipe.fit import misfit
-from octavo.quant.recipe.rule import read_spec
+from octavo.quant.recipe.rule import Rule, read_spec
 from octavo.quant.spec import Calibration, Spec
 from octavo.tensor import PackedTensor
 
@@ -33,13 +35,15 @@ class PackedLayer(nn.Module):
     Buffers ``weight_codes``, ``weight_scales``, ``weight_zeros``, ``weight_levels``: the parts of :attr:`weight`, which
     keep their dtypes whatever ``.to(dtype)`` does; only the logical dtype follows. ``bias``: a frozen Parameter, an
     int32 buffer in steps of the accumulators, or None. ``input_quantiser``, ``output_quantiser``: a Quantiser or None.
+    To code of a model that reads them in a forward pass, past the layer, ``weight`` and ``bias`` are decoded tensors.
     The state dict holds them and ``weight_format``, the text of the format as bytes; other codes are refused.
     """
 
     replaces: type[nn.Module]
-    bias: Tensor | None
     input_quantiser: Quantiser | None
     output_quantiser: Quantiser | None
+    what = "the layer"  # its path in the model it was packed or loaded in, for errors
+    _transposed = False  # whether the layer that it stands for has its weight as [K, N]
 
     def __init__(
         self,
@@ -58,6 +62,7 @@ class PackedLayer(nn.Module):
             raise ModelError(f"{kind}: bias has shape {tuple(bias.shape)}, expected {weight.shape[:1]}")
         self.format, self.scale, self.dtype = weight.format, weight.scale, weight.dtype
         self._text, self._rows, self._width = weight.format.text, *weight.shape
+        self._weight_shape: tuple[int, ...] = weight.shape
         for part, tensor in zip(PARTS, weight.parts, strict=True):
             self.register_buffer(f"weight_{part}", tensor)
         if bias is None or bias.is_floating_point():
@@ -78,19 +83,59 @@ class PackedLayer(nn.Module):
             raise ModelError(f"{kind}: an int32 bias needs integer weight and input, got '{weight.format}'")
 
     @property
-    def weight(self) -> PackedTensor:
+    def packed_weight(self) -> PackedTensor:
         """The weight as a PackedTensor over the layer's own buffers."""
         return PackedTensor(
             self.format, *self.parts, shape=(self._rows, self._width), dtype=self.dtype, axis=1, scale=self.scale
         )
 
+    @property
+    def weight(self) -> PackedTensor | Tensor:
+        """:attr:`packed_weight`; inside a forward pass the decoded weight, shaped as that of the float layer.
+
+        Raises KernelError under :func:`octavo.strict` inside a forward pass, where the model decodes at each call.
+        """
+        if not inside_forward(self):
+            return self.packed_weight
+        if settings.is_strict():
+            rule = Rule(name=self.what, keep=True)
+            raise KernelError(
+                f"{self.what}: the model reads the weight past the layer, for which it is decoded at each call; keep "
+                f"it with the rule '{rule}', or leave octavo.strict()"
+            )
+        shape = self._weight_shape[::-1] if self._transposed else self._weight_shape
+        return late(self._read_weight, shape, self.dtype, self._buffers["weight_codes"].device)
+
     @weight.setter
     def weight(self, weight: PackedTensor) -> None:
         if not isinstance(weight, PackedTensor) or weight.shape != (self._rows, self._width) or weight.axis != 1:
-            raise ModelError(f"{type(self).__name__}: {weight!r} does not replace {self.weight!r}")
+            raise ModelError(f"{type(self).__name__}: {weight!r} does not replace {self.packed_weight!r}")
         self.format, self.scale, self.dtype, self._text = weight.format, weight.scale, weight.dtype, weight.format.text
         for part, tensor in zip(PARTS, weight.parts, strict=True):
             self._buffers[f"weight_{part}"] = tensor
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias as it is held; inside a forward pass in the logical dtype where it is held as int32."""
+        if "bias" not in self._parameters and "bias" not in self._buffers:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute 'bias'")
+        bias = self._held_bias()
+        if bias is None or bias.is_floating_point() or not inside_forward(self):
+            return bias
+        scales, _, _ = self.input_quantiser.given()
+        steps = scales * self._buffers["weight_scales"].flatten().expand(len(bias))
+        return (bias * steps.double()).to(self.dtype)
+
+    def _held_bias(self) -> Tensor | None:
+        return self._parameters["bias"] if "bias" in self._parameters else self._buffers["bias"]
+
+    def _read_weight(self) -> Tensor:
+        weight = self._decoded(self.dtype)
+        return weight.t() if self._transposed else weight
+
+    def _decoded(self, dtype: torch.dtype) -> Tensor:
+        shape = (self._rows, self._width)
+        return torch.ops.octavo.decode.default(*self.parts, self._text, shape, -1, dtype).view(self._weight_shape)
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -161,7 +206,7 @@ class PackedLayer(nn.Module):
             if spec.calibration is not None:
                 raise ModelError(f"{what}: '{format}' asks for calibration; octavo.quantize_model does it")
             weight = encode(layer.weight.detach().flatten(1), spec.format, scale=spec.scale)
-            return cls._like(layer, weight, getattr(layer, "bias", None), None, None)
+            return cls._like(layer, what, weight, getattr(layer, "bias", None), None, None)
         return cls._pack_quantised(layer, what)
 
     @classmethod
@@ -178,19 +223,30 @@ class PackedLayer(nn.Module):
                 bias = rounding.integers(bias, layer._steps()).to(torch.int32)
         elif bias is not None and rounding is not None:
             bias = rounding(bias)
-        return cls._like(layer, weight, bias, _frozen(layer.input_quantiser), _frozen(layer.output_quantiser))
+        return cls._like(layer, what, weight, bias, _frozen(layer.input_quantiser), _frozen(layer.output_quantiser))
 
     @classmethod
     def _like(
-        cls, layer: nn.Module, weight: PackedTensor, bias: Tensor | None, x: Quantiser | None, y: Quantiser | None
+        cls,
+        layer: nn.Module,
+        what: str,
+        weight: PackedTensor,
+        bias: Tensor | None,
+        x: Quantiser | None,
+        y: Quantiser | None,
     ) -> Self:
         """Return the packed layer with the geometry, mode and hooks of ``layer``."""
         bias = None if bias is None else bias.detach().clone()
         parts = {"bias": bias, "input_quantiser": x, "output_quantiser": y}
         packed = cls(weight, **cls.geometry(layer), **{name: part for name, part in parts.items() if part is not None})
+        packed.stand_for(layer, what)
         for name in _HOOKS:
             packed.__dict__[name] = copy.copy(getattr(layer, name))
         return packed.train(layer.training)
+
+    def stand_for(self, layer: nn.Module, what: str) -> None:
+        """Remember the path for errors, and how code that knew ``layer`` reads the weight."""
+        self.what = what
 
     @classmethod
     def accepts(cls, layer: nn.Module) -> bool:
@@ -243,7 +299,7 @@ class PackedLayer(nn.Module):
 
     def extra_repr(self) -> str:
         """Tell shape, format and bytes."""
-        return f"{self._width}, {self._rows}, '{self.format}', bias={self.bias is not None}"
+        return f"{self._width}, {self._rows}, '{self.format}', bias={self._held_bias() is not None}"
 
 
 def _integer_width(spec: Spec) -> int:

@@ -82,15 +82,16 @@ class _PackedConv(PackedLayer):
             raise KernelError(
                 f"{type(self).__name__}: there is no kernel for packed convolutions; leave octavo.strict()"
             )
+        bias = self._held_bias()
         if self.input_quantiser is None:
-            y = self._multiply(input, self._decoded(input.dtype), self.bias)
+            y = self._multiply(input, self._decoded(input.dtype), bias)
         elif self.is_integer:
-            y = self._integer_forward(input)
+            y = self._integer_forward(input, bias)
         else:
-            y = self._multiply(self.input_quantiser(input), self._decoded(input.dtype), self.bias)
+            y = self._multiply(self.input_quantiser(input), self._decoded(input.dtype), bias)
         return y if self.output_quantiser is None else self.output_quantiser(y)
 
-    def _integer_forward(self, x: Tensor) -> Tensor:
+    def _integer_forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """As :class:`octavo.nn.QuantConv2d` does, bit for bit: exact sums in float64, then the steps."""
         x_codes, x_scales = self.input_quantiser.integers(x.float())
         scales = self.weight_scales
@@ -98,14 +99,10 @@ class _PackedConv(PackedLayer):
         codes = (self._decoded(torch.float32).flatten(1).double() / torch.where(scales > 0, scales, 1.0)).round()
         sums = self._multiply(x_codes, codes.view(self._weight_shape), None)
         steps = self._along_channels(x_scales * scales.flatten())
-        if self.bias is not None and not self.bias.is_floating_point():
-            return ((sums + self._along_channels(self.bias)).float() * steps).to(x.dtype)
+        if bias is not None and not bias.is_floating_point():
+            return ((sums + self._along_channels(bias)).float() * steps).to(x.dtype)
         y = sums.float() * steps
-        return (y if self.bias is None else y + self._along_channels(self.bias.float())).to(x.dtype)
-
-    def _decoded(self, dtype: torch.dtype) -> Tensor:
-        shape = (self._rows, self._width)
-        return torch.ops.octavo.decode.default(*self.parts, self._text, shape, -1, dtype).view(self._weight_shape)
+        return (y if bias is None else y + self._along_channels(bias.float())).to(x.dtype)
 
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return self._float._conv_forward(self, x, weight, bias)

@@ -57,6 +57,11 @@ class PackedLinear(PackedLayer):
         """Whether this class is the packed form of ``layer``: also of transformers' Conv1D, quantised."""
         return isinstance(layer, nn.Linear | QuantTransposedLinear)
 
+    def stand_for(self, layer: nn.Module, what: str) -> None:
+        """Remember the path for errors, and how code that knew ``layer`` reads the weight."""
+        super().stand_for(layer, what)
+        self._transposed = QuantTransposedLinear._replaces(layer) or getattr(layer, "_transposed", False)
+
     def _factors(self, x: Quantiser) -> bool:
         return x.granularity == "tensor" or (x.granularity == "channel" and not x.is_static)
 

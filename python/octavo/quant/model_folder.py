@@ -115,7 +115,7 @@ def _collect(model: nn.Module) -> tuple[dict[str, Tensor | PackedTensor], dict[s
             for name in _PACKED_STATE:
                 del state[_join(path, name)]
             name = _join(path, "weight")
-            state[name], identity[name] = layer.weight, id(layer.weight_codes)
+            state[name], identity[name] = layer.packed_weight, id(layer.weight_codes)
     tensors: dict[str, Tensor | PackedTensor] = {}
     ties: dict[str, str] = {}
     first: dict[int, str] = {}

@@ -56,10 +56,10 @@ def pack_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     shared: dict[int, list[PackedLayer]] = {}
     for path, layer in layers.items():
         made = _pack(path or type(layer).__name__, layer)
-        twins = shared.setdefault(id(layer.weight), [])
-        twin = next((other for other in twins if other.weight == made.weight), None)
+        twins = shared.setdefault(id(layer._own("weight")), [])
+        twin = next((other for other in twins if other.packed_weight == made.packed_weight), None)
         if twin is not None:
-            made.weight = twin.weight
+            made.weight = twin.packed_weight
         twins.append(made)
         packed[id(layer)] = made
     if not inplace:

@@ -183,13 +183,14 @@ def _build_packed(
         layer = kind(weight, **geometry, **given)
     except (OctavoError, TypeError) as error:
         raise ContainerError(f"{path}: {error}") from None
+    layer.stand_for(skeleton, path or type(skeleton).__name__)
     return layer.train(skeleton.training)
 
 
 def _matrix_shape(path: str, kind: type[PackedLayer], skeleton: nn.Module) -> tuple[int, int]:
     """Return ``(N, K)`` of the layer that is replaced."""
     if isinstance(skeleton, kind):
-        return skeleton.weight.shape
+        return skeleton.packed_weight.shape
     if kind is PackedLinear and is_transposed(skeleton):
         return skeleton.weight.shape[1], skeleton.weight.shape[0]
     if not kind.accepts(skeleton):

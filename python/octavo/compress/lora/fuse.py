@@ -144,7 +144,7 @@ def _finite(wanted: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _fuse_packed(path: str, layer: PackedLinear, own: Adapters, delta: Tensor) -> FusedLayer:
-    old = layer.weight
+    old = layer.packed_weight
     before = old.decode(torch.float32)
     wanted = before.double() + delta
     new = encode(_finite(wanted, old.dtype), old.format, axis=old.axis, scale=old.scale)
