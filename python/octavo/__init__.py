@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 from octavo import settings as _settings
 from octavo._core import __version__
 from octavo.errors import (
+    BypassWarning,
     CalibrationError,
     ContainerError,
+    CoverageWarning,
     CudaError,
     CudaUnavailableError,
     DataError,
@@ -23,6 +25,7 @@ from octavo.errors import (
     ModelError,
     NonFiniteError,
     OctavoError,
+    OctavoWarning,
     RangeError,
     SettingError,
     ShapeError,
@@ -70,8 +73,10 @@ _LAZY = {
 _MODULES = ("compat", "compress", "cuda", "data", "models", "nn", "quant", "train")
 
 __all__ = [
+    "BypassWarning",
     "CalibrationError",
     "ContainerError",
+    "CoverageWarning",
     "CudaError",
     "CudaUnavailableError",
     "DTypeError",
@@ -86,6 +91,7 @@ __all__ = [
     "ModelError",
     "NonFiniteError",
     "OctavoError",
+    "OctavoWarning",
     "PackedTensor",
     "RangeError",
     "Recipe",

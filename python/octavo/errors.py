@@ -76,3 +76,23 @@ class LockedError(OctavoError, RuntimeError):
 
 class InternalError(OctavoError, RuntimeError):
     """A defect of Octavo itself; please report it."""
+
+
+class OctavoWarning(UserWarning):
+    """Base of what Octavo warns of: a result that is right, but may not be what was meant."""
+
+
+class BypassWarning(OctavoWarning):
+    """Quantised layers that a forward pass did not use, or whose activations it did not round.
+
+    ``layers``: their paths. ``rule``: what a recipe says at its end to keep them as they are.
+    """
+
+    def __init__(self, message: str = "", layers: tuple[str, ...] = (), rule: str = "") -> None:
+        """Keep the message, the paths and the rule."""
+        super().__init__(message)
+        self.layers, self.rule = layers, rule
+
+
+class CoverageWarning(OctavoWarning):
+    """A recipe that leaves more than half of a model's parameters as they are."""

@@ -155,9 +155,11 @@ class QuantLayer(nn.Module):
 
     def _read(self, name: str, rounded: Callable[[], Tensor]) -> Tensor | None:
         """What ``layer.weight`` is to the code that asks; the layer itself reads :meth:`_own`."""
-        held = self._parameters[name] if name in self._parameters else vars(self).get(name, self._buffers.get(name, self))
-        if held is self:
+        registries = (self._parameters, vars(self), self._buffers)
+        registry = next((registry for registry in registries if name in registry), None)
+        if registry is None:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        held = registry[name]
         if held is None or not inside_forward(self):
             return held
         quantiser = self._modules.get(f"{name}_quantiser")

@@ -247,6 +247,8 @@ class PackedLayer(nn.Module):
     def stand_for(self, layer: nn.Module, what: str) -> None:
         """Remember the path for errors, and how code that knew ``layer`` reads the weight."""
         self.what = what
+        if vars(layer).get("bypassed"):  # as the first forward pass found
+            self.bypassed = True
 
     @classmethod
     def accepts(cls, layer: nn.Module) -> bool:

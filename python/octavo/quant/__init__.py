@@ -4,10 +4,12 @@ from importlib import import_module as _import_module
 
 _LAZY = {
     "BiasCorrections": "octavo.quant.algorithms.bias",
+    "Coverage": "octavo.quant.covered",
     "FormatSchedule": "octavo.quant.schedule",
     "Smoothing": "octavo.quant.algorithms.smooth",
     "Solution": "octavo.quant.algorithms.solution",
     "correct_bias_model": "octavo.quant.algorithms.bias",
+    "coverage": "octavo.quant.covered",
     "freeze_scales": "octavo.quant.model",
     "gptq": "octavo.quant.algorithms.gptq",
     "hqq": "octavo.quant.algorithms.hqq",
@@ -21,10 +23,12 @@ _LAZY = {
 
 __all__ = [
     "BiasCorrections",
+    "Coverage",
     "FormatSchedule",
     "Smoothing",
     "Solution",
     "correct_bias_model",
+    "coverage",
     "freeze_scales",
     "gptq",
     "hqq",

@@ -13,7 +13,9 @@ from octavo.nn.layer import QuantLayer
 from octavo.nn.quantiser import Quantiser
 from octavo.quant.activations import activation_scales, check_format
 from octavo.quant.algorithms.in_order import solve_weights
+from octavo.quant.bypass import stop_watching, watch_first_pass
 from octavo.quant.calibration import Batches, activation_quantisers, observe
+from octavo.quant.covered import warn_of_low
 from octavo.quant.progress import Progress, Report
 from octavo.quant.replace import Replacement, plan_of
 from octavo.quant.weight_scales import weight_scales
@@ -44,6 +46,11 @@ def quantize_model(
     anything fails the model is as it was. The order of calibration batches changes no bit of any scale, but for gptq,
     whose Hessians are float sums.
 
+    Warns (CoverageWarning) where a recipe leaves more than half of the parameters as they are;
+    :func:`octavo.quant.coverage` tells which, and why. The first forward pass, in calibration or after it, warns
+    (BypassWarning) of quantised layers that the model did not use, and gives the rule that keeps them. A model of
+    transformers writes the folder of :func:`octavo.save_model` with ``save_pretrained``.
+
     Raises FormatError and DTypeError for what a recipe cannot mean or a layer cannot hold, CalibrationError for data
     that is missing or did not reach a layer, NonFiniteError for NaN or infinity on the way, all with the layer's name.
     """
@@ -58,10 +65,14 @@ def quantize_model(
     _check(replacement, batches)
     try:
         quantised = replacement.apply()
+        watch_first_pass(quantised)
         _calibrate(quantised, replacement, batches, show)
     except BaseException:
         replacement.undo()
+        stop_watching(model)
         raise
+    if plan is not recipe:  # a plan names each layer, a recipe means the model
+        warn_of_low(quantised)
     return quantised
 
 
@@ -109,7 +120,7 @@ def _shared(replacement: Replacement, layer: nn.Module, path: str) -> str | None
     own = replacement.model.get_submodule(path)
     for other, module in replacement.model.named_modules():
         for name, parameter in module._parameters.items():
-            if parameter is not layer.weight or module is own:
+            if parameter is not layer._own("weight") or module is own:
                 continue
             twin = getattr(replacement.layers.get(other), "weight_quantiser", None)
             if _method(layer) != "hqq" or twin is None or twin.spec != layer.weight_quantiser.spec:

@@ -18,6 +18,7 @@ from octavo.nn import PackedLayer, attention
 from octavo.nn.packed import FORMAT, PARTS
 from octavo.quant.checkpoint import CONFIGURATIONS, PACKED_NAME, Checkpoint, held
 from octavo.quant.model import prepare_model
+from octavo.quant.pretrained import write_our_folders
 from octavo.quant.skeleton import build, build_from_config
 from octavo.quant.structure import (
     KEY,
@@ -86,9 +87,11 @@ def load_model(
     elif not isinstance(model, nn.Module):
         model = build(model)
     try:
-        return _fill(model, structure, container.load(file, mmap=mmap)).eval()
+        filled = _fill(model, structure, container.load(file, mmap=mmap)).eval()
     except ContainerError as error:
         raise error if str(error).startswith(str(file)) else ContainerError(f"{file}: {error}") from None
+    write_our_folders(filled)
+    return filled
 
 
 # --- writing --------------------------------------------------------------------------------------------------------

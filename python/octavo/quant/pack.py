@@ -21,6 +21,7 @@ from octavo.nn import (
     QuantLinear,
     QuantTransposedLinear,
 )
+from octavo.quant.pretrained import write_our_folders
 
 _PACKERS: dict[type[QuantLayer], Callable[..., PackedLayer]] = {
     QuantLinear: PackedLinear.from_linear,
@@ -63,11 +64,14 @@ def pack_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
         twins.append(made)
         packed[id(layer)] = made
     if not inplace:
-        return copy.deepcopy(model, packed)  # the packed layers stand for copies of the others
+        model = copy.deepcopy(model, packed)  # the packed layers stand for copies of the others
+        write_our_folders(model)
+        return model
     for path, layer in list(model.named_modules(remove_duplicate=False)):
         if id(layer) in packed and path:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, packed[id(layer)])
+    write_our_folders(model)
     return packed.get(id(model), model)
 
 

@@ -11,11 +11,13 @@ from torch import nn
 from octavo.errors import DTypeError, FormatError
 from octavo.nn import QuantConv1d, QuantConv2d, QuantEmbedding, QuantLinear, QuantTransposedLinear
 from octavo.nn.layer import QuantLayer, recomputed
+from octavo.quant.pretrained import write_our_folders
 from octavo.quant.recipe import Recipe
 from octavo.quant.spec import LayerPlan
 
 Plan = Mapping[str, LayerPlan]
 _KINDS: tuple[type[QuantLayer], ...] = (QuantTransposedLinear, QuantLinear, QuantConv1d, QuantConv2d, QuantEmbedding)
+_ABSENT = object()
 
 
 def plan_of(model: nn.Module, recipe: Any) -> Plan:
@@ -84,16 +86,20 @@ class Replacement:
         for module in self.model.modules():
             if isinstance(module, nn.TransformerEncoder) and any(isinstance(m, QuantLayer) for m in module.modules()):
                 self._set(vars(module), "use_nested_tensor", False)
+        write_our_folders(self.model, self._set)
         return self._new.get(id(self.model), self.model)
 
     def undo(self) -> None:
         """Put everything back."""
         for registry, name, before in reversed(self._before):
-            registry[name] = before
+            if before is _ABSENT:
+                registry.pop(name, None)
+            else:
+                registry[name] = before
         self._before.clear()
 
     def _set(self, registry: dict[str, Any], name: str, value: Any) -> None:
-        self._before.append((registry, name, registry.get(name)))
+        self._before.append((registry, name, registry.get(name, _ABSENT)))
         registry[name] = value
 
 

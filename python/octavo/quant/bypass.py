@@ -1,0 +1,120 @@
+"""Telling of quantised layers that a model does not use: its first forward pass is watched."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo.errors import BypassWarning
+from octavo.nn import PackedLayer, QuantAttention, QuantLayer, QuantMatmul, reading
+from octavo.quant.recipe import Rule
+
+_NAMED = 8  # paths in a message; the warning's ``layers`` has all
+_KINDS = (PackedLayer, QuantLayer, QuantAttention, QuantMatmul)
+
+
+def watch_first_pass(model: nn.Module) -> None:
+    """Let the first forward pass of ``model`` that ends warn of quantised layers it did not use.
+
+    Also of layers whose weight alone it used, where their plan rounds activations: the weight was read past the layer.
+    Later passes are not watched and cost nothing.
+    """
+    stop_watching(model)
+    if not isinstance(model, _KINDS):
+        model.register_forward_pre_hook(_FirstPass())
+
+
+def stop_watching(model: nn.Module) -> None:
+    """Undo :func:`watch_first_pass`."""
+    for key, hook in list(model._forward_pre_hooks.items()):
+        if isinstance(hook, _FirstPass):
+            del model._forward_pre_hooks[key]
+
+
+def bypassed(model: nn.Module) -> list[str]:
+    """Return the paths of the quantised layers that the first forward pass of a model did not use, or not in full."""
+    return [path for path, module in _layers(model).items() if vars(module).get("bypassed")]
+
+
+def _layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the quantised layers by path; not the products inside an attention."""
+    found: dict[str, nn.Module] = {}
+    for path, module in model.named_modules():
+        inside = any(path.startswith(f"{other}.") for other in found)
+        if isinstance(module, _KINDS) and not inside:
+            found[path] = module
+    return found
+
+
+class _FirstPass:
+    """A forward pre-hook that goes when it is called, and comes back if the pass fails. It holds no model: models are
+    copied and pickled with their hooks.
+    """
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        """Watch this pass."""
+        if torch.compiler.is_compiling():
+            return
+        stop_watching(model)
+        layers = _layers(model)
+        called: set[int] = set()
+        read: set[int] = set()
+        handles = [layer.register_forward_pre_hook(lambda layer, _: called.add(id(layer))) for layer in layers.values()]
+
+        def end(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+            for handle in handles:
+                handle.remove()
+            # By identity: another watch may hold the same ids.
+            reading.watches[:] = [watch for watch in reading.watches if watch is not read]
+            if output is None:  # the pass failed
+                watch_first_pass(model)
+            else:
+                _tell(model, layers, called, read)
+
+        handles.append(model.register_forward_hook(end, always_call=True))
+        reading.watches.append(read)
+
+
+def _tell(model: nn.Module, layers: dict[str, nn.Module], called: set[int], read: set[int]) -> None:
+    unused = [path for path, layer in layers.items() if id(layer) not in called and id(layer) not in read]
+    partly = [
+        path
+        for path, layer in layers.items()
+        if id(layer) not in called and id(layer) in read and _rounds_activations(layer)
+    ]
+    named = (*unused, *partly)
+    if not named:
+        return
+    for path in named:
+        vars(layers[path])["bypassed"] = True
+    rule = "; ".join(str(Rule(name=path, keep=True)) for path in named)
+    parts = []
+    if unused:
+        parts.append(
+            f"{_few(unused)}: not used in the first forward pass, in which quantising {_it(unused)} changed nothing"
+        )
+    if partly:
+        parts.append(f"{_few(partly)}: the model reads the weight past the layer, whose activations are not rounded")
+    short = rule if len(named) <= _NAMED else f"{'; '.join(rule.split('; ')[:_NAMED])}; ..."
+    message = (
+        f"{type(model).__name__}: {len(named)} of {len(layers)} quantised layers are bypassed. {'. '.join(parts)}. "
+        f"Keep {_it(named)} in the recipe: '{short}'"
+    )
+    warnings.warn(BypassWarning(message, named, rule), stacklevel=2)
+
+
+def _rounds_activations(layer: nn.Module) -> bool:
+    quantisers = (getattr(layer, f"{role}_quantiser", None) for role in ("input", "output"))
+    return any(quantiser is not None and quantiser.enabled for quantiser in quantisers)
+
+
+def _few(paths: list[str]) -> str:
+    more = f" and {len(paths) - _NAMED} more" if len(paths) > _NAMED else ""
+    return f"{', '.join(paths[:_NAMED])}{more}"
+
+
+def _it(paths: Any) -> str:
+    return "it" if len(paths) == 1 else "them"

@@ -1,0 +1,211 @@
+"""What share of a model is quantised, and what stayed as it was, and why."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from octavo.errors import CoverageWarning, DTypeError
+from octavo.formats import Format
+from octavo.nn import PackedLayer, Quantiser
+from octavo.quant.bypass import bypassed
+from octavo.quant.recipe.sites import Site, join, model_sites
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+LEAST = 0.5
+"""Share of the parameters below which quantize_model warns."""
+
+KEPT = "kept by the recipe"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One parameter: ``format`` None where it stays as it is, for the ``reason``. Bytes as floats and as stored packed.
+
+    ``bypassed``: quantised, but the model's first forward pass did not use it.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    format: str | None
+    nbytes_before: int
+    nbytes: int
+    reason: str | None = None
+    bypassed: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Every parameter of a model once, however often it is shared, in the order of its modules."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def parameters(self) -> int:
+        """Number of elements of all parameters."""
+        return sum(part.elements for part in self.parts)
+
+    @property
+    def quantised(self) -> int:
+        """Number of elements that have a format."""
+        return sum(part.elements for part in self.parts if part.format)
+
+    @property
+    def share(self) -> float:
+        """Quantised elements over all, 0 to 1."""
+        return self.quantised / max(self.parameters, 1)
+
+    @property
+    def byte_share(self) -> float:
+        """Bytes, before quantising, of what is quantised over those of all, 0 to 1."""
+        return sum(part.nbytes_before for part in self.parts if part.format) / max(self.nbytes_before, 1)
+
+    @property
+    def nbytes_before(self) -> int:
+        """Bytes of all parameters as floats."""
+        return sum(part.nbytes_before for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all parameters, quantised ones packed."""
+        return sum(part.nbytes for part in self.parts)
+
+    @property
+    def bypassed(self) -> tuple[str, ...]:
+        """Names of quantised parameters that the model's first forward pass did not use."""
+        return tuple(part.name for part in self.parts if part.bypassed)
+
+    def kept(self) -> dict[str, int]:
+        """Return the elements that stayed as they were by the reason, most first."""
+        counts: dict[str, int] = {}
+        for part in self.parts:
+            if part.format is None:
+                counts[part.reason] = counts.get(part.reason, 0) + part.elements
+        return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+    def to_table(self) -> Table:
+        """Return one row for each format and each reason, and the total."""
+        from octavo.report.console import table
+        from octavo.report.weights import size
+
+        groups: dict[str, list[Part]] = {}
+        for part in sorted(self.parts, key=lambda part: part.format is None):
+            groups.setdefault(part.format or f"float: {part.reason}", []).append(part)
+        groups["total"] = list(self.parts)
+        rows = table("what", ">tensors", ">parameters", ">share", ">bytes before", ">bytes")
+        for label, parts in groups.items():
+            count = sum(part.elements for part in parts)
+            rows.add_row(
+                label, f"{len(parts):,}", f"{count:,}", f"{100 * count / max(self.parameters, 1):.1f}%",
+                size(sum(part.nbytes_before for part in parts)), size(sum(part.nbytes for part in parts)),
+            )  # fmt: skip
+        return rows
+
+    def to_json(self) -> str:
+        """Return everything as JSON."""
+        totals = {name: getattr(self, name) for name in ("parameters", "quantised", "share", "byte_share")}
+        totals |= {"nbytes_before": self.nbytes_before, "nbytes": self.nbytes, "kept": self.kept()}
+        return json.dumps({**totals, "parts": [asdict(part) for part in self.parts]}, indent=2, ensure_ascii=False)
+
+    def summary(self) -> str:
+        """Return one sentence: the shares, and the reasons of what stayed as it was."""
+        reasons = [
+            f"{100 * count / max(self.parameters, 1):.1f}% {reason}" for reason, count in self.kept().items() if count
+        ]
+        more = f" and {len(reasons) - 4} more" if len(reasons) > 4 else ""
+        rest = f"; float: {', '.join(reasons[:4])}{more}" if reasons else ""
+        unused = f"; bypassed: {', '.join(self.bypassed[:4])}" if self.bypassed else ""
+        return (
+            f"{100 * self.share:.1f}% of the parameters ({self.quantised:,} of {self.parameters:,}) and "
+            f"{100 * self.byte_share:.1f}% of the bytes are quantised{rest}{unused}"
+        )
+
+    def __str__(self) -> str:
+        """Return the table as plain text, and the summary."""
+        from octavo.report.console import plain_text
+
+        return f"{plain_text(self.to_table())}\n\n{self.summary()}"
+
+
+def coverage(model: nn.Module) -> Coverage:
+    """Return what share of a model's parameters is quantised, simulated or packed, and why the rest is not.
+
+    Print it, or read ``share`` and ``parts``. Raises DTypeError for what is no module, ShapeError for parameters that
+    have no shape yet.
+    """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"coverage tells about a torch.nn.Module, got {type(model).__name__}")
+    unused = set(bypassed(model))
+    reasons = {id(site.tensor): _reason(site) for site in reversed(model_sites(model)) if site.tensor is not None}
+    parts: dict[int, Part] = {}
+    for key, part in _parts(model, reasons, unused):
+        if key not in parts or (parts[key].format is None and part.format):
+            parts[key] = part
+    return Coverage(tuple(parts.values()))
+
+
+def warn_of_low(model: nn.Module) -> None:
+    """Warn where less than half of a model's parameters are quantised; not where activations alone are."""
+    found = coverage(model)
+    if 0 < found.share < LEAST:
+        message = (
+            f"{type(model).__name__}: {found.summary()}. octavo.quant.coverage(model) lists every parameter, "
+            "Recipe.explain(model) every rule"
+        )
+        warnings.warn(CoverageWarning(message), stacklevel=3)
+
+
+def _parts(model: nn.Module, reasons: dict[int, str], unused: set[str]) -> Iterator[tuple[int, Part]]:
+    for path, module in model.named_modules():
+        if isinstance(module, Quantiser):
+            continue
+        if isinstance(module, PackedLayer):
+            weight = module.packed_weight
+            dense = math.prod(weight.shape) * module.dtype.itemsize
+            yield id(module.weight_codes), Part(
+                join(path, "weight"), tuple(weight.shape), _name(module.dtype), str(module.format), dense,
+                weight.nbytes, bypassed=path in unused,
+            )  # fmt: skip
+        for name, tensor in module._parameters.items():
+            if tensor is None:
+                continue
+            quantiser = getattr(module, f"{name}_quantiser", None) if name in ("weight", "bias") else None
+            fmt = None if quantiser is None or str(quantiser.spec.format) == "fp32" else quantiser.spec.format
+            reason = None if fmt else KEPT if isinstance(module, PackedLayer) else reasons.get(id(tensor), KEPT)
+            # Rows of a kernel run over all that a sum does.
+            shape = tuple(tensor.shape) if name == "bias" or tensor.ndim < 2 else _matrix(module, tensor)
+            yield id(tensor), Part(
+                join(path, name), tuple(tensor.shape), _name(tensor.dtype), str(fmt) if fmt else None, tensor.nbytes,
+                _nbytes(fmt, shape, tensor), reason, path in unused and fmt is not None,
+            )  # fmt: skip
+
+
+def _matrix(module: nn.Module, tensor: Tensor) -> tuple[int, ...]:
+    matrix = getattr(module, "weight_matrix", None)
+    return tuple(tensor.shape) if matrix is None else tuple(matrix().shape)
+
+
+def _nbytes(fmt: Format | None, shape: tuple[int, ...], tensor: Tensor) -> int:
+    return tensor.nbytes if fmt is None else fmt.nbytes(shape)
+
+
+def _reason(site: Site) -> str:
+    return site.problem or KEPT
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,124 @@
+"""Layers that a model does not use as layers: named once, by a typed warning, with the rule that keeps them."""
+
+import copy
+import pickle
+import warnings
+
+import octavo
+import pytest
+import torch
+from octavo import BypassWarning, OctavoWarning
+from torch import nn
+
+X = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
+
+
+class Model(nn.Module):
+    """``used`` is called, ``read`` is read past, ``spare`` is neither."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.read, self.spare = (nn.Linear(32, 32) for _ in range(3))
+        self.fails = False
+
+    def forward(self, x):
+        if self.fails:
+            raise ValueError("on purpose")
+        return nn.functional.linear(self.used(x), self.read.weight, self.read.bias)
+
+
+def quantised(recipe="mxint8", **options):
+    torch.manual_seed(0)
+    return octavo.quantize_model(Model().eval(), recipe, progress=False, **options)
+
+
+def warned(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [entry.message for entry in caught if isinstance(entry.message, BypassWarning)]
+
+
+def test_a_layer_that_is_never_used_is_named_with_its_rule():
+    model = quantised()
+    (warning,) = warned(lambda: model(X))
+    assert isinstance(warning, OctavoWarning) and warning.layers == ("spare",) and warning.rule == "name:spare keep"
+    assert "1 of 3 quantised layers" in str(warning) and "'name:spare keep'" in str(warning)
+    assert not warned(lambda: quantised(f"mxint8; {warning.rule}")(X))
+    assert octavo.quant.coverage(model).bypassed == ("spare.weight",)
+
+
+def test_activations_that_are_not_rounded_are_named():
+    (warning,) = warned(lambda: quantised("mxint8 input=mxint8; name:spare keep")(X))
+    assert warning.layers == ("read",) and "activations are not rounded" in str(warning)
+    (warning,) = warned(lambda: quantised("mxint8; name:read keep; name:read output=int8; name:spare keep")(X))
+    assert warning.layers == ("read",)
+
+
+def test_the_first_pass_alone_is_watched_and_a_failed_one_is_none():
+    model = quantised()
+    hooks = [dict(module._forward_pre_hooks) for module in model.modules()]
+    model.fails = True
+    with pytest.raises(ValueError, match="on purpose"):
+        model(X)
+    assert [len(module._forward_pre_hooks) for module in model.modules()] == [len(before) for before in hooks]
+    model.fails = False
+    assert len(warned(lambda: model(X))) == 1
+    assert not warned(lambda: model(X))
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
+def test_calibration_is_a_first_pass():
+    (warning,) = warned(lambda: quantised("mxint8; name:used mxint8 input=int8@minmax", calibration=[X]))
+    assert warning.layers == ("spare",)
+
+
+def test_copies_pickles_and_packed_models_are_watched():
+    model = quantised()
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), octavo.pack_model(model)):
+        (warning,) = warned(lambda twin=twin: twin(X))
+        assert warning.layers == ("spare",)
+    assert len(warned(lambda: model(X))) == 1
+    assert octavo.quant.coverage(octavo.pack_model(model)).bypassed == ("spare.weight",)
+
+
+def test_a_model_that_could_not_be_quantised_is_not_watched():
+    model = Model()
+    with pytest.raises(octavo.CalibrationError):
+        octavo.quantize_model(model, "name:spare int8 input=int8@minmax", calibration=[X], inplace=True, progress=False)
+    assert not model._forward_pre_hooks and type(model.spare) is nn.Linear
+
+
+def test_watched_models_compile_without_a_break():
+    torch._dynamo.reset()
+    model = quantised("mxint8; name:spare keep")
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(X)
+        assert torch.allclose(compiled, model(X), atol=1e-6)
+
+
+def test_a_warning_turned_into_an_error_leaves_nothing_behind():
+    model = quantised()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BypassWarning)
+        with pytest.raises(BypassWarning, match="spare"):
+            model(X)
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+    model(X)
+
+
+def test_paths_that_need_quotes_are_quoted_in_the_rule():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used = nn.Linear(32, 32)
+            self.add_module("a b;c", nn.Linear(32, 32))
+
+        def forward(self, x):
+            return self.used(x)
+
+    def quantise(recipe):
+        return octavo.quantize_model(Odd(), recipe, progress=False)
+
+    (warning,) = warned(lambda: quantise("mxint8")(X))
+    assert not warned(lambda: quantise(f"mxint8; {warning.rule}")(X))

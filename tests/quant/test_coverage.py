@@ -1,0 +1,107 @@
+"""coverage: what share of a model is quantised, what is not, and why."""
+
+import json
+import warnings
+
+import octavo
+import pytest
+import torch
+from octavo import CoverageWarning, DTypeError
+from octavo.quant import coverage
+from octavo.quant.spec import LayerPlan, Spec
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(50, 32)
+        self.head = nn.Linear(32, 50)
+        self.head.weight = self.embed.weight
+        self.conv = nn.Conv2d(4, 8, 3)
+        self.cell, self.up = nn.LSTM(32, 32), nn.ConvTranspose1d(32, 8, 3)
+        self.experts = nn.Parameter(torch.randn(4, 32, 32))
+        self.norm = nn.LayerNorm(32)
+
+
+def quantised(recipe="mxint8; name:conv keep"):
+    torch.manual_seed(0)
+    return octavo.quantize_model(Model(), recipe, progress=False)
+
+
+def warned(call):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [entry.message for entry in caught if isinstance(entry.message, CoverageWarning)]
+
+
+def test_every_parameter_is_there_once_with_its_reason():
+    model = quantised()
+    found = coverage(model)
+    assert found.parameters == sum(p.numel() for p in model.parameters())
+    assert found.nbytes_before == sum(p.nbytes for p in model.parameters())
+    assert found.quantised == 50 * 32 and found.share == found.byte_share == found.quantised / found.parameters
+    parts = {part.name: part for part in found.parts}
+    assert set(parts) == {name for name, _ in model.named_parameters()}
+    assert parts["embed.weight"].format == "mxint8"
+    assert parts["embed.weight"].nbytes == octavo.Format("mxint8").nbytes((50, 32))
+    reasons = {
+        "experts": "Model takes no formats",
+        "cell.weight_ih_l0": "LSTM takes no formats",
+        "up.weight": "ConvTranspose1d takes no formats",
+        "norm.weight": "LayerNorm takes no formats",
+        "conv.weight": "kept by the recipe",
+        "head.bias": "kept by the recipe",
+    }
+    assert {name: parts[name].reason for name in reasons} == reasons
+    assert sum(found.kept().values()) == found.parameters - found.quantised
+
+
+def test_packing_changes_no_share_and_its_bytes_are_those_held():
+    model = quantised("mxint8; name:conv mxint4")
+    before, packed = coverage(model), octavo.pack_model(model)
+    after = coverage(packed)
+    assert (after.share, after.byte_share, after.nbytes) == (before.share, before.byte_share, before.nbytes)
+    held = {id(t): t.nbytes for t in [*packed.parameters(), *packed.buffers()]}
+    assert after.nbytes == sum(held.values())
+
+
+def test_less_than_half_is_warned_of_with_the_reasons():
+    (warning,) = warned(quantised)
+    assert "Model takes no formats" in str(warning) and "octavo.quant.coverage(model)" in str(warning)
+    share = f"{100 * coverage(quantised()).share:.1f}%"
+    assert share in str(warning)
+    assert not warned(lambda: octavo.quantize_model(nn.Sequential(nn.Linear(8, 8)), "mxint8"))
+
+
+def test_plans_activations_and_empty_recipes_do_not_warn():
+    plan = {"head": LayerPlan(output=Spec(octavo.Format("int8")))}
+    for recipe in (plan, "", "type:Linear output=int8"):
+        assert not warned(lambda recipe=recipe: octavo.quantize_model(Model(), recipe))
+
+
+def test_it_prints_and_is_json():
+    found = coverage(quantised())
+    text = str(found)
+    for word in ("mxint8", "float: LSTM takes no formats", "total", "of the parameters", "of the bytes are quantised"):
+        assert word in text
+    read = json.loads(found.to_json())
+    assert read["parameters"] == found.parameters and len(read["parts"]) == len(found.parts)
+    assert read["share"] == found.share and read["kept"] == found.kept()
+
+
+def test_mixtures_of_experts_are_warned_of():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, num_local_experts=4,
+    )  # fmt: skip
+    model = transformers.MixtralForCausalLM(config)
+    (warning,) = warned(lambda: octavo.quantize_model(model, "mxint8"))
+    assert "MixtralExperts takes no formats" in str(warning)
+
+
+def test_what_is_no_model_is_refused():
+    with pytest.raises(DTypeError, match=r"coverage tells about a torch.nn.Module, got dict"):
+        coverage({})
