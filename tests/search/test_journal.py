@@ -64,9 +64,12 @@ def test_a_torn_last_line_is_dropped_and_written_anew(tmp_path_factory, cut):
     assert (folder / NAME).read_bytes() == content
 
 
-@pytest.mark.parametrize("line", ["{}", "[]", "no json", '{"id": 3'])
+@pytest.mark.parametrize(
+    "line", ["{}", "[]", "no json", '{"id": 3', '{"id": "a", "settings": {}}', '{"id": ["a"], "settings": 1}']
+)
 def test_a_line_that_is_no_record_is_refused(tmp_path, line):
-    (tmp_path / NAME).write_text(f'{{"id": "a", "settings": {{}}}}\n{line}\n')
+    first = json.dumps({"id": identity({}), "settings": {}})
+    (tmp_path / NAME).write_text(f"{first}\n{line}\n")
     with pytest.raises(DataError, match="line 2 is no record"), Journal(tmp_path):
         pass
 

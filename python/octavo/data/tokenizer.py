@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from octavo import _core
+from octavo._reading import check_regular
 from octavo.data._arguments import address, whole
 from octavo.errors import DataError, DTypeError, ShapeError
 
@@ -68,6 +69,7 @@ class CharTokenizer:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CharTokenizer:
         """Read a file that :meth:`save` wrote. Raises DataError for any other content, OSErrors."""
+        check_regular(path, DataError)
         return cls._of(_core._CharTokenizer.load(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:

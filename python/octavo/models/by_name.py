@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from octavo._reading import read_head
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -16,8 +18,7 @@ def is_polynomial(model: str) -> bool:
     given = Path(model)
     if model == POLYNOMIALS and not given.exists():
         return True
-    config = given / "config.json"
-    return config.is_file() and b'"seq2seq"' in config.read_bytes()[:4096]
+    return b'"seq2seq"' in read_head(given / "config.json", 4096)
 
 
 def build(model: str) -> nn.Module:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import OctavoError
+from octavo.errors import ContainerError, OctavoError
+from octavo.quant.checkpoint import Checkpoint, held
+from octavo.quant.extent import Extent
+from octavo.quant.skeleton import build_class
+from octavo.quant.transformers_door import CONFIG, extent_of, fill, foreign, known, load_config, load_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,22 +47,14 @@ class Encoder:
 
         Raises OctavoError where transformers is missing, the folder describes no text encoder, or a weight is missing.
         """
-        import torch
-
-        transformers = _transformers()
-        config, architecture = _architecture(folder)
-        try:
-            self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (ValueError, KeyError, OSError) as error:
-            raise OctavoError(f"{folder}: not the folder of a model that transformers knows: {error}") from None
-        weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
-        with _quiet(transformers.utils.logging):
-            # The same path for the weights before and after, so that nothing but the weights can differ.
-            self.model, info = architecture.from_pretrained(
-                None, config=config, state_dict=weights, torch_dtype=torch.float32, output_loading_info=True
-            )
+        config, values = load_config(folder)
+        architecture = _architecture(folder, config)
+        self.folder, self.tokenizer = folder, load_tokenizer(folder, config)
+        build_class(folder, architecture, config, Extent.of_tensors(tensors, str(folder / CONFIG), values))
+        # The same path for the weights before and after, so that nothing but the weights can differ.
+        self.model, lacking = fill(architecture, config, tensors, folder)
         # The pooler is not used below, and many checkpoints have none.
-        missing = sorted(name for name in info["missing_keys"] if not name.startswith("pooler."))
+        missing = [name for name in lacking if not name.startswith("pooler.")]
         if missing:
             raise OctavoError(f"{folder}: {len(missing)} weights are missing, such as {', '.join(missing[:3])}")
         self.model.eval()
@@ -69,7 +64,7 @@ class Encoder:
         import torch
 
         batches = []
-        with torch.inference_mode():
+        with torch.inference_mode(), foreign(self.folder, what="encoding sentences"):
             for start in range(0, len(sentences), BATCH):
                 tokens = self.tokenizer(
                     list(sentences[start : start + BATCH]),
@@ -90,43 +85,19 @@ def skeleton(folder: Path) -> nn.Module:
 
     Raises OctavoError where transformers is missing or does not know the folder.
     """
-    import torch
-
-    config, architecture = _architecture(folder)
-    with torch.device("meta"):
-        return architecture(config)
+    config, values = load_config(folder)
+    source = Checkpoint.open(folder) if held(folder) else None
+    return build_class(folder, _architecture(folder, config), config, extent_of(source, folder, values))
 
 
-def _transformers() -> Any:
-    try:
-        import transformers
-    except ImportError:
-        raise OctavoError(f"running a text encoder needs transformers; {_INSTALL}") from None
-    return transformers
-
-
-def _architecture(folder: Path) -> tuple[Any, Any]:
-    """Return the configuration in a folder and the class of the model that it is of."""
-    transformers = _transformers()
-    try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-        return config, transformers.MODEL_MAPPING[type(config)]
-    except (ValueError, KeyError, OSError) as error:
-        raise OctavoError(f"{folder}: not the folder of a model that transformers knows: {error}") from None
-
-
-@contextmanager
-def _quiet(logging: Any) -> Iterator[None]:
-    """Silence transformers' reports and progress bars, and restore them."""
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
+def _architecture(folder: Path, config: Any) -> Any:
+    """Return the class of the model that a configuration is of."""
+    found = known(folder, lambda transformers: transformers.MODEL_MAPPING.get(type(config), None), "model")
+    # A mapping gives several classes for a few configurations; the first is the usual one.
+    found = found[0] if isinstance(found, tuple) else found
+    if found is None:
+        raise ContainerError(f"{folder / CONFIG}: a {type(config).__name__} is no model that transformers builds")
+    return found
 
 
 @dataclass(frozen=True)

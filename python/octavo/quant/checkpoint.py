@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo import container, folders
+from octavo._reading import INDEX_BYTES, member, read_json, shown
 from octavo.errors import ContainerError
+from octavo.quant.members import WEIGHTS, copy_companions
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,11 +24,6 @@ INDEX_NAME = "model.safetensors.index.json"
 CONFIGURATIONS = ("config.json", "generation_config.json")
 """Files of a model folder that belong to its weights: they are never kept beside those of another model."""
 _NAMES = (PLAIN_NAME, INDEX_NAME, PACKED_NAME)
-
-# Files of a model folder that hold weights, in whatever form; the rest is copied beside the packed file.
-_WEIGHTS = {
-    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".gguf", ".tflite",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,7 @@ class Checkpoint:
             return cls(path, tuple(path / name for name in _shards(path / INDEX_NAME)))
         if names:
             return cls(path, (path / names[0],))
-        found = sorted(file.name for file in path.iterdir() if file.suffix in _WEIGHTS)
+        found = sorted(file.name for file in path.iterdir() if file.suffix in WEIGHTS)
         only = f"; it has {', '.join(found[:3])}, save the model as safetensors first" if found else ""
         raise ContainerError(f"{path}: no {', '.join(_NAMES)} in this folder{only}")
 
@@ -100,13 +95,17 @@ def held(folder: Path) -> list[str]:
 
 def _shards(index: Path) -> list[str]:
     """Return the file names of a sharded model. Raises ContainerError for an index that is not one."""
-    try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ContainerError(f"{index}: not an index of shards: {type(error).__name__}: {error}") from None
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ContainerError(f"{index}: shard {name!r} is not the name of a safetensors file in this folder")
+    table = member(read_json(index, INDEX_BYTES), "weight_map", dict, f"{index}: not an index of shards")
+    for tensor, name in table.items():
+        is_name = isinstance(name, str) and Path(name).name == name and "\0" not in name
+        if not is_name or not name.endswith(".safetensors"):
+            raise ContainerError(
+                f"{index}: weight_map: {shown(tensor)} is in {shown(name)}, which is not the name of a safetensors "
+                "file in this folder"
+            )
+    names = sorted(set(table.values()))
+    if not names:
+        raise ContainerError(f"{index}: weight_map is empty; accepted are tensors with the names of their files")
     return names
 
 
@@ -153,7 +152,7 @@ def fill_folder(
     source: Checkpoint, folder: Path, weights_name: str, tensors: Mapping[str, Tensor | PackedTensor]
 ) -> Path:
     """Write ``tensors`` and copies of the source's other files into ``folder``. Return the weights' file."""
-    _copy_companions(source.path, folder)
+    copy_companions(source.path, folder)
     _save(source, folder / weights_name, tensors, overwrite=True)
     return folder / weights_name
 
@@ -161,18 +160,3 @@ def fill_folder(
 def _save(source: Checkpoint, file: Path, tensors: Mapping[str, Tensor | PackedTensor], *, overwrite: bool) -> None:
     metadata = {"format": "pt", **source.metadata()}  # transformers refuses weights without it
     container.save(tensors, file, metadata=metadata, overwrite=overwrite)
-
-
-def _copy_companions(source: Path, target: Path) -> None:
-    """Copy configuration, tokenizer and the like: whatever holds no weights and is not hidden."""
-    for file in _files(source):
-        place = file.relative_to(source)
-        hidden = any(part.startswith(".") for part in place.parts)
-        if hidden or file.suffix in _WEIGHTS or file.name.endswith(".index.json"):
-            continue
-        (target / place).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, target / place)
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file())

@@ -26,6 +26,7 @@ from octavo.quant.structure import (
     build_layer,
     describe_layer,
     described_layers,
+    fits,
     read_structure,
     simulated_plan,
 )
@@ -81,7 +82,7 @@ def load_model(
     structure = read_structure(file, container.metadata(file).get(KEY))
     if model is None:
         folder = source.path if source.is_folder else source.path.parent
-        model = build_from_config(folder, structure["class"])
+        model = build_from_config(folder, structure["class"], source)
         if any(path.endswith(f".{attention.CHILD}") for path in structure["layers"]):
             attention.attach(model)
     elif not isinstance(model, nn.Module):
@@ -233,6 +234,8 @@ def _assign_plain(
         value = tensors[name]
         if not isinstance(value, Tensor) or not isinstance(place, Tensor) or value.shape != place.shape:
             raise ContainerError(f"{name}: {_kind(value)}, but the model has a plain {_kind(place)} there")
+        if not fits(value.dtype, place.dtype):
+            raise ContainerError(f"{name}: dtype {value.dtype}, but the model has {place.dtype} there")
         source = ties.get(name, name)
         if source not in assigned:
             is_parameter = isinstance(place, nn.Parameter)

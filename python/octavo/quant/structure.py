@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from octavo._reading import parse_json
 from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.nn import (
     PackedConv1d,
@@ -28,7 +28,7 @@ from octavo.nn.parts import format_text
 from octavo.quant.recipe.rule import read_spec
 from octavo.quant.recipe.sites import is_transposed
 from octavo.quant.spec import ROLES, LayerPlan, Spec
-from octavo.tensor import PackedTensor
+from octavo.tensor import FLOATS, SCALE_DTYPES, PackedTensor
 
 KEY, VERSION = "structure", 1  # of the description in a file's metadata
 
@@ -37,6 +37,13 @@ _SIMULATED = (
     "QuantLinear", "QuantTransposedLinear", "QuantEmbedding", "QuantConv1d", "QuantConv2d", "QuantMatmul",
     "QuantAttention",
 )  # fmt: skip
+# Dtypes of what a quantiser holds.
+_STATE = {
+    "scales": tuple(dict.fromkeys(SCALE_DTYPES.values())),
+    "zeros": (torch.uint8,),
+    "levels": (torch.float32,),
+    "format": (torch.uint8,),
+}
 Described = PackedLayer | QuantLayer | QuantMatmul | QuantAttention
 
 
@@ -100,8 +107,8 @@ def read_structure(file: Path, text: str | None) -> dict[str, Any]:
     """Return the description of a model in a file's metadata, its outline checked. Raises ContainerError."""
     if text is None:
         raise ContainerError(f"{file}: holds tensors but no model; octavo.load reads them, save_model writes models")
+    structure = parse_json(text, f"{file}: the model's structure")
     try:
-        structure = json.loads(text)
         if structure["version"] != VERSION:
             raise ContainerError(f"{file}: structure version {structure['version']!r}; this Octavo reads {VERSION}")
         layers, ties = structure["layers"], structure["ties"]
@@ -113,11 +120,16 @@ def read_structure(file: Path, text: str | None) -> dict[str, Any]:
             and isinstance(ties, dict)
             and all(isinstance(name, str) for name in ties.values())
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (KeyError, TypeError) as error:
         raise ContainerError(f"{file}: the model's structure cannot be read: {error!r}") from None
     if not well_formed:
         raise ContainerError(f"{file}: the model's structure has parts of other types than it must")
     return structure
+
+
+def fits(stored: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether a tensor of a file may take a place of a model: a float of ours for another, else the same dtype."""
+    return stored == wanted or (stored in FLOATS and wanted in FLOATS)
 
 
 def simulated_plan(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, LayerPlan]:
@@ -169,6 +181,8 @@ def _build_packed(
         raise ContainerError(f"{path}.bias: {'missing' if bias is None else 'the layer of this model has none'}")
     if bias is not None and (isinstance(bias, PackedTensor) or tuple(bias.shape) != rows[:1]):
         raise ContainerError(f"{path}.bias: shape {tuple(bias.shape)}, expected a plain {rows[:1]}")
+    if bias is not None and bias.dtype not in (*FLOATS, torch.int32):  # int32: steps of an integer product
+        raise ContainerError(f"{path}.bias: dtype {bias.dtype}; accepted are int32, {', '.join(map(str, FLOATS))}")
     geometry = kind.geometry(skeleton)
     if record.get("geometry", {}) != plain(geometry):
         raise ContainerError(
@@ -223,6 +237,10 @@ def _fill(path: str, name: str, quantiser: nn.Module, tensors: Mapping[str, Tens
         )
     # Learned scales act by their magnitude; training may have turned one around.
     learned = quantiser.spec.calibration is not None and quantiser.spec.calibration.method == "lsq"
+    for part, dtypes in _STATE.items():
+        if part in state and state[part].dtype not in dtypes:
+            accepted = ", ".join(map(str, dtypes))
+            raise ContainerError(f"{path}.{name}.{part}: dtype {state[part].dtype}; accepted are {accepted}")
     for part in ("scales", "levels"):
         _check_scales(f"{path}.{name}", state.get(part), part, signed=learned)
     try:

@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from octavo._reading import RECORD_BYTES, check_regular, member, parse_json
 from octavo.errors import DataError, OctavoError
 
 NAME = "study.jsonl"
@@ -49,6 +50,8 @@ class Journal:
         Raises OctavoError if another process has it open, DataError for a line inside it that is no record.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists():
+            check_regular(self.path, DataError)
         self._file = open(self.path, "a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -94,6 +97,9 @@ class Journal:
         return self._found[record["id"]]
 
     def _read(self) -> None:
+        nbytes = os.fstat(self._file.fileno()).st_size
+        if nbytes > RECORD_BYTES:
+            raise DataError(f"{self.path}: {nbytes} bytes; accepted are up to {RECORD_BYTES}, move the file away")
         self._file.seek(0)
         content = self._file.read()
         whole = content.rfind(b"\n") + 1
@@ -101,7 +107,10 @@ class Journal:
             self._file.truncate(whole)
         for number, line in enumerate(content[:whole].split(b"\n")[:-1], start=1):
             try:
-                record = json.loads(line)
+                record = parse_json(line.decode(), str(self.path))
+                settings = member(record, "settings", dict, str(self.path))
+                if member(record, "id", str, str(self.path)) != identity(settings):
+                    raise DataError("the id of other settings")
                 self._found[record["id"]] = record
-            except (ValueError, KeyError, TypeError):
+            except (OctavoError, UnicodeDecodeError):
                 raise DataError(f"{self.path}: line {number} is no record of a study; move the file away") from None

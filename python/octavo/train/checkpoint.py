@@ -18,7 +18,9 @@ import torch
 from torch import Tensor
 
 from octavo import files
+from octavo._reading import check_regular
 from octavo.train.errors import CheckpointError
+from octavo.train.outline import check_content, check_frame
 
 FOLDER = "checkpoints"
 FORMAT = 1
@@ -60,15 +62,18 @@ def save(run: Path, step: int, content: Mapping[str, Any], *, keep: int) -> Path
 
 def load(file: Path) -> dict[str, Any]:
     """Read a checkpoint, tensors on the CPU. Raises CheckpointError if it is damaged, OSError if it does not open."""
+    nbytes = check_regular(file, CheckpointError).st_size
     with open(file, "rb") as opened:
         try:
+            check_frame(opened, nbytes)
             content = torch.load(opened, map_location="cpu", weights_only=True)
+            check_content(content, nbytes)
             saved = content.pop("digest")
             number = content["format"]
         except MemoryError:
             raise
         except Exception as error:  # a damaged file makes torch.load raise anything at all, OSError included
-            raise CheckpointError(f"{file}: damaged: torch.load raised {type(error).__name__}") from error
+            raise CheckpointError(f"{file}: damaged, or no checkpoint: {type(error).__name__}") from error
     if number != FORMAT:
         raise CheckpointError(f"{file}: checkpoint format {number!r}; this version reads {FORMAT}")
     if saved != digest(content):

@@ -20,6 +20,8 @@ import torch
 
 import octavo
 from octavo import files
+from octavo._reading import RECORD_BYTES, member, parse_json, read_bytes, read_json
+from octavo.errors import OctavoError
 from octavo.train.config import TrainConfig
 from octavo.train.distributed import Processes
 from octavo.train.errors import PackageError
@@ -75,7 +77,8 @@ class Metrics:
 
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
     """Return the lines of a run's ``metrics.jsonl``, without a last one that a killed process left half written."""
-    return [json.loads(line) for line in _complete(Path(folder) / METRICS)]
+    path = Path(folder) / METRICS
+    return [parse_json(line, f"{path}: line {number}") for number, line in enumerate(_complete(path), 1)]
 
 
 def without_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -87,8 +90,8 @@ def write_run(folder: Path, config: TrainConfig, processes: Processes, facts: di
     """Write ``run.json``: configuration, ``facts`` of model and task, and one entry for every start of the run."""
     path = folder / RUN
     try:
-        starts = json.loads(path.read_text(encoding="utf-8"))["starts"] if step else []
-    except (OSError, ValueError, KeyError, TypeError):
+        starts = member(read_json(path), "starts", list, str(path)) if step else []
+    except (OSError, OctavoError):
         starts = []  # it is a record for people; its loss is no reason to stop
     starts.append(
         {
@@ -128,7 +131,7 @@ def machine(device: torch.device) -> dict[str, Any]:
 
 
 def _complete(path: Path) -> list[str]:
-    text = path.read_text(encoding="utf-8", errors="replace")
+    text = read_bytes(path, RECORD_BYTES).decode(errors="replace")
     return text.split("\n")[:-1]  # what follows the last newline was cut off
 
 
@@ -137,9 +140,9 @@ def _lines_upto(path: Path, upto: int) -> list[str]:
     kept = []
     for line in _complete(path):
         try:
-            if json.loads(line)["step"] <= upto:
+            if parse_json(line, str(path))["step"] <= upto:
                 kept.append(line)
-        except (ValueError, KeyError, TypeError):
+        except (OctavoError, KeyError, TypeError):
             continue
     return kept
 

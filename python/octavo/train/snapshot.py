@@ -16,6 +16,7 @@ from octavo.train.config import TrainConfig, differences
 from octavo.train.distributed import Processes
 from octavo.train.errors import CheckpointError, ConfigError
 from octavo.train.metrics import versions
+from octavo.train.outline import check_alike, check_outline, taken_up
 from octavo.train.precision import Precision
 from octavo.train.randomness import random_state, restore_random_state
 from octavo.train.state import State
@@ -57,7 +58,14 @@ class Parts:
 
         Raises CheckpointError, before anything is changed if the configuration is another, naming the fields.
         """
+        with taken_up(file):
+            self._take_up(file, content)
+
+    def _take_up(self, file: Path, content: dict[str, Any]) -> None:
+        names = ("model", "optimiser", "average", "scaler", "task", "random", "state", "clock", "config")
+        check_outline(file, content, names)
         self._check_config(file, content["config"], content["step"])
+        check_alike(file, content, self.model, self.optimiser, self.average)
         try:
             self.model.load_state_dict(content["model"])
             self.optimiser.load_state_dict(content["optimiser"])

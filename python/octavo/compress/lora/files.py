@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from octavo import container
+from octavo._reading import parse_json
 from octavo.compress.lora.adapter import ATTRIBUTE, Adapters, adapters
 from octavo.compress.lora.config import LoraConfig
 from octavo.compress.lora.insert import DEFAULT, add_empty
 from octavo.compress.lora.select import target_paths, trained_paths
-from octavo.errors import ContainerError, ModelError
+from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.nn.packed import FORMAT, PARTS
 from octavo.nn.parts import format_bytes
 from octavo.tensor import PackedTensor
@@ -63,9 +64,10 @@ def load_adapters(
     metadata = container.metadata(path)
     if _CONFIG not in metadata or _BASE not in metadata:
         raise ContainerError(f"{file}: not a file of adapters; save_adapters writes them")
+    options = parse_json(metadata[_CONFIG], f"{file}: the adapter's options")
     try:
-        config = LoraConfig.of(json.loads(metadata[_CONFIG]))
-    except (ValueError, TypeError, RecursionError) as error:
+        config = LoraConfig.of(options)
+    except (OctavoError, ValueError, TypeError, OverflowError) as error:
         raise ContainerError(f"{file}: the adapter's options cannot be read: {error}") from None
     name = name or metadata.get(_NAME, DEFAULT)
     if base_hash(model, config) != metadata[_BASE]:

@@ -9,18 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from octavo import container, files, folders
+from octavo._reading import VOCABULARY_BYTES, read_json
 from octavo.data import CharTokenizer
 from octavo.data.sentiment import Sentences, Split
 from octavo.data.words import WordTokenizer
-from octavo.errors import ContainerError, DataError, OctavoError, SettingError
+from octavo.errors import ContainerError, DataError, SettingError
 from octavo.models.classifier.config import ClassifierConfig
 from octavo.models.classifier.model import Classifier
 from octavo.models.classifier.texts import Texts
 from octavo.models.minilm import MINILM, find
-from octavo.quant.checkpoint import CONFIGURATIONS
+from octavo.quant.checkpoint import CONFIGURATIONS, Checkpoint
+from octavo.quant.extent import Extent
+from octavo.quant.skeleton import build as build_module
+from octavo.quant.skeleton import build_class
+from octavo.quant.transformers_door import CONFIG, fill, known, load_config, load_tokenizer
+from octavo.quant.weights import unpack_tensors
+from octavo.tensor import FLOATS
 
 TINY = "tiny"
 KINDS = (TINY, MINILM)
@@ -80,7 +87,7 @@ def load(folder: Path | str) -> tuple[TextClassifier, dict[str, Any]]:
     Raises DataError or ContainerError for a folder that is none, FileNotFoundError where a file is missing.
     """
     folder = Path(folder)
-    info = _read_json(folder / INFO)
+    info = read_json(folder / INFO, error=DataError)
     if info.get("octavo") != 1 or info.get("kind") not in KINDS:
         raise DataError(
             f"{folder / INFO}: kind {info.get('kind')!r}, version {info.get('octavo')!r}; accepted are 1 and {KINDS}"
@@ -89,16 +96,33 @@ def load(folder: Path | str) -> tuple[TextClassifier, dict[str, Any]]:
         loaded = _minilm(folder, {})
     else:
         vocabulary = _read_vocabulary(folder / VOCABULARY)
-        with torch.random.fork_rng(devices=[]):  # the fresh weights are replaced at once
-            model = Classifier(ClassifierConfig.from_dict(_read_json(folder / SHAPE)))
-        try:
-            model.load_state_dict(container.load(folder / WEIGHTS))
-        except RuntimeError as error:
-            told = " ".join(str(error).split())[:300]
-            raise ContainerError(f"{folder / WEIGHTS}: not the weights of {SHAPE}: {told}") from None
-        loaded = tiny_classifier(vocabulary, model)
+        loaded = tiny_classifier(vocabulary, _tiny(folder))
     loaded.model.eval()
     return loaded, info
+
+
+def _tiny(folder: Path) -> Classifier:
+    """Return the model of a folder; its layers are built without memory, and hold what the file has."""
+    shape, file = folder / SHAPE, folder / WEIGHTS
+    values = read_json(shape, error=DataError)
+    try:
+        config = ClassifierConfig.from_dict(values)
+    except SettingError as error:
+        raise SettingError(f"{shape}: {error}") from None
+    tensors = container.load(file)
+    model = build_module(lambda: Classifier(config), Extent.of_tensors(tensors, str(shape), values))
+    places = model.state_dict()
+    for name in sorted(places.keys() ^ tensors.keys()):
+        raise ContainerError(f"{file}: {name} is {'missing' if name in places else f'no weight of {SHAPE}'}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or tensor.shape != places[name].shape:
+            raise ContainerError(
+                f"{file}: {name} has shape {tuple(tensor.shape)}; {SHAPE} says {tuple(places[name].shape)}"
+            )
+        if tensor.dtype not in FLOATS:
+            raise ContainerError(f"{file}: {name} has dtype {tensor.dtype}; accepted are {', '.join(map(str, FLOATS))}")
+    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
+    return model
 
 
 # --- tiny -----------------------------------------------------------------------------------------------------------
@@ -134,7 +158,7 @@ def _size(vocabulary: WordTokenizer | CharTokenizer) -> int:
 
 
 def _read_vocabulary(path: Path) -> WordTokenizer | CharTokenizer:
-    content = _read_json(path)
+    content = read_json(path, VOCABULARY_BYTES, error=DataError)
     if isinstance(content.get("words"), list):
         return WordTokenizer(content["words"])
     if isinstance(content.get("characters"), str):
@@ -142,34 +166,19 @@ def _read_vocabulary(path: Path) -> WordTokenizer | CharTokenizer:
     raise DataError(f"{path}: neither a list 'words' nor a text 'characters'")
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"{path}: not JSON: {error}") from None
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: a JSON object is expected, got a {type(content).__name__}")
-    return content
-
-
 # --- MiniLM ---------------------------------------------------------------------------------------------------------
 
 
 def _minilm(folder: Path, changes: dict[str, Any]) -> TextClassifier:
-    try:
-        import transformers
-    except ImportError:
-        raise OctavoError("MiniLM needs transformers; install the extra 'demo': pip install \"octavo[demo]\"") from None
-    shown = transformers.utils.logging
-    shown.set_verbosity_error()
-    shown.disable_progress_bar()
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(
-            folder, local_files_only=True, dtype=torch.float32, **changes
-        )
-    except (ValueError, KeyError, OSError) as error:
-        raise DataError(f"{folder}: not the folder of a classifier that transformers knows: {error}") from None
+    config, values = load_config(folder)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    tokenizer, tensors = load_tokenizer(folder, config), unpack_tensors(Checkpoint.open(folder).tensors())
+    architecture = known(folder, _sequence_classifier(config), "classifier")
+    if architecture is None:
+        raise DataError(f"{folder}: transformers has no classifier for a {type(config).__name__}")
+    build_class(folder, architecture, config, Extent.of_tensors(tensors, str(folder / CONFIG), values))
+    model, _ = fill(architecture, config, tensors, folder)
 
     def encode(texts: Sequence[str]) -> Ids:
         return tuple(map(tuple, tokenizer(list(texts), truncation=True, max_length=LONGEST)["input_ids"]))
@@ -179,3 +188,7 @@ def _minilm(folder: Path, changes: dict[str, Any]) -> TextClassifier:
         tokenizer.save_pretrained(target)
 
     return TextClassifier(MINILM, model, encode, save)
+
+
+def _sequence_classifier(config: Any) -> Callable[[Any], Any]:
+    return lambda transformers: transformers.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING.get(type(config), None)

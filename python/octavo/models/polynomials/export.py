@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from octavo import container, files, folders
+from octavo._reading import read_json
 from octavo.data import CharTokenizer
 from octavo.errors import ContainerError, DataError, DTypeError, NonFiniteError, SettingError, ShapeError
 from octavo.models.seq2seq import Seq2Seq, Seq2SeqConfig, build
@@ -199,16 +200,7 @@ def _read_parts(path: Path) -> tuple[Seq2SeqConfig, CharTokenizer]:
 
 
 def _read_config(file: Path) -> Seq2SeqConfig:
-    with file.open("rb") as opened:
-        data = opened.read(_MOST + 1)
-    if len(data) > _MOST:
-        raise ContainerError(f"{file}: more than {_MOST} bytes")
-    try:
-        values = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise ContainerError(f"{file}: not JSON: {type(error).__name__}: {error}") from None
-    if not isinstance(values, dict):
-        raise ContainerError(f"{file}: a JSON {type(values).__name__}; accepted is an object")
+    values = read_json(file, _MOST)
     version, kind = values.pop("octavo", None), values.pop("kind", None)
     if type(version) is not int or version != VERSION:
         newer = "; update it" if type(version) is int and version > VERSION else ""

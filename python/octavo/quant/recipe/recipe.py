@@ -6,9 +6,9 @@ import difflib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo._reading import parse_json, read_text
 from octavo.errors import FormatError
 from octavo.quant.recipe.rule import RULE_KEYS, Rule
 from octavo.quant.recipe.text import parse_rules
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from octavo.quant.recipe.explain import Explanation
     from octavo.quant.spec import LayerPlan, Spec
     from octavo.tensor import PackedTensor
+
+# Bytes of a recipe's file: a rule for each of ten thousand layers.
+_MOST = 1 << 20
 
 
 class Recipe:
@@ -70,16 +73,14 @@ class Recipe:
     @classmethod
     def from_json(cls, text: str) -> Recipe:
         """Read the JSON text of :meth:`as_dict`."""
-        try:
-            table = json.loads(text)
-        except (ValueError, TypeError, RecursionError) as error:  # ValueError: also of numbers without end
-            raise FormatError(f"recipe: not JSON: {error}") from None
-        return cls.from_dict(table)
+        if not isinstance(text, str):
+            raise FormatError(f"recipe: JSON is a text, got {type(text).__name__}")
+        return cls.from_dict(parse_json(text, "recipe", error=FormatError))
 
     @classmethod
     def from_toml(cls, given: str | os.PathLike[str]) -> Recipe:
         """Read TOML, a text or the path of a file: one ``[[rules]]`` table a rule. Raises OSError, too."""
-        text = Path(given).read_text(encoding="utf-8") if isinstance(given, os.PathLike) else given
+        text = read_text(given, _MOST, error=FormatError) if isinstance(given, os.PathLike) else given
         return cls.from_dict(read_toml(text))
 
     def __str__(self) -> str:

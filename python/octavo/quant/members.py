@@ -1,0 +1,126 @@
+"""The files of a model folder that travel with its weights: regular ones, of the folder itself, of bounded size."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from octavo.errors import ContainerError
+
+# Files that hold weights, in whatever form, or that only a pickle reader opens: nothing of them travels.
+WEIGHTS = {
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".gguf", ".tflite",
+    ".pkl", ".pickle", ".joblib",
+}  # fmt: skip
+#: Bytes of one file and of all, how many there may be, and how deep their folders: configurations, tokenizers, a page.
+MOST_BYTES, MOST_TOGETHER, MOST_FILES, DEPTH = 1 << 28, 1 << 30, 10_000, 16
+
+
+def companions(folder: Path, skip: Collection[str] = WEIGHTS) -> dict[Path, Path]:
+    """Return configuration, tokenizer and the like of a folder: their places in it, and the files that they are.
+
+    Left out are hidden files, weights (``skip``, by suffix) and indices of shards. A link may lead to a file of the
+    folder, or, in the Hub's cache, to one of its blobs. Raises ContainerError naming any other link and its target,
+    what is no regular file, and files that are too large, too many or too deep; OSErrors.
+    """
+    found: dict[Path, Path] = {}
+    together = 0
+    for file in _walk(folder, folder, 0):
+        place = file.relative_to(folder)
+        if file.suffix in skip or file.name.endswith(".index.json"):
+            continue
+        real = _real(file, folder)
+        nbytes = real.stat().st_size
+        together += nbytes
+        if nbytes > MOST_BYTES:
+            raise ContainerError(
+                f"{file}: {nbytes} bytes; files beside the weights are up to {MOST_BYTES}, move it out of the folder"
+            )
+        if together > MOST_TOGETHER:
+            raise ContainerError(
+                f"{folder}: the files beside the weights have more than {MOST_TOGETHER} bytes; move some out of it"
+            )
+        found[place] = real
+        if len(found) > MOST_FILES:
+            raise ContainerError(f"{folder}: more than {MOST_FILES} files beside the weights; move some out of it")
+    return found
+
+
+def copy_companions(source: Path, target: Path) -> None:
+    """Copy what :func:`companions` finds in ``source`` into ``target``. Raises as it does."""
+    for place, real in companions(source).items():
+        (target / place).parent.mkdir(parents=True, exist_ok=True)
+        _copy(real, target / place)
+
+
+def _walk(folder: Path, top: Path, depth: int) -> Iterator[Path]:
+    """Give the files below a folder that are not hidden, in order; links to folders are not followed."""
+    if depth > DEPTH:
+        raise ContainerError(f"{folder}: folders more than {DEPTH} deep in {top}; move some out of it")
+    with os.scandir(folder) as entries:
+        inside = sorted(entries, key=lambda entry: entry.name)
+    for entry in inside:
+        file = Path(entry.path)
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir(follow_symlinks=False):
+            yield from _walk(file, top, depth + 1)
+        else:
+            yield file
+
+
+def _real(file: Path, folder: Path) -> Path:
+    """Return the regular file that a member is or links to."""
+    try:
+        real = file.resolve(strict=True)
+    except (OSError, RuntimeError):  # RuntimeError: a link to itself
+        raise ContainerError(f"{file}: a link to {_target(file)}, which is not there; remove it") from None
+    if file.is_symlink() and not _is_inside(real, folder):
+        raise ContainerError(
+            f"{file}: a link to {_target(file)}, outside {folder}; only links inside the folder are followed, put the "
+            "file there"
+        )
+    if not stat.S_ISREG(real.stat().st_mode):
+        raise ContainerError(f"{file}: {'a folder' if real.is_dir() else 'no regular file'}; remove it from the folder")
+    return real
+
+
+def _is_inside(real: Path, folder: Path) -> bool:
+    """Whether a file lies in the folder, or among the blobs of the Hub's cache that the folder is a snapshot of."""
+    top = folder.resolve()
+    if real.is_relative_to(top):
+        return True
+    return top.parent.name == "snapshots" and real.parent == top.parent.parent / "blobs"
+
+
+def _target(file: Path) -> str:
+    try:
+        return os.readlink(file)
+    except OSError:
+        return "nowhere"
+
+
+def _copy(real: Path, place: Path) -> None:
+    """Copy a file, if it still is the one that was looked at."""
+    seen = os.lstat(real)
+    with open(os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as reader:
+        now = os.fstat(reader.fileno())
+        if (now.st_dev, now.st_ino) != (seen.st_dev, seen.st_ino) or not stat.S_ISREG(now.st_mode):
+            raise ContainerError(f"{real}: changed while it was copied; try again")
+        with open(place, "wb") as writer:
+            shutil.copyfileobj(_Limited(reader), writer)
+
+
+class _Limited:
+    """A file of which no more is read than one may have."""
+
+    def __init__(self, reader: object) -> None:
+        self._reader, self._left = reader, MOST_BYTES
+
+    def read(self, count: int) -> bytes:
+        data = self._reader.read(min(count, self._left))
+        self._left -= len(data)
+        return data
