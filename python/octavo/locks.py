@@ -16,7 +16,8 @@ import time
 import warnings
 from pathlib import Path
 
-from octavo.errors import LockedError
+from octavo._reading import parse_json
+from octavo.errors import LockedError, OctavoError
 
 NAME = ".octavo.lock"
 _held: set[int] = set()
@@ -88,9 +89,9 @@ class FolderLock:
 
     def _refusal(self, descriptor: int) -> str:
         try:
-            record = json.loads(os.pread(descriptor, 4096, 0))
+            record = parse_json(os.pread(descriptor, 4096, 0).decode(errors="replace"), NAME)
             who = f"process {record['pid']} on {record['host']}, since {record['since']}"
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, OctavoError, KeyError):
             who = "it has not said which"
         return (
             f"{self.folder}: another process is at work on this {self._what} ({who}); wait for it, end it, or give "
