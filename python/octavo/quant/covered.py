@@ -15,6 +15,7 @@ from octavo.errors import CoverageWarning, DTypeError
 from octavo.formats import Format
 from octavo.nn import PackedLayer, Quantiser
 from octavo.quant.bypass import bypassed
+from octavo.quant.progress import Progress
 from octavo.quant.recipe.sites import Site, join, model_sites
 
 if TYPE_CHECKING:
@@ -158,15 +159,15 @@ def coverage(model: nn.Module) -> Coverage:
     return Coverage(tuple(parts.values()))
 
 
-def warn_of_low(model: nn.Module) -> None:
-    """Warn where less than half of a model's parameters are quantised; not where activations alone are."""
+def tell_coverage(model: nn.Module, show: Progress) -> None:
+    """Tell what share of a model's parameters is quantised; warn of less than half, but not of activations alone."""
     found = coverage(model)
+    message = f"{type(model).__name__}: {found.summary()}"
     if 0 < found.share < LEAST:
-        message = (
-            f"{type(model).__name__}: {found.summary()}. octavo.quant.coverage(model) lists every parameter, "
-            "Recipe.explain(model) every rule"
-        )
-        warnings.warn(CoverageWarning(message), stacklevel=3)
+        more = "octavo.quant.coverage(model) lists every parameter, Recipe.explain(model) every rule"
+        warnings.warn(CoverageWarning(f"{message}. {more}"), stacklevel=3)
+    elif found.quantised:
+        show.tell(message)
 
 
 def _parts(model: nn.Module, reasons: dict[int, str], unused: set[str]) -> Iterator[tuple[int, Part]]:

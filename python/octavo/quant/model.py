@@ -15,7 +15,7 @@ from octavo.quant.activations import activation_scales, check_format
 from octavo.quant.algorithms.in_order import solve_weights
 from octavo.quant.bypass import stop_watching, watch_first_pass
 from octavo.quant.calibration import Batches, activation_quantisers, observe
-from octavo.quant.covered import warn_of_low
+from octavo.quant.covered import tell_coverage
 from octavo.quant.progress import Progress, Report
 from octavo.quant.replace import Replacement, plan_of
 from octavo.quant.weight_scales import weight_scales
@@ -39,8 +39,8 @@ def quantize_model(
     or list as positional ones, anything else as the one argument. They are needed where the recipe names a calibration
     for an activation (``input=int8@mse``) or ``gptq`` for a weight, and run in eval mode, without gradients: through
     the float model, and for ``gptq`` through the model quantised so far, up to every layer once. ``inplace``: replace
-    layers in ``model`` itself; else in a deep copy of it. ``progress``: a bar on a terminal, or a function of (stage,
-    done, total).
+    layers in ``model`` itself; else in a deep copy of it. ``progress``: on a terminal a bar, and a line about the share
+    that is quantised; or a function of (stage, done, total).
 
     Parameters, ties, hooks, modes, dtypes and devices stay; so do state-dict names, to which scales are added. If
     anything fails the model is as it was. The order of calibration batches changes no bit of any scale, but for gptq,
@@ -72,7 +72,7 @@ def quantize_model(
         stop_watching(model)
         raise
     if plan is not recipe:  # a plan names each layer, a recipe means the model
-        warn_of_low(quantised)
+        tell_coverage(quantised, show)
     return quantised
 
 

@@ -15,11 +15,11 @@ from octavo import container, folders
 from octavo.compress.lora import adapters
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
 from octavo.nn import PackedLayer, attention
-from octavo.nn.packed import FORMAT, PARTS
 from octavo.quant.checkpoint import CONFIGURATIONS, PACKED_NAME, Checkpoint, held
 from octavo.quant.model import prepare_model
 from octavo.quant.pretrained import write_our_folders
 from octavo.quant.skeleton import build, build_from_config
+from octavo.quant.stored import PACKED_STATE, stored_state
 from octavo.quant.structure import (
     KEY,
     VERSION,
@@ -31,9 +31,6 @@ from octavo.quant.structure import (
     simulated_plan,
 )
 from octavo.tensor import PackedTensor
-
-_PACKED_STATE = (*(f"weight_{part}" for part in PARTS), FORMAT)
-"""What the state dict of a packed layer has in place of its weight."""
 
 
 def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = True) -> None:
@@ -111,30 +108,14 @@ def _check_target(target: Path, overwrite: bool) -> None:
 def _collect(model: nn.Module) -> tuple[dict[str, Tensor | PackedTensor], dict[str, Any]]:
     """Return the tensors to store, and the description of the model."""
     _refuse_adapters(model)
-    layers = described_layers(model)
-    state: dict[str, Any] = model.state_dict(keep_vars=True)
-    identity = {name: id(value) for name, value in state.items()}
-    for path, layer in layers.items():
-        if isinstance(layer, PackedLayer):
-            for name in _PACKED_STATE:
-                del state[_join(path, name)]
-            name = _join(path, "weight")
-            state[name], identity[name] = layer.packed_weight, id(layer.weight_codes)
-    tensors: dict[str, Tensor | PackedTensor] = {}
-    ties: dict[str, str] = {}
-    first: dict[int, str] = {}
-    for name, value in state.items():
+    values, ties = stored_state(model)
+    for name, value in values.items():
         if not isinstance(value, Tensor | PackedTensor):
             raise ModelError(f"{name}: state that is a {type(value).__name__}; files hold tensors alone")
         if value.device.type == "meta":
             raise ModelError(f"{name}: on the meta device, without values to save")
-        if identity[name] in first:
-            ties[name] = first[identity[name]]
-        else:
-            first[identity[name]] = name
-            tensors[name] = value if isinstance(value, PackedTensor) else value.detach()
-    described = {path: describe_layer(path, layer) for path, layer in layers.items()}
-    return tensors, {"version": VERSION, "class": type(model).__name__, "layers": described, "ties": ties}
+    described = {path: describe_layer(path, layer) for path, layer in described_layers(model).items()}
+    return values, {"version": VERSION, "class": type(model).__name__, "layers": described, "ties": ties}
 
 
 def _refuse_adapters(model: nn.Module) -> None:
@@ -223,7 +204,7 @@ def _assign_plain(
 ) -> set[str]:
     """Put plain tensors in their places, tied ones as one object. Return their names."""
     packed = [path for path, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, PackedLayer)]
-    own = {_join(path, name) for path in packed for name in _PACKED_STATE}
+    own = {_join(path, name) for path in packed for name in PACKED_STATE}
     assigned: dict[str, Tensor] = {}
     places = model.state_dict(keep_vars=True)
     for name, place in places.items():

@@ -21,6 +21,11 @@ class Progress:
         """Say nothing yet."""
         self._how = how
 
+    def tell(self, text: str) -> None:
+        """Print a line where a bar would be shown."""
+        if self._how is True and sys.stderr.isatty():
+            Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True).print(text)
+
     @contextmanager
     def stage(self, label: str, total: int) -> Iterator[Callable[[], None]]:
         """Yield what is called after each part."""
