@@ -74,6 +74,22 @@ class LockedError(OctavoError, RuntimeError):
     """A folder that another process is at work in; the message names it and who that is."""
 
 
+class Interrupted(OctavoError):
+    """A signal ended the work, and what was done is saved: the same call goes on. ``signal`` is its number.
+
+    ``told``: whether a line on stderr has said so already.
+    """
+
+    def __init__(self, message: str = "", signal: int = 2, told: bool = False) -> None:
+        """Keep message, signal, and whether it was told."""
+        super().__init__(message, signal, told)
+        self.signal, self.told = signal, told
+
+    def __str__(self) -> str:
+        """Return the message."""
+        return str(self.args[0])
+
+
 class InternalError(OctavoError, RuntimeError):
     """A defect of Octavo itself; please report it."""
 

@@ -12,16 +12,20 @@ import fcntl
 import json
 import os
 import socket
+import threading
 import time
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from octavo._reading import parse_json
 from octavo.errors import LockedError, OctavoError
 
 NAME = ".octavo.lock"
-_held: set[int] = set()
-"""Descriptors of locks; a forked child closes its copies, or the lock would outlive the process that took it."""
+# Seconds that the processes of a run that was killed have to be gone, before the next one is refused.
+_PATIENCE, _POLL = 1.0, 0.05
+_held: dict[int, tuple[str, int]] = {}
+"""Folder and thread by descriptor. A forked child closes its copies, or the lock would outlive its owner."""
 
 
 def take(descriptor: int, *, wait: bool = False) -> bool | None:
@@ -41,6 +45,19 @@ def is_at(path: str | os.PathLike[str], descriptor: int) -> bool:
         return False
 
 
+def check(folder: Path | str, **names: str) -> None:
+    """Raise LockedError if another process works in ``folder``; nothing is made. ``names``: as :class:`FolderLock`."""
+    if (Path(folder) / NAME).exists():
+        with FolderLock(folder, **names):
+            pass
+
+
+def hold(folder: Path | str, **names: str) -> AbstractContextManager[object]:
+    """Return a lock of the folder; one that does nothing where the caller's own thread has it already."""
+    mine = (os.path.realpath(folder), threading.get_ident())
+    return nullcontext() if mine in _held.values() else FolderLock(folder, **names)
+
+
 class FolderLock:
     """A folder that one process works in: ``with FolderLock(folder)``; made if it is missing.
 
@@ -56,22 +73,25 @@ class FolderLock:
         self._owner = 0
 
     def __enter__(self) -> FolderLock:
-        """Take the lock. Raises LockedError, at once, if another process has it; OSErrors of the folder."""
+        """Take the lock. Raises LockedError within a second if another process has it; OSErrors of the folder."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / NAME
+        path, begin = self.folder / NAME, time.monotonic()
         while self._descriptor is None:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
                 held = take(descriptor)
                 if held is False:
-                    raise LockedError(self._refusal(descriptor))
+                    if time.monotonic() - begin > _PATIENCE:
+                        raise LockedError(self._refusal(descriptor))
+                    time.sleep(_POLL)
+                    continue
                 if held is None:
                     told = f"{self.folder}: this file system has no locks; a second {self._what} is not refused"
                     warnings.warn(told, stacklevel=2)
                 if is_at(path, descriptor):  # else its last owner has just removed it
                     _describe(descriptor)
                     self._descriptor, self._owner = descriptor, os.getpid()
-                    _held.add(descriptor)
+                    _held[descriptor] = (os.path.realpath(self.folder), threading.get_ident())
             finally:
                 if self._descriptor is None:
                     os.close(descriptor)
@@ -84,7 +104,7 @@ class FolderLock:
             return
         with contextlib.suppress(OSError):
             os.unlink(self.folder / NAME)
-        _held.discard(descriptor)
+        _held.pop(descriptor, None)
         os.close(descriptor)
 
     def _refusal(self, descriptor: int) -> str:

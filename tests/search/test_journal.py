@@ -75,7 +75,11 @@ def test_a_line_that_is_no_record_is_refused(tmp_path, line):
 
 
 def test_two_processes_do_not_write_one_journal(tmp_path):
-    with Journal(tmp_path), pytest.raises(OctavoError, match="another process"), Journal(tmp_path):
+    with (
+        Journal(tmp_path),
+        pytest.raises(OctavoError, match="another process is at work on this study"),
+        Journal(tmp_path),
+    ):
         pass
     with Journal(tmp_path):
         pass

@@ -14,8 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo.train import ConfigError, checkpoint
-from octavo.train.distributed import Processes, launch
+from octavo.train.distributed import Processes
 from octavo.train.evaluation import evaluate
+from octavo.train.launch import launch
 from octavo.train.loop import _parts
 from octavo.train.precision import Precision
 from octavo.train.task import share
@@ -103,7 +104,7 @@ def test_a_single_number_cannot_be_shared():
 def test_two_processes_resume_bit_for_bit_after_a_signal(both, tmp_path):
     """The parent passes SIGTERM on; both finish the step, the first writes, and the same command goes on."""
     command = [WORKER, "share", str(tmp_path / "run"), json.dumps({**CHANGES, "steps": 40, "keep": 3})]
-    start = f"import sys; from octavo.train.distributed import launch; sys.exit(launch({command!r}, 2))"
+    start = f"import sys; from octavo.train.launch import launch; sys.exit(launch({command!r}, 2))"
     environment = {**os.environ, "OCTAVO_TEST_PAUSE": "0.1"}
     parent = subprocess.Popen([sys.executable, "-c", start], env=environment)
     while not checkpoint.available(tmp_path / "run"):

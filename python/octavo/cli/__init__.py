@@ -1,5 +1,7 @@
 """The ``octavo`` command, one file per command. Heavy packages load inside commands, so that help answers at once."""
 
+import signal
+
 import typer
 
 from octavo.cli import (
@@ -18,7 +20,7 @@ from octavo.cli import (
     train,
     unpack,
 )
-from octavo.cli._app import Commands, version
+from octavo.cli._app import Commands, terminate, version
 
 app = typer.Typer(
     cls=Commands,
@@ -70,4 +72,5 @@ app.command("doctor")(doctor.run)
 
 def main() -> None:
     """Run the command line: the console script ``octavo``."""
+    signal.signal(signal.SIGTERM, terminate)
     _process.run(lambda: app(prog_name="octavo"))

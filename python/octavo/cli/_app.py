@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from octavo.errors import FormatError, OctavoError
+from octavo.errors import FormatError, Interrupted, OctavoError
 
 if TYPE_CHECKING:
     from octavo.quant.recipe import Recipe
@@ -19,12 +21,19 @@ STDOUT = "standard output"
 
 
 class Commands(TyperGroup):
-    """The group of commands: an expected error becomes one line on stderr and exit code 2."""
+    """The group of commands: an expected error becomes one line on stderr and exit code 2, a signal 130 or 143."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            typer.echo("interrupted", err=True)
+            raise typer.Exit(128 + signal.SIGINT) from None
+        except Interrupted as error:
+            if not error.told:
+                typer.echo(str(error), err=True)
+            raise typer.Exit(128 + error.signal) from None
         except (OctavoError, OSError) as error:
             gone = isinstance(error, BrokenPipeError) and error.filename in (None, STDOUT)
             if gone or ctx.params.get("debug"):
@@ -38,6 +47,11 @@ def fail(error: Exception) -> int:
 
     typer.echo(f"error: {printable(message(error))}", err=True)
     return EXIT_ERROR
+
+
+def terminate(number: int, frame: FrameType | None) -> None:
+    """End as SIGTERM does, and on the way remove what is being written: 143 is the exit code."""
+    raise SystemExit(128 + number)
 
 
 def message(error: Exception) -> str:

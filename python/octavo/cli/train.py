@@ -53,8 +53,9 @@ def polynomials(
     """Train a model that expands polynomials, test it on unseen lines and export it for the engine.
 
     Lines are generated; the 20,000 validation and 20,000 test lines never occur in training. FOLDER gets metrics.jsonl,
-    checkpoints, and at the end model/, which octavo.Engine and `octavo expand --model` run. Stopped, by Ctrl-C or by
-    kill -9, the same command goes on from the newest checkpoint and ends with the same bits.
+    checkpoints, and at the end model/, which octavo.Engine and `octavo expand --model` run. Stopped, by Ctrl-C (exit
+    code 130), SIGTERM (143) or kill -9, the same command goes on from the newest checkpoint and ends with the same
+    bits. One run at a time works in FOLDER.
 
     \b
     Examples:
@@ -63,12 +64,14 @@ def polynomials(
       octavo train polynomials --arch transformer --ddp 2
       torchrun --nproc-per-node 8 -m octavo train polynomials --device cuda --compile
     """
+    from octavo import locks
     from octavo.models.polynomials.run import train_polynomials
-    from octavo.train.distributed import launch
+    from octavo.train.launch import launch
 
     if ddp is not None:
         if ddp < 1:
             raise SettingError(f"--ddp is {ddp}; accepted are 1 process and more")
+        locks.check(out or Path(f"octavo-{arch}"))
         raise typer.Exit(launch(["-m", "octavo", *_without_ddp(sys.argv[1:])], ddp))
     given = {
         "steps": steps,
@@ -157,8 +160,6 @@ def sst2(
     changes = {name: value for name, value in given.items() if value is not None}
     folder = out or Path(f"octavo-sst2-{model}")
     report = train_classifier(model, sentiment.load(data), folder, epochs=epochs, changes=changes)
-    if report is None:
-        return
     from octavo.report.console import console, print_json
 
     if json:

@@ -6,16 +6,17 @@ line that was cut off is dropped when the journal is opened again.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from octavo._reading import RECORD_BYTES, check_regular, member, parse_json
 from octavo.errors import DataError, OctavoError
+from octavo.locks import FolderLock
 
 NAME = "study.jsonl"
 
@@ -43,33 +44,25 @@ class Journal:
         self.path = Path(folder) / NAME
         self._found: dict[str, dict[str, Any]] = {}
         self._file: Any = None
+        self._open = ExitStack()
 
     def __enter__(self) -> Journal:
         """Open the journal, made if it is missing, and read what is there.
 
-        Raises OctavoError if another process has it open, DataError for a line inside it that is no record.
+        Raises LockedError if another process works on this study, DataError for a line inside it that is no record.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.exists():
-            check_regular(self.path, DataError)
-        self._file = open(self.path, "a+b")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise OctavoError(
-                f"{self.path}: another process is at work on this study; wait for it, or give another --out"
-            ) from None
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(FolderLock(self.path.parent, what="study", option="--out"))
+            if self.path.exists():
+                check_regular(self.path, DataError)
+            self._file = stack.enter_context(open(self.path, "a+b"))
             self._read()
-        except BaseException:
-            self._file.close()
-            raise
+            self._open = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Close the journal, which lets others open it."""
-        self._file.close()
+        self._open.close()
 
     def __len__(self) -> int:
         """Finished points."""

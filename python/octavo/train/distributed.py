@@ -1,4 +1,4 @@
-"""Several processes, through torchrun: who is who, sums over all of them, and starting them.
+"""Several processes, of :mod:`octavo.train.launch` or torchrun: who is who, and sums over all of them.
 
 Every process holds the whole model and takes its part of each update (:func:`octavo.train.task.share`). Gradients are
 averaged by DDP; the loop turns the average into the sum and divides by the tokens of the whole update, so that the
@@ -7,10 +7,7 @@ result does not depend on how tokens fall on processes.
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from octavo import children
 from octavo.train.errors import ConfigError
 
 
@@ -65,10 +63,11 @@ class Processes:
 
 @contextmanager
 def join(device: str) -> Iterator[Processes]:
-    """Join the processes that torchrun started, or be the only one; leave them at the end.
+    """Join the processes that were started together, or be the only one; leave them at the end.
 
     ``device``: ``auto``, ``cpu`` or ``cuda``, of TrainConfig; on CUDA each process of a machine has its own GPU. The
-    backend is NCCL on CUDA and gloo on the CPU. A process group that exists is used, and left as it is.
+    backend is NCCL on CUDA and gloo on the CPU. A process group that exists is used, and left as it is. Processes of
+    torchrun end with its agent from now on.
     Raises ConfigError for ``cuda`` where there is no GPU, or fewer than processes.
     """
     several = dist.is_available() and (dist.is_initialized() or dist.is_torchelastic_launched())
@@ -80,6 +79,7 @@ def join(device: str) -> Iterator[Processes]:
         return
     ours = not dist.is_initialized()
     if ours:
+        children.end_with_parent()
         dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:
         yield Processes(dist.get_rank(), dist.get_world_size(), place)
@@ -98,23 +98,3 @@ def _device(name: str, local_rank: int) -> torch.device:
             f"process {local_rank} of this machine has no GPU of its own; there are {torch.cuda.device_count()}"
         )
     return torch.device("cuda", local_rank)
-
-
-def launch(command: Sequence[str], processes: int) -> int:
-    """Run ``command`` in ``processes`` processes on this machine, through torchrun, and return the exit code.
-
-    ``command``: a script with its arguments, or ``-m`` and a module with its arguments. An interrupt or a termination
-    reaches all processes; they write a checkpoint and end.
-    """
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-    child = subprocess.Popen([*torchrun, *command])
-    kept = {
-        # A terminal sends its interrupt to the child, too; the parent has to outlive it to pass on the exit code.
-        signal.SIGINT: signal.signal(signal.SIGINT, signal.SIG_IGN),
-        signal.SIGTERM: signal.signal(signal.SIGTERM, lambda number, _: child.send_signal(number)),
-    }
-    try:
-        return child.wait()
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)

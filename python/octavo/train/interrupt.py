@@ -10,6 +10,8 @@ from types import FrameType
 class Interrupt:
     """A context that notes the first SIGINT or SIGTERM instead of ending the process; ``seen()`` tells of it.
 
+    ``number``: the first signal's, or None.
+
     Outside the main thread, where Python handles no signals, it changes nothing and sees nothing.
     """
 
@@ -17,7 +19,7 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         """Take over the signals."""
-        self._name: str | None = None
+        self.number: int | None = None
         self._kept = {}
         if threading.current_thread() is threading.main_thread():
             self._kept = {number: signal.signal(number, self._note) for number in self._SIGNALS}
@@ -30,9 +32,9 @@ class Interrupt:
 
     def seen(self) -> bool:
         """Whether the process was asked to stop."""
-        return self._name is not None
+        return self.number is not None
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        if self._name is not None and number == signal.SIGINT:
+        if self.number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._name = signal.Signals(number).name
+        self.number = number

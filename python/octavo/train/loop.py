@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal as signals
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from octavo import container
+from octavo import container, locks
+from octavo.errors import Interrupted, LockedError
 from octavo.train import checkpoint
 from octavo.train.average import Average
 from octavo.train.clock import Clock
@@ -42,10 +44,10 @@ Callback = Callable[[nn.Module, int], None]
 class TrainResult:
     """How a run ended.
 
-    ``reason``: ``finished`` (all steps), ``early`` (patience) or ``interrupted`` (SIGINT, SIGTERM; the same call goes
-    on). ``step``: updates made; ``tokens``: trained on. ``loss``: per token, in the last line of metrics; ``metrics``:
-    of the last evaluation; None before the first. ``best``: the best value of the task's metric, after ``best_step``
-    updates. ``seconds`` by clock: ``train_s``, ``evaluate_s``, ``compile_s``.
+    ``reason``: ``finished`` (all steps), ``early`` (patience) or ``interrupted`` (SIGINT, SIGTERM, whose number is
+    ``signal``; the same call goes on). ``step``: updates made; ``tokens``: trained on. ``loss``: per token, in the last
+    line of metrics; ``metrics``: of the last evaluation; None before the first. ``best``: the best value of the task's
+    metric, after ``best_step`` updates. ``seconds`` by clock: ``train_s``, ``evaluate_s``, ``compile_s``.
     ``folder`` holds ``last.safetensors`` and ``best.safetensors``: weights, or their moving average if ``ema`` is on.
     """
 
@@ -58,6 +60,12 @@ class TrainResult:
     best_step: int | None
     seconds: dict[str, float]
     folder: Path
+    signal: int | None = None
+
+    def interruption(self, *, told: bool) -> Interrupted:
+        """Return the error by which a command ends that was interrupted here; ``told``: the run has said so."""
+        text = f"interrupted after step {self.step}: the same command goes on from {self.folder}"
+        return Interrupted(text, self.signal or signals.SIGINT, told)
 
 
 def train(
@@ -86,10 +94,13 @@ def train(
     Under torchrun all processes call this alike; see :mod:`octavo.train.distributed`.
 
     The run owns its process: it seeds the global random number generators, and while it lasts handles SIGINT and
-    SIGTERM. Weights are made by who made the model; :func:`octavo.train.seed_all` beforehand fixes them, too.
+    SIGTERM; one that comes after the last step is raised again at the end. It owns the folder, too, by a lock that ends
+    with the process. Weights are made by who made the model; :func:`octavo.train.seed_all` beforehand fixes them, too.
 
     Raises ConfigError, TaskError, OptimiserError, DTypeError or PackageError before the first step for what cannot
-    work, CheckpointError for a folder of another run, and NonFiniteError with step and parameter if gradients diverge.
+    work, CheckpointError for a folder of another run, LockedError for one that another process trains in, OSError that
+    names the file where the disk takes no more (older checkpoints stay), and NonFiniteError with step and parameter if
+    gradients diverge.
     """
     check_task(task, config)
     check_parameters(model)
@@ -97,12 +108,32 @@ def train(
     with ExitStack() as stack:
         processes = stack.enter_context(join(config.device))
         parts = _parts(model, task, config, processes, optimiser)
+        stack.enter_context(_only_run(folder, processes))
         _take_up_newest(parts, folder, resume=resume)
         step, first = parts.state.step, processes.is_first
         metrics = stack.enter_context(Metrics(folder, upto=step, write=first, tensorboard=tensorboard))
         display = stack.enter_context(Display(config.steps, step=step, enabled=progress and first))
         interrupt = stack.enter_context(Interrupt())
-        return _Run(parts, folder, metrics, display, interrupt, tuple(callbacks)).go()
+        result = _Run(parts, folder, metrics, display, interrupt, tuple(callbacks)).go()
+    if interrupt.number is not None and result.reason != "interrupted":
+        signals.raise_signal(interrupt.number)  # it came too late to stop the run; what follows it is stopped
+    return result
+
+
+@contextmanager
+def _only_run(folder: Path, processes: Processes) -> Iterator[None]:
+    """Lock the folder, in the first process. Raises LockedError in all of them if another run has it."""
+    with ExitStack() as stack:
+        refused = None
+        if processes.is_first:
+            try:
+                stack.enter_context(locks.hold(folder))
+            except LockedError as error:
+                refused = str(error)
+        refused = processes.from_first(refused)
+        if refused is not None:
+            raise LockedError(refused)
+        yield
 
 
 def _parts(
@@ -191,13 +222,15 @@ class _Run:
                 reason = "interrupted"
         if self.saved != state.step:
             self._checkpoint()
+        number = None
         if reason == "interrupted":
+            number = next((told for told in self.processes.gather(self.interrupt.number) if told is not None), None)
             self.display.say(f"interrupted after step {state.step}: the same call goes on from {self.folder}")
         else:
             self._export(LAST)
         seconds = self.clock.as_dict()
         told = (state.step, state.tokens, state.loss, state.metrics, state.best, state.best_step)
-        return TrainResult(reason, *told, seconds, self.folder)
+        return TrainResult(reason, *told, seconds, self.folder, number)
 
     def _step(self, *, compiling: bool) -> bool:
         """Make one update and, where it is due, a line of metrics. Return whether the run was asked to stop."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from octavo import container, files
+from octavo import container, files, locks
 from octavo.data.sentiment import Split
 from octavo.models.classifier.kinds import TINY, TextClassifier, build
 from octavo.models.classifier.texts import ClassifierTask, scores
@@ -97,25 +97,32 @@ def train_classifier(
     epochs: float | None = None,
     changes: dict[str, Any] | None = None,
     progress: bool = True,
-) -> ClassifierReport | None:
+) -> ClassifierReport:
     """Train a classifier in ``folder``, going on with the run that is there, and measure its last weights.
 
     ``epochs`` and ``changes`` (fields of :class:`TrainConfig`) differ from the recipe of the kind. The model folder
-    ``folder/model`` is what :func:`octavo.models.classifier.kinds.load` reads. Returns None if it was interrupted.
+    ``folder/model`` is what :func:`octavo.models.classifier.kinds.load` reads. Raises Interrupted if a signal ended the
+    training, LockedError if another process trains in ``folder``.
     """
     config = train_config(kind, len(split.train), epochs=epochs, **(changes or {}))
     seed_all(config.seed)
     made = build(kind, split)
     validation = made.texts(split.validation)
     task = ClassifierTask(made.texts(split.train), validation, config.batch_size, seed=config.seed)
-    result = train(made.model, task, config, folder, progress=progress)
-    if result.reason == "interrupted":
-        return None
+    with locks.hold(folder):
+        result = train(made.model, task, config, folder, progress=progress)
+        if result.reason == "interrupted":
+            raise result.interruption(told=progress)
+        return _finish(made, split, result, folder, config.seed)
+
+
+def _finish(made: TextClassifier, split: Split, result: TrainResult, folder: Path, seed: int) -> ClassifierReport:
+    """Measure the last weights, and write the model folder and the report."""
     made.model.load_state_dict(container.load(folder / "last.safetensors"))
     parts = {name: _right(made, getattr(split, name)) for name in ("validation", "test")}
     count = sum(parameter.numel() for parameter in made.model.parameters())
     report = ClassifierReport(result, count, parts["validation"], parts["test"], folder)
-    info = {"data": split.digest(), "seed": config.seed, "steps": result.step, **report.as_dict()}
+    info = {"data": split.digest(), "seed": seed, "steps": result.step, **report.as_dict()}
     made.save(folder / MODEL, {name: info[name] for name in ("data", "seed", "steps", "validation", "test")})
     files.write(folder / REPORT, json.dumps(report.as_dict(), indent=2) + "\n")
     return report

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import Any
 
 import torch
 
-from octavo import container, files
+from octavo import container, files, locks
 from octavo.data import CharTokenizer
-from octavo.data.polynomials import Stream, splits
+from octavo.data.polynomials import Splits, Stream, splits
 from octavo.engine import Engine
 from octavo.formats import Format
 from octavo.models.polynomials.accuracy import Accuracy, expander, measure
@@ -22,7 +23,7 @@ from octavo.models.polynomials.recipe import SPLIT_SEED, TEST, VALIDATION, model
 from octavo.models.polynomials.task import PolynomialTask
 from octavo.models.seq2seq import Seq2Seq, build
 from octavo.quant.static import StaticInt8Seq2Seq, calibrate, costly, damages, equalize, quantize_static
-from octavo.train import TrainResult, seed_all, train
+from octavo.train import TrainResult, checkpoint, seed_all, train
 
 # Validation lines of the evaluations during training; the 20,000 test lines are for the end.
 WATCHED = 2000
@@ -82,7 +83,8 @@ def train_polynomials(
     """Train, test and export a model of ``architecture`` in ``folder``, going on with the run that is there, if any.
 
     ``changes``: fields of :class:`TrainConfig` that differ from the recipe. ``export_format``: of the exported weights.
-    Returns None if the run was interrupted, and in every process but the first.
+    Returns None in every process but the first. Raises Interrupted if a signal ended the training, LockedError if
+    another process trains in ``folder``.
     """
     Format(export_format)  # refuse it now, not after the training
     shape, config = model_config(architecture), train_config(**changes)
@@ -90,20 +92,33 @@ def train_polynomials(
     task = PolynomialTask(data, config.batch_size, seed=config.seed, limit=WATCHED)
     seed_all(config.seed)
     model = build(shape)
-    if os.environ.get("RANK", "0") == "0":
-        folder.mkdir(parents=True, exist_ok=True)
-        files.write(folder / CONFIG, json.dumps(shape.as_dict(), indent=2) + "\n")
-    result = train(model, task, config, folder, tensorboard=tensorboard)
-    if result.reason == "interrupted" or os.environ.get("RANK", "0") != "0":
-        return None
+    first = os.environ.get("RANK", "0") == "0"
+    with locks.hold(folder) if first else nullcontext():
+        if first and not checkpoint.available(folder):
+            files.write(folder / CONFIG, json.dumps(shape.as_dict(), indent=2) + "\n")
+        result = train(model, task, config, folder, tensorboard=tensorboard)
+        if result.reason == "interrupted":
+            raise result.interruption(told=True)
+        made = {"command": command(architecture, changes, export_format), "seed": config.seed}
+        return _finish(model, task, data, result, folder, export_format, made) if first else None
+
+
+def _finish(
+    model: Seq2Seq,
+    task: PolynomialTask,
+    data: Splits[Stream],
+    result: TrainResult,
+    folder: Path,
+    export_format: str,
+    made: dict[str, Any],
+) -> PolynomialReport:
+    """Test the last weights, export them, and write the report; ``made``: by which command and seed."""
     model.load_state_dict(container.load(folder / "last.safetensors"))
     integer = integer_form(model, data.train, task.tokenizer)
     accuracy = measure(expander(model, task.tokenizer), data.test)
     if len(accuracy.wrong) <= COMPARED and find_spec("sympy") is not None:
         accuracy = accuracy.symbolic()
-    made = {
-        "command": command(architecture, changes, export_format),
-        "seed": config.seed,
+    made |= {
         "steps": result.step,
         "parameters": model.parameter_count,
         **accuracy.as_dict(),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from octavo import children
 from octavo.errors import OctavoError, SettingError
 
 WARMUP = 3  # batches that are not measured: torch prepares kernels for each shape, and the processes find each other
@@ -125,7 +125,7 @@ def measure_apart(config: SpeedConfig) -> Speed:
         answer = Path(folder) / "speed.json"
         arguments = ["-m", "octavo.models.polynomials.speed", json.dumps(asdict(config)), str(answer)]
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.processes}"]
-        command = [sys.executable, *(torchrun if config.processes > 1 else ()), *arguments]
+        command = children.command([*(torchrun if config.processes > 1 else ()), *arguments])
         ran = subprocess.run(command, capture_output=True, text=True, check=False)
         if ran.returncode or not answer.exists():
             raise OctavoError(f"measuring {config} failed: {ran.stderr.strip()[-2000:]}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import octavo
-from octavo import container
+from octavo import children, container
 from octavo.errors import OctavoError, SettingError
 from octavo.quant.recipe import Recipe
 from octavo.search.studies.points import SAMPLES, Laboratory, made
@@ -131,7 +130,7 @@ def measured(
 
 def _probe(folder: Path, blueprint: Mapping[str, Any]) -> dict[str, int]:
     """Run :mod:`octavo.search.studies.probe` and return what it measured."""
-    command = [sys.executable, "-m", "octavo.search.studies.probe", str(folder), json.dumps(blueprint)]
+    command = children.command(["-m", "octavo.search.studies.probe", str(folder), json.dumps(blueprint)])
     # The package that runs here, wherever it was imported from.
     paths = [str(Path(octavo.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}

@@ -8,7 +8,7 @@ from pathlib import Path
 from octavo.data import sentiment
 from octavo.data.polynomials import signs
 from octavo.data.sentiment import Split
-from octavo.errors import DataError, OctavoError, SettingError
+from octavo.errors import DataError, SettingError
 from octavo.models.classifier import kinds
 from octavo.models.classifier.run import MODEL, RECIPES, train_classifier
 from octavo.search.studies.subject import ClassifierSubject, PolynomialSubject, Subject
@@ -20,10 +20,6 @@ _LINES = 40_000  # training lines of the task that needs no download
 _JUDGED = {kinds.TINY: 512, kinds.MINILM: 256}
 
 Tell = Callable[[str], None]
-
-
-class Stopped(OctavoError):
-    """Training was interrupted before there was a model to study."""
 
 
 def open_subject(
@@ -41,7 +37,7 @@ def open_subject(
     ``data``: a folder of labelled sentences; without it the tiny model tells signs of linear terms, a task that is
     generated. ``trained``: the folder of an ``octavo train sst2`` run; without it the model is trained in ``folder``.
     ``quick``: fewer texts, and so a worse model. Raises SettingError for what does not go together, DataError for a
-    model trained on other data, Stopped where training was interrupted.
+    model trained on other data, Interrupted where a signal ended the training.
     """
     if name not in NAMES:
         raise SettingError(f"unknown model {name!r}; accepted are {', '.join(NAMES)}")
@@ -61,8 +57,7 @@ def open_subject(
         if trained is not None:
             raise DataError(f"{trained}: no trained classifier here; octavo train sst2 --model {name} makes one")
         tell(f"training the model '{name}' first, in {run}; it is done once")
-        if train_classifier(name, split, run, progress=progress) is None:
-            raise Stopped(f"training was interrupted; the same command goes on from {run}")
+        train_classifier(name, split, run, progress=progress)
     made, info = kinds.load(run / MODEL)
     if made.kind != name:
         raise DataError(f"{run}: holds a model '{made.kind}'; give --model {made.kind}")

@@ -105,6 +105,8 @@ class Laboratory:
         for number, point in enumerate(points, start=1):
             found = self.journal.find(point.settings(self.subject))
             record = found or self.measure(point)
+            if found:
+                self._tidy(point.settings(self.subject))  # a kill may have come before
             result = record["result"]
             share = f"{result['right'] / result['texts']:.2%} of {result['texts']:,}"
             told = f"[{number}/{len(points)}] {point}: {share}{' (found)' if found else ''}"
@@ -140,7 +142,7 @@ class Laboratory:
             task, run = self.subject.task(point.seed), self._run(settings)
             result = train(model, task, config, run, progress=False, callbacks=[settle])
             if result.reason == "interrupted":
-                raise KeyboardInterrupt
+                raise result.interruption(told=False)
         return model.eval()
 
     def compare(self, model: nn.Module, part: str) -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""Several processes on this machine, with no agent between them and their parent: signals and exit codes go straight.
+
+They find each other as those of torchrun do, through a store that the parent holds, and end with it
+(:mod:`octavo.children`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch.distributed as dist
+
+from octavo import children
+
+# Seconds that processes have to end by themselves after one has failed, and after one has ended as it was told to.
+_AFTER_FAILURE, _AFTER_SIGNAL = 5.0, 120.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_TOLD = tuple(128 + number for number in _SIGNALS)
+_POLL_S = 0.02
+
+
+def launch(command: Sequence[str], processes: int) -> int:
+    """Run ``command`` in ``processes`` processes on this machine and return the exit code.
+
+    ``command``: a script with its arguments, or ``-m`` and a module with its arguments. SIGINT and SIGTERM are passed
+    on; the processes write a checkpoint and end with 130 or 143, as does this one. Where one fails or is killed, the
+    others are ended, too; its code is returned, 128 and the signal's number where a signal ended it.
+    """
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    watched, ours = os.pipe()
+    workers: list[subprocess.Popen[bytes]] = []
+    with _passed_on(workers):
+        try:
+            for rank in range(processes):
+                workers.append(
+                    subprocess.Popen(
+                        children.command(command, watched),
+                        env=_environment(rank, processes, store.port),
+                        pass_fds=(watched,),
+                        process_group=0,  # a terminal's Ctrl-C reaches this process alone, which passes it on once
+                    )
+                )
+            return _wait(workers)
+        finally:
+            for worker in workers:
+                _end(worker)
+            os.close(watched)
+            os.close(ours)
+
+
+def _environment(rank: int, processes: int, port: int) -> dict[str, str]:
+    """Return what torchrun would tell the process ``rank``."""
+    told = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "GROUP_RANK": 0,
+        "WORLD_SIZE": processes,
+        "LOCAL_WORLD_SIZE": processes,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "TORCHELASTIC_RUN_ID": f"octavo-{os.getpid()}",
+        "TORCHELASTIC_RESTART_COUNT": 0,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }
+    threads = {"OMP_NUM_THREADS": "1"} if processes > 1 else {}
+    return {**threads, **os.environ, **{name: str(value) for name, value in told.items()}}
+
+
+@contextmanager
+def _passed_on(workers: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Pass signals on to the workers meanwhile, those that are started later included."""
+
+    def pass_on(number: int, _: object) -> None:
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):
+                worker.send_signal(number)
+
+    kept = {number: signal.signal(number, pass_on) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def _wait(workers: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Return the exit code of all, or of the first that did not end with 0; the others then have some time left."""
+    code, deadline = 0, float("inf")
+    while any(worker.poll() is None for worker in workers) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        failed = next((rank for rank, worker in enumerate(workers) if worker.poll()), None)
+        if failed is not None and code == 0:
+            code = _code(workers[failed])
+            if workers[failed].returncode < 0:
+                told = f"process {failed} of {len(workers)} was ended by {_name(workers[failed].returncode)}"
+                print(f"error: {told}; the same command goes on from the newest checkpoint", file=sys.stderr)
+                return code  # the others wait for it, and have nothing to tell
+            deadline = time.monotonic() + (_AFTER_SIGNAL if code in _TOLD else _AFTER_FAILURE)
+    return code or next((_code(worker) for worker in workers if worker.poll()), 0)
+
+
+def _code(worker: subprocess.Popen[bytes]) -> int:
+    return worker.returncode if worker.returncode >= 0 else 128 - worker.returncode
+
+
+def _name(returncode: int) -> str:
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"
+
+
+def _end(worker: subprocess.Popen[bytes]) -> None:
+    """Kill a worker that still runs, with what it has started."""
+    if worker.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(worker.pid, signal.SIGKILL)
+        worker.wait()
