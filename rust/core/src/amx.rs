@@ -13,6 +13,7 @@ pub fn allowed() -> bool {
 }
 
 fn ask() -> bool {
+    // This is found only where the system uses it, too: without OSXSAVE, reading the register would end the process.
     if !is_x86_feature_detected!("xsave") {
         return false;
     }
@@ -21,6 +22,10 @@ fn ask() -> bool {
     __cpuid_count(7, 0).edx & wanted == wanted && saved_by_system() && permitted()
 }
 
+/// The register that says which state the system saves.
+///
+/// # Safety
+/// The processor must have XSAVE, and the system use it.
 #[target_feature(enable = "xsave")]
 fn control_register() -> u64 {
     // SAFETY: register 0 exists wherever the instruction does.
@@ -29,7 +34,7 @@ fn control_register() -> u64 {
 
 fn saved_by_system() -> bool {
     let tiles = 1 << 17 | 1 << 18;
-    // SAFETY: the caller has found the instruction.
+    // SAFETY: `ask` has found the instruction.
     unsafe { control_register() & tiles == tiles }
 }
 

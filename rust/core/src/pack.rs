@@ -72,6 +72,7 @@ pub fn unpack_rows(packed: &[u8], rows: usize, k: usize, width: u32, codes: &mut
 }
 
 /// Packs `codes` of `width` bits into `out`, which holds `ceil(len * width / 8)` bytes; the padding bits become zero.
+/// `level` is one that this processor has, as [`Level::current`]'s is.
 pub(crate) fn pack<C: Code>(level: Level, codes: &[C], width: u32, out: &mut [u8]) {
     if cfg!(target_endian = "little") && width as usize == 8 * size_of::<C>() {
         out[..size_of_val(codes)].copy_from_slice(as_bytes(codes));
@@ -80,7 +81,7 @@ pub(crate) fn pack<C: Code>(level: Level, codes: &[C], width: u32, out: &mut [u8
     let mut done = 0;
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx2 && width <= 16 {
-        // SAFETY: the level was detected on this machine, and the lengths are checked inside.
+        // SAFETY: the level, which this processor has, comes with BMI2.
         done = unsafe { bmi2::pack(codes, width, out) };
     }
     let _ = level;
@@ -89,7 +90,7 @@ pub(crate) fn pack<C: Code>(level: Level, codes: &[C], width: u32, out: &mut [u8
 
 /// The bytes of codes that fill their type.
 fn as_bytes<C: Code>(codes: &[C]) -> &[u8] {
-    // SAFETY: codes are plain integers without padding, and the length is that of the slice in bytes.
+    // SAFETY: codes are u8, u16 or u32, without padding, and the length is that of the slice in bytes.
     unsafe { std::slice::from_raw_parts(codes.as_ptr().cast(), size_of_val(codes)) }
 }
 
@@ -110,11 +111,11 @@ fn pack_reference<C: Code>(codes: &[C], width: u32, out: &mut [u8]) {
     }
 }
 
-/// Unpacks `codes.len()` codes of `width` bits from `packed`.
+/// Unpacks `codes.len()` codes of `width` bits from `packed`. `level` is one that this processor has.
 pub(crate) fn unpack<C: Code>(level: Level, packed: &[u8], width: u32, codes: &mut [C]) {
     if cfg!(target_endian = "little") && width as usize == 8 * size_of::<C>() {
         let bytes = size_of_val(codes);
-        // SAFETY: codes are plain integers, and the slice covers exactly their bytes.
+        // SAFETY: codes are u8, u16 or u32, which any bits are one of, and the slice covers exactly their bytes.
         unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), bytes) }
             .copy_from_slice(&packed[..bytes]);
         return;
@@ -122,7 +123,7 @@ pub(crate) fn unpack<C: Code>(level: Level, packed: &[u8], width: u32, codes: &m
     let mut done = 0;
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx2 && width <= 16 {
-        // SAFETY: the level was detected on this machine, and the lengths are checked inside.
+        // SAFETY: the level, which this processor has, comes with BMI2.
         done = unsafe { bmi2::unpack(packed, width, codes) };
     }
     let _ = level;
@@ -159,8 +160,11 @@ mod bmi2 {
     }
 
     /// Packs a prefix of `codes`; returns how many.
+    ///
+    /// # Safety
+    /// The processor must have BMI2 and AVX2.
     #[target_feature(enable = "bmi2,avx2")]
-    pub(super) unsafe fn pack<C: Code>(codes: &[C], width: u32, out: &mut [u8]) -> usize {
+    pub(super) fn pack<C: Code>(codes: &[C], width: u32, out: &mut [u8]) -> usize {
         let w = width as usize;
         let count = safe_count(codes.len(), w, out.len());
         if size_of::<C>() == 1 && w == 4 {
@@ -205,8 +209,11 @@ mod bmi2 {
     }
 
     /// Unpacks a prefix of `codes`; returns how many.
+    ///
+    /// # Safety
+    /// The processor must have BMI2 and AVX2.
     #[target_feature(enable = "bmi2,avx2")]
-    pub(super) unsafe fn unpack<C: Code>(packed: &[u8], width: u32, codes: &mut [C]) -> usize {
+    pub(super) fn unpack<C: Code>(packed: &[u8], width: u32, codes: &mut [C]) -> usize {
         let w = width as usize;
         let count = safe_count(codes.len(), w, packed.len());
         if size_of::<C>() == 1 && w == 4 {

@@ -97,7 +97,7 @@ impl Device {
     pub(crate) fn enter(&self) -> Result<Entered> {
         let mut current = null_mut();
         let what = || format!("device {}: its context", self.ordinal);
-        // SAFETY: valid for writes; the context lives as long as the process.
+        // SAFETY: valid for writes; the context is retained for as long as the process lives.
         unsafe {
             check(sys::cuCtxGetCurrent(&raw mut current), what)?;
             if current == self.context.0 {
@@ -136,7 +136,8 @@ fn facts(handle: sys::CUdevice) -> Result<Properties> {
     let of = |which| attribute(handle, which);
     let mut name = [0_u8; 128];
     let mut memory = 0;
-    // SAFETY: the name is cut to the length given, its zero included.
+    // SAFETY: the name is cut to the length given, its zero included, for which there is room; the memory's size is valid
+    // for writes.
     unsafe {
         let status = sys::cuDeviceGetName(name.as_mut_ptr().cast::<c_char>(), 127, handle);
         check(status, || "a device's name".to_owned())?;

@@ -71,7 +71,7 @@ impl Driver {
     }
 
     fn initialise() -> Result<Self> {
-        // SAFETY: the library is loaded as every program loads it.
+        // SAFETY: the driver's initialisers run, as in every program that uses CUDA.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::Unavailable(
                 "no NVIDIA driver: the loader finds neither libcuda.so nor libcuda.so.1. On a machine with a GPU install \

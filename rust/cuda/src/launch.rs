@@ -23,7 +23,13 @@ const OVERLAP: u32 = 90;
 /// `stream` is the handle of a stream of the device's primary context, read anew for every launch; 0 is the default
 /// stream. A program that is not loaded yet is compiled and loaded first, which a stream that is captured into a graph
 /// does not allow: see [`warmup`].
-pub fn launch(device: i32, stream: u64, calls: &[Call]) -> Result<()> {
+///
+/// # Safety
+/// `stream` must be a stream of the device's primary context that is not destroyed meanwhile, or 0. The arguments of each
+/// call must be those of its kernel, in number, order and type. The memory whose addresses they hold must be there for
+/// the kernel, as large as the maker of the call took it to be, until the stream has done the work, and what is written
+/// there must not be used by others but in the order of the stream.
+pub unsafe fn launch(device: i32, stream: u64, calls: &[Call]) -> Result<()> {
     if calls.is_empty() {
         return Ok(());
     }
@@ -33,9 +39,11 @@ pub fn launch(device: i32, stream: u64, calls: &[Call]) -> Result<()> {
     for (i, call) in calls.iter().enumerate() {
         let kernel = match device.modules.find(call)? {
             Some(kernel) => kernel,
-            None => cold(device, stream, call)?,
+            // SAFETY: as the caller promises.
+            None => unsafe { cold(device, stream, call)? },
         };
-        start(device, stream, call, &kernel, call.early && i > 0)?;
+        // SAFETY: as the caller promises; the kernel is the call's, on this device, whose context is current.
+        unsafe { start(device, stream, call, &kernel, call.early && i > 0)? };
     }
     Ok(())
 }
@@ -54,8 +62,13 @@ pub fn warmup_programs(device: i32, programs: Vec<Program>) -> Result<()> {
     programs.into_iter().try_for_each(|program| device.modules.load(device, &program.into()))
 }
 
-fn cold(device: &Device, stream: sys::CUstream, call: &Call) -> Result<Kernel> {
-    if is_capturing(stream, call)? {
+/// The kernel of a call, loaded where its stream allows it.
+///
+/// # Safety
+/// `stream` must be one of the current context, which is the device's.
+unsafe fn cold(device: &Device, stream: sys::CUstream, call: &Call) -> Result<Kernel> {
+    // SAFETY: as the caller promises.
+    if unsafe { is_capturing(stream, call)? } {
         return Err(Error::Capture(format!(
             "kernel '{}' is not loaded on device {}, and its stream is being captured into a graph, which allows no \
              loading; call octavo.cuda.warmup, or run the work once, before the capture",
@@ -68,7 +81,11 @@ fn cold(device: &Device, stream: sys::CUstream, call: &Call) -> Result<Kernel> {
     device.modules.find(call)?.ok_or_else(missing)
 }
 
-fn start(device: &Device, stream: sys::CUstream, call: &Call, kernel: &Kernel, early: bool) -> Result<()> {
+/// Launches one call.
+///
+/// # Safety
+/// As for [`launch`]; the kernel must be the call's, on this device, whose context must be current.
+unsafe fn start(device: &Device, stream: sys::CUstream, call: &Call, kernel: &Kernel, early: bool) -> Result<()> {
     check_call(call, kernel.threads, kernel.shared)?;
     let mut values = [0_u64; ARGUMENTS];
     let mut maps = [Encoded::default(); MAPS];
@@ -121,23 +138,28 @@ fn start(device: &Device, stream: sys::CUstream, call: &Call, kernel: &Kernel, e
         attrs: &raw mut overlap,
         numAttrs: u32::from(early && device.properties.capability >= OVERLAP),
     };
-    // SAFETY: the arguments are those that the maker of the call declares for this kernel, each in 8 bytes of its own,
-    // of which the driver reads as many as the parameter has, or in a tensor map's 128; the processor keeps low bytes
-    // first.
+    // SAFETY: the arguments are those of the kernel, as the caller promises, each in 8 bytes of its own, of which the driver
+    // reads as many as the parameter has, or in a tensor map's 128; the processor keeps low bytes first. All outlive
+    // the call, which copies them.
     let status =
         unsafe { sys::cuLaunchKernelEx(&raw const config, kernel.function, pointers.as_mut_ptr(), null_mut()) };
     check(status, what)?;
-    if settings::synchronise() && !is_capturing(stream, call)? {
-        // SAFETY: a stream of the current context.
+    // SAFETY: as the caller promises.
+    if settings::synchronise() && !unsafe { is_capturing(stream, call)? } {
+        // SAFETY: as above.
         let status = unsafe { sys::cuStreamSynchronize(stream) };
         check(status, || format!("kernel '{}' on device {} failed", named(call), device.ordinal))?;
     }
     Ok(())
 }
 
-fn is_capturing(stream: sys::CUstream, call: &Call) -> Result<bool> {
+/// True where what the stream is given becomes a graph.
+///
+/// # Safety
+/// `stream` must be one of the current context.
+unsafe fn is_capturing(stream: sys::CUstream, call: &Call) -> Result<bool> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: valid for writes; the caller vouches for the stream.
+    // SAFETY: as the caller promises; the status is valid for writes.
     let result = unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) };
     check(result, || format!("kernel '{}': its stream", named(call)))?;
     Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)

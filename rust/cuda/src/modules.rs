@@ -96,7 +96,7 @@ fn load(device: &Device, program: &Program, code: &[u8]) -> Result<Vec<Kernel>> 
     let kernels = program.entries.iter().map(|entry| kernel(device, module, entry, || what(&format!(": {entry}"))));
     let kernels: Result<Vec<Kernel>> = kernels.collect();
     if kernels.is_err() {
-        // SAFETY: nothing of the module is used any more.
+        // SAFETY: the module is loaded, and what was found of it is dropped with the error.
         let _ = unsafe { sys::cuModuleUnload(module) };
     }
     kernels

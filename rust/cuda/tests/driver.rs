@@ -11,9 +11,9 @@ use std::{env, fs};
 
 use libloading::Library;
 use octavo_cuda::settings::{Keep, Settings, configure};
-use octavo_cuda::{Error, devices, info, launch};
+use octavo_cuda::{Error, devices, info};
 
-use common::{bare, call, fake, program};
+use common::{bare, call, fake, launch, program};
 
 /// Runs [`child`] with these variables and returns what it printed.
 fn run(scenario: &str, variables: &[(&str, &Path)]) -> String {
@@ -44,12 +44,13 @@ fn child() {
         "launch" => println!("{:?}", launch(0, 0, &[plain])),
         "fork" => {
             unsafe extern "C" {
-                safe fn fork() -> i32;
+                fn fork() -> i32;
                 safe fn _exit(code: i32) -> !;
             }
             launch(0, 0, std::slice::from_ref(&plain)).unwrap();
             let answer = env::var_os("FAKE_ANSWER").unwrap();
-            if fork() == 0 {
+            // SAFETY: the child, alone with this thread, writes a file and ends; the C library lets it allocate.
+            if unsafe { fork() } == 0 {
                 let _ = fs::write(&answer, format!("{:?}", launch(0, 0, &[plain])));
                 _exit(0);
             }

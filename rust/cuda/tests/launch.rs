@@ -10,10 +10,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libloading::Library;
 use octavo_cuda::settings::{Keep, Settings, configure};
-use octavo_cuda::{Argument, Call, Error, Program, TensorMap, launch, properties, warmup};
+use octavo_cuda::{Argument, Call, Error, Program, TensorMap, properties, warmup};
 use tempfile::TempDir;
 
-use common::{bare, call, fake, program};
+use common::{bare, call, fake, launch, program};
 
 struct Fakes {
     folder: TempDir,

@@ -6,10 +6,32 @@ use pyo3::prelude::*;
 
 use crate::err::enter;
 use crate::format::Format;
-use crate::raw::{slice, slice_mut, values, values_mut};
+use crate::raw::{Memory, apart, slice, slice_mut, values, values_mut};
 
 /// Addresses of codes, scales, zeros and levels; 0 for a part that the format does not have.
 pub(crate) type Parts = (usize, usize, usize, usize);
+
+/// What messages call the parts that are written, read and given.
+const OUT: [&str; 4] = ["out codes", "out scales", "out zeros", "out levels"];
+pub(crate) const STORED: [&str; 4] = ["codes", "scales", "zeros", "levels"];
+const GIVEN: [&str; 4] = ["given codes", "given scales", "given zeros", "given levels"];
+
+/// The memory of four parts.
+pub(crate) fn memory(names: [&'static str; 4], parts: Parts, sizes: &Sizes) -> [Memory; 4] {
+    let [codes, scales, zeros, levels] = names;
+    [
+        Memory::new(codes, parts.0, sizes.codes),
+        Memory::new(scales, parts.1, sizes.scales),
+        Memory::new(zeros, parts.2, sizes.zeros),
+        Memory::new(levels, parts.3, sizes.levels),
+    ]
+}
+
+/// The memory of given scales; nobody looks at codes beside them.
+fn given_memory(given: Option<Parts>, sizes: &Sizes) -> [Memory; 4] {
+    let (_, scales, zeros, levels) = given.unwrap_or_default();
+    memory(GIVEN, (0, scales, zeros, levels), sizes)
+}
 
 pub(crate) fn dtype(code: u8) -> Result<DType> {
     match code {
@@ -20,9 +42,12 @@ pub(crate) fn dtype(code: u8) -> Result<DType> {
     }
 }
 
-/// Safety: as for [`slice_mut`].
+/// The parts of an encoded tensor, to read.
+///
+/// # Safety
+/// As for [`slice`].
 pub(crate) unsafe fn packed<'a>(parts: Parts, sizes: &Sizes, with_codes: bool) -> Result<Packed<'a>> {
-    // SAFETY: forwarded.
+    // SAFETY: as the caller promises.
     unsafe {
         Ok(Packed {
             codes: if with_codes { slice(parts.0, sizes.codes, "codes")? } else { &[] },
@@ -33,12 +58,15 @@ pub(crate) unsafe fn packed<'a>(parts: Parts, sizes: &Sizes, with_codes: bool) -
     }
 }
 
-/// Safety: as for [`slice_mut`].
+/// Options, with the scales that are given.
+///
+/// # Safety
+/// As for [`slice`].
 unsafe fn options<'a>(rule: &str, nonfinite: &str, given: Option<Parts>, sizes: &Sizes) -> Result<Options<'a>> {
     Ok(Options {
         rule: rule.parse()?,
         nonfinite: nonfinite.parse()?,
-        // SAFETY: forwarded.
+        // SAFETY: as the caller promises.
         given: given.map(|parts| unsafe { packed(parts, sizes, false) }).transpose()?,
     })
 }
@@ -61,8 +89,12 @@ pub(crate) fn encode(
 ) -> PyResult<()> {
     enter(py, || {
         let layout = Layout::new(&shape, axis, format.0)?;
-        let sizes = Sizes::new(format.0, &layout)?;
-        // SAFETY: `ops.py` passes tensors of these sizes and keeps them alive.
+        let (sizes, dtype) = (Sizes::new(format.0, &layout)?, dtype(dtype_code)?);
+        let [_, scales, zeros, levels] = given_memory(given, &sizes);
+        let read = [Memory::values("x", x, layout.len(), dtype), scales, zeros, levels];
+        apart(&memory(OUT, out, &sizes), &read)?;
+        // SAFETY: `ops.py` passes tensors that it has checked to be contiguous, on the CPU and of the sizes that follow from
+        // format, shape and axis, and keeps them alive; what is written is apart from the rest.
         unsafe {
             let out = PackedMut {
                 codes: slice_mut(out.0, sizes.codes, "codes")?,
@@ -70,7 +102,7 @@ pub(crate) fn encode(
                 zeros: slice_mut(out.2, sizes.zeros, "zeros")?,
                 levels: slice_mut(out.3, sizes.levels, "levels")?,
             };
-            let x = values(x, layout.len(), dtype(dtype_code)?, "x")?;
+            let x = values(x, layout.len(), dtype, "x")?;
             codec::encode(x, layout, format.0, &options(rule, nonfinite, given, &sizes)?, out)
         }
     })
@@ -90,10 +122,11 @@ pub(crate) fn decode(
 ) -> PyResult<()> {
     enter(py, || {
         let layout = Layout::new(&shape, axis, format.0)?;
-        let sizes = Sizes::new(format.0, &layout)?;
+        let (sizes, dtype) = (Sizes::new(format.0, &layout)?, dtype(dtype_code)?);
+        apart(&[Memory::values("out", out, layout.len(), dtype)], &memory(STORED, parts, &sizes))?;
         // SAFETY: as in `encode`.
         unsafe {
-            let out = values_mut(out, layout.len(), dtype(dtype_code)?, "out")?;
+            let out = values_mut(out, layout.len(), dtype, "out")?;
             codec::decode(packed(parts, &sizes, true)?, layout, format.0, out)
         }
     })
@@ -116,9 +149,14 @@ pub(crate) fn quantize(
 ) -> PyResult<()> {
     enter(py, || {
         let layout = Layout::new(&shape, axis, format.0)?;
-        let sizes = Sizes::new(format.0, &layout)?;
-        let dtype = dtype(dtype_code)?;
-        // SAFETY: as in `encode`; x and out are either the same buffer or apart.
+        let (sizes, dtype) = (Sizes::new(format.0, &layout)?, dtype(dtype_code)?);
+        let [_, scales, zeros, levels] = given_memory(given, &sizes);
+        let written = [Memory::values("out", out, layout.len(), dtype)];
+        apart(&written, &[scales, zeros, levels])?;
+        if x != out {
+            apart(&written, &[Memory::values("x", x, layout.len(), dtype)])?;
+        }
+        // SAFETY: as in `encode`; x and out are the same memory, of which one slice is made, or apart.
         unsafe {
             let options = options(rule, "saturate", given, &sizes)?;
             let target = values_mut(out, layout.len(), dtype, "out")?;
@@ -150,9 +188,12 @@ pub(crate) fn quantize_backward(
 ) -> PyResult<()> {
     enter(py, || {
         let layout = Layout::new(&shape, axis, format.0)?;
-        let sizes = Sizes::new(format.0, &layout)?;
-        let dtype = dtype(dtype_code)?;
-        // SAFETY: as in `encode`.
+        let (sizes, dtype) = (Sizes::new(format.0, &layout)?, dtype(dtype_code)?);
+        let all = |what, address| Memory::values(what, address, layout.len(), dtype);
+        let [_, scales, zeros, levels] = given_memory(given, &sizes);
+        let to_scales = Memory::of::<f32>("scale gradient", scale_grad, sizes.groups);
+        apart(&[all("x gradient", out), to_scales], &[all("grad", grad), all("x", x), scales, zeros, levels])?;
+        // SAFETY: as in `encode`; of `grad`, too, `ops.py` has checked that it is of the shape and dtype of x.
         unsafe {
             let out = Gradients {
                 x: values_mut(out, layout.len(), dtype, "x gradient")?,
@@ -174,7 +215,8 @@ pub(crate) fn quantize_backward(
 pub(crate) fn pack(py: Python<'_>, width: u32, rows: usize, k: usize, codes: usize, out: usize) -> PyResult<()> {
     enter(py, || {
         let (count, bytes) = lengths(width, rows, k)?;
-        // SAFETY: as in `encode`.
+        apart(&[Memory::new("out", out, bytes)], &[Memory::of::<u32>("codes", codes, count)])?;
+        // SAFETY: as in `encode`, of `ops.py` and `nn/parts.py`, which make both tensors themselves.
         unsafe { octavo_core::pack_rows(slice(codes, count, "codes")?, rows, k, width, slice_mut(out, bytes, "out")?) }
     })
 }
@@ -185,7 +227,9 @@ pub(crate) fn pack(py: Python<'_>, width: u32, rows: usize, k: usize, codes: usi
 pub(crate) fn unpack(py: Python<'_>, width: u32, rows: usize, k: usize, packed: usize, out: usize) -> PyResult<()> {
     enter(py, || {
         let (count, bytes) = lengths(width, rows, k)?;
-        // SAFETY: as in `encode`.
+        apart(&[Memory::of::<u32>("out", out, count)], &[Memory::new("packed", packed, bytes)])?;
+        // SAFETY: as in `encode`, of `tensor.py`: it makes `out` itself, and a `PackedTensor` has checked its parts against
+        // its format and shape when it was made.
         unsafe {
             octavo_core::unpack_rows(slice(packed, bytes, "packed")?, rows, k, width, slice_mut(out, count, "out")?)
         }

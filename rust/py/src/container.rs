@@ -14,7 +14,7 @@ use pyo3::types::PyBytes;
 
 use crate::err::enter;
 use crate::format::Format;
-use crate::raw::{slice, slice_mut};
+use crate::raw::{Memory, apart, slice, slice_mut};
 
 /// A plain tensor: name, safetensors dtype, shape.
 type Plain = (String, String, Vec<usize>);
@@ -63,7 +63,7 @@ impl ContainerWriter {
     }
     /// Writes the bytes of an announced plain tensor.
     fn put_plain(&mut self, py: Python<'_>, name: &str, data: Span) -> PyResult<()> {
-        // SAFETY: `container.py` keeps the tensor alive during the call.
+        // SAFETY: `container.py` passes a contiguous tensor on the CPU with its bytes and keeps it alive during the call.
         enter(py, || unsafe { self.writer()?.put_plain(name, slice(data.0, data.1, name)?) })
     }
     /// Writes codes, scales, zeros and levels of an announced packed tensor.
@@ -160,11 +160,19 @@ impl ContainerReader {
     }
     /// Reads all bytes of what is stored under a name, count in number, to an address.
     fn read_into(&self, py: Python<'_>, stored: &str, address: usize, count: usize) -> PyResult<()> {
-        // SAFETY: `container.py` allocates the tensor and keeps it alive during the call.
-        enter(py, || unsafe { self.0.read_into(stored, slice_mut(address, count, stored)?) })
+        enter(py, || {
+            if let Some(bytes) = self.0.bytes() {
+                let own = Memory::new("the container", bytes.as_ptr().addr(), bytes.len());
+                apart(&[Memory::new("the tensor", address, count)], &[own])?;
+            }
+            // SAFETY: `container.py` allocates the tensor, of this many bytes, and keeps it alive during the call; it is
+            // apart from the container.
+            self.0.read_into(stored, unsafe { slice_mut(address, count, stored)? })
+        })
     }
 
-    /// The bytes of a mapping, writable since the mapping is private; those of a bytes object, read-only.
+    /// The bytes of a mapping, writable since the mapping is private; those of a bytes object, read-only. Bytes of a mapping
+    /// that nobody here has written to change where another process writes to the file in place.
     ///
     /// # Safety
     /// Called by the interpreter with a valid view.
@@ -176,8 +184,9 @@ impl ContainerReader {
         let (start, length) = (bytes.as_ptr().cast::<c_void>().cast_mut(), bytes.len());
         let length = isize::try_from(length).map_err(|_| PyBufferError::new_err("too long for a buffer"))?;
         let read_only = c_int::from(!reader.is_mapped());
-        // SAFETY: the bytes live and stay where they are as long as the reader, which the view keeps alive. Rust makes
-        // no reference to a mapping's bytes outside of `read_into`, which copies them out.
+        // SAFETY: the view is valid, as the caller promises. The bytes live and stay where they are as long as the reader,
+        // which the view keeps alive. Whoever writes to a mapping through the view must not do so while `read_into` copies
+        // from it: `container.py` hands out tensors of a reader once it has read everything else.
         match unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), start, length, read_only, flags) } {
             0 => Ok(()),
             _ => Err(PyErr::fetch(slf.py())),

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::err::enter;
-use crate::raw::{slice, slice_mut};
+use crate::raw::{Memory, apart, slice, slice_mut};
 
 /// The address of a part and its number of elements.
 type Span = (usize, usize);
@@ -77,7 +77,8 @@ impl PolynomialStream {
         pad_to: Option<(usize, usize)>,
     ) -> PyResult<(usize, usize)> {
         enter(py, || {
-            // SAFETY: `polynomials.py` passes two arrays of these sizes of its own and keeps them alive.
+            apart(&[Memory::new("source", source.0, source.1), Memory::new("target", target.0, target.1)], &[])?;
+            // SAFETY: `polynomials.py` passes two arrays of its own with their sizes and keeps them alive; they are apart.
             let (source, target) =
                 unsafe { (slice_mut(source.0, source.1, "source")?, slice_mut(target.0, target.1, "target")?) };
             self.0.batch(start, count, &tokenizer.0, source, target, pad_to)
@@ -98,7 +99,7 @@ impl CharTokenizer {
     /// The vocabulary of a UTF-8 text, lines separated by line feeds.
     #[staticmethod]
     fn from_lines(py: Python<'_>, text: Span) -> PyResult<Self> {
-        // SAFETY: `tokenizer.py` keeps the bytes alive during the call.
+        // SAFETY: `tokenizer.py` passes an array of bytes with its size and keeps it alive during the call.
         enter(py, || Tokenizer::from_lines(unsafe { slice(text.0, text.1, "text") }?).map(Self))
     }
     #[staticmethod]
@@ -139,7 +140,12 @@ impl CharTokenizer {
         enter(py, || {
             let around = Around { start: around.0, end: around.1 };
             let count = elements(rows, width)?;
-            // SAFETY: `tokenizer.py` passes arrays of these sizes of its own and keeps them and the bytes alive.
+            let text_memory = Memory::new("text", text.0, text.1);
+            let to_lengths = Memory::of::<i64>("lengths", lengths, rows);
+            let to_ids = Memory::new("ids", ids, count.saturating_mul(if wide { size_of::<i64>() } else { 1 }));
+            apart(&[to_ids, to_lengths], &[text_memory])?;
+            // SAFETY: `tokenizer.py` passes arrays of these sizes of its own, and the bytes of the text with their number, and
+            // keeps all alive; what is written is apart from the rest.
             unsafe {
                 let text = slice(text.0, text.1, "text")?;
                 let lengths = slice_mut(lengths, rows, "lengths")?;
@@ -155,7 +161,7 @@ impl CharTokenizer {
     fn decode(&self, py: Python<'_>, ids: usize, rows: usize, width: usize, wide: bool) -> PyResult<String> {
         enter(py, || {
             let count = elements(rows, width)?;
-            // SAFETY: `tokenizer.py` keeps the array alive during the call.
+            // SAFETY: `tokenizer.py` passes a contiguous array of this shape and dtype and keeps it alive during the call.
             unsafe {
                 if wide {
                     self.0.decode_batch(slice::<i64>(ids, count, "ids")?, rows, width)

@@ -4,20 +4,39 @@ use octavo_core::linear::{Bias, Matrix, gather, kernel as core_kernel, multiply,
 use octavo_core::{Layout, Sizes};
 use pyo3::prelude::*;
 
-use crate::codec::{Parts, dtype, packed};
+use crate::codec::{Parts, STORED, dtype, memory, packed};
 use crate::err::enter;
 use crate::format::Format;
-use crate::raw::{slice, values, values_mut};
+use crate::raw::{Memory, apart, slice, values, values_mut};
 
 /// Address and dtype code of a bias; code 3 is int32.
 type BiasAt = (usize, u8);
 const INT32: u8 = 3;
 
-/// Safety: as for [`crate::raw::slice_mut`].
-unsafe fn matrix<'a>(format: &Format, rows: usize, columns: usize, parts: Parts) -> octavo_core::Result<Matrix<'a>> {
+/// The weights of a product that writes to `out`, which must be apart from them.
+///
+/// # Safety
+/// As for [`slice`].
+unsafe fn matrix<'a>(
+    format: &Format,
+    rows: usize,
+    columns: usize,
+    parts: Parts,
+    out: Memory,
+) -> octavo_core::Result<Matrix<'a>> {
     let sizes = Sizes::new(format.0, &Layout::new(&[rows, columns], -1, format.0)?)?;
-    // SAFETY: forwarded.
+    apart(&[out], &memory(STORED, parts, &sizes))?;
+    // SAFETY: as the caller promises.
     Ok(Matrix { format: format.0, packed: unsafe { packed(parts, &sizes, true)? }, rows, columns })
+}
+
+/// The memory of a bias of `n` values.
+fn bias_memory(bias: Option<BiasAt>, n: usize) -> octavo_core::Result<Memory> {
+    Ok(match bias {
+        None => Memory::new("bias", 0, 0),
+        Some((at, INT32)) => Memory::of::<i32>("bias", at, n),
+        Some((at, code)) => Memory::values("bias", at, n, dtype(code)?),
+    })
 }
 
 fn count(m: usize, each: usize) -> octavo_core::Result<usize> {
@@ -42,11 +61,15 @@ pub(crate) fn packed_linear(
 ) -> PyResult<()> {
     enter(py, || {
         let kind = dtype(dtype_code)?;
-        // SAFETY: `linear.py` passes tensors of these sizes and keeps them alive.
+        let (inputs, outputs) = (count(m, k)?, count(m, n)?);
+        let to = Memory::values("out", out, outputs, kind);
+        apart(&[to], &[Memory::values("x", x, inputs, kind), bias_memory(bias, n)?])?;
+        // SAFETY: `linear.py` passes tensors that it has checked to be contiguous, on the CPU and of these sizes, and keeps
+        // them alive; `out` is apart from the rest.
         unsafe {
-            let w = matrix(format, n, k, parts)?;
+            let w = matrix(format, n, k, parts, to)?;
             let bias = bias.map(|(at, code)| values(at, n, dtype(code)?, "bias")).transpose()?;
-            let (x, out) = (values(x, count(m, k)?, kind, "x")?, values_mut(out, count(m, n)?, kind, "out")?);
+            let (x, out) = (values(x, inputs, kind, "x")?, values_mut(out, outputs, kind, "out")?);
             multiply(x, m, &w, bias, out)
         }
     })
@@ -73,16 +96,21 @@ pub(crate) fn integer_linear(
     enter(py, || {
         let kind = dtype(dtype_code)?;
         core_kernel(format.0, Some(input_format.0), m, n, k)?; // before parts that other formats have are missed
+        let (inputs, outputs) = (count(m, k)?, count(m, n)?);
+        let to = Memory::values("out", out, outputs, kind);
+        let (at, len) = input_scales.unwrap_or_default();
+        let scales = Memory::of::<f32>("input scales", at, len);
+        apart(&[to], &[Memory::values("x", x, inputs, kind), bias_memory(bias, n)?, scales])?;
         // SAFETY: as in `packed_linear`.
         unsafe {
-            let w = matrix(format, n, k, parts)?;
+            let w = matrix(format, n, k, parts, to)?;
             let scales = input_scales.map(|(at, len)| slice(at, len, "input scales")).transpose()?;
             let bias = match bias {
                 None => Bias::None,
                 Some((at, INT32)) => Bias::Integer(slice(at, n, "bias")?),
                 Some((at, code)) => Bias::Float(values(at, n, dtype(code)?, "bias")?),
             };
-            let (x, out) = (values(x, count(m, k)?, kind, "x")?, values_mut(out, count(m, n)?, kind, "out")?);
+            let (x, out) = (values(x, inputs, kind, "x")?, values_mut(out, outputs, kind, "out")?);
             multiply_integer(x, m, input_format.0, scales, &w, bias, out)
         }
     })
@@ -103,11 +131,14 @@ pub(crate) fn packed_embedding(
     out: usize,
 ) -> PyResult<()> {
     enter(py, || {
+        let (kind, outputs) = (dtype(dtype_code)?, count(ids.1, width)?);
+        let to = Memory::values("out", out, outputs, kind);
+        apart(&[to], &[Memory::of::<i64>("ids", ids.0, ids.1)])?;
         // SAFETY: as in `packed_linear`.
         unsafe {
-            let w = matrix(format, rows, width, parts)?;
+            let w = matrix(format, rows, width, parts, to)?;
             let ids = slice(ids.0, ids.1, "ids")?;
-            let out = values_mut(out, count(ids.len(), width)?, dtype(dtype_code)?, "out")?;
+            let out = values_mut(out, outputs, kind, "out")?;
             gather(ids, &w, out)
         }
     })

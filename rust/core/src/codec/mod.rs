@@ -138,7 +138,7 @@ pub fn encode(x: Values<'_>, layout: Layout, format: Format, options: &Options<'
     match drive::encode(src, layout, format, options, out, Level::current()) {
         // The first one in the caller's order, which is another than that of the rows along an inner axis.
         Err(Error::NonFinite { format, position, value }) if moved.is_some() => {
-            // SAFETY: every position lies inside x.
+            // SAFETY: every position lies inside x, whose length was checked against the layout.
             let all = (0..layout.len()).map(|i| (i, unsafe { x.src().get(i) }));
             let (position, value) = { all }.find(|(_, v)| !v.is_finite()).unwrap_or((position, value));
             Err(Error::NonFinite { format, position, value })
@@ -192,8 +192,9 @@ fn quantize_raw(src: Src, dst: Dst, layout: Layout, format: Format, options: &Op
     match transpose::forward(src, &layout)? {
         None => drive::quantize(src, dst, layout, format, &options, Level::current()),
         Some(mut buffer) => {
-            let inner_src = Src::new(buffer.as_ptr(), src.dtype);
-            let inner_dst = Dst::new(buffer.as_mut_ptr(), dst.dtype);
+            // One pointer for both: taking a second one would end the right to use the first.
+            let at = buffer.as_mut_ptr();
+            let (inner_src, inner_dst) = (Src::new(at, src.dtype), Dst::new(at, dst.dtype));
             drive::quantize(inner_src, inner_dst, layout, format, &options, Level::current())?;
             transpose::backward(inner_src, dst, &layout)
         }

@@ -155,8 +155,9 @@ impl<'a> Rows<'a> {
             Granularity::Block(block) => columns.start / block as usize,
             _ => 0,
         };
-        assert!(out.len() >= columns.len());
-        // SAFETY: `out` covers the codes; scales and zero points of the row lie behind their pointers, as `new` checked.
+        assert!(columns.end <= self.k && out.len() >= columns.len());
+        // SAFETY: `out` covers the codes. The columns lie inside the row, and the row, as slicing its codes has checked,
+        // inside the matrix; so scales and zero points of all groups lie behind their pointers, as `new` checked.
         unsafe { simd::decode_piece(work, codes, out.as_mut_ptr(), group) };
     }
 }

@@ -57,14 +57,15 @@ pub(crate) fn backward(src: Src, dst: Dst, layout: &Layout) -> Result<()> {
     swap(src, dst, layout.outer, layout.inner, layout.k)
 }
 
-/// `[outer, a, b]` to `[outer, b, a]`.
+/// `[outer, a, b]` to `[outer, b, a]`; both of one dtype, and apart.
 fn swap(src: Src, dst: Dst, outer: usize, a: usize, b: usize) -> Result<()> {
     let tiles = b.div_ceil(TILE);
     let bytes = outer * a * b * src.dtype.bytes();
     pool::for_each(outer * tiles, bytes, |unit| {
         let (matrix, columns) = (unit / tiles, (unit % tiles) * TILE);
         let columns = columns..(columns + TILE).min(b);
-        // SAFETY: every index is below outer * a * b, the length of both buffers; units write disjoint columns.
+        // SAFETY: every index is below outer * a * b, the length of both buffers, which are of one dtype and apart; units
+        // write disjoint rows of the result.
         unsafe {
             if src.dtype.bytes() == 4 {
                 tile::<u32>(src.raw().cast(), dst.raw().cast(), matrix * a * b, a, b, columns);
@@ -75,11 +76,16 @@ fn swap(src: Src, dst: Dst, outer: usize, a: usize, b: usize) -> Result<()> {
     })
 }
 
+/// Copies some columns of a matrix `[a, b]`, which begins at element `at`, to rows.
+///
+/// # Safety
+/// Both pointers must cover `at + a * b` elements, aligned or not; `columns` must end at most at `b`. Nobody else may
+/// write what is read here, or use those rows of `dst` that the columns become, meanwhile.
 unsafe fn tile<T: Copy>(src: *const T, dst: *mut T, at: usize, a: usize, b: usize, columns: std::ops::Range<usize>) {
     for start in (0..a).step_by(TILE) {
         for column in columns.clone() {
             for row in start..(start + TILE).min(a) {
-                // SAFETY: row < a, column < b; 16- and 32-bit accesses may be unaligned.
+                // SAFETY: as the caller promises: row < a, column < b.
                 unsafe {
                     let value = src.add(at + row * b + column).read_unaligned();
                     dst.add(at + column * a + row).write_unaligned(value);

@@ -43,9 +43,10 @@ impl std::fmt::Debug for Reader {
 impl Reader {
     /// Opens a file and checks its header. With `mmap` the bytes are mapped instead of read.
     ///
-    /// A mapping is private: writing to it changes neither the file nor other mappings. If another process shortens the
-    /// file in place while it is mapped, touching the lost pages ends this process (SIGBUS); files that Octavo replaces
-    /// are safe, since a new file takes the name and the old bytes live on.
+    /// A mapping is private: writing to it changes neither the file nor other mappings. But pages that nobody here has
+    /// written to are the file's: where another process writes to the file in place, they change under their readers,
+    /// and where it shortens the file, touching the lost pages ends this process (SIGBUS). Files that Octavo replaces are
+    /// safe, since a new file takes the name and the old bytes live on.
     ///
     /// # Errors
     /// [`Error::Io`] where the file cannot be opened, [`Error::Container`] where it is not a valid container.
@@ -63,8 +64,10 @@ impl Reader {
         let file = File::open(path).map_err(io)?;
         let bytes = file.metadata().map_err(io)?.len();
         let source = if mmap && bytes > 0 {
-            // SAFETY: the mapping is private, so nobody else writes through it; that the file may shrink is documented
-            // above.
+            // SAFETY: nobody else writes through a private mapping, but its bytes are not ours alone: other processes can
+            // change them in the file, which no system call prevents and the documentation above says. We trust none of
+            // them: the header is copied before it is checked, parts are found by that copy and the mapping's length,
+            // and their bytes are copied out or handed to Python; what changes meanwhile is values, never an address.
             Source::Map(unsafe { MmapOptions::new().no_reserve_swap().map_copy(&file) }.map_err(io)?)
         } else {
             Source::File(file)
@@ -127,7 +130,8 @@ impl Reader {
         })
     }
 
-    /// The whole container, header included, where it is mapped or in memory.
+    /// The whole container, header included, where it is mapped or in memory. The bytes of a mapping change where another
+    /// process writes to the file in place.
     pub fn bytes(&self) -> Option<&[u8]> {
         self.source.bytes()
     }

@@ -63,16 +63,20 @@ macro_rules! for_levels {
         pub(super) fn $name(level: crate::level::Level, $($arg: $t),*) $(-> $r)? {
             #[cfg(target_arch = "x86_64")]
             {
+                /// # Safety
+                /// The processor must have the features of [`crate::level::Level::Avx2`].
                 #[target_feature(enable = "avx2,fma,f16c,bmi2,popcnt")]
                 fn avx2($($arg: $t),*) $(-> $r)? {
                     $body($($arg),*)
                 }
+                /// # Safety
+                /// The processor must have the features of [`crate::level::Level::Avx512`].
                 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi2,popcnt")]
                 fn avx512($($arg: $t),*) $(-> $r)? {
                     $body($($arg),*)
                 }
                 match level {
-                    // SAFETY: levels above scalar come from detection alone.
+                    // SAFETY: `level` is that of a `Work`, which this processor has.
                     crate::level::Level::Avx512 => return unsafe { avx512($($arg),*) },
                     // SAFETY: as above.
                     crate::level::Level::Avx2 => return unsafe { avx2($($arg),*) },

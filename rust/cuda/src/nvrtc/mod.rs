@@ -19,6 +19,9 @@ use crate::driver::Driver;
 use crate::settings::{self, Settings};
 use crate::{Error, Program, Result};
 
+/// More architectures than any compiler knows.
+const MOST_ARCHS: usize = 1024;
+
 type Handle = *mut std::ffi::c_void;
 type OfHandle<T> = unsafe extern "C" fn(Handle, T) -> c_int;
 
@@ -114,15 +117,16 @@ impl Nvrtc {
             return Err(format!("its version is {major}.{minor}; 12 or later is needed"));
         }
         let mut count = 0;
-        // SAFETY: `archs` writes as many numbers as `count_archs` says.
-        let known = unsafe {
-            let status = (functions.count_archs)(&raw mut count);
-            let mut known = vec![0; usize::try_from(count).unwrap_or(0).min(1024)];
-            if status != 0 || (functions.archs)(known.as_mut_ptr()) != 0 {
-                return Err("it does not say which architectures it knows".to_owned());
-            }
-            known
-        };
+        // SAFETY: valid for writes.
+        let status = unsafe { (functions.count_archs)(&raw mut count) };
+        let silent = || "it does not say which architectures it knows".to_owned();
+        let count =
+            usize::try_from(count).ok().filter(|&count| status == 0 && count <= MOST_ARCHS).ok_or_else(silent)?;
+        let mut known = vec![0; count];
+        // SAFETY: `archs` writes as many numbers as `count_archs` said, for which there is room.
+        if unsafe { (functions.archs)(known.as_mut_ptr()) } != 0 {
+            return Err(silent());
+        }
         let mut known: Vec<u32> = known.into_iter().filter_map(|arch| u32::try_from(arch).ok()).collect();
         known.sort_unstable();
         Ok(Self { functions, path: path.to_owned(), version, known, _libraries: (library, builtins) })
@@ -149,7 +153,8 @@ impl Nvrtc {
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let f = &self.functions;
         let mut job = Job { handle: null_mut(), functions: f };
-        // SAFETY: all texts end in zero and outlive the calls; sizes are those that the library names.
+        // SAFETY: all texts end in zero and outlive the calls, and the options are as many as their number says; the
+        // handle is live from `create` to the end of `job`.
         unsafe {
             let created =
                 (f.create)(&raw mut job.handle, source.as_ptr(), name.as_ptr(), 0, std::ptr::null(), std::ptr::null());
@@ -203,14 +208,14 @@ impl Job<'_> {
     /// Reads something whose size another function tells.
     ///
     /// # Safety
-    /// Both functions are of the library that made the handle, and speak of the same thing.
+    /// Both functions must be of the library that made the handle, which must be live, and speak of the same thing.
     unsafe fn read(
         &self,
         size: OfHandle<*mut usize>,
         get: OfHandle<*mut c_char>,
     ) -> std::result::Result<Vec<u8>, c_int> {
         let mut bytes = 0;
-        // SAFETY: the buffer has the size that the library asked for.
+        // SAFETY: as the caller promises; the buffer has the size that the library asked for.
         unsafe {
             match size(self.handle, &raw mut bytes) {
                 0 => {}
@@ -235,11 +240,12 @@ impl Drop for Job<'_> {
 }
 
 impl Functions {
-    /// Resolves all; the error is the name of the first that is missing.
+    /// Resolves all; the error is the name of the first that is missing. They must not be called once the library is
+    /// unloaded.
     fn of(library: &Library) -> std::result::Result<Self, &'static str> {
         macro_rules! symbol {
             ($name:literal) => {
-                // SAFETY: the types are those of nvrtc.h, unchanged since CUDA 11.
+                // SAFETY: the types are those of nvrtc.h, the same in CUDA 12 and 13; the library lives as long as its user.
                 *unsafe { library.get(concat!($name, "\0").as_bytes()) }.map_err(|_| $name)?
             };
         }

@@ -122,7 +122,7 @@ pub(super) fn attend<L: Lanes, K: Kept<L>>(
 ///
 /// # Safety
 /// `query` must hold four heads, `keys` groups of `POSITIONS * width` lines for all `positions`, from the first of the
-/// four heads; `scores` a line for each group.
+/// four heads, and four heads in the last; `scores` a line for each group, at least one.
 #[inline(always)]
 unsafe fn weigh<L: Lanes, K: Kept<L>>(
     l: L,
@@ -174,7 +174,8 @@ unsafe fn weigh<L: Lanes, K: Kept<L>>(
 /// `N` lines of four heads' values, mixed by `weights`.
 ///
 /// # Safety
-/// `values` must hold `positions` rows of `width` lines from the first line of the first head, and four heads in each.
+/// `values` must hold `positions` rows, `width` lines apart, from the first of the `N` lines of the first head, and four
+/// heads of `head` lines in each; `weights` a vector for every [`POSITIONS`] positions.
 #[inline(always)]
 unsafe fn mix<L: Lanes, K: Kept<L>, const N: usize>(
     l: L,

@@ -53,7 +53,7 @@ impl Matrix {
         match Level::current() {
             Level::Scalar => self.apply_any(x, out),
             #[cfg(target_arch = "x86_64")]
-            // SAFETY: the level says that the instructions are there.
+            // SAFETY: the current level is one that this processor has.
             Level::Avx2 => unsafe { self.apply_avx2(x, out) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
@@ -63,12 +63,16 @@ impl Matrix {
         }
     }
 
+    /// # Safety
+    /// The processor must have AVX2.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn apply_avx2(&self, x: &[f32], out: &mut [f32]) {
         self.apply_any(x, out);
     }
 
+    /// # Safety
+    /// The processor must have AVX-512 F, BW and VL.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     fn apply_avx512(&self, x: &[f32], out: &mut [f32]) {

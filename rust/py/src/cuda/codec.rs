@@ -58,7 +58,9 @@ pub(crate) fn cuda_encode(
         let (dtype, layout) = layout(format, shape)?;
         let how = Encoding { rule: rule.parse()?, nonfinite: nonfinite.parse()?, given, first };
         let calls = codec::encode(format.0, dtype, &layout, buffer(x), &parts(out), buffer(scratch), &how)?;
-        launch(on.0, on.1, &calls)
+        // SAFETY: `ops_cuda.py` passes the current stream of the device, and contiguous tensors there with their bytes, which
+        // the makers of calls check; PyTorch keeps their memory in the order of streams, as for operations of its own.
+        unsafe { launch(on.0, on.1, &calls) }
     })
 }
 
@@ -75,7 +77,9 @@ pub(crate) fn cuda_decode(
 ) -> PyResult<()> {
     enter_cuda(py, || {
         let (dtype, layout) = layout(format, shape)?;
-        launch(on.0, on.1, &codec::decode(format.0, dtype, &layout, &parts(encoded), buffer(out))?)
+        let calls = codec::decode(format.0, dtype, &layout, &parts(encoded), buffer(out))?;
+        // SAFETY: as in `cuda_encode`.
+        unsafe { launch(on.0, on.1, &calls) }
     })
 }
 
@@ -99,7 +103,8 @@ pub(crate) fn cuda_quantize(
         let how = Encoding { rule: rule.parse()?, given: given.is_some(), ..Encoding::default() };
         let given = given.map(parts).unwrap_or_default();
         let calls = codec::quantise(format.0, dtype, &layout, buffer(x), buffer(out), &given, buffer(scratch), &how)?;
-        launch(on.0, on.1, &calls)
+        // SAFETY: as in `cuda_encode`.
+        unsafe { launch(on.0, on.1, &calls) }
     })
 }
 
@@ -130,6 +135,7 @@ pub(crate) fn cuda_quantize_backward(
             let to = buffer(scale_grad);
             calls.extend(codec::scale_gradient(format.0, dtype, &layout, grad, x, to, &given, scratch, &how)?);
         }
-        launch(on.0, on.1, &calls)
+        // SAFETY: as in `cuda_encode`.
+        unsafe { launch(on.0, on.1, &calls) }
     })
 }

@@ -76,7 +76,11 @@ pub(crate) fn cuda_packed_linear(
             let text = format!("no kernel takes the product with a '{}' weight", format.0);
             return Err(Error::Core(octavo_core::Error::Shape(text)));
         };
-        launch(on.0, on.1, &way.calls(&linear, scratch)?)
+        let calls = way.calls(&linear, scratch)?;
+        // SAFETY: `linear_cuda.py` passes the current stream of the device, and contiguous tensors there that it has checked
+        // to be of these sizes, the scratch memory included; PyTorch keeps their memory in the order of streams, as for
+        // operations of its own.
+        unsafe { launch(on.0, on.1, &calls) }
     })
 }
 
@@ -145,7 +149,9 @@ pub(crate) fn cuda_integer_linear(
     enter_cuda(py, || {
         let integer = integer(format, input, sizes, x, parts, input_scales, bias, out)?;
         let plan = integer.plan(scratch, Device::get(on.0)?)?;
-        launch(on.0, on.1, &integer.calls(&plan)?)
+        let calls = integer.calls(&plan)?;
+        // SAFETY: as in `cuda_packed_linear`.
+        unsafe { launch(on.0, on.1, &calls) }
     })
 }
 
@@ -217,7 +223,9 @@ pub(crate) fn cuda_int8_gemm(
     enter_cuda(py, || {
         let product = product(sizes, a, b, bias, rows, columns, out, zero)?;
         let gemm = Gemm::new(&product, Device::get(on.0)?)?;
-        launch(on.0, on.1, &gemm.calls(&product, scratch)?)
+        let calls = gemm.calls(&product, scratch)?;
+        // SAFETY: as in `cuda_packed_linear`, of `gemm.py`.
+        unsafe { launch(on.0, on.1, &calls) }
     })
 }
 

@@ -52,7 +52,10 @@ pub(crate) fn cuda_seq2seq_encode(
     let (matrices, vectors) = weights;
     enter_cuda(py, || {
         let call = taken(on.0, model, rows)?.encode(Weights { matrices, vectors }, source, states, ends)?;
-        launch(on.0, on.1, &[call])
+        // SAFETY: `models/seq2seq/fused.py` passes the current stream of the device, and tensors there of the sizes that the
+        // model and the number of rows give; PyTorch keeps their memory in the order of streams, as for operations of its
+        // own.
+        unsafe { launch(on.0, on.1, &[call]) }
     })
 }
 
@@ -75,6 +78,7 @@ pub(crate) fn cuda_seq2seq_decode(
     enter_cuda(py, || {
         let (weights, encoded) = (Weights { matrices, vectors }, Encoded { source, memory, bridged });
         let call = taken(on.0, model, rows)?.decode(weights, encoded, scratch, tokens, epsilon)?;
-        launch(on.0, on.1, &[call])
+        // SAFETY: as in `cuda_seq2seq_encode`.
+        unsafe { launch(on.0, on.1, &[call]) }
     })
 }

@@ -10,7 +10,7 @@ pub(super) struct Avx512;
 
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
-#[expect(clippy::undocumented_unsafe_blocks, reason = "every block is one intrinsic under the contract of the trait")]
+#[expect(clippy::undocumented_unsafe_blocks, reason = "every block is intrinsics under the contract of the trait")]
 impl Lanes for Avx512 {
     type F = __m512;
     type I = __m512i;

@@ -70,6 +70,10 @@ impl Batches {
     }
 
     /// The scales of the next groups. `x` points to the first of `left` values, or is null where scales are read.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`; else as for [`Batches::read`] where scales are read, and as for
+    /// [`Batches::choose`] where they are chosen.
     #[inline(always)]
     pub(super) unsafe fn next<V: Lanes, K: Kernel<V>>(
         &mut self,
@@ -81,7 +85,7 @@ impl Batches {
     ) -> &Batch {
         if self.batch.batched {
             self.batch.groups = left.div_ceil(self.each).min(16);
-            // SAFETY: forwarded.
+            // SAFETY: as the caller promises; `groups` are at most 16, and those that `left` values have.
             unsafe {
                 if matches!(work.scales, Scales::Stored) {
                     self.read::<V>(work, group, x.is_null());
@@ -94,9 +98,12 @@ impl Batches {
     }
 
     /// Powers of two for shared exponents; sets `valid`.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(always)]
     unsafe fn powers<V: Lanes>(&mut self, codes: V::I, sound: V::M, bias: i32, range: (i32, i32)) {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises; the arrays hold 16 lanes.
         unsafe {
             let low = V::mask_bits(V::gt_i(codes, V::splat_i(range.0 - 1)));
             let high = V::mask_bits(V::gt_i(V::splat_i(range.1 + 1), codes));
@@ -110,9 +117,12 @@ impl Batches {
     }
 
     /// Steps and their inverses; sets `valid`.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(always)]
     unsafe fn steps<V: Lanes>(&mut self, steps: V::F, any_size: bool) {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises; the arrays hold 16 lanes.
         unsafe {
             let fits = V::mask_bits(V::ge(steps, V::splat(1e-19))) & V::mask_bits(V::ge(V::splat(1e29), steps));
             self.batch.valid = if any_size { 0xffff } else { fits };
@@ -122,10 +132,14 @@ impl Batches {
     }
 
     /// Reads stored scales. `decoding` needs no inverse, so integers take any step.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`; stored scales, and zero points where there are some, must be there
+    /// for `groups` groups from `group` on.
     #[inline(always)]
     unsafe fn read<V: Lanes>(&mut self, work: &Work, group: usize, decoding: bool) {
         let count = self.batch.groups;
-        // SAFETY: the drivers give one scale for each group; under the contract of `Lanes`.
+        // SAFETY: as the caller promises; the arrays hold 16 lanes, and `groups` are at most 16.
         unsafe {
             match (self.factors, work.format.scale_type()) {
                 (Factors::Powers { bias, first, last }, _) => {
@@ -159,6 +173,11 @@ impl Batches {
     }
 
     /// Chooses scales from the values and keeps them.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`; `x` must be aligned and readable for `left` values. Where scales or
+    /// zero points are kept, there must be room for those of `groups` groups from `group` on, which nobody else may use
+    /// meanwhile.
     #[inline(always)]
     unsafe fn choose<V: Lanes, K: Kernel<V>>(
         &mut self,
@@ -170,7 +189,7 @@ impl Batches {
     ) {
         let (count, each) = (self.batch.groups, self.each);
         let mut most = [0u32; 16];
-        // SAFETY: groups lie inside the `left` values; under the contract of `Lanes`.
+        // SAFETY: as the caller promises; groups lie inside the `left` values, and the arrays hold 16 lanes.
         unsafe {
             if let Chooser::Asymmetric { qmax } = work.chooser {
                 return self.choose_asymmetric::<V>(work, x, left, group, qmax);
@@ -263,10 +282,13 @@ impl Batches {
     }
 
     /// Ranges of the groups to float16 steps and zero points.
+    ///
+    /// # Safety
+    /// As for [`Batches::choose`].
     #[inline(always)]
     unsafe fn choose_asymmetric<V: Lanes>(&mut self, work: &Work, x: *const f32, left: usize, group: usize, qmax: f64) {
         let (mut least, mut most, mut sizes) = ([0.0f32; 16], [0.0f32; 16], [0u32; 16]);
-        // SAFETY: groups lie inside the `left` values; under the contract of `Lanes`.
+        // SAFETY: as the caller promises; groups lie inside the `left` values, and the arrays hold 16 lanes.
         unsafe {
             for j in 0..self.batch.groups {
                 let x = x.add(j * self.each);
@@ -307,11 +329,15 @@ impl Batches {
     }
 
     /// Writes the chosen scales where somebody wants them; invalid ones are written again by the scalar code.
+    ///
+    /// # Safety
+    /// Where scales are kept, there must be room for those of `groups` groups from `group` on, which nobody else may
+    /// use meanwhile. `bytes` must be those of sixteen.
     #[inline(always)]
     unsafe fn keep(&self, work: &Work, group: usize, bytes: &[u8]) {
         if !work.scale_out.is_null() {
             let size = bytes.len() / 16;
-            // SAFETY: the drivers give room for one scale a group.
+            // SAFETY: as the caller promises; `groups` are at most 16.
             unsafe {
                 let to = work.scale_out.add(size * group);
                 std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, size * self.batch.groups);
@@ -322,6 +348,9 @@ impl Batches {
 
 /// Of a default code and its neighbours, the one with the least squared error; the default wins ties, then the lower.
 /// -1, which no kernel takes, leaves the block to the scalar code.
+///
+/// # Safety
+/// The processor must have the features of `V`; `x` must be aligned and readable for `n` values.
 #[inline(always)]
 unsafe fn least_error<V: Lanes, K: Kernel<V>>(base: &K::Base, bias: i32, code: i32, x: *const f32, n: usize) -> i32 {
     // Far from the ends scaled values stay normal, and dividing by a power of two is exact.
@@ -333,7 +362,7 @@ unsafe fn least_error<V: Lanes, K: Kernel<V>>(base: &K::Base, bias: i32, code: i
     for candidate in [code, code - 1, code + 1] {
         let field = candidate - bias + 127;
         let (up, down) = (f32::from_bits(((254 - field) as u32) << 23), f32::from_bits((field as u32) << 23));
-        // SAFETY: `n` values are readable at x; under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let Some(kernel) = K::with(base, up, down, 0) else { return -1 };
             let error = block_error::<V, K>(&kernel, x, n, unit);
@@ -366,6 +395,9 @@ fn ceil_e4m3(tensor: f32, absmax: f32, default: u8) -> u8 {
 
 /// [`least_error`] over E4M3 codes 1 to 126. A code whose step no kernel takes ends the search; the block is then left to
 /// the scalar code, since its own step is as far from the middle of the range.
+///
+/// # Safety
+/// As for [`least_error`].
 #[inline(always)]
 unsafe fn least_error_e4m3<V: Lanes, K: Kernel<V>>(
     base: &K::Base,
@@ -385,7 +417,7 @@ unsafe fn least_error_e4m3<V: Lanes, K: Kernel<V>>(
         if !(1..=126).contains(&candidate) {
             continue;
         }
-        // SAFETY: `n` values are readable at x; under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let Some(kernel) = K::with(base, step, 1.0 / step, 0) else { return 0 };
             let error = block_error::<V, K>(&kernel, x, n, inverse);

@@ -1,10 +1,21 @@
 //! Sixteen float32 lanes: the operations that the kernels are written in, once for every instruction set.
 //!
-//! All functions are unsafe because they may run only where the level was detected; the kernels are reached through
+//! All functions are unsafe because they may run only on processors of the level; the kernels are reached through
 //! `#[target_feature]` wrappers alone. Semantics are those of x86: `min` and `max` return the second operand if either is
 //! NaN, conversions round to nearest even.
 
-/// Lanes of one instruction set.
+/// Declares operations that touch registers alone.
+macro_rules! registers {
+    ($($(#[doc = $doc:literal])* fn $name:ident($($argument:ident: $type:ty),*) $(-> $output:ty)?;)*) => {$(
+        $(#[doc = $doc])*
+        ///
+        /// # Safety
+        /// The processor must have the features of this level.
+        unsafe fn $name($($argument: $type),*) $(-> $output)?;
+    )*};
+}
+
+/// Lanes of one instruction set. No address need be aligned.
 pub(super) trait Lanes: Copy {
     /// 16 float32.
     type F: Copy;
@@ -15,127 +26,168 @@ pub(super) trait Lanes: Copy {
     /// 16 float64.
     type D: Copy;
 
+    /// # Safety
+    /// The processor must have the features of this level; 16 values must be readable at `p`.
     unsafe fn load(p: *const f32) -> Self::F;
+    /// # Safety
+    /// The processor must have the features of this level; 16 values must be writable at `p`.
     unsafe fn store(p: *mut f32, v: Self::F);
-    unsafe fn splat(v: f32) -> Self::F;
-    unsafe fn splat_i(v: i32) -> Self::I;
-    unsafe fn bits(v: Self::F) -> Self::I;
-    unsafe fn from_bits(v: Self::I) -> Self::F;
 
-    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
-    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
-    unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
-    unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
-    unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
-    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
-    /// `c - a * b` with one rounding.
-    unsafe fn fnmadd(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// Nearest integer, ties to even.
-    unsafe fn round(v: Self::F) -> Self::F;
-    /// Nearest integer, ties to even, as an integer.
-    unsafe fn to_i(v: Self::F) -> Self::I;
-    unsafe fn to_f(v: Self::I) -> Self::F;
+    registers! {
+        fn splat(v: f32) -> Self::F;
+        fn splat_i(v: i32) -> Self::I;
+        fn bits(v: Self::F) -> Self::I;
+        fn from_bits(v: Self::I) -> Self::F;
 
-    unsafe fn and(a: Self::I, b: Self::I) -> Self::I;
-    unsafe fn or(a: Self::I, b: Self::I) -> Self::I;
-    unsafe fn xor(a: Self::I, b: Self::I) -> Self::I;
-    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
-    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I;
-    unsafe fn max_i(a: Self::I, b: Self::I) -> Self::I;
-    /// Logical shifts by a run-time count.
-    unsafe fn shl(a: Self::I, count: u32) -> Self::I;
-    unsafe fn shr(a: Self::I, count: u32) -> Self::I;
-    /// Arithmetic shift right.
-    unsafe fn sar(a: Self::I, count: u32) -> Self::I;
-    /// Largest lane of non-negative integers.
-    unsafe fn reduce_max(a: Self::I) -> u32;
+        fn add(a: Self::F, b: Self::F) -> Self::F;
+        fn sub(a: Self::F, b: Self::F) -> Self::F;
+        fn mul(a: Self::F, b: Self::F) -> Self::F;
+        fn div(a: Self::F, b: Self::F) -> Self::F;
+        fn min(a: Self::F, b: Self::F) -> Self::F;
+        fn max(a: Self::F, b: Self::F) -> Self::F;
+        /// `c - a * b` with one rounding.
+        fn fnmadd(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+        /// Nearest integer, ties to even.
+        fn round(v: Self::F) -> Self::F;
+        /// Nearest integer, ties to even, as an integer.
+        fn to_i(v: Self::F) -> Self::I;
+        fn to_f(v: Self::I) -> Self::F;
 
-    unsafe fn reduce_min_f(a: Self::F) -> f32;
-    unsafe fn reduce_max_f(a: Self::F) -> f32;
-    /// Sum of the lanes as a tree: 8, 4, 2, 1.
-    unsafe fn tree_sum(a: Self::F) -> f32;
+        fn and(a: Self::I, b: Self::I) -> Self::I;
+        fn or(a: Self::I, b: Self::I) -> Self::I;
+        fn xor(a: Self::I, b: Self::I) -> Self::I;
+        fn add_i(a: Self::I, b: Self::I) -> Self::I;
+        fn sub_i(a: Self::I, b: Self::I) -> Self::I;
+        fn max_i(a: Self::I, b: Self::I) -> Self::I;
+        /// Logical shift left by a run-time count; 32 and more leave 0.
+        fn shl(a: Self::I, count: u32) -> Self::I;
+        /// Logical shift right by a run-time count; 32 and more leave 0.
+        fn shr(a: Self::I, count: u32) -> Self::I;
+        /// Arithmetic shift right.
+        fn sar(a: Self::I, count: u32) -> Self::I;
+        /// Largest lane of non-negative integers.
+        fn reduce_max(a: Self::I) -> u32;
 
-    unsafe fn lt(a: Self::F, b: Self::F) -> Self::M;
-    unsafe fn ge(a: Self::F, b: Self::F) -> Self::M;
-    unsafe fn eq(a: Self::F, b: Self::F) -> Self::M;
-    unsafe fn unordered(a: Self::F) -> Self::M;
-    unsafe fn gt_i(a: Self::I, b: Self::I) -> Self::M;
-    unsafe fn any(m: Self::M) -> bool;
-    /// One bit a lane, lane 0 lowest.
-    unsafe fn mask_bits(m: Self::M) -> u32;
-    /// `m ? a : b`.
-    unsafe fn select(m: Self::M, a: Self::F, b: Self::F) -> Self::F;
-    unsafe fn select_i(m: Self::M, a: Self::I, b: Self::I) -> Self::I;
+        fn reduce_min_f(a: Self::F) -> f32;
+        fn reduce_max_f(a: Self::F) -> f32;
+        /// Sum of the lanes as a tree: 8, 4, 2, 1.
+        fn tree_sum(a: Self::F) -> f32;
 
-    /// `table[index & 15]` in every lane.
-    unsafe fn lookup(table: Self::F, index: Self::I) -> Self::F;
+        fn lt(a: Self::F, b: Self::F) -> Self::M;
+        fn ge(a: Self::F, b: Self::F) -> Self::M;
+        fn eq(a: Self::F, b: Self::F) -> Self::M;
+        fn unordered(a: Self::F) -> Self::M;
+        fn gt_i(a: Self::I, b: Self::I) -> Self::M;
+        fn any(m: Self::M) -> bool;
+        /// One bit a lane, lane 0 lowest.
+        fn mask_bits(m: Self::M) -> u32;
+        /// `m ? a : b`.
+        fn select(m: Self::M, a: Self::F, b: Self::F) -> Self::F;
+        fn select_i(m: Self::M, a: Self::I, b: Self::I) -> Self::I;
+
+        /// `table[index & 15]` in every lane.
+        fn lookup(table: Self::F, index: Self::I) -> Self::F;
+
+        fn zero_d() -> Self::D;
+        /// Adds float32 lanes to float64 sums.
+        fn accumulate(sum: Self::D, v: Self::F) -> Self::D;
+        /// Adds the exact squares of float32 lanes to float64 sums.
+        fn accumulate_squares(sum: Self::D, v: Self::F) -> Self::D;
+        /// `(a - b) / c` in float64, rounded to float32.
+        fn range_over(a: Self::F, b: Self::F, c: f64) -> Self::F;
+        fn to_array(sum: Self::D) -> [f64; 16];
+    }
 
     /// Low bytes of the lanes.
+    ///
+    /// # Safety
+    /// As for [`Lanes::store`].
     unsafe fn store_u8(p: *mut u8, v: Self::I);
     /// Low halves of the lanes.
+    ///
+    /// # Safety
+    /// As for [`Lanes::store`].
     unsafe fn store_u16(p: *mut u16, v: Self::I);
+    /// # Safety
+    /// As for [`Lanes::load`].
     unsafe fn load_u8(p: *const u8) -> Self::I;
+    /// # Safety
+    /// As for [`Lanes::load`].
     unsafe fn load_u16(p: *const u16) -> Self::I;
     /// Widens 16 float16.
+    ///
+    /// # Safety
+    /// As for [`Lanes::load`].
     unsafe fn load_f16(p: *const u16) -> Self::F;
     /// Narrows to 16 float16, ties to even; overflow gives infinity.
+    ///
+    /// # Safety
+    /// As for [`Lanes::store`].
     unsafe fn store_f16(p: *mut u16, v: Self::F);
-
-    unsafe fn zero_d() -> Self::D;
-    /// Adds float32 lanes to float64 sums.
-    unsafe fn accumulate(sum: Self::D, v: Self::F) -> Self::D;
-    /// Adds the exact squares of float32 lanes to float64 sums.
-    unsafe fn accumulate_squares(sum: Self::D, v: Self::F) -> Self::D;
-    /// `(a - b) / c` in float64, rounded to float32.
-    unsafe fn range_over(a: Self::F, b: Self::F, c: f64) -> Self::F;
-    unsafe fn to_array(sum: Self::D) -> [f64; 16];
 
     // --- derived ---
 
+    /// # Safety
+    /// The processor must have the features of this level.
     #[inline(always)]
     unsafe fn abs(v: Self::F) -> Self::F {
-        // SAFETY: as for every function here.
+        // SAFETY: as the caller promises.
         unsafe { Self::from_bits(Self::and(Self::bits(v), Self::splat_i(0x7fff_ffff))) }
     }
     /// Sign bit of `sign` on the magnitude `v`.
+    ///
+    /// # Safety
+    /// The processor must have the features of this level.
     #[inline(always)]
     unsafe fn with_sign(v: Self::F, sign: Self::F) -> Self::F {
-        // SAFETY: as for every function here.
+        // SAFETY: as the caller promises.
         unsafe { Self::from_bits(Self::or(Self::bits(v), Self::and(Self::bits(sign), Self::splat_i(i32::MIN)))) }
     }
     /// Asks for the cache line at `p`, which may lie anywhere.
     #[inline(always)]
-    unsafe fn prefetch(p: *const f32) {
+    fn prefetch(p: *const f32) {
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a prefetch never faults.
+        // SAFETY: a prefetch never faults; SSE belongs to every x86-64.
         unsafe {
             std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
         }
     }
     /// The first `n` lanes from memory, zeros behind.
+    ///
+    /// # Safety
+    /// The processor must have the features of this level; `n` values, at most 16, must be readable at `p`, which is
+    /// aligned for them.
     #[inline(always)]
     unsafe fn load_part(p: *const f32, n: usize) -> Self::F {
         let mut lanes = [0.0f32; 16];
-        // SAFETY: n <= 16 values are readable at p.
+        // SAFETY: as the caller promises; the array holds 16 lanes.
         unsafe {
             std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n);
             Self::load(lanes.as_ptr())
         }
     }
     /// The first `n` lanes to memory.
+    ///
+    /// # Safety
+    /// The processor must have the features of this level; `n` values, at most 16, must be writable at `p`, which is
+    /// aligned for them.
     #[inline(always)]
     unsafe fn store_part(p: *mut f32, v: Self::F, n: usize) {
         let mut lanes = [0.0f32; 16];
-        // SAFETY: n <= 16 values are writable at p.
+        // SAFETY: as the caller promises; the array holds 16 lanes.
         unsafe {
             Self::store(lanes.as_mut_ptr(), v);
             std::ptr::copy_nonoverlapping(lanes.as_ptr(), p, n);
         }
     }
+    /// The lanes as an array.
+    ///
+    /// # Safety
+    /// The processor must have the features of this level.
     #[inline(always)]
     unsafe fn store_i(v: Self::I) -> [u32; 16] {
         let mut lanes = [0.0f32; 16];
-        // SAFETY: the array holds 16 lanes; bits pass through unchanged.
+        // SAFETY: as the caller promises; the array holds 16 lanes. Bits pass through unchanged.
         unsafe { Self::store(lanes.as_mut_ptr(), Self::from_bits(v)) };
         lanes.map(f32::to_bits)
     }

@@ -61,7 +61,7 @@ macro_rules! with_kernel {
     }};
 }
 
-/// The entry points of one instruction set. Safety: the CPU must have the features named.
+/// The entry points of one instruction set.
 macro_rules! level {
     ($module:ident, $V:ty, $features:literal) => {
         #[cfg(target_arch = "x86_64")]
@@ -69,14 +69,18 @@ macro_rules! level {
             use super::kernels;
             use super::{Code, Query, Stat, Work, run};
 
+            /// # Safety
+            /// The processor must have the features named.
             #[target_feature(enable = $features)]
             pub(super) unsafe fn stat(x: &[f32], query: &Query) -> Stat {
-                // SAFETY: the features are those of the lanes.
+                // SAFETY: as the caller promises; the features are those of the lanes.
                 unsafe { run::stat::<$V>(x, query) }
             }
+            /// # Safety
+            /// The processor must have the features named; else as for [`super::quantize_piece`].
             #[target_feature(enable = $features)]
             pub(super) unsafe fn quantize(work: &Work, x: *const f32, out: *mut f32, len: usize, group: usize) -> bool {
-                // SAFETY: as above, and as the caller promises.
+                // SAFETY: as above.
                 unsafe {
                     with_kernel!(
                         $V,
@@ -86,6 +90,8 @@ macro_rules! level {
                     )
                 }
             }
+            /// # Safety
+            /// The processor must have the features named. Scales must be there for all groups, as [`Work`] says.
             #[target_feature(enable = $features)]
             pub(super) unsafe fn encode<C: Code>(
                 work: &Work,
@@ -98,9 +104,11 @@ macro_rules! level {
                     with_kernel!($V, work, |K, base| Ok(run::encode::<$V, K, C>(work, &base, x, codes, group)), else Err(()))
                 }
             }
+            /// # Safety
+            /// The processor must have the features named; else as for [`super::decode_piece`].
             #[target_feature(enable = $features)]
             pub(super) unsafe fn decode<C: Code>(work: &Work, codes: &[C], out: *mut f32, group: usize) -> bool {
-                // SAFETY: as above, and as the caller promises.
+                // SAFETY: as above.
                 unsafe {
                     with_kernel!(
                         $V,
@@ -110,14 +118,18 @@ macro_rules! level {
                     )
                 }
             }
+            /// # Safety
+            /// The processor must have the features named; else as for [`super::widen`].
             #[target_feature(enable = $features)]
             pub(super) unsafe fn widen(from: *const u16, float16: bool, to: &mut [f32]) {
-                // SAFETY: as above, and as the caller promises.
+                // SAFETY: as above.
                 unsafe { run::widen::<$V>(from, float16, to) }
             }
+            /// # Safety
+            /// The processor must have the features named; else as for [`super::narrow`].
             #[target_feature(enable = $features)]
             pub(super) unsafe fn narrow(from: &[f32], float16: bool, to: *mut u16) {
-                // SAFETY: as above, and as the caller promises.
+                // SAFETY: as above.
                 unsafe { run::narrow::<$V>(from, float16, to) }
             }
         }
@@ -127,10 +139,10 @@ macro_rules! level {
 level!(on_avx2, super::avx2::Avx2, "avx2,fma,f16c,bmi2,popcnt");
 level!(on_avx512, super::avx512::Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi2,popcnt");
 
-/// Answers a query over one chunk of values.
+/// Answers a query over one chunk of values. `level` is one that this processor has, as [`Level::current`]'s is.
 pub(crate) fn stat_chunk(level: Level, x: &[f32], query: &Query) -> Stat {
     match level {
-        // SAFETY: levels above scalar come from detection alone.
+        // SAFETY: `level` is one that this processor has.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => unsafe { on_avx512::stat(x, query) },
         // SAFETY: as above.
@@ -150,7 +162,7 @@ pub(crate) fn encode_piece<C: Code>(work: &Work, x: &[f32], group: usize, codes:
     let fast = match work.level {
         // float32 lanes cannot count so far.
         _ if !counts_in_lanes(work) => Err(()),
-        // SAFETY: levels above scalar come from detection alone.
+        // SAFETY: the level of a `Work` is one that this processor has; scales are there for all groups, as `Work` says.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => unsafe { on_avx512::encode(work, x, codes, group) },
         // SAFETY: as above.
@@ -173,10 +185,12 @@ pub(crate) fn encode_piece<C: Code>(work: &Work, x: &[f32], group: usize, codes:
 /// Quantises a piece; `out` may be `x`.
 ///
 /// # Safety
-/// Both pointers must cover `len` elements.
+/// `x` must be aligned and readable, `out` writable, for `len` elements; where they are not the same address, they must be
+/// apart. Nobody else may use `out`, or the scales of these groups, meanwhile. Scales must be there for all groups, as
+/// [`Work`] says.
 pub(crate) unsafe fn quantize_piece(work: &Work, x: *const f32, out: *mut f32, len: usize, group: usize) {
     let done = match work.level {
-        // SAFETY: levels above scalar come from detection alone.
+        // SAFETY: as the caller promises; the level of a `Work` is one that this processor has.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => unsafe { on_avx512::quantize(work, x, out, len, group) },
         // SAFETY: as above.
@@ -189,7 +203,7 @@ pub(crate) unsafe fn quantize_piece(work: &Work, x: *const f32, out: *mut f32, l
     }
     let each = work.group_len(len);
     for (i, start) in (0..len).step_by(each).enumerate() {
-        // SAFETY: the group lies inside both buffers.
+        // SAFETY: as the caller promises; the group lies inside both buffers.
         unsafe { run::scalar_quantize(work, x.add(start), out.add(start), each.min(len - start), group + i) };
     }
 }
@@ -197,11 +211,12 @@ pub(crate) unsafe fn quantize_piece(work: &Work, x: *const f32, out: *mut f32, l
 /// Decodes a piece.
 ///
 /// # Safety
-/// `out` must cover `codes.len()` elements.
+/// `out` must be aligned and writable for `codes.len()` elements, which nobody else may use meanwhile. Scales must be there
+/// for all groups, as [`Work`] says.
 pub(crate) unsafe fn decode_piece<C: Code>(work: &Work, codes: &[C], out: *mut f32, group: usize) {
     let done = match work.level {
         _ if !counts_in_lanes(work) => false,
-        // SAFETY: levels above scalar come from detection alone.
+        // SAFETY: as the caller promises; the level of a `Work` is one that this processor has.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => unsafe { on_avx512::decode(work, codes, out, group) },
         // SAFETY: as above.
@@ -215,7 +230,7 @@ pub(crate) unsafe fn decode_piece<C: Code>(work: &Work, codes: &[C], out: *mut f
     let len = work.group_len(codes.len());
     for (i, codes) in codes.chunks(len).enumerate() {
         let scale = work.resolve(&work.load(group + i));
-        // SAFETY: the group lies inside `out`.
+        // SAFETY: as the caller promises; the group lies inside `out`.
         unsafe { run::scalar_decode(work, codes, out.add(i * len), &scale) };
     }
 }
@@ -223,9 +238,9 @@ pub(crate) unsafe fn decode_piece<C: Code>(work: &Work, codes: &[C], out: *mut f
 /// Widens 16-bit floats.
 ///
 /// # Safety
-/// `from` must cover `to.len()` values.
+/// `from` must be readable for `to.len()` values; `level` must be one that this processor has.
 pub(crate) unsafe fn widen(level: Level, from: *const u16, float16: bool, to: &mut [f32]) {
-    // SAFETY: as the caller promises; levels above scalar come from detection alone.
+    // SAFETY: as the caller promises.
     unsafe {
         match level {
             #[cfg(target_arch = "x86_64")]
@@ -240,9 +255,10 @@ pub(crate) unsafe fn widen(level: Level, from: *const u16, float16: bool, to: &m
 /// Narrows to 16-bit floats.
 ///
 /// # Safety
-/// `to` must cover `from.len()` values.
+/// `to` must be writable for `from.len()` values, which nobody else may use meanwhile; `level` must be one that this
+/// processor has.
 pub(crate) unsafe fn narrow(level: Level, from: &[f32], float16: bool, to: *mut u16) {
-    // SAFETY: as the caller promises; levels above scalar come from detection alone.
+    // SAFETY: as the caller promises.
     unsafe {
         match level {
             #[cfg(target_arch = "x86_64")]

@@ -14,9 +14,12 @@ const INFINITY: u32 = 0x7f80_0000;
 const AHEAD: usize = 1024;
 
 /// Bits of the largest magnitude.
+///
+/// # Safety
+/// The processor must have the features of `V`; `x` must be aligned and readable for `len` values.
 #[inline(always)]
 pub(super) unsafe fn absmax<V: Lanes>(x: *const f32, len: usize) -> u32 {
-    // SAFETY: `len` values are readable at x; under the contract of `Lanes`.
+    // SAFETY: as the caller promises.
     unsafe {
         let mask = V::splat_i(0x7fff_ffff);
         // Four running maxima hide the latency of loads on long groups.
@@ -41,9 +44,12 @@ pub(super) unsafe fn absmax<V: Lanes>(x: *const f32, len: usize) -> u32 {
 }
 
 /// Smallest and largest value, 0 included, and the bits of the largest magnitude.
+///
+/// # Safety
+/// As for [`absmax`].
 #[inline(always)]
 pub(super) unsafe fn extremes<V: Lanes>(x: *const f32, len: usize) -> (f32, f32, u32) {
-    // SAFETY: `len` values are readable at x; under the contract of `Lanes`.
+    // SAFETY: as the caller promises.
     unsafe {
         let mask = V::splat_i(0x7fff_ffff);
         let (mut least, mut most, mut size) = (V::splat(0.0), V::splat(0.0), V::splat_i(0));
@@ -60,9 +66,12 @@ pub(super) unsafe fn extremes<V: Lanes>(x: *const f32, len: usize) -> (f32, f32,
 }
 
 /// Squared error of a block under a kernel: errors times `inverse`.
+///
+/// # Safety
+/// As for [`absmax`].
 #[inline(always)]
 pub(super) unsafe fn block_error<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f32, len: usize, inverse: f32) -> f32 {
-    // SAFETY: `len` values are readable at x; under the contract of `Lanes`.
+    // SAFETY: as the caller promises.
     unsafe {
         let inverse = V::splat(inverse);
         let mut sum = V::splat(0.0);
@@ -78,6 +87,10 @@ pub(super) unsafe fn block_error<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f
 }
 
 /// The group's kernel, its scale chosen and kept or read. `None`: the scalar code does this group, choice included.
+///
+/// # Safety
+/// The processor must have the features of `V`. `x` must be aligned and readable for `len` values, and the scale of the
+/// group be there, as [`Work`] says.
 #[inline(always)]
 unsafe fn group_kernel<V: Lanes, K: Kernel<V>>(
     work: &Work,
@@ -86,7 +99,7 @@ unsafe fn group_kernel<V: Lanes, K: Kernel<V>>(
     len: usize,
     group: usize,
 ) -> Option<K> {
-    // SAFETY: `len` values are readable at x; under the contract of `Lanes`.
+    // SAFETY: as the caller promises.
     unsafe {
         if matches!(work.scales, Scales::Stored) {
             return K::make(base, &work.resolve(&work.load(group)));
@@ -122,6 +135,9 @@ unsafe fn group_kernel<V: Lanes, K: Kernel<V>>(
 }
 
 /// Quantises the groups of a piece; `out` may be `x`.
+///
+/// # Safety
+/// The processor must have the features of `V`; else as for [`super::quantize_piece`].
 #[inline(always)]
 pub(super) unsafe fn quantize<V: Lanes, K: Kernel<V>>(
     work: &Work,
@@ -132,7 +148,7 @@ pub(super) unsafe fn quantize<V: Lanes, K: Kernel<V>>(
     group: usize,
 ) {
     let each = work.group_len(len);
-    // SAFETY: both pointers cover `len` elements; under the contract of `Lanes`.
+    // SAFETY: as the caller promises; groups lie inside the `len` elements.
     unsafe {
         let mut batches = Batches::new::<V, K>(work, base, len);
         let (mut start, mut g) = (0, group);
@@ -160,9 +176,14 @@ pub(super) unsafe fn quantize<V: Lanes, K: Kernel<V>>(
     }
 }
 
+/// Quantises one group.
+///
+/// # Safety
+/// The processor must have the features of `V`. `x` must be aligned and readable, `out` writable, for `n` elements;
+/// where they are not the same address, they must be apart.
 #[inline(always)]
 unsafe fn quantize_group<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f32, out: *mut f32, n: usize) {
-    // SAFETY: both pointers cover `n` elements; under the contract of `Lanes`.
+    // SAFETY: as the caller promises; what is read of a vector is read before it is written.
     unsafe {
         let mut i = 0;
         while i + 16 <= n {
@@ -176,21 +197,21 @@ unsafe fn quantize_group<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f32, out:
     }
 }
 
+/// # Safety
+/// As for [`super::quantize_piece`], of one group.
 #[inline(never)]
 pub(super) unsafe fn scalar_quantize(work: &Work, x: *const f32, out: *mut f32, len: usize, group: usize) {
-    // SAFETY: both pointers cover `len` elements; the scale is chosen before anything is written.
+    // SAFETY: as the caller promises; the slice is gone before anything is written.
     unsafe {
-        let scale = if x.is_aligned() {
-            work.group_scale(std::slice::from_raw_parts(x, len), group)
-        } else {
-            let copy: Vec<f32> = (0..len).map(|i| x.add(i).read_unaligned()).collect();
-            work.group_scale(&copy, group)
-        };
+        let scale = work.group_scale(std::slice::from_raw_parts(x, len), group);
         work.quantize_group(x, out, len, &scale);
     }
 }
 
 /// Encodes the groups of a piece; the answer is the first position that the non-finite policy refuses.
+///
+/// # Safety
+/// The processor must have the features of `V`. Scales must be there for all groups, as [`Work`] says.
 #[inline(always)]
 pub(super) unsafe fn encode<V: Lanes, K: Kernel<V>, C: Code>(
     work: &Work,
@@ -201,7 +222,7 @@ pub(super) unsafe fn encode<V: Lanes, K: Kernel<V>, C: Code>(
 ) -> Option<usize> {
     let (each, len) = (work.group_len(x.len()), x.len());
     let mut first = None;
-    // SAFETY: `batches` and kernels read inside `x`; under the contract of `Lanes`.
+    // SAFETY: as the caller promises; groups lie inside `x` and, as slicing checks, inside `codes`.
     unsafe {
         let mut batches = Batches::new::<V, K>(work, base, len);
         let (mut start, mut g) = (0, group);
@@ -246,6 +267,10 @@ pub(super) fn scalar_encode<C: Code>(work: &Work, x: &[f32], codes: &mut [C], gr
 }
 
 /// Codes of a group; false where a value is not finite, and the scalar code must do it again.
+///
+/// # Safety
+/// The processor must have the features of `V`. `from` must be aligned and readable for `n` values, `to` writable for
+/// `n` codes.
 #[inline(always)]
 unsafe fn encode_group<V: Lanes, K: Kernel<V>, C: Code>(
     kernel: &K,
@@ -254,7 +279,7 @@ unsafe fn encode_group<V: Lanes, K: Kernel<V>, C: Code>(
     n: usize,
     check: bool,
 ) -> bool {
-    // SAFETY: both pointers cover `n` elements; under the contract of `Lanes`.
+    // SAFETY: as the caller promises.
     unsafe {
         let mask = V::splat_i(0x7fff_ffff);
         let mut most = V::splat_i(0);
@@ -286,6 +311,9 @@ unsafe fn encode_group<V: Lanes, K: Kernel<V>, C: Code>(
 }
 
 /// Decodes the groups of a piece.
+///
+/// # Safety
+/// The processor must have the features of `V`; else as for [`super::decode_piece`].
 #[inline(always)]
 pub(super) unsafe fn decode<V: Lanes, K: Kernel<V>, C: Code>(
     work: &Work,
@@ -295,7 +323,7 @@ pub(super) unsafe fn decode<V: Lanes, K: Kernel<V>, C: Code>(
     group: usize,
 ) {
     let (each, len) = (work.group_len(codes.len()), codes.len());
-    // SAFETY: `out` covers `codes.len()` elements; under the contract of `Lanes`.
+    // SAFETY: as the caller promises; groups lie inside the codes.
     unsafe {
         let mut batches = Batches::new::<V, K>(work, base, len);
         let (mut start, mut g) = (0, group);
@@ -322,9 +350,14 @@ pub(super) unsafe fn decode<V: Lanes, K: Kernel<V>, C: Code>(
     }
 }
 
+/// Values of a group.
+///
+/// # Safety
+/// The processor must have the features of `V`. `from` must be readable for `n` codes, `out` aligned and writable for
+/// `n` values.
 #[inline(always)]
 unsafe fn decode_group<V: Lanes, K: Kernel<V>, C: Code>(kernel: &K, from: *const C, out: *mut f32, n: usize) {
-    // SAFETY: both pointers cover `n` elements; under the contract of `Lanes`.
+    // SAFETY: as the caller promises.
     unsafe {
         let mut i = 0;
         while i + 16 <= n {
@@ -346,10 +379,14 @@ unsafe fn decode_group<V: Lanes, K: Kernel<V>, C: Code>(kernel: &K, from: *const
     }
 }
 
+/// Values of a group, one by one.
+///
+/// # Safety
+/// `out` must be writable for `codes.len()` values.
 #[inline(never)]
 pub(super) unsafe fn scalar_decode<C: Code>(work: &Work, codes: &[C], out: *mut f32, scale: &GroupScale) {
     for (i, &code) in codes.iter().enumerate() {
-        // SAFETY: `out` covers `codes.len()` elements.
+        // SAFETY: as the caller promises.
         unsafe {
             let value = crate::codec::grid::decode_element(&work.grid, work.width, code.to_u32(), scale);
             out.add(i).write_unaligned(value);
@@ -358,9 +395,12 @@ pub(super) unsafe fn scalar_decode<C: Code>(work: &Work, codes: &[C], out: *mut 
 }
 
 /// Magnitudes of what `count` levels leave over.
+///
+/// # Safety
+/// The processor must have the features of `V`.
 #[inline(always)]
 unsafe fn residual<V: Lanes>(mut r: V::F, levels: &[V::F; 4], count: u8) -> V::F {
-    // SAFETY: under the contract of `Lanes`.
+    // SAFETY: as the caller promises.
     unsafe {
         for &level in levels.iter().take(usize::from(count)) {
             r = V::select(V::lt(r, V::splat(0.0)), V::add(r, level), V::sub(r, level));
@@ -370,12 +410,15 @@ unsafe fn residual<V: Lanes>(mut r: V::F, levels: &[V::F; 4], count: u8) -> V::F
 }
 
 /// Answers a query over one chunk.
+///
+/// # Safety
+/// The processor must have the features of `V`.
 #[inline(always)]
 pub(super) unsafe fn stat<V: Lanes>(x: &[f32], query: &Query) -> Stat {
     debug_assert!(x.len() <= CHUNK);
     let mut stat = Stat::default();
     let (from, n) = (x.as_ptr(), x.len());
-    // SAFETY: reads stay inside the slice; under the contract of `Lanes`.
+    // SAFETY: as the caller promises; reads stay inside the slice.
     unsafe {
         match *query {
             Query::AbsMax => stat.absmax = absmax::<V>(from, n),
@@ -443,10 +486,13 @@ pub(super) unsafe fn stat<V: Lanes>(x: &[f32], query: &Query) -> Stat {
 }
 
 /// Widens 16-bit floats.
+///
+/// # Safety
+/// The processor must have the features of `V`; `from` must be readable for `to.len()` values.
 #[inline(always)]
 pub(super) unsafe fn widen<V: Lanes>(from: *const u16, float16: bool, to: &mut [f32]) {
     let whole = to.len() / 16 * 16;
-    // SAFETY: `from` covers `to.len()` values; under the contract of `Lanes`.
+    // SAFETY: as the caller promises.
     unsafe {
         for i in (0..whole).step_by(16) {
             let at = from.add(i);
@@ -458,10 +504,13 @@ pub(super) unsafe fn widen<V: Lanes>(from: *const u16, float16: bool, to: &mut [
 }
 
 /// Narrows to 16-bit floats, saturating.
+///
+/// # Safety
+/// The processor must have the features of `V`; `to` must be writable for `from.len()` values.
 #[inline(always)]
 pub(super) unsafe fn narrow<V: Lanes>(from: &[f32], float16: bool, to: *mut u16) {
     let whole = from.len() / 16 * 16;
-    // SAFETY: `to` covers `from.len()` values; under the contract of `Lanes`.
+    // SAFETY: as the caller promises.
     unsafe {
         let finite = V::splat_i(0x7f80_0000);
         for i in (0..whole).step_by(16) {

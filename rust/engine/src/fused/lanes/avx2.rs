@@ -17,6 +17,8 @@ impl Avx2 {
     }
 }
 
+/// # Safety
+/// The processor must have AVX2, FMA, F16C, BMI2 and POPCNT, as an [`Avx2`] proves.
 #[target_feature(enable = "avx2,fma,f16c,bmi2,popcnt")]
 fn compiled<J: Job<Avx2>>(lanes: Avx2, job: J) -> J::Output {
     job.run(lanes)
@@ -149,6 +151,8 @@ impl Lanes for Avx2 {
     }
 }
 
+/// # Safety
+/// The processor must have AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn group_sums([a, b, c, d]: [__m256; 4]) -> __m256 {
@@ -158,6 +162,9 @@ fn group_sums([a, b, c, d]: [__m256; 4]) -> __m256 {
 }
 
 /// Whole numbers of a magnitude up to `largest`.
+///
+/// # Safety
+/// The processor must have AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn whole(v: __m256, inverse: __m256, largest: f32) -> __m256i {
@@ -166,6 +173,9 @@ fn whole(v: __m256, inverse: __m256, largest: f32) -> __m256i {
 }
 
 /// Sixteen numbers from 0 to 255 as bytes.
+///
+/// # Safety
+/// The processor must have AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn low_bytes([a, b]: [__m256i; 2]) -> [u8; LANES] {

@@ -17,6 +17,8 @@ impl Avx512 {
     }
 }
 
+/// # Safety
+/// The processor must have the features of [`Level::Avx512`], as an [`Avx512`] proves.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi2,popcnt")]
 fn compiled<J: Job<Avx512>>(lanes: Avx512, job: J) -> J::Output {
     job.run(lanes)

@@ -4,6 +4,7 @@
 //! alive; the configuration of the tiles, all of the full size, is what a [`Session`] holds.
 
 use std::arch::asm;
+use std::marker::PhantomData;
 
 use super::bytes::{ByteProducts, Operands};
 use super::{Block, PANELS, ROWS};
@@ -34,13 +35,16 @@ impl Amx {
         }
         // SAFETY: `self` exists only where the instruction does; the configuration is a valid one of 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) configuration.0.as_ptr(), options(nostack, readonly)) };
-        Session(())
+        Session(PhantomData)
     }
 }
 
-/// Holds the tiles configured while it lives.
+/// Holds the tiles of its thread configured while it lives.
+///
+/// The configuration is whole tiles. Without one the instructions of the kernels end the process (SIGILL); they never read
+/// or write more than whole tiles.
 #[derive(Debug)]
-pub(in crate::fused) struct Session(());
+pub(in crate::fused) struct Session(PhantomData<*const ()>); // no other thread's
 
 impl Drop for Session {
     fn drop(&mut self) {
@@ -69,8 +73,8 @@ impl ByteProducts for Amx {
         assert!(tiles * TILE * steps <= input.len() && steps * TILE * panels == weights.len());
         let place = Place { weights: weights.as_ptr().cast(), panels, input: input.as_ptr().cast(), steps };
         let sums = sums.as_mut_ptr().cast();
-        // SAFETY: weights and rows of whole tiles lie in their buffers, as asserted, and a session is alive, as
-        // `Arithmetic::multiply` demands.
+        // SAFETY: `self` exists only where the instructions do; weights and rows of whole tiles lie in their buffers, as
+        // asserted. That a session is alive, as `Arithmetic::multiply` demands, decides whether they run, not what they touch.
         unsafe { of_bytes::block(&place, tiles, sums) };
     }
 }
@@ -107,8 +111,8 @@ macro_rules! kernels {
             /// Sums of a block.
             ///
             /// # Safety
-            /// A [`Session`] must be alive; the place must hold what it says, with 16 rows for each tile; `sums` is a
-            /// [`Block`] of 32-bit numbers.
+            /// The processor must have the instructions; the place must hold what it says, at least one step, with 16
+            /// rows for each tile; `sums` must be a [`Block`] of 32-bit numbers, and `tiles` at most 2.
             pub(in super::super) unsafe fn block(place: &Place, tiles: usize, sums: *mut u8) {
                 // SAFETY: as the caller promises.
                 unsafe {
@@ -132,7 +136,7 @@ macro_rules! kernels {
             /// Sums of 16 rows, from tile `tile`, and one panel.
             ///
             /// # Safety
-            /// A [`Session`] must be alive; the place must hold what it says, with 16 rows for each tile; `sums` is a [`Block`].
+            /// As [`block`]; `tile` must be one of its tiles, `panel` one of the place's panels.
             unsafe fn one(place: &Place, sums: *mut u8, tile: usize, panel: usize) {
                 let Place { weights, panels, input, steps } = *place;
                 // SAFETY: as the caller promises.
@@ -160,7 +164,7 @@ macro_rules! kernels {
             /// Sums of 16 rows and four panels.
             ///
             /// # Safety
-            /// As [`one`].
+            /// As [`block`]; the place must have four panels.
             unsafe fn row(place: &Place, sums: *mut u8) {
                 let Place { weights, input, steps, .. } = *place;
                 // SAFETY: as the caller promises.
@@ -197,7 +201,7 @@ macro_rules! kernels {
             /// Sums of 32 rows and two panels of four, from `panel`.
             ///
             /// # Safety
-            /// As [`one`].
+            /// As [`block`]; the place must have two tiles of rows and four panels, `panel` be 0 or 2.
             unsafe fn square(place: &Place, sums: *mut u8, panel: usize) {
                 let Place { weights, input, steps, .. } = *place;
                 // SAFETY: as the caller promises.

@@ -125,8 +125,7 @@ impl Arithmetic for Half {
         assert!((rows.start + tiles * TILE) * steps <= input.lines.len() && weights.len() == steps * TILE * panels);
         let input = input.lines[rows.start * steps..].as_ptr().cast();
         let place = Place { weights: weights.as_ptr().cast(), panels, input, steps };
-        // SAFETY: weights and rows of whole tiles lie in their buffers, as asserted, and a session is alive, as
-        // `Arithmetic::multiply` demands.
+        // SAFETY: as in the products of int8: the instructions exist, and whole tiles lie in their buffers, as asserted.
         unsafe { halves(&place, tiles, sums.as_mut_ptr().cast()) };
     }
     #[inline(always)]

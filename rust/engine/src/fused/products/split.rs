@@ -130,6 +130,8 @@ impl Row<Avx512> for SplitRow<'_> {
     }
 }
 
+/// # Safety
+/// The processor must have the features of [`octavo_core::Level::Avx512`] and AVX-512 BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx512bf16,avx2,fma,f16c,bmi2,popcnt")]
 pub(super) fn compiled<J: Job<Avx512>>(lanes: Avx512, job: J) -> J::Output {
     job.run(lanes)
@@ -165,8 +167,7 @@ impl Arithmetic for Split {
         let input = input.lines[rows.start * steps * PARTS..].as_ptr().cast();
         let place = Place { weights: weights.as_ptr().cast(), panels, input, steps };
         let sums = sums.as_mut_ptr().cast();
-        // SAFETY: weights and rows of whole tiles lie in their buffers, as asserted, and a session is alive, as
-        // `Arithmetic::multiply` demands.
+        // SAFETY: as in the products of int8: the instructions exist, and whole tiles lie in their buffers, as asserted.
         unsafe {
             match (tiles, panels) {
                 (1, PANELS) => halves_1x4(&place, sums),
@@ -201,8 +202,8 @@ impl Arithmetic for Split {
 /// Sums of 16 rows, from tile `tile`, and one panel.
 ///
 /// # Safety
-/// A [`Session`] must be alive; the place must hold what it says, in two parts, with 16 rows for each tile; `sums` is a
-/// [`Block`].
+/// The processor must have the instructions; the place must hold what it says, at least one step, in two parts, with 16
+/// rows for each tile; `sums` must be a [`Block`], `tile` 0 or 1, and `panel` one of the place's panels.
 unsafe fn halves_1x1(place: &Place, sums: *mut u8, tile: usize, panel: usize) {
     let Place { weights, panels, input, steps } = *place;
     // SAFETY: as the caller promises.
@@ -234,7 +235,7 @@ unsafe fn halves_1x1(place: &Place, sums: *mut u8, tile: usize, panel: usize) {
 /// Sums of 16 rows and four panels.
 ///
 /// # Safety
-/// As [`halves_1x1`].
+/// As [`halves_1x1`]; the place must have four panels.
 unsafe fn halves_1x4(place: &Place, sums: *mut u8) {
     let Place { weights, input, steps, .. } = *place;
     // SAFETY: as the caller promises.
@@ -284,7 +285,7 @@ unsafe fn halves_1x4(place: &Place, sums: *mut u8) {
 /// Sums of 32 rows and two panels of four, from `panel`.
 ///
 /// # Safety
-/// As [`halves_1x1`].
+/// As [`halves_1x1`]; the place must have two tiles of rows and four panels, `panel` be 0 or 2.
 unsafe fn halves_2x2(place: &Place, sums: *mut u8, panel: usize) {
     let Place { weights, input, steps, .. } = *place;
     // SAFETY: as the caller promises.

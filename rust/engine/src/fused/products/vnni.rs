@@ -34,6 +34,8 @@ impl ByteProducts for Vnni {
     }
 }
 
+/// # Safety
+/// The processor must have AVX-512 F, BW, DQ, VL and VNNI, as a [`Vnni`] proves.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn multiply(operands: &Operands, sums: &mut Block<i32>) {
     let Operands { weights, panels, input, steps, rows } = *operands;
@@ -72,8 +74,8 @@ fn multiply(operands: &Operands, sums: &mut Block<i32>) {
 /// The sums of `R` rows and `P` panels from `panel`.
 ///
 /// # Safety
-/// `weights` must cover `groups` times `panels` lines, `rows` `R` rows of `groups` times four bytes; `sums` must have `R`
-/// rows, and `panel + P` be at most `panels`.
+/// The processor must have AVX-512 F, BW, DQ, VL and VNNI. `weights` must cover `groups` times `panels` lines, `rows` `R`
+/// rows of `groups` times four bytes; `sums` must have `R` rows, and `panel + P` be at most `panels`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 unsafe fn chains<const R: usize, const P: usize>(

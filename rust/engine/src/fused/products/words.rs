@@ -23,6 +23,8 @@ impl ByteProducts for Avx2 {
     }
 }
 
+/// # Safety
+/// The processor must have AVX2, as an [`Avx2`] proves.
 #[target_feature(enable = "avx2")]
 fn multiply(operands: &Operands, sums: &mut Block<i32>) {
     let Operands { weights, panels, input, steps, rows } = *operands;
@@ -46,8 +48,8 @@ fn multiply(operands: &Operands, sums: &mut Block<i32>) {
 /// The sums of `R` rows and one panel.
 ///
 /// # Safety
-/// `weights` must cover `groups` times `panels` lines, `rows` `R` rows of `groups` times four bytes; `sums` must have `R`
-/// rows.
+/// The processor must have AVX2. `weights` must cover `groups` times `panels` lines, `rows` `R` rows of `groups` times four
+/// bytes; `sums` must have `R` rows, and `panel` be less than `panels`.
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn chains<const R: usize>(

@@ -33,9 +33,12 @@ pub(in crate::codec::simd) enum BookBase {
 
 impl<V: Lanes> Book<V> {
     /// Index of the level of each lane: a binary search.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(always)]
     unsafe fn level(&self, x: V::F) -> V::I {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let mut index = V::splat_i(0);
             for half in [8, 4, 2, 1] {
@@ -74,7 +77,7 @@ impl<V: Lanes> Kernel<V> for Book<V> {
     #[inline(always)]
     unsafe fn make(base: &BookBase, scale: &GroupScale) -> Option<Self> {
         const INDEX: [u32; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             match base {
                 // Sums that are no numbers, which only a foreign file can hold, are left to the scalar code.
@@ -102,23 +105,26 @@ impl<V: Lanes> Kernel<V> for Book<V> {
     }
     #[inline(always)]
     unsafe fn quantize(&self, x: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe { V::select(V::unordered(x), x, V::lookup(self.values, self.level(x))) }
     }
     #[inline(always)]
     unsafe fn code(&self, x: V::F) -> V::I {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe { V::bits(V::lookup(self.codes, self.level(x))) }
     }
     #[inline(always)]
     unsafe fn decode(&self, code: V::I) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe { V::lookup(self.decoded, code) }
     }
 }
 
 impl<V: Lanes> Book<V> {
     /// The book of `binaryN`: sums in ascending order. Made once for a row or a tensor.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(never)]
     unsafe fn of_sums(count: u8, levels: &[f32; 4]) -> Self {
         let n = 1usize << count;
@@ -131,7 +137,7 @@ impl<V: Lanes> Book<V> {
                 thresholds[i] = smallest_reaching(sums[i], sums[i + 1]);
             }
         }
-        // SAFETY: the arrays hold 16 lanes.
+        // SAFETY: as the caller promises; the arrays hold 16 lanes.
         unsafe {
             Self {
                 thresholds: V::load(thresholds.as_ptr()),
@@ -190,13 +196,13 @@ impl<V: Lanes> Kernel<V> for Signs<V> {
     #[inline(always)]
     unsafe fn make((): &(), scale: &GroupScale) -> Option<Self> {
         // At scale 0 both values are equal and every code is 0.
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         (scale.levels[0] > 0.0)
             .then(|| unsafe { Self { plus: V::splat(scale.levels[0]), minus: V::splat(-scale.levels[0]) } })
     }
     #[inline(always)]
     unsafe fn quantize(&self, x: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let q = V::select(V::lt(x, V::splat(0.0)), self.minus, self.plus);
             V::select(V::unordered(x), x, q)
@@ -204,12 +210,12 @@ impl<V: Lanes> Kernel<V> for Signs<V> {
     }
     #[inline(always)]
     unsafe fn code(&self, x: V::F) -> V::I {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe { V::select_i(V::lt(x, V::splat(0.0)), V::splat_i(1), V::splat_i(0)) }
     }
     #[inline(always)]
     unsafe fn decode(&self, code: V::I) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe { V::select(V::gt_i(code, V::splat_i(0)), self.minus, self.plus) }
     }
 }

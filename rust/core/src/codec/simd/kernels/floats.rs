@@ -54,15 +54,21 @@ pub(in crate::codec::simd) struct Floats<V: Lanes, const EXPLICIT_ONE: bool> {
 
 impl<V: Lanes, const EXPLICIT_ONE: bool> Floats<V, EXPLICIT_ONE> {
     /// The kernel of a minifloat at scale 1.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(always)]
     pub(in crate::codec::simd) unsafe fn unscaled(float: Minifloat) -> Option<Self> {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe { Self::make(&FloatBase::new(FloatGrid::mini(float))?, &GroupScale::step(1.0)) }
     }
     /// Exponent bits of the binade, and the number whose last place is the grid's step there.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(always)]
     unsafe fn binade(&self, a: V::F) -> (V::I, V::F) {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let e = V::max_i(V::and(V::bits(a), V::splat_i(0x7f80_0000)), self.emin_bits);
             (e, V::from_bits(V::add_i(e, self.magic)))
@@ -79,7 +85,7 @@ impl<V: Lanes, const EXPLICIT_ONE: bool> Kernel<V> for Floats<V, EXPLICIT_ONE> {
     #[inline(always)]
     unsafe fn make(base: &FloatBase, scale: &GroupScale) -> Option<Self> {
         let e = base.exponent(scale)?;
-        // SAFETY: forwarded.
+        // SAFETY: as the caller promises.
         unsafe { Self::with(base, power(-e), power(e), 0) }
     }
     #[inline(always)]
@@ -89,7 +95,7 @@ impl<V: Lanes, const EXPLICIT_ONE: bool> Kernel<V> for Floats<V, EXPLICIT_ONE> {
     #[inline(always)]
     unsafe fn with(base: &FloatBase, multiplier: f32, step: f32, _: i32) -> Option<Self> {
         let emin = base.grid.emin + base.shift;
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             Some(Self {
                 multiplier: V::splat(multiplier),
@@ -104,7 +110,7 @@ impl<V: Lanes, const EXPLICIT_ONE: bool> Kernel<V> for Floats<V, EXPLICIT_ONE> {
     }
     #[inline(always)]
     unsafe fn quantize(&self, x: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let a = V::min(self.top, V::abs(V::mul(x, self.multiplier)));
             // Adding a number whose last place is the step rounds to the step, ties to even.
@@ -115,7 +121,7 @@ impl<V: Lanes, const EXPLICIT_ONE: bool> Kernel<V> for Floats<V, EXPLICIT_ONE> {
     }
     #[inline(always)]
     unsafe fn code(&self, x: V::F) -> V::I {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let m = self.grid.mantissa;
             let a = V::min(self.top, V::abs(V::mul(x, self.multiplier)));
@@ -137,7 +143,7 @@ impl<V: Lanes, const EXPLICIT_ONE: bool> Kernel<V> for Floats<V, EXPLICIT_ONE> {
     }
     #[inline(always)]
     unsafe fn decode(&self, code: V::I) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let (m, width) = (self.grid.mantissa, self.grid.width);
             let magnitude = V::and(code, V::splat_i((1 << (width - 1)) - 1));
@@ -188,9 +194,12 @@ pub(in crate::codec::simd) struct Powers<V: Lanes> {
 
 impl<V: Lanes> Powers<V> {
     /// Nearest power of two or zero, of the moved magnitude.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(always)]
     unsafe fn nearest(&self, x: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let a = V::min(self.top, V::abs(V::mul(x, self.multiplier)));
             let bits = V::bits(a);
@@ -212,7 +221,7 @@ impl<V: Lanes> Kernel<V> for Powers<V> {
     #[inline(always)]
     unsafe fn make(base: &FloatBase, scale: &GroupScale) -> Option<Self> {
         let e = base.exponent(scale)?;
-        // SAFETY: forwarded.
+        // SAFETY: as the caller promises.
         unsafe { Self::with(base, power(-e), power(e), 0) }
     }
     #[inline(always)]
@@ -222,7 +231,7 @@ impl<V: Lanes> Kernel<V> for Powers<V> {
     #[inline(always)]
     unsafe fn with(base: &FloatBase, multiplier: f32, step: f32, _: i32) -> Option<Self> {
         let emin = base.grid.emin + base.shift;
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             Some(Self {
                 multiplier: V::splat(multiplier),
@@ -237,7 +246,7 @@ impl<V: Lanes> Kernel<V> for Powers<V> {
     }
     #[inline(always)]
     unsafe fn quantize(&self, x: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let q = V::with_sign(V::mul(self.nearest(x), self.step), x);
             V::select(V::unordered(x), x, q)
@@ -245,7 +254,7 @@ impl<V: Lanes> Kernel<V> for Powers<V> {
     }
     #[inline(always)]
     unsafe fn code(&self, x: V::F) -> V::I {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let field = V::sub_i(V::shr(V::bits(self.nearest(x)), 23), self.field_zero);
             sign_bit::<V>(x, V::max_i(field, V::splat_i(0)), self.width)
@@ -253,7 +262,7 @@ impl<V: Lanes> Kernel<V> for Powers<V> {
     }
     #[inline(always)]
     unsafe fn decode(&self, code: V::I) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let field = V::and(code, V::splat_i((1 << (self.width - 1)) - 1));
             let power = V::from_bits(V::shl(V::add_i(field, self.field_zero), 23));

@@ -34,6 +34,8 @@ pub(super) trait Kernel<V: Lanes>: Copy {
     /// What all groups of a call share; `None` where the format has no such kernel.
     type Base: Copy;
     fn base(work: &Work) -> Option<Self::Base>;
+    /// # Safety
+    /// The processor must have the features of `V`.
     unsafe fn make(base: &Self::Base, scale: &GroupScale) -> Option<Self>;
     /// The kind of factors that `with` takes, for scale codes with `step = 2^(code - 127 - shift)`.
     #[inline(always)]
@@ -41,14 +43,24 @@ pub(super) trait Kernel<V: Lanes>: Copy {
         Factors::Single
     }
     /// The kernel from a batch's factors; they are in range.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(always)]
     unsafe fn with(base: &Self::Base, first: f32, _second: f32, zero: i32) -> Option<Self> {
-        // SAFETY: forwarded.
+        // SAFETY: as the caller promises.
         unsafe { Self::make(base, &GroupScale { step: f64::from(first), zero, levels: [0.0; 4] }) }
     }
+    /// # Safety
+    /// The processor must have the features of `V`.
     unsafe fn quantize(&self, x: V::F) -> V::F;
+    /// # Safety
+    /// The processor must have the features of `V`.
     unsafe fn code(&self, x: V::F) -> V::I;
     /// Value of codes, zero-extended.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     unsafe fn decode(&self, code: V::I) -> V::F;
 }
 
@@ -63,9 +75,12 @@ pub(super) fn power(e: i32) -> f32 {
 }
 
 /// Sign bits moved to bit `width - 1`, for codes other than zero.
+///
+/// # Safety
+/// The processor must have the features of `V`.
 #[inline(always)]
 unsafe fn sign_bit<V: Lanes>(x: V::F, magnitude: V::I, width: u32) -> V::I {
-    // SAFETY: under the contract of `Lanes`.
+    // SAFETY: as the caller promises.
     unsafe {
         let sign = V::shr(V::and(V::bits(x), V::splat_i(i32::MIN)), 32 - width);
         V::select_i(V::gt_i(magnitude, V::splat_i(0)), V::or(magnitude, sign), magnitude)

@@ -37,7 +37,7 @@ impl<V: Lanes> Kernel<V> for PowerSteps<V> {
         if !(-126..=126).contains(&e) || e + width as i32 > 127 {
             return None;
         }
-        // SAFETY: forwarded.
+        // SAFETY: as the caller promises.
         unsafe { Self::with(&(lo, hi, width, layout), power(-e), power(e), 0) }
     }
     #[inline(always)]
@@ -47,7 +47,7 @@ impl<V: Lanes> Kernel<V> for PowerSteps<V> {
     }
     #[inline(always)]
     unsafe fn with(&(lo, hi, width, layout): &Self::Base, multiplier: f32, step: f32, _: i32) -> Option<Self> {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             Some(Self {
                 multiplier: V::splat(multiplier),
@@ -62,7 +62,7 @@ impl<V: Lanes> Kernel<V> for PowerSteps<V> {
     }
     #[inline(always)]
     unsafe fn quantize(&self, x: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let y = V::min(self.hi, V::max(self.lo, V::mul(x, self.multiplier)));
             V::mul(V::round(y), self.step)
@@ -70,7 +70,7 @@ impl<V: Lanes> Kernel<V> for PowerSteps<V> {
     }
     #[inline(always)]
     unsafe fn code(&self, x: V::F) -> V::I {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let y = V::min(self.hi, V::max(self.lo, V::mul(x, self.multiplier)));
             if self.layout == Integers::SignMagnitude {
@@ -82,7 +82,7 @@ impl<V: Lanes> Kernel<V> for PowerSteps<V> {
     }
     #[inline(always)]
     unsafe fn decode(&self, code: V::I) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             if self.layout == Integers::SignMagnitude {
                 let magnitude = V::to_f(V::and(code, V::splat_i((1 << (self.width - 1)) - 1)));
@@ -109,9 +109,12 @@ pub(in crate::codec::simd) struct RealSteps<V: Lanes> {
 
 impl<V: Lanes> RealSteps<V> {
     /// The integer nearest to the exact quotient `x / step`, ties to even, clipped to `lo..=hi`.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(always)]
     pub(in crate::codec::simd) unsafe fn quotient(x: V::F, step: V::F, inverse: V::F, lo: V::F, hi: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let one = V::splat(1.0);
             let y = V::min(V::add(hi, one), V::max(V::sub(lo, one), V::mul(x, inverse)));
@@ -126,15 +129,22 @@ impl<V: Lanes> RealSteps<V> {
             V::min(hi, V::max(lo, k))
         }
     }
+    /// [`Self::quotient`] under this step.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(always)]
     unsafe fn nearest(&self, x: V::F) -> V::F {
-        // SAFETY: forwarded.
+        // SAFETY: as the caller promises.
         unsafe { Self::quotient(x, self.step, self.inverse, self.lo, self.hi) }
     }
     /// Moves k by one where the remainder is beyond half a step, or half a step with k odd.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(always)]
     unsafe fn corrected(k: V::F, twice: V::F, step: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let one = V::splat(1.0);
             let zero = V::splat(0.0);
@@ -166,7 +176,7 @@ impl<V: Lanes> Kernel<V> for RealSteps<V> {
             return None;
         }
         let step = scale.step as f32;
-        // SAFETY: forwarded.
+        // SAFETY: as the caller promises.
         unsafe { Self::with(&(lo, hi, width), step, 1.0 / step, scale.zero) }
     }
     #[inline(always)]
@@ -175,7 +185,7 @@ impl<V: Lanes> Kernel<V> for RealSteps<V> {
     }
     #[inline(always)]
     unsafe fn with(&(lo, hi, width): &Self::Base, step: f32, inverse: f32, zero: i32) -> Option<Self> {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             Some(Self {
                 step: V::splat(step),
@@ -190,12 +200,12 @@ impl<V: Lanes> Kernel<V> for RealSteps<V> {
     }
     #[inline(always)]
     unsafe fn quantize(&self, x: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe { V::select(V::unordered(x), x, V::mul(self.nearest(x), self.step)) }
     }
     #[inline(always)]
     unsafe fn code(&self, x: V::F) -> V::I {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let k = V::add_i(V::to_i(self.nearest(x)), self.zero);
             if self.width == 8 || self.width == 16 { k } else { V::and(k, V::splat_i((1 << self.width) - 1)) }
@@ -203,7 +213,7 @@ impl<V: Lanes> Kernel<V> for RealSteps<V> {
     }
     #[inline(always)]
     unsafe fn decode(&self, code: V::I) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let k = if self.signed { V::sar(V::shl(code, 32 - self.width), 32 - self.width) } else { code };
             V::mul(V::to_f(V::sub_i(k, self.zero)), self.step)

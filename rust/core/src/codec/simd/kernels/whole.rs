@@ -39,7 +39,7 @@ impl<V: Lanes> Kernel<V> for Truncated {
     }
     #[inline(always)]
     unsafe fn quantize(&self, x: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let drop = 23 - self.mantissa;
             let code = V::shl(<Self as Kernel<V>>::code(self, V::abs(x)), drop);
@@ -50,7 +50,7 @@ impl<V: Lanes> Kernel<V> for Truncated {
     }
     #[inline(always)]
     unsafe fn code(&self, x: V::F) -> V::I {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let drop = 23 - self.mantissa;
             let bits = V::bits(V::min(V::splat(self.top), V::abs(x)));
@@ -61,7 +61,7 @@ impl<V: Lanes> Kernel<V> for Truncated {
     }
     #[inline(always)]
     unsafe fn decode(&self, code: V::I) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let value = V::from_bits(V::shl(V::and(code, V::splat_i((1 << (self.width - 1)) - 1)), 23 - self.mantissa));
             let sign = V::from_bits(V::shl(code, 32 - self.width));
@@ -88,9 +88,12 @@ const E2M1_MAGIC: i32 = 22 << 23;
 
 impl<V: Lanes> ScaledE2M1<V> {
     /// The E2M1 magnitude nearest to the exact quotient `|x| / step`.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(always)]
     unsafe fn nearest(&self, x: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let top = V::splat(6.0);
             let a = V::abs(x);
@@ -109,9 +112,12 @@ impl<V: Lanes> ScaledE2M1<V> {
         }
     }
     /// The side of the middle next to r on which `a` lies exactly; at the middle the even multiple of the step.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(always)]
     unsafe fn settled(&self, a: V::F, r: V::F, error: V::F, half: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let middle = V::add(r, V::with_sign(half, error));
             let (lower, upper) = (V::sub(middle, half), V::add(middle, half));
@@ -141,22 +147,22 @@ impl<V: Lanes> Kernel<V> for ScaledE2M1<V> {
             return None;
         }
         let step = scale.step as f32;
-        // SAFETY: forwarded.
+        // SAFETY: as the caller promises.
         unsafe { Self::with(base, step, 1.0 / step, 0) }
     }
     #[inline(always)]
     unsafe fn with((): &(), step: f32, inverse: f32, _: i32) -> Option<Self> {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe { Some(Self { step: V::splat(step), inverse: V::splat(inverse) }) }
     }
     #[inline(always)]
     unsafe fn quantize(&self, x: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe { V::with_sign(V::mul(self.nearest(x), self.step), x) }
     }
     #[inline(always)]
     unsafe fn code(&self, x: V::F) -> V::I {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe {
             let r = self.nearest(x);
             let e = V::max_i(V::and(V::bits(r), V::splat_i(0x7f80_0000)), V::splat_i(ONE));
@@ -169,7 +175,7 @@ impl<V: Lanes> Kernel<V> for ScaledE2M1<V> {
     unsafe fn decode(&self, code: V::I) -> V::F {
         const VALUES: [f32; 16] =
             [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe { V::mul(V::lookup(V::load(VALUES.as_ptr()), code), self.step) }
     }
 }
@@ -190,17 +196,17 @@ impl<V: Lanes> Kernel<V> for Identity {
     }
     #[inline(always)]
     unsafe fn quantize(&self, x: V::F) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe { V::with_sign(V::min(V::splat(f32::MAX), V::abs(x)), x) }
     }
     #[inline(always)]
     unsafe fn code(&self, x: V::F) -> V::I {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe { sign_bit::<V>(x, V::bits(V::min(V::splat(f32::MAX), V::abs(x))), 32) }
     }
     #[inline(always)]
     unsafe fn decode(&self, code: V::I) -> V::F {
-        // SAFETY: under the contract of `Lanes`.
+        // SAFETY: as the caller promises.
         unsafe { V::from_bits(code) }
     }
 }
