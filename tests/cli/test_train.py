@@ -1,6 +1,7 @@
 """Training and its speed from the command line, with runs that last seconds."""
 
 import json
+import lzma
 
 import pytest
 from octavo.models.polynomials import recipe, run
@@ -50,6 +51,81 @@ def test_what_is_refused_writes_nothing(octavo, tmp_path):
     assert "processes is 0" in octavo("bench", "polynomials", "--processes", "0", *out, code=2).output
     assert "precision is 'int8'" in octavo("bench", "polynomials", "--precision", "int8", *out, code=2).output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Lines of one's own, which are no polynomials, and the folder of the run."""
+    monkeypatch.setattr(run, "CALIBRATION", 16)
+    file = tmp_path / "lines.txt.xz"
+    rows = [f"{number}*{letter}={number}{letter}" for number in range(30) for letter in "xyz"]
+    file.write_bytes(lzma.compress("\n".join(rows).encode()))
+    return file, tmp_path / "run"
+
+
+def test_own_lines_are_trained_on_tested_and_evaluated(octavo, own):
+    file, out = own
+    args = ("train", "polynomials", *TINY[2:], "--data", file, "--validation", "5", "--test", "10", "-o", out)
+    result = octavo(*args, "--epochs", "0.5", "--json")
+    report = json.loads(result.stdout)
+    assert "75 to train on, 5 to watch, 10 to test with" in result.stderr
+    assert report["steps"] == 5  # of 8 lines: half of 75, rounded up
+    assert report["test"]["lines"] == 10 and report["test"]["by_kind"] == {"other": {"exact": 0, "lines": 10}}
+    made = json.loads((out / "model" / "accuracy.json").read_text())
+    assert f"--data {file} --validation 5 --test 10" in made["command"]
+    found = json.loads(octavo("eval", "polynomials", "--data", file, "--model", out / "model", "--json").stdout)
+    assert found["lines"] == 90
+
+
+def test_held_out_lines_may_have_files_of_their_own(octavo, own, tmp_path):
+    file, out = own
+    watched = tmp_path / "watched.txt"
+    watched.write_text("1*x=1x\n2*y=2y\n5*k=5k\n")
+    args = ("train", "polynomials", *TINY, "--data", file, "--validation", watched, "--test", "0", "-o", out)
+    result = octavo(*args)
+    assert "88 to train on, 3 to watch, 0 to test with" in result.stderr
+    assert "not measured: there are no test lines" in result.stdout
+
+
+def test_a_run_does_not_go_on_with_other_lines(octavo, own):
+    file, out = own
+    args = ("train", "polynomials", *TINY, "--data", file, "-o", out)
+    octavo(*args)
+    weights = (out / "last.safetensors").read_bytes()
+    octavo(*args)
+    assert (out / "last.safetensors").read_bytes() == weights
+    rows = lzma.decompress(file.read_bytes())
+    file.write_bytes(rows.replace(b"7*x=7x", b"7*x=8x"))
+    assert "of a run on other data" in octavo(*args, code=2).stderr
+    file.write_bytes(rows)  # the same lines, not compressed
+    octavo(*args)
+    assert "of a run on other data" in octavo(*args, "--validation", "6", code=2).stderr
+    assert "of a run on other data" in octavo("train", "polynomials", *TINY, "-o", out, code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--epochs", "3"], "--epochs is 3.0; it needs --data FILE"),
+        (["--validation", "3"], "--validation is 3; it needs --data FILE"),
+        (["--test", "3"], "--test is 3; it needs --data FILE"),
+        (["--data", "{file}", "--epochs", "3", "--steps", "4"], "--epochs is 3 and --steps 4; give one of them"),
+        (["--data", "{file}", "--epochs", "0"], "--epochs is 0.0; accepted are numbers above 0"),
+        (["--data", "{file}", "--epochs", "inf"], "--epochs is inf"),
+        (["--data", "{file}", "--validation", "86"], "no line is left to train on"),
+        (["--data", "{file}", "--validation", "91"], "there are 90 distinct lines"),
+        (["--data", "{file}", "--validation", "0"], "no line is left to validate with"),
+        (["--data", "{file}", "--test", "absent"], "absent: no such file"),
+        (["--data", "absent"], "absent: no such file"),
+        (["--data", "/dev/null"], "there are 0 distinct lines"),
+        (["--data", "/dev/null", "--ddp", "2"], "--data is /dev/null, no regular file"),
+    ],
+)
+def test_own_lines_that_cannot_be_meant_are_refused(octavo, own, options, reason):
+    file, out = own
+    result = octavo("train", "polynomials", "-o", out, *(text.format(file=file) for text in options), code=2)
+    assert reason in result.stderr
+    assert not out.exists()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from octavo.cli import (
     compress,
     cuda,
     doctor,
+    eval,
     expand,
     formats,
     inspect,
@@ -64,6 +65,7 @@ app.command("inspect")(inspect.run)
 app.command("compress")(compress.run)
 app.command("expand", cls=expand.Command)(expand.run)
 app.add_typer(train.app, name="train")
+app.add_typer(eval.app, name="eval")
 app.add_typer(bench.app, name="bench")
 app.add_typer(study.app, name="study")
 app.add_typer(cuda.app, name="cuda")

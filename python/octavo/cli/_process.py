@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
 from octavo._streams import write_all
 from octavo.cli._app import EXIT_ERROR, STDOUT, fail
@@ -56,14 +56,24 @@ class Output(io.FileIO):
             raise OSError(error.errno, error.strerror, STDOUT) from error
 
 
-def run(command: Callable[[], object]) -> None:
+def run(command: Callable[[], object]) -> NoReturn:
     """Run a command line and exit with its code, or with 2 where standard output could not be written.
 
     An error is told in a line, but for the reader of a pipe that has gone, as in ``octavo formats | head``.
     """
     _reserve()
+    before = sys.stdout, sys.stderr
     output = _wrap("stdout", needed=True)
     _wrap("stderr", needed=False)
+    try:
+        sys.exit(_code(command, output))
+    finally:
+        sys.stderr.flush()
+        sys.stdout, sys.stderr = before
+
+
+def _code(command: Callable[[], object], output: Output | None) -> Any:
+    """Run a command line, write all of its output and return the exit code."""
     try:
         command()
         code: Any = 0
@@ -74,14 +84,14 @@ def run(command: Callable[[], object]) -> None:
             raise
         code = fail(error)
     if output is None:
-        sys.exit(code)
+        return code
     try:
         sys.stdout.flush()
         output.check()
     except OSError as error:
         told = code == EXIT_ERROR or isinstance(error, BrokenPipeError)
-        code = EXIT_ERROR if told else fail(error)
-    sys.exit(code)
+        return EXIT_ERROR if told else fail(error)
+    return code
 
 
 def _reserve() -> None:

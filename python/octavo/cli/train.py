@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from octavo.cli._app import JsonOption
+from octavo.cli._own_lines import OwnLines
 from octavo.errors import SettingError
 
 app = typer.Typer(
@@ -29,6 +31,21 @@ def polynomials(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Run folder.  [default: octavo-ARCH]")
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Train on left=right lines of your own, plain, .xz or .gz.  [default: drawn]"
+        ),
+    ] = None,
+    validation: Annotated[
+        str | None,
+        typer.Option(metavar="N|FILE", help="Lines of --data held out to watch, or a file of them.  [default: 5 %]"),
+    ] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(metavar="N|FILE", help="Lines of --data held out for the end, or a file of them.  [default: 5 %]"),
+    ] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the lines of --data, instead of --steps.")] = None,
     steps: Annotated[
         int | None, typer.Option(help="Updates of the weights.  [default: those of the shipped model]")
     ] = None,
@@ -57,9 +74,13 @@ def polynomials(
     code 130), SIGTERM (143) or kill -9, the same command goes on from the newest checkpoint and ends with the same
     bits. One run at a time works in FOLDER.
 
+    With --data, lines come from a file: each pass has another order, no line of validation or test is trained on (5 %
+    each, 2,000 lines at most), and a run goes on only with the lines it began with.
+
     \b
     Examples:
       octavo train polynomials --steps 500               a taste, some minutes
+      octavo train polynomials --data lines.txt.xz --validation 2000 --epochs 20
       octavo train polynomials --precision bf16          the shipped model
       octavo train polynomials --arch transformer --ddp 2
       torchrun --nproc-per-node 8 -m octavo train polynomials --device cuda --compile
@@ -71,6 +92,7 @@ def polynomials(
     if ddp is not None:
         if ddp < 1:
             raise SettingError(f"--ddp is {ddp}; accepted are 1 process and more")
+        OwnLines(data, validation, test, epochs).check(steps, several=True)
         locks.check(out or Path(f"octavo-{arch}"))
         raise typer.Exit(launch(["-m", "octavo", *_without_ddp(sys.argv[1:])], ddp))
     given = {
@@ -83,12 +105,16 @@ def polynomials(
         "compile": compile or None,
         "seed": seed,
     }
+    changes = {name: value for name, value in given.items() if value is not None}
+    own = OwnLines(data, validation, test, epochs)
+    own.check(steps, several="RANK" in os.environ)
     report = train_polynomials(
         arch,
         out or Path(f"octavo-{arch}"),
-        {name: value for name, value in given.items() if value is not None},
+        changes,
         export_format=export_format,
         tensorboard=tensorboard,
+        **own.read(changes),
     )
     if report is None:
         return

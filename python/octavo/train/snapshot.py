@@ -45,6 +45,7 @@ class Parts:
             "average": self.average.state_dict() if self.average is not None else None,
             "scaler": self.precision.scaler.state_dict(),
             "task": self.task.state_dict() if has_state(self.task) else None,
+            "data": getattr(self.task, "data_digest", None),
             "random": self.processes.gather(random_state()),
             "state": self.state.as_dict(),
             "clock": self.clock.as_dict(),
@@ -56,7 +57,7 @@ class Parts:
     def take_up(self, file: Path, content: dict[str, Any]) -> None:
         """Put back what :meth:`collect` returned, read from ``file``.
 
-        Raises CheckpointError, before anything is changed if the configuration is another, naming the fields.
+        Raises CheckpointError, before anything is changed if configuration, naming the fields, or data are others.
         """
         with taken_up(file):
             self._take_up(file, content)
@@ -66,6 +67,11 @@ class Parts:
         check_outline(file, content, names)
         self._check_config(file, content["config"], content["step"])
         check_alike(file, content, self.model, self.optimiser, self.average)
+        before, now = content.get("data"), getattr(self.task, "data_digest", None)
+        if before != now:
+            told = [str(digest)[:16] if digest else "the task's own" for digest in (before, now)]
+            way_out = "give the same data, or another folder"
+            raise CheckpointError(f"{file}: of a run on other data: digest was {told[0]}, is {told[1]}; {way_out}")
         try:
             self.model.load_state_dict(content["model"])
             self.optimiser.load_state_dict(content["optimiser"])
@@ -81,11 +87,11 @@ class Parts:
             self.task.load_state_dict(content["task"])
         self.state = State.from_dict(content["state"])
         self.clock.load(content["clock"])
-        before, now = len(content["random"]), self.processes.world
-        if before == now:
+        then, world = len(content["random"]), self.processes.world
+        if then == world:
             restore_random_state(content["random"][self.processes.rank])
         elif self.processes.is_first:
-            told = f"{file}: of {before} processes, now there are {now}; dropout will draw other numbers"
+            told = f"{file}: of {then} processes, now there are {world}; dropout will draw other numbers"
             warnings.warn(told, stacklevel=2)
 
     def _check_config(self, file: Path, saved: dict[str, Any], step: int) -> None:

@@ -10,6 +10,7 @@ Beyond the two, a task may have:
   without gradients, under the precision of the run. If its signature has ``rank`` and ``world``, evaluation is shared:
   each process returns the sums of its part, all of them pairs, and the loop adds them up.
 - ``metric`` and ``goal`` (``"max"`` or ``"min"``): which of the numbers decides what is best, and when to stop.
+- ``data_digest``: a text that names the data. A checkpoint keeps it, and a run does not go on with other data.
 - ``state_dict()`` and ``load_state_dict(state)``: tensors and plain values that a checkpoint should carry. The state
   must be the same in all processes; that of the first is kept.
 """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from octavo.data import CharTokenizer
-from octavo.data.polynomials import CHARACTERS, kind
+from octavo.data.polynomials import CHARACTERS
 from octavo.errors import ShapeError
+from octavo.models.polynomials.tally import Tally
 
 BATCH = 512
 # Characters of an answer that SymPy is asked about. Right ones have 29; what 96 can say takes it minutes to expand.
@@ -69,6 +69,8 @@ def expander(model: nn.Module, tokenizer: CharTokenizer) -> Callable[[list[str]]
     """Return a function from left sides to right sides that asks ``model``: greedy, in float32, batches of 512."""
 
     def expand(lefts: list[str]) -> list[str]:
+        if not lefts:
+            return []
         model.eval()
         device = next(model.parameters()).device
         source = torch.from_numpy(tokenizer.encode(lefts, end=False)[0])
@@ -130,18 +132,11 @@ def measure(expand: Callable[[list[str]], Sequence[str]], lines: Sequence[str], 
     answers = list(expand([left for left, _, _ in sides]))
     if len(answers) != len(lines):
         raise ShapeError(f"{len(answers)} answers to {len(lines)} lines")
-    total, exact = Counter(), Counter()
-    wrong = []
+    tally, wrong = Tally(), []
     for (left, _, right), given in zip(sides, answers, strict=True):
-        name = kind(left)
-        total[name] += 1
-        if given == right:
-            exact[name] += 1
-        else:
+        if not tally.add(left, right, given):
             wrong.append((left, right, given))
-    count = sum(exact.values())
-    by_kind = {name: (exact[name], total[name]) for name in sorted(total)}
-    accuracy = Accuracy(len(lines), count, None, by_kind, wrong)
+    accuracy = Accuracy(tally.lines, tally.exact, None, tally.by_kind, wrong)
     return accuracy.symbolic() if symbolic else accuracy
 
 

@@ -14,7 +14,7 @@ import torch
 
 from octavo import container, files, locks
 from octavo.data import CharTokenizer
-from octavo.data.polynomials import Splits, Stream, splits
+from octavo.data.polynomials import Passes, Splits, Stream, splits
 from octavo.engine import Engine
 from octavo.formats import Format
 from octavo.models.polynomials.accuracy import Accuracy, expander, measure
@@ -64,9 +64,10 @@ class PolynomialReport:
         accuracy = self.accuracy
         kinds = [f"  {name}" for name in accuracy.by_kind]
         shares = [f"{exact / total:.2%} of {total:,}" for exact, total in accuracy.by_kind.values()]
+        exact = f"{accuracy.share:.3%} of {accuracy.lines:,} test lines that do not occur in training"
         return [
             ("trained", f"{self.parameters:,} parameters, {self.result.step:,} steps"),
-            ("exact match", f"{accuracy.share:.3%} of {accuracy.lines:,} test lines that do not occur in training"),
+            ("exact match", exact if accuracy.lines else "not measured: there are no test lines"),
             *zip(kinds, shares, strict=True),
             ("written", f"{self.folder / MODEL}: try octavo expand --model {self.folder / MODEL} '(x+1)*(x-2)'"),
         ]
@@ -79,16 +80,20 @@ def train_polynomials(
     *,
     export_format: str = "mxint8",
     tensorboard: bool = False,
+    data: Splits[Stream] | Splits[list[str]] | None = None,
+    origin: str = "",
 ) -> PolynomialReport | None:
     """Train, test and export a model of ``architecture`` in ``folder``, going on with the run that is there, if any.
 
     ``changes``: fields of :class:`TrainConfig` that differ from the recipe. ``export_format``: of the exported weights.
+    ``data``: lines of one's own, such as :func:`octavo.data.polynomials.own_lines` reads; None is the generated ones.
+    ``origin``: what the command says of them, for the report.
     Returns None in every process but the first. Raises Interrupted if a signal ended the training, LockedError if
     another process trains in ``folder``.
     """
     Format(export_format)  # refuse it now, not after the training
     shape, config = model_config(architecture), train_config(**changes)
-    data = splits(SPLIT_SEED, VALIDATION, TEST)
+    data = splits(SPLIT_SEED, VALIDATION, TEST) if data is None else data
     task = PolynomialTask(data, config.batch_size, seed=config.seed, limit=WATCHED)
     seed_all(config.seed)
     model = build(shape)
@@ -99,14 +104,14 @@ def train_polynomials(
         result = train(model, task, config, folder, tensorboard=tensorboard)
         if result.reason == "interrupted":
             raise result.interruption(told=True)
-        made = {"command": command(architecture, changes, export_format), "seed": config.seed}
+        made = {"command": command(architecture, changes, export_format) + origin, "seed": config.seed}
         return _finish(model, task, data, result, folder, export_format, made) if first else None
 
 
 def _finish(
     model: Seq2Seq,
     task: PolynomialTask,
-    data: Splits[Stream],
+    data: Splits[Stream] | Splits[list[str]],
     result: TrainResult,
     folder: Path,
     export_format: str,
@@ -114,7 +119,7 @@ def _finish(
 ) -> PolynomialReport:
     """Test the last weights, export them, and write the report; ``made``: by which command and seed."""
     model.load_state_dict(container.load(folder / "last.safetensors"))
-    integer = integer_form(model, data.train, task.tokenizer)
+    integer = integer_form(model, task.stream, task.tokenizer)
     accuracy = measure(expander(model, task.tokenizer), data.test)
     if len(accuracy.wrong) <= COMPARED and find_spec("sympy") is not None:
         accuracy = accuracy.symbolic()
@@ -148,7 +153,7 @@ def command(architecture: str, changes: dict[str, Any], export_format: str) -> s
     return " ".join(words)
 
 
-def integer_form(model: Seq2Seq, stream: Stream, tokenizer: CharTokenizer) -> StaticInt8Seq2Seq | None:
+def integer_form(model: Seq2Seq, stream: Stream | Passes, tokenizer: CharTokenizer) -> StaticInt8Seq2Seq | None:
     """Return the static INT8 form of a hybrid model, calibrated on training lines; None for other architectures.
 
     Inputs whose rounding to 8 bits does the most damage get 16; :func:`octavo.quant.static.costly` chooses them.

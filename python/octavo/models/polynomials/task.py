@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.data import CharTokenizer
-from octavo.data.polynomials import Splits, Stream
+from octavo.data.polynomials import Passes, Splits, Stream
 from octavo.models.polynomials.accuracy import Lines, exact_match
 from octavo.models.seq2seq import PAD
 
@@ -25,7 +26,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class PolynomialTask:
-    """Lines of a training stream; exact match on validation lines.
+    """Lines of a training stream, or passes over one's own lines; exact match on validation lines.
 
     Update ``s`` takes lines ``s * batch_size`` and following, sorted by length, so that micro-batches hold lines of
     about one length and little padding. Only inside an update: if whole updates differed in length, training would need
@@ -34,10 +35,22 @@ class PolynomialTask:
 
     metric, goal = "exact", "max"
 
-    def __init__(self, data: Splits[Stream], batch_size: int, *, seed: int = 0, limit: int | None = None) -> None:
-        """Take the training stream, from a place that ``seed`` chooses, and the first ``limit`` validation lines."""
+    def __init__(
+        self,
+        data: Splits[Stream] | Splits[list[str]],
+        batch_size: int,
+        *,
+        seed: int = 0,
+        limit: int | None = None,
+    ) -> None:
+        """Take the training lines and the first ``limit`` validation lines.
+
+        ``data``: of a stream, which is read from a place that ``seed`` chooses, or of lists, whose lines are trained on
+        in passes, each in an order that ``seed`` and its number choose. Raises DataError for a bad line in a list.
+        """
         self.tokenizer = CharTokenizer.polynomials()
-        self._stream, self._batch_size, self._seed = data.train, batch_size, seed
+        self.stream, self.data_digest, self._first = _stream(data, seed, self.tokenizer)
+        self._batch_size = batch_size
         self._validation = Lines.of(data.validation[:limit], self.tokenizer)
         self._lines = lru_cache(maxsize=2)(self._make_lines)
 
@@ -65,10 +78,21 @@ class PolynomialTask:
     def _make_lines(self, step: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Return the sources and targets of an update, sorted by length."""
         count = self._batch_size
-        source, target = self._stream.batch(self._seed * RUN + step * count, count, self.tokenizer)
+        source, target = self.stream.batch(self._first + step * count, count, self.tokenizer)
         lengths, target_lengths = (source != PAD).sum(1), (target != PAD).sum(1)
         order = np.lexsort((target_lengths, -(-lengths // MULTIPLE)))
         return source[order], target[order]
+
+
+def _stream(
+    data: Splits[Stream] | Splits[list[str]], seed: int, tokenizer: CharTokenizer
+) -> tuple[Stream | Passes, str | None, int]:
+    """Return what is trained on, a digest of all lines if they are a user's own, and the number of the first line."""
+    if isinstance(data.train, Stream):
+        return data.train, None, seed * RUN
+    passes = Passes(data.train, seed, tokenizer=tokenizer)
+    held = "\n".join([*data.validation, "", *data.test])
+    return passes, sha256(f"{passes.digest}\n{held}".encode()).hexdigest(), 0
 
 
 def _trim(ids: NDArray[np.uint8]) -> Tensor:

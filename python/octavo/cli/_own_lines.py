@@ -1,0 +1,69 @@
+"""The options of ``octavo train polynomials`` that say which lines of one's own to train on."""
+
+from __future__ import annotations
+
+import math
+import os
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import SettingError
+
+
+@dataclass(frozen=True)
+class OwnLines:
+    """``--data FILE``, ``--validation N|FILE``, ``--test N|FILE`` and ``--epochs N``, as given."""
+
+    data: Path | None
+    validation: str | None
+    test: str | None
+    epochs: float | None
+
+    def check(self, steps: int | None, *, several: bool) -> None:
+        """Refuse what cannot be meant. ``several``: processes, each of which reads the files.
+
+        Raises SettingError naming the option.
+        """
+        if self.data is None:
+            for name in ("validation", "test", "epochs"):
+                if getattr(self, name) is not None:
+                    raise SettingError(f"--{name} is {getattr(self, name)}; it needs --data FILE, lines of your own")
+            return
+        if self.epochs is not None and steps is not None:
+            raise SettingError(f"--epochs is {self.epochs:g} and --steps {steps}; give one of them")
+        if self.epochs is not None and not (self.epochs > 0 and math.isfinite(self.epochs)):
+            raise SettingError(f"--epochs is {self.epochs}; accepted are numbers above 0")
+        for name in ("data", "validation", "test") if several else ():
+            file = _held(getattr(self, name))
+            if file is not None and not isinstance(file, int) and file.exists() and not file.is_file():
+                raise SettingError(f"--{name} is {file}, no regular file; several processes cannot share it")
+
+    def read(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments of ``train_polynomials``, and put the steps of ``--epochs`` into ``changes``.
+
+        Raises DataError as :func:`octavo.data.polynomials.own_lines`, OSErrors.
+        """
+        if self.data is None:
+            return {}
+        from octavo.data.polynomials import own_lines
+        from octavo.models.polynomials.recipe import train_config
+        from octavo.report.console import console
+
+        lines = own_lines(self.data, validation=_held(self.validation), test=_held(self.test))
+        if self.epochs is not None:
+            batch = changes.get("batch_size", train_config().batch_size)
+            changes["steps"] = max(1, math.ceil(self.epochs * len(lines.train) / max(1, batch)))
+        if os.environ.get("RANK", "0") == "0":
+            counts = (("train on", lines.train), ("watch", lines.validation), ("test with", lines.test))
+            console(stderr=True).print(f"{self.data}: " + ", ".join(f"{len(part):,} to {to}" for to, part in counts))
+        given = {"data": self.data, "validation": self.validation, "test": self.test}
+        words = [f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None]
+        return {"data": lines, "origin": "".join(words)}
+
+
+def _held(given: str | Path | None) -> int | Path | None:
+    if given is None:
+        return None
+    return int(given) if isinstance(given, str) and given.isascii() and given.isdigit() else Path(given)

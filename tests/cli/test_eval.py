@@ -1,0 +1,136 @@
+"""``octavo eval polynomials``: exact match on lines of one's own, against counting by hand."""
+
+import json
+import lzma
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from octavo import container
+from octavo.data import CharTokenizer, polynomials
+from octavo.engine import Engine
+from octavo.models.seq2seq import Seq2SeqConfig, build
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A small random model of the polynomials' vocabulary."""
+    folder = tmp_path_factory.mktemp("models") / "hybrid"
+    folder.mkdir()
+    config = Seq2SeqConfig(embedding=8, encoder=8, hidden=16, feedforward=16)
+    torch.manual_seed(0)
+    container.save(dict(build(config).state_dict()), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"octavo": 1, "kind": "seq2seq", **config.as_dict()}))
+    CharTokenizer.polynomials().save(folder / "tokenizer.json")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def lines(exported):
+    """More than are answered together; every third line has the model's own answer for its right side; the last is too long for the model."""
+    lefts = [line.partition("=")[0] for line in polynomials.generate(17_000, seed=6)]
+    answers = Engine.load(exported).expand(lefts)
+    rows = [
+        f"{left}={(right or 'x') if place % 3 == 0 else 'x'}"
+        for place, (left, right) in enumerate(zip(lefts, answers, strict=True))
+    ]
+    return [*rows, "x" * 33 + "=x"]
+
+
+@pytest.fixture(scope="module")
+def counted(exported, lines):
+    """What is wrong, found one line after the other."""
+    answers = Engine.load(exported).expand([line.partition("=")[0] for line in lines], errors="return")
+    wrong = [
+        n for n, (line, given) in enumerate(zip(lines, answers, strict=True), 1) if line.partition("=")[2] != given
+    ]
+    assert 1000 < len(wrong) < len(lines) - 1000
+    return wrong
+
+
+@pytest.mark.parametrize("pack", [bytes, lzma.compress])
+def test_exact_answers_are_counted(octavo, exported, lines, counted, tmp_path, pack):
+    file, out = tmp_path / "lines", tmp_path / "wrong.jsonl"
+    file.write_bytes(pack("\n".join(lines).encode()))
+    args = ("eval", "polynomials", "--data", file, "--model", exported, "-o", out)
+    found = json.loads(octavo(*args, "--mistakes", 5, "--json").stdout)
+    exact = len(lines) - len(counted)
+    assert (found["lines"], found["exact"], found["failed"]) == (len(lines), exact, 1)
+    assert found["exact_share"] == exact / len(lines)
+    kinds = found["by_kind"]
+    assert [sum(kind[name] for kind in kinds.values()) for name in ("lines", "exact")] == [len(lines), exact]
+    assert kinds["other"] == {"lines": 1, "exact": 0}
+    wrong = [json.loads(row) for row in out.read_text().splitlines()]
+    assert [row["line"] for row in wrong] == counted and found["mistakes"] == wrong[:5]
+    for row in wrong[:-1]:
+        assert f"{row['left']}={row['right']}" == lines[row["line"] - 1] and row["given"] != row["right"]
+    assert wrong[-1]["reason"] == "33 characters; accepted are 1 to 32" and "given" not in wrong[-1]
+    text = octavo(*args, "--mistakes", 1).stdout
+    assert f"{exact / len(lines):.3%}: {exact:,} of {len(lines):,} lines" in text
+    assert f"line {counted[0]}: {lines[counted[0] - 1]}, answered" in text and "1 lines, counted as wrong" in text
+
+
+def test_a_pipe_is_evaluated(octavo, exported, lines, counted, tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    feed = threading.Thread(target=lambda: fifo.write_text("\n".join(lines)))
+    feed.start()
+    found = json.loads(octavo("eval", "polynomials", "--data", fifo, "--model", exported, "--json").stdout)
+    feed.join(10)
+    assert found["exact"] == len(lines) - len(counted)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "lines: there are no lines"),
+        (b"x=x\nx\n", "lines: line 2: 0 '='"),
+        (b"x=x\nx=Q\n", "lines: line 2: column 3: unknown character 'Q'"),
+        (b"x=x\nx=\xff\n", "lines: line 2: column 3: broken UTF-8"),
+        (lzma.compress(b"x=x\n") + b"y", "compressed data is damaged or cut off"),
+    ],
+)
+def test_files_that_are_no_lines_are_refused_and_nothing_is_written(octavo, exported, tmp_path, content, reason):
+    file, out = tmp_path / "lines", tmp_path / "wrong.jsonl"
+    file.write_bytes(content)
+    result = octavo("eval", "polynomials", "--data", file, "--model", exported, "-o", out, code=2)
+    assert reason in result.stderr and result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [file]
+    octavo("eval", "polynomials", "--data", tmp_path / "absent", "--model", exported, code=2)
+    assert "--mistakes is -1" in octavo("eval", "polynomials", "--data", file, "--mistakes", "-1", code=2).stderr
+
+
+def test_torch_and_sympy_are_not_loaded(exported, tmp_path):
+    (tmp_path / "lines").write_text("x=x\n")
+    args = ["eval", "polynomials", "--data", str(tmp_path / "lines"), "--model", str(exported)]
+    code = f"import sys; from octavo.cli import app; app({args}, standalone_mode=False)"
+    code += "; print([name for name in ('torch', 'sympy') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_memory_does_not_grow_with_the_file(exported, tmp_path):
+    code = f"""
+import os, resource
+from octavo.engine import Engine
+from octavo.models.polynomials.evaluate import evaluate
+engine, peaks = Engine.load({str(exported)!r}), []
+for count in (20_000, 200_000):
+    with open({str(tmp_path / "lines")!r}, "w") as file:
+        file.writelines("x=x\\n" for _ in range(count))
+    assert evaluate(engine, file.name).lines == count
+    peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+assert peaks[1] - peaks[0] < 10_000, peaks
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.slow
+def test_the_shipped_model_is_as_good_as_is_said(octavo, shared):
+    """99.69 % of the 200,000 lines of the public exercise."""
+    data = shared / "data" / "polynomials_200k.txt.xz"
+    found = json.loads(octavo("eval", "polynomials", "--data", data, "--json").stdout)
+    assert found["lines"] == 200_000 and abs(found["exact"] - 199_379) <= 10  # kernels may round the last bit apart
