@@ -1,9 +1,11 @@
 """Laws of the sequence-to-sequence models, over the three architectures and shapes where nothing divides anything."""
 
+import copy
 import itertools
 import json
 from dataclasses import replace
 
+import octavo
 import pytest
 import torch
 from octavo.errors import DTypeError, SettingError, ShapeError
@@ -245,6 +247,24 @@ def test_a_beam_of_one_is_greedy(model, source, config):
         beamed, beam_scores = beam_search(model, memory, config.max_target, 1, cache=cache)
         assert torch.equal(tokens, beamed)
         assert torch.allclose(scores, beam_scores, atol=10 * CLOSE, rtol=CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore::octavo.CoverageWarning")
+def test_quantised_and_packed_models_answer_with_their_quantised_positions(config, source):
+    """Positions are read past their layers; what generation reads is what the forward pass reads."""
+    model = made(config)
+    recipe = "int8:channel; type:Linear int8:channel input=int8:channel"  # integer products agree bit for bit
+    simulated = octavo.quantize_model(model, recipe, progress=False).eval()
+    rounded = copy.deepcopy(simulated)
+    with torch.no_grad():
+        for name in ("source_positions", "target_positions"):
+            if hasattr(rounded, name):
+                table = getattr(rounded, name).weight
+                table.copy_(octavo.quantize(table, "int8:channel"))
+        tokens, scores = simulated.generate(source)
+        for other in (rounded, octavo.pack_model(simulated)):
+            found, found_scores = other.generate(source)
+            assert torch.equal(found, tokens) and torch.allclose(found_scores, scores, atol=10 * CLOSE, rtol=CLOSE)
 
 
 def best_answer(model, source, length):

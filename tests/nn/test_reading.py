@@ -7,7 +7,7 @@ import octavo
 import pytest
 import torch
 from octavo import KernelError
-from octavo.nn import PackedLinear, QuantEmbedding, QuantLinear, QuantTransposedLinear
+from octavo.nn import PackedLinear, QuantEmbedding, QuantLinear, QuantTransposedLinear, rounded_weights
 from octavo.nn.reading import LateTensor
 from octavo.quant.spec import INT32, Calibration, LayerPlan, Spec
 from torch import nn
@@ -197,6 +197,29 @@ def test_strict_refuses_and_gives_the_rule():
     packed = octavo.pack_model(octavo.quantize_model(Two(), "mxint8", progress=False))
     with octavo.strict(), pytest.raises(KernelError, match=r"^inner.layer: .*'name:inner.layer keep'"):
         packed(X)
+
+
+def test_methods_outside_a_forward_say_that_they_compute():
+    class Own(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer = layer
+
+        def plain(self, x):
+            return x @ self.layer.weight.t()
+
+        @rounded_weights()
+        def generate(self, x):
+            return self.plain(x)
+
+    layer = quantised(weight="int4:channel")
+    with torch.no_grad():
+        expected = X @ octavo.quantize(layer.weight, "int4:channel").t()
+        for model in (Own(layer), Own(PackedLinear.from_linear(layer))):
+            assert torch.equal(model.generate(X), expected)
+            with rounded_weights():
+                assert torch.equal(model.plain(X), expected)
+        assert torch.equal(Own(layer).plain(X), X @ layer.weight.t())
 
 
 def test_hooks_of_torch_that_move_the_weight_work_on():

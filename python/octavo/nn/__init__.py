@@ -21,6 +21,7 @@ from octavo.nn.packed_conv import PackedConv1d, PackedConv2d
 from octavo.nn.packed_embedding import PackedEmbedding
 from octavo.nn.packed_linear import PackedLinear
 from octavo.nn.quantiser import Quantiser
+from octavo.nn.reading import rounded_weights
 
 __all__ = [
     "Int32Bias",
@@ -40,4 +41,5 @@ __all__ = [
     "Quantiser",
     "attention",
     "quantized_matmul",
+    "rounded_weights",
 ]

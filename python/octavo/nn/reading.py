@@ -3,12 +3,15 @@
 Some models use a layer as a holder of its weight (DeBERTa's ``rel_embeddings``, Mamba's ``conv1d``). Inside a forward
 pass, ``layer.weight`` of a quantised layer is the rounded weight and of a packed one the decoded weight, so that the
 model computes with the same values however it reads them. Everywhere else it is the Parameter or PackedTensor.
+Methods that compute outside any module's forward say so with :func:`rounded_weights`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -17,8 +20,24 @@ from torch.utils._pytree import tree_map_only
 
 _CALL = nn.Module._call_impl.__code__
 
+_rounded: ContextVar[bool] = ContextVar("octavo_rounded_weights", default=False)
+
 # Every watch gets the ids of the layers that are read past while it is here.
 watches: list[set[int]] = []
+
+
+@contextmanager
+def rounded_weights() -> Iterator[None]:
+    """Read ``layer.weight`` and ``layer.bias`` of quantised layers as in a forward pass: rounded, or decoded.
+
+    For a model's methods that read weights themselves and are called without its forward, such as a ``generate`` of its
+    own; also a decorator of them.
+    """
+    token = _rounded.set(True)
+    try:
+        yield
+    finally:
+        _rounded.reset(token)
 
 
 def inside_forward(layer: nn.Module) -> bool:
@@ -29,14 +48,15 @@ def inside_forward(layer: nn.Module) -> bool:
     """
     if torch.compiler.is_compiling():
         return True
-    frame = sys._getframe(2)
-    while frame is not None:
-        if frame.f_code is _CALL or frame.f_code.co_name == "forward":
-            for watch in watches:
-                watch.add(id(layer))
-            return True
+    found = _rounded.get()
+    frame = None if found else sys._getframe(2)
+    while frame is not None and not found:
+        found = frame.f_code is _CALL or frame.f_code.co_name == "forward"
         frame = frame.f_back
-    return False
+    if found:
+        for watch in watches:
+            watch.add(id(layer))
+    return found
 
 
 def late(make: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -11,6 +11,7 @@ from torch import nn
 from octavo.errors import BypassWarning
 from octavo.nn import PackedLayer, QuantAttention, QuantLayer, QuantMatmul, reading
 from octavo.quant.recipe import Rule
+from octavo.quant.recipe.sites import is_default, join
 
 _NAMED = 8  # paths in a message; the warning's ``layers`` has all
 _KINDS = (PackedLayer, QuantLayer, QuantAttention, QuantMatmul)
@@ -32,6 +33,30 @@ def stop_watching(model: nn.Module) -> None:
     for key, hook in list(model._forward_pre_hooks.items()):
         if isinstance(hook, _FirstPass):
             del model._forward_pre_hooks[key]
+
+
+def warn_of_shared(model: nn.Module) -> None:
+    """Warn of quantised weights that are also a Parameter of a module that is no layer, which reads it as it is."""
+    quantised = {
+        id(layer._own("weight")): path
+        for path, layer in _layers(model).items()
+        if isinstance(layer, QuantLayer) and layer.weight_quantiser is not None
+    }
+    found = {
+        quantised[id(tensor)]: join(path, name)
+        for path, module in model.named_modules()
+        if not isinstance(module, QuantLayer) and not is_default(module)
+        for name, tensor in module._parameters.items()
+        if id(tensor) in quantised
+    }
+    if found:
+        rule = "; ".join(str(Rule(name=path, keep=True)) for path in found)
+        shared = ", ".join(f"{join(path, 'weight')} is {other}" for path, other in list(found.items())[:_NAMED])
+        message = (
+            f"{type(model).__name__}: {shared}, too, a Parameter of no layer: where the model reads it by that name it "
+            f"is not rounded. Keep {_it(found)} in the recipe: '{rule}'"
+        )
+        warnings.warn(BypassWarning(message, tuple(found), rule), stacklevel=3)
 
 
 def bypassed(model: nn.Module) -> list[str]:

@@ -13,7 +13,7 @@ from octavo.nn.layer import QuantLayer
 from octavo.nn.quantiser import Quantiser
 from octavo.quant.activations import activation_scales, check_format
 from octavo.quant.algorithms.in_order import solve_weights
-from octavo.quant.bypass import stop_watching, watch_first_pass
+from octavo.quant.bypass import stop_watching, warn_of_shared, watch_first_pass
 from octavo.quant.calibration import Batches, activation_quantisers, observe
 from octavo.quant.covered import tell_coverage
 from octavo.quant.progress import Progress, Report
@@ -73,6 +73,7 @@ def quantize_model(
         raise
     if plan is not recipe:  # a plan names each layer, a recipe means the model
         tell_coverage(quantised, show)
+    warn_of_shared(quantised)
     return quantised
 
 

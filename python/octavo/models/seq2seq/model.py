@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from octavo.errors import DTypeError, ShapeError
 from octavo.models.seq2seq.config import Seq2SeqConfig
+from octavo.nn.reading import rounded_weights
 
 PAD, START, END = 0, 1, 2
 
@@ -70,6 +71,7 @@ class Seq2Seq(nn.Module):
         return self.decode(self.encode_checked(source_BS), tokens_BT)
 
     @torch.no_grad()
+    @rounded_weights()  # the positions are read past their layers, and nothing here is a forward
     def generate(
         self, source_BS: Tensor, *, max_length: int | None = None, beam: int = 1, cache: bool = True
     ) -> tuple[Tensor, Tensor]:

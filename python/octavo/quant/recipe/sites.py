@@ -101,7 +101,7 @@ def model_sites(model: nn.Module) -> list[Site]:
             for inner, part in module.named_modules():
                 sites += _unreachable(part, tuple(join(path, inner) for path in names), reason)
             whole.add(names[0])
-        elif _is_default(module):
+        elif is_default(module):
             reason = f"{type(module).__name__} has a forward of its own, which no quantised layer stands in for"
             sites += _unreachable(module, tuple(names), reason)
             whole.add(names[0])
@@ -126,7 +126,8 @@ def is_transposed(module: nn.Module) -> bool:
     )
 
 
-def _is_default(module: nn.Module) -> bool:
+def is_default(module: nn.Module) -> bool:
+    """Whether the default selection means the module: Linear, Conv1d, Conv2d, Embedding, Conv1D of transformers."""
     return isinstance(module, _BASES) or is_transposed(module)
 
 
@@ -134,7 +135,7 @@ def _roles(module: nn.Module) -> tuple[str, ...]:
     """Return the roles of a layer's tensors; none for a module that is no layer."""
     if declared := getattr(module, "quant_roles", None):
         return tuple(role for role in ROLES if role in declared)
-    if not _is_default(module) or _computes_its_own(module):
+    if not is_default(module) or _computes_its_own(module):
         return ()
     return ("weight", "output") if isinstance(module, nn.Embedding) else ROLES
 
@@ -148,7 +149,7 @@ def _computes_its_own(module: nn.Module) -> bool:
 
 
 def _layer_sites(module: nn.Module, paths: tuple[str, ...], roles: tuple[str, ...]) -> Iterator[Site]:
-    shared = {"paths": paths, "classes": _class_names(module), "is_default": _is_default(module)}
+    shared = {"paths": paths, "classes": _class_names(module), "is_default": is_default(module)}
     for role in roles:
         if role in ("input", "output"):
             yield Site(role=role, name=None, **shared)
