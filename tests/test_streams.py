@@ -231,9 +231,15 @@ def test_messages_that_cannot_be_written_change_no_exit_code(exported, kind):
     assert done.stdout == Engine.load(exported).expand(["x"])[0].encode() + b"\n\n"
 
 
+COMMANDS = ("formats --json", "recipe int4", "--help", "--version")
+OFTEN = [(command, kind) for command in COMMANDS for kind in ("full", "closed")]
+SELDOM = [(command, kind) for command in COMMANDS for kind in ("gone", "slow")]
+
+
 @pytest.mark.parametrize("unbuffered", [False, True], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize("kind", ["full", "closed", "gone", "slow"])
-@pytest.mark.parametrize("command", ["formats --json", "recipe int4", "--help", "--version"])
+@pytest.mark.parametrize(
+    ("command", "kind"), OFTEN + SELDOM[:2] + [pytest.param(*pair, marks=pytest.mark.slow) for pair in SELDOM[2:]]
+)
 def test_no_command_loses_output_in_silence(tmp_path, command, kind, unbuffered):
     args = command.split()
     code, told, received = octavo(args, None, Sink(kind, tmp_path), unbuffered=unbuffered)
@@ -443,6 +449,13 @@ def test_errors_name_the_stream_and_the_first_line_that_is_lost(exported, text, 
         engine.expand_stream(reader, io.StringIO())
     with open(tmp_path / "in.txt") as reader, pytest.raises(DTypeError, match=r"in\.txt: read gives a str"):
         engine.expand_stream(reader, io.BytesIO())
+    with socket.socket() as plain:
+        with pytest.raises(DTypeError, match="a socket has no read; a socket gives a stream with makefile"):
+            engine.expand_stream(plain, io.BytesIO())
+        with pytest.raises(DTypeError, match="a socket has no write"):
+            engine.expand_stream(io.BytesIO(b"x"), plain)
+    with open("/proc/self/mem", "rb") as broken, pytest.raises(OSError, match=r"/proc/self/mem"):
+        engine.expand_stream(broken, io.BytesIO())
 
 
 def test_a_stream_that_takes_nothing_is_an_error_not_a_loop():

@@ -25,9 +25,11 @@ _STANDARD = {0: "standard input", 1: "standard output", 2: "standard error"}
 def read_some(reader: IO[bytes], size: int) -> bytes:
     """Return up to ``size`` bytes, as soon as there are some; ``b""`` is the end, never a pause.
 
-    Raises OSErrors with the name of the stream, DTypeError for a stream of text.
+    Raises OSErrors with the name of the stream, DTypeError for a stream of text and for what is no stream.
     """
-    with _naming(reader):
+    if not hasattr(reader, "read"):
+        raise DTypeError(f"{name_of(reader)} has no read; a socket gives a stream with makefile('rb')")
+    with naming(reader):
         while (data := _read(reader, size)) is None:
             _wait(reader, select.POLLIN)
     if not isinstance(data, bytes | bytearray | memoryview):
@@ -47,11 +49,14 @@ def write_all(writer: IO[bytes], data: bytes) -> None:
     """Write all of ``data`` and flush it, however little the stream takes at once, waiting where it would block.
 
     A None from ``write`` means that nothing was taken where the stream is raw, and all of it elsewhere.
-    Raises OSErrors with the name of the stream; what was taken before stays written. DTypeError for a stream of text.
+    Raises OSErrors with the name of the stream; what was taken before stays written. DTypeError for a stream of text
+    and for what is no stream.
     """
+    if not hasattr(writer, "write"):
+        raise DTypeError(f"{name_of(writer)} has no write; a socket gives a stream with makefile('wb')")
     if isinstance(writer, io.TextIOBase):
         raise DTypeError(f"{name_of(writer)}: a stream of text; open it in binary mode, or pass its .buffer")
-    with _naming(writer):
+    with naming(writer):
         while data:
             taken = _write(writer, data)
             data = data[taken:]
@@ -70,6 +75,20 @@ def name_of(stream: Any) -> str:
         name = os.fsdecode(name)
         return {"<stdin>": _STANDARD[0], "<stdout>": _STANDARD[1]}.get(name, name)
     return f"a {type(stream).__name__}"
+
+
+@contextmanager
+def naming(stream: Any) -> Iterator[None]:
+    """Give OSErrors that name no file the name of the stream."""
+    try:
+        yield
+    except OSError as error:
+        number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno
+        if error.filename is not None or number is None:
+            raise
+        name = name_of(stream)
+        closed = number == errno.EBADF and name in _STANDARD.values()
+        raise OSError(number, "it is closed" if closed else error.strerror or str(error), name) from error
 
 
 def _read(reader: IO[bytes], size: int) -> Any:
@@ -129,17 +148,3 @@ def _descriptor(stream: Any) -> int | None:
     except (AttributeError, OSError, ValueError):  # not a method of it, or none behind it, or closed
         return None
     return number if type(number) is int and number >= 0 else None
-
-
-@contextmanager
-def _naming(stream: Any) -> Iterator[None]:
-    """Give OSErrors that name no file the name of the stream."""
-    try:
-        yield
-    except OSError as error:
-        number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno
-        if error.filename is not None or number is None:
-            raise
-        name = name_of(stream)
-        closed = number == errno.EBADF and name in _STANDARD.values()
-        raise OSError(number, "it is closed" if closed else error.strerror or str(error), name) from error

@@ -1,5 +1,6 @@
 """The polynomial lines. SymPy is the oracle of both sides; the 200,000 lines of the exercise are that of the law."""
 
+import contextlib
 import gzip
 import itertools
 import lzma
@@ -462,6 +463,25 @@ def test_compressed_streams_may_follow_each_other_but_nothing_else(tmp_path, kin
         path.write_bytes(one + two + rest)
         with pytest.raises(DataError, match=r"lines: after line \d: compressed data is damaged or cut off"):
             list(polynomials.read(path, on_error=lambda bad: None))
+
+
+def test_no_damage_to_an_xz_file_goes_unnoticed(tmp_path):
+    """Every bit, and every length: an error, or the same lines."""
+    whole = lzma.compress(b"x=x\n2*x=") + bytes(4) + lzma.compress(b"2*x\n")
+    path = tmp_path / "lines"
+    path.write_bytes(whole)
+    wanted = list(polynomials.read(path))
+    flips = (whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :] for at in range(len(whole)) for bit in (0, 5))
+    cuts = (whole[:length] for length in range(1, len(whole)))
+    for data in itertools.chain(flips, cuts):
+        path.write_bytes(data)
+        with contextlib.suppress(DataError):
+            assert list(polynomials.read(path)) == wanted
+
+
+def test_errors_of_the_disk_name_the_file():
+    with pytest.raises(OSError, match="/proc/self/mem"):
+        list(polynomials.read("/proc/self/mem"))
 
 
 @pytest.mark.parametrize("kind", PACKERS)

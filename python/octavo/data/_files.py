@@ -9,6 +9,8 @@ import os
 import zlib
 from typing import Any
 
+from octavo._streams import naming
+
 XZ, GZIP = b"\xfd7zXZ\0", b"\x1f\x8b"
 #: What reading compressed data raises where it is damaged, cut off, or followed by something else.
 DAMAGED = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
@@ -25,8 +27,9 @@ class Source(io.RawIOBase):
         """Open a file. Raises OSErrors."""
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close
         self.first = b""
-        while len(self.first) < len(XZ) and (piece := self._file.read(len(XZ) - len(self.first))):
-            self.first += piece
+        with naming(self._file):
+            while len(self.first) < len(XZ) and (piece := self._file.read(len(XZ) - len(self.first))):
+                self.first += piece
         self._ahead, self.position = self.first, 0
 
     def readable(self) -> bool:
@@ -34,12 +37,13 @@ class Source(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read as :class:`io.RawIOBase` does."""
+        """Read as :class:`io.RawIOBase` does. Raises OSErrors that name the file."""
         if self._ahead:
             size = min(len(buffer), len(self._ahead))
             buffer[:size], self._ahead = self._ahead[:size], self._ahead[size:]
         else:
-            size = self._file.readinto(buffer)
+            with naming(self._file):
+                size = self._file.readinto(buffer)
         self.position += size
         return size
 

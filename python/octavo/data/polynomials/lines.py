@@ -63,7 +63,8 @@ class Stream:
         self._seed = whole("seed", seed)
         if isinstance(exclude, str):
             raise DTypeError("exclude is a string; accepted are strings, one for each line")
-        self._exclude = tuple(dict.fromkeys(_string(line).partition("=")[0] for line in exclude or ()))
+        held_out = (_string(line, f"exclude, line {number}") for number, line in enumerate(exclude or (), 1))
+        self._exclude = tuple(dict.fromkeys(line.partition("=")[0] for line in held_out))
         self._core = _core._PolynomialStream(self._seed, self._exclude)
 
     @property
@@ -124,8 +125,8 @@ class Stream:
         return Stream, (self._seed, self._exclude)
 
 
-def _string(left: object) -> str:
+def _string(left: object, name: str = "left side") -> str:
     if not isinstance(left, str):
-        raise DTypeError(f"a left side is a {type(left).__name__}; accepted are strings")
-    check_text("a left side", left)
+        raise DTypeError(f"{name} is a {type(left).__name__}; accepted are strings")
+    check_text(name, left)
     return left
