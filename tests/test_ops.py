@@ -425,12 +425,6 @@ def test_numpy_and_torch_give_the_same():
         assert octavo.encode(x.numpy(), text) == octavo.encode(x, text)
 
 
-def test_forward_mode_derivatives_are_refused_not_lost():
-    x = torch.randn(4, 32)
-    with pytest.raises(NotImplementedError, match="forward-mode"):
-        torch.func.jvp(lambda t: octavo.quantize(t, "mxint8"), (x,), (torch.ones_like(x),))
-
-
 def test_a_parameter_is_quantised_in_place_without_gradients():
     weight = torch.nn.Parameter(torch.randn(4, 32))
     wanted = octavo.quantize(weight.detach(), "mxint8")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from octavo import _core
-from octavo.errors import FormatError
+from octavo.errors import FormatError, ShapeError
 
 
 @lru_cache(maxsize=4096)
@@ -84,12 +84,23 @@ class Format:
         return self.core.bits
 
     def bits_per_element(self, k: int) -> float:
-        """Bits per element with the scales' share, for a row (``:tensor``: a tensor) of ``k`` elements."""
-        return self.core.bits_per_element(k)
+        """Bits per element with the scales' share, for a row (``:tensor``: a tensor) of ``k`` elements.
+
+        Raises ShapeError for what is no number of elements.
+        """
+        try:
+            return self.core.bits_per_element(k)
+        except (OverflowError, TypeError) as error:
+            raise ShapeError(f"'{self}': a row of {k!r} elements; accepted are whole numbers of at least 0") from error
 
     def nbytes(self, shape: tuple[int, ...], axis: int = -1) -> int:
         """Bytes of a tensor of this shape: codes, scales, zero points, padding. Raises ShapeError."""
-        return self.core.nbytes(list(shape), axis)
+        try:
+            return self.core.nbytes(list(shape), axis)
+        except (OverflowError, TypeError) as error:
+            raise ShapeError(
+                f"'{self}': shape {shape!r} along axis {axis!r}; accepted are whole numbers from 0 that fit memory"
+            ) from error
 
     @property
     def block(self) -> int | None:

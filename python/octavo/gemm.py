@@ -6,9 +6,13 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch import library as registry
+from torch.autograd import forward_ad
 
 from octavo import _core
-from octavo._checks import together
+from octavo._checks import register, together, without_none
+from octavo._derivatives import constant, refuse_tangents
+from octavo._memory import check_held
 from octavo.errors import DTypeError, ShapeError
 from octavo.linear_cuda import same_device, scratch_memory
 from octavo.ops_cuda import place
@@ -24,6 +28,9 @@ _library.define(
     "int8_gemm(Tensor a, Tensor b, Tensor? bias, Tensor? row_scales, Tensor? column_scales, ScalarType dtype, "
     "int zero=0) -> Tensor"
 )
+
+
+ADVICE = "products of int8 are constants"
 
 
 def _check(a, b, bias, row_scales, column_scales, dtype, zero):
@@ -56,6 +63,13 @@ def _check(a, b, bias, row_scales, column_scales, dtype, zero):
     if not -128 <= zero <= 127 or (zero and dtype != torch.int8):
         raise ShapeError(f"int8_gemm to {dtype}: zero is {zero}; accepted are -128 to 127 for int8, else 0")
     same_device(a, (b, bias, row_scales, column_scales), "int8_gemm")
+    if not a.is_meta:
+        names = ("a", "b", "bias", "row_scales", "column_scales")
+        for name, part in zip(names, (a, b, bias, row_scales, column_scales), strict=True):
+            if part is not None:
+                check_held(part, f"int8_gemm: {name}")
+    if forward_ad._current_level >= 0:
+        refuse_tangents("int8_gemm", ADVICE, bias, row_scales, column_scales)
     return m, n, k
 
 
@@ -107,14 +121,18 @@ def _int8_gemm_cuda(a, b, bias, row_scales, column_scales, dtype, zero=0):
     return out
 
 
-_library.impl("int8_gemm", _int8_gemm, "CPU")
-_library.impl("int8_gemm", _int8_gemm_cuda, "CUDA")
+register(_library, {"int8_gemm": _int8_gemm}, "CPU")
+register(_library, {"int8_gemm": _int8_gemm_cuda}, "CUDA")
 
 
-@torch.library.register_fake("octavo::int8_gemm", lib=_library)
-def _(a, b, bias, row_scales, column_scales, dtype, zero=0):
+def _fake(a, b, bias, row_scales, column_scales, dtype, zero=0):
     together("int8_gemm", a, b, bias, row_scales, column_scales)
+    _check(a, b, bias, row_scales, column_scales, dtype, zero)
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
+
+
+registry.register_fake("octavo::int8_gemm", without_none("int8_gemm", _fake), lib=_library)
+constant(_library, "int8_gemm", ADVICE)
 
 
 def int8_gemm(

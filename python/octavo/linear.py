@@ -7,14 +7,25 @@ decoded a panel of rows at a time, in the cache. Source: FORMATS.md, sections 5 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
-from octavo import _core, linear_cuda
-from octavo._checks import together
-from octavo._operands import INTEGER_BIASES, addresses, checked_bias, inputs, weight_specs
+from octavo import _core, _fakes, linear_cuda
+from octavo._checks import float_code, register
+from octavo._derivatives import IntegerProduct, Product, ProductBackward, constant, differentiate, refuse_tangents
+from octavo._memory import check_held
+from octavo._operands import (
+    INTEGER_BIASES,
+    addresses,
+    check_lookup,
+    checked_bias,
+    checked_scales,
+    inputs,
+    weight_specs,
+    wrong_gradient,
+)
 from octavo.errors import DTypeError, ShapeError
 from octavo.formats import Format, core
 from octavo.tensor import FLOATS, PackedTensor
@@ -42,6 +53,12 @@ _library.define(
 # --- CPU ------------------------------------------------------------------------------------------------------------
 
 
+def _packed_linear_plain(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
+    if forward_ad._current_level >= 0:
+        refuse_tangents("packed_linear_plain", "call packed_linear", x, scales, bias)
+    return _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features)
+
+
 def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
     fmt, specs = weight_specs(format, out_features, in_features)
     x, code, shape = inputs(x, format, out_features, in_features, "packed_linear")
@@ -57,13 +74,13 @@ def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, 
 
 
 def _packed_linear_backward(grad, codes, scales, zeros, levels, format, out_features, in_features):
+    linear_cuda.same_device(grad, (codes, scales, zeros, levels), "packed_linear_backward")
     fmt, specs = weight_specs(format, out_features, in_features)
     addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
     if grad.ndim == 0 or grad.shape[-1] != out_features:
-        raise ShapeError(
-            f"packed_linear_backward: grad has shape {tuple(grad.shape)}, the '{format}' weight has {out_features} "
-            f"rows; the last dimension of grad must be {out_features}"
-        )
+        raise wrong_gradient(grad, format, out_features)
+    float_code(grad.dtype, format)
+    check_held(grad, "packed_linear_backward: grad")
     rows = grad.reshape(math.prod(grad.shape[:-1]), out_features)
     out = grad.new_zeros(rows.shape[0], in_features)
     each = linear_cuda.PANEL // max(in_features, 1) if grad.is_cuda else PANEL
@@ -74,6 +91,12 @@ def _packed_linear_backward(grad, codes, scales, zeros, levels, format, out_feat
     return out.view(*grad.shape[:-1], in_features)
 
 
+def _integer_linear_plain(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
+    if forward_ad._current_level >= 0:
+        refuse_tangents("integer_linear_plain", "call integer_linear", x, scales, bias, input_scales)
+    return _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features)
+
+
 def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
     fmt, specs = weight_specs(format, out_features, in_features)
     x, code, shape = inputs(x, format, out_features, in_features, "integer_linear")
@@ -82,23 +105,23 @@ def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, 
     if bias is not None:
         bias, bias_code = checked_bias(bias, out_features, INTEGER_BIASES, "integer_linear")
         added = (bias.data_ptr(), bias_code)
+    m, input_fmt = math.prod(shape[:-1]), core(input_format)
     if input_scales is not None:
-        if input_scales.dtype != torch.float32:
-            raise DTypeError(f"integer_linear: input_scales have dtype {input_scales.dtype}; accepted is float32")
-        input_scales = input_scales.contiguous()
-        given = (input_scales.data_ptr(), input_scales.numel())
+        count = m if input_fmt.granularity == "channel" else 1
+        input_scales = checked_scales(input_scales, count, input_format)
+        given = (input_scales.data_ptr(), count)
     out = x.new_empty(shape)
-    sizes = (code, math.prod(shape[:-1]), out_features, in_features)
-    _core._integer_linear(fmt, core(input_format), *sizes, x.data_ptr(), (*parts, 0, 0), given, added, out.data_ptr())
+    sizes = (code, m, out_features, in_features)
+    _core._integer_linear(fmt, input_fmt, *sizes, x.data_ptr(), (*parts, 0, 0), given, added, out.data_ptr())
     return out
 
 
 def _packed_embedding(ids, codes, scales, zeros, levels, format, rows, width, dtype):
+    if forward_ad._current_level >= 0:
+        refuse_tangents("packed_embedding", EMBEDDING_ADVICE, scales, levels)
     fmt, specs = weight_specs(format, rows, width)
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise DTypeError(f"packed_embedding: ids have dtype {ids.dtype}; accepted are int64 and int32")
-    if dtype not in FLOATS:
-        raise DTypeError(f"packed_embedding to {dtype}; accepted are float32, float16, bfloat16")
+    check_lookup(ids, dtype)
+    check_held(ids, "packed_embedding: ids")
     parts = addresses((codes, scales, zeros, levels), specs, format, rows, width)
     out = torch.empty((*ids.shape, width), dtype=dtype)
     flat = ids.to(torch.int64).contiguous()
@@ -106,110 +129,32 @@ def _packed_embedding(ids, codes, scales, zeros, levels, format, rows, width, dt
     return out
 
 
-for _name, _function in (
-    ("packed_linear", _packed_linear),
-    ("packed_linear_plain", _packed_linear),
-    ("packed_linear_backward", _packed_linear_backward),
-    ("integer_linear", _integer_linear),
-    ("integer_linear_plain", _integer_linear),
-    ("packed_embedding", _packed_embedding),
-):
-    _library.impl(_name, _function, "CPU")
-for _name, _function in linear_cuda.OPS.items():
-    _library.impl(_name, _function, "CUDA")
-_library.impl("packed_linear_backward", _packed_linear_backward, "CUDA")
+EMBEDDING_ADVICE = "packed tables are constants"
 
+_KERNELS = {
+    "packed_linear": _packed_linear,
+    "packed_linear_plain": _packed_linear_plain,
+    "packed_linear_backward": _packed_linear_backward,
+    "integer_linear": _integer_linear,
+    "integer_linear_plain": _integer_linear_plain,
+    "packed_embedding": _packed_embedding,
+}
+register(_library, _KERNELS, "CPU")
+register(_library, {**linear_cuda.OPS, "packed_linear_backward": _packed_linear_backward}, "CUDA")
 
-# --- shapes for torch.compile ---------------------------------------------------------------------------------------
-
-
-def _fake_linear(x, *parts):
-    together("linear", x, *parts)
-    return x.new_empty((*x.shape[:-1], parts[-2]))
-
-
-for _name in ("packed_linear", "packed_linear_plain", "integer_linear", "integer_linear_plain"):
-    torch.library.register_fake(f"octavo::{_name}", _fake_linear, lib=_library)
-
-
-@torch.library.register_fake("octavo::packed_linear_backward", lib=_library)
-def _(grad, codes, scales, zeros, levels, format, out_features, in_features):
-    together("linear", grad, codes, scales, zeros, levels)
-    return grad.new_empty((*grad.shape[:-1], in_features))
-
-
-@torch.library.register_fake("octavo::packed_embedding", lib=_library)
-def _(ids, codes, scales, zeros, levels, format, rows, width, dtype):
-    together("packed_embedding", ids, codes, scales, zeros, levels)
-    return codes.new_empty((*ids.shape, width), dtype=dtype)
-
-
-# --- gradients ------------------------------------------------------------------------------------------------------
-
-
-def _bias_gradient(grad: Tensor, dtype: torch.dtype) -> Tensor:
-    return grad.reshape(-1, grad.shape[-1]).sum(0).to(dtype)
-
-
-def _setup_packed(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    _, *parts, bias, format, out_features, in_features = inputs
-    ctx.save_for_backward(*parts)
-    ctx.sizes = (format, out_features, in_features)
-    ctx.bias_dtype = None if bias is None else bias.dtype
-
-
-def _backward_packed(ctx: Any, grad: Tensor) -> tuple:
-    grad_x = None
-    if ctx.needs_input_grad[0]:
-        grad_x = torch.ops.octavo.packed_linear_backward(grad, *ctx.saved_tensors, *ctx.sizes)
-    grad_bias = _bias_gradient(grad, ctx.bias_dtype) if ctx.needs_input_grad[5] else None
-    return grad_x, None, None, None, None, grad_bias, None, None, None
-
-
-torch.library.register_autograd("octavo::packed_linear", _backward_packed, setup_context=_setup_packed, lib=_library)
-
-
-def _setup_backward(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    _, *parts, format, out_features, in_features = inputs
-    ctx.save_for_backward(*parts)
-    ctx.sizes = (format, out_features, in_features)
-
-
-def _double_backward(ctx: Any, grad: Tensor) -> tuple:
-    again = torch.ops.octavo.packed_linear(grad, *ctx.saved_tensors, None, *ctx.sizes)
-    return again, None, None, None, None, None, None, None
-
-
-torch.library.register_autograd(
-    "octavo::packed_linear_backward", _double_backward, setup_context=_setup_backward, lib=_library
-)
-
-
-def _setup_integer(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    _, codes, scales, bias, _, format, _, out_features, in_features = inputs
-    ctx.save_for_backward(codes, scales)
-    ctx.sizes = (format, out_features, in_features)
-    ctx.bias_dtype = None if bias is None else bias.dtype
-
-
-def _backward_integer(ctx: Any, grad: Tensor) -> tuple:
-    """Straight through the rounding of the inputs."""
-    grad_x = None
-    if ctx.needs_input_grad[0]:
-        codes, scales = ctx.saved_tensors
-        absent = codes.new_empty(0), scales.new_empty(0)  # integers have neither zeros nor levels
-        grad_x = torch.ops.octavo.packed_linear_backward(grad, codes, scales, *absent, *ctx.sizes)
-    grad_bias = _bias_gradient(grad, ctx.bias_dtype) if ctx.needs_input_grad[3] else None
-    return grad_x, None, None, grad_bias, None, None, None, None, None
-
-
-torch.library.register_autograd("octavo::integer_linear", _backward_integer, setup_context=_setup_integer, lib=_library)
+_fakes.register_products(_library)
+differentiate(_library, ("packed_linear", "packed_linear_plain"), Product, free=(0, 5))
+differentiate(_library, ("packed_linear_backward",), ProductBackward, free=(0,))
+differentiate(_library, ("integer_linear", "integer_linear_plain"), IntegerProduct, free=(0, 3))
+constant(_library, "packed_embedding", EMBEDDING_ADVICE)
 
 
 # --- public functions -----------------------------------------------------------------------------------------------
 
 
-def _wants_gradient(x: Tensor, bias: Tensor | None) -> bool:
+def _wants_derivative(x: Tensor, bias: Tensor | None) -> bool:
+    if forward_ad._current_level >= 0:  # the plain ops refuse tangents
+        return True
     return torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
 
 
@@ -241,7 +186,7 @@ def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -
     """
     rows, columns = _matrix(x, weight, "packed_linear")
     ops = torch.ops.octavo
-    op = ops.packed_linear.default if _wants_gradient(x, bias) else ops.packed_linear_plain.default
+    op = ops.packed_linear.default if _wants_derivative(x, bias) else ops.packed_linear_plain.default
     return op(x, *weight.parts, bias, weight.format.text, rows, columns)
 
 
@@ -268,7 +213,7 @@ def integer_linear(
     """
     rows, columns = _matrix(x, weight, "integer_linear")
     ops = torch.ops.octavo
-    op = ops.integer_linear.default if _wants_gradient(x, bias) else ops.integer_linear_plain.default
+    op = ops.integer_linear.default if _wants_derivative(x, bias) else ops.integer_linear_plain.default
     text = input_format.text if isinstance(input_format, Format) else input_format
     return op(x, weight.codes, weight.scales, bias, input_scales, weight.format.text, text, rows, columns)
 
@@ -302,6 +247,8 @@ def kernel(
     """
     if dtype not in FLOATS:
         raise DTypeError(f"kernel for {dtype}; accepted are float32, float16, bfloat16")
+    if not 0 <= m < 2**63:
+        raise ShapeError(f"kernel for {m} rows of x; accepted are at least 0, below 2^63")
     fmt, _ = weight_specs(str(format), n, k)
     given = None if input_format is None else core(str(input_format))
     if torch.device(device).type == "cuda":

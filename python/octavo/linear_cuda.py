@@ -15,10 +15,13 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from octavo import _core
-from octavo._operands import INTEGER_BIASES, addresses, checked_bias, inputs, weight_specs
-from octavo.errors import DTypeError, ShapeError
+from octavo._derivatives import refuse_tangents
+from octavo._memory import check_held
+from octavo._operands import INTEGER_BIASES, addresses, check_lookup, checked_bias, checked_scales, inputs, weight_specs
+from octavo.errors import DTypeError
 from octavo.formats import core
 from octavo.ops_cuda import place
 from octavo.tensor import FLOATS
@@ -56,6 +59,12 @@ def _integer_scratch(fmt, input_fmt, device, sizes, code, bias_code, offset):
 def _check_formats(fmt, input_fmt):
     """Refuse formats that have no integer product. Raises FormatError."""
     _core._linear_kernel(fmt, input_fmt, 1, 1, 1)
+
+
+def _packed_linear_plain(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
+    if forward_ad._current_level >= 0:
+        refuse_tangents("packed_linear_plain", "call packed_linear", x, scales, bias)
+    return _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features)
 
 
 def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
@@ -109,6 +118,12 @@ def decoded_panel(
     return torch.ops.octavo.decode.default(*pieces, format, [panel.stop - panel.start, columns], -1, dtype)
 
 
+def _integer_linear_plain(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
+    if forward_ad._current_level >= 0:
+        refuse_tangents("integer_linear_plain", "call integer_linear", x, scales, bias, input_scales)
+    return _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features)
+
+
 def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
     same_device(x, (codes, scales, bias, input_scales), "integer_linear")
     fmt, specs = weight_specs(format, out_features, in_features)
@@ -122,7 +137,7 @@ def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, 
         bias, bias_code = checked_bias(bias, out_features, INTEGER_BIASES, "integer_linear")
         added = (bias.data_ptr(), bias_code)
     if input_scales is not None:
-        input_scales = _given_scales(input_scales, m if input_fmt.granularity == "channel" else 1, input_format)
+        input_scales = checked_scales(input_scales, m if input_fmt.granularity == "channel" else 1, input_format)
         given = input_scales.data_ptr()
     if 0 in sizes:
         return _empty_product(x, scales, bias, input_scales, shape)
@@ -137,16 +152,6 @@ def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, 
     return out
 
 
-def _given_scales(scales: Tensor, count: int, input_format: str) -> Tensor:
-    if scales.dtype != torch.float32:
-        raise DTypeError(f"integer_linear: input_scales have dtype {scales.dtype}; accepted is float32")
-    if scales.numel() != count:
-        raise ShapeError(
-            f"integer_linear: input_scales hold {scales.numel()} values, '{input_format}' inputs need {count}"
-        )
-    return scales.contiguous()
-
-
 def _empty_product(x, scales, bias, input_scales, shape):
     """The bias alone: without columns, an integer one times both scales, of which chosen ones are 0."""
     out = torch.zeros(shape, dtype=torch.float32, device=x.device)
@@ -158,13 +163,13 @@ def _empty_product(x, scales, bias, input_scales, shape):
 
 
 def _packed_embedding(ids, codes, scales, zeros, levels, format, rows, width, dtype):
+    if forward_ad._current_level >= 0:
+        refuse_tangents("packed_embedding", "packed tables are constants", scales, levels)
     parts = (codes, scales, zeros, levels)
     same_device(ids, parts, "packed_embedding")
     fmt, specs = weight_specs(format, rows, width)
-    if ids.dtype not in (torch.int64, torch.int32):
-        raise DTypeError(f"packed_embedding: ids have dtype {ids.dtype}; accepted are int64 and int32")
-    if dtype not in FLOATS:
-        raise DTypeError(f"packed_embedding to {dtype}; accepted are float32, float16, bfloat16")
+    check_lookup(ids, dtype)
+    check_held(ids, "packed_embedding: ids")
     addresses(parts, specs, format, rows, width)
     flat = ids.reshape(-1)
     if flat.numel() == 0 or width == 0:
@@ -181,9 +186,9 @@ def _packed_embedding(ids, codes, scales, zeros, levels, format, rows, width, dt
 
 OPS = {
     "packed_linear": _packed_linear,
-    "packed_linear_plain": _packed_linear,
+    "packed_linear_plain": _packed_linear_plain,
     "integer_linear": _integer_linear,
-    "integer_linear_plain": _integer_linear,
+    "integer_linear_plain": _integer_linear_plain,
     "packed_embedding": _packed_embedding,
 }
 """Kernels of the ops of ``linear.py`` for the dispatch key CUDA."""

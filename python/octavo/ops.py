@@ -14,16 +14,27 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
-from octavo import _core, ops_cuda
-from octavo._checks import DEVICES, check_out, given_parts, readable, refuse_overlap, stored
+from octavo import _core, _derivatives, _fakes, ops_cuda
+from octavo._checks import (
+    DEVICES,
+    check_decode_out,
+    check_encode_out,
+    check_gradient,
+    check_quantize_out,
+    check_ste,
+    float_code,
+    given_parts,
+    readable,
+    register,
+    stored,
+)
+from octavo._derivatives import refuse_tangents
 from octavo.errors import DTypeError, FormatError, ShapeError
 from octavo.formats import Format, core
-from octavo.tensor import FLOATS, PackedTensor, part_specs, symbolic_specs
+from octavo.tensor import FLOATS, PackedTensor, part_specs
 
 if TYPE_CHECKING:
     import numpy as np
-
-STES = ("clipped", "identity")
 
 _library = torch.library.Library("octavo", "DEF")
 _OPTIONS = "str format, int axis=-1, str rule='floor', Tensor? scales=None, Tensor? zeros=None, Tensor? levels=None"
@@ -46,22 +57,31 @@ _library.define(f"decode_out({_PARTS}, *, Tensor(a!) out) -> ()")
 
 
 def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, ste="clipped"):
+    check_ste(ste)
+    x, code = readable(x, f"quantize to '{format}': x")
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _quantize_into(x, format, axis, rule, scales, zeros, levels, out)
+    _quantize_into(x, code, format, axis, rule, scales, zeros, levels, out)
+    return out
+
+
+def _quantize_plain(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None):
+    if forward_ad._current_level >= 0:
+        refuse_tangents("quantize_plain", "call quantize", x, scales)
+    x, code = readable(x, f"quantize to '{format}': x")
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _quantize_into(x, code, format, axis, rule, scales, zeros, levels, out)
     return out
 
 
 def _quantize_out(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, *, out):
-    check_out(out, x.shape, x.dtype, "out")
-    if x.is_contiguous() and out.data_ptr() != x.data_ptr():  # other layouts are read from a copy
-        refuse_overlap(x, out)
-    _quantize_into(x, format, axis, rule, scales, zeros, levels, out)
+    check_quantize_out(x, scales, zeros, levels, out)
+    x, code = readable(x, f"quantize to '{format}': x")
+    _quantize_into(x, code, format, axis, rule, scales, zeros, levels, out)
     increment_version(out)  # written behind autograd's back
 
 
-def _quantize_into(x, format, axis, rule, scales, zeros, levels, out):
+def _quantize_into(x, code, format, axis, rule, scales, zeros, levels, out):
     fmt = core(format)
-    x, code = readable(x, f"quantize to '{format}': x")
     given, _keep = None, ()
     if scales is not None or zeros is not None or levels is not None:
         given, _keep = given_parts(fmt, tuple(x.shape), axis, scales, zeros, levels)
@@ -70,9 +90,11 @@ def _quantize_into(x, format, axis, rule, scales, zeros, levels, out):
 
 def _quantize_backward(grad, x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, learn=False):
     fmt = core(format)
+    check_gradient(grad, x, format, scales, learn)
     x, code = readable(x, f"gradient of quantize to '{format}': x")
+    grad, _ = readable(grad, f"gradient of quantize to '{format}': grad")
     grad, _ = readable(grad.to(x.dtype), "grad")
-    out = torch.empty_like(x)
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
     given, keep = given_parts(fmt, tuple(x.shape), axis, scales, zeros, levels)
     scale_grad = torch.zeros(keep[0].shape if learn else 0, dtype=torch.float32)
     address = scale_grad.data_ptr() if learn else 0
@@ -83,155 +105,92 @@ def _quantize_backward(grad, x, format, axis=-1, rule="floor", scales=None, zero
 
 
 def _encode(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error"):
-    parts = _empty_parts(x, core(format), axis)
-    _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts)
+    x, code = readable(x, f"encode to '{format}': x")
+    fmt = core(format)
+    parts = tuple([torch.empty(shape, dtype=dtype) for _, dtype, shape in part_specs(fmt, tuple(x.shape), axis)])
+    _encode_into(x, code, fmt, axis, rule, scales, zeros, levels, nonfinite, parts)
     return parts
-
-
-def _empty_parts(x, fmt, axis):
-    specs = part_specs(fmt, tuple(x.shape), axis)
-    return tuple(torch.empty(shape, dtype=dtype, device=x.device) for _, dtype, shape in specs)
 
 
 def _encode_out(
     x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error",
     *, codes_out, scales_out, zeros_out, levels_out,
 ):  # fmt: skip
-    fmt = core(format)
     parts = (codes_out, scales_out, zeros_out, levels_out)
-    for part, (name, dtype, shape) in zip(parts, part_specs(fmt, tuple(x.shape), axis), strict=True):
-        check_out(part, shape, dtype, name)
-    _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts)
+    x, code = readable(x, f"encode to '{format}': x")
+    fmt = core(format)
+    scales, zeros, levels = check_encode_out(x, fmt, axis, (scales, zeros, levels), parts)
+    _encode_into(x, code, fmt, axis, rule, scales, zeros, levels, nonfinite, parts)
     increment_version(parts)
 
 
-def _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts):
-    fmt = core(format)
-    x, code = readable(x, f"encode to '{format}': x")
+def _encode_into(x, code, fmt, axis, rule, scales, zeros, levels, nonfinite, parts):
+    if forward_ad._current_level >= 0:
+        refuse_tangents("encode", ENCODE_ADVICE, x, scales)
     given, _keep = None, ()
     if scales is not None or zeros is not None or levels is not None:
         given, _keep = given_parts(fmt, tuple(x.shape), axis, scales, zeros, levels)
-    addresses = tuple(part.data_ptr() for part in parts)
+    addresses = tuple([part.data_ptr() for part in parts])
     _core._encode(fmt, code, x.shape, axis, x.data_ptr(), addresses, rule, nonfinite, given)
 
 
 def _decode(codes, scales, zeros, levels, format, shape, axis, dtype):
+    fmt = core(format)
+    code = float_code(dtype, format)
+    addresses, _keep = _encoded_parts((codes, scales, zeros, levels), fmt, tuple(shape), axis)
     out = torch.empty(shape, dtype=dtype)
-    _decode_out(codes, scales, zeros, levels, format, shape, axis, out=out)
+    _core._decode(fmt, code, shape, axis, addresses, out.data_ptr())
     return out
 
 
 def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
     fmt = core(format)
-    code = FLOATS.get(out.dtype)
-    if code is None:
-        raise DTypeError(f"decode of '{format}' to {out.dtype}; accepted are float32, float16, bfloat16")
-    check_out(out, shape, out.dtype, "out")
-    wanted = part_specs(fmt, tuple(shape), axis)
-    parts = [
-        part
-        if part.dtype == dtype and part.shape == part_shape and part.is_contiguous()
-        else stored(part, dtype, part_shape, f"'{format}': {name}")
-        for part, (name, dtype, part_shape) in zip((codes, scales, zeros, levels), wanted, strict=True)
-    ]
-    addresses = (parts[0].data_ptr(), parts[1].data_ptr(), parts[2].data_ptr(), parts[3].data_ptr())
+    code = float_code(out.dtype, format)
+    check_decode_out((codes, scales, zeros, levels), tuple(shape), out)
+    addresses, _keep = _encoded_parts((codes, scales, zeros, levels), fmt, tuple(shape), axis)
     _core._decode(fmt, code, shape, axis, addresses, out.data_ptr())
     increment_version(out)
 
 
-for _name, _function in (
-    ("quantize", _quantize),
-    ("quantize_plain", _quantize),
-    ("quantize_out", _quantize_out),
-    ("quantize_backward", _quantize_backward),
-    ("encode", _encode),
-    ("encode_out", _encode_out),
-    ("decode", _decode),
-    ("decode_out", _decode_out),
-):
-    _library.impl(_name, _function, "CPU")
-for _name, _function in ops_cuda.OPS.items():
-    _library.impl(_name, _function, "CUDA")
+def _encoded_parts(parts, fmt, shape, axis):
+    """Addresses of the parts, and the tensors that keep them alive."""
+    if forward_ad._current_level >= 0:
+        refuse_tangents("decode", DECODE_ADVICE, *parts)
+    kept = [
+        part
+        if part.dtype == dtype
+        and part.shape == part_shape
+        and part.is_contiguous()
+        and part.untyped_storage().nbytes() >= part.storage_offset() * dtype.itemsize + part.nbytes
+        else stored(part, dtype, part_shape, f"'{fmt}': {name}")
+        for part, (name, dtype, part_shape) in zip(parts, part_specs(fmt, shape, axis), strict=True)
+    ]
+    return (kept[0].data_ptr(), kept[1].data_ptr(), kept[2].data_ptr(), kept[3].data_ptr()), kept
 
 
-# --- shapes for torch.compile ---------------------------------------------------------------------------------------
+ENCODE_ADVICE = "codes have none; octavo.quantize has the same values and passes derivatives through"
+DECODE_ADVICE = "parts of packed tensors are constants"
 
+_KERNELS = {
+    "quantize": _quantize,
+    "quantize_plain": _quantize_plain,
+    "quantize_out": _quantize_out,
+    "quantize_backward": _quantize_backward,
+    "encode": _encode,
+    "encode_out": _encode_out,
+    "decode": _decode,
+    "decode_out": _decode_out,
+}
+register(_library, _KERNELS, "CPU")
+register(_library, ops_cuda.OPS, "CUDA")
 
-@torch.library.register_fake("octavo::quantize", lib=_library)
-def _(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, ste="clipped"):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@torch.library.register_fake("octavo::quantize_plain", lib=_library)
-def _(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None):
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-@torch.library.register_fake("octavo::quantize_backward", lib=_library)
-def _(grad, x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, learn=False):
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if learn:
-        return out, torch.empty_like(scales, memory_format=torch.contiguous_format)
-    return out, x.new_empty(0, dtype=torch.float32)
-
-
-@torch.library.register_fake("octavo::encode", lib=_library)
-def _(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error"):
-    specs = symbolic_specs(core(format), tuple(x.shape), axis)
-    return tuple(x.new_empty(shape, dtype=dtype) for _, dtype, shape in specs)
-
-
-@torch.library.register_fake("octavo::decode", lib=_library)
-def _(codes, scales, zeros, levels, format, shape, axis, dtype):
-    return codes.new_empty(shape, dtype=dtype)
-
-
+_fakes.register_codecs(_library)
+_derivatives.differentiate(_library, ("quantize", "quantize_plain"), _derivatives.Rounded, free=(0,))
+_derivatives.differentiate(_library, ("quantize_backward",), _derivatives.RoundedBackward, free=(0, 1))
+_derivatives.constant(_library, "encode", ENCODE_ADVICE)
+_derivatives.constant(_library, "decode", DECODE_ADVICE)
 for _name in ("quantize_out", "encode_out", "decode_out"):
-    torch.library.register_fake(f"octavo::{_name}", lambda *args, **kwargs: None, lib=_library)
-
-
-# --- gradients ------------------------------------------------------------------------------------------------------
-
-
-def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-    x, format, axis, rule, scales, zeros, levels, ste = inputs
-    ctx.format, ctx.axis, ctx.rule, ctx.ste = format, axis, rule, ste
-    ctx.save_for_backward(x, scales, zeros, levels)
-
-
-def _backward(ctx: Any, grad: Tensor) -> tuple:
-    x, scales, zeros, levels = ctx.saved_tensors
-    learn = scales is not None and ctx.needs_input_grad[4]
-    if ctx.ste == "identity" and not learn:
-        return grad, None, None, None, None, None, None, None
-    grad_x, grad_scales = torch.ops.octavo.quantize_backward(
-        grad, x, ctx.format, ctx.axis, ctx.rule, scales, zeros, levels, learn
-    )
-    return grad if ctx.ste == "identity" else grad_x, None, None, None, grad_scales if learn else None, None, None, None
-
-
-torch.library.register_autograd("octavo::quantize", _backward, setup_context=_setup_context, lib=_library)
-
-
-def _setup_backward_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    _, x, format, axis, rule, scales, zeros, levels, learn = inputs
-    ctx.format, ctx.axis, ctx.rule, ctx.learn = format, axis, rule, learn
-    ctx.save_for_backward(x, scales, zeros, levels)
-
-
-def _double_backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
-    """The clipped gradient is linear in the incoming one; that of a learned scale is not differentiated again."""
-    if ctx.learn:
-        raise NotImplementedError("quantize: second derivatives through learned scales are not defined")
-    x, scales, zeros, levels = ctx.saved_tensors
-    options = (ctx.format, ctx.axis, ctx.rule, scales, zeros, levels)
-    masked, _ = torch.ops.octavo.quantize_backward(grad, x, *options, False)
-    return masked, None, None, None, None, None, None, None, None
-
-
-torch.library.register_autograd(
-    "octavo::quantize_backward", _double_backward, setup_context=_setup_backward_context, lib=_library
-)
+    _derivatives.untransformed(_library, _name)
 
 
 # --- public functions -----------------------------------------------------------------------------------------------
@@ -244,8 +203,8 @@ def _tensor(x: Tensor | np.ndarray, what: str) -> Tensor:
             raise DTypeError(f"{what} is on {x.device}; the codecs run on the CPU and on CUDA devices")
         if x.dtype not in FLOATS:
             raise DTypeError(f"{what} has dtype {x.dtype}; accepted are float32, float16, bfloat16")
-        if x.layout is not torch.strided:
-            raise DTypeError(f"{what} has layout {x.layout}; accepted are strided tensors")
+        if x.layout is not torch.strided or x.is_nested:
+            raise DTypeError(f"{what} has layout {x.layout}{' (nested)' * x.is_nested}; accepted are strided tensors")
         return x
     return from_numpy(x, what)
 
@@ -262,7 +221,7 @@ def _target(out: Tensor | np.ndarray, what: str) -> Tensor:
 
 def _part(value: Any, what: str) -> Tensor | None:
     """Return given scales, zeros or levels as a tensor; the ops check that it lies where x does."""
-    dense = isinstance(value, Tensor) and value.layout is torch.strided
+    dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
     if value is None or (dense and value.device.type in DEVICES):
         return value
     if isinstance(value, Tensor):
@@ -360,8 +319,7 @@ def quantize(
     Raises FormatError for an unknown text or an option that does not fit, DTypeError for other dtypes and devices,
     ShapeError for an axis or scales that do not fit. Source: FORMATS.md, sections 2 and 4.
     """
-    if ste not in STES:
-        raise FormatError(f"unknown ste {ste!r}; accepted are clipped, identity")
+    check_ste(ste)
     text = _text(format)
     _options(axis, scale=scale)
     t = _tensor(x, f"quantize to '{text}': x")
@@ -369,9 +327,8 @@ def quantize(
     if zeros is not None:
         zeros = pack_zeros(text, zeros, tuple(t.shape), axis)
     if out is None:
-        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None:
-            raise NotImplementedError("quantize: forward-mode derivatives are not defined; use reverse mode")
-        if torch.is_grad_enabled() and (t.requires_grad or (scales is not None and scales.requires_grad)):
+        wanted = torch.is_grad_enabled() and (t.requires_grad or (scales is not None and scales.requires_grad))
+        if wanted or forward_ad._current_level >= 0:
             result = torch.ops.octavo.quantize.default(t, text, axis, scale, scales, zeros, levels, ste)
         else:
             result = torch.ops.octavo.quantize_plain.default(t, text, axis, scale, scales, zeros, levels)
@@ -406,14 +363,19 @@ def encode(
     """
     text = _text(format)
     _options(axis, scale=scale, nonfinite=nonfinite)
-    t = _tensor(x, f"encode to '{text}': x").detach()
+    t = _tensor(x, f"encode to '{text}': x")
+    if forward_ad._current_level >= 0:  # which detach() would lose
+        refuse_tangents("encode", ENCODE_ADVICE, t, scales)
+    t = t.detach()
     scales, zeros, levels = _part(scales, "scales"), _part(zeros, "zeros"), _part(levels, "levels")
     if zeros is not None:
         zeros = pack_zeros(text, zeros, tuple(t.shape), axis)
     args = (t, text, axis, scale, scales, zeros, levels, nonfinite)
     if out is None:
         parts = torch.ops.octavo.encode.default(*args)
-        return PackedTensor(Format(text), *parts, shape=tuple(t.shape), dtype=t.dtype, axis=axis, scale=scale)
+        return PackedTensor._encoded(Format(text), parts, tuple(t.shape), t.dtype, axis, scale)
+    if not isinstance(out, PackedTensor):
+        raise DTypeError(f"encode(out=...) takes a PackedTensor, got {type(out).__name__}")
     if (out.format.text, out.shape, out.dtype, out.axis) != (
         str(core(text)),
         tuple(t.shape),
@@ -425,7 +387,7 @@ def encode(
     torch.ops.octavo.encode_out.default(
         *args, codes_out=codes, scales_out=scale_part, zeros_out=zero_part, levels_out=level_part
     )
-    out.scale = scale
+    out._with_rule(scale)
     return out
 
 

@@ -13,13 +13,26 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from octavo import _core
-from octavo._checks import check_out, given_parts, readable, refuse_overlap, stored
-from octavo.errors import CudaError, DTypeError, NonFiniteError
+from octavo._checks import (
+    check_decode_out,
+    check_encode_out,
+    check_gradient,
+    check_quantize_out,
+    check_ste,
+    float_code,
+    given_parts,
+    readable,
+    stored,
+)
+from octavo._derivatives import refuse_tangents
+from octavo._memory import check_held
+from octavo.errors import CudaError, NonFiniteError
 from octavo.formats import core
-from octavo.tensor import FLOATS, part_specs
+from octavo.tensor import part_specs
 
 FIRST_NONE = 2**63 - 1
 """What the word for the first value that is not finite holds where there is none."""
@@ -51,6 +64,7 @@ def place(device: torch.device) -> tuple[int, int]:
 
 def _rows(x: Tensor, axis: int, what: str) -> Rows:
     """Return ``x`` with the axis moved last. Raises DTypeError."""
+    check_held(x, what)
     moved = x.movedim(axis, -1) if x.ndim > 1 else x
     values, code = readable(moved, what)
     k = moved.shape[-1] if moved.ndim else 1
@@ -84,7 +98,14 @@ def _given(format: _core.Format, x: Tensor, axis: int, scales, zeros, levels):
     return (none, memory(keep[0]), zero_part, memory(keep[-1]) if format.has_levels else none), keep
 
 
+def _quantize_plain(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None):
+    if forward_ad._current_level >= 0:
+        refuse_tangents("quantize_plain", "call quantize", x, scales)
+    return _quantize(x, format, axis, rule, scales, zeros, levels)
+
+
 def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, ste="clipped"):
+    check_ste(ste)
     fmt = core(format)
     part_specs(fmt, tuple(x.shape), axis)
     rows = _rows(x, axis, f"quantize to '{format}': x")
@@ -102,9 +123,7 @@ def _quantize_rows(fmt, x, rows, out, axis, rule, scales, zeros, levels):
 
 
 def _quantize_out(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, *, out):
-    check_out(out, x.shape, x.dtype, "out", x.device)
-    if x.is_contiguous() and out.data_ptr() != x.data_ptr():  # other layouts are read from a copy
-        refuse_overlap(x, out)
+    check_quantize_out(x, scales, zeros, levels, out)
     fmt = core(format)
     part_specs(fmt, tuple(x.shape), axis)
     rows = _rows(x, axis, f"quantize to '{format}': x")
@@ -118,6 +137,8 @@ def _quantize_out(x, format, axis=-1, rule="floor", scales=None, zeros=None, lev
 
 def _quantize_backward(grad, x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, learn=False):
     fmt = core(format)
+    check_gradient(grad, x, format, scales, learn)
+    check_held(grad, f"gradient of quantize to '{format}': grad")
     part_specs(fmt, tuple(x.shape), axis)
     rows = _rows(x, axis, f"gradient of quantize to '{format}': x")
     grads = _rows(grad.to(x.dtype), axis, "grad").values
@@ -144,13 +165,14 @@ def _encode_out(
     *, codes_out, scales_out, zeros_out, levels_out,
 ):  # fmt: skip
     parts = (codes_out, scales_out, zeros_out, levels_out)
-    for part, (name, dtype, shape) in zip(parts, part_specs(core(format), tuple(x.shape), axis), strict=True):
-        check_out(part, shape, dtype, name, x.device)
+    scales, zeros, levels = check_encode_out(x, core(format), axis, (scales, zeros, levels), parts)
     _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts)
     increment_version(parts)
 
 
 def _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts):
+    if forward_ad._current_level >= 0:
+        refuse_tangents("encode", "codes have none; call quantize", x, scales)
     fmt = core(format)
     rows = _rows(x, axis, f"encode to '{format}': x")
     given, keep = _given(fmt, x, axis, scales, zeros, levels)
@@ -194,7 +216,7 @@ def _decode(codes, scales, zeros, levels, format, shape, axis, dtype):
 
 
 def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
-    check_out(out, shape, out.dtype, "out", codes.device)
+    check_decode_out((codes, scales, zeros, levels), tuple(shape), out)
     last = len(shape) <= 1 or axis % len(shape) == len(shape) - 1
     rows = _decode_rows(codes, scales, zeros, levels, format, shape, axis, out.dtype, out if last else None)
     if not last:
@@ -203,10 +225,10 @@ def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
 
 
 def _decode_rows(codes, scales, zeros, levels, format, shape, axis, dtype, out):
+    if forward_ad._current_level >= 0:
+        refuse_tangents("decode", "parts of packed tensors are constants", scales, levels)
     fmt = core(format)
-    code = FLOATS.get(dtype)
-    if code is None:
-        raise DTypeError(f"decode of '{format}' to {dtype}; accepted are float32, float16, bfloat16")
+    code = float_code(dtype, format)
     wanted = part_specs(fmt, tuple(shape), axis)
     parts = [
         stored(part, dtype_of, part_shape, f"'{format}': {name}", codes.device)
@@ -223,7 +245,7 @@ def _decode_rows(codes, scales, zeros, levels, format, shape, axis, dtype, out):
 
 OPS = {
     "quantize": _quantize,
-    "quantize_plain": _quantize,
+    "quantize_plain": _quantize_plain,
     "quantize_out": _quantize_out,
     "quantize_backward": _quantize_backward,
     "encode": _encode,

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from functools import lru_cache
 from numbers import Integral
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from octavo import _core
+from octavo._memory import check_held
 from octavo.errors import DTypeError, ShapeError
 from octavo.formats import Format
 
@@ -27,6 +29,10 @@ SCALE_DTYPES = {
     "int8": torch.int8,
     None: torch.uint8,
 }
+
+
+_ATTRIBUTES = ("format", "shape", "dtype", "scale", "axis", "codes", "scales", "zeros", "levels")
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def part_shapes(format: _core.Format, shape: tuple[int, ...], axis: int) -> tuple[list[int], list[int], list[int]]:
@@ -61,24 +67,38 @@ def symbolic_specs(format: _core.Format, shape: tuple[int, ...], axis: int) -> l
 @lru_cache(maxsize=4096)
 def part_specs(format: _core.Format, shape: tuple[int, ...], axis: int) -> list[tuple[str, torch.dtype, torch.Size]]:
     """What ``symbolic_specs`` says, for checked numbers. Raises ShapeError where the format does not take the shape."""
-    format._sizes(list(shape), axis)
+    try:
+        format._sizes(list(shape), axis)
+    except (OverflowError, TypeError) as error:
+        raise ShapeError(
+            f"'{format}': shape {shape} along axis {axis}; sizes are at least 0 and fit memory, the axis lies within "
+            "the dimensions"
+        ) from error
     return [(name, dtype, torch.Size(part)) for name, dtype, part in symbolic_specs(format, shape, axis)]
 
 
-def _on_host(part: Tensor) -> Tensor:
-    """Return a part where the core reads it; one without data stays, for the core to refuse."""
-    return (part if part.is_meta else part.cpu()).contiguous()
+def _check_part(part: Tensor, what: str) -> None:
+    """Refuse what is no plain dense tensor. Raises DTypeError."""
+    if type(part) not in _PLAIN:
+        raise DTypeError(f"{what} are a {type(part).__name__}; accepted are plain tensors, .as_subclass(Tensor) is one")
+    if part.layout is not torch.strided or part.is_nested:
+        raise DTypeError(f"{what} have layout {part.layout}{' (nested)' * part.is_nested}; accepted are dense tensors")
+    if part.is_neg():
+        raise DTypeError(f"{what} are a view with the negative bit; resolve_neg() gives the values")
+    if part.requires_grad:
+        raise DTypeError(f"{what} require a gradient, which packed parts have not; pass part.detach()")
 
 
 class PackedTensor:
-    """An encoded tensor.
+    """An encoded tensor. Immutable: another format, shape or part makes another PackedTensor.
 
     ``codes``: uint8, ``[..., row_bytes]``, the axis moved last. ``scales``: ``[..., groups]`` in their storage dtype
     (uint8 codes for shared exponents and E4M3, float32, float16, or int8 fraction bits), ``[1]`` for ``:tensor``, empty
     without scales. ``zeros``: packed zero points (``uintW``), else empty. ``levels``: float32 ``[1]`` (``nvfp4``), else
     empty. ``shape``, ``dtype``, ``axis``, ``scale``: logical shape and dtype, the axis that groups run along, rule.
 
-    Made by :func:`octavo.encode` and :func:`octavo.load`. Raises ShapeError or DTypeError where parts do not fit the
+    Made by :func:`octavo.encode` and :func:`octavo.load`. The bytes of the parts may be written in place, their sizes
+    are checked again by each function that reads them. Raises ShapeError or DTypeError where parts do not fit the
     format. Source: FORMATS.md section 5.
     """
 
@@ -98,19 +118,56 @@ class PackedTensor:
         scale: str = "floor",
     ) -> None:
         """Check the parts against the format and keep them."""
+        if not isinstance(format, Format):
+            raise DTypeError(f"format is a {type(format).__name__}; accepted is a Format, such as Format('mxint8')")
         if dtype not in FLOATS:
             raise DTypeError(f"logical dtype {dtype}; accepted are float32, float16, bfloat16")
-        shape = tuple(int(n) for n in shape)
+        try:
+            shape = tuple([index(n) for n in shape])
+        except TypeError as error:
+            raise ShapeError(f"'{format}': shape {shape!r}; accepted is a tuple of whole numbers") from error
+        if not isinstance(axis, int) or not isinstance(scale, str):
+            raise ShapeError(f"'{format}': axis {axis!r} and scale rule {scale!r}; accepted are an integer and a text")
         specs = part_specs(format.core, shape, axis)
         for part, (name, kind, part_shape) in zip((codes, scales, zeros, levels), specs, strict=True):
+            _check_part(part, f"'{format}' of shape {shape}: {name}")
             if part.dtype != kind or part.shape != part_shape:
                 raise ShapeError(
                     f"'{format}' of shape {shape}: {name} are {part.dtype} {tuple(part.shape)}, "
                     f"expected {kind} {tuple(part_shape)}"
                 )
-        self.format, self.shape, self.dtype, self.scale = format, shape, dtype, scale
-        self.axis = axis % max(len(shape), 1)
-        self.codes, self.scales, self.zeros, self.levels = codes, scales, zeros, levels
+        self._hold(format, shape, dtype, scale, axis % max(len(shape), 1), codes, scales, zeros, levels)
+
+    def _hold(self, *values: object) -> None:
+        for name, value in zip(_ATTRIBUTES, values, strict=True):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def _encoded(
+        cls,
+        format: Format,
+        parts: tuple[Tensor, Tensor, Tensor, Tensor],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        axis: int,
+        scale: str,
+    ) -> PackedTensor:
+        """Return a PackedTensor of parts that an op has just made for this format and shape."""
+        packed = object.__new__(cls)
+        packed._hold(format, shape, dtype, scale, axis % max(len(shape), 1), *parts)
+        return packed
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse: the parts fit the format and the shape, as was checked when they were given."""
+        raise AttributeError(f"PackedTensor is immutable; cannot set {name!r}, build a new PackedTensor instead")
+
+    def __delattr__(self, name: str) -> None:
+        """Refuse: as for setting."""
+        raise AttributeError(f"PackedTensor is immutable; cannot delete {name!r}, build a new PackedTensor instead")
+
+    def _with_rule(self, scale: str) -> None:
+        """Note the scale rule of what was just encoded into the parts."""
+        object.__setattr__(self, "scale", scale)
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -166,8 +223,8 @@ class PackedTensor:
         """Return the codes as int32 bit patterns, one an element, with the encoding axis moved last."""
         lead = [n for i, n in enumerate(self.shape) if i != self.axis]
         k = self.shape[self.axis] if self.shape else 1
+        codes = self._host_part("codes")
         out = torch.empty([*lead, k] if self.shape else [], dtype=torch.int32)
-        codes = _on_host(self.codes)
         _core._unpack(self.format.width, math.prod(lead), k, codes.data_ptr(), out.data_ptr())
         return out
 
@@ -175,11 +232,23 @@ class PackedTensor:
         """Return the zero points as int32, shaped like the scales; None for formats without them."""
         if not self.format.core.has_zeros:
             return None
-        out = torch.empty(self.scales.shape, dtype=torch.int32)
-        zeros = _on_host(self.zeros)
-        *lead, per_row = self.scales.shape
+        zeros = self._host_part("zeros")
+        *lead, per_row = part_specs(self.format.core, self.shape, self.axis)[1][2]
+        out = torch.empty([*lead, per_row], dtype=torch.int32)
         _core._unpack(self.format.width, math.prod(lead), per_row, zeros.data_ptr(), out.data_ptr())
         return out
+
+    def _host_part(self, name: str) -> Tensor:
+        """Return a part where the core reads it. Raises ShapeError where it was resized in place or has no data."""
+        part = getattr(self, name)
+        kind, shape = next(spec[1:] for spec in part_specs(self.format.core, self.shape, self.axis) if spec[0] == name)
+        if part.dtype != kind or part.shape != shape or part.is_meta:
+            raise ShapeError(
+                f"{name} of '{self.format}' of shape {self.shape} are {part.dtype} {tuple(part.shape)} on "
+                f"{part.device}, expected {kind} {tuple(shape)} with values; was the part resized in place?"
+            )
+        check_held(part, f"{name} of '{self.format}' of shape {self.shape}")
+        return part.cpu().contiguous()
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> PackedTensor:
         """Return the same codes with another logical dtype or on another device."""
