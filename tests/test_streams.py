@@ -268,6 +268,19 @@ def test_a_limit_in_the_middle_of_a_print_is_an_error(tmp_path):
     assert child.stderr == b"error: standard output: file too large\n"
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_long_print_to_a_slow_reader_arrives(tmp_path, unbuffered):
+    sink = Sink("slow", tmp_path)
+    code = "import sys; from octavo.cli import _process; "
+    code += "_process.run(lambda: [print(number, 'x' * 3000) for number in range(150)] and sys.exit(7))"
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=sink.descriptor, env=environment)
+    os.close(sink.descriptor)
+    sink.start()
+    assert child.wait(60) == 7
+    assert sink.end().decode() == "".join(f"{number} {'x' * 3000}\n" for number in range(150))
+
+
 # --- files ---------------------------------------------------------------------------------------------------------
 
 
@@ -283,6 +296,26 @@ def test_a_file_may_be_both_input_and_output(exported, text, answers, tmp_path):
         assert file.read_bytes() == answers
         assert stat.S_IMODE(file.stat().st_mode) == 0o640
         assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_that_does_not_fit_leaves_the_old_one(exported, text, tmp_path):
+    (tmp_path / "in.txt").write_bytes(text)
+    target = tmp_path / "answers.txt"
+    target.write_text("before")
+    for source in (["-f", tmp_path / "in.txt"], []):
+        args = [sys.executable, "-c", MAIN, "expand", "--model", exported, "-o", target, *source]
+        with open(tmp_path / "in.txt", "rb") as stdin:
+            done = subprocess.run(
+                [str(arg) for arg in args],
+                stdin=stdin,
+                capture_output=True,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LIMIT, LIMIT)),
+                check=False,
+            )
+        assert (done.returncode, done.stdout) == (2, b"")
+        told = done.stderr.decode()
+        assert told.startswith(f"error: {target}: file too large; answers from line ") and told.count("\n") == 1
+        assert target.read_text() == "before" and len(list(tmp_path.iterdir())) == 2
 
 
 def test_a_link_stays_and_its_target_is_replaced(exported, tmp_path):

@@ -25,7 +25,9 @@ def whole(name: str, value: int) -> int:
 
 
 def check_text(name: str, text: str) -> None:
-    """Refuse a string with half of a surrogate pair, which no UTF-8 has. Raises DataError with the column."""
+    """Refuse half of a surrogate pair, which no UTF-8 has, by a DataError with its column; DTypeError for no string."""
+    if not isinstance(text, str):
+        raise DTypeError(f"{name} is a {type(text).__name__}; accepted are strings")
     if text.isascii():
         return
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,8 +126,6 @@ class Stream:
         return Stream, (self._seed, self._exclude)
 
 
-def _string(left: object, name: str = "left side") -> str:
-    if not isinstance(left, str):
-        raise DTypeError(f"{name} is a {type(left).__name__}; accepted are strings")
+def _string(left: Any, name: str = "left side") -> str:
     check_text(name, left)
     return left

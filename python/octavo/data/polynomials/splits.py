@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from octavo.data._arguments import check_text, whole
 from octavo.data.polynomials.files import Line
 from octavo.data.polynomials.lines import Stream
-from octavo.errors import DataError, DTypeError
+from octavo.errors import DataError
 
 Train = TypeVar("Train", Stream, list[str])
 
@@ -75,13 +75,12 @@ def split_lines(lines: Iterable[str | Line], *, validation: int, test: int, seed
     for number, line in enumerate(lines, 1):
         if isinstance(line, Line):
             number, left, right = line
+            check_text(f"line {number}", f"{left}={right}")
         else:
-            if not isinstance(line, str):
-                raise DTypeError(f"line {number} is a {type(line).__name__}; accepted are strings and Lines")
+            check_text(f"line {number}", line)
             left, _, right = line.partition("=")
             if line.count("=") != 1:
                 raise DataError(f"line {number}: {line.count('=')} '=' in {line[:80]!r}; a line has one")
-        check_text(f"line {number}", f"{left}={right}")
         if answers.setdefault(left, right) != right:
             raise DataError(f"line {number}: {left[:80]!r} is {answers[left][:80]!r} before and {right[:80]!r} here")
     distinct = [f"{left}={right}" for left, right in answers.items()]
