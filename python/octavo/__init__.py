@@ -6,6 +6,7 @@ Importing this package loads neither torch nor numpy; they load when a tensor is
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
+from octavo import _interpreter  # noqa: F401 - refuses subinterpreters before the core is loaded
 from octavo import settings as _settings
 from octavo._core import __version__
 from octavo.errors import (
@@ -116,7 +117,7 @@ __all__ = [
     "strict",
 ]
 
-_settings.apply()
+_settings.start()
 
 
 def __getattr__(name: str) -> object:

@@ -1,7 +1,8 @@
 """The one module that reads the environment.
 
-``OCTAVO_SIMD``: ``scalar``, ``avx2`` or ``avx512`` forces an instruction set; results are the same at every level.
-``OCTAVO_NUM_THREADS``: threads of the codecs and kernels; default: the cores this process may use.
+``OCTAVO_SIMD``: ``scalar``, ``avx2`` or ``avx512`` forces an instruction set; codecs give the same bits at every level,
+products agree within the bound of FORMATS.md, section 6.
+``OCTAVO_NUM_THREADS``: threads of the codecs and kernels, at most 256; default: the cores this process may use.
 ``OCTAVO_STRICT``: ``1`` makes every product without a kernel an error (:func:`strict`); default ``0``.
 
 The CUDA part reads its own, through ``_core`` and once, at import:
@@ -21,6 +22,11 @@ from contextvars import ContextVar
 
 from octavo import _core
 from octavo.errors import SettingError
+
+MAX_THREADS = 256
+"""Most threads that can be asked for; the core refuses more."""
+
+LEVELS = ("scalar", "avx2", "avx512")
 
 _always_strict = False
 _strict: ContextVar[bool | None] = ContextVar("octavo.strict", default=None)
@@ -45,8 +51,46 @@ def strict(enabled: bool = True) -> Iterator[None]:
         _strict.reset(token)
 
 
+def start() -> None:
+    """Apply the environment on import; for the command line, a wrong setting is one line on stderr and exit code 2.
+
+    The package is imported before any command runs, so a command could not catch it. Raises as :func:`apply`.
+    """
+    try:
+        apply()
+    except SettingError as error:
+        if not _is_command():
+            raise
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(2) from None
+
+
+def _is_command() -> bool:
+    """Whether this process is the command ``octavo``, or ``python -m octavo``."""
+    given = sys.orig_argv[1:]
+    if "-m" in given[:-1]:
+        return given[given.index("-m") + 1].partition(".")[0] == "octavo"
+    return os.path.basename(sys.argv[0] if sys.argv else "").partition(".")[0] == "octavo"
+
+
+def _shown(given: str) -> str:
+    """Return a value for a message: one line of reasonable length."""
+    return repr(given if len(given) <= 40 else given[:40] + "...")
+
+
+def _threads(given: str) -> int:
+    """Return a number of threads from its text. Raises SettingError."""
+    accepted = f"accepted are 0 (all cores) to {MAX_THREADS}"
+    if not (given.isascii() and given.isdigit()):
+        raise SettingError(f"OCTAVO_NUM_THREADS={_shown(given)}: not a number; {accepted}")
+    digits = given.lstrip("0") or "0"
+    if len(digits) > len(str(MAX_THREADS)) or int(digits) > MAX_THREADS:
+        raise SettingError(f"OCTAVO_NUM_THREADS={_shown(given)}: too many threads; {accepted}")
+    return int(digits)
+
+
 def apply() -> None:
-    """Apply the environment to the core; called once, on import.
+    """Apply the environment to the core.
 
     Raises SettingError for a level this machine lacks, a number of threads that is not one, or another OCTAVO_STRICT,
     OCTAVO_CUDA_SYNC or OCTAVO_CUDA_PLAIN.
@@ -54,16 +98,16 @@ def apply() -> None:
     global _always_strict
     given = os.environ.get("OCTAVO_STRICT") or "0"
     if given not in ("0", "1"):
-        raise SettingError(f"OCTAVO_STRICT={given!r}; accepted are 0 and 1")
+        raise SettingError(f"OCTAVO_STRICT={_shown(given)}; accepted are 0 and 1")
     _always_strict = given == "1"
     level = os.environ.get("OCTAVO_SIMD")
     if level:
+        if level not in LEVELS:
+            raise SettingError(f"OCTAVO_SIMD={_shown(level)}: accepted are {', '.join(LEVELS)}")
         _core.force_simd(level)
     threads = os.environ.get("OCTAVO_NUM_THREADS")
     if threads:
-        if not (threads.isascii() and threads.isdigit()):
-            raise SettingError(f"OCTAVO_NUM_THREADS={threads!r}: not a number; accepted are 0 (all cores) to 256")
-        _core.set_num_threads(int(threads))
+        _core.set_num_threads(_threads(threads))
     _core._cuda_configure([folder for folder in sys.path if folder])
     if _core.debug_build:
         warnings.warn("octavo._core is a debug build: 10 to 50 times slower than a release build", stacklevel=3)

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use crate::error::{Error, Result};
 
-/// Instruction sets that the kernels know. Results do not depend on the level.
+/// Instruction sets that the kernels know. Results of the codecs do not depend on the level; products agree within the
+/// bound of FORMATS.md section 6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Level {

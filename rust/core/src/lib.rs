@@ -9,6 +9,7 @@ pub mod codec;
 pub mod container;
 pub mod error;
 pub mod float;
+mod float_state;
 pub mod format;
 pub mod level;
 pub mod linear;
@@ -20,6 +21,7 @@ pub mod tokenizer;
 
 pub use codec::{DType, Layout, Nonfinite, Options, Packed, PackedMut, ScaleRule, Sizes, Values, ValuesMut};
 pub use error::{Error, Result};
+pub use float_state::FloatState;
 pub use format::{Format, packed_bytes};
 pub use level::Level;
 pub use pack::{pack_rows, unpack_rows};

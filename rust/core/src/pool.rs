@@ -1,10 +1,11 @@
-//! Threads: one rayon pool of our own, rebuilt after `fork`, and a floating-point state that callers cannot change.
+//! Threads: one rayon pool of our own, rebuilt after `fork`. Work runs in the standard floating-point state.
 
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
 use crate::error::{Error, Result};
+use crate::float_state::FloatState;
 
 /// Work below this many bytes stays on the calling thread.
 pub const SERIAL_BYTES: usize = 64 * 1024;
@@ -98,6 +99,25 @@ pub(crate) fn for_each(count: usize, bytes: usize, work: impl Fn(usize) + Sync) 
     Ok(())
 }
 
+/// Like [`for_each`], for work that may fail: one of the errors is the answer, and work not begun may be left undone.
+///
+/// # Errors
+/// [`Error::Setting`] if threads cannot be started, and those of the work.
+pub(crate) fn try_for_each(count: usize, bytes: usize, work: impl Fn(usize) -> Result<()> + Sync) -> Result<()> {
+    let guarded = |i| {
+        let _state = FloatState::standard();
+        work(i)
+    };
+    if count > 1
+        && bytes > SERIAL_BYTES
+        && let Some(threads) = &pool(num_threads())?.rayon
+    {
+        threads.install(|| (0..count).into_par_iter().try_for_each(guarded))
+    } else {
+        (0..count).try_for_each(guarded)
+    }
+}
+
 /// Calls `work` for every piece of `each` elements, with its number, like [`for_each`].
 ///
 /// # Errors
@@ -120,20 +140,23 @@ pub(crate) fn for_each_chunk<T: Send>(all: &mut [T], each: usize, work: impl Fn(
 /// Like [`for_each`], collecting one answer for every index, in order.
 ///
 /// # Errors
-/// [`Error::Setting`] if threads cannot be started.
+/// [`Error::Setting`] if threads cannot be started, [`Error::OutOfMemory`] where the answers find no room.
 pub(crate) fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
     let guarded = |i| {
         let _state = FloatState::standard();
         work(i)
     };
+    let mut answers = Vec::new();
+    answers.try_reserve_exact(count).map_err(|_| Error::OutOfMemory(count.saturating_mul(size_of::<T>())))?;
     if count > 1
         && bytes > SERIAL_BYTES
         && let Some(threads) = &pool(num_threads())?.rayon
     {
-        Ok(threads.install(|| (0..count).into_par_iter().map(guarded).collect()))
+        threads.install(|| (0..count).into_par_iter().map(guarded).collect_into_vec(&mut answers));
     } else {
-        Ok((0..count).map(guarded).collect())
+        answers.extend((0..count).map(guarded));
     }
+    Ok(answers)
 }
 
 /// Gives every item to `work`, on several threads if there are `bytes` enough to be worth it.
@@ -178,51 +201,5 @@ pub fn map_on<T: Send>(threads: usize, count: usize, work: impl Fn(usize) -> T +
         Ok(threads.install(|| (0..count).into_par_iter().map(guarded).collect()))
     } else {
         Ok((0..count).map(guarded).collect())
-    }
-}
-
-/// Holds the standard floating-point state (round to nearest, no flushing of subnormals) while it lives.
-///
-/// A caller may have switched on flush-to-zero (`torch.set_flush_denormal`), and threads inherit it.
-struct FloatState(#[cfg(target_arch = "x86_64")] u32);
-
-#[cfg(target_arch = "x86_64")]
-mod mxcsr {
-    //! Rust's own intrinsics for this register are deprecated; the assembly they point to is two instructions.
-    pub(super) const STANDARD: u32 = 0x1f80;
-    pub(super) fn get() -> u32 {
-        let mut state = 0u32;
-        // SAFETY: stores the 32-bit register to a valid location.
-        unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut state, options(nostack, preserves_flags)) };
-        state
-    }
-    pub(super) fn set(state: u32) {
-        // SAFETY: every caller loads either the standard value or one read by `get`.
-        unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags)) };
-    }
-}
-
-impl FloatState {
-    #[cfg(target_arch = "x86_64")]
-    fn standard() -> Self {
-        let state = mxcsr::get();
-        // The low six bits are sticky exception flags, which change nothing.
-        if state & !0x3f != mxcsr::STANDARD {
-            mxcsr::set(mxcsr::STANDARD);
-        }
-        Self(state)
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    fn standard() -> Self {
-        Self()
-    }
-}
-
-impl Drop for FloatState {
-    fn drop(&mut self) {
-        #[cfg(target_arch = "x86_64")]
-        if self.0 & !0x3f != mxcsr::STANDARD {
-            mxcsr::set(self.0);
-        }
     }
 }

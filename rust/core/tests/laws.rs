@@ -78,13 +78,9 @@ impl Tensor {
             Self::Half(x, dtype) => Self::Half(vec![0; x.len()], *dtype),
         }
     }
-    /// Bits; every NaN and every zero as one pattern, since payloads and the sign of a zero carry no meaning.
+    /// Bits; every NaN as one pattern, since payloads carry no meaning.
     fn meaning(&self) -> Vec<u32> {
-        let one = |bits: u32, magnitude: u32, infinity: u32| match bits & magnitude {
-            0 => 0,
-            m if m > infinity => u32::MAX,
-            _ => bits,
-        };
+        let one = |bits: u32, magnitude: u32, infinity: u32| if bits & magnitude > infinity { u32::MAX } else { bits };
         match self {
             Self::F32(x) => x.iter().map(|v| one(v.to_bits(), 0x7fff_ffff, 0x7f80_0000)).collect(),
             Self::Half(x, dtype) => {

@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use octavo_core::Error;
+use octavo_core::{Error, FloatState};
 use octavo_cuda::Error as CudaCrateError;
 use pyo3::exceptions::{PyFileExistsError, PyFileNotFoundError, PyMemoryError, PyOSError, PyPermissionError};
 use pyo3::prelude::*;
@@ -20,7 +20,7 @@ pyo3::import_exception!(octavo.errors, RangeError);
 pyo3::import_exception!(octavo.errors, SettingError);
 pyo3::import_exception!(octavo.errors, ShapeError);
 
-/// Runs `work` without the GIL; a panic becomes `InternalError`, an [`Error`] its Python class.
+/// Runs `work` without the GIL and in the standard floating-point state; a panic becomes `InternalError`, an [`Error`] its Python class.
 pub(crate) fn enter<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, Error> + Send) -> PyResult<T> {
     run(py, work, to_python)
 }
@@ -38,7 +38,11 @@ fn run<T: Send, E: Send>(
     work: impl FnOnce() -> Result<T, E> + Send,
     map: impl FnOnce(E) -> PyErr,
 ) -> PyResult<T> {
-    match py.detach(|| catch_unwind(AssertUnwindSafe(work))) {
+    let in_standard_state = || {
+        let _state = FloatState::standard();
+        work()
+    };
+    match py.detach(|| catch_unwind(AssertUnwindSafe(in_standard_state))) {
         Ok(Ok(value)) => Ok(value),
         Ok(Err(error)) => Err(map(error)),
         Err(panic) => Err(InternalError::new_err(format!("{}; please report this", message(&*panic)))),

@@ -115,20 +115,24 @@ impl Format {
     /// Bits per element in the limit of long rows, scales included.
     #[getter]
     fn bits(&self) -> f64 {
+        let _state = octavo_core::FloatState::standard();
         self.0.nominal_bits()
     }
     /// Bits per element, scales included, of one row (or tensor) of k elements.
     fn bits_per_element(&self, k: usize) -> f64 {
+        let _state = octavo_core::FloatState::standard();
         self.0.bits_per_element(k)
     }
     /// Lowest and highest finite value at scale 1.
     #[getter]
     fn range(&self) -> (f64, f64) {
+        let _state = octavo_core::FloatState::standard();
         self.0.range()
     }
     /// Smallest positive value at scale 1.
     #[getter]
     fn smallest(&self) -> f64 {
+        let _state = octavo_core::FloatState::standard();
         self.0.smallest()
     }
     /// Every (code, value) that an encoder writes, at scale 1, ascending by value; formats of up to 16 bits.

@@ -103,6 +103,14 @@ impl Values<'_> {
             Self::F16(x) | Self::BF16(x) => x.len(),
         }
     }
+    /// Some of the values.
+    pub(crate) fn range(&self, range: std::ops::Range<usize>) -> Self {
+        match self {
+            Self::F32(x) => Self::F32(&x[range]),
+            Self::F16(x) => Self::F16(&x[range]),
+            Self::BF16(x) => Self::BF16(&x[range]),
+        }
+    }
     pub(crate) const fn src(&self) -> Src {
         match self {
             Self::F32(x) => Src { ptr: x.as_ptr().cast(), dtype: DType::F32 },

@@ -1,6 +1,7 @@
 //! The gradient of `quantize`: straight-through, clipped to the representable range; and that of a learned scale (LSQ).
 
 use crate::error::{Error, Result};
+use crate::float_state::FloatState;
 use crate::format::{Element, Format, Granularity};
 use crate::level::Level;
 use crate::pool;
@@ -39,6 +40,7 @@ pub fn quantize_backward(
     options: &Options<'_>,
     out: Gradients<'_>,
 ) -> Result<()> {
+    let _state = FloatState::standard();
     let mut out = out;
     let sizes = Sizes::new(format, &layout)?;
     check_len(format, "x (elements)", x.len(), layout.len())?;

@@ -23,10 +23,11 @@ pub use grad::{Gradients, quantize_backward};
 pub use scale::ScaleRule;
 
 use crate::error::{Error, Result};
+use crate::float_state::FloatState;
 use crate::format::Format;
 use crate::level::Level;
 pub(crate) use buffers::{Dst, Src};
-pub(crate) use transpose::zeroed;
+pub(crate) use transpose::{grow, zeroed};
 
 /// What `encode` does with NaN and infinity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -120,6 +121,7 @@ fn check_options(format: Format, sizes: &Sizes, options: &Options<'_>) -> Result
 /// [`Error::Shape`] where a buffer has the wrong length, [`Error::Format`] where an option does not fit the format,
 /// [`Error::NonFinite`] under the policy [`Nonfinite::Error`]. After an error the outputs hold no meaning.
 pub fn encode(x: Values<'_>, layout: Layout, format: Format, options: &Options<'_>, out: PackedMut<'_>) -> Result<()> {
+    let _state = FloatState::standard();
     let sizes = Sizes::new(format, &layout)?;
     check_len(format, "x (elements)", x.len(), layout.len())?;
     check_len(format, "codes (bytes)", out.codes.len(), sizes.codes)?;
@@ -183,6 +185,7 @@ pub fn quantize_in_place(x: ValuesMut<'_>, layout: Layout, format: Format, optio
 }
 
 fn quantize_raw(src: Src, dst: Dst, layout: Layout, format: Format, options: &Options<'_>) -> Result<()> {
+    let _state = FloatState::standard();
     let sizes = Sizes::new(format, &layout)?;
     let options = Options { nonfinite: Nonfinite::Saturate, ..*options };
     check_options(format, &sizes, &options)?;
@@ -206,6 +209,7 @@ fn quantize_raw(src: Src, dst: Dst, layout: Layout, format: Format, options: &Op
 /// # Errors
 /// [`Error::Shape`] where a buffer has the wrong length.
 pub fn decode(packed: Packed<'_>, layout: Layout, format: Format, out: ValuesMut<'_>) -> Result<()> {
+    let _state = FloatState::standard();
     let mut out = out;
     let sizes = Sizes::new(format, &layout)?;
     check_len(format, "codes (bytes)", packed.codes.len(), sizes.codes)?;

@@ -41,6 +41,14 @@ pub(crate) fn zeroed<T: Clone + Default>(count: usize) -> Result<Vec<T>> {
     Ok(zeros)
 }
 
+/// Makes a vector `count` long, or gives a typed error where memory is short.
+pub(crate) fn grow<T: Clone + Default>(all: &mut Vec<T>, count: usize) -> Result<()> {
+    let more = count.saturating_sub(all.len());
+    all.try_reserve(more).map_err(|_| Error::OutOfMemory(count.saturating_mul(size_of::<T>())))?;
+    all.resize(count, T::default());
+    Ok(())
+}
+
 /// `[outer, k, inner]` copied to `[outer, inner, k]`; `None` where the axis is last already.
 pub(crate) fn forward(src: Src, layout: &Layout) -> Result<Option<Buffer>> {
     if layout.inner == 1 {

@@ -11,6 +11,7 @@ use super::output::Inputs;
 use super::tiles::{self, Session};
 use super::{Matrix, parts};
 use crate::codec::rows::Rows;
+use crate::codec::zeroed;
 use crate::error::Result;
 use crate::format::Format;
 use crate::level::Level;
@@ -32,7 +33,7 @@ pub(super) enum Way {
     Parts(Option<Arc<Table>>),
 }
 
-/// How `m` rows are multiplied with `n` rows of `k` weights, unless inputs or scales are extreme; `None` for the plain way.
+/// How `m` rows are multiplied with `n` rows of `k` weights, but for extreme inputs and scales; `None` for the plain way.
 pub(super) fn way(format: Format, m: usize, n: usize, k: usize, level: Level) -> Option<Way> {
     if n.saturating_mul(k) < SMALL[usize::from(m > FEW)] {
         return None;
@@ -65,7 +66,8 @@ fn table(format: Format) -> Option<Arc<Table>> {
     TABLES.with_borrow_mut(|tables| tables.entry(format).or_insert_with(|| Table::new(format).map(Arc::new)).clone())
 }
 
-/// Multiplies as `multiply` does; false, with nothing done, where the inputs are extreme.
+/// Multiplies as `multiply` does. What a kernel cannot take goes the plain way: single rows of inputs, and weights of
+/// extreme scales. Which these are depends on that row and the weights alone, so no row of inputs changes another's result.
 ///
 /// # Errors
 /// Where memory is short or threads cannot be started.
@@ -76,52 +78,94 @@ pub(super) fn multiply(
     m: usize,
     w: &Matrix<'_>,
     out: &Biased<'_>,
-) -> Result<bool> {
+) -> Result<()> {
     let (n, k) = (w.rows, w.columns);
-    let bytes = m.saturating_mul(n).saturating_mul(k);
-    // Rows of weights whose scales are extreme.
-    let otherwise = |first: usize, count: usize| {
+    let (bytes, stride) = (m.saturating_mul(n).saturating_mul(k), x.stride);
+    // Products of all rows of inputs, or of one, with some rows of weights of one unit of work.
+    let plain = |row: Option<usize>, first: usize, count: usize| {
+        let (x, m) = row.map_or((x.values(), m), |row| (x.row(row), 1));
         for start in (first..first + count).step_by(PANEL) {
-            let panel = Panel { rows, x, first: start, count: PANEL.min(first + count - start) };
-            // SAFETY: the rows belong to one unit of work.
-            panel.run(m, |row, values| unsafe { out.write(row, start, values) });
+            let panel = Panel { rows, x, stride, first: start, count: PANEL.min(first + count - start) };
+            // SAFETY: the rows of weights belong to one unit of work.
+            panel.run(m, |i, values| unsafe { out.write(row.unwrap_or(i), start, values) })?;
         }
+        Ok(())
     };
     match way {
         Way::Digits(plan) => {
             // SAFETY: `way` found the instructions.
-            let Some(fixed) = (unsafe { FixedInputs::new(x.values(), m, x.stride, k)? }) else { return Ok(false) };
+            let fixed = unsafe { FixedInputs::new(x.values(), m, x.stride, k)? };
             // SAFETY: as above.
             let product = unsafe { Dot::new(plan, rows, &fixed)? };
-            pool::for_each(n.div_ceil(UNIT), bytes, |unit| {
-                let mut scratch = product.scratch();
-                for first in (unit * UNIT..n.min((unit + 1) * UNIT)).step_by(TOGETHER) {
-                    let count = TOGETHER.min(n - first);
+            pool::try_for_each(n.div_ceil(UNIT), bytes, |unit| {
+                let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
+                if product.is_empty() {
+                    return plain(None, start, end - start);
+                }
+                let mut scratch = product.scratch()?;
+                for first in (start..end).step_by(TOGETHER) {
+                    let count = TOGETHER.min(end - first);
                     // SAFETY: as above; every unit writes its own columns.
                     let write = |row: usize, values: &mut [f32]| unsafe { out.write(row, first, values) };
                     // SAFETY: as above.
-                    if !unsafe { product.run(first, count, &mut scratch, write) } {
-                        otherwise(first, count);
+                    let left = unsafe { product.run(first, count, &mut scratch, write) };
+                    for row in (0..m).filter(|row| left >> row & 1 == 1) {
+                        plain(Some(row), first, count)?;
                     }
                 }
-            })?;
+                Ok(())
+            })
         }
         Way::Parts(table) => {
             // SAFETY: as above.
-            let Some(product) = (unsafe { parts::Product::new(w.format, table.as_deref(), rows, x, (m, n))? }) else {
-                return Ok(false);
-            };
-            pool::for_each(n.div_ceil(parts::UNIT), bytes, |unit| {
+            let product = unsafe { parts::Product::new(w.format, table.as_deref(), rows, x, (m, n))? };
+            let left = Left::new(&product, x)?;
+            pool::try_for_each(n.div_ceil(parts::UNIT), bytes, |unit| {
                 let first = unit * parts::UNIT;
+                let count = parts::UNIT.min(n - first);
                 // SAFETY: as above; every unit writes its own columns.
                 let write = |row: usize, column: usize, values: &mut [f32]| unsafe { out.write(row, column, values) };
                 // SAFETY: as above.
-                let done = unsafe { product.run(&Session::new(), first, &mut product.scratch(), write) };
+                let done = left.rows.len() < m
+                    && unsafe { product.run(&Session::new(), first, &mut product.scratch()?, write)? };
                 if !done {
-                    otherwise(first, parts::UNIT.min(n - first));
+                    return plain(None, first, count);
                 }
-            })?;
+                left.multiply(rows, first, count, out)
+            })
         }
     }
-    Ok(true)
+}
+
+/// Rows of inputs that a kernel leaves to the plain way, side by side.
+struct Left {
+    rows: Vec<usize>,
+    values: Vec<f32>,
+    stride: usize,
+}
+
+impl Left {
+    fn new(product: &parts::Product<'_>, x: &Inputs<'_>) -> Result<Self> {
+        let mut rows = zeroed(product.left().count())?;
+        rows.iter_mut().zip(product.left()).for_each(|(to, row)| *to = row);
+        let mut values = zeroed(rows.len() * x.stride)?;
+        for (to, &row) in values.chunks_mut(x.stride.max(1)).zip(&rows) {
+            to.copy_from_slice(x.row(row));
+        }
+        Ok(Self { rows, values, stride: x.stride })
+    }
+
+    /// Writes their products with `count` rows of weights from `first` on, which belong to one unit of work.
+    fn multiply(&self, rows: &Rows<'_>, first: usize, count: usize, out: &Biased<'_>) -> Result<()> {
+        if self.rows.is_empty() {
+            return Ok(());
+        }
+        for start in (first..first + count).step_by(PANEL) {
+            let count = PANEL.min(first + count - start);
+            let panel = Panel { rows, x: &self.values, stride: self.stride, first: start, count };
+            // SAFETY: as for the caller; each of the rows is there once.
+            panel.run(self.rows.len(), |i, values| unsafe { out.write(self.rows[i], start, values) })?;
+        }
+        Ok(())
+    }
 }

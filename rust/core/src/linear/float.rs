@@ -6,8 +6,9 @@ use super::fast;
 use super::output::{Inputs, Outputs, widened};
 use super::{Matrix, check_sizes};
 use crate::codec::rows::{Rows, Unpacked};
-use crate::codec::{Values, ValuesMut};
+use crate::codec::{Values, ValuesMut, zeroed};
 use crate::error::{Error, Result};
+use crate::float_state::FloatState;
 use crate::level::Level;
 use crate::pool;
 
@@ -16,15 +17,25 @@ pub(super) const PANEL: usize = 16;
 /// Columns decoded at a time, about: [`ROWS`] rows of them stay in the first cache.
 const COLUMNS: usize = 1024;
 
+/// Rows of inputs that are multiplied in one go, at most: a multiple of what any kernel takes at a time.
+const MOST_ROWS: usize = 4096;
+/// The same, at least, however many columns there are.
+const LEAST_ROWS: usize = 64;
+/// Bytes of inputs, widened and arranged for a kernel, that are held in one go, about.
+const HELD_BYTES: usize = 256 << 20;
+/// Bytes that a column of a row of inputs takes there: float32, and three parts of 16 bits.
+const BYTES_PER_INPUT: usize = 10;
+
 /// Multiplies `m` rows of inputs with the transposed weights and adds the bias, if there is one.
 ///
 /// `x` holds `[m, columns]` and `out` `[m, rows]` values. Weights are the decoded ones, sums are float32, and the result is
-/// rounded once to the dtype of `out`. Results do not depend on the number of threads, nor does a row's result depend on
-/// the other rows; small products have one order of summation at every SIMD level. Large ones ([`super::kernel`] tells)
-/// have others on AVX-512 with VNNI, for up to four rows, and on AMX, for more: as exact, with other last bits.
+/// rounded once to the dtype of `out`. A row's result depends on that row, the weights, the number of rows and the SIMD
+/// level alone: neither on the other rows, nor on the number of threads, nor on alignment. Small products have one order of
+/// summation at every SIMD level. Large ones ([`super::kernel`] tells) have others on AVX-512 with VNNI, for up to four
+/// rows, and on AMX, for more: within the bound of FORMATS.md section 6, with other last bits.
 ///
 /// # Errors
-/// [`Error::Shape`] where a length does not fit.
+/// [`Error::Shape`] where a length does not fit, [`Error::OutOfMemory`] where memory is short.
 pub fn multiply(
     x: Values<'_>,
     m: usize,
@@ -32,6 +43,7 @@ pub fn multiply(
     bias: Option<Values<'_>>,
     mut out: ValuesMut<'_>,
 ) -> Result<()> {
+    let _state = FloatState::standard();
     let level = Level::current();
     let (n, k) = (w.rows, w.columns);
     check_sizes(m, w, x.len(), out.len())?;
@@ -43,23 +55,40 @@ pub fn multiply(
         Some(bias) => widened(bias, level)?,
         None => Vec::new(),
     };
-    if m == 0 {
-        return Ok(());
-    }
-    let x = Inputs::new(x, m, k, LANES, level)?;
-    let out = Biased { out: Outputs::new(&mut out, n, level), bias: &bias };
+    let out = Outputs::new(&mut out, n, level);
     #[cfg(target_arch = "x86_64")]
-    if let Some(way) = fast::way(w.format, m, n, k, level)
-        && fast::multiply(&way, &rows, &x, m, w, &out)?
-    {
-        return Ok(());
+    let way = fast::way(w.format, m, n, k, level);
+    let each = rows_at_a_time(k);
+    for first in (0..m).step_by(each) {
+        let count = each.min(m - first);
+        let x = Inputs::new(x.range(first * k..(first + count) * k), count, k, LANES, level)?;
+        let out = Biased { out: out.from_row(first), bias: &bias };
+        #[cfg(target_arch = "x86_64")]
+        if let Some(way) = &way {
+            fast::multiply(way, &rows, &x, count, w, &out)?;
+            continue;
+        }
+        pool::try_for_each(n.div_ceil(PANEL), count.saturating_mul(n).saturating_mul(k), |panel| {
+            let first = panel * PANEL;
+            let panel = Panel { rows: &rows, x: x.values(), stride: x.stride, first, count: PANEL.min(n - first) };
+            // SAFETY: every panel writes its own columns.
+            panel.run(count, |row, values| unsafe { out.write(row, first, values) })
+        })?;
     }
-    pool::for_each(n.div_ceil(PANEL), m.saturating_mul(n).saturating_mul(k), |panel| {
-        let first = panel * PANEL;
-        let panel = Panel { rows: &rows, x: &x, first, count: PANEL.min(n - first) };
-        // SAFETY: every panel writes its own columns.
-        panel.run(m, |row, values| unsafe { out.write(row, first, values) });
-    })
+    Ok(())
+}
+
+/// Rows of `k` inputs that are multiplied in one go: many enough that weights are seldom read again, few enough that work
+/// buffers stay small beside inputs and outputs. No row's result depends on it.
+const fn rows_at_a_time(k: usize) -> usize {
+    let fit = HELD_BYTES / k.saturating_mul(BYTES_PER_INPUT).saturating_add(1) / LEAST_ROWS * LEAST_ROWS;
+    if fit < LEAST_ROWS {
+        LEAST_ROWS
+    } else if fit > MOST_ROWS {
+        MOST_ROWS
+    } else {
+        fit
+    }
 }
 
 /// Outputs to which a bias is added, if there is one.
@@ -82,23 +111,28 @@ impl Biased<'_> {
     }
 }
 
-/// Some rows of weights, at most [`PANEL`], and all inputs.
+/// Some rows of weights, at most [`PANEL`], and rows of inputs.
 pub(super) struct Panel<'a> {
     pub(super) rows: &'a Rows<'a>,
-    pub(super) x: &'a Inputs<'a>,
+    /// Inputs, `stride` values from one row to the next.
+    pub(super) x: &'a [f32],
+    pub(super) stride: usize,
     pub(super) first: usize,
     pub(super) count: usize,
 }
 
 impl Panel<'_> {
-    /// Calls `write` with the products of each row of inputs.
-    pub(super) fn run(&self, m: usize, mut write: impl FnMut(usize, &mut [f32])) {
-        let mut products = vec![[0.0f32; PANEL]; m];
-        let mut sums: Vec<Sums> = vec![Sums::default(); m];
+    /// Calls `write` with the products of each of `m` rows of inputs.
+    ///
+    /// # Errors
+    /// Where memory is short.
+    pub(super) fn run(&self, m: usize, mut write: impl FnMut(usize, &mut [f32])) -> Result<()> {
+        let mut products = zeroed::<[f32; PANEL]>(m)?;
+        let mut sums = zeroed::<Sums>(m)?;
         let mut unpacked = Unpacked::default();
         let each = self.rows.cut(COLUMNS);
         let stride = each.min(self.rows.k).next_multiple_of(LANES);
-        let mut w = vec![0.0f32; ROWS * stride];
+        let mut w = zeroed::<f32>(ROWS * stride)?;
         for four in (0..self.count).step_by(ROWS) {
             let count = ROWS.min(self.count - four);
             sums.fill(Sums::default());
@@ -109,7 +143,7 @@ impl Panel<'_> {
                     self.rows.decode(self.first + four + r, start..start + len, w, &mut unpacked);
                     w[len..padded].fill(0.0);
                 }
-                accumulate(self.rows.level(), &w, stride, &self.x.values()[start..], self.x.stride, padded, &mut sums);
+                accumulate(self.rows.level(), &w, stride, &self.x[start..], self.stride, padded, &mut sums);
             }
             for (products, sums) in products.iter_mut().zip(&sums) {
                 for (product, &lanes) in products[four..four + count].iter_mut().zip(sums) {
@@ -120,5 +154,6 @@ impl Panel<'_> {
         for (row, products) in products.iter_mut().enumerate() {
             write(row, &mut products[..self.count]);
         }
+        Ok(())
     }
 }

@@ -1,9 +1,10 @@
 //! Rows of a packed embedding.
 
 use super::Matrix;
-use crate::codec::ValuesMut;
 use crate::codec::rows::{Rows, Unpacked};
+use crate::codec::{ValuesMut, grow};
 use crate::error::{Error, Result};
+use crate::float_state::FloatState;
 use crate::level::Level;
 use crate::pool;
 
@@ -17,6 +18,7 @@ const COLUMNS: usize = 4096;
 /// # Errors
 /// [`Error::Range`] for an id outside `0..rows`, [`Error::Shape`] where a length does not fit.
 pub fn gather(ids: &[i64], w: &Matrix<'_>, mut out: ValuesMut<'_>) -> Result<()> {
+    let _state = FloatState::standard();
     let level = Level::current();
     let k = w.columns;
     let rows = Rows::new(w.packed, w.rows, k, w.format, level)?;
@@ -37,16 +39,17 @@ pub fn gather(ids: &[i64], w: &Matrix<'_>, mut out: ValuesMut<'_>) -> Result<()>
     }
     let each = rows.cut(COLUMNS);
     let out = out.dst();
-    pool::for_each(ids.len().div_ceil(IDS), ids.len() * k * out.dtype.bytes(), |unit| {
+    pool::try_for_each(ids.len().div_ceil(IDS), ids.len() * k * out.dtype.bytes(), |unit| {
         let (mut values, mut unpacked) = (Vec::new(), Unpacked::default());
         for (at, &id) in ids.iter().enumerate().skip(unit * IDS).take(IDS) {
             for start in (0..k).step_by(each) {
                 let len = each.min(k - start);
-                values.resize(len, 0.0);
+                grow(&mut values, len)?;
                 rows.decode(id as usize, start..start + len, &mut values, &mut unpacked);
                 // SAFETY: each unit writes its own rows, whose number was checked.
                 unsafe { out.narrow(at * k + start, &values, level) };
             }
         }
+        Ok(())
     })
 }

@@ -7,8 +7,9 @@ use super::output::{Outputs, widened};
 use super::{Matrix, check_sizes};
 #[cfg(target_arch = "x86_64")]
 use super::{bytes, tiles};
-use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, zeroed};
+use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, grow, zeroed};
 use crate::error::{Error, Result};
+use crate::float_state::FloatState;
 use crate::format::{Element, Format, Granularity};
 use crate::level::Level;
 use crate::pack::unpack;
@@ -16,6 +17,9 @@ use crate::pool;
 
 /// Rows of weights in one unit of work.
 const PANEL: usize = 16;
+/// Rows of inputs that are arranged for AMX in one go: weights are seldom unpacked again, and little is held.
+#[cfg(target_arch = "x86_64")]
+const MOST_ROWS: usize = 4096;
 /// Panels in one unit of work on AMX.
 #[cfg(target_arch = "x86_64")]
 const UNIT: usize = 4;
@@ -65,7 +69,8 @@ pub(super) fn check_formats(weight: Format, input: Format) -> Result<()> {
 ///
 /// # Errors
 /// [`Error::Format`] for formats other than `int2` to `int8` with `:tensor` or `:channel` scales, [`Error::Shape`] where
-/// a length does not fit, [`Error::NonFinite`] for an input that is NaN or infinite.
+/// a length does not fit, [`Error::NonFinite`] for an input that is NaN or infinite, [`Error::OutOfMemory`] where memory is
+/// short.
 pub fn multiply_integer(
     x: Values<'_>,
     m: usize,
@@ -75,6 +80,7 @@ pub fn multiply_integer(
     bias: Bias<'_>,
     mut out: ValuesMut<'_>,
 ) -> Result<()> {
+    let _state = FloatState::standard();
     let level = Level::current();
     let (n, k) = (w.rows, w.columns);
     check_formats(w.format, input)?;
@@ -107,8 +113,8 @@ pub fn multiply_integer(
         w,
         row_bytes: sizes.row_bytes,
         x: &x,
-        input_scales: (0..m).map(|row| scale_at(&x.scales, row)).collect(),
-        weight_scales: (0..n).map(|row| scale_at(w.packed.scales, row)).collect(),
+        input_scales: all_scales(&x.scales, m)?,
+        weight_scales: all_scales(w.packed.scales, n)?,
         added,
         out: Outputs::new(&mut out, n, level),
     };
@@ -116,7 +122,7 @@ pub fn multiply_integer(
     if bytes::applies(n, k, level) {
         return product.on_amx(m, level);
     }
-    pool::for_each(n.div_ceil(PANEL), m.saturating_mul(n).saturating_mul(k), |panel| product.panel(panel, level))
+    pool::try_for_each(n.div_ceil(PANEL), m.saturating_mul(n).saturating_mul(k), |panel| product.panel(panel, level))
 }
 
 /// What is added, as the product does it.
@@ -140,10 +146,10 @@ struct Product<'a> {
 
 impl Product<'_> {
     /// Computes the outputs of [`PANEL`] rows of weights: the reference.
-    fn panel(&self, panel: usize, level: Level) {
+    fn panel(&self, panel: usize, level: Level) -> Result<()> {
         let (k, first) = (self.w.columns, panel * PANEL);
         let count = PANEL.min(self.w.rows - first);
-        let mut codes = vec![0i8; count * k];
+        let mut codes = zeroed::<i8>(count * k)?;
         for r in 0..count {
             let packed = &self.w.packed.codes[(first + r) * self.row_bytes..][..self.row_bytes];
             signed_codes(packed, self.w.format.width(), &mut codes[r * k..][..k], level);
@@ -162,16 +168,25 @@ impl Product<'_> {
             // SAFETY: every panel writes its own columns.
             unsafe { self.out.write(row, first, &values[..count]) };
         }
+        Ok(())
     }
 
     #[cfg(target_arch = "x86_64")]
     fn on_amx(&self, m: usize, level: Level) -> Result<()> {
+        (0..m).step_by(MOST_ROWS).try_for_each(|first| self.some_on_amx(first, MOST_ROWS.min(m - first), level))
+    }
+
+    /// The products of `m` rows of inputs from `first_row` on.
+    #[cfg(target_arch = "x86_64")]
+    fn some_on_amx(&self, first_row: usize, m: usize, level: Level) -> Result<()> {
         let (n, k) = (self.w.rows, self.w.columns);
-        let x = bytes::Tiled::new(&self.x.codes, m, k)?;
-        let padded: Vec<f32> = self.input_scales.iter().copied().chain([0.0; tiles::ROWS]).collect();
+        let x = bytes::Tiled::new(&self.x.codes[first_row * k..][..m * k], m, k)?;
+        let mut padded = zeroed::<f32>(m + tiles::ROWS)?;
+        padded[..m].copy_from_slice(&self.input_scales[first_row..][..m]);
         let finish = Scaled { input_scales: &padded, weight_scales: &self.weight_scales, added: self.added };
         let (width, stride) = (self.w.format.width(), x.steps * tiles::LINE);
-        pool::for_each(n.div_ceil(UNIT * PANEL), m.saturating_mul(n).saturating_mul(k), |unit| {
+        let out = self.out.from_row(first_row);
+        pool::try_for_each(n.div_ceil(UNIT * PANEL), m.saturating_mul(n).saturating_mul(k), |unit| {
             let mut unpacked = Vec::new();
             // SAFETY: `bytes::applies` found the instructions; every panel writes its own columns.
             unsafe {
@@ -182,17 +197,18 @@ impl Product<'_> {
                     let weights = if width == 8 && stride == k && count == PANEL {
                         std::slice::from_raw_parts(packed.as_ptr().cast::<i8>(), packed.len())
                     } else {
-                        unpacked.resize(PANEL * stride, 0);
+                        grow(&mut unpacked, PANEL * stride)?;
                         for (packed, codes) in packed.chunks(self.row_bytes).zip(unpacked.chunks_mut(stride)) {
                             signed_codes(packed, width, &mut codes[..k], level);
                         }
                         &unpacked
                     };
                     bytes::multiply(&session, weights, (first, count), &x, &finish, |row, values| {
-                        self.out.write(row, first, values);
+                        out.write(row, first, values);
                     });
                 }
             }
+            Ok(())
         })
     }
 }
@@ -252,13 +268,24 @@ impl Codes {
     ) -> Result<Self> {
         let layout = Layout::new(&[m, k], -1, format)?;
         let sizes = Sizes::new(format, &layout)?;
-        let mut packed = zeroed::<u8>(sizes.codes)?;
-        let mut stored = zeroed::<u8>(sizes.scales)?;
-        let given: Option<Vec<u8>> = scales.map(|scales| scales.iter().flat_map(|scale| scale.to_le_bytes()).collect());
-        let given = given.as_ref().map(|scales| Packed { scales, ..Packed::default() });
-        let parts = PackedMut { codes: &mut packed, scales: &mut stored, zeros: &mut [], levels: &mut [] };
-        codec::encode(x, layout, format, &Options { given, ..Options::default() }, parts)?;
         let mut codes = zeroed::<i8>(m * k)?;
+        let mut stored = zeroed::<u8>(sizes.scales)?;
+        let mut given = zeroed::<u8>(size_of_val(scales.unwrap_or_default()))?;
+        for (to, scale) in given.as_chunks_mut::<4>().0.iter_mut().zip(scales.unwrap_or_default()) {
+            *to = scale.to_le_bytes();
+        }
+        let given = scales.map(|_| Packed { scales: &given, ..Packed::default() });
+        let options = Options { given, ..Options::default() };
+        if format.width() == 8 {
+            // Codes of eight bits are packed as they are.
+            let parts =
+                PackedMut { codes: bytes_mut(&mut codes), scales: &mut stored, zeros: &mut [], levels: &mut [] };
+            codec::encode(x, layout, format, &options, parts)?;
+            return Ok(Self { codes, scales: stored, k });
+        }
+        let mut packed = zeroed::<u8>(sizes.codes)?;
+        let parts = PackedMut { codes: &mut packed, scales: &mut stored, zeros: &mut [], levels: &mut [] };
+        codec::encode(x, layout, format, &options, parts)?;
         if k > 0 {
             for (packed, codes) in packed.chunks(sizes.row_bytes).zip(codes.chunks_mut(k)) {
                 signed_codes(packed, format.width(), codes, level);
@@ -279,11 +306,24 @@ fn scale_at(scales: &[u8], row: usize) -> f32 {
     found.map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
 }
 
+/// The scales of `count` rows.
+fn all_scales(scales: &[u8], count: usize) -> Result<Vec<f32>> {
+    let mut all = zeroed::<f32>(count)?;
+    for (row, scale) in all.iter_mut().enumerate() {
+        *scale = scale_at(scales, row);
+    }
+    Ok(all)
+}
+
+/// Codes as the bytes they are.
+fn bytes_mut(codes: &mut [i8]) -> &mut [u8] {
+    // SAFETY: i8 and u8 have the same size and alignment, and every bit pattern is one of both.
+    unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), codes.len()) }
+}
+
 /// Two's complement codes of `width` bits as bytes.
 fn signed_codes(packed: &[u8], width: u32, codes: &mut [i8], level: Level) {
-    // SAFETY: i8 and u8 have the same size and alignment, and every bit pattern is one of both.
-    let bytes = unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), codes.len()) };
-    unpack(level, packed, width, bytes);
+    unpack(level, packed, width, bytes_mut(codes));
     for code in codes {
         *code = *code << (8 - width) >> (8 - width);
     }

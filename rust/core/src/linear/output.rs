@@ -35,6 +35,10 @@ impl<'a> Inputs<'a> {
     pub(super) fn values(&self) -> &[f32] {
         &self.values
     }
+
+    pub(super) fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.stride..][..self.stride]
+    }
 }
 
 /// A vector of biases as float32.
@@ -50,12 +54,19 @@ pub(super) fn widened(bias: Values<'_>, level: Level) -> Result<Vec<f32>> {
 pub(super) struct Outputs {
     dst: Dst,
     columns: usize,
+    /// The row that is called 0.
+    first: usize,
     level: Level,
 }
 
 impl Outputs {
     pub(super) fn new(out: &mut ValuesMut<'_>, columns: usize, level: Level) -> Self {
-        Self { dst: out.dst(), columns, level }
+        Self { dst: out.dst(), columns, first: 0, level }
+    }
+
+    /// The same matrix without its first rows.
+    pub(super) const fn from_row(self, first: usize) -> Self {
+        Self { first: self.first + first, ..self }
     }
 
     /// Writes values to `row`, from `column` on, rounded once. Beyond the dtype's range lies infinity.
@@ -63,7 +74,7 @@ impl Outputs {
     /// # Safety
     /// The values must lie inside the row, and nobody else may write there meanwhile.
     pub(super) unsafe fn write(&self, row: usize, column: usize, values: &[f32]) {
-        let at = row * self.columns + column;
+        let at = (self.first + row) * self.columns + column;
         // SAFETY: as the caller promises.
         unsafe { self.dst.narrow(at, values, self.level) };
         // `narrow` saturates, as codecs do.

@@ -9,7 +9,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::codes::{Codes, Groups, Place, Table};
-use super::digits::MOST_SCALE;
+use super::digits::is_moderate;
 use super::output::Inputs;
 use super::tiles::{Factors, FloatSums, LINE, Line, ROWS, Session, Step};
 use super::transpose::transpose;
@@ -36,8 +36,13 @@ const FOLD: usize = 512;
 pub(super) const MOST: usize = 3;
 /// Bytes of a tile.
 pub(super) const TILE: usize = ROWS * LINE;
-/// Magnitudes that neither overflow nor vanish when multiplied, as the bits of float32: 2^-60 and 2^60.
-const BOUNDS: Range<u32> = (127 - 60) << 23..(127 + 60) << 23;
+/// Columns of a row whose largest magnitude is looked at together.
+const CHUNK: usize = 256;
+/// Largest magnitudes of a chunk of inputs, as the bits of float32, which neither overflow nor vanish when multiplied with
+/// those of decoded weights: even the third part of a product is a normal number.
+const INPUTS: Range<u32> = (127 - 60) << 23..(127 + 60) << 23;
+/// The same of decoded weights.
+const WEIGHTS: Range<u32> = (127 - 36) << 23..(127 + 60) << 23;
 
 /// Parts that an input of a dtype has.
 const fn input_parts(dtype: DType) -> usize {
@@ -78,57 +83,75 @@ struct Tiled {
     step: usize,
     /// Lines of a pass.
     pass: usize,
+    /// By sixteen rows, a bit for each whose magnitudes are not extreme. The others are zeros here.
+    moderate: Vec<u16>,
 }
 
 impl Tiled {
-    /// Arranges `m` rows; `None` where their magnitudes are extreme.
+    /// Arranges `m` rows, those of extreme magnitudes as zeros.
     ///
     /// # Safety
     /// The processor must have AVX-512 F and BW.
-    unsafe fn new(x: &Inputs<'_>, m: usize, k: usize, dtype: DType) -> Result<Option<Self>> {
-        // SAFETY: as the caller promises.
-        if !unsafe { x.values().chunks(x.stride.max(1)).all(|row| moderate(row)) } {
-            return Ok(None);
-        }
+    unsafe fn new(x: &Inputs<'_>, m: usize, k: usize, dtype: DType) -> Result<Self> {
+        let moderate = pool::map(m.div_ceil(ROWS), size_of_val(x.values()), |tile| {
+            let rows = x.values()[tile * ROWS * x.stride..].chunks(x.stride).take(ROWS);
+            // SAFETY: as the caller promises.
+            rows.enumerate().fold(0, |bits, (i, row)| bits | u16::from(unsafe { inside(row, &INPUTS) }) << i)
+        })?;
         let parts = input_parts(dtype);
         let across = if m <= ROWS { 1 } else { 2 };
         let (steps, passes) = (k.div_ceil(STEP), m.div_ceil(ROWS * across));
         let step = parts * across * ROWS;
-        let mut tiled = Self { lines: zeroed(passes * steps * step)?, parts, across, step, pass: steps * step };
+        let lines = zeroed(passes * steps * step)?;
+        let mut tiled = Self { lines, parts, across, step, pass: steps * step, moderate };
+        let moderate = &tiled.moderate;
         for (pass, lines) in tiled.lines.chunks_mut(tiled.pass.max(1)).enumerate() {
             pool::for_each_chunk(lines, step, |i, lines| {
                 for tile in 0..across {
-                    let first = (pass * across + tile) * ROWS;
+                    let tile_of_all = pass * across + tile;
+                    let first = tile_of_all * ROWS;
+                    let Some(&kept) = moderate.get(tile_of_all) else { continue };
                     for part in 0..parts {
                         let to = &mut lines[(part * across + tile) * ROWS..][..ROWS];
                         // SAFETY: as the caller promises.
-                        unsafe { arrange(x, first..m.min(first + ROWS), i * STEP, part, to) };
+                        unsafe { arrange(x, first..m.min(first + ROWS), kept, i * STEP, part, to) };
                     }
                 }
             })?;
         }
-        Ok(Some(tiled))
+        Ok(tiled)
+    }
+
+    /// True where a row of inputs is here.
+    fn has(&self, row: usize) -> bool {
+        self.moderate.get(row / ROWS).is_some_and(|bits| bits >> (row % ROWS) & 1 == 1)
     }
 }
 
-/// True where the largest magnitude is zero or inside [`BOUNDS`].
+/// True where the largest magnitude of each [`CHUNK`] is zero or inside the bounds.
 ///
 /// # Safety
 /// The processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
-unsafe fn moderate(row: &[f32]) -> bool {
-    let most = row.iter().fold(0, |most, v| (v.to_bits() & 0x7fff_ffff).max(most));
-    most == 0 || BOUNDS.contains(&most)
+unsafe fn inside(row: &[f32], bounds: &Range<u32>) -> bool {
+    row.chunks(CHUNK).all(|chunk| {
+        let most = chunk.iter().fold(0, |most, v| (v.to_bits() & 0x7fff_ffff).max(most));
+        most == 0 || bounds.contains(&most)
+    })
 }
 
-/// One part of 32 columns, from `column` on, of up to sixteen rows, turned: a line holds two columns of all rows.
+/// One part of 32 columns, from `column` on, of up to sixteen rows, turned: a line holds two columns of all rows, zeros
+/// for rows without a bit in `kept`.
 ///
 /// # Safety
 /// The processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn arrange(x: &Inputs<'_>, rows: Range<usize>, column: usize, part: usize, to: &mut [Line<u32, 16>]) {
+unsafe fn arrange(x: &Inputs<'_>, rows: Range<usize>, kept: u16, column: usize, part: usize, to: &mut [Line<u32, 16>]) {
     let mut lines = [_mm512_setzero_ps(); ROWS];
-    for (line, row) in lines.iter_mut().zip(rows) {
+    for (i, (line, row)) in lines.iter_mut().zip(rows).enumerate() {
+        if kept >> i & 1 == 0 {
+            continue;
+        }
         let row = &x.values()[row * x.stride..][..x.stride];
         // SAFETY: rows are whole vectors of sixteen; the second half of the last line may be missing.
         unsafe {
@@ -222,7 +245,7 @@ pub(super) struct Scratch {
 }
 
 impl<'a> Product<'a> {
-    /// Arranges inputs; `None` where their magnitudes are extreme.
+    /// Arranges inputs, but for rows of extreme magnitudes.
     ///
     /// # Safety
     /// The processor must have AVX-512 F and BW.
@@ -232,33 +255,41 @@ impl<'a> Product<'a> {
         rows: &'a Rows<'a>,
         x: &Inputs<'_>,
         (m, n): (usize, usize),
-    ) -> Result<Option<Self>> {
+    ) -> Result<Self> {
         // SAFETY: as the caller promises.
-        let Some(x) = (unsafe { Tiled::new(x, m, rows.k, x.dtype)? }) else { return Ok(None) };
+        let x = unsafe { Tiled::new(x, m, rows.k, x.dtype)? };
         let codes = table.map(|table| Codes::new(table, rows));
         let each = if codes.is_some() { FEW_COLUMNS } else { rows.cut(COLUMNS) };
         let decoded = weight_parts(format);
         let parts = table.map_or(decoded, |table| table.parts(decoded));
-        Ok(Some(Self { scaled: rows, rows: rows.unscaled(), x, codes, m, n, parts, each }))
+        Ok(Self { scaled: rows, rows: rows.unscaled(), x, codes, m, n, parts, each })
+    }
+
+    /// The rows of inputs of extreme magnitudes, which are left to others.
+    pub(super) fn left(&self) -> impl Iterator<Item = usize> {
+        (0..self.m).filter(|&row| !self.x.has(row))
     }
 
     /// Room for one thread's work.
-    pub(super) fn scratch(&self) -> Scratch {
+    pub(super) fn scratch(&self) -> Result<Scratch> {
         let steps = self.each.min(self.rows.k).div_ceil(STEP);
         let passes = self.m.div_ceil(ROWS * self.x.across);
-        Scratch {
-            decoded: vec![0.0; steps * STEP],
+        Ok(Scratch {
+            decoded: zeroed(steps * STEP)?,
             unpacked: Unpacked::default(),
-            tiles: vec![Line::default(); UNIT / ROWS * steps * self.parts * ROWS],
-            sums: vec![[FloatSums::default(); UNIT / PAIR]; passes],
-            running: vec![[FloatSums::default(); UNIT / PAIR]; passes],
+            tiles: zeroed(UNIT / ROWS * steps * self.parts * ROWS)?,
+            sums: zeroed(passes)?,
+            running: zeroed(passes)?,
             groups: Groups::default(),
             products: [FloatSums::default(); 2],
-        }
+        })
     }
 
-    /// Calls `write` with each row of inputs, and its products with [`UNIT`] rows of weights from `first` on, or as many
-    /// as there are; false, with nothing written, where the magnitude of weights is extreme.
+    /// Calls `write` with each row of inputs but those [`Self::left`], and its products with [`UNIT`] rows of weights from
+    /// `first` on, or as many as there are; false, with nothing written, where the magnitude of weights is extreme.
+    ///
+    /// # Errors
+    /// Where memory is short.
     ///
     /// # Safety
     /// The processor must have AVX-512 F, BW, VL and VBMI and AMX.
@@ -269,7 +300,7 @@ impl<'a> Product<'a> {
         first: usize,
         scratch: &mut Scratch,
         mut write: impl FnMut(usize, usize, &mut [f32]),
-    ) -> bool {
+    ) -> Result<bool> {
         let count = UNIT.min(self.n - first);
         let mut factors = [0.0f32; UNIT];
         for (r, factor) in factors.iter_mut().enumerate().take(count) {
@@ -277,16 +308,16 @@ impl<'a> Product<'a> {
                 Some(codes) => codes.factor(first + r),
                 None => self.scaled.row_factor(first + r),
             };
-            if factor.is_nan() || factor.abs() > MOST_SCALE {
-                return false;
+            if !is_moderate(*factor) {
+                return Ok(false);
             }
         }
         let Scratch { decoded, unpacked, tiles, sums, running, groups, products } = scratch;
         sums.fill([FloatSums::default(); UNIT / PAIR]);
         if let Some(codes) = &self.codes {
             // SAFETY: as the caller promises.
-            if !unsafe { codes.read(first, count, UNIT, groups) } {
-                return false;
+            if !unsafe { codes.read(first, count, UNIT, groups)? } {
+                return Ok(false);
             }
         }
         // Columns whose sums are scaled together, and the steps they take.
@@ -301,7 +332,7 @@ impl<'a> Product<'a> {
                 let place = Place { first, count, stride: UNIT, columns, parts: self.parts, panel };
                 // SAFETY: as the caller promises; there are tiles for all panels.
                 if !unsafe { codes.put(&place, groups, base) } {
-                    return false;
+                    return Ok(false);
                 }
             } else {
                 for r in 0..count {
@@ -309,8 +340,8 @@ impl<'a> Product<'a> {
                     decoded[columns.len()..steps * STEP].fill(0.0);
                     // SAFETY: as above.
                     unsafe {
-                        if !moderate(&decoded[..steps * STEP]) {
-                            return false;
+                        if !inside(&decoded[..steps * STEP], &WEIGHTS) {
+                            return Ok(false);
                         }
                         self.put(&decoded[..steps * STEP], base.add(r / ROWS * panel + r % ROWS * LINE));
                     }
@@ -362,6 +393,9 @@ impl<'a> Product<'a> {
                         }
                         let values = transpose(values);
                         for (i, values) in values.iter().enumerate().take(self.m.saturating_sub(row)) {
+                            if !self.x.has(row + i) {
+                                continue;
+                            }
                             let mut line = Line([0.0f32; 16]);
                             _mm512_store_ps(line.0.as_mut_ptr(), *values);
                             write(row + i, first + start, &mut line.0[..many]);
@@ -370,7 +404,7 @@ impl<'a> Product<'a> {
                 }
             }
         }
-        true
+        Ok(true)
     }
 
     /// Adds products of groups of `steps` steps, each times its scales.

@@ -11,6 +11,7 @@ mod round;
 use crate::codec::scale::{RawScale, ScaleRule, load_scale, store_scale};
 use crate::codec::work::Work;
 use crate::error::{Error, Result};
+use crate::float_state::FloatState;
 use crate::format::{Format, Granularity, ScaleType};
 use crate::level::Level;
 use crate::pool;
@@ -158,6 +159,7 @@ pub fn gptq_block(
     block: Block<'_>,
     table: ScaleTable<'_>,
 ) -> Result<()> {
+    let _state = FloatState::standard();
     let (rows, columns) = (block.loss.len(), block.groups.len());
     check(format, "values", block.values.len(), rows * columns)?;
     check(format, "errors", block.errors.len(), rows * columns)?;
@@ -210,6 +212,7 @@ pub fn fit_scales(
     iterations: usize,
     table: ScaleTable<'_>,
 ) -> Result<()> {
+    let _state = FloatState::standard();
     if !(power > 0.0 && power <= 2.0) {
         return Err(Error::Format(format!("norm p = {power}; accepted are numbers above 0 and up to 2")));
     }

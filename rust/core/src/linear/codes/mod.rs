@@ -12,7 +12,9 @@ use self::table::{AFTER, BYTES, CHECKED, EXPONENT, NARROW, NONFINITE, TIMES, WID
 use super::digits::{Scale, Scales};
 use super::parts::{STEP, TILE, upper};
 use super::tiles::{LINE, Line, ROWS};
+use crate::codec::grow;
 use crate::codec::rows::Rows;
+use crate::error::Result;
 
 pub(super) use self::table::Table;
 
@@ -86,18 +88,21 @@ impl<'a> Codes<'a> {
     /// Reads scales and zero points of `count` rows from `first` on; scales lie `stride` apart. False where one is not in
     /// range.
     ///
+    /// # Errors
+    /// Where memory is short.
+    ///
     /// # Safety
     /// The processor must have AVX-512 F, BW and VL.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    pub(super) unsafe fn read(&self, first: usize, count: usize, stride: usize, to: &mut Groups) -> bool {
+    pub(super) unsafe fn read(&self, first: usize, count: usize, stride: usize, to: &mut Groups) -> Result<bool> {
         let groups = self.scales.groups;
         if matches!(self.table.scale, Scale::Half | Scale::Code) {
-            to.scales.resize(groups * stride, 0.0);
-            to.one.resize(groups, 0.0);
+            grow(&mut to.scales, groups * stride)?;
+            grow(&mut to.one, groups)?;
             for r in 0..count {
                 // SAFETY: as the caller promises; the row has the groups.
                 if !unsafe { self.scales.read(first + r, 0, &mut to.one) } {
-                    return false;
+                    return Ok(false);
                 }
                 to.scales.iter_mut().skip(r).step_by(stride).zip(&to.one).for_each(|(to, scale)| *to = *scale);
             }
@@ -105,20 +110,23 @@ impl<'a> Codes<'a> {
         if self.table.scaling == EXPONENT {
             let codes = &self.scales.bytes()[first * groups..][..count * groups];
             if codes.contains(&u8::MAX) {
-                return false; // NaN, whatever the numbers are
+                return Ok(false); // NaN, whatever the numbers are
             }
-            to.exponents.clear();
-            to.exponents.extend(codes.iter().map(|&code| (i16::from(code) - 127) << 7));
+            grow(&mut to.exponents, codes.len())?;
+            for (to, &code) in to.exponents.iter_mut().zip(codes) {
+                *to = (i16::from(code) - 127) << 7;
+            }
             to.extreme = codes.iter().fold(false, |extreme, code| extreme | !EXPONENTS.contains(code));
         }
         if self.table.way == ZEROS {
-            to.zeros.clear();
+            grow(&mut to.zeros, groups * count)?;
             for r in 0..count {
                 self.rows.zeros(first + r, &mut to.stored_zeros);
-                to.zeros.extend(to.stored_zeros.iter().map(|&zero| zero as u8));
+                let zeros = to.zeros[r * groups..].iter_mut();
+                zeros.zip(&to.stored_zeros).for_each(|(to, &zero)| *to = zero as u8);
             }
         }
-        true
+        Ok(true)
     }
 
     /// Writes up to 64 columns of `count` rows from `first` on, which begin at a multiple of 64, to panels of tiles: lines of

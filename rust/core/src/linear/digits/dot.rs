@@ -8,7 +8,7 @@ use std::arch::x86_64::*;
 
 use super::inputs::FixedInputs;
 use super::plan::{MOST_WEIGHT_DIGITS, Plan, Scale};
-use super::scales::{MOST_SCALE, Scales};
+use super::scales::{Scales, is_moderate};
 use super::{CHUNK, MOST_DIGITS};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
@@ -30,8 +30,12 @@ pub(in crate::linear) struct Dot<'a> {
     block: usize,
     /// Columns of a group: 16, 32 or 64. Longer stored ones are several of these.
     group: usize,
-    /// Each row of inputs.
-    inputs: Vec<Input>,
+    /// Each row of inputs that has a fixed-point form.
+    inputs: Vec<Option<Input>>,
+    /// All rows of inputs, a bit each.
+    all: u8,
+    /// The code of zeros is 0.
+    clear_zeros: bool,
     /// Digits of weights by code, as bytes without a sign.
     tables: [Line<u8, 256>; MOST_WEIGHT_DIGITS],
     /// Which bytes of packed codes hold each eight of them.
@@ -71,7 +75,7 @@ pub(in crate::linear) struct Scratch {
 }
 
 impl<'a> Dot<'a> {
-    /// Arranges the rows of `x`.
+    /// Arranges the rows of `x`, at most eight.
     ///
     /// # Safety
     /// The processor must have BMI2.
@@ -91,8 +95,18 @@ impl<'a> Dot<'a> {
             Line(std::array::from_fn(|code| ((numbers[code] + offset) >> (8 * digit)) as u8))
         });
         let raised = crate::float::exp2(-plan.shift - scales.raised()) as f32;
-        let arrange = |row: usize| -> Result<Input> {
+        let arrange = |row: usize| -> Result<Option<Input>> {
             let (count, blocks) = (x.digits(row), x.columns / block);
+            let mut units = zeroed::<f32>(x.columns / group)?;
+            let mut moderate = count > 0;
+            for (g, to) in units.iter_mut().enumerate() {
+                let unit = x.unit(row, g * group / CHUNK);
+                *to = unit * raised;
+                moderate &= unit == 0.0 || *to >= f32::MIN_POSITIVE;
+            }
+            if !moderate {
+                return Ok(None);
+            }
             let lines = block / LINE;
             let mut digits = zeroed::<Line<i8, LINE>>(blocks * count * lines)?;
             let places = count + plan.digits - 1;
@@ -127,30 +141,37 @@ impl<'a> Dot<'a> {
                     sums.0 = all.map(|sum| sum as f32);
                 }
             }
-            let units = (0..x.columns / group).map(|g| x.unit(row, g * group / CHUNK) * raised).collect();
-            Ok(Input { count, digits, starts, sums, units })
+            Ok(Some(Input { count, digits, starts, sums, units }))
         };
-        let inputs = (0..x.rows).map(arrange).collect::<Result<_>>()?;
+        let inputs: Vec<_> = (0..x.rows).map(arrange).collect::<Result<_>>()?;
+        let all = inputs.iter().fold(0, |all, _| all << 1 | 1);
+        let clear_zeros = !plan.zeros && numbers[0] == 0;
         let width = plan.width as usize;
         let gather = Line(std::array::from_fn(|i| (i / 8 * width + i % 8) as u8 & 63));
         let shifts = Line(std::array::from_fn(|i| (i % 8 * width) as u8));
-        Ok(Self { plan, rows, scales, block, group, inputs, tables, gather, shifts })
+        Ok(Self { plan, rows, scales, block, group, inputs, all, clear_zeros, tables, gather, shifts })
+    }
+
+    /// True where no row of inputs has a fixed-point form.
+    pub(in crate::linear) fn is_empty(&self) -> bool {
+        self.inputs.iter().all(Option::is_none)
     }
 
     /// Room for one thread's work.
-    pub(in crate::linear) fn scratch(&self) -> Scratch {
+    pub(in crate::linear) fn scratch(&self) -> Result<Scratch> {
         // Groups are loaded eight at a time.
         let places = TOGETHER * self.rows.k.div_ceil(CHUNK) * (CHUNK / self.group) + 8;
-        Scratch {
-            scales: vec![0.0; places],
-            factors: vec![0.0; places],
-            zeros: vec![0.0; if self.plan.zeros { places } else { 0 }],
+        Ok(Scratch {
+            scales: zeroed(places)?,
+            factors: zeroed(places)?,
+            zeros: zeroed(if self.plan.zeros { places } else { 0 })?,
             stored_zeros: Vec::new(),
-        }
+        })
     }
 
     /// Calls `write` with each row of inputs and its products with `count` rows of weights from `first` on, at most
-    /// [`TOGETHER`]; false, with nothing written, where scales are out of range.
+    /// [`TOGETHER`]. Returns a bit for each row of inputs that is left to others: all where scales are out of range, those
+    /// without a fixed-point form, and those so small that their products with the scales would vanish.
     ///
     /// # Safety
     /// The processor must have AVX-512 F, BW, VL, VBMI and VNNI.
@@ -161,7 +182,7 @@ impl<'a> Dot<'a> {
         count: usize,
         scratch: &mut Scratch,
         mut write: impl FnMut(usize, &mut [f32]),
-    ) -> bool {
+    ) -> u8 {
         let groups = self.rows.k.div_ceil(CHUNK) * (CHUNK / self.group);
         // Rows beyond the last repeat it.
         let row_of = |r: usize| first + r.min(count - 1);
@@ -169,13 +190,13 @@ impl<'a> Dot<'a> {
         for (r, step) in steps.iter_mut().enumerate() {
             if self.plan.scale == Scale::Row {
                 *step = self.rows.row_step(row_of(r)) as f32;
-                if step.is_nan() || step.abs() > MOST_SCALE {
-                    return false;
+                if !is_moderate(*step) {
+                    return self.all;
                 }
             } else {
                 // SAFETY: as the caller promises.
                 if !unsafe { self.scales(row_of(r), &mut scratch.scales[r * groups..][..groups]) } {
-                    return false;
+                    return self.all;
                 }
             }
             if self.plan.zeros {
@@ -188,13 +209,28 @@ impl<'a> Dot<'a> {
         }
         let (codes, row_bytes) = self.rows.codes();
         let rows: [*const u8; TOGETHER] = std::array::from_fn(|r| codes[row_of(r) * row_bytes..].as_ptr());
+        let mut left = 0;
         for (m, input) in self.inputs.iter().enumerate() {
+            let Some(input) = input else {
+                left |= 1 << m;
+                continue;
+            };
+            let mut vanish = false;
             for (r, factors) in scratch.factors.chunks_mut(groups.max(1)).enumerate().take(TOGETHER) {
                 let scales = &scratch.scales[r * groups..];
                 match self.plan.scale {
                     Scale::Row => factors.copy_from_slice(&input.units),
-                    _ => factors.iter_mut().zip(scales).zip(&input.units).for_each(|((f, s), u)| *f = s * u),
+                    _ => {
+                        for ((factor, scale), unit) in factors.iter_mut().zip(scales).zip(&input.units) {
+                            *factor = scale * unit;
+                            vanish |= (factor.abs() < f32::MIN_POSITIVE) & (*scale != 0.0) & (*unit != 0.0);
+                        }
+                    }
                 }
+            }
+            if vanish {
+                left |= 1 << m;
+                continue;
             }
             let place = Place { rows: &rows, input, factors: &scratch.factors, zeros: &scratch.zeros, groups };
             let way = match self.plan.width {
@@ -210,7 +246,7 @@ impl<'a> Dot<'a> {
             values.iter_mut().zip(steps).for_each(|(value, step)| *value *= step);
             write(m, &mut values[..count]);
         }
-        true
+        left
     }
 
     /// [`Self::sum`] for the weights' own way and number of digits.
@@ -240,13 +276,15 @@ impl<'a> Dot<'a> {
         }
     }
 
-    /// Scales of a row by group of ours.
+    /// Scales of a row by group of ours; those of blocks of zeros may be 0. False where one is out of range.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn scales(&self, row: usize, to: &mut [f32]) -> bool {
         let (stored, each) = (self.scales.groups, self.plan.group / self.group);
         if each == 1 {
             // SAFETY: as the caller promises; the row has `stored` scales, and `to` room for more.
-            return unsafe { self.scales.read(row, 0, &mut to[..stored]) };
+            let fits = unsafe { self.scales.read(row, 0, &mut to[..stored]) };
+            self.clear(row, &mut to[..stored]);
+            return fits;
         }
         let mut scales = [0.0f32; 64];
         let mut fits = true;
@@ -258,7 +296,23 @@ impl<'a> Dot<'a> {
                 to.fill(*scale);
             }
         }
+        let ours = self.rows.k.div_ceil(self.group).min(to.len());
+        self.clear(row, &mut to[..ours]);
         fits
+    }
+
+    /// Makes low scales of blocks of zeros 0, so that they do not look like weights that would vanish.
+    fn clear(&self, row: usize, scales: &mut [f32]) {
+        if !self.clear_zeros || !self.scales.low(scales) {
+            return;
+        }
+        let (codes, row_bytes) = self.rows.codes();
+        let codes = &codes[row * row_bytes..][..row_bytes];
+        for (codes, scale) in codes.chunks(self.group / 8 * self.plan.width as usize).zip(scales) {
+            if codes.iter().all(|&byte| byte == 0) {
+                *scale = 0.0;
+            }
+        }
     }
 
     /// Sums of products of [`TOGETHER`] rows of weights, with codes unpacked one `WAY` to `EACH` digits, and inputs of

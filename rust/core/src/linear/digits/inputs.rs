@@ -6,7 +6,7 @@ use super::{CHUNK, MOST_DIGITS};
 use crate::codec::zeroed;
 use crate::error::Result;
 
-/// Binary exponents that fixed-point inputs may have; others would overflow or vanish in the scaling.
+/// Binary exponents that the largest number of a chunk may have; others would overflow or vanish in the scaling.
 const EXPONENTS: std::ops::RangeInclusive<i32> = -60..=60;
 /// Ratio of the largest magnitude of a chunk to the mean, above which three digits lose more than float32 sums do.
 const OUTLIER: f32 = 16.0;
@@ -20,7 +20,7 @@ const fn largest(digits: usize) -> i32 {
 pub(in crate::linear) struct FixedInputs {
     planes: Vec<i8>,
     units: Vec<f32>,
-    /// Digits of each row: three, or four where there are outliers.
+    /// Digits of each row: three, four where there are outliers, or none where the row has no fixed-point form.
     digits: Vec<usize>,
     /// Columns, filled with zeros up to whole chunks.
     pub(super) columns: usize,
@@ -28,17 +28,17 @@ pub(in crate::linear) struct FixedInputs {
 }
 
 impl FixedInputs {
-    /// Digits of `rows` rows, `stride` values apart, the columns from `k` to a multiple of 16 being zero; `None` where
-    /// a value is not finite, or a chunk lies beyond [`EXPONENTS`].
+    /// Digits of `rows` rows, `stride` values apart, the columns from `k` to a multiple of 16 being zero. A row has none
+    /// where a value is not finite, or a chunk lies beyond [`EXPONENTS`].
     ///
     /// # Safety
     /// The processor must have AVX-512 F, BW and VL.
-    pub(in crate::linear) unsafe fn new(x: &[f32], rows: usize, stride: usize, k: usize) -> Result<Option<Self>> {
+    pub(in crate::linear) unsafe fn new(x: &[f32], rows: usize, stride: usize, k: usize) -> Result<Self> {
         let columns = k.next_multiple_of(CHUNK);
         let chunks = columns / CHUNK;
         let (planes, units) = (zeroed(rows * MOST_DIGITS * columns)?, zeroed(rows * chunks)?);
         let mut fixed = Self { planes, units, digits: vec![3; rows], columns, rows };
-        for row in 0..rows {
+        'rows: for row in 0..rows {
             let even = |x: &[f32]| {
                 // SAFETY: as the caller promises.
                 let (most, sum) = unsafe { magnitudes(x) };
@@ -55,14 +55,17 @@ impl FixedInputs {
                 let unit = unsafe { convert(x, fixed.digits[row], fixed.planes.as_mut_ptr().add(plane), columns) };
                 match unit {
                     Some(unit) => fixed.units[row * chunks + chunk] = unit,
-                    None => return Ok(None),
+                    None => {
+                        fixed.digits[row] = 0;
+                        continue 'rows;
+                    }
                 }
             }
         }
-        Ok(Some(fixed))
+        Ok(fixed)
     }
 
-    /// Digits of a row.
+    /// Digits of a row; 0 where it has no fixed-point form.
     pub(super) fn digits(&self, row: usize) -> usize {
         self.digits[row]
     }
@@ -148,7 +151,7 @@ mod tests {
         for (largest, digits) in [(1.999_999_9, 3), (1_023.999_94, 4)] {
             x[300] = largest;
             // SAFETY: the level was detected.
-            let fixed = unsafe { FixedInputs::new(&x, 1, 512, 512) }.unwrap().unwrap();
+            let fixed = unsafe { FixedInputs::new(&x, 1, 512, 512) }.unwrap();
             assert_eq!(fixed.digits(0), digits);
             for (i, &v) in x.iter().enumerate() {
                 let sum = (0..digits).rev().fold(0.0, |sum, d| sum * 256.0 + f64::from(fixed.plane(0, d)[i]));
@@ -159,7 +162,7 @@ mod tests {
         for wrong in [f32::NAN, f32::INFINITY, 1e30, 1e-30] {
             x[256..].fill(wrong);
             // SAFETY: as above.
-            assert!(unsafe { FixedInputs::new(&x, 1, 512, 512) }.unwrap().is_none());
+            assert_eq!(unsafe { FixedInputs::new(&x, 1, 512, 512) }.unwrap().digits(0), 0);
         }
     }
 }

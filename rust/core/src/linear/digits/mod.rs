@@ -13,7 +13,7 @@ mod scales;
 pub(super) use dot::{Dot, TOGETHER};
 pub(super) use inputs::FixedInputs;
 pub(super) use plan::{Plan, Scale, grouping};
-pub(super) use scales::{MOST_SCALE, Scales};
+pub(super) use scales::{Scales, is_moderate};
 
 /// Digits of an input, at most.
 const MOST_DIGITS: usize = 4;

@@ -10,7 +10,16 @@ const RAISED: i32 = 32;
 /// Largest exponent code that is taken: beyond it sums could overflow that the product of small inputs does not.
 const MOST_CODE: u8 = 127 + 40;
 /// Largest other scale that is taken, and factor of a row, for the same reason.
-pub(in crate::linear) const MOST_SCALE: f32 = (1u64 << 40) as f32;
+const MOST_SCALE: f32 = (1u64 << 40) as f32;
+/// Smallest one but 0: below it decoded weights could be subnormal, which rounds them.
+const LEAST_SCALE: f32 = f32::from_bits((127 - 100) << 23);
+/// Scales read below this are looked at again: those of blocks of zeros become 0.
+const LOW: f32 = f32::from_bits((127 - 40) << 23);
+
+/// True for a scale, or a factor of a row, that neither overflows nor vanishes in products of moderate inputs.
+pub(in crate::linear) fn is_moderate(scale: f32) -> bool {
+    scale == 0.0 || (LEAST_SCALE..=MOST_SCALE).contains(&scale.abs())
+}
 
 /// The stored scales of a matrix.
 pub(in crate::linear) struct Scales<'a> {
@@ -76,9 +85,11 @@ impl<'a> Scales<'a> {
                         let codes = _mm_maskz_loadu_epi8(lanes, self.bytes.as_ptr().add(at + 16 * i).cast());
                         let index = _mm512_cvtepu8_epi32(codes);
                         let scales = _mm512_i32gather_ps::<4>(index, self.table.as_ptr());
-                        fits &= _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(_mm512_abs_ps(scales), _mm512_set1_ps(MOST_SCALE))
-                            & lanes
-                            == 0;
+                        let size = _mm512_abs_ps(scales);
+                        let beyond = _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(size, _mm512_set1_ps(MOST_SCALE));
+                        let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(size, _mm512_set1_ps(LEAST_SCALE))
+                            & _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(size, _mm512_setzero_ps());
+                        fits &= (beyond | below) & lanes == 0;
                         scales
                     }
                 };
@@ -86,5 +97,10 @@ impl<'a> Scales<'a> {
             }
         }
         fits
+    }
+
+    /// True where scales are powers of two, some of which are so low that blocks of zeros must be told from others.
+    pub(super) fn low(&self, scales: &[f32]) -> bool {
+        matches!(self.scale, Scale::Exponent { .. }) && scales.iter().fold(false, |low, &scale| low | (scale < LOW))
     }
 }

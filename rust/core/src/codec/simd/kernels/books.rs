@@ -130,9 +130,12 @@ impl<V: Lanes> Book<V> {
         let n = 1usize << count;
         let (sums, sum_codes) = sorted_sums(count, levels);
         let (mut thresholds, mut codes, mut decoded) = ([f32::INFINITY; 16], [0.0f32; 16], [0.0f32; 16]);
+        let mut values = [0.0f32; 16];
         for i in 0..n {
             codes[i] = f32::from_bits(u32::from(sum_codes[i]));
             decoded[i] = level_sum(i as u32, count, levels);
+            // That of the code, which may be a zero of another sign than the sum.
+            values[i] = level_sum(u32::from(sum_codes[i]), count, levels);
             if i + 1 < n {
                 thresholds[i] = smallest_reaching(sums[i], sums[i + 1]);
             }
@@ -141,7 +144,7 @@ impl<V: Lanes> Book<V> {
         unsafe {
             Self {
                 thresholds: V::load(thresholds.as_ptr()),
-                values: V::load(sums.as_ptr()),
+                values: V::load(values.as_ptr()),
                 decoded: V::load(decoded.as_ptr()),
                 codes: V::load(codes.as_ptr()),
                 half: 1 << (count - 1),

@@ -116,7 +116,7 @@ impl<V: Lanes, const EXPLICIT_ONE: bool> Kernel<V> for Floats<V, EXPLICIT_ONE> {
             // Adding a number whose last place is the step rounds to the step, ties to even.
             let (_, c) = self.binade(a);
             let r = V::sub(V::add(a, c), c);
-            V::with_sign(V::mul(r, self.step), x)
+            V::mul(V::positive_zero(V::with_sign(r, x)), self.step)
         }
     }
     #[inline(always)]
@@ -248,7 +248,7 @@ impl<V: Lanes> Kernel<V> for Powers<V> {
     unsafe fn quantize(&self, x: V::F) -> V::F {
         // SAFETY: as the caller promises.
         unsafe {
-            let q = V::with_sign(V::mul(self.nearest(x), self.step), x);
+            let q = V::mul(V::positive_zero(V::with_sign(self.nearest(x), x)), self.step);
             V::select(V::unordered(x), x, q)
         }
     }

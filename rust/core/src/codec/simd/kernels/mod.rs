@@ -29,7 +29,7 @@ pub(super) enum Factors {
     Single,
 }
 
-/// One group's arithmetic. `quantize` keeps NaN and saturates infinities; `code` is for finite lanes only.
+/// One group's arithmetic. `quantize` keeps NaN, saturates infinities and gives +0 where the code is that of zero; `code` is for finite lanes only.
 pub(super) trait Kernel<V: Lanes>: Copy {
     /// What all groups of a call share; `None` where the format has no such kernel.
     type Base: Copy;

@@ -65,7 +65,7 @@ impl<V: Lanes> Kernel<V> for PowerSteps<V> {
         // SAFETY: as the caller promises.
         unsafe {
             let y = V::min(self.hi, V::max(self.lo, V::mul(x, self.multiplier)));
-            V::mul(V::round(y), self.step)
+            V::mul(V::positive_zero(V::round(y)), self.step)
         }
     }
     #[inline(always)]
@@ -201,7 +201,7 @@ impl<V: Lanes> Kernel<V> for RealSteps<V> {
     #[inline(always)]
     unsafe fn quantize(&self, x: V::F) -> V::F {
         // SAFETY: as the caller promises.
-        unsafe { V::select(V::unordered(x), x, V::mul(self.nearest(x), self.step)) }
+        unsafe { V::select(V::unordered(x), x, V::mul(V::positive_zero(self.nearest(x)), self.step)) }
     }
     #[inline(always)]
     unsafe fn code(&self, x: V::F) -> V::I {

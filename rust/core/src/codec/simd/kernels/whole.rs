@@ -45,7 +45,7 @@ impl<V: Lanes> Kernel<V> for Truncated {
             let code = V::shl(<Self as Kernel<V>>::code(self, V::abs(x)), drop);
             // 2^128 is a code of the all-finite formats, but no float32.
             let value = V::min(V::splat(f32::MAX), V::from_bits(code));
-            V::select(V::unordered(x), x, V::with_sign(value, x))
+            V::select(V::unordered(x), x, V::positive_zero(V::with_sign(value, x)))
         }
     }
     #[inline(always)]
@@ -158,7 +158,7 @@ impl<V: Lanes> Kernel<V> for ScaledE2M1<V> {
     #[inline(always)]
     unsafe fn quantize(&self, x: V::F) -> V::F {
         // SAFETY: as the caller promises.
-        unsafe { V::with_sign(V::mul(self.nearest(x), self.step), x) }
+        unsafe { V::mul(V::positive_zero(V::with_sign(self.nearest(x), x)), self.step) }
     }
     #[inline(always)]
     unsafe fn code(&self, x: V::F) -> V::I {
@@ -197,7 +197,7 @@ impl<V: Lanes> Kernel<V> for Identity {
     #[inline(always)]
     unsafe fn quantize(&self, x: V::F) -> V::F {
         // SAFETY: as the caller promises.
-        unsafe { V::with_sign(V::min(V::splat(f32::MAX), V::abs(x)), x) }
+        unsafe { V::positive_zero(V::with_sign(V::min(V::splat(f32::MAX), V::abs(x)), x)) }
     }
     #[inline(always)]
     unsafe fn code(&self, x: V::F) -> V::I {
