@@ -16,6 +16,7 @@ import functools
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,22 @@ def whole(path: str | os.PathLike[str], *, owned: Collection[str] = (), overwrit
             shutil.rmtree(stage, ignore_errors=True)
         os.close(descriptor)
     files.sync(parent)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """Give an empty folder among temporary files, which is removed at the end.
+
+    One that a killed process left is removed by the next that is made, which :mod:`tempfile` does not do.
+    """
+    files.sweep(tempfile.gettempdir())
+    made, descriptor = _create(os.path.join(tempfile.gettempdir(), "scratch"))
+    os.chmod(made, stat.S_IRWXU)  # others may write there
+    try:
+        yield Path(made)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+        os.close(descriptor)
 
 
 def _refuse_full(target: str, path: str | os.PathLike[str], overwrite: bool) -> None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from octavo import __version__, folders
 from octavo.data.polynomials import splits
@@ -54,14 +53,14 @@ def compress_polynomials(
     say(f"fp32, PyTorch: {lines:,} test lines")
     before, before_per_s = timed(expander(network, tokenizer), test)
     candidates = []
-    with TemporaryDirectory() as scratch:
-        plain = export_model(network, tokenizer, Path(scratch) / "fp32", format=None)
+    with folders.scratch() as scratch:
+        plain = export_model(network, tokenizer, scratch / "fp32", format=None)
         bytes_before = (plain / WEIGHTS).stat().st_size
         for number, entry in enumerate(compared):
             exact = None
             if entry.bits_per_element <= budget:
                 say(f"{entry.format}: {len(validation):,} validation lines")
-                packed = export_model(network, tokenizer, Path(scratch) / str(number), format=str(entry.format))
+                packed = export_model(network, tokenizer, scratch / str(number), format=str(entry.format))
                 exact = measure(Engine.load(packed).expand, validation).share
             candidates.append(Candidate(entry, exact))
     chosen = max((entry for entry in candidates if entry.exact is not None), key=Candidate.merit)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import argparse
 import json
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from octavo import children
+from octavo import children, folders
 from octavo.errors import OctavoError, SettingError
 
 WARMUP = 3  # batches that are not measured: torch prepares kernels for each shape, and the processes find each other
@@ -121,8 +120,8 @@ def measure_all(
 
 def measure_apart(config: SpeedConfig) -> Speed:
     """Measure one configuration in ``config.processes`` new processes. Raises OctavoError if they fail."""
-    with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "speed.json"
+    with folders.scratch() as folder:
+        answer = folder / "speed.json"
         arguments = ["-m", "octavo.models.polynomials.speed", json.dumps(asdict(config)), str(answer)]
         torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.processes}"]
         command = children.command([*(torchrun if config.processes > 1 else ()), *arguments])

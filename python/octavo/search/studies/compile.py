@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import asdict, dataclass
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import octavo
+from octavo import folders
 from octavo.errors import OctavoError, SettingError
 from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.quant.recipe import Recipe
@@ -128,7 +128,7 @@ def _fresh_caches() -> Iterator[None]:
 
     fresh = utils.fresh_cache if hasattr(utils, "fresh_cache") else utils.fresh_inductor_cache  # renamed in torch 2.8
     torch._dynamo.reset()
-    with TemporaryDirectory(prefix="octavo-compile-") as folder, fresh(dir=folder):
+    with folders.scratch() as folder, fresh(dir=str(folder)):
         yield
 
 

@@ -8,14 +8,13 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import octavo
-from octavo import children, container
+from octavo import children, container, folders
 from octavo.errors import OctavoError, SettingError
 from octavo.quant.recipe import Recipe
 from octavo.search.studies.points import SAMPLES, Laboratory, made
@@ -105,8 +104,7 @@ def measured(
 
     Bytes are what the process grew by after its imports: ``loaded``, and ``peak`` while it loaded and answered.
     """
-    with TemporaryDirectory(prefix="octavo-memory-") as place:
-        folder = Path(place)
+    with folders.scratch() as folder:
         octavo.save_model(packed, folder / "model")
         container.save(flat(inputs), folder / INPUTS)
         told = _probe(folder, blueprint)
