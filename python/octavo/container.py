@@ -95,7 +95,9 @@ def save(
     before anything is written; FileExistsError and other OSErrors. On an error an older file stays as it was. Source:
     FORMATS.md section 5.
     """
-    _write(tensors, os.fspath(path), metadata, overwrite)
+    with files.native(path):
+        files.sweep_native(path)
+        _write(tensors, os.fspath(path), metadata, overwrite)
 
 
 def dumps(tensors: Mapping[str, Storable], *, metadata: Mapping[str, str] | None = None) -> bytes:
@@ -126,8 +128,6 @@ def _write(
             packed.append((name, tensor.format.core, tensor.scale, list(tensor.shape), dtype, tensor.axis))
         else:
             plain.append((name, *_describe(name, tensor)))
-    if path is not None:
-        files.sweep_native(path)
     writer = _core._ContainerWriter(path, plain, packed, dict(metadata or {}), overwrite)
     try:
         for name, tensor in tensors.items():

@@ -26,6 +26,7 @@ TEMPORARY, ASIDE = ".octavo.tmp", ".octavo.old"
 
 _OURS = re.compile(r"\.(?P<name>.+)\.\d+-[0-9a-f]{8}\.octavo\.(?P<kind>tmp|old)", re.DOTALL)
 _STREAMS = re.compile(r"/dev/(stdin|stdout|stderr|fd/.*)|/proc/.*")
+_NATIVE = re.compile(r"\(os error (\d+)\)$")
 _LONGEST = 200  # bytes of a name that a temporary one repeats; file systems allow 255 in all
 
 
@@ -78,6 +79,25 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write a file whole or not at all, text in UTF-8. Raises as :func:`whole`."""
     with whole(path) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def appended(path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb") -> IO[Any]:
+    """Open a file for more at its end, made if it is missing. Its OSErrors name ``path``, those of a full disk, too."""
+    given = os.fspath(path)
+    return _opened(os.open(given, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666), given, mode)
+
+
+@contextmanager
+def native(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Give OSErrors of the core, which have a text alone, their number and the name of the file."""
+    try:
+        yield
+    except OSError as error:
+        found = _NATIVE.search(str(error))
+        if error.errno is not None or found is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), os.fspath(path)) from None
 
 
 def sync(folder: str | os.PathLike[str]) -> None:

@@ -2,9 +2,15 @@
 
 import json
 import lzma
+import resource
+import signal
+import subprocess
+import sys
 
 import pytest
+from octavo.locks import FolderLock
 from octavo.models.polynomials import recipe, run
+from octavo.models.polynomials.task import PolynomialTask
 
 TINY = ("--steps", "4", "--batch", "8", "--accumulation", "1", "--precision", "fp32", "--device", "cpu")
 
@@ -126,6 +132,85 @@ def test_own_lines_that_cannot_be_meant_are_refused(octavo, own, options, reason
     result = octavo("train", "polynomials", "-o", out, *(text.format(file=file) for text in options), code=2)
     assert reason in result.stderr
     assert not out.exists()
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_has_the_exit_code_of_its_signal_and_goes_on(
+    octavo, tmp_path, few_lines, monkeypatch, number, code
+):
+    args = ("train", "polynomials", "--arch", "lstm", *TINY, "-o")
+    batch, told = PolynomialTask.batch, []
+
+    def signalled(self, step, *rest):
+        if step == 2 and not told:
+            told.append(signal.raise_signal(number))
+        return batch(self, step, *rest)
+
+    octavo(*args, tmp_path / "whole")
+    with monkeypatch.context() as patch:
+        patch.setattr(PolynomialTask, "batch", signalled)
+        shown = octavo(*args, tmp_path / "run", code=code).output.splitlines()
+    assert shown[-1].startswith("interrupted after step") and shown[-1].endswith(f"goes on from {tmp_path / 'run'}")
+    assert not (tmp_path / "run" / "model").exists()
+    octavo(*args, tmp_path / "run")
+    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("run", "whole")]
+    assert weights[0] == weights[1]
+
+
+def test_a_signal_that_comes_after_the_last_step_ends_the_command(octavo, tmp_path, few_lines, monkeypatch):
+    evaluate, told = PolynomialTask.evaluate, []
+
+    def signalled(self, *given):
+        if not told:
+            told.append(signal.raise_signal(signal.SIGINT))
+        return evaluate(self, *given)
+
+    args = ("train", "polynomials", "--arch", "lstm", *TINY, "-o", tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(PolynomialTask, "evaluate", signalled)
+        octavo(*args, code=130)
+    assert (tmp_path / "run" / "last.safetensors").exists() and not (tmp_path / "run" / "model").exists()
+    octavo(*args)
+    assert (tmp_path / "run" / "model").exists()
+
+
+def test_a_full_disk_is_told_in_one_line(octavo, tmp_path, few_lines):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        shown = octavo("train", "polynomials", "--arch", "lstm", *TINY, "-o", tmp_path / "run", code=2).output
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert shown.splitlines()[-1] == f"error: {tmp_path}/run/best.safetensors: file too large"
+
+
+HOLDING = "import sys; from octavo.locks import FolderLock\nwith FolderLock(sys.argv[1]): print(flush=True); input()"
+
+
+@pytest.mark.parametrize("options", [(), ("--ddp", "2")])
+def test_a_second_run_in_a_folder_is_refused(octavo, tmp_path, few_lines, options):
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDING, tmp_path / "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    holder.stdout.readline()
+    before = sorted((tmp_path / "run").iterdir())
+    args = ("train", "polynomials", "--arch", "lstm", *TINY, *options, "-o", tmp_path / "run")
+    shown = octavo(*args, code=2).output.splitlines()
+    assert len(shown) == 1
+    assert f"{tmp_path / 'run'}: another process is at work on this run (process {holder.pid} on" in shown[0]
+    assert sorted((tmp_path / "run").iterdir()) == before
+    holder.communicate(b"\n")
+    if not options:
+        octavo(*args)
+        octavo("inspect", tmp_path / "run" / "last.safetensors")
+
+
+def test_what_only_reads_is_not_kept_out(octavo, tmp_path, few_lines):
+    octavo("train", "polynomials", "--arch", "lstm", *TINY, "-o", tmp_path / "run")
+    with FolderLock(tmp_path / "run"):
+        octavo("inspect", tmp_path / "run" / "last.safetensors")
+        octavo("expand", "--model", tmp_path / "run" / "model", "(x+1)*(x-2)")
+        octavo("recipe", "mxint8", "--model", tmp_path / "run" / "model")
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ from octavo.train.launch import launch
 from octavo.train.loop import _parts
 from octavo.train.precision import Precision
 from octavo.train.task import share
+from train.test_launch import gone
 from train.tiny import Model, Rule, config, lines, losses, run
 
 WORKER = str(Path(__file__).with_name("worker.py"))
@@ -117,6 +118,49 @@ def test_two_processes_resume_bit_for_bit_after_a_signal(both, tmp_path):
     assert losses(tmp_path / "run").tolist() == losses(both / "two").tolist()
     one, two = (octavo.load(folder / "last.safetensors") for folder in (tmp_path / "run", both / "two"))
     assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def started(folder, pause="0.1"):
+    """Start the run of ``both`` in two slow processes; return the launcher when there is a checkpoint, and the workers."""
+    command = [WORKER, "share", str(folder), json.dumps({**CHANGES, "keep": 3})]
+    start = f"import sys; from octavo.train.launch import launch; sys.exit(launch({command!r}, 2))"
+    environment = {**os.environ, "OCTAVO_TEST_PAUSE": pause}
+    launcher = subprocess.Popen([sys.executable, "-c", start], env=environment, stderr=subprocess.PIPE)
+    while not checkpoint.available(folder):
+        time.sleep(0.02)
+        assert launcher.poll() is None
+    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    ranks = {}
+    for pid in map(int, children):
+        told = dict(e.split("=", 1) for e in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in e)
+        ranks[int(told["RANK"])] = pid
+    return launcher, [ranks[0], ranks[1]], command
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["launcher", 0, 1])
+def test_all_processes_end_when_one_is_killed_and_the_same_command_goes_on_bit_for_bit(both, tmp_path, victim):
+    launcher, workers, command = started(tmp_path / "run")
+    os.kill(launcher.pid if victim == "launcher" else workers[victim], signal.SIGKILL)
+    assert launcher.wait(60) == (-9 if victim == "launcher" else 137)
+    assert gone(workers)
+    launcher.stderr.close()
+    assert launch(command, 2) == 0
+    assert losses(tmp_path / "run").tolist() == losses(both / "two").tolist()
+    one, two = (octavo.load(folder / "last.safetensors") for folder in (tmp_path / "run", both / "two"))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_a_second_run_of_two_processes_is_refused_in_both_and_the_first_goes_on(both, tmp_path):
+    launcher, _, command = started(tmp_path / "run")
+    again = f"import sys; from octavo.train.launch import launch; sys.exit(launch({command!r}, 2))"
+    second = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True)
+    assert second.returncode == 1
+    assert second.stderr.count("octavo.errors.LockedError") == 2 and "another process is at work" in second.stderr
+    assert launcher.wait(300) == 0
+    launcher.stderr.close()
+    assert losses(tmp_path / "run").tolist() == losses(both / "two").tolist()
 
 
 @pytest.mark.slow

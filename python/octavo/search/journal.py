@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from octavo import files
 from octavo._reading import RECORD_BYTES, check_regular, member, parse_json
 from octavo.errors import DataError, OctavoError
 from octavo.locks import FolderLock
@@ -55,7 +56,7 @@ class Journal:
             stack.enter_context(FolderLock(self.path.parent, what="study", option="--out"))
             if self.path.exists():
                 check_regular(self.path, DataError)
-            self._file = stack.enter_context(open(self.path, "a+b"))
+            self._file = stack.enter_context(files.appended(self.path))
             self._read()
             self._open = stack.pop_all()
         return self
@@ -93,8 +94,7 @@ class Journal:
         nbytes = os.fstat(self._file.fileno()).st_size
         if nbytes > RECORD_BYTES:
             raise DataError(f"{self.path}: {nbytes} bytes; accepted are up to {RECORD_BYTES}, move the file away")
-        self._file.seek(0)
-        content = self._file.read()
+        content = self.path.read_bytes()
         whole = content.rfind(b"\n") + 1
         if whole < len(content):
             self._file.truncate(whole)

@@ -44,7 +44,7 @@ class Metrics:
         path = folder / METRICS
         if path.exists():
             files.write(path, "".join(line + "\n" for line in _lines_upto(path, upto)))
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - it stays open as long as the run
+        self._file = files.appended(path, "w")
         if tensorboard:
             self._board = _board(folder / "tensorboard", upto)
 
