@@ -11,7 +11,10 @@ from octavo.errors import FormatError, ShapeError
 @lru_cache(maxsize=4096)
 def core(text: str) -> _core.Format:
     """Return the core's format of a text, parsed once. Raises FormatError."""
-    return _core.Format(text)
+    try:
+        return _core.Format(text)
+    except UnicodeEncodeError:
+        raise FormatError(f"{text!a} is no format: half of a surrogate pair, which is no character") from None
 
 
 class Format:

@@ -128,7 +128,9 @@ class Extent:
         try:
             shaped = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, (args, options))
             made = [one for one in tree_flatten(func(*shaped[0], **shaped[1]))[0] if isinstance(one, Tensor)]
-        except Exception:  # no factory, or one whose result depends on values: it makes no more than it is given
+        except Exception:  # no shapes without values: the product of all sizes bounds the result
+            if scale * 16 > self.tables:
+                self._refuse(f"needs a table of more than {self.tables} bytes", sizes)
             return
         if sum(one.numel() * one.element_size() for one in made if not one._is_view()) > self.tables:
             self._refuse(f"needs a table of more than {self.tables} bytes", sizes or list(made[0].shape))

@@ -107,8 +107,8 @@ def fill(architecture: Any, config: Any, tensors: Mapping[str, Tensor], folder: 
             f"{folder / CONFIG}: quantization_config asks for the packing of another library; save the model without it"
         )
     transformers = _transformers(folder)
-    weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
     with quiet(transformers.utils.logging), foreign(folder, what="model"):
+        weights = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
         model, info = architecture.from_pretrained(
             None,
             config=config,
@@ -193,10 +193,9 @@ def _cleaned(value: Any) -> Any:
 def _check_dtypes(values: Any, file: Path) -> None:
     """Refuse dtypes that are none: transformers takes any attribute of torch."""
     for key, value in values.items() if isinstance(values, Mapping) else ():
-        if isinstance(value, Mapping):
-            _check_dtypes(value, file)
-        elif key in ("dtype", "torch_dtype") and value is not None and value not in _FLOATS:
+        if key in ("dtype", "torch_dtype") and value is not None and value not in _FLOATS:
             raise ContainerError(f"{file}: {key} is {shown(value)}; accepted are {', '.join(_FLOATS)}")
+        _check_dtypes(value, file)
 
 
 def _check_json(data: bytes, file: Path) -> None:

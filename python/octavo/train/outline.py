@@ -120,21 +120,34 @@ def check_alike(
         _check_alike(file, "average", content["average"], average.state_dict())
     held, own = content["optimiser"], optimiser.state_dict()
     groups = held.get("param_groups")
-    if isinstance(groups, list) and len(groups) == len(own["param_groups"]):
+    if not isinstance(groups, list) or not isinstance(held.get("state"), dict):
+        raise CheckpointError(f"{file}: optimiser is {shown(held)}; accepted are its state and its param_groups")
+    if len(groups) == len(own["param_groups"]):  # torch refuses others
         for number, (group, wanted) in enumerate(zip(groups, own["param_groups"], strict=True)):
-            _check_alike(file, f"optimiser.param_groups.{number}", group, wanted)
-    if not isinstance(optimiser, torch.optim.AdamW | torch.optim.Adam | torch.optim.SGD):
-        return  # others may keep state of any shape
-    parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
-    states = held.get("state")
-    for number, state in states.items() if isinstance(states, dict) else ():
-        known = type(number) is int and 0 <= number < len(parameters) and isinstance(state, dict)
-        for name, value in state.items() if known else ():
-            shapes = (parameters[number].shape, torch.Size(), torch.Size([1]))
-            if isinstance(value, Tensor) and not (value.is_floating_point() and value.shape in shapes):
-                raise CheckpointError(f"{file}: optimiser.state.{number}.{name} does not fit its parameter")
-        if not known:
-            raise CheckpointError(f"{file}: optimiser.state.{shown(number)} is of no parameter")
+            _check_group(file, f"optimiser.param_groups.{number}", group, wanted)
+    if isinstance(optimiser, torch.optim.Adam):  # AdamW, too; others may keep state of any shape
+        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+        for number, state in held["state"].items():
+            _check_moments(file, f"optimiser.state.{shown(number)}", number, state, parameters)
+
+
+def _check_group(file: Path, where: str, group: Any, own: Mapping[str, Any]) -> None:
+    _check_alike(file, where, group, own)
+    for name, value in own.items():  # torch fills in switches that its older versions had not
+        if name not in group and value is not None and not isinstance(value, bool):
+            raise CheckpointError(f"{file}: {where}.{name} is missing")
+    for name in group.keys() - own.keys():
+        _check_alike(file, f"{where}.{name}", group[name], 1.0)  # the rate that the schedule begins with
+
+
+def _check_moments(file: Path, where: str, number: Any, state: Any, parameters: list[nn.Parameter]) -> None:
+    if type(number) is not int or not 0 <= number < len(parameters):
+        raise CheckpointError(f"{file}: {where} is of no parameter; there are {len(parameters)}")
+    for name in ("step", "exp_avg", "exp_avg_sq", *(state if isinstance(state, dict) else ())):
+        value = state.get(name) if isinstance(state, dict) else None
+        shape = torch.Size() if name == "step" else parameters[number].shape
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != shape:
+            raise CheckpointError(f"{file}: {where}.{name} does not fit its parameter, of shape {tuple(shape)}")
 
 
 def check_state(file: Path, state: Mapping[str, Any]) -> None:
@@ -189,10 +202,12 @@ def _check_alike(file: Path, where: str, held: Any, own: Any) -> None:
                 f"{file}: does not fit this model: {where} is {given}, not {own.dtype} {tuple(own.shape)}"
             )
     elif isinstance(own, list | tuple):
-        if not isinstance(held, list | tuple):
-            raise CheckpointError(f"{file}: {where} is {shown(held)}; accepted is a list")
-    elif own is not None and held is not None:
-        number = isinstance(own, int | float) and not isinstance(own, bool)
-        fine = type(held) in (int, float) if number else type(held) is type(own)
-        if not fine or (isinstance(held, float) and not math.isfinite(held)):
+        if not isinstance(held, list | tuple) or len(held) != len(own):
+            raise CheckpointError(f"{file}: {where} is {shown(held)}; accepted is a list of {len(own)}")
+        for number, (one, wanted) in enumerate(zip(held, own, strict=True)):
+            _check_alike(file, f"{where}.{number}", one, wanted)
+    else:
+        number = type(own) in (int, float)
+        fine = type(held) in (int, float) and math.isfinite(held) if number else held == own
+        if not fine:
             raise CheckpointError(f"{file}: {where} is {shown(held)}; accepted is a value like {own!r}")
