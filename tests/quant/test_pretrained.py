@@ -124,6 +124,19 @@ def test_models_are_freed_as_soon_as_nobody_holds_them():
         gc.enable()
 
 
+def test_models_of_other_libraries_around_it_keep_their_own():
+    class Around(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model, self.config = bert(), None
+
+        def save_pretrained(self, folder):
+            return "mine"
+
+    around = octavo.quantize_model(Around(), "mxint8", progress=False)
+    assert around.save_pretrained("nowhere") == "mine" and "save_pretrained" in vars(around.model)
+
+
 def test_float_models_and_failures_keep_their_own():
     model = bert()
     with pytest.raises(octavo.CalibrationError):

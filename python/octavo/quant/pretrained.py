@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from operator import setitem
@@ -24,9 +25,12 @@ def write_our_folders(model: nn.Module, put: Callable[[dict[str, Any], str, Any]
     :func:`octavo.save_model` does: transformers' own would write codes that its ``from_pretrained`` passes over, and
     start from random weights. ``push_to_hub`` calls it. ``put``: sets an attribute in the dictionary of a module.
     """
+    loaded = sys.modules.get("transformers.modeling_utils")
+    if loaded is None:  # so no module is of its class
+        return
     for module in model.modules():
-        is_model = callable(getattr(type(module), _NAME, None)) and hasattr(module, "config")
-        if is_model and any(isinstance(layer, _KINDS) for layer in module.modules()):
+        # Its own models alone: those of peft, around them, write adapters.
+        if isinstance(module, loaded.PreTrainedModel) and any(isinstance(m, _KINDS) for m in module.modules()):
             put(vars(module), _NAME, _Saver(module))
 
 
