@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -128,9 +129,12 @@ class Laboratory:
         if point.recipe is None:
             return self.subject.model()
         batches = self.subject.calibration(point.samples, point.seed)
-        model = octavo.quantize_model(
-            self.subject.model(), point.recipe, calibration=batches, samples=point.samples, inplace=True, progress=False
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", octavo.CoverageWarning)  # a study tries small shares on purpose
+            model = octavo.quantize_model(
+                self.subject.model(), point.recipe, calibration=batches, samples=point.samples, inplace=True,
+                progress=False,
+            )  # fmt: skip
         if point.method == "qat":
             config = point.training.config(self.subject, point.seed)
             still = config.steps - config.steps // 10
