@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 # Tables that a model computes for itself, such as masks and positions: bytes of one, and of all that it keeps, beside
 # the bytes of the file.
 _TABLES = 1 << 26
-# A call whose sizes multiply to less than this makes no table worth a look.
-_SMALL = 1 << 16
+# A call whose sizes multiply to less than this makes no table worth a look, not even of its square.
+_SMALL = 1 << 11
 # Without a file: what the largest published models have, so that only their sizes bound a configuration.
 _ELEMENTS, _MODULES = 1 << 42, 40_000
 # Most of what loops of configurations run over: layers, labels, experts.
