@@ -30,8 +30,8 @@ from octavo.tensor import part_specs
 
 PAGE = mmap.PAGESIZE
 ZEROS = torch.zeros
-SPAN = 16 * PAGE
-"""Bytes between two guard pages; operands are smaller."""
+SPAN = 128 * PAGE
+"""Bytes between two guard pages; most operands are smaller, the others lie on the heap."""
 BATCH = 5000
 CALL_S = 20
 ACCEPTED = (octavo.OctavoError, NotImplementedError, RuntimeError, TypeError, MemoryError)
@@ -133,25 +133,24 @@ class Calls:
         self.seed, self.after = seed, after
         self.arenas = [Arena() for _ in range(16)]
         noise = random.Random(seed)
-        self.noise = noise.randbytes(2 * SPAN)
+        self.zeros, self.noises = bytes(SPAN), [noise.randbytes(SPAN) for _ in range(4)]
         values = [
-            noise.choice((0.0, -0.0, 1.5, 3e38, -7.0, 1e-40, float("nan"), float("inf"), 0.1)) for _ in range(SPAN // 2)
+            noise.choice((0.0, -0.0, 1.5, 3e38, -7.0, 1e-40, float("nan"), float("inf"), 0.1)) for _ in range(SPAN // 4)
         ]
         self.floats = struct.pack(f"{len(values)}f", *values)
-        self.plain = struct.pack(f"{SPAN // 2}f", *[noise.gauss(0, 1) for _ in range(SPAN // 2)])
+        self.plain = struct.pack(f"{SPAN // 4}f", *[noise.gauss(0, 1) for _ in range(SPAN // 4)])
         self.shrunk = None
 
     def fill(self, dtype: torch.dtype) -> bytes:
         """Bytes of operands: noise, extreme values, ordinary values or small numbers."""
         if dtype == torch.bool:
-            return bytes(SPAN)
+            return self.zeros
         kind = self.random.random()
         if kind < 0.25 or not dtype.is_floating_point:
-            at = 8 * self.random.randrange(SPAN // 16)
-            return self.noise[at : at + SPAN] if kind < 0.8 else bytes(SPAN)
+            return self.random.choice(self.noises) if kind < 0.8 else self.zeros
         if dtype == torch.float32:
             return self.plain if kind < 0.8 else self.floats
-        return self.noise
+        return self.random.choice(self.noises)
 
     def make(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
         self.used += 1
@@ -286,7 +285,7 @@ class Calls:
             return self.make(shape[::-1], tensor.dtype).permute(*reversed(range(len(shape))))
         if kind == 9:
             return self.make([1] * len(shape), tensor.dtype).expand(shape)
-        if kind == 10 and tensor.numel():  # an address that is not aligned
+        if kind == 10 and 0 < tensor.nbytes < SPAN:  # an address that is not aligned
             arena, nbytes = self.arenas[0], tensor.nbytes
             start = arena.high - nbytes - 1 if self.after else arena.low + 1
             odd = (ctypes.c_char * nbytes).from_address(start)

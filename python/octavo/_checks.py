@@ -42,7 +42,7 @@ def check_out(
 ) -> None:
     """Refuse an ``out`` that does not fit or lies elsewhere. Raises ShapeError."""
     if out.dtype == dtype and out.shape == shape and out.is_contiguous() and out.device == device:
-        if out.untyped_storage().nbytes() < out.storage_offset() * out.itemsize + out.nbytes:
+        if out.untyped_storage().nbytes() < out.storage_offset() * dtype.itemsize + out.nbytes:
             check_held(out, what)
         return
     if out.dtype != dtype or tuple(out.shape) != tuple(shape):
@@ -96,13 +96,13 @@ def stored(tensor: Tensor, dtype: torch.dtype, shape: list[int], what: str, devi
     if tensor.device != device:
         raise DTypeError(f"{what} are on {tensor.device}, expected {device}")
     check_held(tensor, what)
-    if tensor.is_complex():
-        raise DTypeError(f"{what} have dtype {tensor.dtype}, expected {dtype}")
     if tensor.dtype == dtype and tensor.numel() == math.prod(shape) and tensor.is_contiguous():
         return tensor
     if tensor.numel() != math.prod(shape):
         raise ShapeError(f"{what} have shape {tuple(tensor.shape)}, expected {tuple(shape)}")
     if tensor.dtype != dtype:
+        if tensor.is_complex():
+            raise DTypeError(f"{what} have dtype {tensor.dtype}, expected {dtype}")
         if dtype == torch.int8:  # fraction bits may be learned as floats
             if not torch.isfinite(tensor).all():
                 raise NonFiniteError(f"{what} are fraction bits and must be finite")
@@ -173,10 +173,10 @@ def check_quantize_out(
     """Refuse an ``out`` that does not fit, or that overlaps what is read. Raises ShapeError."""
     check_out(out, x.shape, x.dtype, "out", x.device)
     if x.is_contiguous() and out.data_ptr() != x.data_ptr():  # other layouts are read from a copy
-        refuse_overlap(out, "out", (("x", x),), "it may be x itself or lie apart from it")
+        refuse_overlap((("out", out),), (("x", x),), "it may be x itself or lie apart from it")
     if scales is not None:
         given = (("scales", scales), ("zeros", zeros), ("levels", levels))
-        refuse_overlap(out, "out", given, "pass a tensor apart from them")
+        refuse_overlap((("out", out),), given, "pass a tensor apart from them")
 
 
 _PARTS = ("codes", "scales", "zeros", "levels")
@@ -191,13 +191,13 @@ def check_encode_out(
     """
     for part, (name, dtype, shape) in zip(parts, part_specs(format, tuple(x.shape), axis), strict=True):
         check_out(part, shape, dtype, name, x.device)
-    for at, (part, name) in enumerate(zip(parts, _PARTS, strict=True)):
-        others = [("x", x), *zip(_PARTS[:at], parts[:at], strict=True)]
-        refuse_overlap(part, f"out: {name}", others, "each part lies apart from x and the others")
+    refuse_overlap(zip(_PARTS, parts, strict=True), (("x", x),), "each part lies apart from x and the others")
+    if given[0] is None:
+        return given
     return tuple(one.clone() if one is not None and any(overlap(one, part) for part in parts) else one for one in given)
 
 
 def check_decode_out(parts: tuple[Tensor, ...], shape: tuple[int, ...], out: Tensor) -> None:
     """Refuse an ``out`` that does not fit, or that overlaps a part. Raises ShapeError."""
     check_out(out, shape, out.dtype, "out", parts[0].device)
-    refuse_overlap(out, "out", zip(_PARTS, parts, strict=True), "decode to memory apart from the packed tensor")
+    refuse_overlap((("out", out),), zip(_PARTS, parts, strict=True), "decode to memory apart from the packed tensor")

@@ -35,7 +35,9 @@ def refuse_tangents(name: str, advice: str, *values: object) -> None:
 
 
 def below(op: Any, *args: object) -> Any:
-    """Call an op without its derivative."""
+    """Call an op without its derivative, on values without tangents."""
+    if forward_ad._current_level >= 0:
+        args = tuple(forward_ad.unpack_dual(arg).primal if tangent_of(arg) is not None else arg for arg in args)
     with torch._C._AutoDispatchBelowAutograd():
         return op(*args)
 

@@ -9,8 +9,10 @@ from torch import Tensor
 from octavo.errors import ShapeError
 
 
-def reach(tensor: Tensor) -> int:
+def _reach(tensor: Tensor) -> int:
     """Return the bytes from the first element of a tensor to the end of its last one; 0 for an empty tensor."""
+    if tensor.is_contiguous():
+        return tensor.nbytes
     if tensor.numel() == 0:
         return 0
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -22,25 +24,39 @@ def check_held(tensor: Tensor, what: str) -> None:
 
     Raises ShapeError. torch itself would read past the end.
     """
-    needed, held = reach(tensor), tensor.untyped_storage().nbytes()
-    if needed and tensor.storage_offset() * tensor.itemsize + needed > held:
+    needed, held = _reach(tensor), tensor.untyped_storage().nbytes()
+    first = tensor.storage_offset() * tensor.itemsize
+    if needed and first + needed > held:
         raise ShapeError(
-            f"{what} of shape {tuple(tensor.shape)} needs bytes {tensor.storage_offset() * tensor.itemsize} to "
-            f"{tensor.storage_offset() * tensor.itemsize + needed} of its storage, which holds {held}; the storage was "
-            "resized after the tensor was made, make the tensor anew"
+            f"{what} of shape {tuple(tensor.shape)} needs bytes {first} to {first + needed} of its storage, which "
+            f"holds {held}; the storage was resized after the tensor was made, make the tensor anew"
         )
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors reach over common bytes; elements of strided ones may still lie apart."""
-    if a.device != b.device:
-        return False
-    here, there = reach(a), reach(b)
-    return here > 0 < there and a.data_ptr() < b.data_ptr() + there and b.data_ptr() < a.data_ptr() + here
+    first, second = a.data_ptr(), b.data_ptr()
+    return max(first, second) < min(first + _reach(a), second + _reach(b))
 
 
-def refuse_overlap(out: Tensor, what: str, others: Iterable[tuple[str, Tensor | None]], advice: str) -> None:
-    """Refuse an ``out`` that shares bytes with something read, or written too. Raises ShapeError."""
-    for name, other in others:
-        if other is not None and overlap(out, other):
-            raise ShapeError(f"{what} overlaps {name} in memory; {advice}")
+def refuse_overlap(
+    written: Iterable[tuple[str, Tensor]], read: Iterable[tuple[str, Tensor | None]], advice: str
+) -> None:
+    """Refuse tensors to write, contiguous ones, that share bytes with each other or with those read.
+
+    Raises ShapeError.
+    """
+    taken = []
+    for name, tensor in read:
+        if tensor is not None:
+            start = tensor.data_ptr()
+            taken.append((name, start, start + (tensor.nbytes if tensor.is_contiguous() else _reach(tensor))))
+    for name, tensor in written:
+        nbytes = tensor.nbytes
+        if nbytes:
+            start = tensor.data_ptr()
+            end = start + nbytes
+            for other, low, high in taken:
+                if start < high and low < end and low < high:
+                    raise ShapeError(f"{name} overlaps {other} in memory; {advice}")
+            taken.append((name, start, end))

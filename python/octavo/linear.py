@@ -53,13 +53,9 @@ _library.define(
 # --- CPU ------------------------------------------------------------------------------------------------------------
 
 
-def _packed_linear_plain(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
-    if forward_ad._current_level >= 0:
-        refuse_tangents("packed_linear_plain", "call packed_linear", x, scales, bias)
-    return _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features)
-
-
 def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
+    if forward_ad._current_level >= 0:  # packed_linear has them in its derivative
+        refuse_tangents("packed_linear_plain", "call packed_linear", x, scales, bias)
     fmt, specs = weight_specs(format, out_features, in_features)
     x, code, shape = inputs(x, format, out_features, in_features, "packed_linear")
     parts = addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
@@ -91,13 +87,9 @@ def _packed_linear_backward(grad, codes, scales, zeros, levels, format, out_feat
     return out.view(*grad.shape[:-1], in_features)
 
 
-def _integer_linear_plain(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
-    if forward_ad._current_level >= 0:
-        refuse_tangents("integer_linear_plain", "call integer_linear", x, scales, bias, input_scales)
-    return _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features)
-
-
 def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
+    if forward_ad._current_level >= 0:  # integer_linear has them in its derivative
+        refuse_tangents("integer_linear_plain", "call integer_linear", x, scales, bias, input_scales)
     fmt, specs = weight_specs(format, out_features, in_features)
     x, code, shape = inputs(x, format, out_features, in_features, "integer_linear")
     parts = addresses((codes, scales), specs, format, out_features, in_features)
@@ -133,10 +125,10 @@ EMBEDDING_ADVICE = "packed tables are constants"
 
 _KERNELS = {
     "packed_linear": _packed_linear,
-    "packed_linear_plain": _packed_linear_plain,
+    "packed_linear_plain": _packed_linear,
     "packed_linear_backward": _packed_linear_backward,
     "integer_linear": _integer_linear,
-    "integer_linear_plain": _integer_linear_plain,
+    "integer_linear_plain": _integer_linear,
     "packed_embedding": _packed_embedding,
 }
 register(_library, _KERNELS, "CPU")

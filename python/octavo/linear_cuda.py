@@ -61,13 +61,9 @@ def _check_formats(fmt, input_fmt):
     _core._linear_kernel(fmt, input_fmt, 1, 1, 1)
 
 
-def _packed_linear_plain(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
-    if forward_ad._current_level >= 0:
-        refuse_tangents("packed_linear_plain", "call packed_linear", x, scales, bias)
-    return _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features)
-
-
 def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
+    if forward_ad._current_level >= 0:  # packed_linear has them in its derivative
+        refuse_tangents("packed_linear_plain", "call packed_linear", x, scales, bias)
     parts = (codes, scales, zeros, levels)
     same_device(x, (*parts, bias), "packed_linear")
     fmt, specs = weight_specs(format, out_features, in_features)
@@ -118,13 +114,9 @@ def decoded_panel(
     return torch.ops.octavo.decode.default(*pieces, format, [panel.stop - panel.start, columns], -1, dtype)
 
 
-def _integer_linear_plain(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
-    if forward_ad._current_level >= 0:
-        refuse_tangents("integer_linear_plain", "call integer_linear", x, scales, bias, input_scales)
-    return _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features)
-
-
 def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
+    if forward_ad._current_level >= 0:  # integer_linear has them in its derivative
+        refuse_tangents("integer_linear_plain", "call integer_linear", x, scales, bias, input_scales)
     same_device(x, (codes, scales, bias, input_scales), "integer_linear")
     fmt, specs = weight_specs(format, out_features, in_features)
     x, code, shape = inputs(x, format, out_features, in_features, "integer_linear")
@@ -186,9 +178,9 @@ def _packed_embedding(ids, codes, scales, zeros, levels, format, rows, width, dt
 
 OPS = {
     "packed_linear": _packed_linear,
-    "packed_linear_plain": _packed_linear_plain,
+    "packed_linear_plain": _packed_linear,
     "integer_linear": _integer_linear,
-    "integer_linear_plain": _integer_linear_plain,
+    "integer_linear_plain": _integer_linear,
     "packed_embedding": _packed_embedding,
 }
 """Kernels of the ops of ``linear.py`` for the dispatch key CUDA."""

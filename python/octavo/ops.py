@@ -57,15 +57,9 @@ _library.define(f"decode_out({_PARTS}, *, Tensor(a!) out) -> ()")
 
 
 def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, ste="clipped"):
-    check_ste(ste)
-    x, code = readable(x, f"quantize to '{format}': x")
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    _quantize_into(x, code, format, axis, rule, scales, zeros, levels, out)
-    return out
-
-
-def _quantize_plain(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None):
-    if forward_ad._current_level >= 0:
+    if ste != "clipped":
+        check_ste(ste)
+    if forward_ad._current_level >= 0:  # quantize has them in its derivative
         refuse_tangents("quantize_plain", "call quantize", x, scales)
     x, code = readable(x, f"quantize to '{format}': x")
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -173,7 +167,7 @@ DECODE_ADVICE = "parts of packed tensors are constants"
 
 _KERNELS = {
     "quantize": _quantize,
-    "quantize_plain": _quantize_plain,
+    "quantize_plain": _quantize,
     "quantize_out": _quantize_out,
     "quantize_backward": _quantize_backward,
     "encode": _encode,

@@ -98,14 +98,10 @@ def _given(format: _core.Format, x: Tensor, axis: int, scales, zeros, levels):
     return (none, memory(keep[0]), zero_part, memory(keep[-1]) if format.has_levels else none), keep
 
 
-def _quantize_plain(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None):
-    if forward_ad._current_level >= 0:
-        refuse_tangents("quantize_plain", "call quantize", x, scales)
-    return _quantize(x, format, axis, rule, scales, zeros, levels)
-
-
 def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, ste="clipped"):
     check_ste(ste)
+    if forward_ad._current_level >= 0:  # quantize has them in its derivative
+        refuse_tangents("quantize_plain", "call quantize", x, scales)
     fmt = core(format)
     part_specs(fmt, tuple(x.shape), axis)
     rows = _rows(x, axis, f"quantize to '{format}': x")
@@ -245,7 +241,7 @@ def _decode_rows(codes, scales, zeros, levels, format, shape, axis, dtype, out):
 
 OPS = {
     "quantize": _quantize,
-    "quantize_plain": _quantize_plain,
+    "quantize_plain": _quantize,
     "quantize_out": _quantize_out,
     "quantize_backward": _quantize_backward,
     "encode": _encode,

@@ -77,16 +77,25 @@ def part_specs(format: _core.Format, shape: tuple[int, ...], axis: int) -> list[
     return [(name, dtype, torch.Size(part)) for name, dtype, part in symbolic_specs(format, shape, axis)]
 
 
-def _check_part(part: Tensor, what: str) -> None:
-    """Refuse what is no plain dense tensor. Raises DTypeError."""
+def _is_plain(part: object) -> bool:
+    return (
+        type(part) in _PLAIN
+        and part.layout is torch.strided
+        and not (part.requires_grad or part.is_nested or part.is_neg())
+    )
+
+
+def _not_plain(part: Any, what: str) -> DTypeError:
+    """Return the error for a part that is no plain dense tensor."""
     if type(part) not in _PLAIN:
-        raise DTypeError(f"{what} are a {type(part).__name__}; accepted are plain tensors, .as_subclass(Tensor) is one")
+        return DTypeError(
+            f"{what} are a {type(part).__name__}; accepted are plain tensors, .as_subclass(Tensor) is one"
+        )
     if part.layout is not torch.strided or part.is_nested:
-        raise DTypeError(f"{what} have layout {part.layout}{' (nested)' * part.is_nested}; accepted are dense tensors")
-    if part.is_neg():
-        raise DTypeError(f"{what} are a view with the negative bit; resolve_neg() gives the values")
+        return DTypeError(f"{what} have layout {part.layout}{' (nested)' * part.is_nested}; accepted are dense tensors")
     if part.requires_grad:
-        raise DTypeError(f"{what} require a gradient, which packed parts have not; pass part.detach()")
+        return DTypeError(f"{what} require a gradient, which packed parts have not; pass part.detach()")
+    return DTypeError(f"{what} are a view with the negative bit; resolve_neg() gives the values")
 
 
 class PackedTensor:
@@ -130,7 +139,8 @@ class PackedTensor:
             raise ShapeError(f"'{format}': axis {axis!r} and scale rule {scale!r}; accepted are an integer and a text")
         specs = part_specs(format.core, shape, axis)
         for part, (name, kind, part_shape) in zip((codes, scales, zeros, levels), specs, strict=True):
-            _check_part(part, f"'{format}' of shape {shape}: {name}")
+            if not _is_plain(part):
+                raise _not_plain(part, f"'{format}' of shape {shape}: {name}")
             if part.dtype != kind or part.shape != part_shape:
                 raise ShapeError(
                     f"'{format}' of shape {shape}: {name} are {part.dtype} {tuple(part.shape)}, "
