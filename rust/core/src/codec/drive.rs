@@ -111,20 +111,20 @@ fn ask(work: &Work, src: Src, range: Range<usize>, query: &Query) -> Result<Stat
         // SAFETY: start + len <= range.end, which lies inside the buffer.
         unsafe { with_f32(src, start, len, work.level, |x| work.stat(x, query)) }
     })?;
-    Ok(stats.iter().fold(Stat::default(), |all, stat| all.join(stat)))
+    stats.into_iter().try_fold(Stat::default(), |all, stat| Ok(all.join(&stat?)))
 }
 
 /// Calls `f` with elements as float32: the buffer itself, or a widened copy.
-unsafe fn with_f32<R>(src: Src, start: usize, len: usize, level: Level, f: impl FnOnce(&[f32]) -> R) -> R {
+unsafe fn with_f32<R>(src: Src, start: usize, len: usize, level: Level, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
     // SAFETY: the caller keeps the range inside the buffer; a float32 pointer is used as a slice only when aligned.
     unsafe {
         let direct = src.f32_at(start);
         if src.dtype == super::DType::F32 && direct.is_aligned() {
-            return f(std::slice::from_raw_parts(direct, len));
+            return Ok(f(std::slice::from_raw_parts(direct, len)));
         }
-        let mut wide = vec![0.0f32; len];
+        let mut wide = transpose::zeroed(len)?;
         src.widen(start, &mut wide, level);
-        f(&wide)
+        Ok(f(&wide))
     }
 }
 
@@ -262,7 +262,7 @@ fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Size
     let base = Shared(codes.as_mut_ptr());
     let width = format.width() as usize;
     let refused = AtomicUsize::new(usize::MAX);
-    pool::for_each(segments.count(), layout.len() * src.dtype.bytes(), |segment| {
+    pool::try_for_each(segments.count(), layout.len() * src.dtype.bytes(), |segment| {
         let mut scratch: Vec<C> = Vec::new();
         for piece in segments.pieces(segment, format) {
             let bytes = (piece.len * width).div_ceil(8);
@@ -271,12 +271,15 @@ fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Size
             // buffers were checked against the layout.
             unsafe {
                 let packed = std::slice::from_raw_parts_mut(base.get().add(at), bytes);
+                let direct = width == 8 * size_of::<C>() && size_of::<C>() == 1;
+                if !direct {
+                    transpose::set_len(&mut scratch, piece.len)?;
+                }
                 with_f32(src, piece.start, piece.len, work.level, |x| {
-                    let failed = if width == 8 * size_of::<C>() && size_of::<C>() == 1 {
+                    let failed = if direct {
                         let direct = std::slice::from_raw_parts_mut(packed.as_mut_ptr().cast::<C>(), piece.len);
                         simd::encode_piece(work, x, piece.group, direct)
                     } else {
-                        scratch.resize(piece.len, C::default());
                         let failed = simd::encode_piece(work, x, piece.group, &mut scratch);
                         pack(work.level, &scratch, work.width, packed);
                         failed
@@ -284,9 +287,10 @@ fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Size
                     if let Some(position) = failed {
                         refused.fetch_min(piece.start + position, Ordering::Relaxed);
                     }
-                });
+                })?;
             }
         }
+        Ok(())
     })?;
     match refused.into_inner() {
         usize::MAX => Ok(()),
@@ -311,7 +315,7 @@ pub(crate) fn quantize(
     let mut work = Work::new(format, level);
     let _early = prepare(&mut work, src, &layout, &sizes, options)?;
     let segments = Segments::new(&layout, format, matches!(work.scales, Scales::Stored), false);
-    pool::for_each(segments.count(), layout.len() * src.dtype.bytes(), |segment| {
+    pool::try_for_each(segments.count(), layout.len() * src.dtype.bytes(), |segment| {
         let mut wide: Vec<f32> = Vec::new();
         for piece in segments.pieces(segment, format) {
             // SAFETY: pieces are disjoint and inside both buffers, whose lengths were checked against the layout.
@@ -320,7 +324,7 @@ pub(crate) fn quantize(
                 if src.dtype == super::DType::F32 {
                     simd::quantize_piece(&work, x, out, piece.len, piece.group);
                 } else {
-                    wide.resize(piece.len, 0.0);
+                    transpose::set_len(&mut wide, piece.len)?;
                     src.widen(piece.start, &mut wide, level);
                     // An infinity counts as the largest value of its dtype, which may lie inside the grid; NaN stays.
                     for value in &mut wide {
@@ -331,6 +335,7 @@ pub(crate) fn quantize(
                 }
             }
         }
+        Ok(())
     })
 }
 
@@ -354,7 +359,7 @@ fn decode_segments<C: Code>(work: &Work, codes: &[u8], layout: &Layout, sizes: &
     let segments = Segments::new(layout, format, true, true);
     let row_bytes = if segments.rows == 1 { sizes.codes } else { sizes.row_bytes };
     let width = format.width() as usize;
-    pool::for_each(segments.count(), layout.len() * dst.dtype.bytes(), |segment| {
+    pool::try_for_each(segments.count(), layout.len() * dst.dtype.bytes(), |segment| {
         let mut scratch: Vec<C> = Vec::new();
         let mut wide: Vec<f32> = Vec::new();
         for piece in segments.pieces(segment, format) {
@@ -365,18 +370,19 @@ fn decode_segments<C: Code>(work: &Work, codes: &[u8], layout: &Layout, sizes: &
                 let unpacked = if size_of::<C>() == 1 && width == 8 {
                     std::slice::from_raw_parts(packed.as_ptr().cast::<C>(), piece.len)
                 } else {
-                    scratch.resize(piece.len, C::default());
+                    transpose::set_len(&mut scratch, piece.len)?;
                     unpack(work.level, packed, work.width, &mut scratch);
                     &scratch
                 };
                 if dst.dtype == super::DType::F32 {
                     simd::decode_piece(work, unpacked, dst.f32_at(piece.start), piece.group);
                 } else {
-                    wide.resize(piece.len, 0.0);
+                    transpose::set_len(&mut wide, piece.len)?;
                     simd::decode_piece(work, unpacked, wide.as_mut_ptr(), piece.group);
                     dst.narrow(piece.start, &wide, work.level);
                 }
             }
         }
+        Ok(())
     })
 }

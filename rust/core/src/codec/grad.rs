@@ -89,10 +89,10 @@ fn rows(
     let _early = prepare(&mut work, x, layout, &sizes, options)?;
     let segments = Segments::new(layout, format, matches!(work.scales, Scales::Stored), false);
     let wanted = scale_grads.is_some();
-    let sums = pool::map(segments.count(), layout.len() * x.dtype.bytes(), |segment| {
+    let sums: Vec<Result<_>> = pool::map(segments.count(), layout.len() * x.dtype.bytes(), |segment| {
         let mut partial: Vec<(usize, f64)> = Vec::new();
         for piece in segments.pieces(segment, format) {
-            let (mut values, mut grads) = (vec![0.0f32; piece.len], vec![0.0f32; piece.len]);
+            let (mut values, mut grads) = (transpose::zeroed(piece.len)?, transpose::zeroed(piece.len)?);
             // SAFETY: pieces lie inside all buffers, whose lengths were checked against the layout.
             unsafe {
                 x.widen(piece.start, &mut values, level);
@@ -109,12 +109,14 @@ fn rows(
             // SAFETY: as above; pieces are disjoint.
             unsafe { dst.narrow(piece.start, &grads, level) };
         }
-        partial
+        Ok(partial)
     })?;
-    let Some(out) = scale_grads else { return Ok(()) };
+    let Some(out) = scale_grads else { return sums.into_iter().try_for_each(|sum| sum.map(drop)) };
     let mut totals = transpose::zeroed::<f64>(out.len())?;
-    for (group, sum) in sums.into_iter().flatten() {
-        totals[group] += sum;
+    for partial in sums {
+        for (group, sum) in partial? {
+            totals[group] += sum;
+        }
     }
     let elements = |group: usize| match format.granularity() {
         Granularity::Tensor => layout.len(),

@@ -27,7 +27,7 @@ use crate::float_state::FloatState;
 use crate::format::Format;
 use crate::level::Level;
 pub(crate) use buffers::{Dst, Src};
-pub(crate) use transpose::{grow, zeroed};
+pub(crate) use transpose::{set_len, zeroed};
 
 /// What `encode` does with NaN and infinity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

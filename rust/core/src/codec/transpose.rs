@@ -42,7 +42,7 @@ pub(crate) fn zeroed<T: Clone + Default>(count: usize) -> Result<Vec<T>> {
 }
 
 /// Makes a vector `count` long, or gives a typed error where memory is short.
-pub(crate) fn grow<T: Clone + Default>(all: &mut Vec<T>, count: usize) -> Result<()> {
+pub(crate) fn set_len<T: Clone + Default>(all: &mut Vec<T>, count: usize) -> Result<()> {
     let more = count.saturating_sub(all.len());
     all.try_reserve(more).map_err(|_| Error::OutOfMemory(count.saturating_mul(size_of::<T>())))?;
     all.resize(count, T::default());

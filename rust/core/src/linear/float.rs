@@ -62,7 +62,7 @@ pub fn multiply(
     for first in (0..m).step_by(each) {
         let count = each.min(m - first);
         let x = Inputs::new(x.range(first * k..(first + count) * k), count, k, LANES, level)?;
-        let out = Biased { out: out.from_row(first), bias: &bias };
+        let out = Biased { out: out.after(first), bias: &bias };
         #[cfg(target_arch = "x86_64")]
         if let Some(way) = &way {
             fast::multiply(way, &rows, &x, count, w, &out)?;

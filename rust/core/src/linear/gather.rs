@@ -2,7 +2,7 @@
 
 use super::Matrix;
 use crate::codec::rows::{Rows, Unpacked};
-use crate::codec::{ValuesMut, grow};
+use crate::codec::{ValuesMut, set_len};
 use crate::error::{Error, Result};
 use crate::float_state::FloatState;
 use crate::level::Level;
@@ -44,7 +44,7 @@ pub fn gather(ids: &[i64], w: &Matrix<'_>, mut out: ValuesMut<'_>) -> Result<()>
         for (at, &id) in ids.iter().enumerate().skip(unit * IDS).take(IDS) {
             for start in (0..k).step_by(each) {
                 let len = each.min(k - start);
-                grow(&mut values, len)?;
+                set_len(&mut values, len)?;
                 rows.decode(id as usize, start..start + len, &mut values, &mut unpacked);
                 // SAFETY: each unit writes its own rows, whose number was checked.
                 unsafe { out.narrow(at * k + start, &values, level) };

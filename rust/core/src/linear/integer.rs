@@ -7,7 +7,7 @@ use super::output::{Outputs, widened};
 use super::{Matrix, check_sizes};
 #[cfg(target_arch = "x86_64")]
 use super::{bytes, tiles};
-use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, grow, zeroed};
+use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, set_len, zeroed};
 use crate::error::{Error, Result};
 use crate::float_state::FloatState;
 use crate::format::{Element, Format, Granularity};
@@ -185,7 +185,7 @@ impl Product<'_> {
         padded[..m].copy_from_slice(&self.input_scales[first_row..][..m]);
         let finish = Scaled { input_scales: &padded, weight_scales: &self.weight_scales, added: self.added };
         let (width, stride) = (self.w.format.width(), x.steps * tiles::LINE);
-        let out = self.out.from_row(first_row);
+        let out = self.out.after(first_row);
         pool::try_for_each(n.div_ceil(UNIT * PANEL), m.saturating_mul(n).saturating_mul(k), |unit| {
             let mut unpacked = Vec::new();
             // SAFETY: `bytes::applies` found the instructions; every panel writes its own columns.
@@ -197,7 +197,7 @@ impl Product<'_> {
                     let weights = if width == 8 && stride == k && count == PANEL {
                         std::slice::from_raw_parts(packed.as_ptr().cast::<i8>(), packed.len())
                     } else {
-                        grow(&mut unpacked, PANEL * stride)?;
+                        set_len(&mut unpacked, PANEL * stride)?;
                         for (packed, codes) in packed.chunks(self.row_bytes).zip(unpacked.chunks_mut(stride)) {
                             signed_codes(packed, width, &mut codes[..k], level);
                         }

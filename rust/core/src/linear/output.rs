@@ -65,7 +65,7 @@ impl Outputs {
     }
 
     /// The same matrix without its first rows.
-    pub(super) const fn from_row(self, first: usize) -> Self {
+    pub(super) const fn after(self, first: usize) -> Self {
         Self { first: self.first + first, ..self }
     }
 

@@ -134,10 +134,21 @@ impl Tiled {
 /// The processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
 unsafe fn inside(row: &[f32], bounds: &Range<u32>) -> bool {
-    row.chunks(CHUNK).all(|chunk| {
-        let most = chunk.iter().fold(0, |most, v| (v.to_bits() & 0x7fff_ffff).max(most));
-        most == 0 || bounds.contains(&most)
-    })
+    let magnitude = _mm512_set1_epi32(0x7fff_ffff);
+    for chunk in row.chunks(CHUNK) {
+        let (vectors, rest) = chunk.as_chunks::<16>();
+        let mut most = _mm512_setzero_si512();
+        for v in vectors {
+            // SAFETY: every vector is read whole.
+            let bits = unsafe { _mm512_loadu_si512(v.as_ptr().cast()) };
+            most = _mm512_max_epu32(most, _mm512_and_si512(bits, magnitude));
+        }
+        let most = rest.iter().fold(_mm512_reduce_max_epu32(most), |most, v| most.max(v.to_bits() & 0x7fff_ffff));
+        if most != 0 && !bounds.contains(&most) {
+            return false;
+        }
+    }
+    true
 }
 
 /// One part of 32 columns, from `column` on, of up to sixteen rows, turned: a line holds two columns of all rows, zeros

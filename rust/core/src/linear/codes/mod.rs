@@ -12,8 +12,8 @@ use self::table::{AFTER, BYTES, CHECKED, EXPONENT, NARROW, NONFINITE, TIMES, WID
 use super::digits::{Scale, Scales};
 use super::parts::{STEP, TILE, upper};
 use super::tiles::{LINE, Line, ROWS};
-use crate::codec::grow;
 use crate::codec::rows::Rows;
+use crate::codec::set_len;
 use crate::error::Result;
 
 pub(super) use self::table::Table;
@@ -97,11 +97,11 @@ impl<'a> Codes<'a> {
     pub(super) unsafe fn read(&self, first: usize, count: usize, stride: usize, to: &mut Groups) -> Result<bool> {
         let groups = self.scales.groups;
         if matches!(self.table.scale, Scale::Half | Scale::Code) {
-            grow(&mut to.scales, groups * stride)?;
-            grow(&mut to.one, groups)?;
+            set_len(&mut to.scales, groups * stride)?;
+            set_len(&mut to.one, groups)?;
             for r in 0..count {
                 // SAFETY: as the caller promises; the row has the groups.
-                if !unsafe { self.scales.read(first + r, 0, &mut to.one) } {
+                if unsafe { self.scales.read(first + r, 0, &mut to.one) }.is_none() {
                     return Ok(false);
                 }
                 to.scales.iter_mut().skip(r).step_by(stride).zip(&to.one).for_each(|(to, scale)| *to = *scale);
@@ -112,14 +112,14 @@ impl<'a> Codes<'a> {
             if codes.contains(&u8::MAX) {
                 return Ok(false); // NaN, whatever the numbers are
             }
-            grow(&mut to.exponents, codes.len())?;
+            set_len(&mut to.exponents, codes.len())?;
             for (to, &code) in to.exponents.iter_mut().zip(codes) {
                 *to = (i16::from(code) - 127) << 7;
             }
             to.extreme = codes.iter().fold(false, |extreme, code| extreme | !EXPONENTS.contains(code));
         }
         if self.table.way == ZEROS {
-            grow(&mut to.zeros, groups * count)?;
+            set_len(&mut to.zeros, groups * count)?;
             for r in 0..count {
                 self.rows.zeros(first + r, &mut to.stored_zeros);
                 let zeros = to.zeros[r * groups..].iter_mut();

@@ -62,6 +62,8 @@ struct Input {
     sums: Vec<Line<f32, 16>>,
     /// By group, what the sums count.
     units: Vec<f32>,
+    /// The smallest of these but 0.
+    least: f32,
 }
 
 /// What one thread works in.
@@ -98,11 +100,14 @@ impl<'a> Dot<'a> {
         let arrange = |row: usize| -> Result<Option<Input>> {
             let (count, blocks) = (x.digits(row), x.columns / block);
             let mut units = zeroed::<f32>(x.columns / group)?;
-            let mut moderate = count > 0;
+            let (mut moderate, mut least) = (count > 0, f32::INFINITY);
             for (g, to) in units.iter_mut().enumerate() {
                 let unit = x.unit(row, g * group / CHUNK);
                 *to = unit * raised;
-                moderate &= unit == 0.0 || *to >= f32::MIN_POSITIVE;
+                if unit != 0.0 {
+                    moderate &= *to >= f32::MIN_POSITIVE;
+                    least = least.min(*to);
+                }
             }
             if !moderate {
                 return Ok(None);
@@ -141,7 +146,7 @@ impl<'a> Dot<'a> {
                     sums.0 = all.map(|sum| sum as f32);
                 }
             }
-            Ok(Some(Input { count, digits, starts, sums, units }))
+            Ok(Some(Input { count, digits, starts, sums, units, least }))
         };
         let inputs: Vec<_> = (0..x.rows).map(arrange).collect::<Result<_>>()?;
         let all = inputs.iter().fold(0, |all, _| all << 1 | 1);
@@ -186,7 +191,7 @@ impl<'a> Dot<'a> {
         let groups = self.rows.k.div_ceil(CHUNK) * (CHUNK / self.group);
         // Rows beyond the last repeat it.
         let row_of = |r: usize| first + r.min(count - 1);
-        let mut steps = [1.0; TOGETHER];
+        let (mut steps, mut least) = ([1.0; TOGETHER], f32::INFINITY);
         for (r, step) in steps.iter_mut().enumerate() {
             if self.plan.scale == Scale::Row {
                 *step = self.rows.row_step(row_of(r)) as f32;
@@ -195,8 +200,9 @@ impl<'a> Dot<'a> {
                 }
             } else {
                 // SAFETY: as the caller promises.
-                if !unsafe { self.scales(row_of(r), &mut scratch.scales[r * groups..][..groups]) } {
-                    return self.all;
+                match unsafe { self.scales(row_of(r), &mut scratch.scales[r * groups..][..groups]) } {
+                    Some(of_row) => least = least.min(of_row),
+                    None => return self.all,
                 }
             }
             if self.plan.zeros {
@@ -215,22 +221,19 @@ impl<'a> Dot<'a> {
                 left |= 1 << m;
                 continue;
             };
-            let mut vanish = false;
+            // Seldom: then each is looked at.
+            let vanish = least * input.least < f32::MIN_POSITIVE
+                && (0..TOGETHER).any(|r| vanishes(&scratch.scales[r * groups..], &input.units));
+            if vanish {
+                left |= 1 << m;
+                continue;
+            }
             for (r, factors) in scratch.factors.chunks_mut(groups.max(1)).enumerate().take(TOGETHER) {
                 let scales = &scratch.scales[r * groups..];
                 match self.plan.scale {
                     Scale::Row => factors.copy_from_slice(&input.units),
-                    _ => {
-                        for ((factor, scale), unit) in factors.iter_mut().zip(scales).zip(&input.units) {
-                            *factor = scale * unit;
-                            vanish |= (factor.abs() < f32::MIN_POSITIVE) & (*scale != 0.0) & (*unit != 0.0);
-                        }
-                    }
+                    _ => factors.iter_mut().zip(scales).zip(&input.units).for_each(|((f, s), u)| *f = s * u),
                 }
-            }
-            if vanish {
-                left |= 1 << m;
-                continue;
             }
             let place = Place { rows: &rows, input, factors: &scratch.factors, zeros: &scratch.zeros, groups };
             let way = match self.plan.width {
@@ -276,43 +279,47 @@ impl<'a> Dot<'a> {
         }
     }
 
-    /// Scales of a row by group of ours; those of blocks of zeros may be 0. False where one is out of range.
+    /// Scales of a row by group of ours, of which those of blocks of zeros may become 0; returns the smallest but 0, or
+    /// `None` where one is out of range.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn scales(&self, row: usize, to: &mut [f32]) -> bool {
+    unsafe fn scales(&self, row: usize, to: &mut [f32]) -> Option<f32> {
         let (stored, each) = (self.scales.groups, self.plan.group / self.group);
         if each == 1 {
             // SAFETY: as the caller promises; the row has `stored` scales, and `to` room for more.
-            let fits = unsafe { self.scales.read(row, 0, &mut to[..stored]) };
-            self.clear(row, &mut to[..stored]);
-            return fits;
+            let least = unsafe { self.scales.read(row, 0, &mut to[..stored]) }?;
+            return Some(self.clear(row, least, &mut to[..stored]));
         }
         let mut scales = [0.0f32; 64];
-        let mut fits = true;
+        let mut least = f32::INFINITY;
         for start in (0..stored).step_by(64) {
             let scales = &mut scales[..64.min(stored - start)];
             // SAFETY: as above.
-            fits &= unsafe { self.scales.read(row, start, scales) };
+            least = least.min(unsafe { self.scales.read(row, start, scales) }?);
             for (to, scale) in to[start * each..].chunks_mut(each).zip(scales) {
                 to.fill(*scale);
             }
         }
         let ours = self.rows.k.div_ceil(self.group).min(to.len());
-        self.clear(row, &mut to[..ours]);
-        fits
+        Some(self.clear(row, least, &mut to[..ours]))
     }
 
-    /// Makes low scales of blocks of zeros 0, so that they do not look like weights that would vanish.
-    fn clear(&self, row: usize, scales: &mut [f32]) {
-        if !self.clear_zeros || !self.scales.low(scales) {
-            return;
+    /// Makes low scales of blocks of zeros 0, so that they do not look like weights that would vanish; returns the smallest
+    /// of the others.
+    fn clear(&self, row: usize, least: f32, scales: &mut [f32]) -> f32 {
+        if !self.clear_zeros || !self.scales.low(least) {
+            return least;
         }
+        let mut least = f32::INFINITY;
         let (codes, row_bytes) = self.rows.codes();
         let codes = &codes[row * row_bytes..][..row_bytes];
         for (codes, scale) in codes.chunks(self.group / 8 * self.plan.width as usize).zip(scales) {
             if codes.iter().all(|&byte| byte == 0) {
                 *scale = 0.0;
+            } else {
+                least = least.min(*scale);
             }
         }
+        least
     }
 
     /// Sums of products of [`TOGETHER`] rows of weights, with codes unpacked one `WAY` to `EACH` digits, and inputs of
@@ -409,6 +416,11 @@ impl<'a> Dot<'a> {
             })
         }
     }
+}
+
+/// True where the product of a scale and a unit, neither of which is 0, is no normal number.
+fn vanishes(scales: &[f32], units: &[f32]) -> bool {
+    scales.iter().zip(units).any(|(s, u)| *s != 0.0 && *u != 0.0 && (s * u).abs() < f32::MIN_POSITIVE)
 }
 
 /// What the products of some rows of weights with one of inputs are made of.

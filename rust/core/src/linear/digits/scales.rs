@@ -54,14 +54,16 @@ impl<'a> Scales<'a> {
         }
     }
 
-    /// Reads the scales of groups from `first` on of a row, as many as `to` holds; false where one is not in range.
+    /// Reads the scales of groups from `first` on of a row, as many as `to` holds; returns the smallest
+    /// magnitude but 0, infinity where all are 0, or `None` where one is not in range.
     ///
     /// # Safety
     /// The processor must have AVX-512 F, BW and VL; the row must have the groups.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    pub(in crate::linear) unsafe fn read(&self, row: usize, first: usize, to: &mut [f32]) -> bool {
+    pub(in crate::linear) unsafe fn read(&self, row: usize, first: usize, to: &mut [f32]) -> Option<f32> {
         let at = row * self.groups + first;
         let mut fits = true;
+        let mut least = _mm512_set1_ps(f32::INFINITY);
         for (i, to) in to.chunks_mut(16).enumerate() {
             let lanes = u16::MAX >> (16 - to.len());
             // SAFETY: masks keep inside the scales of the row, and inside `to`.
@@ -94,13 +96,16 @@ impl<'a> Scales<'a> {
                     }
                 };
                 _mm512_mask_storeu_ps(to.as_mut_ptr(), lanes, scales);
+                let size = _mm512_abs_ps(scales);
+                let numbers = _mm512_mask_cmp_ps_mask::<_CMP_NEQ_UQ>(lanes, size, _mm512_setzero_ps());
+                least = _mm512_mask_min_ps(least, numbers, least, size);
             }
         }
-        fits
+        fits.then(|| _mm512_reduce_min_ps(least))
     }
 
-    /// True where scales are powers of two, some of which are so low that blocks of zeros must be told from others.
-    pub(super) fn low(&self, scales: &[f32]) -> bool {
-        matches!(self.scale, Scale::Exponent { .. }) && scales.iter().fold(false, |low, &scale| low | (scale < LOW))
+    /// True where scales are powers of two, the least of which is so low that blocks of zeros must be told from others.
+    pub(super) fn low(&self, least: f32) -> bool {
+        matches!(self.scale, Scale::Exponent { .. }) && least < LOW
     }
 }
