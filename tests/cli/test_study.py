@@ -4,8 +4,10 @@ import json
 
 import pytest
 from octavo.data import sentiment
+from octavo.locks import FolderLock
 from octavo.models.classifier import run
 from octavo.search.studies import models
+from octavo.search.studies.points import Laboratory
 
 FAST = ("--families", "int", "--widths", "4", "--seeds", "1")
 
@@ -39,6 +41,28 @@ def test_one_command_without_arguments_gives_table_picture_and_journal(octavo, t
     names = {path.name for path in out.iterdir()}
     assert {"study.jsonl", "results.csv", "results.json", "training", "runs"} <= names
     assert len((out / "study.jsonl").read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize("end, code", [(KeyboardInterrupt(), 130), (SystemExit(143), 143)], ids=["SIGINT", "SIGTERM"])
+def test_an_interrupted_study_has_the_exit_code_of_its_signal_and_goes_on(
+    octavo, tmp_path, small, monkeypatch, end, code
+):
+    command = ("study", "ptq-qat", *FAST, "--no-qat", "-o", tmp_path / "study")
+
+    def stop(self, point):
+        raise end
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Laboratory, "measure", stop)
+        shown = octavo(*command, code=code).stderr
+    assert shown.splitlines()[-1] == f"interrupted: the same command goes on from {tmp_path / 'study'}"
+    octavo(*command)
+
+
+def test_a_second_study_in_a_folder_is_refused(octavo, tmp_path, small):
+    with FolderLock(tmp_path / "study"):
+        shown = octavo("study", "ptq-qat", *FAST, "-o", tmp_path / "study", code=2).stderr
+    assert "another process is at work on this study" in shown and "give another --out" in shown
 
 
 def test_the_same_command_measures_nothing_twice(octavo, tmp_path, small):

@@ -153,13 +153,15 @@ def test_all_processes_end_when_one_is_killed_and_the_same_command_goes_on_bit_f
 
 @pytest.mark.slow
 def test_a_second_run_of_two_processes_is_refused_in_both_and_the_first_goes_on(both, tmp_path):
-    launcher, _, command = started(tmp_path / "run")
+    launcher, _, command = started(tmp_path / "run", pause="2")
     again = f"import sys; from octavo.train.launch import launch; sys.exit(launch({command!r}, 2))"
     second = subprocess.run([sys.executable, "-c", again], capture_output=True, text=True)
     assert second.returncode == 1
     assert second.stderr.count("octavo.errors.LockedError") == 2 and "another process is at work" in second.stderr
-    assert launcher.wait(300) == 0
+    launcher.terminate()
+    assert launcher.wait(300) == 143
     launcher.stderr.close()
+    assert launch(command, 2) == 0
     assert losses(tmp_path / "run").tolist() == losses(both / "two").tolist()
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import SettingError
+from octavo.errors import Interrupted, SettingError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,6 +50,18 @@ def show(
     for line in notes(rows):
         shown.print(line)
     shown.print(f"written to {folder}: {', '.join(written)}")
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Say of a study that a signal ends that the same command goes on. Raises Interrupted."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as end:
+        number = signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM
+        if isinstance(end, SystemExit) and end.code != 128 + number:
+            raise
+        raise Interrupted(f"interrupted: the same command goes on from {folder}", number) from None
 
 
 def words(text: str) -> list[str]:

@@ -11,7 +11,7 @@ import typer
 
 from octavo.cli import study_speed
 from octavo.cli._app import JsonOption
-from octavo.cli._study import numbers, show, words
+from octavo.cli._study import numbers, resumable, show, words
 from octavo.errors import SettingError
 
 if TYPE_CHECKING:
@@ -218,7 +218,7 @@ def _run(
 
     folder = out or Path(f"octavo-{study}-{model}{'-quick' if quick else ''}")
     errors = console(stderr=True)
-    with Journal(folder) as journal:
+    with Journal(folder) as journal, resumable(folder):
         subject = open_subject(model, folder, data=data, trained=trained, quick=quick, tell=errors.print)
         with milestones(errors) as tell:
             rows = work(Laboratory(subject, journal, folder, tell=tell))

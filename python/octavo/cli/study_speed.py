@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli._study import numbers, show, words
+from octavo.cli._study import numbers, resumable, show, words
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +105,7 @@ def _run(name: str, study: Any, device: torch.device, out: Path | None, *, draw:
     from octavo.search.studies.stopwatch import machine
 
     folder = out or Path(f"octavo-{name}-{device.type}")
-    with Journal(folder) as journal, milestones(console(stderr=True)) as tell:
+    with Journal(folder) as journal, milestones(console(stderr=True)) as tell, resumable(folder):
         rows = study.run(journal, device, tell)
     where = machine(device)
     title = f"{name}: {where['name']}, torch {where['torch']}"
