@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 from torch.utils._pytree import tree_flatten, tree_map
 
+from octavo._reading import shown
 from octavo.errors import ContainerError
 
 if TYPE_CHECKING:
@@ -27,11 +28,21 @@ _TABLES = 1 << 26
 _SMALL = 1 << 11
 # Without a file: what the largest published models have, so that only their sizes bound a configuration.
 _ELEMENTS, _MODULES = 1 << 42, 40_000
-# Most of what loops of configurations run over: layers, labels, experts.
-_COUNT = 1 << 16
-_COUNTS = re.compile(
-    r"(num|n)_.*(layer|block|label|expert|head|stage|group)s?$|n_(layer|head)s?$|.*_(layers|heads|depth)$|depths?$|layers$"
+# Configurations loop over layers and over labels before a model is built: how many there may be, and what they are
+# called. Sizes that only tensors have, such as vocabularies, and limits of texts may be any number here.
+_LAYERS, _LABELS = 4096, 1 << 16
+_LAYER = re.compile(r".*(layer|block|depth|stage|head|group)s?(_|$).*")
+_COUNT = re.compile(
+    r"(num|n)_(?!.*(vocab|embed|position|token|ctx|sample|step|param|pixel|bucket|element|frame|code|mel|word|length)).*"
+    r"|.*(layer|block|depth|stage|head|expert|group|label|classe)s?"
 )
+
+
+def _most(name: str) -> int | None:
+    """Return how many of a thing there may be, by the name of the field that counts it; None for what is no count."""
+    if not _COUNT.fullmatch(name):
+        return None
+    return _LAYERS if _LAYER.fullmatch(name) else _LABELS
 
 
 @dataclass
@@ -82,10 +93,11 @@ class Extent:
             if isinstance(value, Mapping):
                 self.check_counts(value, f"{where}{key}.")
             for one in value if isinstance(value, list) else [value]:
-                if isinstance(one, int) and not isinstance(one, bool) and one > _COUNT and _COUNTS.fullmatch(str(key)):
+                most = _most(str(key)) if type(one) is int else None
+                if most is not None and one > most:
                     raise ContainerError(
-                        f"{self.what}: {where}{key} is {one}; accepted are up to {_COUNT}, write the number that the "
-                        "model has"
+                        f"{self.what}: {where}{key} is {shown(one)}; accepted are up to {most}, write the number that "
+                        "the model has"
                     )
 
     @contextmanager
@@ -156,11 +168,11 @@ class Extent:
         """Name the field that asks for the most: that of the size seen, else the largest count of layers."""
         found = dict(_numbers(self.values))
         exact = {name: value for name, value in found.items() if value in sizes and value > 1}
-        counts = {name: value for name, value in found.items() if _COUNTS.fullmatch(name.rpartition(".")[2])}
+        counts = {name: value for name, value in found.items() if _most(name.rpartition(".")[2]) is not None}
         for among in (exact, {} if sizes else counts, found):
             if among:
                 name = max(among, key=lambda one: among[one])
-                return f"with {name} = {among[name]} it "
+                return f"with {name} = {shown(among[name])} it "
         return "it "
 
 
