@@ -166,7 +166,7 @@ def _unlink_unless_open(path: str) -> None:
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            if stat.S_ISREG(os.fstat(descriptor).st_mode) and hasattr(fcntl, "F_SETLEASE"):  # Linux
                 # Who opens it meanwhile makes the kernel send a signal; SIGIO, the usual one, would end this process.
                 fcntl.fcntl(descriptor, fcntl.F_SETSIG, signal.SIGURG)
                 fcntl.fcntl(descriptor, fcntl.F_SETLEASE, fcntl.F_WRLCK)

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo import folders
 from octavo._reading import CONFIG_BYTES, VOCABULARY_BYTES, parse_json, read_bytes, read_json, shown
 from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.quant.extent import Extent
@@ -62,7 +61,7 @@ def load_config(folder: Path) -> tuple[Any, dict[str, Any]]:
     Extent(str(file)).check_counts(cleaned)
     _check_dtypes(cleaned, file)
     transformers = _transformers(folder)
-    with _own_folder() as own, foreign(file, values):
+    with folders.scratch() as own, foreign(file, values):
         (own / CONFIG).write_text(json.dumps(cleaned), encoding="utf-8")
         config = transformers.AutoConfig.from_pretrained(own, **_SAFE)
         config.name_or_path = str(folder)
@@ -72,7 +71,7 @@ def load_config(folder: Path) -> tuple[Any, dict[str, Any]]:
 def load_tokenizer(folder: Path, config: Any) -> Any:
     """Return the tokenizer of a folder. Raises ContainerError for one that transformers does not know, OSErrors."""
     transformers = _transformers(folder)
-    with _own_folder() as own:
+    with folders.scratch() as own:
         for name in _TOKENIZER_TEXTS:
             if (folder / name).exists():
                 values = _cleaned(read_json(folder / name, finite=False))
@@ -172,15 +171,6 @@ def _transformers(folder: Path) -> Any:
             f"{folder}: this needs transformers; install the extra 'demo': pip install \"octavo[demo]\""
         ) from None
     return transformers
-
-
-@contextmanager
-def _own_folder() -> Iterator[Path]:
-    folder = tempfile.mkdtemp(prefix="octavo-")
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _cleaned(value: Any) -> Any:
