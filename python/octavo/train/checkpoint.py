@@ -55,8 +55,7 @@ def save(run: Path, step: int, content: Mapping[str, Any], *, keep: int) -> Path
         finally:
             if disk.error is not None:
                 raise disk.error from None
-    for old in available(run)[keep:]:
-        old.unlink()
+    _drop(run, keep)
     return target
 
 
@@ -99,14 +98,23 @@ def load_newest(run: Path) -> tuple[Path, dict[str, Any]] | None:
     return None
 
 
-def tidy(run: Path, newest: Path | None) -> None:
-    """Remove what a killed process left half written, and put damaged files newer than ``newest`` out of the way."""
+def tidy(run: Path, newest: Path | None, *, keep: int) -> None:
+    """Remove what a killed process left half written, or did not come to delete: all but the newest ``keep``.
+
+    Damaged files newer than ``newest`` are put out of the way before.
+    """
     files.sweep(run)
     files.sweep(run / FOLDER)
     for file in available(run):
         if file == newest:
-            return
+            break
         file.rename(file.with_name(file.name + ".damaged"))
+    _drop(run, keep)
+
+
+def _drop(run: Path, keep: int) -> None:
+    for old in available(run)[keep:]:
+        old.unlink()
 
 
 def digest(content: Any) -> str:

@@ -166,7 +166,7 @@ def _take_up_newest(parts: Parts, folder: Path, *, resume: bool) -> None:
         raise CheckpointError(f"{folder}: the processes found steps {steps}; they must all see the same folder")
     if processes.is_first:
         folder.mkdir(parents=True, exist_ok=True)
-        checkpoint.tidy(folder, found[0] if found else None)
+        checkpoint.tidy(folder, found[0] if found else None, keep=parts.config.keep)
         trained = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
         facts = {"model": type(parts.model).__name__, "trained": trained, "task": type(parts.task).__name__}
         write_run(folder, parts.config, processes, facts, step=parts.state.step)
