@@ -100,13 +100,9 @@ impl Tensor {
     }
 }
 
-/// Bits of values; every NaN and every zero as one pattern.
+/// Bits of values, signs of zeros included; every NaN as one pattern.
 pub(crate) fn meaning(bytes: &[u8], dtype: DType) -> Vec<u32> {
-    let one = |bits: u32, infinity: u32, sign: u32| match bits & !sign {
-        0 => 0,
-        m if m > infinity => u32::MAX,
-        _ => bits,
-    };
+    let one = |bits: u32, infinity: u32, sign: u32| if bits & !sign > infinity { u32::MAX } else { bits };
     match dtype {
         DType::F32 => bytes.as_chunks().0.iter().map(|b| one(u32::from_le_bytes(*b), 0x7f80_0000, 1 << 31)).collect(),
         _ => {
