@@ -202,8 +202,9 @@ def load(
     """Read a container, or any safetensors file, into CPU tensors and PackedTensors, ordered by name.
 
     ``names``: read these only. ``mmap``: map the file instead of reading it; tensors then share memory with a private
-    mapping, so writing to them does not change the file. If another process shortens the file in place meanwhile,
-    touching the lost bytes ends this process (SIGBUS); files replaced by :func:`save` are safe.
+    mapping, so writing to them does not change the file. If another process writes to the file in place meanwhile,
+    values change; if it shortens it, touching the lost bytes ends this process (SIGBUS). Files replaced by :func:`save`
+    are safe.
 
     Raises ContainerError where the file is not valid, naming the tensor, what was found and what is accepted, before
     any tensor is allocated; DTypeError for a plain tensor of a dtype that torch lacks; OSError. Source: FORMATS.md

@@ -20,7 +20,7 @@ mod mxcsr {
         state
     }
     pub(super) fn set(state: u32) {
-        // SAFETY: every caller loads either the standard value or one read by `get`.
+        // SAFETY: every caller loads a value that sets no reserved bit: the standard one, one read by `get`, or a test's.
         unsafe { std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const state, options(nostack, preserves_flags)) };
     }
 }

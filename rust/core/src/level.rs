@@ -6,6 +6,9 @@ use crate::error::{Error, Result};
 
 /// Instruction sets that the kernels know. Results of the codecs do not depend on the level; products agree within the
 /// bound of FORMATS.md section 6.
+///
+/// A value need not be a level of this processor; those of [`Level::detect`] and [`Level::current`] are, and kernels are
+/// given no other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Level {

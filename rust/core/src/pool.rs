@@ -46,7 +46,7 @@ pub fn num_threads() -> usize {
 fn pool(threads: usize) -> Result<&'static Pool> {
     let process = std::process::id();
     let slot = &POOLS[threads];
-    // SAFETY: the pointer is null or comes from `Box::leak` below and is never freed.
+    // SAFETY: the pointer is null or comes from `Box::into_raw` below and is never freed.
     let found = unsafe { slot.load(Ordering::Acquire).as_ref() };
     if let Some(pool) = found.filter(|pool| pool.process == process) {
         return Ok(pool);
@@ -69,7 +69,7 @@ fn pool(threads: usize) -> Result<&'static Pool> {
         // SAFETY: the pointer is never freed once it is in the slot.
         Ok(_) => Ok(unsafe { &*built }),
         Err(other) => {
-            // SAFETY: `built` was not shared; the other thread's pool is in the slot for good.
+            // SAFETY: `built` was not shared; the other thread's pool is never freed.
             unsafe {
                 drop(Box::from_raw(built));
                 Ok(&*other)

@@ -228,8 +228,7 @@ pub(crate) fn unpack(py: Python<'_>, width: u32, rows: usize, k: usize, packed: 
     enter(py, || {
         let (count, bytes) = lengths(width, rows, k)?;
         apart(&[Memory::of::<u32>("out", out, count)], &[Memory::new("packed", packed, bytes)])?;
-        // SAFETY: as in `encode`, of `tensor.py`: it makes `out` itself, and a `PackedTensor` has checked its parts against
-        // its format and shape when it was made.
+        // SAFETY: as in `encode`, of `tensor.py`: it makes `out` itself, and checks the part against format and shape.
         unsafe {
             octavo_core::unpack_rows(slice(packed, bytes, "packed")?, rows, k, width, slice_mut(out, count, "out")?)
         }

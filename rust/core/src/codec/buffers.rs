@@ -87,11 +87,11 @@ pub(crate) struct Dst {
     pub(crate) dtype: DType,
 }
 
-// SAFETY: every thread works on its own range of elements.
+// SAFETY: values are plain numbers, and only unsafe functions, whose callers vouch for the memory, read them.
 unsafe impl Send for Src {}
 // SAFETY: as above.
 unsafe impl Sync for Src {}
-// SAFETY: as above.
+// SAFETY: as above; of what is written, callers give every thread its own range of elements.
 unsafe impl Send for Dst {}
 // SAFETY: as above.
 unsafe impl Sync for Dst {}
@@ -143,17 +143,17 @@ impl Src {
     pub(crate) const fn new(ptr: *const u8, dtype: DType) -> Self {
         Self { ptr, dtype }
     }
-    /// Pointer to element `at` where the values are float32 already.
-    pub(crate) const unsafe fn f32_at(self, at: usize) -> *const f32 {
-        // SAFETY: the caller keeps `at` inside the buffer.
-        unsafe { self.ptr.cast::<f32>().add(at) }
+    /// Pointer to element `at` where the values are float32; elsewhere it means nothing.
+    pub(crate) const fn f32_at(self, at: usize) -> *const f32 {
+        self.ptr.cast::<f32>().wrapping_add(at)
     }
     /// Widens `to.len()` values from element `at` on.
     ///
     /// # Safety
-    /// The range must lie inside the buffer.
+    /// The range must lie inside the buffer, which must be alive and which nobody may write to meanwhile; `level` must be
+    /// one that this processor has.
     pub(crate) unsafe fn widen(self, at: usize, to: &mut [f32], level: crate::Level) {
-        // SAFETY: the caller keeps the range inside the buffer; slices of u16 are read unaligned below.
+        // SAFETY: as the caller promises; 16-bit floats may be unaligned.
         unsafe {
             let from = self.ptr.add(at * self.dtype.bytes());
             match self.dtype {
@@ -167,7 +167,7 @@ impl Src {
     /// The element at `at`.
     ///
     /// # Safety
-    /// `at` must lie inside the buffer.
+    /// `at` must lie inside the buffer, which must be alive and which nobody may write to meanwhile.
     pub(crate) unsafe fn get(self, at: usize) -> f32 {
         // SAFETY: as the caller promises; reads are unaligned.
         unsafe {
@@ -188,17 +188,17 @@ impl Dst {
     pub(crate) const fn new(ptr: *mut u8, dtype: DType) -> Self {
         Self { ptr, dtype }
     }
-    /// Pointer to element `at` where the values are float32.
-    pub(crate) const unsafe fn f32_at(self, at: usize) -> *mut f32 {
-        // SAFETY: the caller keeps `at` inside the buffer.
-        unsafe { self.ptr.cast::<f32>().add(at) }
+    /// Pointer to element `at` where the values are float32; elsewhere it means nothing.
+    pub(crate) const fn f32_at(self, at: usize) -> *mut f32 {
+        self.ptr.cast::<f32>().wrapping_add(at)
     }
     /// Narrows values into elements from `at` on: one rounding, saturating.
     ///
     /// # Safety
-    /// The range must lie inside the buffer, and nobody else may use it meanwhile.
+    /// The range must lie inside the buffer, which must be alive, and nobody else may use it meanwhile; `level` must be one
+    /// that this processor has.
     pub(crate) unsafe fn narrow(self, at: usize, from: &[f32], level: crate::Level) {
-        // SAFETY: the caller keeps the range inside the buffer.
+        // SAFETY: as the caller promises; 16-bit floats may be unaligned.
         unsafe {
             let to = self.ptr.add(at * self.dtype.bytes());
             match self.dtype {
@@ -210,19 +210,25 @@ impl Dst {
 }
 
 /// Widens 16-bit floats, one by one.
+///
+/// # Safety
+/// `from` must be readable for `to.len()` values, aligned or not.
 pub(crate) unsafe fn widen_reference(from: *const u16, float16: bool, to: &mut [f32]) {
     for (i, value) in to.iter_mut().enumerate() {
-        // SAFETY: the caller keeps the range inside the buffer.
+        // SAFETY: as the caller promises.
         let bits = unsafe { from.add(i).read_unaligned() };
         *value = if float16 { half::f16::from_bits(bits).to_f32() } else { half::bf16::from_bits(bits).to_f32() };
     }
 }
 
 /// Narrows to 16-bit floats, one by one.
+///
+/// # Safety
+/// `to` must be writable for `from.len()` values, aligned or not.
 pub(crate) unsafe fn narrow_reference(from: &[f32], float16: bool, to: *mut u16) {
     for (i, &value) in from.iter().enumerate() {
         let bits = if float16 { to_f16_saturating(value) } else { to_bf16_saturating(value) };
-        // SAFETY: the caller keeps the range inside the buffer.
+        // SAFETY: as the caller promises.
         unsafe { to.add(i).write_unaligned(bits) };
     }
 }

@@ -115,10 +115,14 @@ fn ask(work: &Work, src: Src, range: Range<usize>, query: &Query) -> Result<Stat
 }
 
 /// Calls `f` with elements as float32: the buffer itself, or a widened copy.
+///
+/// # Safety
+/// The range must lie inside the buffer, which must be alive and which nobody may write to meanwhile; `level` must be
+/// one that this processor has.
 unsafe fn with_f32<R>(src: Src, start: usize, len: usize, level: Level, f: impl FnOnce(&[f32]) -> R) -> Result<R> {
-    // SAFETY: the caller keeps the range inside the buffer; a float32 pointer is used as a slice only when aligned.
+    let direct = src.f32_at(start);
+    // SAFETY: as the caller promises; the pointer is used only where it means float32, and as a slice only when aligned.
     unsafe {
-        let direct = src.f32_at(start);
         if src.dtype == super::DType::F32 && direct.is_aligned() {
             return Ok(f(std::slice::from_raw_parts(direct, len)));
         }
@@ -240,17 +244,17 @@ pub(crate) fn encode(
     Ok(())
 }
 
-/// A pointer that several threads use for disjoint ranges.
+/// A pointer to bytes that several threads write disjoint ranges of.
 #[derive(Clone, Copy)]
-struct Shared<T>(*mut T);
-// SAFETY: ranges are disjoint.
-unsafe impl<T> Send for Shared<T> {}
+struct Shared(*mut u8);
+// SAFETY: bytes belong to no thread, and whoever uses the pointer keeps to a range of its own.
+unsafe impl Send for Shared {}
 // SAFETY: as above.
-unsafe impl<T> Sync for Shared<T> {}
+unsafe impl Sync for Shared {}
 
-impl<T> Shared<T> {
+impl Shared {
     /// The pointer, through the wrapper that may cross threads.
-    const fn get(&self) -> *mut T {
+    const fn get(&self) -> *mut u8 {
         self.0
     }
 }

@@ -24,6 +24,10 @@ pub(crate) enum Scales {
 }
 
 /// Everything a piece function needs, the values and codes aside.
+///
+/// What functions on groups rely on: `level` is one that this processor has. Where scales are `Stored`, `scale_in` holds one
+/// for each group that they are given (one alone for `:tensor`), and `zero_in`, unless null, a zero point. `scale_out` and
+/// `zero_out`, unless null, have room for those of each group, which no two threads are given. All outlive the call.
 #[derive(Clone, Copy)]
 pub(crate) struct Work {
     pub(crate) format: Format,
@@ -47,7 +51,7 @@ pub(crate) struct Work {
     pub(crate) largest: f32,
 }
 
-// SAFETY: the pointers are used for disjoint groups by different threads.
+// SAFETY: what is behind the pointers is plain numbers, written for disjoint groups by different threads.
 unsafe impl Send for Work {}
 // SAFETY: as above.
 unsafe impl Sync for Work {}
@@ -182,7 +186,7 @@ impl Work {
     pub(crate) fn load(&self, group: usize) -> RawScale {
         let Some(kind) = self.format.scale_type() else { return RawScale::default() };
         let group = if self.format.granularity() == Granularity::Tensor { 0 } else { group };
-        // SAFETY: the drivers set `scale_in` and `zero_in` to buffers with one entry for each group.
+        // SAFETY: scales and zero points are there for the group, as the type says; they are stored, or nobody asks.
         unsafe {
             RawScale {
                 bits: load_scale(self.scale_in, kind, self.format.scales_per_group(), group),
@@ -194,7 +198,7 @@ impl Work {
     /// Keeps a chosen scale, where somebody wants it.
     pub(crate) fn store(&self, group: usize, raw: &RawScale) {
         let Some(kind) = self.format.scale_type() else { return };
-        // SAFETY: the drivers set non-null outputs to buffers with one entry for each group; groups are disjoint.
+        // SAFETY: there is room for the group's, as the type says, and no other thread has the group.
         unsafe {
             if !self.scale_out.is_null() {
                 store_scale(self.scale_out, kind, self.format.scales_per_group(), group, &raw.bits);
@@ -226,10 +230,11 @@ impl Work {
     /// Scalar `quantize` of a group under a known scale. `out` may be `x`.
     ///
     /// # Safety
-    /// Both pointers must cover `len` elements.
+    /// `x` must be readable, `out` writable, for `len` elements, aligned or not; where they are not the same address, they
+    /// must be apart.
     pub(crate) unsafe fn quantize_group(&self, x: *const f32, out: *mut f32, len: usize, scale: &GroupScale) {
         for i in 0..len {
-            // SAFETY: the caller keeps i inside both buffers.
+            // SAFETY: as the caller promises.
             unsafe {
                 let v = x.add(i).read_unaligned();
                 let q = if v.is_nan() { v } else { self.round(v.clamp(-self.largest, self.largest), scale) };

@@ -85,7 +85,7 @@ pub(super) unsafe fn multiply(
             let inputs = x.lines[pass * pass_lines..][..pass_lines].as_ptr().cast();
             let stride = x.steps * LINE;
             let run = Run { weights: weights.as_ptr().cast(), stride, inputs, steps: x.steps };
-            // SAFETY: there are 16 rows of weights, as asserted, and inputs for all steps.
+            // SAFETY: there are 16 rows of weights, as asserted, and tiles of inputs for all steps, of which there are some.
             unsafe { session.multiply_across(x.across, run, &mut sums) };
         }
         for (tile, sums) in sums[..x.across].iter().enumerate() {

@@ -27,7 +27,7 @@ pub(super) fn accumulate(
     assert!(len.is_multiple_of(LANES) && w.len() >= (ROWS - 1) * w_stride + len);
     assert!(sums.is_empty() || x.len() >= (sums.len() - 1) * x_stride + len);
     match level {
-        // SAFETY: levels above scalar come from detection alone, and the slices hold what is read, as asserted.
+        // SAFETY: the caller's level is one that this processor has, and the slices hold what is read, as asserted.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => unsafe { x86::accumulate_512(w, w_stride, x, x_stride, len, sums) },
         // SAFETY: as above.
@@ -67,7 +67,10 @@ mod x86 {
     /// Inputs multiplied at once: 16 sums and their factors fit the 32 registers.
     const INPUTS: usize = 4;
 
-    /// Safety: as the assertions of `accumulate` say, on a machine with AVX-512.
+    /// [`super::accumulate`] with AVX-512.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F; the slices must be as long as the assertions of `accumulate` say.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn accumulate_512(
         w: &[f32],
@@ -77,7 +80,7 @@ mod x86 {
         len: usize,
         sums: &mut [Sums],
     ) {
-        // SAFETY: forwarded.
+        // SAFETY: as the caller promises.
         unsafe {
             let (fours, rest) = sums.as_chunks_mut::<INPUTS>();
             let x = x.as_ptr();
@@ -92,6 +95,11 @@ mod x86 {
         }
     }
 
+    /// Adds the products of a few rows of inputs.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F. `w` must hold [`ROWS`] rows of `len` values, `w_stride` apart, `x` one for
+    /// each of `sums`, `x_stride` apart; `len` must be a multiple of [`LANES`].
     #[inline]
     #[target_feature(enable = "avx512f")]
     unsafe fn block_512<const N: usize>(
@@ -128,7 +136,10 @@ mod x86 {
         }
     }
 
-    /// Safety: as the assertions of `accumulate` say, on a machine with AVX2 and FMA.
+    /// [`super::accumulate`] with AVX2 and FMA.
+    ///
+    /// # Safety
+    /// The processor must have AVX2 and FMA; the slices must be as long as the assertions of `accumulate` say.
     #[target_feature(enable = "avx2,fma")]
     pub(super) unsafe fn accumulate_256(
         w: &[f32],

@@ -341,18 +341,22 @@ fn exact(level: Level, a: &[i8], b: &[i8]) -> i32 {
     fn sum(a: &[i8], b: &[i8]) -> i32 {
         a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum()
     }
+    /// # Safety
+    /// The processor must have AVX2.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]
     fn with_avx2(a: &[i8], b: &[i8]) -> i32 {
         sum(a, b)
     }
+    /// # Safety
+    /// The processor must have AVX-512 F and BW.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx512f,avx512bw")]
     fn with_avx512(a: &[i8], b: &[i8]) -> i32 {
         sum(a, b)
     }
     match level {
-        // SAFETY: levels above scalar come from detection alone.
+        // SAFETY: the caller's level is one that this processor has.
         #[cfg(target_arch = "x86_64")]
         Level::Avx512 => unsafe { with_avx512(a, b) },
         // SAFETY: as above.

@@ -72,7 +72,8 @@ impl Outputs {
     /// Writes values to `row`, from `column` on, rounded once. Beyond the dtype's range lies infinity.
     ///
     /// # Safety
-    /// The values must lie inside the row, and nobody else may write there meanwhile.
+    /// The matrix that these outputs were made of must be alive and have the row; the values must lie inside it, and nobody
+    /// else may use them meanwhile.
     pub(super) unsafe fn write(&self, row: usize, column: usize, values: &[f32]) {
         let at = (self.first + row) * self.columns + column;
         // SAFETY: as the caller promises.

@@ -155,7 +155,7 @@ unsafe fn inside(row: &[f32], bounds: &Range<u32>) -> bool {
 /// for rows without a bit in `kept`.
 ///
 /// # Safety
-/// The processor must have AVX-512 F and BW.
+/// The processor must have AVX-512 F and BW; `x` must be of whole vectors of sixteen, and `column` inside its rows.
 #[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn arrange(x: &Inputs<'_>, rows: Range<usize>, kept: u16, column: usize, part: usize, to: &mut [Line<u32, 16>]) {
     let mut lines = [_mm512_setzero_ps(); ROWS];
@@ -195,6 +195,9 @@ unsafe fn pack(mut low: __m512, mut high: __m512, part: usize) -> __m512i {
 }
 
 /// The upper halves of 32 values.
+///
+/// # Safety
+/// The processor must have AVX-512 F and BW.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn upper_halves(low: __m512, high: __m512) -> __m512i {
@@ -204,6 +207,9 @@ fn upper_halves(low: __m512, high: __m512) -> __m512i {
 }
 
 /// Adds products to sums, each row of weights times its scale.
+///
+/// # Safety
+/// The processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
 fn scale(products: &FloatSums, scales: &[f32], across: usize, sums: &mut FloatSums) {
     for ((products, sums), scales) in products.iter().zip(sums).zip(scales[..PAIR].chunks(ROWS)) {
@@ -220,6 +226,9 @@ fn scale(products: &FloatSums, scales: &[f32], across: usize, sums: &mut FloatSu
 }
 
 /// Values cut to what a bfloat16 holds.
+///
+/// # Safety
+/// The processor must have AVX-512 F.
 #[inline]
 #[target_feature(enable = "avx512f")]
 pub(super) fn upper(v: __m512) -> __m512 {
@@ -303,7 +312,7 @@ impl<'a> Product<'a> {
     /// Where memory is short.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F, BW, VL and VBMI and AMX.
+    /// The processor must have AVX-512 F, BW, VL and VBMI and AMX; `scratch` must be made by [`Self::scratch`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
     pub(super) unsafe fn run(
         &self,
@@ -448,7 +457,8 @@ impl<'a> Product<'a> {
     /// Writes the parts of a row of weights to a row of its tiles.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F and BW, and `to` be a row of the first of enough tiles.
+    /// The processor must have AVX-512 F and BW; `to` must be a row of the first of as many tiles as the row has parts of 32
+    /// columns, which begin a cache line.
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn put(&self, row: &[f32], mut to: *mut u8) {
         // SAFETY: as the caller promises.
@@ -460,7 +470,7 @@ impl<'a> Product<'a> {
                     _mm512_store_si512(to.cast(), upper_halves(low, high));
                     low = _mm512_sub_ps(low, upper(low));
                     high = _mm512_sub_ps(high, upper(high));
-                    to = to.add(TILE);
+                    to = to.wrapping_add(TILE); // after the last, behind the tiles
                 }
             }
         }

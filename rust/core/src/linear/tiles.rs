@@ -4,6 +4,7 @@
 //! stays is the configuration of the tiles, which a [`Session`] holds.
 
 use std::arch::asm;
+use std::marker::PhantomData;
 
 use crate::level::Level;
 
@@ -31,7 +32,7 @@ pub(super) fn available(level: Level) -> bool {
 
 /// Holds the tiles of this thread configured, all whole, while it lives.
 #[derive(Debug)]
-pub(super) struct Session(());
+pub(super) struct Session(PhantomData<*const ()>); // no other thread's
 
 /// Tiles of inputs that one pass over the weights is multiplied with, at most.
 pub(super) const ACROSS: usize = 4;
@@ -146,14 +147,14 @@ impl Session {
         }
         // SAFETY: the instruction exists, as the caller promises; the configuration is a valid one of 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) configuration.0.as_ptr(), options(nostack, readonly)) };
-        Self(())
+        Self(PhantomData)
     }
 
     /// Writes the sums of the products of int8 over all steps: 16 rows of weights times `across` tiles of inputs, which
     /// is 1, 2 or [`ACROSS`].
     ///
     /// # Safety
-    /// All that the run names must be readable.
+    /// All that the run names must be readable: at least one step, with `across` tiles of inputs each.
     pub(super) unsafe fn multiply_across(&self, across: usize, run: Run, sums: &mut Sums) {
         debug_assert!(run.steps > 0 && matches!(across, 1 | 2 | ACROSS));
         // SAFETY: as the caller promises; a session is alive, and no tile outlives the block.
@@ -188,7 +189,8 @@ impl Session {
     /// Adds the products of bfloat16 of all steps to sums, in order; `fresh` sums begin at zero.
     ///
     /// # Safety
-    /// All that the factors name must be readable.
+    /// All that the factors name must be readable: tiles of 1024 bytes, of inputs at least one part a step, with as many
+    /// tiles as `across` says.
     pub(super) unsafe fn add_products(&self, factors: &Factors<'_>, fresh: bool, sums: &mut FloatSums) {
         if factors.steps.is_empty() {
             if fresh {

@@ -144,9 +144,12 @@ pub(super) trait Lanes: Copy {
         unsafe { Self::from_bits(Self::or(Self::bits(v), Self::and(Self::bits(sign), Self::splat_i(i32::MIN)))) }
     }
     /// The number itself, but +0 for -0.
+    ///
+    /// # Safety
+    /// The processor must have the features of this level.
     #[inline(always)]
     unsafe fn positive_zero(v: Self::F) -> Self::F {
-        // SAFETY: as for every function here. Rounding to nearest, the sum of zeros of both signs is +0.
+        // SAFETY: as the caller promises. Rounding to nearest, the sum of zeros of both signs is +0.
         unsafe { Self::add(v, Self::splat(0.0)) }
     }
     /// Asks for the cache line at `p`, which may lie anywhere.

@@ -134,7 +134,8 @@ impl<'a> Codes<'a> {
     /// of the rows.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F, BW, VL and VBMI, and there be tiles for all rows, `panel` bytes for each sixteen.
+    /// The processor must have AVX-512 F, BW, VL and VBMI. The columns and rows must be the matrix's, and their groups read;
+    /// `tiles`, which begin a cache line, must have room for all rows, `panel` bytes for each sixteen.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
     pub(super) unsafe fn put(&self, place: &Place, groups: &Groups, tiles: *mut u8) -> bool {
         let scaling = if groups.extreme { CHECKED } else { self.table.scaling };
@@ -186,7 +187,7 @@ impl<'a> Codes<'a> {
                 next = next.wrapping_add(bytes);
                 let loaded = _mm512_maskz_loadu_epi8(mask, codes.as_ptr().add((first + r) * row_bytes + start).cast());
                 let to = tiles.add(r / ROWS * panel + r % ROWS * LINE);
-                let after = to.add(parts * TILE);
+                let after = to.wrapping_add(parts * TILE); // of columns that may not be there
                 if WAY == BYTES {
                     let (low, high) = (_mm512_castsi512_si256(loaded), _mm512_extracti64x4_epi64::<1>(loaded));
                     extreme |= self.finish::<SCALING>(place, groups, r, (at[0], at[1]), converted(low), to);
@@ -228,7 +229,7 @@ impl<'a> Codes<'a> {
     /// are not finite or have an extreme scale.
     ///
     /// # Safety
-    /// As for [`Self::put`]; `to` must be their line.
+    /// As for [`Self::put`]; `to` must be their line, or the first of one for each part, a tile apart.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
     unsafe fn finish<const SCALING: u8>(
@@ -273,6 +274,9 @@ impl<'a> Codes<'a> {
 }
 
 /// Bytes by code.
+///
+/// # Safety
+/// The processor must have AVX-512 F, BW and VBMI.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn look_up<const WAY: u8>(bytes: &Line<u8, 256>, codes: __m512i) -> __m512i {
@@ -289,6 +293,9 @@ fn look_up<const WAY: u8>(bytes: &Line<u8, 256>, codes: __m512i) -> __m512i {
 }
 
 /// Integers of eight bits as bfloat16.
+///
+/// # Safety
+/// The processor must have AVX-512 F and BW.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
 fn converted(bytes: __m256i) -> __m512i {
@@ -303,7 +310,7 @@ fn converted(bytes: __m256i) -> __m512i {
 /// Writes the parts of 32 numbers times two scales, of sixteen each, a tile apart.
 ///
 /// # Safety
-/// The processor must have AVX-512 F, and `to` be a row of the first of enough tiles.
+/// The processor must have AVX-512 F; `to` must be a row of the first of `parts` tiles, which begin a cache line.
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn multiplied(line: __m512i, first: f32, second: f32, parts: usize, mut to: *mut u8) {

@@ -80,7 +80,7 @@ impl<'a> Dot<'a> {
     /// Arranges the rows of `x`, at most eight.
     ///
     /// # Safety
-    /// The processor must have BMI2.
+    /// The processor must have BMI2; `plan` must be that of the rows' format, and `x` of as many columns as they.
     pub(in crate::linear) unsafe fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &FixedInputs) -> Result<Self> {
         let nibbles = plan.width == 4;
         let block = if nibbles { 2 * LINE } else { LINE };
@@ -179,7 +179,8 @@ impl<'a> Dot<'a> {
     /// without a fixed-point form, and those so small that their products with the scales would vanish.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F, BW, VL, VBMI and VNNI.
+    /// The processor must have AVX-512 F, BW, VL, VBMI and VNNI; the rows must be the matrix's, `count` at least 1, and
+    /// `scratch` made by [`Self::scratch`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
     pub(in crate::linear) unsafe fn run(
         &self,
@@ -281,11 +282,14 @@ impl<'a> Dot<'a> {
 
     /// Scales of a row by group of ours, of which those of blocks of zeros may become 0; returns the smallest but 0, or
     /// `None` where one is out of range.
+    ///
+    /// # Safety
+    /// As for [`Self::run`]; the row must be one of the matrix.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     unsafe fn scales(&self, row: usize, to: &mut [f32]) -> Option<f32> {
         let (stored, each) = (self.scales.groups, self.plan.group / self.group);
         if each == 1 {
-            // SAFETY: as the caller promises; the row has `stored` scales, and `to` room for more.
+            // SAFETY: as the caller promises; the row has `stored` scales.
             let least = unsafe { self.scales.read(row, 0, &mut to[..stored]) }?;
             return Some(self.clear(row, least, &mut to[..stored]));
         }

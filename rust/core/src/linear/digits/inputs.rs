@@ -99,7 +99,8 @@ unsafe fn magnitudes(x: &[f32]) -> (f32, f32) {
 /// Writes digits of values, a multiple of 16 of them, to as many planes; returns what the lowest counts.
 ///
 /// # Safety
-/// The processor must have AVX-512 F, BW and VL; each of the planes, `stride` apart, must have room for the values.
+/// The processor must have AVX-512 F, BW and VL; each of the planes, `stride` apart, must have room for the values, which
+/// nobody else may use meanwhile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
 unsafe fn convert(x: &[f32], digits: usize, planes: *mut i8, stride: usize) -> Option<f32> {
     let vectors = x.as_chunks::<16>().0;

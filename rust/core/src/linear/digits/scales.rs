@@ -58,7 +58,7 @@ impl<'a> Scales<'a> {
     /// magnitude but 0, infinity where all are 0, or `None` where one is not in range.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F, BW and VL; the row must have the groups.
+    /// The processor must have AVX-512 F, BW and VL; the matrix must have the row, and the row the groups.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub(in crate::linear) unsafe fn read(&self, row: usize, first: usize, to: &mut [f32]) -> Option<f32> {
         let at = row * self.groups + first;
