@@ -7,7 +7,7 @@ import pickle
 import octavo
 import pytest
 import torch
-from octavo import DTypeError, FormatError, ShapeError, gemm, linear
+from octavo import DTypeError, FormatError, ShapeError, _core, gemm, linear, linear_cuda, ops_cuda
 from octavo.formats import core
 from octavo.ops import pack_zeros
 from octavo.tensor import part_specs
@@ -227,6 +227,32 @@ def test_meta_tensors_are_refused_as_those_with_values_are(name, args, kwargs):
 
     with pytest.raises(real.type):
         op(*map(meta, args), **{key: meta(value) for key, value in kwargs.items()})
+
+
+class Kernels:
+    """The core without a GPU: formats and checks are real, kernels of CUDA do nothing."""
+
+    def __getattr__(self, name):
+        if not name.startswith("_cuda"):
+            return getattr(_core, name)
+        return lambda *args: (0, False) if name == "_cuda_scratch" else 0
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs"), list(meta_calls()))
+def test_cuda_ops_check_operands_as_those_of_the_cpu_do(name, args, kwargs, monkeypatch):
+    """Their checks are Python, which runs here on tensors of the CPU; no kernel is reached."""
+    for module in (ops_cuda, linear_cuda, gemm):
+        monkeypatch.setattr(module, "_core", Kernels())
+        monkeypatch.setattr(module, "place", lambda device: (0, 0))
+    kernels = {**ops_cuda.OPS, **linear_cuda.OPS, "int8_gemm": gemm._int8_gemm_cuda}
+    kernels["packed_linear_backward"] = linear._packed_linear_backward
+    with pytest.raises(octavo.OctavoError) as real:
+        getattr(OPS, name).default(*args, **kwargs)
+    options = real.type is FormatError and name.startswith(("quantize", "encode"))
+    if options and "learn=True" not in str(real.value) and "ste" not in str(real.value):
+        return  # rules of scales and of values that are not finite are the core's to check
+    with pytest.raises(real.type):
+        kernels[name](*args, **kwargs)
 
 
 def test_operands_on_two_devices_are_refused():

@@ -1,5 +1,6 @@
 """Folders that somebody else wrote: nothing of them runs, nothing outside is copied, nothing in them takes the machine."""
 
+import base64
 import json
 import os
 import pickle
@@ -315,6 +316,26 @@ def test_files_that_are_none_are_refused_at_once(door, name, kind):
         (folder / name).write_text("[" * 10**6 if kind == "deep" else "no json")
     took, seconds, error = spent(read, folder)
     assert isinstance(error, ContainerError) and name in str(error)
+    assert took < MEMORY and seconds < SECONDS
+
+
+LONG = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 20}
+GROWING = [
+    {"normalizer": {"type": "Sequence", "normalizers": [LONG] * 9}},
+    {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Sequence", "normalizers": [LONG, LONG]}, LONG]}},
+    {"normalizer": {"type": "Prepend", "prepend": "x" * 10**5}},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(bytes(8) + b"x" * 10**5).decode()}},
+    {"post_processor": {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "type_id": 0}}] * 10**5,
+                        "pair": [], "special_tokens": {}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", GROWING, ids=lambda change: str(change)[:40])
+def test_tokenizers_in_which_texts_grow_are_refused(tmp_path, valid, change):
+    folder = shutil.copytree(valid[encoder], tmp_path / "folder")
+    rewrite(folder, "tokenizer.json", **change)
+    took, seconds, error = spent(compress, folder)
+    assert isinstance(error, ContainerError) and "tokenizer.json" in str(error)
     assert took < MEMORY and seconds < SECONDS
 
 

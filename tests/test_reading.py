@@ -125,6 +125,19 @@ def test_a_journal_is_of_its_settings(tmp_path):
             pass
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("result", 5), ("result", {"right": "x"}), ("row", []), ("rows", {}), ("distance", "x")]
+)
+def test_facts_of_a_record_are_of_their_kind(tmp_path, name, value):
+    with Journal(tmp_path) as journal:
+        journal.add({"a": 1}, **{name: value})
+        journal.add({"a": 2}, result={"right": 1}, row={}, rows=[], distance=None)
+        with pytest.raises(DataError, match=name):
+            journal.find({"a": 1}, name)
+        assert journal.find({"a": 2}, "result", "row", "rows", "distance")
+        assert journal.find({"a": 3}, name) is None
+
+
 # --- one door each ------------------------------------------------------------------------------------------------------
 
 # Modules that read JSON that this package itself has made in another process, or lines that a stream gave it.

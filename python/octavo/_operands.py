@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -20,14 +20,8 @@ INTEGER_BIASES = {**FLOATS, torch.int32: 3}
 """Dtype codes of the biases of integer products."""
 
 
-class PartSpec(NamedTuple):
-    """What a part of a weight must be."""
-
-    name: str
-    dtype: torch.dtype
-    shape: torch.Size
-    itemsize: int
-    nbytes: int
+PartSpec: TypeAlias = tuple[str, torch.dtype, torch.Size, int, int]
+"""Name, dtype and shape of a part of a weight, bytes of one element and of all."""
 
 
 @lru_cache(maxsize=4096)
@@ -37,19 +31,23 @@ def weight_specs(format: str, rows: int, columns: int) -> tuple[_core.Format, li
     specs = part_specs(fmt, (rows, columns), -1)
     # Parts at the end that the format does not have are neither read nor looked at.
     there = specs if fmt.has_levels else specs[:3] if fmt.has_zeros else specs[:2]
-    return fmt, [PartSpec(*spec, spec[1].itemsize, spec[2].numel() * spec[1].itemsize) for spec in there]
+    return fmt, [(*spec, spec[1].itemsize, spec[2].numel() * spec[1].itemsize) for spec in there]
 
 
 def addresses(
     parts: tuple[Tensor, ...], specs: list[PartSpec], format: str, rows: int, columns: int
-) -> tuple[int, ...]:
-    """Return the addresses of the parts of a weight. Raises ShapeError."""
-    for part, (name, dtype, shape, itemsize, nbytes) in zip(parts, specs, strict=False):
+) -> tuple[int, int, int, int]:
+    """Return the addresses of the parts of a weight, 0 for parts that its format does not have. Raises ShapeError."""
+    found = [0, 0, 0, 0]
+    for at, (name, dtype, shape, itemsize, nbytes) in enumerate(specs):
+        part = parts[at]
         if part.dtype is not dtype or part.shape != shape or not part.is_contiguous():
             raise misfit(part, name, dtype, shape, f"'{format}' weight of shape ({rows}, {columns})")
-        if nbytes and part.untyped_storage().nbytes() < nbytes + part.storage_offset() * itemsize:
-            check_held(part, f"'{format}' weight of shape ({rows}, {columns}): {name}")
-    return tuple([part.data_ptr() for part in parts])
+        if nbytes:
+            if part.untyped_storage().nbytes() < nbytes + part.storage_offset() * itemsize:
+                check_held(part, f"'{format}' weight of shape ({rows}, {columns}): {name}")
+            found[at] = part.data_ptr()
+    return tuple(found)
 
 
 def misfit(part: Tensor, name: str, dtype: torch.dtype, shape: Sequence[int], what: str) -> ShapeError:

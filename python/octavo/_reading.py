@@ -91,15 +91,21 @@ def read_json(
 
 
 def parse_json(
-    text: str, what: str, *, kind: type = dict, finite: bool = True, error: type[OctavoError] = ContainerError
+    text: str,
+    what: str,
+    *,
+    kind: type = dict,
+    finite: bool = True,
+    most: int = VALUES,
+    error: type[OctavoError] = ContainerError,
 ) -> Any:
     """Return the JSON value of a text, which must be a ``kind``; ``what`` names the text in errors.
 
-    ``finite``: refuse NaN and infinities, which JSON has not and some writers use. Raises ``error`` with the place for
-    text that is no JSON, keys that appear twice, halves of surrogate pairs, more than ``DEPTH`` levels or ``VALUES``
-    values, and for a value of another kind.
+    ``most``: values in it. ``finite``: refuse NaN and infinities, which JSON has not and some writers use. Raises
+    ``error`` with the place for text that is no JSON, keys that appear twice, halves of surrogate pairs, more than
+    ``DEPTH`` levels or ``most`` values, and for a value of another kind.
     """
-    _check_extent(text, what, error)
+    _check_extent(text, what, most, error)
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         table = dict(pairs)
@@ -130,7 +136,7 @@ def parse_json(
     return value
 
 
-def _check_extent(text: str, what: str, error: type[OctavoError]) -> None:
+def _check_extent(text: str, what: str, most: int, error: type[OctavoError]) -> None:
     """Refuse deep or long JSON before it is parsed: 3 bytes of text, ``[],``, become 64 of memory."""
     opened = text.count("[") + text.count("{")
     if opened > DEPTH:
@@ -139,8 +145,8 @@ def _check_extent(text: str, what: str, error: type[OctavoError]) -> None:
             level += 1 if mark in "[{" else -1
             if level > DEPTH:
                 raise error(f"{what}: not JSON of up to {DEPTH} levels; write it flatter")
-    if opened + text.count(",") > VALUES and len(re.findall(r"[\[{,]", _STRING.sub("", text))) > VALUES:
-        raise error(f"{what}: not JSON of up to {VALUES} values; write it shorter")
+    if opened + text.count(",") > most and len(re.findall(r"[\[{,]", _STRING.sub("", text))) > most:
+        raise error(f"{what}: not JSON of up to {most} values; write it shorter")
 
 
 def member(

@@ -92,7 +92,7 @@ def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, 
         refuse_tangents("integer_linear_plain", "call integer_linear", x, scales, bias, input_scales)
     fmt, specs = weight_specs(format, out_features, in_features)
     x, code, shape = inputs(x, format, out_features, in_features, "integer_linear")
-    parts = addresses((codes, scales), specs, format, out_features, in_features)
+    parts = addresses((codes, scales), specs[:2], format, out_features, in_features)
     added, given = None, None
     if bias is not None:
         bias, bias_code = checked_bias(bias, out_features, INTEGER_BIASES, "integer_linear")
@@ -104,7 +104,7 @@ def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, 
         given = (input_scales.data_ptr(), count)
     out = x.new_empty(shape)
     sizes = (code, m, out_features, in_features)
-    _core._integer_linear(fmt, input_fmt, *sizes, x.data_ptr(), (*parts, 0, 0), given, added, out.data_ptr())
+    _core._integer_linear(fmt, input_fmt, *sizes, x.data_ptr(), parts, given, added, out.data_ptr())
     return out
 
 

@@ -123,7 +123,7 @@ def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, 
     m = math.prod(shape[:-1])
     sizes, input_fmt = (m, out_features, in_features), core(input_format)
     _check_formats(fmt, input_fmt)
-    where = addresses((codes, scales), specs, format, out_features, in_features)
+    where = addresses((codes, scales), specs[:2], format, out_features, in_features)[:2]
     added, given = None, 0
     if bias is not None:
         bias, bias_code = checked_bias(bias, out_features, INTEGER_BIASES, "integer_linear")

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo import folders
-from octavo._reading import CONFIG_BYTES, VOCABULARY_BYTES, parse_json, read_bytes, read_json, shown
+from octavo._reading import VOCABULARY_BYTES, parse_json, read_bytes, read_json, shown
 from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.quant.extent import Extent
+from octavo.quant.tokenizer_growth import check_growth
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -32,6 +33,8 @@ _VOCABULARIES = (
     "tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
     "sentencepiece.bpe.model", "source.spm", "target.spm",
 )  # fmt: skip
+# Values in a vocabulary: a million words, and the pairs that they are merged of.
+_VOCABULARY_VALUES = 8_000_000
 # Keys that name code, files, kernels or models elsewhere; transformers would import, read or fetch them.
 _ELSEWHERE = {
     "auto_map", "custom_pipelines", "attn_implementation", "_attn_implementation", "_attn_implementation_internal",
@@ -81,7 +84,7 @@ def load_tokenizer(folder: Path, config: Any) -> Any:
             if (folder / name).exists():
                 data = read_bytes(folder / name, VOCABULARY_BYTES)
                 if name.endswith(".json"):
-                    _check_json(data, folder / name)
+                    _check_vocabulary(data, folder / name)
                 (own / name).write_bytes(data)
         with foreign(folder, what="tokenizer"):
             return transformers.AutoTokenizer.from_pretrained(own, config=config, **_SAFE)
@@ -188,13 +191,13 @@ def _check_dtypes(values: Any, file: Path) -> None:
         _check_dtypes(value, file)
 
 
-def _check_json(data: bytes, file: Path) -> None:
-    """Refuse what is no JSON object, without building vocabularies twice where they are large."""
-    if len(data) <= CONFIG_BYTES:
-        try:
-            parse_json(data.decode("utf-8"), str(file), finite=False)
-        except UnicodeDecodeError as error:
-            raise ContainerError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+def _check_vocabulary(data: bytes, file: Path) -> None:
+    """Refuse what is no JSON object, and a tokenizer in which texts grow without end."""
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ContainerError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+    check_growth(parse_json(text, str(file), finite=False, most=_VOCABULARY_VALUES), file)
 
 
 def _field(message: str, values: Mapping[str, Any]) -> str | None:

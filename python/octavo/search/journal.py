@@ -15,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from octavo import files
-from octavo._reading import RECORD_BYTES, check_regular, member, parse_json
+from octavo._reading import RECORD_BYTES, check_regular, member, parse_json, shown
 from octavo.errors import DataError, OctavoError
 from octavo.locks import FolderLock
 
 NAME = "study.jsonl"
+# Facts of records that studies read again, and their kinds.
+_FACTS: dict[str, type | tuple[type, ...]] = {
+    "result": dict, "row": dict, "rows": list, "distance": (int, float, type(None)),
+}  # fmt: skip
 
 
 def identity(settings: Mapping[str, Any]) -> str:
@@ -73,9 +77,19 @@ class Journal:
         """Records in the order in which they were written."""
         return iter(self._found.values())
 
-    def find(self, settings: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the record of a point with these settings; None if it has not been finished."""
-        return self._found.get(identity(settings))
+    def find(self, settings: Mapping[str, Any], *facts: str) -> dict[str, Any] | None:
+        """Return the record of a point with these settings; None if it has not been finished.
+
+        ``facts``: names that it must have. Raises DataError where one is missing or is of another kind than those that
+        studies write: its id is of the settings alone.
+        """
+        record = self._found.get(identity(settings))
+        for name in facts if record is not None else ():
+            value = member(record, name, _FACTS[name], str(self.path), error=DataError)
+            for number in value.values() if name == "result" else ():
+                if type(number) is not int:
+                    raise DataError(f"{self.path}: result is {shown(value)}; accepted are whole numbers by name")
+        return record
 
     def add(self, settings: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
         """Write the record of a finished point and return it. Raises DataError for facts that are no JSON."""

@@ -53,7 +53,7 @@ class Attention:
             tell(f"{dtype}, {length} tokens", position / len(points))
             given = {name: value for name, value in asdict(self).items() if name not in ("lengths", "dtypes")}
             settings = {"study": "attention", "dtype": dtype, "length": length, **given, "machine": machine(device)}
-            found = journal.find(settings)
+            found = journal.find(settings, "row")
             if found is None:
                 measured = self._measure(DTYPES[dtype], length, device)
                 found = journal.add(settings, row={"dtype": dtype, "length": length, **measured})

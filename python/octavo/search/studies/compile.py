@@ -58,7 +58,7 @@ class Compile:
         for position, kind in enumerate((FP32, "quantised", "packed")):
             tell(f"{kind}: torch.compile", position / 3)
             settings = {"study": "compile", "model": kind, **asdict(self), "machine": machine(device)}
-            found = journal.find(settings)
+            found = journal.find(settings, "row")
             if found is None:
                 found = journal.add(settings, row={"model": kind, **self._measure(kind, device)})
             rows.append(found["row"])

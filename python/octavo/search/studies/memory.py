@@ -65,7 +65,7 @@ class Memory:
     def _rows(self, laboratory: Laboratory, name: str) -> list[dict[str, Any]]:
         subject, journal = laboratory.subject, laboratory.journal
         settings = {"subject": subject.identity, "study": "memory", "recipe": name, "texts": self.texts, "batch": BATCH}
-        found = journal.find(settings)
+        found = journal.find(settings, "rows")
         if found is None:
             simulated = subject.model() if name == FP32 else _simulated(subject, name)
             packed = simulated if name == FP32 else octavo.pack_model(simulated)

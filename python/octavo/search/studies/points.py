@@ -104,7 +104,7 @@ class Laboratory:
         """Return the records of all points, in their order."""
         records = []
         for number, point in enumerate(points, start=1):
-            found = self.journal.find(point.settings(self.subject))
+            found = self.journal.find(point.settings(self.subject), "result")
             record = found or self.measure(point)
             if found:
                 self._tidy(point.settings(self.subject))  # a kill may have come before
@@ -165,7 +165,7 @@ class Laboratory:
     def judge(self, point: Point) -> dict[str, Any]:
         """Return the record of a point that is only compared on validation texts, never on test texts."""
         settings = {**point.settings(self.subject), "judged": "validation"}
-        found = self.journal.find(settings)
+        found = self.journal.find(settings, "distance")
         if found is not None:
             return found
         begin = time.perf_counter()
