@@ -64,6 +64,21 @@ def test_parts_resized_in_place_are_refused(text, change):
                 reader()
 
 
+def test_tensors_beyond_their_storage_are_not_written_to_files(tmp_path):
+    """Bytes of other objects would land in the file, or the process would end."""
+    packed, plain = octavo.encode(normal(4, 32), "mxint8"), torch.zeros(1 << 12, 1 << 12).t()
+    for storage in (packed.codes.untyped_storage(), plain.untyped_storage()):
+        storage.resize_(4)
+    octavo.save({"a": torch.ones(3)}, tmp_path / "file.safetensors")
+    for tensor in (packed, plain):
+        with pytest.raises(ShapeError, match="storage was resized"):
+            octavo.save({"a": torch.ones(3), "b": tensor}, tmp_path / "file.safetensors")
+    assert list(octavo.load(tmp_path / "file.safetensors")) == ["a"]
+    with pytest.raises(ShapeError, match="storage was resized"):
+        assert packed != octavo.encode(normal(4, 32), "mxint8")
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, which will drop quantized and nested tensors
 def test_parts_of_other_kinds_are_refused():
     packed = octavo.encode(normal(4, 32), "int8:channel")
     codes, scales, zeros, levels = packed.parts

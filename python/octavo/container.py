@@ -124,6 +124,10 @@ def _write(
         if _is_packed(tensor):
             if any(not part.is_cpu for part in tensor.parts):
                 raise DTypeError(f"{name}: the packed tensor is on {tensor.device}; files are written from the CPU")
+            from octavo._memory import check_held
+
+            for part in tensor.parts:
+                check_held(part, f"{name}: a part")
             dtype = str(tensor.dtype).removeprefix("torch.")
             packed.append((name, tensor.format.core, tensor.scale, list(tensor.shape), dtype, tensor.axis))
         else:
@@ -162,8 +166,11 @@ def _describe(name: str, tensor: Any) -> tuple[str, list[int]]:
     if _is_torch(tensor):
         import torch
 
-        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:
             raise DTypeError(f"{name}: a {tensor.layout} tensor on {tensor.device}; accepted are dense ones with data")
+        from octavo._memory import check_held
+
+        check_held(tensor, f"{name}: a tensor")
         dtype = str(tensor.dtype).removeprefix("torch.")
     elif _is_numpy(tensor):
         dtype = tensor.dtype.name

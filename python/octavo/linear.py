@@ -169,7 +169,8 @@ def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -
     the dtype of ``x``, rounded once from sums as exact as float32 ones; kernels in fixed point ("int8 digits") err by
     at most ``2**-22`` of the largest input of 256 columns times the magnitudes of their weights. A row's result does
     not depend on the number of threads, nor on the other rows except for their number: above four rows large weights
-    have another kernel, as they have on other machines (:func:`kernel` names it). Gradients reach ``x`` and ``bias``.
+    have another kernel, as they have on other machines (:func:`kernel` names it). Gradients and
+    forward-mode derivatives reach ``x`` and ``bias``; the transforms of ``torch.func`` apply.
 
     On CUDA devices float16 and bfloat16 inputs may count to 2^-14 of the largest of their block, and above 64 rows
     weights are rounded to the dtype of ``x``; an error of either is less than that of the rounded result.

@@ -306,7 +306,8 @@ def quantize(
     choosing them, shaped as ``encode`` returns them; float tensors for ``intW`` and ``fixedW`` (there fraction bits)
     get a gradient (LSQ). ``zeros``: their zero points, integers (``uintW``). ``levels``: nvfp4's tensor scale ``[1]``.
     ``ste``: gradient 1 inside the representable range and 0 where x saturated (``clipped``), or 1 everywhere
-    (``identity``). ``out``: where to write; may be ``x`` itself; no gradient then.
+    (``identity``). ``out``: where to write; may be ``x`` itself, and lies apart from it and the scales otherwise; no
+    gradient then. Forward-mode derivatives by ``x`` and the transforms of ``torch.func`` pass through likewise.
 
     Returns a new tensor like ``x`` (or ``out``), equal to ``decode(encode(x))``. NaN stays NaN; infinities saturate.
 
@@ -351,7 +352,7 @@ def encode(
     ``x``, ``format``, ``axis``, ``scale``, ``scales``, ``zeros``, ``levels``: as for :func:`quantize`.
     ``nonfinite``: ``error`` refuses NaN and infinity, ``saturate`` stores the largest value and 0, ``nan`` stores NaN
     where the format can.
-    ``out``: a PackedTensor of the same format, shape, dtype and axis, whose buffers are written.
+    ``out``: a PackedTensor of the same format, shape, dtype and axis, whose buffers are written; apart from ``x``.
 
     Raises NonFiniteError naming the first position, else as :func:`quantize`. Source: FORMATS.md, sections 2 to 5.
     """
@@ -388,8 +389,10 @@ def encode(
 def decode(packed: PackedTensor, *, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
     """Decode a PackedTensor to a tensor of its logical shape.
 
-    ``dtype``: float32, float16 or bfloat16; default: the logical dtype. ``out``: where to write.
-    Raises DTypeError for other dtypes, ShapeError where ``out`` does not fit. Source: FORMATS.md, section 6.
+    ``dtype``: float32, float16 or bfloat16; default: the logical dtype. ``out``: where to write,
+    apart from the parts.
+
+    Raises DTypeError for other dtypes, ShapeError where ``out`` or a part does not fit. Source: FORMATS.md, section 6.
     """
     if not isinstance(packed, PackedTensor):
         raise DTypeError(f"decode takes a PackedTensor, got {type(packed).__name__}")

@@ -294,6 +294,8 @@ class PackedTensor:
         """Compare format, shape, dtype, axis and every byte of the parts."""
         if not isinstance(other, PackedTensor):
             return NotImplemented
+        for part in (*self.parts, *other.parts):
+            check_held(part, "a part to compare")
         return self._key() == other._key() and all(
             torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
             for a, b in zip(self.parts, other.parts, strict=True)

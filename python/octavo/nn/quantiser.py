@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import octavo.ops  # noqa: F401 registers torch.ops.octavo
 from octavo.errors import CalibrationError, DTypeError, FormatError, OctavoError, ShapeError
@@ -162,7 +163,8 @@ class Quantiser(nn.Module):
         """:func:`octavo.quantize` with parts in the form of :meth:`given`; one op to torch.compile."""
         self._check(x)
         parts = (x, self._text, self.axis, self._rule, scales, zeros, levels)
-        if torch.is_grad_enabled() and (x.requires_grad or (scales is not None and scales.requires_grad)):
+        wanted = torch.is_grad_enabled() and (x.requires_grad or (scales is not None and scales.requires_grad))
+        if wanted or forward_ad._current_level >= 0:
             return torch.ops.octavo.quantize.default(*parts)
         return torch.ops.octavo.quantize_plain.default(*parts)
 
