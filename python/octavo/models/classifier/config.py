@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from octavo._reading import shown
 from octavo.errors import SettingError
+
+# Most layers, and the largest of all other sizes: products of two stay far below 64 bits.
+_LAYERS, _LARGEST = 4096, 1 << 24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +34,9 @@ class ClassifierConfig:
         """Check every field."""
         for name in ("vocabulary", "classes", "width", "layers", "heads", "feed_forward", "positions"):
             value, least = getattr(self, name), 2 if name in ("vocabulary", "classes") else 1
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise SettingError(f"{name} is {value!r}; accepted are whole numbers of at least {least}")
+            most = _LAYERS if name == "layers" else _LARGEST
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise SettingError(f"{name} is {shown(value)}; accepted are whole numbers from {least} to {most}")
         if self.width % self.heads:
             raise SettingError(f"heads is {self.heads}; accepted are divisors of the width, {self.width}")
         if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
