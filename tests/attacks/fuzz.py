@@ -30,7 +30,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from attacks import mutate
+from attacks import folders, mutate
 
 LIMIT_S, SPARE_MIB, BATCH = 20.0, 200, 32
 SECRET = "octavo-secret-of-the-environment"
@@ -97,7 +97,7 @@ def _quiet() -> Any:
     yield
 
 
-def _seeds(kind: str, top: Path) -> list[mutate.Folder]:
+def _seeds(kind: str, top: Path) -> list[folders.Folder]:
     import torch
     from attacks import readers
 
@@ -106,7 +106,7 @@ def _seeds(kind: str, top: Path) -> list[mutate.Folder]:
     made = []
     for number, make in enumerate(makers):
         make(top / f"valid-{number}")
-        made.append(mutate.read(top / f"valid-{number}"))
+        made.append(folders.read(top / f"valid-{number}"))
     if kind == "recipes":
         readers._MODEL = readers._foreign("bert")
         made = [{name: data} for name, data in made[0].items()]
@@ -211,7 +211,7 @@ def _one(kind: str, seeds: list, seed: int, case: int, place: Path, executed: li
     result: dict[str, Any] = {"ended": "ok"}
     while True:
         try:
-            nbytes = mutate.write(mutate.mutate_folder(rng, rng.choice(seeds)), place / "in")
+            nbytes = folders.write(folders.mutate_folder(rng, rng.choice(seeds)), place / "in")
             break
         except Exception:  # what no file system holds, and values that cannot be written
             shutil.rmtree(place / "in", ignore_errors=True)
