@@ -99,9 +99,10 @@ impl<'a> Codes<'a> {
         if matches!(self.table.scale, Scale::Half | Scale::Code) {
             set_len(&mut to.scales, groups * stride)?;
             set_len(&mut to.one, groups)?;
+            let mut least = _mm512_setzero_ps();
             for r in 0..count {
                 // SAFETY: as the caller promises; the row has the groups.
-                if unsafe { self.scales.read(first + r, 0, &mut to.one) }.is_none() {
+                if !unsafe { self.scales.read(first + r, 0, &mut to.one, &mut least) } {
                     return Ok(false);
                 }
                 to.scales.iter_mut().skip(r).step_by(stride).zip(&to.one).for_each(|(to, scale)| *to = *scale);

@@ -192,7 +192,7 @@ impl<'a> Dot<'a> {
         let groups = self.rows.k.div_ceil(CHUNK) * (CHUNK / self.group);
         // Rows beyond the last repeat it.
         let row_of = |r: usize| first + r.min(count - 1);
-        let (mut steps, mut least) = ([1.0; TOGETHER], f32::INFINITY);
+        let (mut steps, mut least) = ([1.0; TOGETHER], _mm512_set1_ps(f32::INFINITY));
         for (r, step) in steps.iter_mut().enumerate() {
             if self.plan.scale == Scale::Row {
                 *step = self.rows.row_step(row_of(r)) as f32;
@@ -201,9 +201,8 @@ impl<'a> Dot<'a> {
                 }
             } else {
                 // SAFETY: as the caller promises.
-                match unsafe { self.scales(row_of(r), &mut scratch.scales[r * groups..][..groups]) } {
-                    Some(of_row) => least = least.min(of_row),
-                    None => return self.all,
+                if !unsafe { self.scales(row_of(r), &mut scratch.scales[r * groups..][..groups], &mut least) } {
+                    return self.all;
                 }
             }
             if self.plan.zeros {
@@ -215,6 +214,16 @@ impl<'a> Dot<'a> {
             }
         }
         let (codes, row_bytes) = self.rows.codes();
+        let mut least = _mm512_reduce_min_ps(least);
+        if self.clear_zeros && self.scales.low(least) {
+            // Scales of blocks of zeros become 0, so that they do not look like weights that would vanish.
+            least = f32::INFINITY;
+            for (r, scales) in scratch.scales.chunks_mut(groups.max(1)).enumerate().take(TOGETHER) {
+                let codes = &codes[row_of(r) * row_bytes..][..row_bytes];
+                // SAFETY: as the caller promises.
+                least = least.min(unsafe { Scales::clear(scales, codes, self.group / 8 * self.plan.width as usize) });
+            }
+        }
         let rows: [*const u8; TOGETHER] = std::array::from_fn(|r| codes[row_of(r) * row_bytes..].as_ptr());
         let mut left = 0;
         for (m, input) in self.inputs.iter().enumerate() {
@@ -280,50 +289,28 @@ impl<'a> Dot<'a> {
         }
     }
 
-    /// Scales of a row by group of ours, of which those of blocks of zeros may become 0; returns the smallest but 0, or
-    /// `None` where one is out of range.
+    /// Scales of a row by group of ours, whose smallest magnitudes but 0 are kept; false where one is out of range.
     ///
     /// # Safety
     /// As for [`Self::run`]; the row must be one of the matrix.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn scales(&self, row: usize, to: &mut [f32]) -> Option<f32> {
+    unsafe fn scales(&self, row: usize, to: &mut [f32], least: &mut __m512) -> bool {
         let (stored, each) = (self.scales.groups, self.plan.group / self.group);
         if each == 1 {
             // SAFETY: as the caller promises; the row has `stored` scales.
-            let least = unsafe { self.scales.read(row, 0, &mut to[..stored]) }?;
-            return Some(self.clear(row, least, &mut to[..stored]));
+            return unsafe { self.scales.read(row, 0, &mut to[..stored], least) };
         }
         let mut scales = [0.0f32; 64];
-        let mut least = f32::INFINITY;
+        let mut fits = true;
         for start in (0..stored).step_by(64) {
             let scales = &mut scales[..64.min(stored - start)];
             // SAFETY: as above.
-            least = least.min(unsafe { self.scales.read(row, start, scales) }?);
+            fits &= unsafe { self.scales.read(row, start, scales, least) };
             for (to, scale) in to[start * each..].chunks_mut(each).zip(scales) {
                 to.fill(*scale);
             }
         }
-        let ours = self.rows.k.div_ceil(self.group).min(to.len());
-        Some(self.clear(row, least, &mut to[..ours]))
-    }
-
-    /// Makes low scales of blocks of zeros 0, so that they do not look like weights that would vanish; returns the smallest
-    /// of the others.
-    fn clear(&self, row: usize, least: f32, scales: &mut [f32]) -> f32 {
-        if !self.clear_zeros || !self.scales.low(least) {
-            return least;
-        }
-        let mut least = f32::INFINITY;
-        let (codes, row_bytes) = self.rows.codes();
-        let codes = &codes[row * row_bytes..][..row_bytes];
-        for (codes, scale) in codes.chunks(self.group / 8 * self.plan.width as usize).zip(scales) {
-            if codes.iter().all(|&byte| byte == 0) {
-                *scale = 0.0;
-            } else {
-                least = least.min(*scale);
-            }
-        }
-        least
+        fits
     }
 
     /// Sums of products of [`TOGETHER`] rows of weights, with codes unpacked one `WAY` to `EACH` digits, and inputs of

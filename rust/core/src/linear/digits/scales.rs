@@ -54,16 +54,15 @@ impl<'a> Scales<'a> {
         }
     }
 
-    /// Reads the scales of groups from `first` on of a row, as many as `to` holds; returns the smallest
-    /// magnitude but 0, infinity where all are 0, or `None` where one is not in range.
+    /// Reads the scales of groups from `first` on of a row, as many as `to` holds, and keeps their
+    /// smallest magnitudes but 0, lane by lane; false where one is not in range.
     ///
     /// # Safety
     /// The processor must have AVX-512 F, BW and VL; the matrix must have the row, and the row the groups.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    pub(in crate::linear) unsafe fn read(&self, row: usize, first: usize, to: &mut [f32]) -> Option<f32> {
+    pub(in crate::linear) unsafe fn read(&self, row: usize, first: usize, to: &mut [f32], least: &mut __m512) -> bool {
         let at = row * self.groups + first;
         let mut fits = true;
-        let mut least = _mm512_set1_ps(f32::INFINITY);
         for (i, to) in to.chunks_mut(16).enumerate() {
             let lanes = u16::MAX >> (16 - to.len());
             // SAFETY: masks keep inside the scales of the row, and inside `to`.
@@ -96,16 +95,51 @@ impl<'a> Scales<'a> {
                     }
                 };
                 _mm512_mask_storeu_ps(to.as_mut_ptr(), lanes, scales);
-                let size = _mm512_abs_ps(scales);
-                let numbers = _mm512_mask_cmp_ps_mask::<_CMP_NEQ_UQ>(lanes, size, _mm512_setzero_ps());
-                least = _mm512_mask_min_ps(least, numbers, least, size);
+                if let Scale::Exponent { .. } = self.scale {
+                    *least = _mm512_mask_min_ps(*least, lanes, *least, scales); // none is 0
+                } else {
+                    let size = _mm512_abs_ps(scales);
+                    let numbers = _mm512_mask_cmp_ps_mask::<_CMP_NEQ_UQ>(lanes, size, _mm512_setzero_ps());
+                    *least = _mm512_mask_min_ps(*least, numbers, *least, size);
+                }
             }
         }
-        fits.then(|| _mm512_reduce_min_ps(least))
+        fits
     }
 
     /// True where scales are powers of two, the least of which is so low that blocks of zeros must be told from others.
     pub(super) fn low(&self, least: f32) -> bool {
         matches!(self.scale, Scale::Exponent { .. }) && least < LOW
+    }
+
+    /// Makes low scales of groups 0 whose packed codes are all 0, `bytes` each of them, at most a line; returns the smallest
+    /// of the others.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F, BW and VL.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(super) unsafe fn clear(scales: &mut [f32], codes: &[u8], bytes: usize) -> f32 {
+        let mut least = _mm512_set1_ps(f32::INFINITY);
+        for (scales, codes) in scales.chunks_mut(16).zip(codes.chunks(16 * bytes)) {
+            let lanes = u16::MAX >> (16 - scales.len());
+            // SAFETY: masks keep inside both slices.
+            unsafe {
+                let all = _mm512_maskz_loadu_ps(lanes, scales.as_ptr());
+                let mut low = _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(lanes, all, _mm512_set1_ps(LOW));
+                let mut zeros = 0;
+                while low != 0 {
+                    let start = low.trailing_zeros() as usize * bytes;
+                    let len = bytes.min(codes.len().saturating_sub(start));
+                    let inside = if len == 0 { 0 } else { u64::MAX >> (64 - len) };
+                    let codes = _mm512_maskz_loadu_epi8(inside, codes.as_ptr().wrapping_add(start).cast());
+                    zeros |=
+                        (low & low.wrapping_neg()) & u16::from(_mm512_test_epi8_mask(codes, codes) == 0).wrapping_neg();
+                    low &= low - 1;
+                }
+                _mm512_mask_storeu_ps(scales.as_mut_ptr(), zeros, _mm512_setzero_ps());
+                least = _mm512_mask_min_ps(least, lanes & !zeros, least, all);
+            }
+        }
+        _mm512_reduce_min_ps(least)
     }
 }
