@@ -100,6 +100,16 @@ def test_parts_of_other_kinds_are_refused():
         octavo.PackedTensor("int8:channel", *packed.parts, shape=(4, 32), dtype=torch.float32)
 
 
+def test_what_is_encoded_with_learned_scales_has_no_gradient():
+    x = normal(4, 64).requires_grad_()
+    for text in ("int8:channel", "int4:g32", "fixed8:channel"):
+        scales = octavo.encode(x, text).scales
+        learned = torch.nn.Parameter(scales.float())
+        for packed in (octavo.encode(x, text, scales=learned), octavo.encode(x, text)):
+            assert not any(part.requires_grad for part in packed.parts)
+            assert octavo.PackedTensor(packed.format, *packed.parts, shape=(4, 64), dtype=torch.float32) == packed
+
+
 # ----------------------------------------------------------------------------------------------------------------- memory
 
 

@@ -362,7 +362,10 @@ def encode(
     if forward_ad._current_level >= 0:  # which detach() would lose
         refuse_tangents("encode", ENCODE_ADVICE, t, scales)
     t = t.detach()
-    scales, zeros, levels = _part(scales, "scales"), _part(zeros, "zeros"), _part(levels, "levels")
+    scales, zeros, levels = (
+        None if part is None else _part(part, name).detach()
+        for part, name in ((scales, "scales"), (zeros, "zeros"), (levels, "levels"))
+    )
     if zeros is not None:
         zeros = pack_zeros(text, zeros, tuple(t.shape), axis)
     args = (t, text, axis, scale, scales, zeros, levels, nonfinite)

@@ -190,7 +190,8 @@ class Quantiser(nn.Module):
     def _encode(self, x: Tensor, axis: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         self._check(x)
         try:
-            return torch.ops.octavo.encode.default(x.detach(), self._text, axis, self._rule, *self.given())
+            given = (part if part is None else part.detach() for part in self.given())  # codes have no gradients
+            return torch.ops.octavo.encode.default(x.detach(), self._text, axis, self._rule, *given)
         except OctavoError as error:
             raise type(error)(f"{self.what}: {error}") from None
 
