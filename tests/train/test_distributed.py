@@ -120,16 +120,19 @@ def test_two_processes_resume_bit_for_bit_after_a_signal(both, tmp_path):
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def started(folder, pause="0.1"):
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+
+
+def started(folder, pause="0.1", agent=None):
     """Start the run of ``both`` in two slow processes; return the launcher when there is a checkpoint, and the workers."""
     command = [WORKER, "share", str(folder), json.dumps({**CHANGES, "keep": 3})]
     start = f"import sys; from octavo.train.launch import launch; sys.exit(launch({command!r}, 2))"
-    environment = {**os.environ, "OCTAVO_TEST_PAUSE": pause}
-    launcher = subprocess.Popen([sys.executable, "-c", start], env=environment, stderr=subprocess.PIPE)
+    line = [sys.executable, "-c", start] if agent is None else [*agent, *command]
+    launcher = subprocess.Popen(line, env={**os.environ, "OCTAVO_TEST_PAUSE": pause}, stderr=subprocess.PIPE)
     while not checkpoint.available(folder):
         time.sleep(0.02)
         assert launcher.poll() is None
-    children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
+    children = [pid for f in Path(f"/proc/{launcher.pid}/task").glob("*/children") for pid in f.read_text().split()]
     ranks = {}
     for pid in map(int, children):
         told = dict(e.split("=", 1) for e in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in e)
@@ -152,6 +155,15 @@ def test_all_processes_end_when_one_is_killed_and_the_same_command_goes_on_bit_f
 
 
 @pytest.mark.slow
+def test_processes_of_torchrun_end_with_its_agent(tmp_path):
+    agent, workers, _ = started(tmp_path / "run", pause="1", agent=TORCHRUN)
+    agent.kill()
+    agent.wait()
+    agent.stderr.close()
+    assert gone(workers)
+
+
+@pytest.mark.slow
 def test_a_second_run_of_two_processes_is_refused_in_both_and_the_first_goes_on(both, tmp_path):
     launcher, _, command = started(tmp_path / "run", pause="2")
     again = f"import sys; from octavo.train.launch import launch; sys.exit(launch({command!r}, 2))"
@@ -159,7 +171,7 @@ def test_a_second_run_of_two_processes_is_refused_in_both_and_the_first_goes_on(
     assert second.returncode == 1
     assert second.stderr.count("octavo.errors.LockedError") == 2 and "another process is at work" in second.stderr
     launcher.terminate()
-    assert launcher.wait(300) == 143
+    assert launcher.wait(300) == 0  # the script asks for no other code
     launcher.stderr.close()
     assert launch(command, 2) == 0
     assert losses(tmp_path / "run").tolist() == losses(both / "two").tolist()

@@ -78,7 +78,7 @@ def test_a_signal_lets_the_step_finish_and_writes_a_checkpoint(tmp_path, whole, 
     result = train(Model(dropout=0.1), task, config(), tmp_path)
     assert result.reason == "interrupted" and 0 < result.step < 40
     assert checkpoint.available(tmp_path)[0] == checkpoint.path_of(tmp_path, result.step)
-    assert f"interrupted after step {result.step}: the same call goes on from {tmp_path}" in capsys.readouterr().err
+    assert f"interrupted after step {result.step}: the same command goes on from {tmp_path}" in capsys.readouterr().err
     assert signal.getsignal(number) is before
     assert run(tmp_path).reason == "finished"
     assert_same_run(tmp_path, whole)

@@ -225,7 +225,7 @@ class _Run:
         number = None
         if reason == "interrupted":
             number = next((told for told in self.processes.gather(self.interrupt.number) if told is not None), None)
-            self.display.say(f"interrupted after step {state.step}: the same call goes on from {self.folder}")
+            self.display.say(f"interrupted after step {state.step}: the same command goes on from {self.folder}")
         else:
             self._export(LAST)
         seconds = self.clock.as_dict()
