@@ -20,6 +20,9 @@ from octavo.models.polynomials import export
 from octavo.quant.checkpoint import INDEX_NAME, Checkpoint
 from octavo.search.journal import NAME, Journal, identity
 from octavo.train import read_metrics
+from octavo.train.errors import CheckpointError
+from octavo.train.metrics import METRICS, RUN
+from train import tiny
 
 SOURCES = sorted(Path(octavo.__file__).parent.rglob("*.py"))
 
@@ -115,6 +118,18 @@ def test_sizes_are_stated_and_held(tmp_path):
         read_text(tmp_path / "absent")
     os.mkfifo(tmp_path / "config.json")
     assert not is_polynomial(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", [RUN, METRICS])
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder"])
+def test_a_run_writes_to_no_pipe_and_through_no_link(tmp_path, name, kind):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "mine.txt").write_text("mine")
+    place = tmp_path / "run" / name
+    {"pipe": os.mkfifo, "folder": os.mkdir, "link": lambda path: path.symlink_to("../mine.txt")}[kind](place)
+    with pytest.raises(IsADirectoryError if kind == "folder" else CheckpointError, match=name):
+        tiny.run(tmp_path / "run", steps=1, warmup=0, schedule="constant")
+    assert (tmp_path / "mine.txt").read_text() == "mine"
 
 
 def test_a_journal_is_of_its_settings(tmp_path):

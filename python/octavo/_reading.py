@@ -24,7 +24,13 @@ DEPTH, VALUES = 64, 1_000_000
 _STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _KINDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number", bool: "a boolean"}
-_ODD = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+_ODD = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 Named = str | os.PathLike[str]
 
@@ -37,6 +43,15 @@ def check_regular(path: Named, error: type[OctavoError] = ContainerError) -> os.
     found = os.stat(path)
     _refuse_odd(path, found, error)
     return found
+
+
+def check_own(path: Named, error: type[OctavoError] = ContainerError) -> None:
+    """Refuse a name that is taken by what is no regular file, before it is written to: a link leads elsewhere.
+
+    Raises ``error``, and OSErrors for a folder.
+    """
+    if os.path.lexists(path):
+        _refuse_odd(path, os.lstat(path), error)
 
 
 def _refuse_odd(path: Named, found: os.stat_result, error: type[OctavoError]) -> None:

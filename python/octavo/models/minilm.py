@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import ContainerError, OctavoError
+from octavo.errors import ContainerError, NonFiniteError, OctavoError
 from octavo.quant.checkpoint import Checkpoint, held
 from octavo.quant.extent import Extent
 from octavo.quant.skeleton import build_class
@@ -60,7 +60,10 @@ class Encoder:
         self.model.eval()
 
     def embed(self, sentences: Sequence[str]) -> Tensor:
-        """Return one vector of length 1 a sentence, float32, ``[sentences, width]``."""
+        """Return one vector of length 1 a sentence, float32, ``[sentences, width]``.
+
+        Raises ContainerError where the model cannot read the sentences, NonFiniteError where it makes NaN of them.
+        """
         import torch
 
         batches = []
@@ -77,7 +80,10 @@ class Encoder:
                 mask_BT1 = tokens["attention_mask"].unsqueeze(-1).to(hidden_BTD.dtype)
                 mean_BD = (hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1)
                 batches.append(torch.nn.functional.normalize(mean_BD, dim=-1))
-        return torch.cat(batches)
+        vectors = torch.cat(batches)
+        if not bool(torch.isfinite(vectors).all()):
+            raise NonFiniteError(f"{self.folder}: sentences become NaN or infinity; {CONFIG} or weights are not usable")
+        return vectors
 
 
 def skeleton(folder: Path) -> nn.Module:

@@ -20,11 +20,11 @@ import torch
 
 import octavo
 from octavo import files
-from octavo._reading import RECORD_BYTES, member, parse_json, read_bytes, read_json
+from octavo._reading import RECORD_BYTES, check_own, member, parse_json, read_bytes, read_json
 from octavo.errors import OctavoError
 from octavo.train.config import TrainConfig
 from octavo.train.distributed import Processes
-from octavo.train.errors import PackageError
+from octavo.train.errors import CheckpointError, PackageError
 
 METRICS = "metrics.jsonl"
 RUN = "run.json"
@@ -42,6 +42,7 @@ class Metrics:
         if not write:
             return
         path = folder / METRICS
+        check_own(path, CheckpointError)
         if path.exists():
             files.write(path, "".join(line + "\n" for line in _lines_upto(path, upto)))
         self._file = files.appended(path, "w")
@@ -89,6 +90,7 @@ def without_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def write_run(folder: Path, config: TrainConfig, processes: Processes, facts: dict[str, Any], *, step: int) -> None:
     """Write ``run.json``: configuration, ``facts`` of model and task, and one entry for every start of the run."""
     path = folder / RUN
+    check_own(path, CheckpointError)
     try:
         starts = member(read_json(path), "starts", list, str(path)) if step else []
     except (OSError, OctavoError):
