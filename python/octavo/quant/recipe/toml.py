@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from typing import Any
 
 from octavo.errors import FormatError
+
+# A key of many parts: tomllib takes memory in the square of their number, 3 GB for 60 kB.
+_PARTS = 32
+_STRING = re.compile(r"""\"(?:[^"\\\n]|\\.)*\"|'[^'\n]*'""")
 
 
 def read_toml(text: str) -> dict[str, Any]:
     """Return the dictionary of a TOML text. Raises FormatError with the place where it is no TOML."""
     if not isinstance(text, str):
         raise FormatError(f"TOML is a text, or the path of a file as a Path, got {type(text).__name__}")
+    # Strings over several lines would hide keys from the pattern of strings; then dots in strings count, too.
+    bare = text if '"""' in text or "'''" in text else _STRING.sub("", text)
+    if any(line.count(".") > _PARTS for line in bare.split("\n")):
+        raise FormatError(f"recipe: not TOML of a recipe: a key of more than {_PARTS} parts")
     try:
         return tomllib.loads(text) or {"rules": []}
     except (ValueError, RecursionError) as error:  # of TOML that is wrong, of numbers and nesting without end
