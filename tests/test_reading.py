@@ -7,6 +7,7 @@ import resource
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import octavo
@@ -77,6 +78,15 @@ def test_the_value_is_that_of_json(tmp_path):
     assert parse_json("[" * DEPTH + "]" * DEPTH, "x", kind=list)
     assert parse_json(json.dumps("[" * 1000), "x", kind=str) == "[" * 1000  # brackets in a text are no levels
     assert parse_json("[Infinity]", "x", kind=list, finite=False) == [float("inf")]
+
+
+@pytest.mark.parametrize("text", ["[" * 70 + '"\\' * 10**6, "[" * 70 + '"' * 10**6, "[" * 70 + '"' + "x" * 10**6])
+def test_texts_without_an_end_cost_no_more_than_their_length(text):
+    begin = time.perf_counter()
+    for read in (lambda: parse_json(text, "x"), lambda: Recipe.from_toml(text)):
+        with pytest.raises(OctavoError):
+            read()
+    assert time.perf_counter() - begin < 20  # the square of the length takes hours
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ CONFIG_BYTES, INDEX_BYTES, VOCABULARY_BYTES, RECORD_BYTES = 1 << 24, 1 << 25, 1 
 #: Nesting of a JSON text, and values in it: a value takes about 100 bytes once it is read, whatever its text takes.
 DEPTH, VALUES = 64, 1_000_000
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # also where it does not end: no character is looked at twice
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _KINDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number", bool: "a boolean"}
 _ODD = {

@@ -11,7 +11,7 @@ from octavo.errors import FormatError
 
 # A key of many parts: tomllib takes memory in the square of their number, 3 GB for 60 kB.
 _PARTS = 32
-_STRING = re.compile(r"""\"(?:[^"\\\n]|\\.)*\"|'[^'\n]*'""")
+_STRING = re.compile(r"""\"(?:[^"\\\n]++|\\.)*+\"?|'[^'\n]*+'?""")  # also where it does not end: linear
 
 
 def read_toml(text: str) -> dict[str, Any]:
