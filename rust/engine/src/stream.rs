@@ -81,13 +81,15 @@ struct Waiting {
 /// Lines on their way: bytes are pushed in pieces of any size, answers taken out block by block.
 ///
 /// A line ends with a line feed or the end of the stream; a carriage return before it is dropped, unless it is in the
-/// vocabulary. Of a line that is too long only the beginning is kept.
+/// vocabulary, and so is a mark of UTF-8 (BOM) before the first line. Of a line that is too long only the beginning is kept.
 pub struct Stream {
     beam: usize,
     form: Form,
     /// Bytes of waiting lines, then those of the line that has not ended.
     text: Vec<u8>,
     waiting: Vec<Waiting>,
+    /// No line has ended yet.
+    first: bool,
     /// How many of the waiting lines are done.
     done: usize,
     /// Characters of the line that has not ended that were not kept.
@@ -107,7 +109,7 @@ impl Stream {
         // With a carriage return, and one character more, so that a line that was cut is known to be too long.
         let most = 4 * (engine.alphabet().limit() + 2);
         let (text, waiting) = (Vec::new(), Vec::new());
-        Ok(Self { beam, form, text, waiting, done: 0, cut: 0, most, summary: Summary::default() })
+        Ok(Self { beam, form, text, waiting, first: true, done: 0, cut: 0, most, summary: Summary::default() })
     }
 
     /// Takes in more bytes; their number bounds the memory that is needed.
@@ -123,6 +125,7 @@ impl Stream {
 
     /// Ends the last line, which need not have a line feed.
     pub fn finish(&mut self) {
+        self.skip_mark();
         if self.text.len() > self.last_end() || self.cut > 0 {
             self.end_line();
         }
@@ -193,7 +196,15 @@ impl Stream {
     }
 
     fn end_line(&mut self) {
+        self.skip_mark();
         self.waiting.push(Waiting { end: self.text.len(), cut: std::mem::take(&mut self.cut) });
+    }
+
+    /// Drops the mark that some programs put before UTF-8 (BOM), at the beginning of the first line.
+    fn skip_mark(&mut self) {
+        if std::mem::take(&mut self.first) && self.text.starts_with(b"\xef\xbb\xbf") {
+            self.text.drain(..3);
+        }
     }
 
     fn line(&self, at: usize) -> &[u8] {

@@ -95,6 +95,8 @@ fn lines_are_answered_in_order_and_failures_reported() {
         assert_eq!(failures[2], "line 5: 7 characters; accepted are 1 to 6");
         assert_eq!((failures.len(), output.status.code()), (3, Some(1)));
     }
+    let marked = run(&["--model", path], b"\xef\xbb\xbfabc");
+    assert_eq!(text(&marked.stdout).trim_end(), expected(folder.path(), &["abc"], 1)[0]);
     let output = run(&["--model", path, "--format", "pairs"], b"abc\n");
     assert_eq!(text(&output.stdout), format!("abc={}\n", expected(folder.path(), &["abc"], 1)[0]));
     assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
@@ -116,13 +118,13 @@ fn what_was_read_is_answered_before_more_is_waited_for() {
 }
 
 #[test]
-fn a_closed_pipe_ends_quietly() {
+fn a_closed_pipe_ends_quietly_and_is_no_success() {
     let folder = model();
     let mut child = command(&["--model", folder.path().to_str().unwrap()]).spawn().unwrap();
     drop(child.stdout.take());
     _ = child.stdin.take().unwrap().write_all("abc\n".repeat(100_000).as_bytes());
     let output = child.wait_with_output().unwrap();
-    assert_eq!((output.status.code(), text(&output.stderr)), (Some(0), ""));
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(2), ""));
 }
 
 #[test]

@@ -32,7 +32,8 @@ Examples:
   octavo-expand --model model/ --beam 4 < lines.txt > answers.txt
   octavo-expand --model model/ --format pairs --threads 1 < lines.txt
 
-Exit code: 0 if every line was answered, 1 if one was not, 2 for an error.
+Exit code: 0 if every line was answered, 1 if one was not, 2 for an error, or
+where the reader of the answers has gone.
 ";
 
 /// What the command line asks for.
@@ -43,7 +44,7 @@ enum Job {
 
 fn main() -> ExitCode {
     match parse(std::env::args_os()).and_then(run) {
-        Ok(failed) => ExitCode::from(u8::from(failed)),
+        Ok(code) => ExitCode::from(code),
         Err(message) => {
             // Nothing is left to be said where standard error is closed.
             _ = writeln!(io::stderr(), "error: {message}");
@@ -88,16 +89,18 @@ fn named<T: std::str::FromStr<Err = Error>>(value: &OsStr) -> Result<T, String> 
     value.to_string_lossy().parse().map_err(|error: Error| error.to_string())
 }
 
-/// Does the job; true if a line was not answered.
-fn run(job: Job) -> Result<bool, String> {
+/// Does the job and returns the exit code: 1 if a line was not answered, 2 if answers were not taken.
+fn run(job: Job) -> Result<u8, String> {
     let (model, options, beam, form) = match job {
         Job::Expand { model, options, beam, form } => (model, options, beam, form),
-        Job::Print(text) => return print(&text).map(|()| false),
+        Job::Print(text) => return print(&text).map(|()| 0),
     };
     let engine = Engine::load(&model, options).map_err(|error| error.to_string())?;
     let failed = |(number, error): &Failure| writeln!(io::stderr(), "line {number}: {error}");
     let summary = engine.expand_stream(io::stdin().lock(), io::stdout().lock(), failed, beam, form);
-    summary.map(|summary| summary.failed > 0).map_err(|error| error.to_string())
+    summary
+        .map(|summary| if summary.closed { 2 } else { u8::from(summary.failed > 0) })
+        .map_err(|error| error.to_string())
 }
 
 fn print(text: &str) -> Result<(), String> {
