@@ -34,7 +34,7 @@ class Commands(TyperGroup):
             if not error.told:
                 typer.echo(str(error), err=True)
             raise typer.Exit(128 + error.signal) from None
-        except (OctavoError, OSError) as error:
+        except (OctavoError, OSError, MemoryError) as error:
             gone = isinstance(error, BrokenPipeError) and error.filename in (None, STDOUT)
             if gone or ctx.params.get("debug"):
                 raise  # `octavo formats | head` ends quietly
@@ -58,7 +58,7 @@ def message(error: Exception) -> str:
     """Return an error in one line; a system error as ``FILE: no such file or directory``."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror.lower()}"
-    return " ".join(str(error).split())
+    return " ".join(str(error).split()) or "out of memory"
 
 
 def read_recipe(given: str) -> Recipe:
