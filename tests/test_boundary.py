@@ -124,6 +124,7 @@ def test_every_export_of_the_core_is_known_here():
         "_CharTokenizer",
         "_ContainerReader",
         "_ContainerWriter",
+        "_Encoder",
         "_Engine",
         "_EngineStream",
         "_PolynomialStream",

@@ -45,6 +45,7 @@ if _TYPE_CHECKING:
     from octavo import quant as quant
     from octavo import train as train
     from octavo.container import inspect, load, save
+    from octavo.encoder import Encoder
     from octavo.engine import Engine
     from octavo.ops import decode, encode, quantize
     from octavo.quant.model import quantize_model
@@ -55,6 +56,7 @@ if _TYPE_CHECKING:
     from octavo.tensor import PackedTensor
 
 _LAZY = {
+    "Encoder": "octavo.encoder",
     "Engine": "octavo.engine",
     "PackedTensor": "octavo.tensor",
     "Recipe": "octavo.quant.recipe",
@@ -83,6 +85,7 @@ __all__ = [
     "CudaUnavailableError",
     "DTypeError",
     "DataError",
+    "Encoder",
     "Engine",
     "Format",
     "FormatError",

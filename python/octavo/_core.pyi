@@ -16,6 +16,7 @@ __all__ = [
     "_CharTokenizer",
     "_ContainerReader",
     "_ContainerWriter",
+    "_Encoder",
     "_Engine",
     "_EngineStream",
     "_PolynomialStream",
@@ -387,6 +388,19 @@ class _Engine:
     def route(self) -> str: ...
     def expand(self, lines: Sequence[str], beam: int) -> tuple[list[str], list[tuple[int, str]]]: ...
     def expand_scored(self, lines: Sequence[str], beam: int) -> list[tuple[str, float]]: ...
+
+@final
+class _Encoder:
+    """A loaded text encoder."""
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> _Encoder: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def positions(self) -> int: ...
+    def embed(self, texts: Sequence[str], limit: int) -> bytes: ...
+    def ids(self, text: str, limit: int) -> list[int]: ...
 
 @final
 class _EngineStream:

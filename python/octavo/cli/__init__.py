@@ -11,6 +11,7 @@ from octavo.cli import (
     compress,
     cuda,
     doctor,
+    embed,
     eval,
     expand,
     formats,
@@ -64,6 +65,7 @@ app.command("unpack")(unpack.run)
 app.command("inspect")(inspect.run)
 app.command("compress")(compress.run)
 app.command("expand", cls=expand.Command)(expand.run)
+app.command("embed")(embed.run)
 app.add_typer(train.app, name="train")
 app.add_typer(eval.app, name="eval")
 app.add_typer(bench.app, name="bench")

@@ -17,6 +17,7 @@ mod pack;
 pub mod polynomial;
 pub mod pool;
 pub mod solve;
+pub mod text;
 pub mod tokenizer;
 
 pub use codec::{DType, Layout, Nonfinite, Options, Packed, PackedMut, ScaleRule, Sizes, Values, ValuesMut};

@@ -141,7 +141,7 @@ pub(crate) fn for_each_chunk<T: Send>(all: &mut [T], each: usize, work: impl Fn(
 ///
 /// # Errors
 /// [`Error::Setting`] if threads cannot be started, [`Error::OutOfMemory`] where the answers find no room.
-pub(crate) fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
+pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
     let guarded = |i| {
         let _state = FloatState::standard();
         work(i)
@@ -163,7 +163,7 @@ pub(crate) fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T
 ///
 /// # Errors
 /// [`Error::Setting`] if threads cannot be started.
-pub(crate) fn consume<T: Send>(items: Vec<T>, bytes: usize, work: impl Fn(T) + Sync) -> Result<()> {
+pub fn consume<T: Send>(items: Vec<T>, bytes: usize, work: impl Fn(T) + Sync) -> Result<()> {
     let guarded = |item| {
         let _state = FloatState::standard();
         work(item);

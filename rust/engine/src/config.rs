@@ -148,7 +148,7 @@ impl std::fmt::Display for Config {
     }
 }
 
-fn whole(name: &str, value: u64, least: usize, largest: usize) -> Result<usize> {
+pub(crate) fn whole(name: &str, value: u64, least: usize, largest: usize) -> Result<usize> {
     usize::try_from(value)
         .ok()
         .filter(|value| (least..=largest).contains(value))

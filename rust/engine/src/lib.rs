@@ -6,6 +6,7 @@
 
 mod config;
 mod decoder;
+mod encoder;
 mod engine;
 mod error;
 mod file;
@@ -23,6 +24,7 @@ mod weights;
 
 pub use config::{Architecture, Config};
 pub use decoder::Expander;
+pub use encoder::Encoder;
 pub use engine::Engine;
 pub use error::{Error, Result};
 pub use integer_weights::{IntegerLinear, IntegerLstm, IntegerWeights, Norm};

@@ -7,7 +7,8 @@ use std::fmt::Display;
 use std::path::Path;
 
 use octavo_core::container::{Dtype, Entry, Packing, Reader};
-use octavo_core::{DType, Error as CoreError, Layout, Packed, ValuesMut, codec};
+use octavo_core::linear::Matrix;
+use octavo_core::{DType, Error as CoreError, Format, Layout, Packed, ValuesMut, codec};
 
 use crate::error::{Error, Result, refuse};
 use crate::file::shown;
@@ -22,6 +23,23 @@ pub(crate) struct Tensors {
 pub(crate) struct Codes {
     pub(crate) codes: Vec<u8>,
     pub(crate) scales: Vec<u8>,
+}
+
+/// A packed matrix as it lies in the file.
+pub(crate) struct Held {
+    pub(crate) format: Format,
+    codes: Vec<u8>,
+    scales: Vec<u8>,
+    zeros: Vec<u8>,
+    levels: Vec<u8>,
+}
+
+impl Held {
+    /// The matrix for products and gathers.
+    pub(crate) fn matrix(&self, rows: usize, columns: usize) -> Matrix<'_> {
+        let Self { format, codes, scales, zeros, levels } = self;
+        Matrix { format: *format, packed: Packed { codes, scales, zeros, levels }, rows, columns }
+    }
 }
 
 impl Tensors {
@@ -113,6 +131,49 @@ impl Tensors {
                 Err(self.refuse(name, format!("plain {dtype}; accepted is packed as '{format}' along the last axis")))
             }
         }
+    }
+
+    /// The text that the file has under a key.
+    pub(crate) fn metadata(&self, key: &str) -> Option<&str> {
+        self.reader.index().metadata().get(key).map(String::as_str)
+    }
+
+    /// The names of all tensors, in order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.reader.index().entries().keys().map(String::as_str)
+    }
+
+    /// The shape of a tensor; None where the file has none of this name.
+    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
+        Some(match self.reader.index().entries().get(name)? {
+            Entry::Plain { shape, .. } => shape,
+            Entry::Packed(packing) => &packing.shape,
+        })
+    }
+
+    /// Whether a tensor is plain I32.
+    pub(crate) fn is_integer(&self, name: &str) -> bool {
+        matches!(self.reader.index().entries().get(name), Some(Entry::Plain { dtype: Dtype::I32, .. }))
+    }
+
+    /// A packed matrix, its parts as they are; None for a plain tensor.
+    pub(crate) fn held(&self, name: &str) -> Result<Option<Held>> {
+        let Entry::Packed(packing) = self.entry(name)? else { return Ok(None) };
+        if packing.shape.len() != 2 || packing.axis != 1 {
+            let (shape, axis) = (&packing.shape, packing.axis);
+            return Err(self.refuse(
+                name,
+                format!("shape {shape:?} packed along axis {axis}; accepted are matrices along axis 1"),
+            ));
+        }
+        let part = |suffix: &str| self.bytes(&format!("{name}{suffix}"));
+        let (codes, scales, zeros, levels) = (part(".codes")?, part(".scales")?, part(".zeros")?, part(".levels")?);
+        Ok(Some(Held { format: packing.format, codes, scales, zeros, levels }))
+    }
+
+    /// All bytes of a plain tensor of whatever dtype; empty where there is none of this name.
+    pub(crate) fn raw(&self, name: &str) -> Result<Vec<u8>> {
+        self.bytes(name)
     }
 
     fn entry(&self, name: &str) -> Result<&Entry> {

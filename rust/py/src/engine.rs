@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use octavo_core::Error as CoreError;
-use octavo_engine::{Engine as Loaded, Error, Form, LineError, Options, Stream as Lines};
+use octavo_engine::{Encoder as LoadedEncoder, Engine as Loaded, Error, Form, LineError, Options, Stream as Lines};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
@@ -140,5 +140,45 @@ impl EngineStream {
         })?;
         let failures = failures.into_iter().map(|(number, error)| (number, error.to_string())).collect();
         Ok((count, PyBytes::new(py, &out), failures))
+    }
+}
+
+/// A loaded text encoder.
+#[pyclass(frozen, module = "octavo._core", name = "_Encoder")]
+pub(crate) struct Encoder(LoadedEncoder);
+
+#[pymethods]
+impl Encoder {
+    /// Loads a model folder.
+    #[staticmethod]
+    fn load(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
+        run(py, || LoadedEncoder::load(&path).map(Self))
+    }
+    /// Numbers in one vector.
+    #[getter]
+    fn width(&self) -> usize {
+        self.0.width()
+    }
+    /// Most tokens of a text.
+    #[getter]
+    fn positions(&self) -> usize {
+        self.0.positions()
+    }
+    /// The vectors of texts, little-endian float32 as bytes.
+    fn embed<'py>(&self, py: Python<'py>, texts: Vec<String>, limit: usize) -> PyResult<Bound<'py, PyBytes>> {
+        let vectors = run(py, || {
+            let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
+            self.0.embed(&texts, limit)
+        })?;
+        PyBytes::new_with(py, vectors.len() * size_of::<f32>(), |bytes| {
+            for (to, value) in bytes.as_chunks_mut().0.iter_mut().zip(&vectors) {
+                *to = value.to_le_bytes();
+            }
+            Ok(())
+        })
+    }
+    /// The ids of a text, with the tokens around it.
+    fn ids(&self, py: Python<'_>, text: &str, limit: usize) -> PyResult<Vec<u32>> {
+        run(py, || Ok(self.0.ids(text, limit)))
     }
 }

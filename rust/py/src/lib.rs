@@ -36,7 +36,7 @@ mod _core {
     #[pymodule_export]
     use super::data::{CharTokenizer, PolynomialStream, polynomial_expand, polynomial_kind};
     #[pymodule_export]
-    use super::engine::{Engine, EngineStream};
+    use super::engine::{Encoder, Engine, EngineStream};
     #[pymodule_export]
     use super::format::{Format, formats};
     #[pymodule_export]

@@ -8,6 +8,9 @@ use super::state::{Memory, Source, ids, linear};
 use crate::error::{Error, Result};
 use crate::weights::Weights;
 
+/// Layer norms add this to the variance, as PyTorch does by default.
+const EPSILON: f32 = 1e-5;
+
 /// Weights under a common path.
 #[derive(Clone)]
 pub(super) struct Path<'a> {
@@ -57,7 +60,8 @@ impl<'a> Path<'a> {
 
     /// `weight` and `bias` as a layer norm.
     pub(super) fn norm(&self) -> Result<Norm> {
-        Ok(Norm { weight: self.values("weight")?.to_vec(), bias: self.values("bias")?.to_vec() })
+        let (weight, bias) = (self.values("weight")?.to_vec(), self.values("bias")?.to_vec());
+        Ok(Norm { weight, bias, epsilon: EPSILON })
     }
 
     /// The numbers of `weight`.

@@ -17,6 +17,8 @@ use candle_core::Tensor;
 use crate::config::{Architecture, Config};
 use crate::error::Result;
 use crate::weights::Weights;
+pub(crate) use ops::{Attend, Norm, Visible};
+pub(crate) use product::Matrix;
 pub(crate) use search::Answer;
 use state::{Encoded, Source, State};
 

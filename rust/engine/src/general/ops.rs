@@ -6,9 +6,6 @@ use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, bail}
 
 use super::product::Matrix;
 
-/// Layer norms add this to the variance, as PyTorch does by default.
-const EPSILON: f32 = 1e-5;
-
 /// The values of a contiguous f32 tensor.
 pub(super) fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
     match layout.contiguous_offsets() {
@@ -39,9 +36,27 @@ impl CustomOp1 for Matrix {
 }
 
 /// A layer norm over the last dimension.
-pub(super) struct Norm {
-    pub(super) weight: Vec<f32>,
-    pub(super) bias: Vec<f32>,
+pub(crate) struct Norm {
+    pub(crate) weight: Vec<f32>,
+    pub(crate) bias: Vec<f32>,
+    /// Added to the variance.
+    pub(crate) epsilon: f32,
+}
+
+impl Norm {
+    /// The rows of `x` with mean 0 and variance 1, times the weight plus the bias.
+    pub(crate) fn apply(&self, x: &[f32]) -> Vec<f32> {
+        let mut out = Vec::with_capacity(x.len());
+        for row in x.chunks_exact(self.weight.len()) {
+            let count = row.len() as f32;
+            let mean = row.iter().sum::<f32>() / count;
+            let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / count;
+            let scale = 1.0 / (variance + self.epsilon).sqrt();
+            let affine = self.weight.iter().zip(&self.bias);
+            out.extend(row.iter().zip(affine).map(|(x, (weight, bias))| (x - mean) * scale * weight + bias));
+        }
+        out
+    }
 }
 
 impl CustomOp1 for Norm {
@@ -54,16 +69,7 @@ impl CustomOp1 for Norm {
         if width(layout) != self.weight.len() {
             bail!("a norm of width {} got shape {:?}", self.weight.len(), layout.shape());
         }
-        let mut out = Vec::with_capacity(x.len());
-        for row in x.chunks_exact(self.weight.len()) {
-            let count = row.len() as f32;
-            let mean = row.iter().sum::<f32>() / count;
-            let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / count;
-            let scale = 1.0 / (variance + EPSILON).sqrt();
-            let affine = self.weight.iter().zip(&self.bias);
-            out.extend(row.iter().zip(affine).map(|(x, (weight, bias))| (x - mean) * scale * weight + bias));
-        }
-        Ok((CpuStorage::F32(out), layout.shape().clone()))
+        Ok((CpuStorage::F32(self.apply(x)), layout.shape().clone()))
     }
 }
 
@@ -104,7 +110,7 @@ fn sigmoid(x: f32) -> f32 {
 
 /// Which rows of a memory each row of queries sees, never none.
 #[derive(Clone, Copy)]
-pub(super) enum Visible<'a> {
+pub(crate) enum Visible<'a> {
     /// A run of rows: first and how many.
     Runs(&'a [(usize, usize)]),
     /// Any rows, in order.
@@ -129,23 +135,16 @@ impl Visible<'_> {
 }
 
 /// Multi-head scaled dot-product attention of queries `[rows, width]` to keys and values of the same width.
-pub(super) struct Attend<'a> {
-    pub(super) heads: usize,
-    pub(super) keys: &'a [f32],
-    pub(super) values: &'a [f32],
-    pub(super) visible: Visible<'a>,
+pub(crate) struct Attend<'a> {
+    pub(crate) heads: usize,
+    pub(crate) keys: &'a [f32],
+    pub(crate) values: &'a [f32],
+    pub(crate) visible: Visible<'a>,
 }
 
-impl CustomOp1 for Attend<'_> {
-    fn name(&self) -> &'static str {
-        "attend"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (queries, width) = (values(storage, layout)?, width(layout));
-        if self.visible.rows() * width != queries.len() {
-            bail!("queries of shape {:?} for {} rows", layout.shape(), self.visible.rows());
-        }
+impl Attend<'_> {
+    /// What each row of queries `[rows, width]` sees: the mean of the values, weighted with the softmax of its scores.
+    pub(crate) fn apply(&self, queries: &[f32], width: usize) -> Vec<f32> {
         let share = width / self.heads;
         let scale = 1.0 / (share as f32).sqrt();
         let mut out = vec![0.0; queries.len()];
@@ -166,7 +165,21 @@ impl CustomOp1 for Attend<'_> {
                 }
             }
         }
-        Ok((CpuStorage::F32(out), layout.shape().clone()))
+        out
+    }
+}
+
+impl CustomOp1 for Attend<'_> {
+    fn name(&self) -> &'static str {
+        "attend"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (queries, width) = (values(storage, layout)?, width(layout));
+        if self.visible.rows() * width != queries.len() {
+            bail!("queries of shape {:?} for {} rows", layout.shape(), self.visible.rows());
+        }
+        Ok((CpuStorage::F32(self.apply(queries, width)), layout.shape().clone()))
     }
 }
 

@@ -1,0 +1,3 @@
+//! Tokenizers of text: from characters to the ids that a model reads.
+
+pub mod wordpiece;

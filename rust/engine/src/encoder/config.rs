@@ -1,0 +1,125 @@
+//! [`Config`]: the sizes of an encoder, from the `config.json` of transformers.
+
+#![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::config::{FILE, whole};
+use crate::error::{Result, refuse};
+use crate::file;
+
+/// Most bytes of the file.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// What stands between the two products of a feed-forward network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Activation {
+    /// `x * Phi(x)`, Hendrycks and Gimpel 2016.
+    Gelu,
+    /// The same with tanh in the place of the error function.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
+}
+
+/// The fields that [`super::Encoder`] reads of a `BertConfig`.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Config {
+    pub(super) vocabulary: usize,
+    pub(super) hidden: usize,
+    pub(super) layers: usize,
+    pub(super) heads: usize,
+    pub(super) inner: usize,
+    pub(super) positions: usize,
+    pub(super) types: usize,
+    pub(super) epsilon: f32,
+    pub(super) activation: Activation,
+}
+
+/// The content of the file; transformers writes many more fields, which change nothing here.
+#[derive(Deserialize)]
+struct Content {
+    model_type: Option<String>,
+    vocab_size: Option<u64>,
+    hidden_size: Option<u64>,
+    num_hidden_layers: Option<u64>,
+    num_attention_heads: Option<u64>,
+    intermediate_size: Option<u64>,
+    max_position_embeddings: Option<u64>,
+    type_vocab_size: Option<u64>,
+    layer_norm_eps: Option<f32>,
+    hidden_act: Option<String>,
+    position_embedding_type: Option<String>,
+    is_decoder: Option<bool>,
+    add_cross_attention: Option<bool>,
+}
+
+impl Config {
+    /// Reads `config.json` of a folder.
+    ///
+    /// # Errors
+    /// [`octavo_core::Error::Io`] where it cannot be read; [`octavo_core::Error::Container`] naming it and the field.
+    pub(super) fn load(folder: &Path) -> Result<Self> {
+        let path = folder.join(FILE);
+        let bytes = file::read(&path, MOST_BYTES)?;
+        Self::parse(&bytes).map_err(|error| refuse(format!("{}: {error}", path.display())))
+    }
+
+    fn parse(text: &[u8]) -> Result<Self> {
+        if text.trim_ascii_start().first() != Some(&b'{') {
+            return Err(refuse("not a JSON object"));
+        }
+        let content: Content = serde_json::from_slice(text).map_err(|error| refuse(error.to_string()))?;
+        let accepted = |name: &str, given: Option<&str>, accepted: &[&str]| match given {
+            Some(given) if accepted.contains(&given) => Ok(()),
+            given => {
+                let given = given.map_or_else(|| "missing".to_owned(), |given| format!("'{}'", file::shown(given)));
+                Err(refuse(format!("{name} is {given}; the native encoder runs {}", accepted.join(", "))))
+            }
+        };
+        accepted("model_type", content.model_type.as_deref(), &["bert"])?;
+        let positions = content.position_embedding_type.as_deref().unwrap_or("absolute");
+        accepted("position_embedding_type", Some(positions), &["absolute"])?;
+        if content.is_decoder == Some(true) || content.add_cross_attention == Some(true) {
+            return Err(refuse("is_decoder or add_cross_attention is true; the native encoder runs encoders alone"));
+        }
+        let activation = match content.hidden_act.as_deref().unwrap_or("gelu") {
+            "gelu" => Activation::Gelu,
+            "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
+            "relu" => Activation::Relu,
+            other => {
+                let shown = file::shown(other);
+                return Err(refuse(format!("hidden_act is '{shown}'; the native encoder runs gelu, gelu_new, relu")));
+            }
+        };
+        let size =
+            |name: &str, value: Option<u64>, default: u64, most: usize| whole(name, value.unwrap_or(default), 1, most);
+        // Defaults are those of transformers' BertConfig, which leaves them out of some files.
+        let config = Self {
+            vocabulary: size("vocab_size", content.vocab_size, 30522, 1 << 24)?,
+            hidden: size("hidden_size", content.hidden_size, 768, 1 << 16)?,
+            layers: size("num_hidden_layers", content.num_hidden_layers, 12, 1 << 10)?,
+            heads: size("num_attention_heads", content.num_attention_heads, 12, 1 << 10)?,
+            inner: size("intermediate_size", content.intermediate_size, 3072, 1 << 18)?,
+            positions: size("max_position_embeddings", content.max_position_embeddings, 512, 1 << 20)?,
+            types: size("type_vocab_size", content.type_vocab_size, 2, 1 << 10)?,
+            epsilon: epsilon(content.layer_norm_eps.unwrap_or(1e-12))?,
+            activation,
+        };
+        if !config.hidden.is_multiple_of(config.heads) {
+            let (heads, hidden) = (config.heads, config.hidden);
+            return Err(refuse(format!("num_attention_heads is {heads}; it must divide hidden_size, {hidden}")));
+        }
+        Ok(config)
+    }
+}
+
+fn epsilon(value: f32) -> Result<f32> {
+    if (0.0..=1.0).contains(&value) {
+        Ok(value)
+    } else {
+        Err(refuse(format!("layer_norm_eps is {value}; accepted is a number from 0 to 1")))
+    }
+}

@@ -1,0 +1,147 @@
+//! [`Dense`]: a linear layer whose weight stays packed; [`Table`]: an embedding whose rows stay packed.
+
+use octavo_core::linear::{self, Bias};
+use octavo_core::{Format, Layout, Options, Packed, ScaleRule, Values, ValuesMut, codec};
+
+use crate::error::{Error, Result};
+use crate::general::Matrix;
+use crate::tensors::Held;
+
+/// How a layer rounds what goes in or comes out; with fixed scales, or with those of each input.
+pub(super) struct Rounding {
+    pub(super) format: Format,
+    pub(super) rule: ScaleRule,
+    /// Scales, zeros and levels of the file; empty where they are chosen from each tensor.
+    pub(super) scales: Vec<u8>,
+    pub(super) zeros: Vec<u8>,
+    pub(super) levels: Vec<u8>,
+}
+
+impl Rounding {
+    fn given(&self) -> Option<Packed<'_>> {
+        let Self { scales, zeros, levels, .. } = self;
+        (!scales.is_empty()).then_some(Packed { codes: &[], scales, zeros, levels })
+    }
+
+    /// Rounds `[rows, width]` values in their place.
+    fn apply(&self, values: &mut [f32], width: usize) -> Result<()> {
+        let layout = Layout::new(&[values.len() / width, width], -1, self.format)?;
+        let options = Options { rule: self.rule, given: self.given(), ..Options::default() };
+        Ok(codec::quantize_in_place(ValuesMut::F32(values), layout, self.format, &options)?)
+    }
+}
+
+/// What a layer multiplies with.
+pub(super) enum Weight {
+    /// `[outputs, inputs]`, in the codes of the file.
+    Packed(Held),
+    /// Plain numbers.
+    Plain(Matrix),
+}
+
+/// What a layer adds.
+pub(super) enum Added {
+    /// Nothing.
+    Nothing,
+    /// Numbers.
+    Floats(Vec<f32>),
+    /// Integers in steps of the products of an integer layer.
+    Integers(Vec<i32>),
+}
+
+/// `y = round(round(x) W^T + bias)`, as `octavo.nn.PackedLinear` computes it.
+pub(super) struct Dense {
+    pub(super) inputs: usize,
+    pub(super) outputs: usize,
+    pub(super) weight: Weight,
+    pub(super) bias: Added,
+    pub(super) input: Option<Rounding>,
+    pub(super) output: Option<Rounding>,
+    /// Codes of inputs and weights are multiplied, as integers.
+    pub(super) integer: bool,
+}
+
+impl Dense {
+    /// The outputs, `[rows, outputs]`, of `x`, `[rows, inputs]`.
+    pub(super) fn apply(&self, x: &[f32]) -> Result<Vec<f32>> {
+        let rows = x.len() / self.inputs;
+        let mut out = vec![0.0; rows * self.outputs];
+        match (&self.weight, &self.input) {
+            (Weight::Packed(weight), Some(input)) if self.integer => {
+                let scales: Vec<f32> =
+                    input.scales.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect();
+                let scales = (!scales.is_empty()).then_some(scales.as_slice());
+                let bias = match &self.bias {
+                    Added::Nothing => Bias::None,
+                    Added::Floats(bias) => Bias::Float(Values::F32(bias)),
+                    Added::Integers(bias) => Bias::Integer(bias),
+                };
+                let (x, weight) = (Values::F32(x), weight.matrix(self.outputs, self.inputs));
+                linear::multiply_integer(x, rows, input.format, scales, &weight, bias, ValuesMut::F32(&mut out))?;
+            }
+            (weight, input) => {
+                let mut rounded = Vec::new();
+                let x = match input {
+                    Some(input) => {
+                        rounded.extend_from_slice(x);
+                        input.apply(&mut rounded, self.inputs)?;
+                        rounded.as_slice()
+                    }
+                    None => x,
+                };
+                self.multiply(weight, x, rows, &mut out)?;
+            }
+        }
+        if let Some(output) = &self.output {
+            output.apply(&mut out, self.outputs)?;
+        }
+        Ok(out)
+    }
+
+    fn multiply(&self, weight: &Weight, x: &[f32], rows: usize, out: &mut [f32]) -> Result<()> {
+        let bias = match &self.bias {
+            Added::Nothing => None,
+            Added::Floats(bias) => Some(Values::F32(bias)),
+            Added::Integers(_) => return Err(Error::Internal("an integer bias without integer products".to_owned())),
+        };
+        match weight {
+            Weight::Packed(held) => {
+                let weight = held.matrix(self.outputs, self.inputs);
+                linear::multiply(Values::F32(x), rows, &weight, bias, ValuesMut::F32(out))?;
+            }
+            // The bias lies in the matrix.
+            Weight::Plain(matrix) => matrix.apply(x, out),
+        }
+        Ok(())
+    }
+}
+
+/// Rows that ids look up.
+pub(super) enum Table {
+    /// Packed rows and their width.
+    Packed(Held, usize, usize),
+    /// Plain rows and their width.
+    Plain(Vec<f32>, usize),
+}
+
+impl Table {
+    /// Adds the rows of `ids` to `out`, `[ids, width]`.
+    pub(super) fn add(&self, ids: &[i64], out: &mut [f32]) -> Result<()> {
+        match self {
+            Self::Packed(held, rows, width) => {
+                let mut found = vec![0.0; ids.len() * width];
+                linear::gather(ids, &held.matrix(*rows, *width), ValuesMut::F32(&mut found))?;
+                out.iter_mut().zip(found).for_each(|(out, found)| *out += found);
+            }
+            Self::Plain(rows, width) => {
+                for (out, &id) in out.chunks_exact_mut(*width).zip(ids) {
+                    let row =
+                        usize::try_from(id).ok().and_then(|id| rows.get(id.checked_mul(*width)?..)?.get(..*width));
+                    let row = row.ok_or_else(|| Error::Internal(format!("id {id} is outside its table")))?;
+                    out.iter_mut().zip(row).for_each(|(out, row)| *out += row);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,248 @@
+//! [`Encoder`]: encoders of the family of BERT, from a model folder to one vector a text, without Python.
+//!
+//! The weights stay packed; every linear layer is a product of octavo-core, with its inputs rounded as the recipe asked.
+//! Source: Devlin et al. 2019; mean pooling and vectors of length 1 as Reimers and Gurevych 2019.
+
+mod config;
+mod dense;
+mod load;
+
+use std::path::Path;
+
+use octavo_core::pool;
+use octavo_core::text::wordpiece::WordPiece;
+
+use crate::error::{Result, refuse};
+use crate::file;
+use crate::general::{Attend, Norm, Visible};
+use config::{Activation, Config};
+use dense::{Dense, Table};
+use load::Source;
+
+/// Name of the tokenizer's file in a model folder.
+const TOKENIZER: &str = "tokenizer.json";
+/// Most bytes of that file.
+const TOKENIZER_BYTES: u64 = 64 << 20;
+/// Tokens that are computed together: products are wide enough, and activations stay within some megabytes.
+const BLOCK: usize = 2048;
+
+/// A loaded encoder. Its methods may be called from several threads at once.
+pub struct Encoder {
+    config: Config,
+    tokenizer: WordPiece,
+    words: Table,
+    positions: Table,
+    types: Table,
+    norm: Norm,
+    layers: Vec<Layer>,
+}
+
+impl std::fmt::Debug for Encoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Encoder").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// One block: attention and a feed-forward network, each with a residual and a norm behind it.
+struct Layer {
+    query: Dense,
+    key: Dense,
+    value: Dense,
+    attended: Dense,
+    attention_norm: Norm,
+    inner: Dense,
+    outer: Dense,
+    norm: Norm,
+}
+
+impl Encoder {
+    /// Loads a model folder: `config.json` of transformers, `tokenizer.json` (WordPiece), and the weights, packed or
+    /// plain, in `model.octavo.safetensors` or `model.safetensors`.
+    ///
+    /// # Errors
+    /// [`octavo_core::Error::Io`] where a file cannot be read; [`octavo_core::Error::Container`] naming the file, and in
+    /// it the field, layer or tensor, for another architecture, and for everything that `octavo.save_model` and
+    /// `octavo pack` would not write.
+    pub fn load(folder: &Path) -> Result<Self> {
+        let config = Config::load(folder)?;
+        let path = folder.join(TOKENIZER);
+        let text = file::read(&path, TOKENIZER_BYTES)?;
+        let tokenizer = WordPiece::from_json(&text).map_err(|error| refuse(format!("{}: {error}", path.display())))?;
+        if tokenizer.size() > config.vocabulary {
+            let (place, size, most) = (path.display(), tokenizer.size(), config.vocabulary);
+            return Err(refuse(format!("{place}: ids up to {}; the vocabulary of config.json has {most}", size - 1)));
+        }
+        let (before, behind) = tokenizer.around();
+        if before.len() + behind.len() > config.positions {
+            let (place, positions) = (path.display(), config.positions);
+            return Err(refuse(format!("{place}: more tokens around a text than the {positions} positions")));
+        }
+        let source = Source::open(folder)?;
+        source.check_layers(config.layers)?;
+        let (width, epsilon) = (config.hidden, config.epsilon);
+        let layers = (0..config.layers).map(|number| Layer::load(&source, &config, number)).collect::<Result<_>>()?;
+        Ok(Self {
+            words: source.table("embeddings.word_embeddings", config.vocabulary, width)?,
+            positions: source.table("embeddings.position_embeddings", config.positions, width)?,
+            types: source.table("embeddings.token_type_embeddings", config.types, width)?,
+            norm: source.norm("embeddings.LayerNorm", width, epsilon)?,
+            layers,
+            tokenizer,
+            config,
+        })
+    }
+
+    /// Numbers in one vector.
+    pub const fn width(&self) -> usize {
+        self.config.hidden
+    }
+
+    /// Most tokens of a text that the model can read.
+    pub const fn positions(&self) -> usize {
+        self.config.positions
+    }
+
+    /// The ids of a text with the tokens around it, at most `limit` and at most as many as the model has positions.
+    pub fn ids(&self, text: &str, limit: usize) -> Vec<u32> {
+        self.tokenizer.encode(text, limit.min(self.config.positions))
+    }
+
+    /// One vector of length 1 for each text, `[texts, width]`: the mean over the tokens of the last layer.
+    ///
+    /// Texts of more than `limit` tokens, or than the model has positions, are cut at their end. A text's vector depends
+    /// on the other texts in its last bits alone: products of more rows are summed in another order.
+    ///
+    /// # Errors
+    /// [`octavo_core::Error::Setting`] where threads cannot be started; [`octavo_core::Error::NonFinite`] where an
+    /// integer layer meets an infinite activation.
+    pub fn embed(&self, texts: &[&str], limit: usize) -> Result<Vec<f32>> {
+        let bytes = texts.iter().map(|text| text.len()).sum();
+        let rows = pool::map(texts.len(), bytes, |at| self.ids(texts[at], limit))?;
+        let mut order: Vec<usize> = (0..rows.len()).collect();
+        order.sort_by_key(|&at| rows[at].len());
+        let width = self.width();
+        let mut out = vec![0.0; rows.len() * width];
+        let mut rest = order.as_slice();
+        while !rest.is_empty() {
+            let mut tokens = 0;
+            let fits = rest.iter().take_while(|&&at| {
+                tokens += rows[at].len();
+                tokens <= BLOCK
+            });
+            let (block, behind) = rest.split_at(fits.count().max(1));
+            let block_rows: Vec<&[u32]> = block.iter().map(|&at| rows[at].as_slice()).collect();
+            for (&at, vector) in block.iter().zip(self.vectors(&block_rows)?.chunks_exact(width)) {
+                out[at * width..][..width].copy_from_slice(vector);
+            }
+            rest = behind;
+        }
+        Ok(out)
+    }
+
+    /// The vectors of rows of ids.
+    fn vectors(&self, rows: &[&[u32]]) -> Result<Vec<f32>> {
+        let width = self.width();
+        let ids: Vec<i64> = rows.concat().into_iter().map(i64::from).collect();
+        let places: Vec<i64> = rows.iter().flat_map(|row| (0..).take(row.len())).collect();
+        let mut hidden = vec![0.0; ids.len() * width];
+        self.words.add(&ids, &mut hidden)?;
+        self.types.add(&vec![0; ids.len()], &mut hidden)?;
+        self.positions.add(&places, &mut hidden)?;
+        hidden = self.norm.apply(&hidden);
+        let lengths: Vec<usize> = rows.iter().map(|row| row.len()).collect();
+        for layer in &self.layers {
+            hidden = layer.apply(hidden, &lengths, &self.config)?;
+        }
+        let mut out = Vec::with_capacity(rows.len() * width);
+        let mut rest = hidden.as_slice();
+        for length in lengths {
+            let (row, behind) = rest.split_at(length * width);
+            rest = behind;
+            out.extend(unit_mean(row, width));
+        }
+        Ok(out)
+    }
+}
+
+impl Layer {
+    fn load(source: &Source, config: &Config, number: usize) -> Result<Self> {
+        let (width, inner, epsilon) = (config.hidden, config.inner, config.epsilon);
+        let path = |name: &str| format!("encoder.layer.{number}.{name}");
+        let square = |name: &str| source.dense(&path(name), width, width);
+        Ok(Self {
+            query: square("attention.self.query")?,
+            key: square("attention.self.key")?,
+            value: square("attention.self.value")?,
+            attended: square("attention.output.dense")?,
+            attention_norm: source.norm(&path("attention.output.LayerNorm"), width, epsilon)?,
+            inner: source.dense(&path("intermediate.dense"), width, inner)?,
+            outer: source.dense(&path("output.dense"), inner, width)?,
+            norm: source.norm(&path("output.LayerNorm"), width, epsilon)?,
+        })
+    }
+
+    fn apply(&self, x: Vec<f32>, lengths: &[usize], config: &Config) -> Result<Vec<f32>> {
+        let (queries, keys, values) = (self.query.apply(&x)?, self.key.apply(&x)?, self.value.apply(&x)?);
+        let seen = attend(&queries, &keys, &values, lengths, config)?;
+        let hidden = self.attention_norm.apply(&sum(self.attended.apply(&seen)?, &x));
+        let mut inner = self.inner.apply(&hidden)?;
+        activate(&mut inner, config.activation)?;
+        Ok(self.norm.apply(&sum(self.outer.apply(&inner)?, &hidden)))
+    }
+}
+
+/// Attention within each text, several texts at once.
+fn attend(queries: &[f32], keys: &[f32], values: &[f32], lengths: &[usize], config: &Config) -> Result<Vec<f32>> {
+    let (width, heads) = (config.hidden, config.heads);
+    let mut first = 0;
+    let places: Vec<_> = lengths
+        .iter()
+        .map(|length| {
+            let start = first;
+            first += length * width;
+            start..first
+        })
+        .collect();
+    let found = pool::map_on(0, places.len(), |at| {
+        let place = || places[at].clone();
+        let visible = vec![(0, lengths[at]); lengths[at]];
+        let (keys, values) = (&keys[place()], &values[place()]);
+        Attend { heads, keys, values, visible: Visible::Runs(&visible) }.apply(&queries[place()], width)
+    })?;
+    Ok(found.concat())
+}
+
+fn sum(mut a: Vec<f32>, b: &[f32]) -> Vec<f32> {
+    a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+    a
+}
+
+fn activate(values: &mut [f32], activation: Activation) -> Result<()> {
+    const PIECE: usize = 1 << 14;
+    let function: fn(f32) -> f32 = match activation {
+        Activation::Gelu => |x| 0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2)),
+        Activation::GeluTanh => |x| {
+            let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+            0.5 * x * (1.0 + inner.tanh())
+        },
+        Activation::Relu => |x| x.max(0.0),
+    };
+    let pieces = values.chunks_mut(PIECE).collect();
+    Ok(pool::consume(pieces, PIECE * size_of::<f32>() * 8, |piece: &mut [f32]| {
+        piece.iter_mut().for_each(|x| *x = function(*x));
+    })?)
+}
+
+/// The mean of rows of `width` numbers, divided by its length.
+fn unit_mean(rows: &[f32], width: usize) -> Vec<f32> {
+    let mut mean = vec![0.0f32; width];
+    for row in rows.chunks_exact(width) {
+        mean.iter_mut().zip(row).for_each(|(mean, x)| *mean += x);
+    }
+    let count = (rows.len() / width) as f32;
+    mean.iter_mut().for_each(|x| *x /= count);
+    // As torch.nn.functional.normalize: a vector of zeros stays one.
+    let length = mean.iter().map(|x| x * x).sum::<f32>().sqrt().max(1e-12);
+    mean.iter_mut().for_each(|x| *x /= length);
+    mean
+}
