@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 import warnings
 
 import octavo
@@ -66,6 +67,50 @@ def test_the_first_pass_alone_is_watched_and_a_failed_one_is_none():
     assert len(warned(lambda: model(X))) == 1
     assert not warned(lambda: model(X))
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
+def test_a_model_that_calls_itself_is_judged_at_the_end_of_the_outer_pass():
+    class Calls(Model):
+        def forward(self, x, depth=3):
+            return super().forward(self(x, depth - 1)) if depth else x
+
+    model = octavo.quantize_model(Calls(), "mxint8", progress=False)
+    (warning,) = warned(lambda: model(X))
+    assert warning.layers == ("spare",)
+    assert not any(m._forward_pre_hooks or m._forward_hooks for m in model.modules())
+
+
+def test_a_pass_that_returns_nothing_is_one():
+    class Fills(Model):
+        def forward(self, x, out):
+            out.append(super().forward(x))
+
+    model = octavo.quantize_model(Fills(), "mxint8", progress=False)
+    (warning,) = warned(lambda: model(X, []))
+    assert warning.layers == ("spare",) and not model._forward_pre_hooks
+    try:
+        raise ValueError("handled")
+    except ValueError:  # a pass inside a handler has not failed
+        again = octavo.quantize_model(Fills(), "mxint8", progress=False)
+        assert len(warned(lambda: again(X, []))) == 1
+
+
+def test_threads_that_begin_together_do_not_judge_each_other():
+    model = octavo.quantize_model(nn.Sequential(*(nn.Linear(32, 32) for _ in range(20))), "mxint8", progress=False)
+    start = threading.Barrier(6)
+
+    def call():
+        start.wait()
+        model(X)
+
+    threads = [threading.Thread(target=call) for _ in range(6)]
+
+    def run():
+        for step in (threading.Thread.start, threading.Thread.join):
+            for thread in threads:
+                step(thread)
+
+    assert not warned(run) and not model._forward_hooks and not model._forward_pre_hooks
 
 
 def test_calibration_is_a_first_pass():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -81,24 +82,35 @@ class _FirstPass:
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         """Watch this pass."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self not in model._forward_pre_hooks.values():  # another thread watches
             return
         stop_watching(model)
         layers = _layers(model)
         called: set[int] = set()
         read: set[int] = set()
+        depth = 0  # of calls of the model: it may call itself, and other threads may call it meanwhile
+        before = sys.exception()
         handles = [layer.register_forward_pre_hook(lambda layer, _: called.add(id(layer))) for layer in layers.values()]
 
-        def end(_: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        def begin(_: nn.Module, __: tuple[Any, ...]) -> None:
+            nonlocal depth
+            depth += 1
+
+        def end(_: nn.Module, __: tuple[Any, ...], ___: Any) -> None:
+            nonlocal depth
+            depth -= 1
+            if depth >= 0:
+                return
             for handle in handles:
                 handle.remove()
             # By identity: another watch may hold the same ids.
             reading.watches[:] = [watch for watch in reading.watches if watch is not read]
-            if output is None:  # the pass failed
+            if sys.exception() is not before:  # the pass failed
                 watch_first_pass(model)
             else:
                 _tell(model, layers, called, read)
 
+        handles.append(model.register_forward_pre_hook(begin))
         handles.append(model.register_forward_hook(end, always_call=True))
         reading.watches.append(read)
 
