@@ -6,13 +6,14 @@ import pickle
 import octavo
 import pytest
 import torch
-from octavo import KernelError
+from octavo import KernelError, ModelError
 from octavo.nn import PackedLinear, QuantEmbedding, QuantLinear, QuantTransposedLinear, rounded_weights
 from octavo.nn.reading import LateTensor
 from octavo.quant.spec import INT32, Calibration, LayerPlan, Spec
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrize, prune
+from torch.utils.checkpoint import checkpoint
 
 
 def spec(text, method=None):
@@ -92,6 +93,52 @@ def test_checkpointed_passes_recompute_the_same():
     assert torch.equal(layer.weight.grad, again.weight.grad)
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_checkpointed_functions_of_any_name_recompute_the_same(packed, reentrant):
+    class Blocks(Reads):
+        def block(self, x):
+            return torch.tanh(x.sin() @ self.layer.weight.t() + self.layer.bias)
+
+        def forward(self, x, again):
+            return checkpoint(self.block, x, use_reentrant=reentrant) if again else self.block(x)
+
+    gradients = []
+    for again in (False, True):
+        layer = quantised(weight="int4:channel")
+        x = X.clone().requires_grad_()
+        Blocks(PackedLinear.from_linear(layer) if packed else layer)(x, again).square().sum().backward()
+        gradients.append((x.grad, None if packed else layer.weight.grad))
+    assert torch.equal(gradients[0][0], gradients[1][0])
+    assert packed or torch.equal(gradients[0][1], gradients[1][1])
+
+
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("write", [
+    lambda w: w.data.clamp_(-1, 1), lambda w: w.detach().mul_(2), lambda w: w.data.__setitem__(0, 0.0), lambda w: w.zero_(),
+    lambda w: setattr(w, "data", torch.zeros(40, 96)), lambda w: w.data.copy_(torch.zeros(40, 96)), lambda w: nn.init.uniform_(w.data),
+    lambda w: torch.add(w, w, out=w.data), lambda w: w.__imul__(2), lambda w: w.__setitem__(slice(None), 0.0),
+])  # fmt: skip
+def test_a_weight_that_is_written_to_in_a_forward_pass_is_refused_by_name(write, packed, graded):
+    class Writes(nn.Module):
+        def forward(self, layer):
+            write(layer.weight)
+
+    layer = QuantLinear.from_linear(linear(), LayerPlan(weight=spec("int8")), "head")
+    layer = PackedLinear.from_linear(layer, what="head") if packed else layer
+    with torch.set_grad_enabled(graded), pytest.raises(ModelError, match=r"^head: weight .*'name:head keep'"):
+        Writes()(layer)
+
+
+def test_replicas_hold_the_bias_as_a_plain_tensor():
+    layer = PackedLinear.from_linear(quantised(weight="int4:channel"))
+    replica = layer._replicate_for_data_parallel()  # what torch.nn.parallel.replicate does with each module
+    replica._parameters = {}
+    replica.bias = layer.bias.detach().clone()
+    assert torch.equal(replica(X), layer(X)) and torch.equal(Reads(replica)(X), Reads(layer)(X))
+
+
 def test_rows_of_a_table_are_read_rounded():
     table = QuantEmbedding.from_embedding(nn.Embedding(9, 32), LayerPlan(weight=spec("mxint4")))
 
@@ -162,7 +209,7 @@ def test_reading_no_more_than_shape_and_dtype_computes_nothing(monkeypatch):
 @pytest.mark.parametrize("use", [
     lambda w: w + 1, lambda w: 1 - w, lambda w: w @ w.t(), lambda w: w[3], lambda w: -w, lambda w: w.float().sum(0),
     lambda w: torch.cat([w, w]), lambda w: torch.einsum("nk,mk->nm", w, w), lambda w: w.view(-1), lambda w: w == 0,
-    lambda w: functional.layer_norm(w, (96,)), lambda w: w.data, lambda w: w.detach().clone(), lambda w: w.T, lambda w: w.to(torch.bfloat16),
+    lambda w: functional.layer_norm(w, (96,)), lambda w: w.data.clone(), lambda w: w.detach().clone(), lambda w: w.T, lambda w: w.to(torch.bfloat16),
     lambda w: torch.stack(list(w)), lambda w: torch.from_numpy(w.numpy()), lambda w: copy.deepcopy(w), lambda w: torch.empty(40, 96).copy_(w),
 ])  # fmt: skip
 def test_a_weight_that_is_read_is_like_any_tensor(use):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from octavo.errors import DTypeError, FormatError
 from octavo.nn.integer import Int32Bias, Valued, is_int32
 from octavo.nn.quantiser import Quantiser
-from octavo.nn.reading import inside_forward, late
+from octavo.nn.reading import guarded, inside_forward, late
 from octavo.quant.spec import ROLES, LayerPlan, Spec
 
 M = TypeVar("M", bound=nn.Module)
@@ -165,7 +165,9 @@ class QuantLayer(nn.Module):
         quantiser = self._modules.get(f"{name}_quantiser")
         if quantiser is None or not quantiser.enabled:
             return held
-        return rounded() if torch.is_grad_enabled() else late(rounded, held.shape, held.dtype, held.device)
+        if torch.is_grad_enabled():
+            return guarded(rounded(), quantiser.what)
+        return late(rounded, held.shape, held.dtype, held.device, quantiser.what)
 
     def _own(self, name: str) -> Tensor | None:
         """The weight or bias before rounding, wherever torch has put it."""

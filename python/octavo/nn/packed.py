@@ -104,12 +104,15 @@ class PackedLayer(nn.Module):
                 f"it with the rule '{rule}', or leave octavo.strict()"
             )
         shape = self._weight_shape[::-1] if self._transposed else self._weight_shape
-        return late(self._read_weight, shape, self.dtype, self._buffers["weight_codes"].device)
+        return late(self._read_weight, shape, self.dtype, self._buffers["weight_codes"].device, f"{self.what}: weight")
 
     @weight.setter
     def weight(self, weight: PackedTensor) -> None:
         if not isinstance(weight, PackedTensor) or weight.shape != (self._rows, self._width) or weight.axis != 1:
-            raise ModelError(f"{type(self).__name__}: {weight!r} does not replace {self.packed_weight!r}")
+            given = repr(weight) if isinstance(weight, PackedTensor) else f"a {type(weight).__name__}"
+            raise ModelError(
+                f"{self.what}: {given} does not replace {self.packed_weight!r}; octavo.encode makes one of its shape"
+            )
         self.format, self.scale, self.dtype, self._text = weight.format, weight.scale, weight.dtype, weight.format.text
         for part, tensor in zip(PARTS, weight.parts, strict=True):
             self._buffers[f"weight_{part}"] = tensor
@@ -125,6 +128,10 @@ class PackedLayer(nn.Module):
         scales, _, _ = self.input_quantiser.given()
         steps = scales * self._buffers["weight_scales"].flatten().expand(len(bias))
         return (bias * steps.double()).to(self.dtype)
+
+    @bias.setter
+    def bias(self, value: Tensor | None) -> None:
+        self._buffers["bias"] = value  # a Parameter never comes here; replicas of a model have plain tensors for them
 
     def _held_bias(self) -> Tensor | None:
         return self._parameters["bias"] if "bias" in self._parameters else self._buffers["bias"]

@@ -3,7 +3,8 @@
 Some models use a layer as a holder of its weight (DeBERTa's ``rel_embeddings``, Mamba's ``conv1d``). Inside a forward
 pass, ``layer.weight`` of a quantised layer is the rounded weight and of a packed one the decoded weight, so that the
 model computes with the same values however it reads them. Everywhere else it is the Parameter or PackedTensor.
-Methods that compute outside any module's forward say so with :func:`rounded_weights`.
+Methods that compute outside any module's forward say so with :func:`rounded_weights`. What is read is a copy: writing
+to it would be lost, and raises ModelError with the layer's name and the rule that keeps it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_map_only
 
+from octavo.errors import ModelError
+
 _CALL = nn.Module._call_impl.__code__
+_CHECKPOINT = vars(checkpoint)  # what it calls again in a backward pass is the forward pass, by whatever name
 
 _rounded: ContextVar[bool] = ContextVar("octavo_rounded_weights", default=False)
 
@@ -51,7 +56,7 @@ def inside_forward(layer: nn.Module) -> bool:
     found = _rounded.get()
     frame = None if found else sys._getframe(2)
     while frame is not None and not found:
-        found = frame.f_code is _CALL or frame.f_code.co_name == "forward"
+        found = frame.f_code is _CALL or frame.f_code.co_name == "forward" or frame.f_globals is _CHECKPOINT
         frame = frame.f_back
     if found:
         for watch in watches:
@@ -59,36 +64,36 @@ def inside_forward(layer: nn.Module) -> bool:
     return found
 
 
-def late(make: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def late(
+    make: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str
+) -> Tensor:
     """Return ``make()``, at the first use of its values: many models read no more than the dtype.
 
-    Compilers get the tensor itself.
+    ``what``: names the tensor in errors. Compilers get the tensor itself.
     """
-    return make() if torch.compiler.is_compiling() else LateTensor(make, shape, dtype, device)
+    return make() if torch.compiler.is_compiling() else LateTensor(make, shape, dtype, device, what)
 
 
-class LateTensor(Tensor):
-    """A tensor whose values are computed when an operation first asks for them; its shape is known before."""
+def guarded(tensor: Tensor, what: str) -> Tensor:
+    """Return ``tensor``, with its gradient, refusing to be written to; transforms and compilers get the tensor itself.
 
-    @staticmethod
-    def __new__(
-        cls, make: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> LateTensor:
-        """Stand for ``make()``, which has this shape, dtype and device and no gradient."""
-        return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+    ``what``: names the tensor in errors.
+    """
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return tensor
+    made = tensor.as_subclass(RoundedTensor)
+    made._value, made._what = tensor, what
+    return made
 
-    def __init__(
-        self, make: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """Compute nothing yet."""
-        self._make: Callable[[], Tensor] | None = make
-        self._value: Tensor | None = None
+
+class _Read(Tensor):
+    """What the two kinds of tensors share that are read past a layer: operations get plain ones, but for writes."""
+
+    _what: str
 
     def value(self) -> Tensor:
-        """Return the tensor, computed once."""
-        if self._make is not None:
-            self._value, self._make = self._make(), None
-        return self._value
+        """Return the plain tensor."""
+        raise NotImplementedError
 
     @classmethod
     def __torch_function__(
@@ -98,8 +103,49 @@ class LateTensor(Tensor):
         if func in _KNOWN:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        args, kwargs = tree_map_only(LateTensor, LateTensor.value, (args, kwargs or {}))
-        return func(*args, **kwargs)
+        kwargs = kwargs or {}
+        subject = next(iter((*args, *kwargs.values())), None)
+        written = subject if _writes(func) else kwargs.get("out")
+        if isinstance(written, _Read):
+            raise _written(written._what)
+        args, kwargs = tree_map_only(_Read, lambda read: read.value(), (args, kwargs))
+        result = func(*args, **kwargs)
+        return guarded(result, subject._what) if func in _ALIASES and isinstance(subject, _Read) else result
+
+
+class RoundedTensor(_Read):
+    """A rounded weight or bias, with its gradient."""
+
+    _value: Tensor
+
+    def value(self) -> Tensor:
+        """Return the plain tensor."""
+        return self._value
+
+
+class LateTensor(_Read):
+    """A tensor whose values are computed when an operation first asks for them; its shape is known before."""
+
+    @staticmethod
+    def __new__(
+        cls, make: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str
+    ) -> LateTensor:
+        """Stand for ``make()``, which has this shape, dtype and device and no gradient."""
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
+
+    def __init__(
+        self, make: Callable[[], Tensor], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, what: str
+    ) -> None:
+        """Compute nothing yet."""
+        self._make: Callable[[], Tensor] | None = make
+        self._value: Tensor | None = None
+        self._what = what
+
+    def value(self) -> Tensor:
+        """Return the tensor, computed once."""
+        if self._make is not None:
+            self._value, self._make = self._make(), None
+        return self._value
 
     @classmethod
     def __torch_dispatch__(
@@ -110,6 +156,29 @@ class LateTensor(Tensor):
         return func(*args, **kwargs)
 
 
+def _writes(func: Callable[..., Any]) -> bool:
+    """Whether a function of torch changes its first argument, by its name: ``add_``, ``__iadd__``, ``w[0] = 0``."""
+    name = getattr(func, "__name__", "")
+    if name.startswith("__"):
+        return func == _SET_DATA or name in _OPERATORS
+    return name.endswith("_") and name not in ("requires_grad_", "share_memory_", "detach_")
+
+
+def _written(what: str) -> ModelError:
+    from octavo.quant.recipe.rule import Rule  # it imports the layers
+
+    rule = Rule(name=what.rpartition(": ")[0], keep=True)
+    return ModelError(
+        f"{what} is written to in a forward pass, where it is a copy that the layer does not read; write to it before "
+        f"the pass, or keep the layer with the rule '{rule}'"
+    )
+
+
+_SET_DATA = Tensor.data.__set__
+_ALIASES = {Tensor.data.__get__, Tensor.detach}
+_OPERATORS = {"__setitem__", *(f"__i{name}__" for name in (
+    "add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul",
+))}  # fmt: skip
 _KNOWN = {
     Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.ndim.__get__, Tensor.is_cuda.__get__,
     Tensor.is_meta.__get__, Tensor.layout.__get__, Tensor.requires_grad.__get__, Tensor.size, Tensor.dim,
