@@ -438,9 +438,12 @@ def test_links_that_leave_the_folder_are_refused_with_their_target(tmp_path, tar
 def test_links_inside_the_folder_and_to_blobs_of_the_hub_are_followed(tmp_path):
     inside = encoder(tmp_path / "inside")
     (inside / "again.json").symlink_to("config.json")
+    (inside / "pytorch_model.bin").write_bytes(b"a pickle")
+    (inside / "weights.txt").symlink_to("pytorch_model.bin")
     copy_companions(inside, tmp_path / "one")
     assert (tmp_path / "one" / "again.json").read_bytes() == (inside / "config.json").read_bytes()
     assert not (tmp_path / "one" / "again.json").is_symlink()
+    assert not (tmp_path / "one" / "weights.txt").exists()
     hub = tmp_path / "models--a--b"
     (hub / "blobs").mkdir(parents=True)
     (hub / "snapshots" / "0123").mkdir(parents=True)

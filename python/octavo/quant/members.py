@@ -22,9 +22,9 @@ MOST_BYTES, MOST_TOGETHER, MOST_FILES, DEPTH = 1 << 28, 1 << 30, 10_000, 16
 def companions(folder: Path, skip: Collection[str] = WEIGHTS) -> dict[Path, Path]:
     """Return configuration, tokenizer and the like of a folder: their places in it, and the files that they are.
 
-    Left out are hidden files, weights (``skip``, by suffix) and indices of shards. A link may lead to a file of the
-    folder, or, in the Hub's cache, to one of its blobs. Raises ContainerError naming any other link and its target,
-    what is no regular file, and files that are too large, too many or too deep; OSErrors.
+    Left out are hidden files, weights (``skip``, by suffix), links to them, and indices of shards. A link may lead
+    to a file of the folder, or, in the Hub's cache, to one of its blobs. Raises ContainerError naming any other link
+    and its target, what is no regular file, and files that are too large, too many or too deep; OSErrors.
     """
     found: dict[Path, Path] = {}
     together = 0
@@ -33,6 +33,8 @@ def companions(folder: Path, skip: Collection[str] = WEIGHTS) -> dict[Path, Path
         if file.suffix in skip or file.name.endswith(".index.json"):
             continue
         real = _real(file, folder)
+        if real.suffix in skip:
+            continue
         nbytes = real.stat().st_size
         together += nbytes
         if nbytes > MOST_BYTES:
