@@ -254,3 +254,11 @@ def test_memory_of_arrays_is_shared_only_to_read():
     assert not np.shares_memory(q, x)
     np.testing.assert_array_equal(q, x)
     assert math.isfinite(float(q.sum()))
+
+
+def test_rows_of_parts_whose_storage_was_shrunk_are_refused():
+    for part in ("codes", "scales"):
+        packed = octavo.encode(torch.randn(8, 64), "int4:channel")
+        getattr(packed, part).untyped_storage().resize_(0)
+        with pytest.raises(octavo.ShapeError, match="storage was resized"):
+            packed[2:3]

@@ -281,6 +281,8 @@ class PackedTensor:
             rows = slice(rows % len(self), rows % len(self) + 1)
         if not isinstance(rows, slice):
             raise DTypeError(f"PackedTensor is indexed by an int or a slice of rows, got {type(rows).__name__}")
+        for part in self.parts:
+            check_held(part, f"{self!r}: a part to slice")
         per_row = self.format.granularity in ("channel", "block")
         scales = self.scales[rows] if per_row else self.scales
         zeros = self.zeros[rows] if per_row and self.format.core.has_zeros else self.zeros
