@@ -1,5 +1,6 @@
 """Weights and biases that a model's own code reads, past the layer."""
 
+import asyncio
 import copy
 import pickle
 
@@ -232,6 +233,18 @@ def test_compiled_models_read_rounded_weights_without_a_break():
             assert torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(X), model(X), atol=1e-6)
 
 
+def test_methods_that_compute_compile_without_a_break():
+    layer = quantised(weight="int4:channel")
+
+    @rounded_weights()
+    def product(x):
+        return x @ layer.weight.t()
+
+    with torch.no_grad():
+        torch._dynamo.reset()
+        assert torch.allclose(torch.compile(product, fullgraph=True, backend="eager")(X), product(X), atol=1e-6)
+
+
 def test_strict_refuses_and_gives_the_rule():
     class Two(nn.Module):
         def __init__(self):
@@ -267,6 +280,40 @@ def test_methods_outside_a_forward_say_that_they_compute():
             with rounded_weights():
                 assert torch.equal(model.plain(X), expected)
         assert torch.equal(Own(layer).plain(X), X @ layer.weight.t())
+
+
+def test_generators_and_coroutines_read_rounded_weights_at_every_step():
+    layer = quantised(weight="int4:channel")
+    expected = octavo.quantize(layer.weight, "int4:channel")
+
+    @rounded_weights()
+    def stream():
+        sent = yield layer.weight
+        try:
+            yield sent + layer.weight
+        except ValueError:
+            yield layer.weight
+
+    @rounded_weights()
+    async def once():
+        await asyncio.sleep(0)
+        return layer.weight
+
+    @rounded_weights()
+    async def later():
+        for _ in range(2):
+            yield await once()
+
+    async def collected():
+        return [await once(), *[weight async for weight in later()]]
+
+    steps = stream()
+    found = [next(steps), steps.send(0), steps.throw(ValueError("on purpose")), *asyncio.run(collected())]
+    assert all(torch.equal(weight, expected) for weight in found)
+    held = stream()
+    next(held)
+    assert layer.weight is layer._parameters["weight"]  # the consumer reads as before
+    held.close()
 
 
 def test_hooks_of_torch_that_move_the_weight_work_on():

@@ -9,10 +9,11 @@ to it would be lost, and raises ModelError with the layer's name and the rule th
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextvars import ContextVar, Token
 from typing import Any
 
 import torch
@@ -31,18 +32,81 @@ _rounded: ContextVar[bool] = ContextVar("octavo_rounded_weights", default=False)
 watches: list[set[int]] = []
 
 
-@contextmanager
-def rounded_weights() -> Iterator[None]:
+class rounded_weights:
     """Read ``layer.weight`` and ``layer.bias`` of quantised layers as in a forward pass: rounded, or decoded.
 
     For a model's methods that read weights themselves and are called without its forward, such as a ``generate`` of its
-    own; also a decorator of them.
+    own; also a decorator of them, of generators and coroutines too.
     """
-    token = _rounded.set(True)
-    try:
-        yield
-    finally:
-        _rounded.reset(token)
+
+    def __init__(self) -> None:
+        """Change nothing yet."""
+        self._tokens: list[Token[bool]] = []
+
+    def __enter__(self) -> None:
+        """Read rounded weights from now on, in this thread or task."""
+        if not torch.compiler.is_compiling():  # compiled code reads rounded weights anyway
+            self._tokens.append(_rounded.set(True))
+
+    def __exit__(self, *error: object) -> None:
+        """Read as before."""
+        if self._tokens:
+            _rounded.reset(self._tokens.pop())
+
+    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``function``, whose every step reads rounded weights."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            steps = _Steps if inspect.isgeneratorfunction(function) else _AsyncSteps
+
+            @functools.wraps(function)
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                return steps(function(*args, **kwargs))
+
+        elif inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def wrapped(*args: Any, **kwargs: Any) -> Any:
+                with rounded_weights():
+                    return await function(*args, **kwargs)
+
+        else:
+
+            @functools.wraps(function)
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                with rounded_weights():
+                    return function(*args, **kwargs)
+
+        return wrapped
+
+
+class _Steps(Generator):
+    """A generator whose steps read rounded weights; its consumer, between them, does not."""
+
+    def __init__(self, made: Generator) -> None:
+        self._made = made
+
+    def send(self, value: Any) -> Any:
+        with rounded_weights():
+            return self._made.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        with rounded_weights():
+            return self._made.throw(*error)
+
+
+class _AsyncSteps(AsyncGenerator):
+    """As :class:`_Steps`, of an asynchronous generator."""
+
+    def __init__(self, made: AsyncGenerator) -> None:
+        self._made = made
+
+    async def asend(self, value: Any) -> Any:
+        with rounded_weights():
+            return await self._made.asend(value)
+
+    async def athrow(self, *error: Any) -> Any:
+        with rounded_weights():
+            return await self._made.athrow(*error)
 
 
 def inside_forward(layer: nn.Module) -> bool:
