@@ -67,6 +67,27 @@ def test_packing_changes_no_share_and_its_bytes_are_those_held():
     assert after.nbytes == sum(held.values())
 
 
+def test_layers_that_are_switched_off_are_not_counted():
+    model = octavo.quantize_model(nn.Sequential(nn.Linear(64, 64)), "mxint8", progress=False)
+    assert coverage(model).share > 0.9
+    model[0].weight_quantiser.enabled = False
+    found = coverage(model)
+    assert found.quantised == 0 and found.kept()["its quantiser is switched off"] == 64 * 64
+
+
+@pytest.mark.parametrize("bias", ["int8", "int32"])
+def test_a_rounded_bias_has_the_bytes_that_packing_gives_it(bias):
+    recipe = f"type:Linear int8:channel input=int8@minmax bias={bias}"
+    model = nn.Sequential(nn.Linear(64, 48)).half()
+    data = [torch.randn(4, 64, dtype=torch.float16)]
+    model = octavo.quantize_model(model, recipe, calibration=data, progress=False)
+    packed = octavo.pack_model(model)
+    held = packed[0].packed_weight.nbytes + packed[0].bias.nbytes
+    assert coverage(model).nbytes == coverage(packed).nbytes == held
+    assert coverage(model).parameters == coverage(packed).parameters == 65 * 48
+    assert coverage(model).nbytes_before == coverage(packed).nbytes_before
+
+
 def test_less_than_half_is_warned_of_with_the_reasons():
     (warning,) = warned(quantised)
     assert "Model takes no formats" in str(warning) and "octavo.quant.coverage(model)" in str(warning)

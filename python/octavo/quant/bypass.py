@@ -135,10 +135,11 @@ def _tell(model: nn.Module, layers: dict[str, nn.Module], called: set[int], read
         )
     if partly:
         parts.append(f"{_few(partly)}: the model reads the weight past the layer, whose activations are not rounded")
+    unless = f", unless other inputs use {_it(unused)}" if unused else ""  # experts, heads, layers left out at random
     short = rule if len(named) <= _NAMED else f"{'; '.join(rule.split('; ')[:_NAMED])}; ..."
     message = (
         f"{type(model).__name__}: {len(named)} of {len(layers)} quantised layers are bypassed. {'. '.join(parts)}. "
-        f"Keep {_it(named)} in the recipe: '{short}'"
+        f"Keep {_it(named)} in the recipe{unless}: '{short}'"
     )
     warnings.warn(BypassWarning(message, named, rule), stacklevel=2)
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from octavo.errors import CoverageWarning, DTypeError
-from octavo.formats import Format
 from octavo.nn import PackedLayer, Quantiser
 from octavo.quant.bypass import bypassed
 from octavo.quant.progress import Progress
@@ -25,6 +24,7 @@ LEAST = 0.5
 """Share of the parameters below which quantize_model warns."""
 
 KEPT = "kept by the recipe"
+OFF = "its quantiser is switched off"
 
 
 @dataclass(frozen=True)
@@ -181,27 +181,41 @@ def _parts(model: nn.Module, reasons: dict[int, str], unused: set[str]) -> Itera
                 join(path, "weight"), tuple(weight.shape), _name(module.dtype), str(module.format), dense,
                 weight.nbytes, bypassed=path in unused,
             )  # fmt: skip
+            if (bias := module._buffers.get("bias")) is not None:  # int32, in steps of the products
+                yield id(bias), Part(
+                    join(path, "bias"), tuple(bias.shape), _name(module.dtype), _name(bias.dtype),
+                    bias.numel() * module.dtype.itemsize, bias.nbytes, bypassed=path in unused,
+                )  # fmt: skip
         for name, tensor in module._parameters.items():
             if tensor is None:
                 continue
             quantiser = getattr(module, f"{name}_quantiser", None) if name in ("weight", "bias") else None
             fmt = None if quantiser is None or str(quantiser.spec.format) == "fp32" else quantiser.spec.format
-            reason = None if fmt else KEPT if isinstance(module, PackedLayer) else reasons.get(id(tensor), KEPT)
-            # Rows of a kernel run over all that a sum does.
-            shape = tuple(tensor.shape) if name == "bias" or tensor.ndim < 2 else _matrix(module, tensor)
+            off = fmt is not None and not quantiser.enabled
+            fmt = None if off else fmt
+            reason = (
+                None
+                if fmt
+                else OFF
+                if off
+                else KEPT
+                if isinstance(module, PackedLayer)
+                else reasons.get(id(tensor), KEPT)
+            )
+            # Rows of a kernel run over all that a sum does. A rounded bias is held as it is, or as as many int32.
+            if name == "bias":
+                nbytes = 4 * tensor.numel() if str(fmt) == "int32" else tensor.nbytes
+            else:
+                nbytes = tensor.nbytes if fmt is None else fmt.nbytes(_matrix(module, tensor))
             yield id(tensor), Part(
                 join(path, name), tuple(tensor.shape), _name(tensor.dtype), str(fmt) if fmt else None, tensor.nbytes,
-                _nbytes(fmt, shape, tensor), reason, path in unused and fmt is not None,
+                nbytes, reason, path in unused and fmt is not None,
             )  # fmt: skip
 
 
 def _matrix(module: nn.Module, tensor: Tensor) -> tuple[int, ...]:
     matrix = getattr(module, "weight_matrix", None)
     return tuple(tensor.shape) if matrix is None else tuple(matrix().shape)
-
-
-def _nbytes(fmt: Format | None, shape: tuple[int, ...], tensor: Tensor) -> int:
-    return tensor.nbytes if fmt is None else fmt.nbytes(shape)
 
 
 def _reason(site: Site) -> str:
