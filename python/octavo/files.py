@@ -26,7 +26,7 @@ TEMPORARY, ASIDE = ".octavo.tmp", ".octavo.old"
 
 _OURS = re.compile(r"\.(?P<name>.+)\.\d+-[0-9a-f]{8}\.octavo\.(?P<kind>tmp|old)", re.DOTALL)
 _STREAMS = re.compile(r"/dev/(stdin|stdout|stderr|fd/.*)|/proc/.*")
-_NATIVE = re.compile(r"\(os error (\d+)\)$")
+_NATIVE = re.compile(r"\(os error (\d+)\)(?: at path \".*\")?$", re.DOTALL)
 _LONGEST = 200  # bytes of a name that a temporary one repeats; file systems allow 255 in all
 
 

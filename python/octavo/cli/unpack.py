@@ -40,6 +40,7 @@ def run(
     import torch
 
     from octavo.quant.checkpoint import PLAIN_NAME, Checkpoint, check_target, write
+    from octavo.quant.unpacked import as_in_the_model
     from octavo.quant.weights import unpack_tensors
     from octavo.report.console import console, progress
     from octavo.report.weights import size
@@ -50,7 +51,7 @@ def run(
     tensors = source.tensors()
     with progress("unpacking", sum(tensor.nbytes for tensor in tensors.values())) as done:
         plain = unpack_tensors(tensors, None if dtype is None else getattr(torch, dtype), progress=done)
-    file = write(source, out, PLAIN_NAME, plain, force=force)
+    file = write(source, out, PLAIN_NAME, as_in_the_model(source, plain), force=force)
     packed = sum(isinstance(tensor, PackedTensor) for tensor in tensors.values())
     stdout = console()
     stdout.print(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from octavo import container, folders
-from octavo._reading import INDEX_BYTES, member, read_json, shown
+from octavo._reading import INDEX_BYTES, member, parse_json, read_json, shown
 from octavo.errors import ContainerError
 from octavo.quant.members import WEIGHTS, copy_companions
 
@@ -23,6 +23,8 @@ PACKED_NAME = "model.octavo.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 CONFIGURATIONS = ("config.json", "generation_config.json")
 """Files of a model folder that belong to its weights: they are never kept beside those of another model."""
+STRUCTURE = "structure"
+"""Key in a file's metadata, under which :func:`octavo.save_model` describes the layers that its tensors belong to."""
 _NAMES = (PLAIN_NAME, INDEX_NAME, PACKED_NAME)
 
 
@@ -113,8 +115,9 @@ def check_target(source: Checkpoint, target: Path, weights_name: str, *, force: 
     """Refuse a target that is there (unless ``force``; an empty folder is no obstacle), or that cannot be one.
 
     Raises FileExistsError; ContainerError where it is or lies in the source, is a folder for a file or the reverse, or
-    holds weights under another name than ``weights_name``.
+    holds weights under another name than ``weights_name``; also for a source with simulated layers.
     """
+    _refuse_simulated(source)
     inside = source.is_folder and target.resolve().is_relative_to(source.path.resolve())
     if inside or any(target.exists() and target.samefile(file) for file in source.files):
         raise ContainerError(f"{target}: the output would lie in the input {source.path}; give another --out")
@@ -130,6 +133,27 @@ def check_target(source: Checkpoint, target: Path, weights_name: str, *, force: 
     others = [name for name in held(target) if name != weights_name] if target.is_dir() else []
     if others:
         raise ContainerError(f"{target}: holds {others[0]}, and {weights_name} beside it would be ambiguous")
+
+
+def _refuse_simulated(source: Checkpoint) -> None:
+    """Refuse a model whose layers round what goes through them: its tensors alone are another model."""
+    for path, record in layers_of(source).items():
+        kind = record.get("class") if isinstance(record, dict) else None
+        if isinstance(kind, str) and kind.startswith("Quant"):
+            raise ContainerError(
+                f"{source.path}: {shown(path)} is a simulated layer ({shown(kind)}), whose quantisers would be lost; "
+                "octavo.pack_model packs what octavo.load_model reads, octavo.save_model writes it"
+            )
+
+
+def layers_of(source: Checkpoint) -> Mapping[str, Any]:
+    """Return what :func:`octavo.save_model` said about quantised layers; none in files of other writers."""
+    text = source.metadata().get(STRUCTURE, "{}")
+    try:
+        layers = parse_json(text, str(source.path)).get("layers")
+    except ContainerError:  # another library's text
+        return {}
+    return layers if isinstance(layers, dict) else {}
 
 
 def write(
@@ -158,5 +182,9 @@ def fill_folder(
 
 
 def _save(source: Checkpoint, file: Path, tensors: Mapping[str, Tensor | PackedTensor], *, overwrite: bool) -> None:
+    from octavo.tensor import PackedTensor
+
     metadata = {"format": "pt", **source.metadata()}  # transformers refuses weights without it
+    if layers_of(source) or any(isinstance(tensor, PackedTensor) for tensor in tensors.values()):
+        metadata.pop(STRUCTURE, None)  # it describes the tensors as they were
     container.save(tensors, file, metadata=metadata, overwrite=overwrite)

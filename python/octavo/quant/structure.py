@@ -25,12 +25,13 @@ from octavo.nn import (
 )
 from octavo.nn.integer import Int32Bias
 from octavo.nn.parts import format_text
+from octavo.quant.checkpoint import STRUCTURE
 from octavo.quant.recipe.rule import read_spec
 from octavo.quant.recipe.sites import is_transposed
 from octavo.quant.spec import ROLES, LayerPlan, Spec
 from octavo.tensor import FLOATS, SCALE_DTYPES, PackedTensor
 
-KEY, VERSION = "structure", 1  # of the description in a file's metadata
+KEY, VERSION = STRUCTURE, 1  # of the description in a file's metadata
 
 _PACKED = {kind.__name__: kind for kind in (PackedLinear, PackedEmbedding, PackedConv1d, PackedConv2d)}
 _SIMULATED = (
