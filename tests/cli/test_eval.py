@@ -134,3 +134,12 @@ def test_the_shipped_model_is_as_good_as_is_said(octavo, shared):
     data = shared / "data" / "polynomials_200k.txt.xz"
     found = json.loads(octavo("eval", "polynomials", "--data", data, "--json").stdout)
     assert found["lines"] == 200_000 and abs(found["exact"] - 199_379) <= 10  # kernels may round the last bit apart
+
+
+def test_mistakes_never_take_the_place_of_the_lines(octavo, tmp_path):
+    data, link = tmp_path / "lines.txt", tmp_path / "link"
+    data.write_text("(x+1)*(x-2)=x**2-x-2\n")
+    link.symlink_to(data)
+    for out in (data, link):
+        told = octavo("eval", "polynomials", "--data", data, "-o", out, code=2).output
+        assert "the file of --data" in told and data.read_text() == "(x+1)*(x-2)=x**2-x-2\n"
