@@ -207,6 +207,7 @@ BROKEN = [
     ("config.json", lambda c: c.update(model_type="gpt2"), "model_type is 'gpt2'"),
     ("config.json", lambda c: c.update(hidden_act="silu"), "hidden_act is 'silu'"),
     ("config.json", lambda c: c.update(num_hidden_layers=3), "is missing"),
+    ("config.json", lambda c: c.update(num_hidden_layers=1), "is left over; num_hidden_layers"),
     ("config.json", lambda c: c.update(num_hidden_layers=10**9), "num_hidden_layers is 1000000000"),
     ("config.json", lambda c: c.update(hidden_size=-1), "hidden_size|invalid value"),
     ("config.json", lambda c: c.update(vocab_size=7), "vocabulary of config.json has 7"),
@@ -229,6 +230,16 @@ def test_a_broken_folder_is_refused(tmp_path, name, change, said):
     with pytest.raises(ContainerError, match=said) as caught:
         Encoder.load(tmp_path)
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_bias_that_is_missing_is_refused(tmp_path):
+    tiny().save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    tensors = octavo.load(tmp_path / "model.safetensors")
+    del tensors["encoder.layer.1.intermediate.dense.bias"]
+    octavo.save(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ContainerError, match=r"intermediate\.dense\.bias: is missing"):
+        Encoder.load(tmp_path)
 
 
 def test_simulated_layers_are_refused(tmp_path):

@@ -41,8 +41,6 @@ pub(super) enum Weight {
 
 /// What a layer adds.
 pub(super) enum Added {
-    /// Nothing.
-    Nothing,
     /// Numbers.
     Floats(Vec<f32>),
     /// Integers in steps of the products of an integer layer.
@@ -72,7 +70,6 @@ impl Dense {
                     input.scales.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect();
                 let scales = (!scales.is_empty()).then_some(scales.as_slice());
                 let bias = match &self.bias {
-                    Added::Nothing => Bias::None,
                     Added::Floats(bias) => Bias::Float(Values::F32(bias)),
                     Added::Integers(bias) => Bias::Integer(bias),
                 };
@@ -100,7 +97,6 @@ impl Dense {
 
     fn multiply(&self, weight: &Weight, x: &[f32], rows: usize, out: &mut [f32]) -> Result<()> {
         let bias = match &self.bias {
-            Added::Nothing => None,
             Added::Floats(bias) => Some(Values::F32(bias)),
             Added::Integers(_) => return Err(Error::Internal("an integer bias without integer products".to_owned())),
         };

@@ -70,8 +70,18 @@ impl Source {
         Ok(Self { file, structure, prefix: if is_part { "bert." } else { "" } })
     }
 
-    /// Refuses layers that round and that the encoder does not have: they would be passed over in silence.
+    /// Refuses layers that the configuration does not count, and layers that round and that the encoder does not have:
+    /// they would be passed over in silence.
     pub(super) fn check_layers(&self, layers: usize) -> Result<()> {
+        for name in self.file.names() {
+            let number = name.strip_prefix(self.prefix).and_then(|name| name.strip_prefix("encoder.layer."));
+            let number = number.and_then(|rest| rest.split('.').next()).and_then(|number| number.parse().ok());
+            if number.is_some_and(|number: usize| number >= layers) {
+                return Err(self
+                    .file
+                    .refuse(name, format!("is left over; num_hidden_layers of config.json is {layers}")));
+            }
+        }
         for (path, record) in &self.structure.layers {
             let Some(name) = path.strip_prefix(self.prefix) else { continue };
             let known = match name.strip_prefix("encoder.layer.").and_then(|rest| rest.split_once('.')) {
@@ -176,19 +186,13 @@ impl Source {
             (Some(held), Some(input)) => multiplies_integers(held.format, input),
             _ => false,
         };
-        let bias = match self.file.shape(self.stored(&bias)) {
-            None => Added::Nothing,
-            Some(_) => {
-                self.check_shape(&bias, &[outputs])?;
-                if self.file.is_integer(self.stored(&bias)) {
-                    if !integer {
-                        return Err(self.file.refuse(&bias, "int32 beside a layer whose products are not integers"));
-                    }
-                    Added::Integers(self.file.integers(self.stored(&bias))?)
-                } else {
-                    Added::Floats(self.file.floats(self.stored(&bias))?)
-                }
-            }
+        self.check_shape(&bias, &[outputs])?;
+        let bias = if !self.file.is_integer(self.stored(&bias)) {
+            Added::Floats(self.file.floats(self.stored(&bias))?)
+        } else if integer {
+            Added::Integers(self.file.integers(self.stored(&bias))?)
+        } else {
+            return Err(self.file.refuse(&bias, "int32 beside a layer whose products are not integers"));
         };
         let weight = match held {
             Some(held) => Weight::Packed(held),

@@ -110,7 +110,8 @@ impl Encoder {
     /// One vector of length 1 for each text, `[texts, width]`: the mean over the tokens of the last layer.
     ///
     /// Texts of more than `limit` tokens, or than the model has positions, are cut at their end. A text's vector depends
-    /// on the other texts in its last bits alone: products of more rows are summed in another order.
+    /// on the other texts in its last bits alone: products of more rows are summed in another order. That of a text
+    /// without tokens is NaN.
     ///
     /// # Errors
     /// [`octavo_core::Error::Setting`] where threads cannot be started; [`octavo_core::Error::NonFinite`] where an
