@@ -35,8 +35,8 @@ def contestants(folder: Path) -> dict[str, Callable[[list[str]], object]]:
     """Functions from left sides to right sides, by name."""
     import torch
     from octavo import Engine
-    from octavo.models.polynomials.accuracy import expander
-    from octavo.models.polynomials.export import INTEGER, load_model
+    from octavo.systems.polynomials.accuracy import expander
+    from octavo.systems.polynomials.export import INTEGER, load_model
 
     network, tokenizer = load_model(folder)
 
@@ -58,7 +58,7 @@ def contestants(folder: Path) -> dict[str, Callable[[list[str]], object]]:
 def throughput(folder: Path, rounds: int, force: bool) -> tuple[dict[str, float], list[float]]:
     """Lines a second of every contestant, and the copy bandwidth in GB/s, medians of interleaved rounds."""
     import torch
-    from octavo.data.polynomials import generate
+    from octavo.systems.polynomials.data import generate
 
     lefts = [line.partition("=")[0] for line in generate(max(SMALL.values()), seed=77)]
     calls = contestants(folder)
@@ -82,7 +82,7 @@ def throughput(folder: Path, rounds: int, force: bool) -> tuple[dict[str, float]
 def million(folder: Path, lines: int, precision: str) -> float:
     """Seconds from a text file of ``lines`` lines to a text file of their answers."""
     from octavo import Engine
-    from octavo.data.polynomials import generate
+    from octavo.systems.polynomials.data import generate
 
     with tempfile.TemporaryDirectory() as scratch:
         given, answers = Path(scratch) / "in.txt", Path(scratch) / "out.txt"
@@ -130,7 +130,7 @@ def main() -> int:
     given = parser.parse_args()
     try:
         load = harness.require_quiet(given.force)
-        from octavo.models.polynomials.shipped import shipped_folder
+        from octavo.systems.polynomials.shipped import shipped_folder
 
         folder = given.model or shipped_folder()
         cold = {"octavo expand (Python)": [sys.executable, "-m", "octavo", "expand", "--model", str(folder), LINE]}

@@ -31,7 +31,7 @@ Work = Iterator[Callable[[], Any]]
 def missing() -> str | None:
     """Say what is missing for a run; None where nothing is."""
     import torch
-    from octavo import cuda
+    from octavo.cuda import device as cuda
 
     if not torch.cuda.is_available():
         return "torch finds no GPU here"
@@ -45,7 +45,7 @@ def machine() -> dict[str, Any]:
     from dataclasses import asdict
 
     import torch
-    from octavo import cuda
+    from octavo.cuda import device as cuda
 
     found = asdict(cuda.info())
     if found["compiler"]:
@@ -122,8 +122,8 @@ def collect(jobs: Work, figures: list[bars.Figure], without: list[str], after: C
 def run(args: argparse.Namespace) -> int:
     """Measure, judge, print and write."""
     import torch
-    from octavo.report.console import console, print_table
-    from octavo.train.errors import PackageError
+    from octavo.display.console import console, print_table
+    from octavo.errors import PackageError
 
     begin, figures, without = time.monotonic(), [], []
     told: dict[str, Any] = {"machine": machine(), "yardsticks": yardsticks() if HELD & set(args.only) else {}}

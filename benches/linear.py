@@ -89,7 +89,7 @@ def copies(nbytes: int, rotate: int) -> int:
 def packed(x: Tensor, weight: Tensor, text: str, rotate: int) -> Rotation:
     """octavo's product with weights of a format; ``W x I`` is the integer one."""
     import octavo
-    from octavo.linear import integer_linear, packed_linear
+    from octavo.ops.linear import integer_linear, packed_linear
 
     kind, _, inputs = text.partition(" x ")
     first = octavo.encode(weight, kind)
@@ -230,7 +230,8 @@ def run(args: argparse.Namespace) -> int:
     harness.require_quiet(args.force)
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # before torch loads its OpenMP
     import torch
-    from octavo import _core, linear
+    from octavo import _core
+    from octavo.ops import linear
 
     torch.set_num_threads(args.threads)
     _core.set_num_threads(args.threads)

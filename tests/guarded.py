@@ -24,8 +24,13 @@ from collections import Counter
 
 import octavo
 import torch
-from octavo import _core, gemm, linear, ops  # noqa: F401 register the ops
+from octavo import _core
 from octavo.formats import core
+from octavo.ops import codec as ops  # noqa: F401 register the ops
+from octavo.ops import (
+    gemm,  # noqa: F401 register the ops
+    linear,  # noqa: F401 register the ops
+)
 from octavo.tensor import part_specs
 
 PAGE = mmap.PAGESIZE

@@ -17,7 +17,7 @@ import pytest
 import torch
 from octavo import Format, InternalError, _core, settings
 from octavo import container as container_module
-from octavo import ops as ops_module
+from octavo.ops import codec as ops_module
 
 PACKAGE = Path(octavo.__file__).resolve().parent
 HUGE = 2**62
@@ -484,7 +484,7 @@ def test_changing_the_number_of_threads_meanwhile_is_safe():
 def test_import_loads_neither_torch_nor_numpy():
     done = python(
         "import sys, json, octavo; octavo.formats(); octavo.Format('mxint8').values(); dir(octavo);"
-        "print(json.dumps([m for m in ('torch', 'numpy', 'octavo.ops', 'octavo.tensor') if m in sys.modules]))"
+        "print(json.dumps([m for m in ('torch', 'numpy', 'octavo.ops.codec', 'octavo.tensor') if m in sys.modules]))"
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []
@@ -493,7 +493,18 @@ def test_import_loads_neither_torch_nor_numpy():
 def test_every_public_name_is_there():
     done = python("import octavo; print([getattr(octavo, name) for name in octavo.__all__] and 'all')")
     assert done.stdout.strip() == "all", done.stderr
-    names = ["nn.PackedLinear", "quant.gptq", "compress.lora.insert", "compat", "models", "data", "train.train"]
+    names = ["nn.PackedLinear", "quant.gptq", "lora.insert", "compat", "models", "data", "train.train"]
+    names += [
+        "linear.packed_linear",
+        "gemm.int8_gemm",
+        "recipe",
+        "folder",
+        "engine",
+        "ops",
+        "systems",
+        "studies",
+        "cuda",
+    ]
     done = python("import octavo; " + "; ".join(f"octavo.{name}" for name in names))
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

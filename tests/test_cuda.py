@@ -8,16 +8,8 @@ from pathlib import Path
 
 import octavo
 import pytest
-from octavo import (
-    CudaError,
-    CudaUnavailableError,
-    DTypeError,
-    FormatError,
-    KernelCompileError,
-    SettingError,
-    _core,
-    cuda,
-)
+from octavo import CudaError, CudaUnavailableError, DTypeError, FormatError, KernelCompileError, SettingError, _core
+from octavo.cuda import device as cuda
 
 ROOT = Path(__file__).resolve().parents[1]
 FORMATS = ("mxint8", "int4:g32")

@@ -3,8 +3,9 @@
 import octavo
 import pytest
 import torch
-from octavo import gemm, linear, ops
 from octavo.formats import core
+from octavo.ops import codec as ops
+from octavo.ops import gemm, linear
 from torch import func
 from torch.autograd import forward_ad
 

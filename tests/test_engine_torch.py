@@ -9,14 +9,14 @@ import json
 import pytest
 import torch
 from octavo import container
-from octavo.data.polynomials import splits
-from octavo.engine import Engine, Summary
-from octavo.engine_torch import DTYPES, Stream, TorchEngine, cuda_device, load
+from octavo.engine.gpu import DTYPES, Stream, TorchEngine, cuda_device, load
+from octavo.engine.native import Engine, Summary
 from octavo.errors import ContainerError, CudaUnavailableError, DataError, DTypeError, SettingError
-from octavo.models.polynomials.shipped import load_shipped, shipped_folder
 from octavo.models.seq2seq import ARCHITECTURES, END, Seq2SeqConfig, build
 from octavo.models.seq2seq.folded import FoldedHybrid
 from octavo.models.seq2seq.graphs import ROWS, Graphs, Tile
+from octavo.systems.polynomials.data import splits
+from octavo.systems.polynomials.shipped import load_shipped, shipped_folder
 
 CPU = torch.device("cpu")
 # Share of lines that bfloat16 answers as float does; 0.9993 was measured on 3,000 lines.

@@ -7,7 +7,7 @@ import octavo
 import oracle
 import pytest
 import torch
-from octavo.linear import integer_linear, packed_embedding, packed_linear
+from octavo.ops.linear import integer_linear, packed_embedding, packed_linear
 from oracle import EXAMPLES
 
 FORMATS = sorted({text for text in EXAMPLES if oracle.parse(text).width <= 32})

@@ -4,8 +4,9 @@ import octavo
 import oracle
 import pytest
 import torch
-from octavo import DTypeError, FormatError, NonFiniteError, RangeError, ShapeError, _core, linear
-from octavo.linear import integer_linear, packed_embedding, packed_linear
+from octavo import DTypeError, FormatError, NonFiniteError, RangeError, ShapeError, _core
+from octavo.ops import linear
+from octavo.ops.linear import integer_linear, packed_embedding, packed_linear
 from oracle import EXAMPLES
 
 ops = torch.ops.octavo

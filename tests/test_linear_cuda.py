@@ -8,9 +8,10 @@ from __future__ import annotations
 import octavo
 import pytest
 import torch
-from octavo import _core, gemm, linear_cuda
+from octavo import _core
 from octavo.errors import DTypeError, FormatError, ShapeError
-from octavo.linear import integer_linear, kernel, packed_embedding, packed_linear
+from octavo.ops import gemm, linear_cuda
+from octavo.ops.linear import integer_linear, kernel, packed_embedding, packed_linear
 from torch import Tensor
 
 FORMATS = ["int8:channel", "int4:g32", "uint4:g32", "mxint8", "mxfp8e4m3", "nvfp4", "nf4", "int8:tensor", "bf16"]

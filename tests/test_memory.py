@@ -11,7 +11,7 @@ resource = pytest.importorskip("resource")
 LIMITED = """
     import resource, sys
     import torch, octavo
-    from octavo.linear import integer_linear, packed_linear
+    from octavo.ops.linear import integer_linear, packed_linear
     torch.set_num_threads(1)
     octavo._core.set_num_threads(2)
     def used():

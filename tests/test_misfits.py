@@ -7,9 +7,11 @@ import pickle
 import octavo
 import pytest
 import torch
-from octavo import DTypeError, FormatError, ShapeError, _core, gemm, linear, linear_cuda, ops_cuda
+from octavo import DTypeError, FormatError, ShapeError, _core
 from octavo.formats import core
-from octavo.ops import pack_zeros
+from octavo.ops import codec_cuda as ops_cuda
+from octavo.ops import gemm, linear, linear_cuda
+from octavo.ops.codec import pack_zeros
 from octavo.tensor import part_specs
 
 OPS = torch.ops.octavo

@@ -16,11 +16,11 @@ import pytest
 import torch
 from octavo import ContainerError, ModelError, OctavoError
 from octavo.cli import pack
-from octavo.models.by_name import build
-from octavo.quant.checkpoint import PACKED_NAME, Checkpoint
-from octavo.quant.extent import Extent
-from octavo.quant.members import companions, copy_companions
-from octavo.quant.skeleton import build as build_module
+from octavo.folder.checkpoint import PACKED_NAME, Checkpoint
+from octavo.folder.extent import Extent
+from octavo.folder.members import companions, copy_companions
+from octavo.folder.skeleton import build as build_module
+from octavo.systems.by_name import build
 from torch import nn
 
 transformers = pytest.importorskip("transformers")
@@ -59,7 +59,7 @@ def saved(folder):
 
 def compress(folder):
     from octavo.formats import parse_formats
-    from octavo.search.encoder import compress_encoder
+    from octavo.systems.sentences.compress import compress_encoder
 
     source = Checkpoint.open(folder)
     return compress_encoder(str(folder), source, 8.5, parse_formats("mxint8"), folder.parent / "out")
@@ -70,7 +70,7 @@ def recipe(folder):
 
 
 def classify(folder):
-    from octavo.models.classifier import kinds
+    from octavo.systems.sentences.classifier import kinds
 
     (folder / kinds.INFO).write_text(json.dumps({"octavo": 1, "kind": "minilm"}))
     return kinds.load(folder)
@@ -147,7 +147,7 @@ def test_a_yes_on_standard_input_changes_nothing(tmp_path):
     (folder / "evil.py").write_text(CODE)
     code = """
 import sys, octavo
-from octavo.models.by_name import build
+from octavo.systems.by_name import build
 for read in (octavo.load_model, build):
     try:
         read(sys.argv[1])
@@ -469,7 +469,7 @@ def test_members_that_are_no_files_of_the_folder_are_refused(tmp_path, kind, mon
         with open(file, "wb") as opened:
             opened.truncate(1 << 40)
     elif kind == "many":
-        monkeypatch.setattr("octavo.quant.members.MOST_FILES", 3)
+        monkeypatch.setattr("octavo.folder.members.MOST_FILES", 3)
         for number in range(4):
             (folder / f"{number}.txt").write_text("x")
     elif kind == "deep":

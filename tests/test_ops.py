@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import sample
 from octavo import DTypeError, FormatError, NonFiniteError, ShapeError
-from octavo.ops import pack_zeros
+from octavo.ops.codec import pack_zeros
 from oracle import EXAMPLES
 from test_codecs import DTYPES
 from test_laws import assert_same_bits, own_scales, random_scales

@@ -4,11 +4,12 @@ import ctypes
 import math
 from types import SimpleNamespace
 
-import octavo.ops
+import octavo.ops.codec
 import pytest
 import torch
-from octavo import CudaError, DTypeError, NonFiniteError, ShapeError, _core, ops_cuda
+from octavo import CudaError, DTypeError, NonFiniteError, ShapeError, _core
 from octavo.formats import core
+from octavo.ops import codec_cuda as ops_cuda
 
 cuda = SimpleNamespace(**ops_cuda.OPS)
 cpu = torch.ops.octavo

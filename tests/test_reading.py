@@ -15,11 +15,11 @@ import pytest
 from octavo import ContainerError, DataError, FormatError, OctavoError, Recipe
 from octavo._reading import DEPTH, VALUES, parse_json, read_bytes, read_head, read_json, read_text
 from octavo.data import CharTokenizer
-from octavo.models.by_name import is_polynomial
-from octavo.models.classifier import kinds
-from octavo.models.polynomials import export
-from octavo.quant.checkpoint import INDEX_NAME, Checkpoint
+from octavo.folder.checkpoint import INDEX_NAME, Checkpoint
 from octavo.search.journal import NAME, Journal, identity
+from octavo.systems.by_name import is_polynomial
+from octavo.systems.polynomials import export
+from octavo.systems.sentences.classifier import kinds
 from octavo.train import read_metrics
 from octavo.train.errors import CheckpointError
 from octavo.train.metrics import METRICS, RUN
@@ -191,7 +191,7 @@ def test_nothing_else_reads_json_or_opens_the_door_of_transformers(path):
 
 
 def test_the_door_is_locked():
-    from octavo.quant import transformers_door
+    from octavo.folder import transformers_door
 
     assert transformers_door._SAFE == {"trust_remote_code": False, "local_files_only": True}
     assert "use_safetensors=True" in Path(transformers_door.__file__).read_text()

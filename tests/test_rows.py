@@ -4,7 +4,7 @@ import octavo
 import oracle
 import pytest
 import torch
-from octavo.linear import integer_linear, packed_linear
+from octavo.ops.linear import integer_linear, packed_linear
 from oracle import EXAMPLES
 
 FORMATS = sorted({text for text in EXAMPLES if oracle.parse(text).width <= 32})

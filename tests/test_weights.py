@@ -5,10 +5,8 @@ import pytest
 import torch
 from octavo import Format, FormatError, NonFiniteError, PackedTensor, Recipe, container, encode, quantize
 from octavo.errors import ContainerError, ShapeError
-from octavo.formats import parse_formats
-from octavo.quant.checkpoint import Checkpoint
-from octavo.quant.recipe.checkpoint import select
-from octavo.quant.weights import (
+from octavo.folder.checkpoint import Checkpoint
+from octavo.folder.weights import (
     Errors,
     best_format,
     compare_formats,
@@ -17,6 +15,8 @@ from octavo.quant.weights import (
     plan,
     unpack_tensors,
 )
+from octavo.formats import parse_formats
+from octavo.recipe.checkpoint import select
 
 FLOAT64 = 1e-12  # relative: float64 sums in another order
 

@@ -8,7 +8,7 @@ from statistics import median
 
 import octavo
 import torch
-from octavo.linear import integer_linear, packed_embedding, packed_linear
+from octavo.ops.linear import integer_linear, packed_embedding, packed_linear
 from torch import Tensor
 
 from gpu.bars import Figure

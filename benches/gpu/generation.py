@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from octavo.data.polynomials import splits
-from octavo.engine import Engine
-from octavo.models.polynomials.shipped import load_shipped
+from octavo.engine.native import Engine
 from octavo.models.seq2seq.folded import FoldedHybrid
 from octavo.models.seq2seq.fused import FusedHybrid
 from octavo.models.seq2seq.graphs import Generator
+from octavo.systems.polynomials.data import splits
+from octavo.systems.polynomials.shipped import load_shipped
 
 from gpu.bars import Figure
 from gpu.timing import DEVICE, microseconds

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from functools import cache
 
 import octavo
-import octavo.gemm  # registers the op
+import octavo.ops.gemm  # registers the op
 import torch
 from octavo import settings
 from octavo.errors import OctavoError
-from octavo.linear import kernel, packed_linear
+from octavo.ops.linear import kernel, packed_linear
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -60,7 +60,7 @@ def plain_kernels() -> Iterator[None]:
     def use(plain: bool) -> None:
         os.environ["OCTAVO_CUDA_PLAIN"] = "01"[plain]
         settings.apply()
-        octavo.gemm._scratch.cache_clear()  # another kernel, another size
+        octavo.ops.gemm._scratch.cache_clear()  # another kernel, another size
 
     use(True)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from octavo.report.console import table
+from octavo.display.console import table
 from rich.table import Table
 
 from gpu.bars import Figure

@@ -37,44 +37,49 @@ from octavo.settings import strict
 
 if _TYPE_CHECKING:
     from octavo import compat as compat
-    from octavo import compress as compress
     from octavo import cuda as cuda
     from octavo import data as data
+    from octavo import folder as folder
+    from octavo import lora as lora
     from octavo import models as models
     from octavo import nn as nn
     from octavo import quant as quant
     from octavo import train as train
     from octavo.container import inspect, load, save
-    from octavo.encoder import Encoder
-    from octavo.engine import Engine
-    from octavo.ops import decode, encode, quantize
+    from octavo.engine.encoder import Encoder
+    from octavo.engine.native import Engine
+    from octavo.folder.explain import explain
+    from octavo.folder.model import load_model, save_model
+    from octavo.ops.codec import decode, encode, quantize
     from octavo.quant.model import quantize_model
-    from octavo.quant.model_folder import load_model, save_model
     from octavo.quant.pack import pack_model
-    from octavo.quant.recipe import Recipe, Rule
-    from octavo.report.explain import explain
+    from octavo.recipe import Recipe, Rule
     from octavo.tensor import PackedTensor
 
 _LAZY = {
-    "Encoder": "octavo.encoder",
-    "Engine": "octavo.engine",
+    "Encoder": "octavo.engine.encoder",
+    "Engine": "octavo.engine.native",
     "PackedTensor": "octavo.tensor",
-    "Recipe": "octavo.quant.recipe",
-    "Rule": "octavo.quant.recipe",
-    "decode": "octavo.ops",
-    "encode": "octavo.ops",
-    "explain": "octavo.report.explain",
+    "Recipe": "octavo.recipe",
+    "Rule": "octavo.recipe",
+    "decode": "octavo.ops.codec",
+    "encode": "octavo.ops.codec",
+    "explain": "octavo.folder.explain",
     "inspect": "octavo.container",
     "load": "octavo.container",
-    "load_model": "octavo.quant.model_folder",
+    "load_model": "octavo.folder.model",
     "pack_model": "octavo.quant.pack",
-    "quantize": "octavo.ops",
+    "quantize": "octavo.ops.codec",
     "quantize_model": "octavo.quant.model",
     "save": "octavo.container",
-    "save_model": "octavo.quant.model_folder",
+    "save_model": "octavo.folder.model",
 }
 
-_MODULES = ("compat", "compress", "cuda", "data", "models", "nn", "quant", "train")
+_MODULES = (
+    "compat", "cuda", "data", "engine", "folder", "lora", "models", "nn", "ops", "quant", "recipe", "search", "studies",
+    "systems", "train",
+)  # fmt: skip
+_ALIASES = {"gemm": "octavo.ops.gemm", "linear": "octavo.ops.linear"}
 
 __all__ = [
     "BypassWarning",
@@ -129,8 +134,8 @@ def __getattr__(name: str) -> object:
         value = getattr(_import_module(_LAZY[name]), name)
         globals()[name] = value
         return value
-    if name in _MODULES:
-        return _import_module(f"octavo.{name}")
+    if name in _MODULES or name in _ALIASES:
+        return _import_module(_ALIASES.get(name, f"octavo.{name}"))
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")
 
 

@@ -112,3 +112,7 @@ class BypassWarning(OctavoWarning):
 
 class CoverageWarning(OctavoWarning):
     """A recipe that leaves more than half of a model's parameters as they are."""
+
+
+class PackageError(OctavoError, ImportError):
+    """An optional package that was asked for and is not installed."""

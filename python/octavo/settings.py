@@ -7,7 +7,7 @@ products agree within the bound of FORMATS.md, section 6.
 
 The CUDA part reads its own, through ``_core`` and once, at import:
 
-``OCTAVO_NVRTC``: the NVRTC library, or the folder that holds it; default: searched for (:mod:`octavo.cuda`).
+``OCTAVO_NVRTC``: the NVRTC library, or the folder that holds it; default: searched for (:mod:`octavo.cuda.device`).
 ``OCTAVO_CACHE_DIR``: folder of compiled kernels, or ``off``; default: ``octavo/cubin`` in the user's cache.
 ``OCTAVO_CUDA_SYNC``: ``1`` waits after every launch, so that errors name kernels, and compiles with line numbers.
 ``OCTAVO_CUDA_PLAIN``: ``1`` uses no kernel that only some GPUs run; those for all give the same bits.

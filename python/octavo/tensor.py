@@ -216,7 +216,7 @@ class PackedTensor:
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """Decode to a tensor of the logical shape; see :func:`octavo.decode`."""
-        from octavo.ops import decode
+        from octavo.ops.codec import decode
 
         return decode(self, dtype=dtype)
 

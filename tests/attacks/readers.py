@@ -13,19 +13,18 @@ from typing import Any
 import octavo
 import torch
 import transformers
-from octavo.compress import lora
+from octavo import lora
 from octavo.data import CharTokenizer
+from octavo.folder.checkpoint import Checkpoint
 from octavo.formats import parse_formats
-from octavo.models.by_name import build
-from octavo.models.classifier import Classifier, ClassifierConfig
-from octavo.models.classifier import kinds as classifiers
-from octavo.models.polynomials import export
 from octavo.models.seq2seq import Seq2SeqConfig
 from octavo.models.seq2seq import build as build_seq2seq
-from octavo.quant import static
-from octavo.quant.checkpoint import Checkpoint
-from octavo.search.encoder import compress_encoder
 from octavo.search.journal import Journal
+from octavo.systems.by_name import build
+from octavo.systems.polynomials import export, static
+from octavo.systems.sentences.classifier import Classifier, ClassifierConfig
+from octavo.systems.sentences.classifier import kinds as classifiers
+from octavo.systems.sentences.compress import compress_encoder
 from octavo.train import read_metrics
 from torch import nn
 

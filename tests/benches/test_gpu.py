@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from octavo.report.console import plain_text
+from octavo.display.console import plain_text
 
 BENCHES = str(Path(__file__).resolve().parents[2] / "benches")
 
@@ -153,7 +153,7 @@ def test_a_job_that_fails_stops_no_other(main):
 @pytest.fixture
 def rehearsed(monkeypatch):
     """Every part of the bench with the CPU in the GPU's place: all calls are made, and every time is 10 us."""
-    pytest.importorskip("octavo.gemm")
+    pytest.importorskip("octavo.ops.gemm")
     from gpu import calls, codecs, generation, models, products, timing
 
     def microseconds(made, replays=0):

@@ -5,8 +5,8 @@ import json
 import pytest
 import torch
 from octavo.data import CharTokenizer
-from octavo.models.polynomials.export import export_model
 from octavo.models.seq2seq import Seq2SeqConfig, build
+from octavo.systems.polynomials.export import export_model
 
 SMALL = {"embedding": 8, "encoder": 8, "hidden": 16, "heads": 2, "layers": 1, "feedforward": 16}
 

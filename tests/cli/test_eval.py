@@ -10,9 +10,10 @@ import threading
 import pytest
 import torch
 from octavo import container
-from octavo.data import CharTokenizer, polynomials
-from octavo.engine import Engine
+from octavo.data import CharTokenizer
+from octavo.engine.native import Engine
 from octavo.models.seq2seq import Seq2SeqConfig, build
+from octavo.systems.polynomials import data as polynomials
 
 
 @pytest.fixture(scope="module")
@@ -115,8 +116,8 @@ def test_torch_and_sympy_are_not_loaded(exported, tmp_path):
 def test_memory_does_not_grow_with_the_file(exported, tmp_path):
     code = f"""
 import os, resource
-from octavo.engine import Engine
-from octavo.models.polynomials.evaluate import evaluate
+from octavo.engine.native import Engine
+from octavo.systems.polynomials.evaluate import evaluate
 engine, peaks = Engine.load({str(exported)!r}), []
 for count in (20_000, 200_000):
     with open({str(tmp_path / "lines")!r}, "w") as file:

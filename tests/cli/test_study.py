@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from octavo.data import sentiment
 from octavo.locks import FolderLock
-from octavo.models.classifier import run
-from octavo.search.studies import models
-from octavo.search.studies.points import Laboratory
+from octavo.studies import models
+from octavo.studies.points import Laboratory
+from octavo.systems.sentences import sentiment
+from octavo.systems.sentences.classifier import run
 
 FAST = ("--families", "int", "--widths", "4", "--seeds", "1")
 

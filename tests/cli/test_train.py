@@ -9,8 +9,8 @@ import sys
 
 import pytest
 from octavo.locks import FolderLock
-from octavo.models.polynomials import recipe, run
-from octavo.models.polynomials.task import PolynomialTask
+from octavo.systems.polynomials import recipe, run
+from octavo.systems.polynomials.task import PolynomialTask
 
 TINY = ("--steps", "4", "--batch", "8", "--accumulation", "1", "--precision", "fp32", "--device", "cpu")
 

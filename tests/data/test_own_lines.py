@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo import DataError, DTypeError
-from octavo.data import CharTokenizer, polynomials
-from octavo.data.polynomials import Passes, Stream, own_lines
+from octavo.data import CharTokenizer
+from octavo.systems.polynomials import data as polynomials
+from octavo.systems.polynomials.data import Passes, Stream, own_lines
 
 TOKENIZER = CharTokenizer.polynomials()
 LINES = list(dict.fromkeys(polynomials.generate(120, seed=4)))

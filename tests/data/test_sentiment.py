@@ -5,10 +5,10 @@ import lzma
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from octavo.data import sentiment
-from octavo.data.polynomials import expand, signs
 from octavo.data.words import WordTokenizer
 from octavo.errors import DataError
+from octavo.systems.polynomials.data import expand, signs
+from octavo.systems.sentences import sentiment
 
 HEADER = "label\tsentence\n"
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from octavo.data.polynomials import signs
-from octavo.data.sentiment import Sentences, Split
 from octavo.errors import ContainerError, DataError, SettingError, ShapeError
-from octavo.models.classifier import Classifier, ClassifierConfig
-from octavo.models.classifier.kinds import INFO, SHAPE, WEIGHTS, build, load
-from octavo.models.classifier.run import train_classifier, train_config
-from octavo.models.classifier.texts import WINDOW, ClassifierTask, Texts, scores
+from octavo.systems.polynomials.data import signs
+from octavo.systems.sentences.classifier import Classifier, ClassifierConfig
+from octavo.systems.sentences.classifier.kinds import INFO, SHAPE, WEIGHTS, build, load
+from octavo.systems.sentences.classifier.run import train_classifier, train_config
+from octavo.systems.sentences.classifier.texts import WINDOW, ClassifierTask, Texts, scores
+from octavo.systems.sentences.sentiment import Sentences, Split
 from octavo.train import seed_all
 
 SUM_ORDER = 1e-5  # padded rows are summed in another order

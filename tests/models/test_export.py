@@ -17,9 +17,8 @@ from octavo.errors import (
     OctavoError,
     ShapeError,
 )
-from octavo.models.polynomials import export, shipped
 from octavo.models.seq2seq import ARCHITECTURES, Seq2SeqConfig, build
-from octavo.quant import static
+from octavo.systems.polynomials import export, shipped, static
 
 CONFIG = Seq2SeqConfig(embedding=8, encoder=6, hidden=12, heads=3, layers=2, feedforward=20)
 TOKENIZER = CharTokenizer.polynomials()

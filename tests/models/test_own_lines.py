@@ -4,11 +4,11 @@ from collections import Counter
 
 import pytest
 import torch
-from octavo.data.polynomials import Splits, generate, split_lines
 from octavo.errors import DataError
-from octavo.models.polynomials.recipe import train_config
-from octavo.models.polynomials.task import PolynomialTask
 from octavo.models.seq2seq import Seq2SeqConfig, build
+from octavo.systems.polynomials.data import Splits, generate, split_lines
+from octavo.systems.polynomials.recipe import train_config
+from octavo.systems.polynomials.task import PolynomialTask
 from octavo.train import train
 
 

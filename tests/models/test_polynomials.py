@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 from octavo.data import CharTokenizer
-from octavo.data.polynomials import KINDS, Stream, expand, generate, kind, splits
 from octavo.errors import DataError, SettingError, ShapeError
-from octavo.models.polynomials.accuracy import Lines, _equivalent, exact_match, measure
-from octavo.models.polynomials.recipe import SPLIT_SEED, TEST, VALIDATION, model_config, train_config
-from octavo.models.polynomials.task import MULTIPLE, PolynomialTask
 from octavo.models.seq2seq import ARCHITECTURES, END, PAD, build
+from octavo.systems.polynomials.accuracy import Lines, _equivalent, exact_match, measure
+from octavo.systems.polynomials.data import KINDS, Stream, expand, generate, kind, splits
+from octavo.systems.polynomials.recipe import SPLIT_SEED, TEST, VALIDATION, model_config, train_config
+from octavo.systems.polynomials.task import MULTIPLE, PolynomialTask
 from octavo.train.task import Task, check_task, share
 from torch import nn
 

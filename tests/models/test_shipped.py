@@ -4,10 +4,10 @@ import json
 
 import pytest
 from octavo import Engine
-from octavo.data.polynomials import splits
-from octavo.models.polynomials.accuracy import expander, measure
-from octavo.models.polynomials.export import export_model, load_integer
-from octavo.models.polynomials.shipped import load_shipped, shipped_folder
+from octavo.systems.polynomials.accuracy import expander, measure
+from octavo.systems.polynomials.data import splits
+from octavo.systems.polynomials.export import export_model, load_integer
+from octavo.systems.polynomials.shipped import load_shipped, shipped_folder
 
 # Points of accuracy on the 20,000 test lines.
 LEAST_EXACT = 99.0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from octavo import DTypeError, Format, FormatError
 from octavo.nn import QuantAttention, QuantMatmul, attention, quantized_matmul
-from octavo.quant.spec import LayerPlan, Spec
+from octavo.recipe.spec import LayerPlan, Spec
 from torch import nn
 from torch.nn import functional
 

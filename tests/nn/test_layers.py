@@ -8,7 +8,7 @@ import pytest
 import torch
 from octavo import DTypeError, Format, FormatError
 from octavo.nn import QuantConv1d, QuantConv2d, QuantEmbedding, QuantLinear
-from octavo.quant.spec import Calibration, LayerPlan, Spec
+from octavo.recipe.spec import Calibration, LayerPlan, Spec
 from torch import nn
 from torch.nn import functional
 
@@ -284,7 +284,7 @@ def test_layers_are_made_on_the_meta_device():
 
 
 def int32_layer(layer, x, weight="int8:channel"):
-    from octavo.quant.spec import INT32
+    from octavo.recipe.spec import INT32
 
     made = QuantLinear.from_linear(
         layer, LayerPlan(weight=spec(weight), input=spec("int8", "minmax"), bias=Spec(INT32)), "fc"
@@ -305,7 +305,7 @@ def test_a_bias_in_int32_is_added_to_the_sums():
 
 
 def test_a_bias_in_int32_needs_integer_operands_with_fixed_scales():
-    from octavo.quant.spec import INT32
+    from octavo.recipe.spec import INT32
 
     for weight, input, told in (
         (spec("mxint8"), spec("int8", "minmax"), "must be intW of 2 to 8 bits"),

@@ -18,7 +18,7 @@ from octavo.nn import (
     QuantEmbedding,
     QuantLinear,
 )
-from octavo.quant.spec import INT32, Calibration, LayerPlan, Spec
+from octavo.recipe.spec import INT32, Calibration, LayerPlan, Spec
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune

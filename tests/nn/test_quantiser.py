@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from octavo import CalibrationError, DTypeError, Format, FormatError, NonFiniteError, ShapeError
 from octavo.nn import Quantiser
-from octavo.quant.spec import Calibration, Spec
+from octavo.recipe.spec import Calibration, Spec
 
 FORMATS = [str(fmt) for fmt in octavo.formats()]
 WITH_SCALES = [text for text in FORMATS if Format(text).scale_type is not None]

@@ -10,7 +10,7 @@ import torch
 from octavo import KernelError, ModelError
 from octavo.nn import PackedLinear, QuantEmbedding, QuantLinear, QuantTransposedLinear, rounded_weights
 from octavo.nn.reading import LateTensor
-from octavo.quant.spec import INT32, Calibration, LayerPlan, Spec
+from octavo.recipe.spec import INT32, Calibration, LayerPlan, Spec
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import parametrize, prune

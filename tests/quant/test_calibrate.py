@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from octavo import CalibrationError, Format, FormatError, NonFiniteError
 from octavo.quant.activations import activation_scales, quantize_to, range_of, scales_of
-from octavo.quant.spec import Calibration, Spec
 from octavo.quant.statistics import Statistics
 from octavo.quant.weight_scales import weight_scales
+from octavo.recipe.spec import Calibration, Spec
 
 # A value of the histogram stands for those within half a bin, whose width is 2^-10 of its binade.
 HISTOGRAM = 2**-10

@@ -8,7 +8,7 @@ import pytest
 import torch
 from octavo import CoverageWarning, DTypeError
 from octavo.quant import coverage
-from octavo.quant.spec import LayerPlan, Spec
+from octavo.recipe.spec import LayerPlan, Spec
 from torch import nn
 
 

@@ -6,8 +6,7 @@ import gc
 import octavo
 import pytest
 import torch
-from octavo import DTypeError, ModelError, NonFiniteError
-from octavo.compress import lora
+from octavo import DTypeError, ModelError, NonFiniteError, lora
 from octavo.nn import PackedEmbedding, PackedLayer, PackedLinear, QuantLinear
 from torch import nn
 

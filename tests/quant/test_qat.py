@@ -4,7 +4,7 @@ import pytest
 import torch
 from octavo import Format, FormatError, ModelError, quantize_model
 from octavo.quant import FormatSchedule, freeze_scales
-from octavo.quant.spec import Calibration, Spec
+from octavo.recipe.spec import Calibration, Spec
 from octavo.train import TrainConfig, train
 from train.tiny import Model, Rule
 

@@ -11,7 +11,7 @@ from octavo import CalibrationError, DTypeError, Format, FormatError, NonFiniteE
 from octavo.nn import QuantConv1d, QuantEmbedding, Quantiser, QuantLinear, QuantMatmul
 from octavo.quant import freeze_scales, prepare_model
 from octavo.quant.calibration import Products
-from octavo.quant.spec import Calibration, LayerPlan, Spec
+from octavo.recipe.spec import Calibration, LayerPlan, Spec
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo import DTypeError, Format, FormatError, Recipe, Rule
-from octavo.quant.recipe import Selector
-from octavo.quant.spec import INT32, Calibration, LayerPlan, Spec
+from octavo.recipe import Selector
+from octavo.recipe.spec import INT32, Calibration, LayerPlan, Spec
 from torch import nn
 
 # --- a model with everything ------------------------------------------------------------------------------------------

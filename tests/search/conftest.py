@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from octavo.data.polynomials import signs
-from octavo.models.classifier import Classifier, ClassifierConfig
-from octavo.models.classifier.kinds import tiny_classifier, vocabulary_of
-from octavo.models.classifier.run import Recipe
 from octavo.search.journal import Journal
-from octavo.search.studies.points import Laboratory
-from octavo.search.studies.subject import ClassifierSubject
+from octavo.studies.points import Laboratory
+from octavo.studies.subject import ClassifierSubject
+from octavo.systems.polynomials.data import signs
+from octavo.systems.sentences.classifier import Classifier, ClassifierConfig
+from octavo.systems.sentences.classifier.kinds import tiny_classifier, vocabulary_of
+from octavo.systems.sentences.classifier.run import Recipe
 from octavo.train import seed_all
 
 RECIPE = Recipe(epochs=1, batch_size=8, learning_rate=1e-3, precision="fp32")

@@ -11,15 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo.errors import DataError, FormatError, SettingError
-from octavo.quant.recipe import Recipe
-from octavo.report import studies as report
+from octavo.recipe import Recipe
 from octavo.report import study_plots
 from octavo.search.journal import NAME, Journal, identity
-from octavo.search.studies import candidates, formats, memory, ptq_qat
-from octavo.search.studies.points import Laboratory, Point, Training
-from octavo.search.studies.statistics import paired_error, spread, student
-from octavo.search.studies.subject import digest
-from octavo.search.studies.tables import draws, weight_bits
+from octavo.studies import candidates, formats, memory, ptq_qat
+from octavo.studies import pages as report
+from octavo.studies.points import Laboratory, Point, Training
+from octavo.studies.statistics import paired_error, spread, student
+from octavo.studies.subject import digest
+from octavo.studies.tables import draws, weight_bits
 
 INT8 = "type:Linear weight=int8:channel input=int8@minmax"
 TRAINING = Training(share=0.05, rate=0.1)

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 from octavo.errors import FormatError, Interrupted, OctavoError
 
 if TYPE_CHECKING:
-    from octavo.quant.recipe import Recipe
+    from octavo.recipe import Recipe
 
 EXIT_ERROR = 2
 # What OSErrors of standard output have as their file.
@@ -43,7 +43,7 @@ class Commands(TyperGroup):
 
 def fail(error: Exception) -> int:
     """Say an error in a line on stderr and return the exit code."""
-    from octavo.report.console import printable
+    from octavo.display.console import printable
 
     typer.echo(f"error: {printable(message(error))}", err=True)
     return EXIT_ERROR
@@ -63,7 +63,7 @@ def message(error: Exception) -> str:
 
 def read_recipe(given: str) -> Recipe:
     """Return the recipe of a text, or of a file ``NAME.toml``. Raises FormatError, also for one without rules."""
-    from octavo.quant.recipe import Recipe
+    from octavo.recipe import Recipe
 
     recipe = Recipe.of(Path(given) if given.endswith(".toml") else given)
     if not recipe:

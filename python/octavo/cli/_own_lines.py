@@ -43,13 +43,13 @@ class OwnLines:
     def read(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Return arguments of ``train_polynomials``, and put the steps of ``--epochs`` into ``changes``.
 
-        Raises DataError as :func:`octavo.data.polynomials.own_lines`, OSErrors.
+        Raises DataError as :func:`octavo.systems.polynomials.data.own_lines`, OSErrors.
         """
         if self.data is None:
             return {}
-        from octavo.data.polynomials import own_lines
-        from octavo.models.polynomials.recipe import train_config
-        from octavo.report.console import console
+        from octavo.display.console import console
+        from octavo.systems.polynomials.data import own_lines
+        from octavo.systems.polynomials.recipe import train_config
 
         lines = own_lines(self.data, validation=_held(self.validation), test=_held(self.test))
         if self.epochs is not None:

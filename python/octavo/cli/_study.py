@@ -30,9 +30,10 @@ def show(
 
     ``facts``: what the rows are about; the command line is added to them.
     """
-    from octavo.report import studies, study_plots
-    from octavo.report.console import console, print_json, print_table
-    from octavo.train.errors import PackageError
+    from octavo.display.console import console, print_json, print_table
+    from octavo.errors import PackageError
+    from octavo.report import study_plots
+    from octavo.studies import pages as studies
 
     facts = {**facts, "command": ["octavo", *sys.argv[1:]]}
     studies.save(folder, rows, facts)

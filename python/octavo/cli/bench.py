@@ -11,7 +11,7 @@ import typer
 from octavo.cli._app import JsonOption
 
 if TYPE_CHECKING:
-    from octavo.models.polynomials.speed import Speed
+    from octavo.systems.polynomials.speed import Speed
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -44,10 +44,10 @@ def polynomials(
       octavo bench polynomials
       octavo bench polynomials --processes 8 --batch 6144 --precision bf16
     """
-    from octavo.models.polynomials.recipe import model_config
-    from octavo.models.polynomials.speed import SpeedConfig, configurations, measure_all
-    from octavo.report.console import console, print_json, print_table
-    from octavo.report.speed import SpeedReport
+    from octavo.display.console import console, print_json, print_table
+    from octavo.systems.polynomials.recipe import model_config
+    from octavo.systems.polynomials.speed import SpeedConfig, configurations, measure_all
+    from octavo.systems.polynomials.speed_table import SpeedReport
 
     model_config(arch)
     base = SpeedConfig(architecture=arch, batch=batch, steps=steps, val_steps=val_steps, precision=precision)

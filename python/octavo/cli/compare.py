@@ -49,13 +49,13 @@ def run(
     """
     if (path is None) == (model is None):
         raise typer.BadParameter("give either FILE or --model NAME")
+    from octavo.display.console import console, print_json, print_table, progress
+    from octavo.folder.checkpoint import Checkpoint
+    from octavo.folder.tables import comparison_dict, comparison_table
+    from octavo.folder.weights import compare_formats
     from octavo.formats import parse_formats
-    from octavo.models.minilm import find
-    from octavo.quant.checkpoint import Checkpoint
-    from octavo.quant.recipe.checkpoint import select
-    from octavo.quant.weights import compare_formats
-    from octavo.report.console import console, print_json, print_table, progress
-    from octavo.report.weights import comparison_dict, comparison_table
+    from octavo.recipe.checkpoint import select
+    from octavo.systems.sentences.encoder import find
 
     wanted = parse_formats(formats)
     tensors = Checkpoint.open(find(model) if model else path).tensors()

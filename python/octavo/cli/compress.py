@@ -9,11 +9,11 @@ import typer
 
 from octavo.cli._app import ForceOption, JsonOption
 from octavo.errors import OctavoError
-from octavo.models.by_name import POLYNOMIALS, is_polynomial
+from octavo.systems.by_name import POLYNOMIALS, is_polynomial
 
 if TYPE_CHECKING:
     from octavo.formats import Format
-    from octavo.report.compress import CompressReport
+    from octavo.systems.report import CompressReport
 
 DEFAULT_FORMATS = (
     "mxint8, mxfp8e4m3, bfp6/16, int6:g32, mxint6, mxfp6e2m3, mxfp6e3m2, nvfp4, int4:g32, nf4, mxint4, mxfp4"
@@ -56,8 +56,8 @@ def run(
       octavo compress --model minilm
       octavo compress --model bert/ --budget 8.25 --formats mxint8,mxfp8e4m3,mxfp6e2m3 --json
     """
+    from octavo.display.console import console, print_json, print_table
     from octavo.formats import parse_formats
-    from octavo.report.console import console, print_json, print_table
 
     candidates = parse_formats(formats)
     out = out or Path(f"octavo-{Path(model).resolve().name}")
@@ -78,9 +78,9 @@ def run(
 def _polynomials(
     model: str, budget: float, candidates: list[Format], out: Path, lines: int, force: bool
 ) -> CompressReport:
-    from octavo.models.polynomials.shipped import shipped_folder
-    from octavo.report.console import status
-    from octavo.search.polynomials import compress_polynomials
+    from octavo.display.console import status
+    from octavo.systems.polynomials.compress import compress_polynomials
+    from octavo.systems.polynomials.shipped import shipped_folder
 
     given = Path(model)
     folder = given if given.exists() else shipped_folder()
@@ -100,9 +100,9 @@ def _check_out(folder: Path, out: Path, *, force: bool) -> None:
 
 
 def _encoder(model: str, budget: float, candidates: list[Format], out: Path, lines: int, force: bool) -> CompressReport:
-    from octavo.models.minilm import find
-    from octavo.quant.checkpoint import PACKED_NAME, Checkpoint, check_target
-    from octavo.search.encoder import compress_encoder
+    from octavo.folder.checkpoint import PACKED_NAME, Checkpoint, check_target
+    from octavo.systems.sentences.compress import compress_encoder
+    from octavo.systems.sentences.encoder import find
 
     given = Path(model)
     source = Checkpoint.open(given if given.exists() else find(model))

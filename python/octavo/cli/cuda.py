@@ -31,9 +31,9 @@ def info(json: JsonOption = False) -> None:
       octavo cuda info
       octavo cuda info --json
     """
-    from octavo import cuda
-    from octavo.report import machine
-    from octavo.report.console import print_json
+    from octavo.cuda import device as cuda
+    from octavo.cuda import machine
+    from octavo.display.console import print_json
 
     found = cuda.info()
     print_json(machine.cuda_dict(found)) if json else machine.print_sections([machine.cuda_section(found)])
@@ -68,8 +68,8 @@ def prebuild(
     """
     from dataclasses import asdict
 
-    from octavo import cuda
-    from octavo.report.console import console, milestones, print_json
+    from octavo.cuda import device as cuda
+    from octavo.display.console import console, milestones, print_json
 
     errors = console(stderr=True)
     if errors.is_terminal:

@@ -16,9 +16,9 @@ def run(json: JsonOption = False) -> None:
       octavo doctor
       octavo doctor --json
     """
-    from octavo import cuda
-    from octavo.report import machine
-    from octavo.report.console import print_json
+    from octavo.cuda import device as cuda
+    from octavo.cuda import machine
+    from octavo.display.console import print_json
 
     found = cuda.info()
     if json:

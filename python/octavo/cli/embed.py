@@ -41,10 +41,10 @@ def run(
       octavo embed small "a cat on a sofa" "a kitten on a couch" "tax law"
       octavo embed small -o vectors.npy < lines.txt
     """
-    from octavo.encoder import Encoder
+    from octavo.display.console import console, print_json, print_table, table
+    from octavo.engine.encoder import Encoder
     from octavo.errors import DataError
     from octavo.files import whole
-    from octavo.report.console import console, print_json, print_table, table
 
     lines = texts or _standard_lines()
     if not lines:

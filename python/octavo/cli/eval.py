@@ -15,7 +15,7 @@ from octavo.errors import SettingError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from octavo.models.polynomials.evaluate import Mistake
+    from octavo.systems.polynomials.evaluate import Mistake
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a model on data of your own.")
 
@@ -56,10 +56,10 @@ def polynomials(
       octavo eval polynomials --data lines.txt.xz --model octavo-hybrid/model --mistakes 10
       octavo eval polynomials --data lines.txt --precision integer -o wrong.jsonl --json
     """
-    from octavo.engine import Engine
+    from octavo.display.console import console, print_json
+    from octavo.engine.native import Engine
     from octavo.files import whole
-    from octavo.models.polynomials.evaluate import evaluate
-    from octavo.report.console import console, print_json
+    from octavo.systems.polynomials.evaluate import evaluate
 
     if mistakes < 0:
         raise SettingError(f"--mistakes is {mistakes}; accepted are 0 and more")
@@ -93,7 +93,7 @@ def polynomials(
 
 def _bar(stack: ExitStack, data: Path) -> Callable[[int, int], None]:
     """Show a bar over the bytes of a file, on a terminal."""
-    from octavo.report.console import progress
+    from octavo.display.console import progress
 
     advance: Any = stack.enter_context(progress("evaluating", data.stat().st_size))
     before = 0

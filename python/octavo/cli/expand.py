@@ -75,7 +75,7 @@ def run(
     """
     if expressions and file is not None:
         raise typer.BadParameter("give either EXPRESSION or --file")
-    from octavo.engine import Engine
+    from octavo.engine.native import Engine
     from octavo.files import whole
 
     engine = Engine.load(model, precision=precision, route=route, threads=threads, device=device)  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def _bar(stack: ExitStack, file: Path, out: Path | None) -> Callable[[int, int],
     """Show a bar over the bytes of a file, on a terminal that no answers go to."""
     if not sys.stderr.isatty() or (out is None and sys.stdout.isatty()):
         return None
-    from octavo.report.console import progress
+    from octavo.display.console import progress
 
     advance = stack.enter_context(progress("expanding", file.stat().st_size))
     before = 0

@@ -34,9 +34,9 @@ def run(
       octavo formats int4:g32
       octavo formats e4m3b11 --json
     """
+    from octavo.cli._formats import as_dict
+    from octavo.display.console import print_json
     from octavo.formats import Format, formats
-    from octavo.report.console import print_json
-    from octavo.report.formats import as_dict
 
     if text is None:
         listed = formats()
@@ -48,8 +48,8 @@ def run(
 
 def _print_list(listed: list[Format]) -> None:
     """Print one line a format under a line a family, columns aligned over the whole list."""
-    from octavo.report.console import console
-    from octavo.report.formats import FAMILIES, describe, range_text, scale_text, smallest_text
+    from octavo.cli._formats import FAMILIES, describe, range_text, scale_text, smallest_text
+    from octavo.display.console import console
 
     header = ("format", "bits", "range", "smallest", "scale", "element")
     rows = [
@@ -75,8 +75,8 @@ def _print_list(listed: list[Format]) -> None:
 
 
 def _explain(fmt: Format) -> None:
-    from octavo.report.console import console
-    from octavo.report.formats import FAMILIES, FEW, describe, list_values, number, range_text, scale_text
+    from octavo.cli._formats import FAMILIES, FEW, describe, list_values, number, range_text, scale_text
+    from octavo.display.console import console
     from octavo.report.plots import linear_grid, log_grid
 
     values = list_values(fmt)
@@ -126,7 +126,7 @@ def _print_example(out: Console, fmt: Format) -> None:
     """Round a few numbers as one row."""
     import torch
 
-    from octavo.ops import quantize
+    from octavo.ops.codec import quantize
 
     x = torch.tensor(EXAMPLE)
     rounded = quantize(x, fmt).tolist()

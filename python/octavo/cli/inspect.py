@@ -24,9 +24,10 @@ def run(
       octavo inspect small.safetensors
       octavo inspect octavo-minilm --json
     """
-    from octavo.quant.checkpoint import Checkpoint
-    from octavo.report.console import console, print_json, print_table
-    from octavo.report.weights import entry_dict, entry_table, size
+    from octavo.display.console import console, print_json, print_table
+    from octavo.display.numbers import size
+    from octavo.folder.checkpoint import Checkpoint
+    from octavo.folder.tables import entry_dict, entry_table
 
     source = Checkpoint.open(path)
     entries, metadata = source.entries(), source.metadata()

@@ -42,10 +42,11 @@ def run(
       octavo pack bert/ -o bert-small/ --recipe 'mxfp4@mse; embeddings.**=mxint8; pooler.**=keep'
       octavo pack model.safetensors -o small.safetensors --recipe 'fixed8:channel,mse' --dry-run
     """
-    from octavo.quant.checkpoint import PACKED_NAME, Checkpoint, check_target, write
-    from octavo.quant.weights import pack_tensors, plan
-    from octavo.report.console import console, print_table, progress
-    from octavo.report.weights import packing_table, size
+    from octavo.display.console import console, print_table, progress
+    from octavo.display.numbers import size
+    from octavo.folder.checkpoint import PACKED_NAME, Checkpoint, check_target, write
+    from octavo.folder.tables import packing_table
+    from octavo.folder.weights import pack_tensors, plan
 
     rules = read_recipe(recipe)
     source = Checkpoint.open(path)

@@ -44,14 +44,14 @@ def run(
       octavo recipe 'type:Linear weight=int8:channel input=int8@quantile:0.999 bias=int32; embed*=mxint8'
       octavo recipe recipe.toml --model bert/ --json
     """
-    from octavo.report.console import console
-    from octavo.report.recipe import print_explanation
+    from octavo.display.console import console
+    from octavo.recipe.tables import print_explanation
 
     read = read_recipe(recipe)
     if model is None:
         print(read.to_json() if json else read.to_toml().rstrip("\n"))
         return
-    from octavo.models.by_name import build
+    from octavo.systems.by_name import build
 
     explained = read.explain(build(model))
     if json:

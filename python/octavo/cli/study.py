@@ -15,7 +15,7 @@ from octavo.cli._study import numbers, resumable, show, words
 from octavo.errors import SettingError
 
 if TYPE_CHECKING:
-    from octavo.search.studies.points import Laboratory
+    from octavo.studies.points import Laboratory
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -97,10 +97,10 @@ def ptq_qat(
       octavo train sst2 --model minilm --data data/ -o minilm
       octavo study ptq-qat --model minilm --data data/ --trained minilm --baseline mase
     """
-    from octavo.report import studies
     from octavo.report.study_plots import width_figure
-    from octavo.search.studies.points import Training
-    from octavo.search.studies.ptq_qat import BASELINES, PtqQat
+    from octavo.studies import pages as studies
+    from octavo.studies.points import Training
+    from octavo.studies.ptq_qat import BASELINES, PtqQat
 
     if baseline is not None and baseline not in BASELINES:
         raise SettingError(f"unknown baseline {baseline!r}; accepted are {', '.join(BASELINES)}")
@@ -144,10 +144,10 @@ def formats(
       octavo study formats --families int,mxint,mxfp,nf --widths 4
       octavo study formats --model polynomials --modes weights
     """
-    from octavo.report import studies
     from octavo.report.study_plots import format_figure
-    from octavo.search.studies import candidates
-    from octavo.search.studies.formats import Formats
+    from octavo.studies import candidates
+    from octavo.studies import pages as studies
+    from octavo.studies.formats import Formats
 
     chosen = numbers("--widths", widths or ("4" if quick else "2,3,4,6,8"))
     every = [name for name in candidates.FAMILIES if any(candidates.weights(name, width) for width in chosen)]
@@ -183,9 +183,9 @@ def memory(
       octavo study memory --recipes 'mxint8 | type:Embedding int4:g32; type:Linear nf4'
       octavo study memory --model minilm --data data/ --trained minilm
     """
-    from octavo.report import studies
     from octavo.report.study_plots import memory_figure
-    from octavo.search.studies.memory import Memory
+    from octavo.studies import pages as studies
+    from octavo.studies.memory import Memory
 
     study = Memory(
         tuple(text.strip() for text in recipes.split("|") if text.strip()), min(texts, 64) if quick else texts
@@ -211,10 +211,10 @@ def _run(
     json: bool,
 ) -> None:
     """Open the model and the journal, do the work, save and show what came of it."""
-    from octavo.report.console import console, milestones
+    from octavo.display.console import console, milestones
     from octavo.search.journal import Journal
-    from octavo.search.studies.models import open_subject
-    from octavo.search.studies.points import Laboratory
+    from octavo.studies.models import open_subject
+    from octavo.studies.points import Laboratory
 
     folder = out or Path(f"octavo-{study}-{model}{'-quick' if quick else ''}")
     errors = console(stderr=True)

@@ -52,9 +52,9 @@ def compile_(
       octavo study compile --batch 32 --layers 6 --width 384
       octavo study compile --backend aot_eager       # without a C++ compiler: capture alone
     """
-    from octavo.report import speed_studies
-    from octavo.search.studies.compile import Compile
-    from octavo.search.studies.stopwatch import device_of
+    from octavo.studies import speed_tables as speed_studies
+    from octavo.studies.compile import Compile
+    from octavo.studies.stopwatch import device_of
 
     study = Compile(recipe, backend, batch, length, layers, width, rounds)
     _run("compile", study, device_of(device), out, json=json, table=speed_studies.compile_table,
@@ -86,9 +86,9 @@ def attention(
       octavo study attention --lengths 256,1024,4096 --causal
       octavo study attention --device cuda --dtypes float16,bfloat16 --batch 8
     """
-    from octavo.report import speed_studies
-    from octavo.search.studies.attention import Attention
-    from octavo.search.studies.stopwatch import device_of
+    from octavo.studies import speed_tables as speed_studies
+    from octavo.studies.attention import Attention
+    from octavo.studies.stopwatch import device_of
 
     tokens = numbers("--lengths", lengths, "length")
     study = Attention(tokens, tuple(words(dtypes)), batch, heads, width, causal, rounds)
@@ -100,9 +100,9 @@ def _run(name: str, study: Any, device: torch.device, out: Path | None, *, draw:
     """Measure what the journal does not hold yet; save and show all."""
     from dataclasses import asdict
 
-    from octavo.report.console import console, milestones
+    from octavo.display.console import console, milestones
     from octavo.search.journal import Journal
-    from octavo.search.studies.stopwatch import machine
+    from octavo.studies.stopwatch import machine
 
     folder = out or Path(f"octavo-{name}-{device.type}")
     with Journal(folder) as journal, milestones(console(stderr=True)) as tell, resumable(folder):

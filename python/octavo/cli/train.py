@@ -86,7 +86,7 @@ def polynomials(
       torchrun --nproc-per-node 8 -m octavo train polynomials --device cuda --compile
     """
     from octavo import locks
-    from octavo.models.polynomials.run import train_polynomials
+    from octavo.systems.polynomials.run import train_polynomials
     from octavo.train.launch import launch
 
     if ddp is not None:
@@ -118,7 +118,7 @@ def polynomials(
     )
     if report is None:
         return
-    from octavo.report.console import console, print_json
+    from octavo.display.console import console, print_json
 
     if json:
         print_json(report.as_dict())
@@ -167,9 +167,9 @@ def sst2(
       octavo train sst2 --data data/ --model minilm -o minilm
       octavo study ptq-qat --model minilm --data data/ --trained minilm
     """
-    from octavo.data import sentiment
-    from octavo.models.classifier.kinds import KINDS
-    from octavo.models.classifier.run import train_classifier
+    from octavo.systems.sentences import sentiment
+    from octavo.systems.sentences.classifier.kinds import KINDS
+    from octavo.systems.sentences.classifier.run import train_classifier
 
     if model not in KINDS:
         raise SettingError(f"unknown model {model!r}; accepted are {', '.join(KINDS)}")
@@ -186,7 +186,7 @@ def sst2(
     changes = {name: value for name, value in given.items() if value is not None}
     folder = out or Path(f"octavo-sst2-{model}")
     report = train_classifier(model, sentiment.load(data), folder, epochs=epochs, changes=changes)
-    from octavo.report.console import console, print_json
+    from octavo.display.console import console, print_json
 
     if json:
         print_json(report.as_dict())

@@ -39,11 +39,11 @@ def run(
         raise DTypeError(f"unknown --dtype {dtype!r}; accepted are {', '.join(DTYPES)}")
     import torch
 
-    from octavo.quant.checkpoint import PLAIN_NAME, Checkpoint, check_target, write
+    from octavo.display.console import console, progress
+    from octavo.display.numbers import size
+    from octavo.folder.checkpoint import PLAIN_NAME, Checkpoint, check_target, write
+    from octavo.folder.weights import unpack_tensors
     from octavo.quant.unpacked import as_in_the_model
-    from octavo.quant.weights import unpack_tensors
-    from octavo.report.console import console, progress
-    from octavo.report.weights import size
     from octavo.tensor import PackedTensor
 
     source = Checkpoint.open(path)

@@ -60,7 +60,7 @@ class CharTokenizer:
 
     @classmethod
     def polynomials(cls) -> CharTokenizer:
-        """Return the vocabulary of :mod:`octavo.data.polynomials`: the 28 characters of both sides of a line.
+        """Return the vocabulary of :mod:`octavo.systems.polynomials.data`: the 28 characters of both sides of a line.
 
         The ``=`` separates the sides and is in neither, so it is not in the vocabulary.
         """

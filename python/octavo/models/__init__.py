@@ -1,1 +1,1 @@
-"""Networks that Octavo finds, runs or trains."""
+"""Networks, and the functions that give their configurations."""

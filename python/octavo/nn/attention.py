@@ -20,7 +20,7 @@ from torch.nn import functional
 from octavo.errors import DTypeError
 from octavo.nn.layer import copied_as
 from octavo.nn.matmul import QuantMatmul, check_roles
-from octavo.quant.spec import LayerPlan
+from octavo.recipe.spec import LayerPlan
 
 NAME = "octavo"
 CHILD = "attention_products"

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.nn.layer import QuantLayer
-from octavo.quant.spec import LayerPlan
+from octavo.recipe.spec import LayerPlan
 
 
 class _QuantConv(QuantLayer):

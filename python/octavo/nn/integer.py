@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.quant.spec import Spec
+from octavo.recipe.spec import Spec
 
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 

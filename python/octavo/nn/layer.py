@@ -14,7 +14,7 @@ from octavo.errors import DTypeError, FormatError
 from octavo.nn.integer import Int32Bias, Valued, is_int32
 from octavo.nn.quantiser import Quantiser
 from octavo.nn.reading import guarded, inside_forward, late
-from octavo.quant.spec import ROLES, LayerPlan, Spec
+from octavo.recipe.spec import ROLES, LayerPlan, Spec
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from octavo.nn.layer import QuantLayer
 from octavo.nn.quantiser import Quantiser
-from octavo.quant.spec import LayerPlan
+from octavo.recipe.spec import LayerPlan
 
 
 class QuantLinear(QuantLayer, nn.Linear):

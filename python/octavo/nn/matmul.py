@@ -10,8 +10,8 @@ from octavo.errors import FormatError
 from octavo.formats import Format
 from octavo.nn.layer import copied_as
 from octavo.nn.quantiser import Quantiser
-from octavo.ops import quantize
-from octavo.quant.spec import LayerPlan, Spec
+from octavo.ops.codec import quantize
+from octavo.recipe.spec import LayerPlan, Spec
 
 
 def quantized_matmul(a: Tensor, b: Tensor, a_format: Format | str, b_format: Format | str | None = None) -> Tensor:

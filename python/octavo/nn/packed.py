@@ -18,10 +18,10 @@ from octavo.nn.layer import QuantLayer, recomputed
 from octavo.nn.parts import format_bytes, format_text
 from octavo.nn.quantiser import Quantiser
 from octavo.nn.reading import inside_forward, late
-from octavo.ops import encode
-from octavo.quant.recipe.fit import misfit
-from octavo.quant.recipe.rule import Rule, read_spec
-from octavo.quant.spec import Calibration, Spec
+from octavo.ops.codec import encode
+from octavo.recipe.fit import misfit
+from octavo.recipe.rule import Rule, read_spec
+from octavo.recipe.spec import Calibration, Spec
 from octavo.tensor import PackedTensor
 
 PARTS = ("codes", "scales", "zeros", "levels")

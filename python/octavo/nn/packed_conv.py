@@ -12,7 +12,7 @@ from octavo.errors import KernelError, ModelError
 from octavo.formats import Format
 from octavo.nn.packed import PackedLayer
 from octavo.nn.quantiser import Quantiser
-from octavo.quant.spec import Spec
+from octavo.recipe.spec import Spec
 from octavo.tensor import PackedTensor
 
 _GEOMETRY = ("in_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")

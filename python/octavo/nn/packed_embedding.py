@@ -7,12 +7,12 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-import octavo.linear  # noqa: F401 registers the ops
+import octavo.ops.linear  # noqa: F401 registers the ops
 from octavo.errors import ModelError
 from octavo.formats import Format
 from octavo.nn.packed import PackedLayer
 from octavo.nn.quantiser import Quantiser
-from octavo.quant.spec import Spec
+from octavo.recipe.spec import Spec
 from octavo.tensor import PackedTensor
 
 

@@ -229,7 +229,7 @@ def _writes(func: Callable[..., Any]) -> bool:
 
 
 def _written(what: str) -> ModelError:
-    from octavo.quant.recipe.rule import Rule  # it imports the layers
+    from octavo.recipe.rule import Rule  # it imports the layers
 
     rule = Rule(name=what.rpartition(": ")[0], keep=True)
     return ModelError(

@@ -13,11 +13,11 @@ _LAZY = {
     "freeze_scales": "octavo.quant.model",
     "gptq": "octavo.quant.algorithms.gptq",
     "hqq": "octavo.quant.algorithms.hqq",
-    "load_model": "octavo.quant.model_folder",
+    "load_model": "octavo.folder.model",
     "pack_model": "octavo.quant.pack",
     "prepare_model": "octavo.quant.model",
     "quantize_model": "octavo.quant.model",
-    "save_model": "octavo.quant.model_folder",
+    "save_model": "octavo.folder.model",
     "smooth_model": "octavo.quant.algorithms.smooth",
 }
 
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load what needs torch on first use; ``octavo.quant.spec`` is a leaf that the layers import."""
+    """Load what needs torch on first use; ``octavo.recipe.spec`` is a leaf that the layers import."""
     if name in _LAZY:
         value = getattr(_import_module(_LAZY[name]), name)
         globals()[name] = value

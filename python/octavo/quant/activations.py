@@ -12,9 +12,9 @@ from torch import Tensor
 
 from octavo.errors import CalibrationError, FormatError
 from octavo.formats import Format
-from octavo.ops import encode, quantize
-from octavo.quant.spec import Spec
+from octavo.ops.codec import encode, quantize
 from octavo.quant.statistics import Statistics
+from octavo.recipe.spec import Spec
 
 Parts = tuple[Tensor, Tensor | None]  # scales, packed zeros
 Range = tuple[float, float]

@@ -11,8 +11,8 @@ from torch import nn
 
 from octavo.errors import BypassWarning
 from octavo.nn import PackedLayer, QuantAttention, QuantLayer, QuantMatmul, reading
-from octavo.quant.recipe import Rule
-from octavo.quant.recipe.sites import is_default, join
+from octavo.recipe import Rule
+from octavo.recipe.sites import is_default, join
 
 _NAMED = 8  # paths in a message; the warning's ``layers`` has all
 _KINDS = (PackedLayer, QuantLayer, QuantAttention, QuantMatmul)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from octavo.display.progress import Progress
 from octavo.errors import CalibrationError
 from octavo.nn.integer import Int32Bias
 from octavo.nn.layer import QuantLayer
 from octavo.nn.quantiser import Quantiser
-from octavo.quant.progress import Progress
 from octavo.quant.statistics import Statistics
 
 

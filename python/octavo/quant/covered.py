@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from octavo.display.progress import Progress
 from octavo.errors import CoverageWarning, DTypeError
 from octavo.nn import PackedLayer, Quantiser
 from octavo.quant.bypass import bypassed
-from octavo.quant.progress import Progress
-from octavo.quant.recipe.sites import Site, join, model_sites
+from octavo.recipe.sites import Site, join, model_sites
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -100,8 +100,8 @@ class Coverage:
 
     def to_table(self) -> Table:
         """Return one row for each format and each reason, and the total."""
-        from octavo.report.console import table
-        from octavo.report.weights import size
+        from octavo.display.console import table
+        from octavo.display.numbers import size
 
         groups: dict[str, list[Part]] = {}
         for part in sorted(self.parts, key=lambda part: part.format is None):
@@ -137,7 +137,7 @@ class Coverage:
 
     def __str__(self) -> str:
         """Return the table as plain text, and the summary."""
-        from octavo.report.console import plain_text
+        from octavo.display.console import plain_text
 
         return f"{plain_text(self.to_table())}\n\n{self.summary()}"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from octavo.display.progress import Progress, Report
 from octavo.errors import CalibrationError, DTypeError, OctavoError
 from octavo.nn.layer import QuantLayer
 from octavo.nn.quantiser import Quantiser
@@ -16,7 +17,6 @@ from octavo.quant.algorithms.in_order import solve_weights
 from octavo.quant.bypass import stop_watching, warn_of_shared, watch_first_pass
 from octavo.quant.calibration import Batches, activation_quantisers, observe
 from octavo.quant.covered import tell_coverage
-from octavo.quant.progress import Progress, Report
 from octavo.quant.replace import Replacement, plan_of
 from octavo.quant.weight_scales import weight_scales
 

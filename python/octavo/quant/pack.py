@@ -8,6 +8,7 @@ from collections.abc import Callable
 from torch import nn
 
 from octavo.errors import DTypeError, ModelError, OctavoError
+from octavo.folder.pretrained import write_our_folders
 from octavo.nn import (
     PackedConv1d,
     PackedConv2d,
@@ -21,7 +22,6 @@ from octavo.nn import (
     QuantLinear,
     QuantTransposedLinear,
 )
-from octavo.quant.pretrained import write_our_folders
 
 _PACKERS: dict[type[QuantLayer], Callable[..., PackedLayer]] = {
     QuantLinear: PackedLinear.from_linear,

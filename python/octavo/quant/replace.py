@@ -9,11 +9,11 @@ from typing import Any
 from torch import nn
 
 from octavo.errors import DTypeError, FormatError
+from octavo.folder.pretrained import write_our_folders
 from octavo.nn import QuantConv1d, QuantConv2d, QuantEmbedding, QuantLinear, QuantTransposedLinear
 from octavo.nn.layer import QuantLayer, recomputed
-from octavo.quant.pretrained import write_our_folders
-from octavo.quant.recipe import Recipe
-from octavo.quant.spec import LayerPlan
+from octavo.recipe import Recipe
+from octavo.recipe.spec import LayerPlan
 
 Plan = Mapping[str, LayerPlan]
 _KINDS: tuple[type[QuantLayer], ...] = (QuantTransposedLinear, QuantLinear, QuantConv1d, QuantConv2d, QuantEmbedding)

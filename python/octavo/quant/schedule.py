@@ -11,9 +11,9 @@ from octavo.nn.layer import QuantLayer
 from octavo.nn.quantiser import Quantiser
 from octavo.quant.activations import range_of, scales_of
 from octavo.quant.model import calibrate_weight
-from octavo.quant.recipe.rule import read_spec
-from octavo.quant.spec import Spec
 from octavo.quant.weight_scales import weight_scales
+from octavo.recipe.rule import read_spec
+from octavo.recipe.spec import Spec
 
 ROLES = ("weight", "input", "output")
 

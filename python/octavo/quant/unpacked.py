@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo.quant.checkpoint import STRUCTURE, Checkpoint, layers_of
-from octavo.quant.recipe.sites import is_transposed
-from octavo.quant.skeleton import build_from_config
-from octavo.quant.structure import read_structure
-from octavo.quant.transformers_door import CONFIG
+from octavo.folder.checkpoint import STRUCTURE, Checkpoint, layers_of
+from octavo.folder.skeleton import build_from_config
+from octavo.folder.structure import read_structure
+from octavo.folder.transformers_door import CONFIG
+from octavo.recipe.sites import is_transposed
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from octavo.errors import FormatError
 from octavo.formats import Format
-from octavo.ops import encode
+from octavo.ops.codec import encode
 from octavo.quant.activations import activation_scales
-from octavo.quant.spec import Spec
 from octavo.quant.statistics import Statistics
+from octavo.recipe.spec import Spec
 from octavo.tensor import PackedTensor
 
 Parts = tuple[Tensor, Tensor | None, Tensor | None]  # scales, packed zeros, levels

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo import files
-from octavo.train.errors import PackageError
+from octavo.errors import PackageError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

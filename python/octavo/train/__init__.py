@@ -24,8 +24,9 @@ The same call goes on with a run that was stopped. What a task may have besides 
 processes are torchrun's, :mod:`octavo.train.distributed`.
 """
 
+from octavo.errors import PackageError
 from octavo.train.config import TrainConfig
-from octavo.train.errors import CheckpointError, ConfigError, OptimiserError, PackageError, TaskError
+from octavo.train.errors import CheckpointError, ConfigError, OptimiserError, TaskError
 from octavo.train.loop import TrainResult, train
 from octavo.train.metrics import read_metrics, without_clock
 from octavo.train.optimiser import adamw

@@ -17,7 +17,3 @@ class OptimiserError(OctavoError, ValueError):
 
 class TaskError(OctavoError, ValueError):
     """A task that returned what the loop cannot use."""
-
-
-class PackageError(OctavoError, ImportError):
-    """An optional package that was asked for and is not installed."""

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from octavo import container, locks
+from octavo.display.run import Display
 from octavo.errors import Interrupted, LockedError
 from octavo.train import checkpoint
 from octavo.train.average import Average
 from octavo.train.clock import Clock
 from octavo.train.config import TrainConfig
-from octavo.train.display import Display
 from octavo.train.distributed import Processes, join
 from octavo.train.errors import CheckpointError, ConfigError
 from octavo.train.evaluation import evaluate, is_better, value_of

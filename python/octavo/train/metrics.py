@@ -21,10 +21,10 @@ import torch
 import octavo
 from octavo import files
 from octavo._reading import RECORD_BYTES, check_own, member, parse_json, read_bytes, read_json
-from octavo.errors import OctavoError
+from octavo.errors import OctavoError, PackageError
 from octavo.train.config import TrainConfig
 from octavo.train.distributed import Processes
-from octavo.train.errors import CheckpointError, PackageError
+from octavo.train.errors import CheckpointError
 
 METRICS = "metrics.jsonl"
 RUN = "run.json"

@@ -71,7 +71,7 @@ unsafe fn cold(device: &Device, stream: sys::CUstream, call: &Call) -> Result<Ke
     if unsafe { is_capturing(stream, call)? } {
         return Err(Error::Capture(format!(
             "kernel '{}' is not loaded on device {}, and its stream is being captured into a graph, which allows no \
-             loading; call octavo.cuda.warmup, or run the work once, before the capture",
+             loading; call octavo.cuda.device.warmup, or run the work once, before the capture",
             named(call),
             device.ordinal
         )));

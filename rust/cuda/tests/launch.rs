@@ -189,7 +189,7 @@ fn a_cold_kernel_in_a_capture_is_an_error_and_a_warm_one_is_not() {
     let error = launch(0, 0xCA, &[mix("captured")]).unwrap_err();
     let text = error.to_string();
     assert!(matches!(error, Error::Capture(_)), "{text}");
-    assert!(text.contains("'captured: mix_pilf'") && text.contains("octavo.cuda.warmup"), "{text}");
+    assert!(text.contains("'captured: mix_pilf'") && text.contains("octavo.cuda.device.warmup"), "{text}");
     assert_eq!(fakes.notes(), ["push", "pop"]);
 
     warmup(0, &[mix("captured")]).unwrap();

@@ -13,9 +13,9 @@ from torch import nn
 from octavo.compat.mase.settings import Settings, read_format
 from octavo.errors import FormatError
 from octavo.formats import Format
-from octavo.quant.recipe import Recipe, Rule
-from octavo.quant.recipe.rule import KEEP
-from octavo.quant.recipe.sites import model_sites
+from octavo.recipe import Recipe, Rule
+from octavo.recipe.rule import KEEP
+from octavo.recipe.sites import model_sites
 
 _ROLES = {"data_in": "input", "weight": "weight", "bias": "bias", "data_out": "output"}
 _TYPES = {"linear": "Linear", "conv1d": "Conv1d", "conv2d": "Conv2d"}

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from octavo.display.progress import Progress, Report
 from octavo.errors import DTypeError, ModelError, NonFiniteError, ShapeError
 from octavo.nn.packed import PackedLayer
 from octavo.quant.algorithms.walk import run_to, stages
 from octavo.quant.calibration import Batches, run, undisturbed
-from octavo.quant.progress import Progress, Report
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo import _core
 from octavo.errors import DataError, DTypeError, FormatError, NonFiniteError, ShapeError
 from octavo.formats import Format
-from octavo.ops import encode
+from octavo.ops.codec import encode
 from octavo.quant.algorithms.solution import Solution, Table, checked_rule, checked_weight
 from octavo.tensor import PackedTensor
 

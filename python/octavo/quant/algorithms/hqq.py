@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo import _core
 from octavo.errors import FormatError
 from octavo.formats import Format
-from octavo.ops import encode
+from octavo.ops.codec import encode
 from octavo.quant.algorithms.solution import Solution, Table, checked_weight
 
 _MOST = 10_000  # iterations; it converges in tens

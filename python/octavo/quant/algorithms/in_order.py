@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from octavo.display.progress import Progress
 from octavo.errors import OctavoError
 from octavo.nn.layer import QuantLayer
 from octavo.quant.algorithms.walk import run_to, stages
 from octavo.quant.calibration import Batches, Products, hooked, undisturbed
-from octavo.quant.progress import Progress
 
 
 def solve_weights(model: nn.Module, layers: list[QuantLayer], batches: Batches | None, show: Progress) -> None:

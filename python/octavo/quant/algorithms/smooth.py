@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from octavo.display.progress import Progress, Report
 from octavo.errors import DTypeError, FormatError, NonFiniteError
 from octavo.nn.layer import QuantLayer
 from octavo.quant.algorithms.consumers import Consumer, find_consumers, is_norm
 from octavo.quant.calibration import Batches, run, undisturbed
-from octavo.quant.progress import Progress, Report
 
 _LEAST = 1e-5  # smallest largest magnitude of a weight's column that counts as one
 _WIDEST = 1e4  # largest factor between the scales of two channels and 1

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.errors import DTypeError, FormatError, ShapeError
 from octavo.formats import Format
-from octavo.ops import encode
+from octavo.ops.codec import encode
 from octavo.tensor import FLOATS, PackedTensor
 
 RULES = ("floor", "ceil", "mse")

@@ -1,4 +1,4 @@
-//! Octavo on CUDA. `octavo/cuda.py` and the ops are the only callers; the names are private.
+//! Octavo on CUDA. `octavo/cuda/device.py` and the ops are the only callers; the names are private.
 
 pub(crate) mod codec;
 pub(crate) mod linear;

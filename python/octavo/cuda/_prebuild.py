@@ -1,0 +1,140 @@
+"""Kernels compiled in parallel processes, each of which answers one line for every line that it reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from octavo import _core, errors
+from octavo.errors import InternalError, SettingError
+
+if TYPE_CHECKING:
+    from octavo.formats import Format
+
+_Task = tuple[str, str, str, int]  # name, format, architecture, position among the format's programs
+
+
+@dataclass(frozen=True)
+class Prebuilt:
+    """What was compiled: kernels made anew and found, the architectures, and the time it took."""
+
+    compiled: int
+    found: int
+    archs: tuple[str, ...]
+    seconds: float
+
+
+def compile_all(
+    archs: list[str],
+    formats: list[Format],
+    processes: int | None,
+    progress: Callable[[int, int, str], object] | None,
+) -> Prebuilt:
+    """Compile every program of ``formats`` for ``archs`` that the folder of compiled kernels lacks.
+
+    Raises SettingError where nothing is kept or for less than one process, KernelCompileError for the first program
+    that is refused.
+    """
+    start = time.perf_counter()
+    if processes is not None and (type(processes) is not int or processes < 1):
+        raise SettingError(f"processes is {processes!r}; accepted are whole numbers from 1 on")
+    here = _core._cuda_info()
+    if "cache" not in here:
+        why = here["missing"]["cache"]
+        raise SettingError(f"compiled kernels are not kept: {why}; set OCTAVO_CACHE_DIR to a folder")
+    tasks = list(_tasks(archs, formats))
+    done = compiled = 0
+    lock = Lock()
+    waiting = iter(tasks)
+
+    def work() -> None:
+        nonlocal done, compiled
+        with _Worker() as worker:
+            while True:
+                with lock:
+                    task = next(waiting, None)
+                if task is None:
+                    return
+                made = worker.compile(task)
+                with lock:
+                    done, compiled = done + 1, compiled + made
+                    if progress is not None:
+                        progress(done, len(tasks), f"{task[0]} {task[2]}")
+
+    wanted = processes or len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(max(1, min(wanted, len(tasks)))) as pool:
+        jobs = [pool.submit(work) for _ in range(min(wanted, len(tasks)))]
+        for job in jobs:
+            try:
+                job.result()
+            except BaseException:
+                with lock:
+                    waiting = iter(())  # the others finish what they have begun
+                raise
+    return Prebuilt(compiled, done - compiled, tuple(archs), time.perf_counter() - start)
+
+
+def _tasks(archs: list[str], formats: list[Format]) -> Iterator[_Task]:
+    """Every program once, although formats share some."""
+    seen = set()
+    for arch in archs:
+        for fmt in formats:
+            for position, (name, key) in enumerate(_core._cuda_programs(fmt.core, arch)):
+                if key not in seen:
+                    seen.add(key)
+                    yield name, str(fmt), arch, position
+
+
+class _Worker:
+    """A process that compiles. A command of its own, since fork and spawn need something of this process."""
+
+    def __enter__(self) -> _Worker:
+        path = os.pathsep.join(folder for folder in sys.path if folder)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", "from octavo.cuda._prebuild import serve; serve()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+        )
+        return self
+
+    def compile(self, task: _Task) -> bool:
+        """Compile one program; returns whether that was needed."""
+        given, taken = self._process.stdin, self._process.stdout
+        try:
+            given.write(json.dumps(task) + "\n")
+            given.flush()
+            answer = json.loads(taken.readline())
+        except (BrokenPipeError, ValueError):
+            raise InternalError(f"the process that compiles '{task[0]}' for {task[2]} died") from None
+        if "error" in answer:
+            kind = getattr(errors, answer["kind"], InternalError)
+            raise kind(*answer["error"])
+        return answer["compiled"]
+
+    def __exit__(self, *error: object) -> None:
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait()
+
+
+def serve() -> None:
+    """Compile what stdin names, a line each, until it ends. Interrupts from the keyboard are left to the parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for line in sys.stdin:
+        _, fmt, arch, position = json.loads(line)
+        try:
+            answer: dict[str, object] = {"compiled": _core._cuda_prebuild(_core.Format(fmt), arch, position)}
+        except Exception as error:  # whatever it is, the parent raises it
+            answer = {"kind": type(error).__name__, "error": [str(argument) for argument in error.args]}
+        print(json.dumps(answer), flush=True)

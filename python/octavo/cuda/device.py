@@ -1,0 +1,190 @@
+"""Kernels on NVIDIA GPUs: what this machine has, and kernels compiled or loaded ahead of their first use.
+
+Kernels are CUDA C++ that NVRTC compiles at their first use, for the GPU that is there; a folder keeps what it made.
+Needed are NVIDIA's driver and NVRTC, which PyTorch for CUDA brings (else ``pip install nvidia-cuda-nvrtc``): no toolkit
+and no other compiler. Importing this module needs neither, nor torch.
+
+NVRTC is looked for in this order: ``OCTAVO_NVRTC``; the one another package has loaded; NVIDIA's wheels beside the
+installed packages; ``CUDA_HOME``; the loader's path. Its major version is at most the driver's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo import _core
+from octavo.cuda._prebuild import Prebuilt, compile_all
+from octavo.errors import CudaUnavailableError, DTypeError, FormatError, SettingError
+from octavo.formats import Format, formats
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+__all__ = [
+    "COMMON_ARCHS",
+    "Cache",
+    "Compiler",
+    "Device",
+    "Driver",
+    "Info",
+    "Prebuilt",
+    "info",
+    "is_available",
+    "prebuild",
+    "warmup",
+]
+
+COMMON_ARCHS = ("sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a")
+"""What :func:`prebuild` compiles for on a machine without a GPU: A100, RTX 30, RTX 40 and L4, H100, B200, RTX 50."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """NVIDIA's driver: the newest version of CUDA whose code it takes, and its own version where the system tells."""
+
+    cuda: tuple[int, int]
+    release: str | None
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """NVRTC: its file, its version, and the compute capabilities that it compiles for (90 is 9.0)."""
+
+    path: str
+    version: tuple[int, int]
+    capabilities: list[int]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU: kernels are compiled for ``arch``; ``memory``, ``shared_per_block`` and ``cache`` (L2) in bytes."""
+
+    ordinal: int
+    name: str
+    arch: str
+    multiprocessors: int
+    memory: int
+    shared_per_block: int
+    cache: int
+
+
+@dataclass(frozen=True)
+class Cache:
+    """The folder of compiled kernels, with their number and bytes."""
+
+    folder: str
+    kernels: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Info:
+    """What this machine has; ``missing`` says of each part that is None, and of each broken device, why."""
+
+    driver: Driver | None
+    compiler: Compiler | None
+    devices: tuple[Device, ...]
+    cache: Cache | None
+    missing: dict[str, str]
+
+
+def info() -> Info:
+    """Look at driver, devices, NVRTC and the folder of compiled kernels. Raises nothing where they are missing."""
+    found = _core._cuda_info()
+    return Info(
+        driver=Driver(**found["driver"]) if "driver" in found else None,
+        compiler=Compiler(**found["nvrtc"]) if "nvrtc" in found else None,
+        devices=tuple(Device(**device) for device in found["devices"]),
+        cache=Cache(**found["cache"]) if "cache" in found else None,
+        missing=found["missing"],
+    )
+
+
+def is_available() -> bool:
+    """Whether kernels run here: there are a driver, a device and NVRTC. :func:`info` tells what is missing."""
+    found = info()
+    return found.compiler is not None and bool(found.devices)
+
+
+def warmup(
+    what: nn.Module | Format | str | Iterable[Format | str], device: torch.device | str | int | None = None
+) -> int:
+    """Compile and load every kernel that some formats need on a device, so that no later call has to.
+
+    ``what``: formats, or a model, whose layers' formats are taken. ``device``: default: the model's, else the
+    current one. Call it before a capture into a CUDA graph, which allows no loading. Returns the number of programs.
+
+    Raises CudaUnavailableError where there is no such device or no NVRTC, KernelCompileError, FormatError.
+    """
+    named = _formats(what)
+    return _core._cuda_warmup([fmt.core for fmt in named], _ordinal(device, what))
+
+
+def prebuild(
+    archs: Iterable[str] | None = None,
+    formats: Iterable[Format | str] | None = None,
+    *,
+    processes: int | None = None,
+    progress: Callable[[int, int, str], object] | None = None,
+) -> Prebuilt:
+    """Compile kernels into the folder of compiled kernels, in several processes: NVRTC compiles one at a time in each.
+
+    ``archs``: such as ``"sm_90a"``; default: those of the GPUs of this machine, without one :data:`COMMON_ARCHS`.
+    ``formats``: default: all that :func:`octavo.formats` lists. ``processes``: default: one a core. ``progress`` is
+    called with kernels done, kernels in all, and the name of the last.
+
+    Needs NVRTC and no GPU. What is there already is not compiled again, whatever process or machine made it.
+
+    Raises CudaUnavailableError without NVRTC, KernelCompileError, FormatError, and SettingError for an architecture
+    that is none or where compiled kernels are not kept.
+    """
+    known = _core._cuda_archs()
+    given = [archs] if isinstance(archs, str | int) else archs
+    chosen = list(dict.fromkeys(given)) if given is not None else _default_archs(known)
+    for arch in chosen:
+        if not isinstance(arch, str) or arch.rstrip("af") not in {name.rstrip("af") for name in known}:
+            raise SettingError(f"architecture {arch!r} is none that this NVRTC compiles for: {', '.join(known)}")
+    named = _formats(_all_formats() if formats is None else formats)
+    return compile_all(chosen, named, processes, progress)
+
+
+def _all_formats() -> list[Format]:
+    return formats()
+
+
+def _default_archs(known: list[str]) -> list[str]:
+    here = [device.arch for device in info().devices]
+    return [arch for arch in dict.fromkeys(here or COMMON_ARCHS) if arch in known]
+
+
+def _formats(what: Any) -> list[Format]:
+    """Return formats without repetition. Raises FormatError."""
+    if isinstance(what, Format | str):
+        what = [what]
+    elif hasattr(what, "modules"):
+        layers = [layer for layer in what.modules() if isinstance(getattr(layer, "format", None), Format)]
+        if not layers:
+            raise FormatError(f"{type(what).__name__}: none of its layers has a format; pack or quantise it first")
+        what = [layer.format for layer in layers]
+    elif not isinstance(what, Iterable):
+        raise DTypeError(f"expected a model or formats, got {type(what).__name__}")
+    return list(dict.fromkeys(Format.parse(fmt) for fmt in what))
+
+
+def _ordinal(device: torch.device | str | int | None, what: object) -> int:
+    """Return the number of a device. Raises CudaUnavailableError for one that is no CUDA device."""
+    if isinstance(device, int) and not isinstance(device, bool):
+        return device
+    if device is None and hasattr(what, "buffers"):
+        device = next((buffer.device for buffer in what.buffers() if buffer.device.type == "cuda"), None)
+    kind, colon, number = str("cuda" if device is None else device).partition(":")
+    if kind != "cuda" or bool(colon) != (number.isascii() and number.isdigit()):
+        raise CudaUnavailableError(f"'{device}' is no CUDA device; accepted are a number, 'cuda' and 'cuda:N'")
+    if number:
+        return int(number)
+    torch = sys.modules.get("torch")
+    return torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0

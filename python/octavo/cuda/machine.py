@@ -1,0 +1,114 @@
+"""What a machine has for running models: its processor, and the parts of CUDA."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.display.numbers import size
+
+if TYPE_CHECKING:
+    from octavo.cuda.device import Info
+
+INSTRUCTIONS = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_vbmi", "avx512_bf16", "amx_int8", "amx_bf16")
+"""What kernels ask for, by the names of ``/proc/cpuinfo``."""
+PACKAGES = ("torch", "numpy", "transformers", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
+
+Section = tuple[str, list[tuple[str, str]]]
+
+
+def cpu() -> dict[str, Any]:
+    """Return name, cores, instructions, and the level and number of threads that kernels use."""
+    from octavo import _core
+
+    facts: dict[str, str] = {}
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            name, _, value = line.partition(":")
+            facts.setdefault(name.strip(), value.strip())
+    except OSError:
+        pass  # another system: what Python knows has to do
+    flags = set(facts.get("flags", "").split())
+    return {
+        "name": facts.get("model name") or platform.processor() or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "instructions": [name for name in INSTRUCTIONS if name in flags],
+        "level": _core.simd_level(),
+        "threads": _core.num_threads(),
+    }
+
+
+def packages() -> dict[str, str]:
+    """Return the versions of Octavo, Python and installed packages that matter; none is imported."""
+    from octavo import __version__
+
+    found = {"octavo": __version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def software_section() -> Section:
+    """Versions, as lines of a report."""
+    return "software", list(packages().items())
+
+
+def cpu_section() -> Section:
+    """The processor, as lines of a report."""
+    found = cpu()
+    return "processor", [
+        ("name", found["name"]),
+        ("instructions", " ".join(found["instructions"]) or "unknown"),
+        ("kernels use", f"{found['level']}, {found['threads']} of {found['cores']} cores"),
+    ]
+
+
+def cuda_section(found: Info) -> Section:
+    """The parts of CUDA, as lines of a report; of what is missing, why."""
+    lines = []
+    if found.driver is not None:
+        release = f"{found.driver.release}, " if found.driver.release else ""
+        lines.append(("driver", f"{release}CUDA {_version(found.driver.cuda)}"))
+    for device in found.devices:
+        facts = f"{device.name}, {device.arch}, {size(device.memory)}, {device.multiprocessors} multiprocessors"
+        lines.append((f"device {device.ordinal}", facts))
+    if found.compiler is not None:
+        lines.append(("nvrtc", f"{_version(found.compiler.version)} at {found.compiler.path}"))
+    if found.cache is not None:
+        held = f"{found.cache.kernels:,} kernels, {size(found.cache.nbytes)}"
+        lines.append(("cache", f"{found.cache.folder}: {held}"))
+    lines += [(name, f"missing: {why}") for name, why in found.missing.items()]
+    return "CUDA", lines
+
+
+def cuda_dict(found: Info) -> dict[str, Any]:
+    """Return plain values for JSON."""
+    return asdict(found)
+
+
+def print_sections(sections: list[Section]) -> None:
+    """Print sections under their titles, names aligned; further lines of a value below its first."""
+    from octavo.display.console import console
+
+    out = console()
+    width = max(len(name) for _, lines in sections for name, _ in lines)
+    for position, (title, lines) in enumerate(sections):
+        if position:
+            out.print()
+        out.print(title, style="bold")
+        for name, value in lines:
+            first, *more = value.splitlines() or [""]
+            out.print(f"  {name:{width}}  {first}")
+            for line in more:
+                out.print(f"  {'':{width}}  {line}")
+
+
+def _version(parts: tuple[int, int]) -> str:
+    return ".".join(map(str, parts))

@@ -1,0 +1,1 @@
+"""The model folder: models written and read, checkpoints of transformers converted, without pickle or a dense copy."""

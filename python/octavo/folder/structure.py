@@ -1,0 +1,260 @@
+"""What a file says about a model's layers: their classes, geometry and quantisers, as JSON, and the layers again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo._reading import parse_json
+from octavo.errors import ContainerError, ModelError, OctavoError
+from octavo.folder.checkpoint import STRUCTURE
+from octavo.nn import (
+    PackedConv1d,
+    PackedConv2d,
+    PackedEmbedding,
+    PackedLayer,
+    PackedLinear,
+    QuantAttention,
+    Quantiser,
+    QuantLayer,
+    QuantMatmul,
+)
+from octavo.nn.integer import Int32Bias
+from octavo.nn.parts import format_text
+from octavo.recipe.rule import read_spec
+from octavo.recipe.sites import is_transposed
+from octavo.recipe.spec import ROLES, LayerPlan, Spec
+from octavo.tensor import FLOATS, SCALE_DTYPES, PackedTensor
+
+KEY, VERSION = STRUCTURE, 1  # of the description in a file's metadata
+
+_PACKED = {kind.__name__: kind for kind in (PackedLinear, PackedEmbedding, PackedConv1d, PackedConv2d)}
+_SIMULATED = (
+    "QuantLinear", "QuantTransposedLinear", "QuantEmbedding", "QuantConv1d", "QuantConv2d", "QuantMatmul",
+    "QuantAttention",
+)  # fmt: skip
+# Dtypes of what a quantiser holds.
+_STATE = {
+    "scales": tuple(dict.fromkeys(SCALE_DTYPES.values())),
+    "zeros": (torch.uint8,),
+    "levels": (torch.float32,),
+    "format": (torch.uint8,),
+}
+Described = PackedLayer | QuantLayer | QuantMatmul | QuantAttention
+
+
+def described_layers(model: nn.Module) -> dict[str, Described]:
+    """Return the layers that a file describes, by every path they have; not those inside another one."""
+    found: dict[str, Described] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        inside = any(path.startswith(f"{parent}.") or not parent for parent in found)
+        if isinstance(module, Described) and not inside:
+            found[path] = module
+    return found
+
+
+def describe_layer(path: str, layer: Described) -> dict[str, Any]:
+    """Return what JSON holds of a layer: its class, geometry and quantisers. Raises ModelError for another class."""
+    kind = "QuantAttention" if isinstance(layer, QuantAttention) else type(layer).__name__
+    if kind not in _PACKED and kind not in _SIMULATED:
+        raise ModelError(f"{path}: files hold no {kind}; accepted are {', '.join([*_PACKED, *_SIMULATED])}")
+    record: dict[str, Any] = {"class": kind}
+    if isinstance(layer, PackedLayer) and (geometry := plain(layer.geometry(layer))):
+        record["geometry"] = geometry
+    for role, quantiser in _role_quantisers(layer).items():
+        record[role] = _describe_spec(quantiser.spec)
+    disabled = [name for name, part in _quantisers(layer).items() if not part.enabled]
+    return {**record, "disabled": disabled} if disabled else record
+
+
+def _quantisers(layer: nn.Module) -> dict[str, nn.Module]:
+    """Return every quantiser of a layer by its name in it."""
+    return {name: part for name, part in layer.named_modules() if isinstance(part, Quantiser | Int32Bias)}
+
+
+def _role_quantisers(layer: nn.Module) -> dict[str, nn.Module]:
+    """Return a quantiser for each role of a layer that has one."""
+    if isinstance(layer, QuantAttention):
+        names = {"input": layer.scores.a_quantiser, "output": layer.values.output_quantiser}
+    elif isinstance(layer, QuantMatmul):
+        names = {"input": layer.a_quantiser, "output": layer.output_quantiser}
+    else:
+        names = {role: getattr(layer, f"{role}_quantiser", None) for role in ROLES}
+    return {role: quantiser for role, quantiser in names.items() if quantiser is not None}
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON gives it back: tuples become lists."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _describe_spec(spec: Spec) -> dict[str, Any]:
+    record: dict[str, Any] = {"format": str(spec.format)}
+    if spec.calibration is not None:
+        record["calibration"] = str(spec.calibration)
+    if spec.scale != "floor":
+        record["scale"] = spec.scale
+    return record
+
+
+def read_structure(file: Path, text: str | None) -> dict[str, Any]:
+    """Return the description of a model in a file's metadata, its outline checked. Raises ContainerError."""
+    if text is None:
+        raise ContainerError(f"{file}: holds tensors but no model; octavo.load reads them, save_model writes models")
+    structure = parse_json(text, f"{file}: the model's structure")
+    try:
+        if structure["version"] != VERSION:
+            raise ContainerError(f"{file}: structure version {structure['version']!r}; this Octavo reads {VERSION}")
+        layers, ties = structure["layers"], structure["ties"]
+        well_formed = (
+            isinstance(structure["class"], str)
+            and isinstance(layers, dict)
+            and all(isinstance(record, dict) for record in layers.values())
+            and all(isinstance(record.get("disabled", []), list) for record in layers.values())
+            and isinstance(ties, dict)
+            and all(isinstance(name, str) for name in ties.values())
+        )
+    except (KeyError, TypeError) as error:
+        raise ContainerError(f"{file}: the model's structure cannot be read: {error!r}") from None
+    if not well_formed:
+        raise ContainerError(f"{file}: the model's structure has parts of other types than it must")
+    return structure
+
+
+def fits(stored: torch.dtype, wanted: torch.dtype) -> bool:
+    """Whether a tensor of a file may take a place of a model: a float of ours for another, else the same dtype."""
+    return stored == wanted or (stored in FLOATS and wanted in FLOATS)
+
+
+def simulated_plan(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, LayerPlan]:
+    """Return the plan of the simulated layers among ``layers``, by path. Raises ContainerError for another class."""
+    plan = {}
+    for path, record in layers.items():
+        kind = record.get("class")
+        if kind in _SIMULATED:
+            plan[path] = LayerPlan(**{role: _read_spec(path, record[role]) for role in ROLES if role in record})
+        elif not isinstance(kind, str) or kind not in _PACKED:
+            raise ContainerError(f"{path}: unknown layer class {kind!r}")
+    return plan
+
+
+def build_layer(
+    path: str, record: Mapping[str, Any], skeleton: nn.Module, tensors: Mapping[str, Tensor | PackedTensor]
+) -> nn.Module:
+    """Return the layer that ``record`` describes, in the place of ``skeleton``: a simulated one is there already.
+
+    ``tensors``: those of the file below ``path``, by their names inside the layer. Raises ContainerError naming the
+    tensor or layer where they do not fit.
+    """
+    kind = record["class"]
+    layer = _build_packed(path, _PACKED[kind], record, skeleton, tensors) if kind in _PACKED else skeleton
+    for name, quantiser in _quantisers(layer).items():
+        quantiser.enabled = name not in record.get("disabled", ())
+        _fill(path, name, quantiser, tensors)
+    return layer
+
+
+def _build_packed(
+    path: str,
+    kind: type[PackedLayer],
+    record: Mapping[str, Any],
+    skeleton: nn.Module,
+    tensors: Mapping[str, Tensor | PackedTensor],
+) -> PackedLayer:
+    rows = _matrix_shape(path, kind, skeleton)
+    weight, bias = tensors.get("weight"), tensors.get("bias")
+    if not isinstance(weight, PackedTensor):
+        raise ContainerError(
+            f"{path}.weight: {'missing' if weight is None else 'not packed'}, expected a packed tensor"
+        )
+    if weight.shape != rows or weight.axis != 1:
+        raise ContainerError(f"{path}.weight: {weight!r}, but the model's layer has shape {rows}")
+    _check_scales(f"{path}.weight", weight.scales)
+    _check_scales(f"{path}.weight", weight.levels, "levels")
+    if (bias is None) != (getattr(skeleton, "bias", None) is None):
+        raise ContainerError(f"{path}.bias: {'missing' if bias is None else 'the layer of this model has none'}")
+    if bias is not None and (isinstance(bias, PackedTensor) or tuple(bias.shape) != rows[:1]):
+        raise ContainerError(f"{path}.bias: shape {tuple(bias.shape)}, expected a plain {rows[:1]}")
+    if bias is not None and bias.dtype not in (*FLOATS, torch.int32):  # int32: steps of an integer product
+        raise ContainerError(f"{path}.bias: dtype {bias.dtype}; accepted are int32, {', '.join(map(str, FLOATS))}")
+    geometry = kind.geometry(skeleton)
+    if record.get("geometry", {}) != plain(geometry):
+        raise ContainerError(
+            f"{path}: saved with {record.get('geometry')}, but the model's layer has {plain(geometry)}"
+        )
+    given: dict[str, Any] = {} if bias is None else {"bias": bias}
+    for role in ("input", "output"):
+        if role in record:
+            quantiser = Quantiser(_read_spec(path, record[role]), axis=kind.axis(skeleton), what=f"{path}: {role}")
+            given[f"{role}_quantiser"] = quantiser
+    try:
+        layer = kind(weight, **geometry, **given)
+    except (OctavoError, TypeError) as error:
+        raise ContainerError(f"{path}: {error}") from None
+    layer.stand_for(skeleton, path or type(skeleton).__name__)
+    return layer.train(skeleton.training)
+
+
+def _matrix_shape(path: str, kind: type[PackedLayer], skeleton: nn.Module) -> tuple[int, int]:
+    """Return ``(N, K)`` of the layer that is replaced."""
+    if isinstance(skeleton, kind):
+        return skeleton.packed_weight.shape
+    if kind is PackedLinear and is_transposed(skeleton):
+        return skeleton.weight.shape[1], skeleton.weight.shape[0]
+    if not kind.accepts(skeleton):
+        raise ContainerError(f"{path}: saved as {kind.__name__}, but the model has a {type(skeleton).__name__} there")
+    first, *rest = skeleton.weight.shape
+    return first, math.prod(rest)
+
+
+def _read_spec(path: str, record: Any) -> Spec:
+    try:
+        text = record["format"]
+        if "calibration" in record:
+            text = f"{text}@{record['calibration']}"
+        spec = read_spec(text)
+        return Spec(spec.format, spec.calibration, record.get("scale", "floor"))
+    except (OctavoError, KeyError, TypeError, AttributeError) as error:
+        raise ContainerError(f"{path}: {record!r} is no format of a tensor: {error}") from None
+
+
+def _fill(path: str, name: str, quantiser: nn.Module, tensors: Mapping[str, Tensor | PackedTensor]) -> None:
+    """Give a quantiser the scales of the file."""
+    prefix = f"{name}."
+    state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+    packed = next((key for key, value in state.items() if isinstance(value, PackedTensor)), None)
+    if packed is not None:
+        raise ContainerError(f"{path}.{name}.{packed}: packed, expected a plain tensor")
+    if "format" in state and (text := format_text(state["format"])) != str(quantiser.spec.format):
+        raise ContainerError(
+            f"{path}.{name}.format: scales of '{text}', but the structure says '{quantiser.spec.format}'"
+        )
+    # Learned scales act by their magnitude; training may have turned one around.
+    learned = quantiser.spec.calibration is not None and quantiser.spec.calibration.method == "lsq"
+    for part, dtypes in _STATE.items():
+        if part in state and state[part].dtype not in dtypes:
+            accepted = ", ".join(map(str, dtypes))
+            raise ContainerError(f"{path}.{name}.{part}: dtype {state[part].dtype}; accepted are {accepted}")
+    for part in ("scales", "levels"):
+        _check_scales(f"{path}.{name}", state.get(part), part, signed=learned)
+    try:
+        quantiser.load_state_dict(state)
+    except (RuntimeError, OctavoError) as error:
+        raise ContainerError(f"{path}.{name}: {error}") from None
+
+
+def _check_scales(owner: str, scales: Tensor | None, part: str = "scales", *, signed: bool = False) -> None:
+    """Refuse float scales that no encoder writes. Raises ContainerError."""
+    if scales is None or not scales.is_floating_point():
+        return
+    if not bool(torch.isfinite(scales).all()):
+        raise ContainerError(f"{owner}.{part}: NaN or infinity among them; scales are finite")
+    if not signed and bool((scales < 0).any()):
+        raise ContainerError(f"{owner}.{part}: negative values among them; scales are at least 0")

@@ -1,0 +1,27 @@
+"""Low-rank adapters on float, quantised and packed linear layers: y = W x + b + s B A dropout(x), W and b frozen.
+
+``insert`` puts adapters on a model, ``activate`` chooses one of several, ``fuse`` and ``unfuse`` move the active one
+into the weights and out again, ``commit`` makes that final, ``save_adapters`` and ``load_adapters`` keep one in a file.
+Source: Hu et al., LoRA, 2021 (https://arxiv.org/abs/2106.09685), section 4.1.
+"""
+
+from octavo.lora.adapter import adapters
+from octavo.lora.config import LoraConfig
+from octavo.lora.files import base_hash, load_adapters, save_adapters
+from octavo.lora.fuse import FusedLayer, FuseReport, commit, fuse, unfuse
+from octavo.lora.insert import activate, insert
+
+__all__ = [
+    "FuseReport",
+    "FusedLayer",
+    "LoraConfig",
+    "activate",
+    "adapters",
+    "base_hash",
+    "commit",
+    "fuse",
+    "insert",
+    "load_adapters",
+    "save_adapters",
+    "unfuse",
+]

@@ -1,0 +1,225 @@
+"""Moving the active adapter into the weights, and out again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import ModelError, NonFiniteError, OctavoError
+from octavo.lora.adapter import Adapters, Kept, adapters
+from octavo.lora.insert import refuse_fused
+from octavo.nn import PackedLayer, PackedLinear, Quantiser, QuantLinear
+from octavo.ops.codec import encode
+from octavo.tensor import PackedTensor
+
+
+@dataclass(frozen=True)
+class FusedLayer:
+    """What fusing did to one layer.
+
+    ``update``: Frobenius norm of the adapter's matrix over that of the weight. ``lost``: norm of what rounding to the
+    format, or to a float of 16 bits, changed, over the norm of the adapter's matrix; 0 for wider floats.
+    ``codes_changed``: share of the weight's codes that are others now, None for a float weight.
+    """
+
+    path: str
+    format: str | None
+    update: float
+    lost: float
+    codes_changed: float | None
+
+
+@dataclass(frozen=True)
+class FuseReport:
+    """What fusing did: ``layers``, and ``output_change``, the largest absolute difference of the model's outputs on the
+    given samples over their largest magnitude, before against after; None without samples.
+    """
+
+    layers: tuple[FusedLayer, ...]
+    output_change: float | None
+
+
+@torch.no_grad()
+def fuse(model: nn.Module, *, samples: Any = None) -> FuseReport:
+    """Add the active adapter to the weights of its layers, in place, and let it rest.
+
+    Float weights become ``W + scaling * B A``, rounded once. Weights of quantised and packed layers are decoded, added
+    to and quantised again, their scales chosen anew; what that costs is in the report. ``samples``: a batch (dict for
+    keywords, tuple or list for several arguments, else the one argument) whose outputs are compared. The old weights
+    are kept until :func:`commit`, so the model takes more memory, and :func:`unfuse` restores them bit for bit. Save
+    the state dict of a fused model after :func:`commit`: before, it holds the adapters too.
+
+    Raises ModelError where no adapter is active, or one is fused already, NonFiniteError where a sum is NaN or beyond
+    the weight's dtype, with the layer's name. If anything fails the model is as it was.
+    """
+    layers = adapters(model)
+    refuse_fused(layers, "fusing again")
+    active = {path: own for path, own in layers.items() if own.active is not None}
+    if not active:
+        raise ModelError("lora: no adapter is active; insert one, or choose one with activate")
+    before = None if samples is None else _outputs(model, samples)
+    try:
+        report = tuple(_fuse_layer(path, model.get_submodule(path), own) for path, own in active.items())
+        change = None if before is None else _change(before, _outputs(model, samples))
+    except BaseException:
+        _restore(model, active)
+        raise
+    return FuseReport(report, change)
+
+
+@torch.no_grad()
+def unfuse(model: nn.Module) -> None:
+    """Undo :func:`fuse`, in place: the weights are the tensors from before it, and the adapter works again.
+
+    Raises ModelError where nothing is fused.
+    """
+    _restore(model, _fused(model, "unfuse"))
+
+
+def commit(model: nn.Module) -> None:
+    """Make :func:`fuse` final, in place: adapters and kept weights go, and plain layers of the old names remain.
+
+    Every adapter of the model goes, also those that were not active. Parameters stay frozen as they are; thaw them with
+    ``requires_grad_``. Raises ModelError where nothing is fused.
+    """
+    _fused(model, "commit")
+    for path, own in adapters(model).items():
+        own.detach(model.get_submodule(path))
+
+
+def _fused(model: nn.Module, what: str) -> dict[str, Adapters]:
+    fused = {path: own for path, own in adapters(model).items() if own.kept is not None}
+    if not fused:
+        raise ModelError(f"lora: nothing to {what}; fuse comes first")
+    return fused
+
+
+def _restore(model: nn.Module, layers: Mapping[str, Adapters]) -> None:
+    """Give layers what they had before fusing; those not fused stay."""
+    for path, own in layers.items():
+        if own.kept is not None:
+            for name, value in own.kept.attributes.items():
+                setattr(model.get_submodule(path), name, value)
+            own.kept = None
+
+
+def _fuse_layer(path: str, layer: nn.Module, own: Adapters) -> FusedLayer:
+    delta = getattr(own, own.active).delta()
+    try:
+        if isinstance(layer, PackedLayer):
+            return _fuse_packed(path, layer, own, delta)
+        if isinstance(layer, QuantLinear) and layer.weight_quantiser is not None and layer.weight_quantiser.enabled:
+            return _fuse_quantised(path, layer, own, delta)
+        return _fuse_float(path, layer, own, delta)
+    except OctavoError as error:
+        raise type(error)(f"lora: {path or 'the layer'}: {error}") from None
+
+
+def _fuse_float(path: str, layer: nn.Module, own: Adapters, delta: Tensor) -> FusedLayer:
+    old = layer.weight
+    wanted = old.double() + delta
+    new = _finite(wanted, old.dtype)
+    lost = _ratio(new.double() - wanted, delta) if old.dtype.itemsize < 4 else 0.0
+    own.kept = Kept({"weight": old})
+    # A new Parameter: whatever is tied to the old one keeps it.
+    layer.weight = nn.Parameter(new, requires_grad=False)
+    return FusedLayer(path, None, _ratio(delta, old), lost, None)
+
+
+def _finite(wanted: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the sum in the weight's dtype."""
+    new = wanted.to(dtype)
+    bad = int((~torch.isfinite(new)).sum())
+    if bad:
+        kind = str(dtype).removeprefix("torch.")
+        raise NonFiniteError(
+            f"{bad} of {new.numel()} weights plus update are NaN or beyond {kind}; lower alpha, train the adapter "
+            "again, or fuse a model of a wider dtype"
+        )
+    return new
+
+
+def _fuse_packed(path: str, layer: PackedLinear, own: Adapters, delta: Tensor) -> FusedLayer:
+    old = layer.packed_weight
+    before = old.decode(torch.float32)
+    wanted = before.double() + delta
+    new = encode(_finite(wanted, old.dtype), old.format, axis=old.axis, scale=old.scale)
+    own.kept = Kept({"weight": old})
+    layer.weight = new
+    return _rounded(path, old, new, wanted, before, delta)
+
+
+def _fuse_quantised(path: str, layer: QuantLinear, own: Adapters, delta: Tensor) -> FusedLayer:
+    """The sum goes into the float weight, and a quantiser of its own chooses fixed scales anew."""
+    quantiser, weight = layer.weight_quantiser, layer.weight
+    old = quantiser.encode(weight.detach())
+    before = old.decode(torch.float32)
+    wanted = before.double() + delta
+    summed = _finite(wanted, weight.dtype)
+    new = encode(summed, old.format, axis=old.axis, scale=old.scale)
+    own.kept = Kept({"weight": weight, "weight_quantiser": quantiser})
+    layer.weight = nn.Parameter(summed, requires_grad=False)
+    if quantiser.is_static:
+        layer.weight_quantiser = _with_scales(quantiser, new)
+    return _rounded(path, old, new, wanted, before, delta)
+
+
+def _with_scales(quantiser: Quantiser, packed: PackedTensor) -> Quantiser:
+    made = Quantiser(quantiser.spec, axis=quantiser.axis, what=quantiser.what)
+    has_zeros, has_levels = packed.format.core.has_zeros, packed.format.core.has_levels
+    made.set_scales(packed.scales, packed.zeros if has_zeros else None, packed.levels if has_levels else None)
+    return made
+
+
+def _rounded(
+    path: str, old: PackedTensor, new: PackedTensor, wanted: Tensor, before: Tensor, delta: Tensor
+) -> FusedLayer:
+    changed = float((old.unpack() != new.unpack()).double().mean())
+    lost = _ratio(new.decode(torch.float32).double() - wanted, delta)
+    return FusedLayer(path, str(new.format), _ratio(delta, before), lost, changed)
+
+
+def _ratio(part: Tensor, whole: Tensor) -> float:
+    norm = float(torch.linalg.vector_norm(whole.double()))
+    return float(torch.linalg.vector_norm(part.double())) / norm if norm else 0.0
+
+
+def _change(before: list[Tensor], after: list[Tensor]) -> float:
+    largest = max(float(a.abs().max()) for a in before)
+    gap = max(float((a - b).abs().max()) for a, b in zip(before, after, strict=True))
+    return gap / largest if largest else gap
+
+
+def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:
+    """Return the float tensors of the model's output on a batch, in eval mode, which is put back."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        if isinstance(batch, dict):
+            out = model(**batch)
+        elif isinstance(batch, tuple | list):
+            out = model(*batch)
+        else:
+            out = model(batch)
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+    found = [tensor for tensor in _tensors(out) if tensor.is_floating_point() and tensor.numel()]
+    if not found:
+        raise ModelError("lora: the model returns no float tensor for these samples")
+    return found
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)

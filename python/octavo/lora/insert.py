@@ -1,0 +1,127 @@
+"""Putting adapters on a model, and choosing which one works."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo.errors import DTypeError, ModelError
+from octavo.lora.adapter import ATTRIBUTE, Adapter, Adapters, adapters
+from octavo.lora.config import LoraConfig
+from octavo.lora.select import target_paths, trained_paths
+
+DEFAULT = "default"
+
+
+def insert(
+    model: nn.Module,
+    config: LoraConfig | Mapping[str, Any] | None = None,
+    *,
+    name: str = DEFAULT,
+    inplace: bool = False,
+    generator: torch.Generator | None = None,
+    **options: Any,
+) -> nn.Module:
+    """Return the model with a new adapter on its linear layers, active; everything else but ``train`` is frozen.
+
+    ``config`` or ``options``: see :class:`LoraConfig`; ``rank`` is required. ``name``: of the adapter; a model may have
+    several, one of which works at a time (:func:`activate`). ``inplace=False`` works on a copy. ``generator``: source
+    of A's random values. Layers may be ``nn.Linear``, ``QuantLinear`` or ``PackedLinear``; A and B have the dtype of
+    the weight. No output changes: B is zero. What is trained is rank * (in + out) a layer, and all of ``train``.
+
+    Raises ModelError for an unknown option, a name that is taken, selectors that match nothing, layers that no adapter
+    goes on, a rank above both sides of a layer, and fused models; DTypeError for what is no model, configuration or
+    generator. Source: LoRA section 4.1.
+    """
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise DTypeError(f"lora: generator is {generator!r}; accepted are a torch.Generator and None")
+    config = LoraConfig.of(config, **options)
+    model = add_empty(model, config, name, inplace=inplace)
+    for own in adapters(model).values():
+        if name in own.names():
+            getattr(own, name).reset(generator)
+    return model
+
+
+def add_empty(model: nn.Module, config: LoraConfig, name: str, *, inplace: bool) -> nn.Module:
+    """Return the model with a new adapter whose A and B have no values yet, active; arguments as for :func:`insert`."""
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"lora: adapters go on a torch.nn.Module, got {type(model).__name__}")
+    _check_name(model, name, config)
+    paths = target_paths(model, config)
+    for path in paths:
+        _check_rank(path, model.get_submodule(path), config.rank)
+    if not inplace:
+        model = copy.deepcopy(model)
+    for path in paths:
+        layer = model.get_submodule(path)
+        own = getattr(layer, ATTRIBUTE, None)
+        if own is None:
+            own = Adapters()
+            own.attach(layer)
+        weight = layer.weight
+        made = Adapter(layer.in_features, layer.out_features, config, dtype=weight.dtype, device=weight.device)
+        own.add_module(name, made.train(layer.training))
+    activate(model, name)
+    return model
+
+
+def activate(model: nn.Module, name: str | None) -> None:
+    """Let the adapter ``name`` work and be trained, and no other; None: the model as it was before any adapter.
+
+    Raises ModelError for a name that no layer has, and for fused models.
+    """
+    layers = adapters(model)
+    refuse_fused(layers, "activate")
+    names = {known for own in layers.values() for known in own.names()}
+    if name is not None and name not in names:
+        raise ModelError(f"lora: no adapter {name!r}; the model has {', '.join(sorted(names)) or 'none'}")
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    for own in layers.values():
+        own.active = name if name in own.names() else None
+        if own.active is not None:
+            working = getattr(own, own.active)
+            working.requires_grad_(True)
+            for path in trained_paths(model, working.config):
+                model.get_submodule(path).requires_grad_(True)
+    for parameter in model.parameters():
+        if not parameter.requires_grad:
+            parameter.grad = None
+
+
+def refuse_fused(layers: Mapping[str, Adapters], what: str) -> None:
+    """Raise ModelError where a layer's adapter is in its weight."""
+    fused = next((path for path, own in layers.items() if own.kept is not None), None)
+    if fused is not None:
+        raise ModelError(f"lora: {fused}: the adapter is fused, so that {what} would mix two; unfuse or commit first")
+
+
+def _check_rank(path: str, layer: nn.Module, rank: int) -> None:
+    """Refuse a rank above both sides. One above the smaller side is allowed: one rank serves a whole model."""
+    largest = max(layer.in_features, layer.out_features)
+    if rank > largest:
+        raise ModelError(
+            f"lora: {path or 'the layer'}: rank is {rank}, the layer {layer.in_features} -> {layer.out_features}; "
+            f"accepted are ranks up to {largest}, or leave the layer out of targets"
+        )
+
+
+def _check_name(model: nn.Module, name: str, config: LoraConfig) -> None:
+    layers = adapters(model)
+    refuse_fused(layers, "another one")
+    if not isinstance(name, str) or not name.isidentifier() or hasattr(Adapters(), name):
+        raise ModelError(f"lora: an adapter cannot be called {name!r}; accepted are identifiers such as 'task_2'")
+    for path, own in layers.items():
+        if name in own.names():
+            raise ModelError(f"lora: {path}: there is an adapter {name!r} already; give the new one another name=")
+        other = getattr(own, own.names()[0]).config
+        if other.train != config.train:
+            raise ModelError(
+                f"lora: train={list(config.train)}, but the adapter {own.names()[0]!r} has train={list(other.train)}; "
+                "modules trained whole are shared by all adapters of a model"
+            )

@@ -1,6 +1,0 @@
-"""Text classifiers: a tiny BERT trained from scratch, and MiniLM with a head; what studies of formats measure."""
-
-from octavo.models.classifier.config import ClassifierConfig
-from octavo.models.classifier.model import Classifier
-
-__all__ = ["Classifier", "ClassifierConfig"]

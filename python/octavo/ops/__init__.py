@@ -1,0 +1,5 @@
+"""The torch ops of Octavo: codecs, packed products, integer products; the CPU file and its CUDA twin side by side."""
+
+from octavo.ops.codec import decode, encode, quantize
+
+__all__ = ["decode", "encode", "quantize"]

@@ -1,0 +1,418 @@
+"""torch.library ops over the Rust codecs: ``octavo::quantize``, ``encode``, ``decode`` and their ``out`` forms.
+
+``ops_cuda.py`` holds those for CUDA tensors, which give the same bits.
+Python checks and allocates; Rust computes on addresses. The public functions below take torch tensors and numpy arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.graph import increment_version
+
+from octavo import _core
+from octavo.errors import DTypeError, FormatError, ShapeError
+from octavo.formats import Format, core
+from octavo.ops import _derivatives, _fakes
+from octavo.ops import codec_cuda as ops_cuda
+from octavo.ops._checks import (
+    DEVICES,
+    check_decode_out,
+    check_encode_out,
+    check_gradient,
+    check_quantize_out,
+    check_ste,
+    float_code,
+    given_parts,
+    readable,
+    register,
+    stored,
+)
+from octavo.ops._derivatives import refuse_tangents
+from octavo.tensor import FLOATS, PackedTensor, part_specs
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_library = torch.library.Library("octavo", "DEF")
+_OPTIONS = "str format, int axis=-1, str rule='floor', Tensor? scales=None, Tensor? zeros=None, Tensor? levels=None"
+_library.define(f"quantize(Tensor x, {_OPTIONS}, str ste='clipped') -> Tensor")
+# The same without a gradient: dispatch through autograd takes as long again as everything else together.
+_library.define(f"quantize_plain(Tensor x, {_OPTIONS}) -> Tensor")
+_library.define(f"quantize_out(Tensor x, {_OPTIONS}, *, Tensor(a!) out) -> ()")
+_library.define(f"quantize_backward(Tensor grad, Tensor x, {_OPTIONS}, bool learn=False) -> (Tensor, Tensor)")
+_library.define(f"encode(Tensor x, {_OPTIONS}, str nonfinite='error') -> (Tensor, Tensor, Tensor, Tensor)")
+_library.define(
+    f"encode_out(Tensor x, {_OPTIONS}, str nonfinite='error', *, Tensor(a!) codes_out, Tensor(b!) scales_out, "
+    "Tensor(c!) zeros_out, Tensor(d!) levels_out) -> ()"
+)
+_PARTS = "Tensor codes, Tensor scales, Tensor zeros, Tensor levels, str format, SymInt[] shape, int axis"
+_library.define(f"decode({_PARTS}, ScalarType dtype) -> Tensor")
+_library.define(f"decode_out({_PARTS}, *, Tensor(a!) out) -> ()")
+
+
+# --- CPU ------------------------------------------------------------------------------------------------------------
+
+
+def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, ste="clipped"):
+    if ste != "clipped":
+        check_ste(ste)
+    if forward_ad._current_level >= 0:  # quantize has them in its derivative
+        refuse_tangents("quantize_plain", "call quantize", x, scales)
+    x, code = readable(x, f"quantize to '{format}': x")
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    _quantize_into(x, code, format, axis, rule, scales, zeros, levels, out)
+    return out
+
+
+def _quantize_out(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, *, out):
+    check_quantize_out(x, scales, zeros, levels, out)
+    x, code = readable(x, f"quantize to '{format}': x")
+    _quantize_into(x, code, format, axis, rule, scales, zeros, levels, out)
+    increment_version(out)  # written behind autograd's back
+
+
+def _quantize_into(x, code, format, axis, rule, scales, zeros, levels, out):
+    fmt = core(format)
+    given, _keep = None, ()
+    if scales is not None or zeros is not None or levels is not None:
+        given, _keep = given_parts(fmt, tuple(x.shape), axis, scales, zeros, levels)
+    _core._quantize(fmt, code, x.shape, axis, x.data_ptr(), out.data_ptr(), rule, given)
+
+
+def _quantize_backward(grad, x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, learn=False):
+    fmt = core(format)
+    check_gradient(grad, x, format, scales, learn)
+    x, code = readable(x, f"gradient of quantize to '{format}': x")
+    grad, _ = readable(grad, f"gradient of quantize to '{format}': grad")
+    grad, _ = readable(grad.to(x.dtype), "grad")
+    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    given, keep = given_parts(fmt, tuple(x.shape), axis, scales, zeros, levels)
+    scale_grad = torch.zeros(keep[0].shape if learn else 0, dtype=torch.float32)
+    address = scale_grad.data_ptr() if learn else 0
+    _core._quantize_backward(
+        fmt, code, x.shape, axis, grad.data_ptr(), x.data_ptr(), out.data_ptr(), rule, given, address
+    )
+    return out, scale_grad.view(scales.shape).to(scales.dtype) if learn else scale_grad
+
+
+def _encode(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error"):
+    x, code = readable(x, f"encode to '{format}': x")
+    fmt = core(format)
+    parts = tuple([torch.empty(shape, dtype=dtype) for _, dtype, shape in part_specs(fmt, tuple(x.shape), axis)])
+    _encode_into(x, code, fmt, axis, rule, scales, zeros, levels, nonfinite, parts)
+    return parts
+
+
+def _encode_out(
+    x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error",
+    *, codes_out, scales_out, zeros_out, levels_out,
+):  # fmt: skip
+    parts = (codes_out, scales_out, zeros_out, levels_out)
+    x, code = readable(x, f"encode to '{format}': x")
+    fmt = core(format)
+    scales, zeros, levels = check_encode_out(x, fmt, axis, (scales, zeros, levels), parts)
+    _encode_into(x, code, fmt, axis, rule, scales, zeros, levels, nonfinite, parts)
+    increment_version(parts)
+
+
+def _encode_into(x, code, fmt, axis, rule, scales, zeros, levels, nonfinite, parts):
+    if forward_ad._current_level >= 0:
+        refuse_tangents("encode", ENCODE_ADVICE, x, scales)
+    given, _keep = None, ()
+    if scales is not None or zeros is not None or levels is not None:
+        given, _keep = given_parts(fmt, tuple(x.shape), axis, scales, zeros, levels)
+    addresses = tuple([part.data_ptr() for part in parts])
+    _core._encode(fmt, code, x.shape, axis, x.data_ptr(), addresses, rule, nonfinite, given)
+
+
+def _decode(codes, scales, zeros, levels, format, shape, axis, dtype):
+    fmt = core(format)
+    code = float_code(dtype, format)
+    addresses, _keep = _encoded_parts((codes, scales, zeros, levels), fmt, tuple(shape), axis)
+    out = torch.empty(shape, dtype=dtype)
+    _core._decode(fmt, code, shape, axis, addresses, out.data_ptr())
+    return out
+
+
+def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
+    fmt = core(format)
+    code = float_code(out.dtype, format)
+    check_decode_out((codes, scales, zeros, levels), tuple(shape), out)
+    addresses, _keep = _encoded_parts((codes, scales, zeros, levels), fmt, tuple(shape), axis)
+    _core._decode(fmt, code, shape, axis, addresses, out.data_ptr())
+    increment_version(out)
+
+
+def _encoded_parts(parts, fmt, shape, axis):
+    """Addresses of the parts, and the tensors that keep them alive."""
+    if forward_ad._current_level >= 0:
+        refuse_tangents("decode", DECODE_ADVICE, *parts)
+    kept = [
+        part
+        if part.dtype == dtype
+        and part.shape == part_shape
+        and part.is_contiguous()
+        and part.untyped_storage().nbytes() >= part.storage_offset() * dtype.itemsize + part.nbytes
+        else stored(part, dtype, part_shape, f"'{fmt}': {name}")
+        for part, (name, dtype, part_shape) in zip(parts, part_specs(fmt, shape, axis), strict=True)
+    ]
+    return (kept[0].data_ptr(), kept[1].data_ptr(), kept[2].data_ptr(), kept[3].data_ptr()), kept
+
+
+ENCODE_ADVICE = "codes have none; octavo.quantize has the same values and passes derivatives through"
+DECODE_ADVICE = "parts of packed tensors are constants"
+
+_KERNELS = {
+    "quantize": _quantize,
+    "quantize_plain": _quantize,
+    "quantize_out": _quantize_out,
+    "quantize_backward": _quantize_backward,
+    "encode": _encode,
+    "encode_out": _encode_out,
+    "decode": _decode,
+    "decode_out": _decode_out,
+}
+register(_library, _KERNELS, "CPU")
+register(_library, ops_cuda.OPS, "CUDA")
+
+_fakes.register_codecs(_library)
+_derivatives.differentiate(_library, ("quantize", "quantize_plain"), _derivatives.Rounded, free=(0,))
+_derivatives.differentiate(_library, ("quantize_backward",), _derivatives.RoundedBackward, free=(0, 1))
+_derivatives.constant(_library, "encode", ENCODE_ADVICE)
+_derivatives.constant(_library, "decode", DECODE_ADVICE)
+for _name in ("quantize_out", "encode_out", "decode_out"):
+    _derivatives.untransformed(_library, _name)
+
+
+# --- public functions -----------------------------------------------------------------------------------------------
+
+
+def _tensor(x: Tensor | np.ndarray, what: str) -> Tensor:
+    """Return ``x`` as a tensor; numpy arrays share their memory where they can."""
+    if isinstance(x, Tensor):
+        if x.device.type not in DEVICES:
+            raise DTypeError(f"{what} is on {x.device}; the codecs run on the CPU and on CUDA devices")
+        if x.dtype not in FLOATS:
+            raise DTypeError(f"{what} has dtype {x.dtype}; accepted are float32, float16, bfloat16")
+        if x.layout is not torch.strided or x.is_nested:
+            raise DTypeError(f"{what} has layout {x.layout}{' (nested)' * x.is_nested}; accepted are strided tensors")
+        return x
+    return from_numpy(x, what)
+
+
+def _target(out: Tensor | np.ndarray, what: str) -> Tensor:
+    """Return ``out`` as a tensor that shares its memory, and that no gradient flows through."""
+    target = _tensor(out, what)
+    if target.requires_grad and torch.is_grad_enabled():
+        raise DTypeError(f"{what} requires a gradient; writing into it has none")
+    if not isinstance(out, Tensor) and out.size and target.data_ptr() != out.__array_interface__["data"][0]:
+        raise ShapeError(f"{what} must be a contiguous, writeable array in native byte order")
+    return target
+
+
+def _part(value: Any, what: str) -> Tensor | None:
+    """Return given scales, zeros or levels as a tensor; the ops check that it lies where x does."""
+    dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
+    if value is None or (dense and value.device.type in DEVICES):
+        return value
+    if isinstance(value, Tensor):
+        raise DTypeError(
+            f"{what} are on {value.device} with layout {value.layout}; accepted are dense tensors on the device of x"
+        )
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DTypeError(f"{what} are a {type(value).__name__}; accepted are tensors and arrays of numbers") from error
+
+
+def _options(axis: object, **texts: object) -> None:
+    """Refuse an axis that is no integer and options that are no text."""
+    if not isinstance(axis, int) or not -(2**31) < axis < 2**31:
+        raise ShapeError(f"axis is {axis!r}; accepted are integers within the tensor's dimensions")
+    for name, text in texts.items():
+        if not isinstance(text, str):
+            raise FormatError(f"{name} is {text!r}; accepted are texts, see the documentation")
+
+
+def from_numpy(x: np.ndarray, what: str) -> Tensor:
+    """Return a numpy array as a tensor. Raises DTypeError for other objects and dtypes."""
+    import numpy as np
+
+    if not isinstance(x, np.ndarray):
+        raise DTypeError(f"{what} is a {type(x).__name__}; accepted are torch tensors and numpy arrays")
+    name = x.dtype.name  # without the byte order
+    if name == "bfloat16":  # ml_dtypes' type, which torch.from_numpy does not know
+        return torch.from_numpy(np.array(x, order="C").view(np.int16)).view(torch.bfloat16)
+    if name not in ("float32", "float16"):
+        raise DTypeError(f"{what} has dtype {x.dtype}; accepted are float32, float16, bfloat16")
+    if not x.flags.writeable or not x.dtype.isnative or any(stride < 0 for stride in x.strides):
+        x = np.array(x, dtype=name, order="C")  # torch shares memory with none of these
+    return torch.from_numpy(x)
+
+
+def _to_numpy(tensor: Tensor, like: np.ndarray) -> np.ndarray:
+    if tensor.dtype == torch.bfloat16:
+        return tensor.view(torch.int16).numpy().view(like.dtype)
+    return tensor.numpy()
+
+
+def _text(format: Format | str) -> str:
+    if isinstance(format, Format):
+        return format.text
+    if not isinstance(format, str):
+        raise FormatError(f"a format is a Format or a text such as 'mxint8', got {type(format).__name__}")
+    return format
+
+
+def pack_zeros(format: Format | str, zeros: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
+    """Pack integer zero points, one for each scale of a tensor of ``shape``, to the bytes that ops take."""
+    fmt = core(_text(format))
+    _, (_, _, scale_shape), (_, _, zero_shape), _ = part_specs(fmt, shape, axis)
+    if not fmt.has_zeros:
+        raise FormatError(f"'{fmt}' has no zero points; uintW has")
+    if zeros.is_floating_point() or zeros.is_complex():
+        raise DTypeError(f"'{fmt}': zeros have dtype {zeros.dtype}; accepted are integers")
+    if zeros.numel() != math.prod(scale_shape):
+        raise ShapeError(f"'{fmt}': zeros have shape {tuple(zeros.shape)}, expected {tuple(scale_shape)}")
+    top = 2**fmt.width - 1
+    if zeros.numel() and not (int(zeros.min()) >= 0 and int(zeros.max()) <= top):
+        raise ShapeError(f"'{fmt}': zeros lie in {int(zeros.min())}..{int(zeros.max())}, accepted are 0..{top}")
+    codes = zeros.detach().to("cpu", torch.int32).contiguous()
+    out = torch.empty(zero_shape, dtype=torch.uint8)
+    _core._pack(fmt.width, math.prod(scale_shape[:-1]), scale_shape[-1], codes.data_ptr(), out.data_ptr())
+    return out.to(zeros.device)
+
+
+def quantize(
+    x: Tensor | np.ndarray,
+    format: Format | str,
+    *,
+    axis: int = -1,
+    scale: str = "floor",
+    scales: Tensor | None = None,
+    zeros: Tensor | None = None,
+    levels: Tensor | None = None,
+    ste: str = "clipped",
+    out: Tensor | None = None,
+) -> Tensor | np.ndarray:
+    """Round every element of ``x`` to the nearest value that ``format`` can hold.
+
+    ``x``: any shape, float32, float16 or bfloat16, a tensor on the CPU or a CUDA device, or a numpy array. Blocks and
+    groups run along ``axis``.
+    ``scale``: rule of the block scale, ``floor`` (default), ``ceil`` or ``mse``. ``scales``: scales to use instead of
+    choosing them, shaped as ``encode`` returns them; float tensors for ``intW`` and ``fixedW`` (there fraction bits)
+    get a gradient (LSQ). ``zeros``: their zero points, integers (``uintW``). ``levels``: nvfp4's tensor scale ``[1]``.
+    ``ste``: gradient 1 inside the representable range and 0 where x saturated (``clipped``), or 1 everywhere
+    (``identity``). ``out``: where to write; may be ``x`` itself, and lies apart from it and the scales otherwise; no
+    gradient then. Forward-mode derivatives by ``x`` and the transforms of ``torch.func`` pass through likewise.
+
+    Returns a new tensor like ``x`` (or ``out``), equal to ``decode(encode(x))``. NaN stays NaN; infinities saturate.
+
+    Raises FormatError for an unknown text or an option that does not fit, DTypeError for other dtypes and devices,
+    ShapeError for an axis or scales that do not fit. Source: FORMATS.md, sections 2 and 4.
+    """
+    check_ste(ste)
+    text = _text(format)
+    _options(axis, scale=scale)
+    t = _tensor(x, f"quantize to '{text}': x")
+    scales, zeros, levels = _part(scales, "scales"), _part(zeros, "zeros"), _part(levels, "levels")
+    if zeros is not None:
+        zeros = pack_zeros(text, zeros, tuple(t.shape), axis)
+    if out is None:
+        wanted = torch.is_grad_enabled() and (t.requires_grad or (scales is not None and scales.requires_grad))
+        if wanted or forward_ad._current_level >= 0:
+            result = torch.ops.octavo.quantize.default(t, text, axis, scale, scales, zeros, levels, ste)
+        else:
+            result = torch.ops.octavo.quantize_plain.default(t, text, axis, scale, scales, zeros, levels)
+        return result if isinstance(x, Tensor) else _to_numpy(result, x)
+    target = _target(out, "out")
+    if torch.is_grad_enabled() and (t.requires_grad or (scales is not None and scales.requires_grad)):
+        raise DTypeError("quantize(out=...) has no gradient; x or scales require one")
+    torch.ops.octavo.quantize_out.default(t, text, axis, scale, scales, zeros, levels, out=target)
+    return out
+
+
+def encode(
+    x: Tensor | np.ndarray,
+    format: Format | str,
+    *,
+    axis: int = -1,
+    scale: str = "floor",
+    nonfinite: str = "error",
+    scales: Tensor | None = None,
+    zeros: Tensor | None = None,
+    levels: Tensor | None = None,
+    out: PackedTensor | None = None,
+) -> PackedTensor:
+    """Encode ``x`` into dense codes and scales.
+
+    ``x``, ``format``, ``axis``, ``scale``, ``scales``, ``zeros``, ``levels``: as for :func:`quantize`.
+    ``nonfinite``: ``error`` refuses NaN and infinity, ``saturate`` stores the largest value and 0, ``nan`` stores NaN
+    where the format can.
+    ``out``: a PackedTensor of the same format, shape, dtype and axis, whose buffers are written; apart from ``x``.
+
+    Raises NonFiniteError naming the first position, else as :func:`quantize`. Source: FORMATS.md, sections 2 to 5.
+    """
+    text = _text(format)
+    _options(axis, scale=scale, nonfinite=nonfinite)
+    t = _tensor(x, f"encode to '{text}': x")
+    if forward_ad._current_level >= 0:  # which detach() would lose
+        refuse_tangents("encode", ENCODE_ADVICE, t, scales)
+    t = t.detach()
+    scales, zeros, levels = (
+        None if part is None else _part(part, name).detach()
+        for part, name in ((scales, "scales"), (zeros, "zeros"), (levels, "levels"))
+    )
+    if zeros is not None:
+        zeros = pack_zeros(text, zeros, tuple(t.shape), axis)
+    args = (t, text, axis, scale, scales, zeros, levels, nonfinite)
+    if out is None:
+        parts = torch.ops.octavo.encode.default(*args)
+        return PackedTensor._encoded(Format(text), parts, tuple(t.shape), t.dtype, axis, scale)
+    if not isinstance(out, PackedTensor):
+        raise DTypeError(f"encode(out=...) takes a PackedTensor, got {type(out).__name__}")
+    if (out.format.text, out.shape, out.dtype, out.axis) != (
+        str(core(text)),
+        tuple(t.shape),
+        t.dtype,
+        axis % max(t.ndim, 1),
+    ):
+        raise ShapeError(f"out is {out!r}; expected '{text}' of shape {tuple(t.shape)}, {t.dtype}, axis {axis}")
+    codes, scale_part, zero_part, level_part = out.parts
+    torch.ops.octavo.encode_out.default(
+        *args, codes_out=codes, scales_out=scale_part, zeros_out=zero_part, levels_out=level_part
+    )
+    out._with_rule(scale)
+    return out
+
+
+def decode(packed: PackedTensor, *, dtype: torch.dtype | None = None, out: Tensor | None = None) -> Tensor:
+    """Decode a PackedTensor to a tensor of its logical shape.
+
+    ``dtype``: float32, float16 or bfloat16; default: the logical dtype. ``out``: where to write,
+    apart from the parts.
+
+    Raises DTypeError for other dtypes, ShapeError where ``out`` or a part does not fit. Source: FORMATS.md, section 6.
+    """
+    if not isinstance(packed, PackedTensor):
+        raise DTypeError(f"decode takes a PackedTensor, got {type(packed).__name__}")
+    devices = {part.device.type for part in packed.parts}
+    if devices not in ({"cpu"}, {"cuda"}) and not (devices == {"meta"} and out is None):
+        raise DTypeError(
+            f"decode: the packed tensor is on {packed.device}; the codecs run on the CPU and on CUDA devices"
+        )
+    if out is not None:
+        out = _target(out, "out")
+        if dtype is not None and dtype != out.dtype:
+            raise DTypeError(f"dtype is {dtype}, out has {out.dtype}")
+        torch.ops.octavo.decode_out.default(*packed.parts, packed.format.text, packed.shape, packed.axis, out=out)
+        return out
+    wanted = packed.dtype if dtype is None else dtype
+    if wanted not in FLOATS:
+        raise DTypeError(f"decode to {wanted}; accepted are float32, float16, bfloat16")
+    return torch.ops.octavo.decode.default(*packed.parts, packed.format.text, packed.shape, packed.axis, wanted)

@@ -1,0 +1,250 @@
+"""torch.library ops that read packed weights: ``packed_linear``, ``integer_linear`` and ``packed_embedding``.
+
+Weights are the parts of a PackedTensor of shape ``(out_features, in_features)`` encoded along its rows; they are
+decoded a panel of rows at a time, in the cache. Source: FORMATS.md, sections 5 and 6.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from octavo import _core
+from octavo._memory import check_held
+from octavo.errors import DTypeError, ShapeError
+from octavo.formats import Format, core
+from octavo.ops import _fakes, linear_cuda
+from octavo.ops._checks import float_code, register
+from octavo.ops._derivatives import IntegerProduct, Product, ProductBackward, constant, differentiate, refuse_tangents
+from octavo.ops._operands import (
+    INTEGER_BIASES,
+    addresses,
+    check_lookup,
+    checked_bias,
+    checked_scales,
+    inputs,
+    weight_specs,
+    wrong_gradient,
+)
+from octavo.tensor import FLOATS, PackedTensor
+
+PANEL = 512
+"""Rows of weights that a backward pass decodes at a time: a few megabytes, which the second cache holds."""
+
+_library = torch.library.Library("octavo", "FRAGMENT")
+_PARTS = "Tensor codes, Tensor scales, Tensor zeros, Tensor levels"
+_SIZES = "str format, SymInt out_features, SymInt in_features"
+# The plain forms have no gradient: dispatch through autograd takes longer than a small product.
+for _name in ("packed_linear", "packed_linear_plain"):
+    _library.define(f"{_name}(Tensor x, {_PARTS}, Tensor? bias, {_SIZES}) -> Tensor")
+_library.define(f"packed_linear_backward(Tensor grad, {_PARTS}, {_SIZES}) -> Tensor")
+for _name in ("integer_linear", "integer_linear_plain"):
+    _library.define(
+        f"{_name}(Tensor x, Tensor codes, Tensor scales, Tensor? bias, Tensor? input_scales, str format, "
+        "str input_format, SymInt out_features, SymInt in_features) -> Tensor"
+    )
+_library.define(
+    f"packed_embedding(Tensor ids, {_PARTS}, str format, SymInt rows, SymInt width, ScalarType dtype) -> Tensor"
+)
+
+
+# --- CPU ------------------------------------------------------------------------------------------------------------
+
+
+def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
+    if forward_ad._current_level >= 0:  # packed_linear has them in its derivative
+        refuse_tangents("packed_linear_plain", "call packed_linear", x, scales, bias)
+    fmt, specs = weight_specs(format, out_features, in_features)
+    x, code, shape = inputs(x, format, out_features, in_features, "packed_linear")
+    parts = addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
+    added = None
+    if bias is not None:
+        bias, bias_code = checked_bias(bias, out_features, FLOATS, "packed_linear")
+        added = (bias.data_ptr(), bias_code)
+    out = x.new_empty(shape)
+    m = math.prod(shape[:-1])
+    _core._packed_linear(fmt, code, m, out_features, in_features, x.data_ptr(), parts, added, out.data_ptr())
+    return out
+
+
+def _packed_linear_backward(grad, codes, scales, zeros, levels, format, out_features, in_features):
+    linear_cuda.same_device(grad, (codes, scales, zeros, levels), "packed_linear_backward")
+    fmt, specs = weight_specs(format, out_features, in_features)
+    addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
+    if grad.ndim == 0 or grad.shape[-1] != out_features:
+        raise wrong_gradient(grad, format, out_features)
+    float_code(grad.dtype, format)
+    check_held(grad, "packed_linear_backward: grad")
+    rows = grad.reshape(math.prod(grad.shape[:-1]), out_features)
+    out = grad.new_zeros(rows.shape[0], in_features)
+    each = linear_cuda.PANEL // max(in_features, 1) if grad.is_cuda else PANEL
+    for first in range(0, out_features, max(each, PANEL)):
+        panel = slice(first, min(first + max(each, PANEL), out_features))
+        weight = linear_cuda.decoded_panel((codes, scales, zeros, levels), fmt, format, panel, in_features, grad.dtype)
+        out.addmm_(rows[:, panel], weight)
+    return out.view(*grad.shape[:-1], in_features)
+
+
+def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
+    if forward_ad._current_level >= 0:  # integer_linear has them in its derivative
+        refuse_tangents("integer_linear_plain", "call integer_linear", x, scales, bias, input_scales)
+    fmt, specs = weight_specs(format, out_features, in_features)
+    x, code, shape = inputs(x, format, out_features, in_features, "integer_linear")
+    parts = addresses((codes, scales), specs[:2], format, out_features, in_features)
+    added, given = None, None
+    if bias is not None:
+        bias, bias_code = checked_bias(bias, out_features, INTEGER_BIASES, "integer_linear")
+        added = (bias.data_ptr(), bias_code)
+    m, input_fmt = math.prod(shape[:-1]), core(input_format)
+    if input_scales is not None:
+        count = m if input_fmt.granularity == "channel" else 1
+        input_scales = checked_scales(input_scales, count, input_format)
+        given = (input_scales.data_ptr(), count)
+    out = x.new_empty(shape)
+    sizes = (code, m, out_features, in_features)
+    _core._integer_linear(fmt, input_fmt, *sizes, x.data_ptr(), parts, given, added, out.data_ptr())
+    return out
+
+
+def _packed_embedding(ids, codes, scales, zeros, levels, format, rows, width, dtype):
+    if forward_ad._current_level >= 0:
+        refuse_tangents("packed_embedding", EMBEDDING_ADVICE, scales, levels)
+    fmt, specs = weight_specs(format, rows, width)
+    check_lookup(ids, dtype)
+    check_held(ids, "packed_embedding: ids")
+    parts = addresses((codes, scales, zeros, levels), specs, format, rows, width)
+    out = torch.empty((*ids.shape, width), dtype=dtype)
+    flat = ids.to(torch.int64).contiguous()
+    _core._packed_embedding(fmt, FLOATS[dtype], (flat.data_ptr(), flat.numel()), rows, width, parts, out.data_ptr())
+    return out
+
+
+EMBEDDING_ADVICE = "packed tables are constants"
+
+_KERNELS = {
+    "packed_linear": _packed_linear,
+    "packed_linear_plain": _packed_linear,
+    "packed_linear_backward": _packed_linear_backward,
+    "integer_linear": _integer_linear,
+    "integer_linear_plain": _integer_linear,
+    "packed_embedding": _packed_embedding,
+}
+register(_library, _KERNELS, "CPU")
+register(_library, {**linear_cuda.OPS, "packed_linear_backward": _packed_linear_backward}, "CUDA")
+
+_fakes.register_products(_library)
+differentiate(_library, ("packed_linear", "packed_linear_plain"), Product, free=(0, 5))
+differentiate(_library, ("packed_linear_backward",), ProductBackward, free=(0,))
+differentiate(_library, ("integer_linear", "integer_linear_plain"), IntegerProduct, free=(0, 3))
+constant(_library, "packed_embedding", EMBEDDING_ADVICE)
+
+
+# --- public functions -----------------------------------------------------------------------------------------------
+
+
+def _wants_derivative(x: Tensor, bias: Tensor | None) -> bool:
+    if forward_ad._current_level >= 0:  # the plain ops refuse tangents
+        return True
+    return torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+
+
+def _matrix(x: Tensor, weight: PackedTensor, what: str) -> tuple[int, int]:
+    if not isinstance(x, Tensor) or not isinstance(weight, PackedTensor):
+        raise DTypeError(
+            f"{what} takes a tensor and a PackedTensor, got {type(x).__name__} and {type(weight).__name__}; "
+            "octavo.encode packs a weight"
+        )
+    if weight.ndim != 2 or weight.axis != 1:
+        raise ShapeError(f"{what}: the weight is {weight!r}; expected 2 dimensions, encoded along the last")
+    return weight.shape
+
+
+def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply with a packed weight: ``x @ weight.decode().T + bias``.
+
+    ``x``: ``[..., K]``, float32, float16 or bfloat16, on the CPU or a CUDA device. ``weight``: shape ``(N, K)``, any
+    format, encoded along its last axis, on the same device. ``bias``: ``[N]``, a float dtype. Returns ``[..., N]`` in
+    the dtype of ``x``, rounded once from sums as exact as float32 ones; kernels in fixed point ("int8 digits") err by
+    at most ``2**-22`` of the largest input of 256 columns times the magnitudes of their weights. A row's result does
+    not depend on the number of threads, nor on the other rows except for their number: above four rows large weights
+    have another kernel, as they have on other machines (:func:`kernel` names it). Gradients and
+    forward-mode derivatives reach ``x`` and ``bias``; the transforms of ``torch.func`` apply.
+
+    On CUDA devices float16 and bfloat16 inputs may count to 2^-14 of the largest of their block, and above 64 rows
+    weights are rounded to the dtype of ``x``; an error of either is less than that of the rounded result.
+
+    Raises ShapeError or DTypeError where sizes or dtypes do not fit.
+    """
+    rows, columns = _matrix(x, weight, "packed_linear")
+    ops = torch.ops.octavo
+    op = ops.packed_linear.default if _wants_derivative(x, bias) else ops.packed_linear_plain.default
+    return op(x, *weight.parts, bias, weight.format.text, rows, columns)
+
+
+def integer_linear(
+    x: Tensor,
+    weight: PackedTensor,
+    input_format: Format | str,
+    bias: Tensor | None = None,
+    *,
+    input_scales: Tensor | None = None,
+) -> Tensor:
+    """Quantise ``x`` to integers and multiply with packed integers, exactly, in int32.
+
+    ``x``: ``[..., K]``, finite float32, float16 or bfloat16, on the CPU or a CUDA device, where a row that
+    is not finite becomes NaN instead of an error, and K is at most 131,071. ``weight``: shape ``(N, K)``, ``int2`` to
+    ``int8`` with ``:tensor`` or ``:channel`` scales. ``input_format``: the same formats; ``:channel`` is a scale for
+    each row of ``x``. ``input_scales``: float32 scales to use instead of choosing them from ``x``. ``bias``: ``[N]``,
+    floats, or int32 in units of both scales' product.
+
+    Returns ``[..., N]`` in the dtype of ``x``: with the exact sum ``s`` and ``t = s_x * s_w``, ``s * t + bias``, or
+    ``(s + bias) * t`` for int32; every operation rounds to float32. Gradients pass straight through the rounding.
+
+    Raises FormatError for other formats, NonFiniteError, ShapeError and DTypeError.
+    """
+    rows, columns = _matrix(x, weight, "integer_linear")
+    ops = torch.ops.octavo
+    op = ops.integer_linear.default if _wants_derivative(x, bias) else ops.integer_linear_plain.default
+    text = input_format.text if isinstance(input_format, Format) else input_format
+    return op(x, weight.codes, weight.scales, bias, input_scales, weight.format.text, text, rows, columns)
+
+
+def packed_embedding(ids: Tensor, table: PackedTensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Look rows of a packed table up: ``table.decode(dtype)[ids]``.
+
+    ``ids``: int64 or int32, any shape. ``table``: shape ``(rows, width)``, any format, encoded along its last axis.
+    ``dtype``: float32, float16 or bfloat16; default: the table's logical dtype. Returns ``[*ids.shape, width]``.
+
+    Raises RangeError for an id outside the table (ids do not count from the end), ShapeError and DTypeError.
+    """
+    rows, width = _matrix(ids, table, "packed_embedding")
+    kind = table.dtype if dtype is None else dtype
+    return torch.ops.octavo.packed_embedding.default(ids, *table.parts, table.format.text, rows, width, kind)
+
+
+def kernel(
+    format: Format | str,
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    input_format: Format | str | None = None,
+    device: torch.device | str = "cpu",
+) -> str:
+    """Name the kernel that multiplies ``m`` rows of ``dtype`` with an ``(n, k)`` weight of ``format`` on a device.
+
+    With ``input_format``: the kernel of :func:`integer_linear`. ``device``: the CPU of this machine, or CUDA: its first
+    GPU, or where there is none, any. Raises FormatError and DTypeError as the product does.
+    """
+    if dtype not in FLOATS:
+        raise DTypeError(f"kernel for {dtype}; accepted are float32, float16, bfloat16")
+    if not 0 <= m < 2**63:
+        raise ShapeError(f"kernel for {m} rows of x; accepted are at least 0, below 2^63")
+    fmt, _ = weight_specs(str(format), n, k)
+    given = None if input_format is None else core(str(input_format))
+    if torch.device(device).type == "cuda":
+        return linear_cuda.kernel(fmt, given, (m, n, k), FLOATS[dtype])
+    return _core._linear_kernel(fmt, given, m, n, k)

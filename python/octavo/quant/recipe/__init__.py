@@ -1,8 +1,0 @@
-"""Recipes: which tensor gets which format, in ordered rules. The grammar is in :mod:`octavo.quant.recipe.text`."""
-
-from octavo.quant.recipe.recipe import Recipe
-from octavo.quant.recipe.rule import Rule
-from octavo.quant.recipe.selectors import Selector
-from octavo.quant.recipe.text import parse_selector
-
-__all__ = ["Recipe", "Rule", "Selector", "parse_selector"]

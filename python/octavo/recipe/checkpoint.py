@@ -1,0 +1,52 @@
+"""Decisions about the tensors of a checkpoint, by their names alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from octavo.errors import FormatError
+from octavo.recipe.decide import decide
+from octavo.recipe.rule import Rule
+from octavo.recipe.sites import tensor_sites
+from octavo.recipe.spec import INT32, Spec
+from octavo.tensor import PackedTensor
+
+
+def decide_tensors(rules: Sequence[Rule], tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, Spec | None]:
+    """Return what each tensor gets, in the order of ``tensors``; None where it is kept.
+
+    Raises FormatError for a rule that matches nothing, and for what needs a model.
+    """
+    for rule in rules:
+        if reason := _needs_model(rule):
+            raise FormatError(f"rule '{rule}': {reason}")
+    decisions = decide(rules, tensor_sites(tensors), kind="tensor")
+    return {name: decision.spec for name, decision in zip(tensors, decisions, strict=True)}
+
+
+def select(tensors: Mapping[str, Tensor | PackedTensor], glob: str | None = None) -> list[str]:
+    """Names of the float tensors that ``glob`` matches, or of the default selection: 2-D weights, embeddings included.
+
+    Vectors count only where ``glob`` names them in full. Raises FormatError where nothing is left.
+    """
+    role = "bias" if glob is not None and (glob == "bias" or glob.endswith(".bias")) else "weight"
+    rule = Rule(glob=glob, **{role: "fp32"})
+    return [name for name, spec in decide_tensors([rule], tensors).items() if spec]
+
+
+def _needs_model(rule: Rule) -> str | None:
+    """Return why a rule says nothing about a checkpoint, None where it does."""
+    if rule.selector.kind == "type":
+        return "a checkpoint holds names, not types: select with a glob, or give the recipe to a model"
+    if rule.selector.pick:
+        return f"a checkpoint does not hold its layers in order: name the layer instead of '{rule.selector}'"
+    if rule.keeps_all:
+        return None
+    for role, spec in rule.gives:
+        if role in ("input", "output"):
+            return f"a checkpoint holds no {role}s: leave {role}= out, or give the recipe to a model"
+        if spec and (spec.calibration or spec.format == INT32):
+            return f"'{spec}' needs a model: quantise it first, or give a format alone (of block scales @ceil, @mse)"
+    return None

@@ -1,0 +1,133 @@
+"""From rules to decisions: the last rule that matches a tensor has it."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from octavo.errors import FormatError
+from octavo.formats import Format
+from octavo.recipe.rule import Rule
+from octavo.recipe.selectors import Selector
+from octavo.recipe.sites import LAYERS, Site
+from octavo.recipe.spec import ROLES, Spec
+
+
+@dataclass
+class Decision:
+    """What a tensor gets: ``spec`` None is to stay as it is, by a rule, or because ``rule`` is None, too.
+
+    ``overridden``: the rules that matched before, in their order. ``tied_to``: the tensor that the decision is of,
+    where no rule matched this one and both are one parameter.
+    """
+
+    site: Site
+    spec: Spec | None = None
+    rule: Rule | None = None
+    overridden: list[Rule] = field(default_factory=list)
+    tied_to: Site | None = None
+
+    @property
+    def format(self) -> Format | None:
+        """Format of the tensor, None where a model keeps it: fp32 leaves every value as it is."""
+        return None if self.spec is None or str(self.spec.format) == "fp32" else self.spec.format
+
+
+def decide(rules: Sequence[Rule], sites: Sequence[Site], *, kind: str) -> list[Decision]:
+    """Return the decision about every site, in order. ``kind`` names what sites are of in errors: layer or tensor.
+
+    Raises FormatError for a rule that matches nothing, or nothing that has the role it gives a format to.
+    """
+    decisions = {site: Decision(site) for site in sites}
+    for rule in rules:
+        selected = _picked(rule, [site for site in sites if _selects(rule.selector, site)])
+        if not selected:
+            raise FormatError(_nothing(rule, sites, kind))
+        for role, spec in rule.gives:
+            for site in _given(rule, role, spec, selected):
+                decision = decisions[site]
+                if decision.rule:
+                    decision.overridden.append(decision.rule)
+                decision.rule, decision.spec = rule, spec
+    return list(decisions.values())
+
+
+def _selects(selector: Selector, site: Site) -> bool:
+    if selector.kind is None:
+        return site.is_default
+    return selector.matches_type(site.classes) or any(selector.matches_path(name) for name in site.names)
+
+
+def _picked(rule: Rule, selected: list[Site]) -> list[Site]:
+    """Return the sites of the first or last layer that has a role the rule is about, where it asks for one."""
+    roles = [role for role, _ in rule.gives]
+    usable = [site.module for site in selected if site.problem is None and site.role in roles]
+    if rule.selector.pick is None or not usable:
+        return selected
+    chosen = usable[0 if rule.selector.pick == "first" else -1]
+    return [site for site in selected if site.module == chosen]
+
+
+def _given(rule: Rule, role: str, spec: Spec | None, selected: list[Site]) -> list[Site]:
+    """Return the sites of one role that a rule decides about."""
+    matched = [site for site in selected if site.role == role]
+    if spec is None:
+        return matched
+    usable = [s for s in matched if s.problem is None and (not s.needs_name or rule.selector.is_literal)]
+    if usable:
+        return usable
+    if not matched:
+        found = selected[0]
+        kind = f" ({found.classes[0]})" if found.classes else ""
+        lacks = ", ".join(sorted({site.role for site in selected if not site.problem}, key=ROLES.index))
+        has = f"it has {lacks}" if lacks else found.problem
+        raise FormatError(
+            f"{found.module or found.path}{kind}: rule '{rule}' gives a format to its {role}, and there is none; {has}"
+        )
+    site = max(matched, key=lambda site: (site.problem is not None, math.prod(site.shape or ())))  # the telling one
+    problem = site.problem or f"shape {site.shape}; a vector is quantised where a rule names it in full"
+    others = f"; layers that do: {LAYERS}" if "takes no formats" in problem else ""
+    raise FormatError(f"{site.path}: rule '{rule}' matches only what cannot be packed or quantised: {problem}{others}")
+
+
+def _nothing(rule: Rule, sites: Iterable[Site], kind: str) -> str:
+    """Return the message about a rule that matches nothing, with the nearest names."""
+    selector = rule.selector
+    if selector.kind is None:
+        return f"rule '{rule}': {selector} matches no {kind}; name what is meant, as in 'encoder.** {rule}'"
+    if selector.kind == "type":
+        classes = sorted({name for site in sites for name in site.classes} - {"object", "Module"})
+        near = difflib.get_close_matches(selector.pattern, classes, n=3, cutoff=0.3) or classes[:5]
+        return f"rule '{rule}' matches no {kind}; nearest types: {', '.join(near) or 'none'}"
+    paths = [site.module if kind == "layer" else site.path for site in sites]
+    hint = ""
+    if any(path.startswith(f"{selector.pattern}.") for path in paths):
+        hint = f"; '{selector.pattern}' holds {kind}s: select them with '{selector.pattern}.**'"
+    elif "*" in selector.pattern and any(_crossing(selector).matches_path(name) for s in sites for name in s.names):
+        hint = "; '*' does not cross a dot, '**' does"
+    elif "," in selector.pattern:
+        hint = "; rules are separated by ';'"
+    elif near := difflib.get_close_matches(selector.pattern, ROLES, n=1):
+        hint = f"; is the role {near[0]!r} meant?"
+    names = ", ".join(_nearest(selector.pattern, paths)) or "none"
+    return f"rule '{rule}' matches no {kind}; nearest names: {names}{hint}"
+
+
+def _crossing(selector: Selector) -> Selector:
+    """Return the glob with every ``*`` as ``**``."""
+    if selector.kind != "glob":
+        return selector
+    return replace(selector, pattern=selector.pattern.replace("**", "*").replace("*", "**"))
+
+
+def _nearest(pattern: str, names: Iterable[str], count: int = 3) -> list[str]:
+    """Return the names that share the longest run of characters with a pattern."""
+    literal = pattern.replace("*", "").replace("?", "").lower()
+
+    def shared(name: str) -> int:
+        matcher = difflib.SequenceMatcher(None, literal, name.lower(), autojunk=False)
+        return matcher.find_longest_match(0, len(literal), 0, len(name)).size
+
+    return sorted(dict.fromkeys(names), key=shared, reverse=True)[:count]

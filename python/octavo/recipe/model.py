@@ -1,0 +1,80 @@
+"""Decisions about a model: what its layers can hold, and what tensors shared between layers agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from octavo.errors import FormatError
+from octavo.recipe.decide import Decision, decide
+from octavo.recipe.fit import integer_misfit
+from octavo.recipe.rule import Rule, spec_text
+from octavo.recipe.sites import model_sites
+from octavo.recipe.spec import INT32, LayerPlan, Spec
+
+
+def decide_model(rules: Sequence[Rule], model: nn.Module) -> list[Decision]:
+    """Return the decision about every tensor of a model's layers, and about every parameter outside them.
+
+    Raises FormatError where a rule matches nothing or a layer cannot hold what it is given, naming both.
+    """
+    decisions = decide(rules, model_sites(model), kind="layer")
+    _tie(decisions)
+    _check_embeddings(decisions)
+    _check_integer_biases(decisions)
+    return decisions
+
+
+def layer_plans(decisions: Sequence[Decision]) -> dict[str, LayerPlan]:
+    """Return what each layer gets, layers without a quantised tensor left out."""
+    given: dict[str, dict[str, Spec]] = {}
+    for decision in decisions:
+        if decision.format is not None:
+            given.setdefault(decision.site.module, {})[decision.site.role] = decision.spec
+    return {path: LayerPlan(**specs) for path, specs in given.items()}
+
+
+def _tie(decisions: Sequence[Decision]) -> None:
+    """Give one parameter of several layers one decision. Raises FormatError where rules disagree about it."""
+    shared: dict[int, list[Decision]] = {}
+    for decision in decisions:
+        if decision.site.tensor is not None and decision.site.problem is None:
+            shared.setdefault(id(decision.site.tensor), []).append(decision)
+    for group in shared.values():
+        decided = [decision for decision in group if decision.rule]
+        if not decided:
+            continue
+        first = decided[0]
+        for other in decided[1:]:
+            if other.spec != first.spec:
+                raise FormatError(
+                    f"{first.site.path} and {other.site.path} are one tensor, and rule '{first.rule}' gives it "
+                    f"{spec_text(first.spec)}, rule '{other.rule}' {spec_text(other.spec)}: add a rule that gives "
+                    f"both the same, such as '{other.site.path} {spec_text(first.spec)}'"
+                )
+        for decision in group:
+            if not decision.rule:
+                decision.spec, decision.rule, decision.tied_to = first.spec, first.rule, first.site
+
+
+def _check_embeddings(decisions: Sequence[Decision]) -> None:
+    """Refuse gptq for embeddings."""
+    for decision in decisions:
+        spec, tensor = decision.spec, decision.site.tensor
+        if spec and spec.calibration and spec.calibration.method == "gptq" and "Embedding" in decision.site.classes:
+            same = [other.site.path for other in decisions if tensor is not None and other.site.tensor is tensor]
+            raise FormatError(
+                f"{decision.site.path}: rule '{decision.rule}' asks for gptq, which needs the inputs of a product, and "
+                f"an embedding has none: add '{'; '.join(f'{path} {spec.format}' for path in same)}' after it"
+            )
+
+
+def _check_integer_biases(decisions: Sequence[Decision]) -> None:
+    """Refuse a bias 'int32' beside tensors whose product is not one of integers."""
+    given = {(decision.site.module, decision.site.role): decision.spec for decision in decisions}
+    for decision in decisions:
+        if decision.spec is not None and decision.spec.format == INT32:
+            module = decision.site.module
+            if problem := integer_misfit(given.get((module, "weight")), given.get((module, "input"))):
+                raise FormatError(f"{decision.site.path}: rule '{decision.rule}': {problem}")

@@ -1,0 +1,184 @@
+"""Recipe: ordered rules that give every tensor of a model its format."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from octavo._reading import parse_json, read_text
+from octavo.errors import FormatError
+from octavo.recipe.rule import RULE_KEYS, Rule
+from octavo.recipe.text import parse_rules
+from octavo.recipe.toml import read_toml, write_toml
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from octavo.recipe.explain import Explanation
+    from octavo.recipe.spec import LayerPlan, Spec
+    from octavo.tensor import PackedTensor
+
+# Bytes of a recipe's file: a rule for each of ten thousand layers.
+_MOST = 1 << 20
+
+
+class Recipe:
+    """Ordered rules: selector and role to format and calibration. For each tensor the last rule that matches decides.
+
+    ``Recipe.parse("int4:g32; type:Linear input=int8@quantile:0.999; last:Linear keep")``, ``Recipe([Rule(...)])``,
+    ``Recipe.from_toml(text_or_path)``, ``Recipe.from_dict(...)``: one grammar, :mod:`octavo.recipe.text`, and the
+    same recipe however it is written. Immutable, comparable and hashable; a recipe without rules changes nothing.
+    A tensor that no rule matches stays as it is. Raises FormatError naming the rule that is wrong.
+    """
+
+    __slots__ = ("rules",)
+
+    rules: tuple[Rule, ...]
+
+    def __init__(self, rules: Iterable[Rule] = ()) -> None:
+        """Take rules in order."""
+        given = tuple(rules)
+        for rule in given:
+            if not isinstance(rule, Rule):
+                raise FormatError(f"a recipe is made of Rule(...), got {rule!r}; a text is read by Recipe.parse")
+        object.__setattr__(self, "rules", given)
+
+    # --- written forms ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, given: Recipe | str | Mapping[str, Any] | os.PathLike[str]) -> Recipe:
+        """Return the recipe that is given: itself, its short text, its dictionary, or the path of its TOML file."""
+        if isinstance(given, Recipe):
+            return given
+        if isinstance(given, Mapping):
+            return cls.from_dict(given)
+        return cls.from_toml(given) if isinstance(given, os.PathLike) else cls.parse(given)
+
+    @classmethod
+    def parse(cls, text: str) -> Recipe:
+        """Read the short text: ``"int4:g32; encoder.**.query weight=mxint8 input=mxint8; last:Linear keep"``."""
+        return cls(parse_rules(text))
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Recipe:
+        """Read ``{"rules": [{...}]}``, each rule the arguments of :class:`Rule`. ``given`` is not changed."""
+        rules = given.get("rules") if isinstance(given, Mapping) else None
+        if not isinstance(rules, list | tuple) or len(given) != 1:
+            raise FormatError("a recipe is {'rules': [...]}, each rule like {'type': 'Linear', 'weight': 'int8'}")
+        return cls(_rule(number, table) for number, table in enumerate(rules, 1))
+
+    @classmethod
+    def from_json(cls, text: str) -> Recipe:
+        """Read the JSON text of :meth:`as_dict`."""
+        if not isinstance(text, str):
+            raise FormatError(f"recipe: JSON is a text, got {type(text).__name__}")
+        return cls.from_dict(parse_json(text, "recipe", error=FormatError))
+
+    @classmethod
+    def from_toml(cls, given: str | os.PathLike[str]) -> Recipe:
+        """Read TOML, a text or the path of a file: one ``[[rules]]`` table a rule. Raises OSError, too."""
+        text = read_text(given, _MOST, error=FormatError) if isinstance(given, os.PathLike) else given
+        return cls.from_dict(read_toml(text))
+
+    def __str__(self) -> str:
+        """Return the short text: ``Recipe.parse(str(recipe)) == recipe``."""
+        return "; ".join(map(str, self.rules))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the recipe as plain values for JSON: ``Recipe.from_dict(recipe.as_dict()) == recipe``."""
+        return {"rules": [rule.as_dict() for rule in self.rules]}
+
+    def to_json(self) -> str:
+        """Return JSON: ``Recipe.from_json(recipe.to_json()) == recipe``."""
+        return json.dumps(self.as_dict(), indent=2, ensure_ascii=False)
+
+    def to_toml(self) -> str:
+        """Return TOML: ``Recipe.from_toml(recipe.to_toml()) == recipe``."""
+        return write_toml(self.as_dict())
+
+    # --- what it decides --------------------------------------------------------------------------------------------
+
+    def plan(self, model: nn.Module) -> dict[str, LayerPlan]:
+        """Return what each layer of a model gets, in the order of ``named_modules()``; those kept are left out.
+
+        Layers: Linear, Conv1d, Conv2d and Embedding, their subclasses, Conv1D of transformers (whose weight is
+        ``[in, out]``), and modules that declare ``quant_roles``. A rule gives formats to the layers it selects that
+        have the role. A parameter of several layers gets one decision: rules about one of them hold for all.
+
+        Raises FormatError for a rule that matches nothing (naming the nearest), a format that cannot hold a role, and
+        layers that share a parameter and are told different things; the message names rule, layer and the way out.
+        """
+        from octavo.recipe.model import decide_model, layer_plans
+
+        return layer_plans(decide_model(self.rules, model))
+
+    def explain(self, model: nn.Module) -> Explanation:
+        """Return who got what from which rule, what no rule reached, and the bytes; it prints as a table.
+
+        Raises as :meth:`plan`.
+        """
+        from octavo.recipe.explain import explain
+
+        return explain(self, model)
+
+    def assign(self, tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, Spec | None]:
+        """Return what each tensor of a checkpoint gets, in the order of ``tensors``; None where it is kept.
+
+        ``a.b.weight`` is the weight of the layer ``a.b``. The default selection is the 2-D float weights, since names
+        do not tell types; vectors that are no biases count only where a rule names them in full.
+
+        Raises FormatError as :meth:`plan`, and for types, ``first`` and ``last``, activations and calibrations: they
+        need a model. Raises DTypeError for what is no mapping of texts to tensors.
+        """
+        from octavo.recipe.checkpoint import decide_tensors
+
+        return decide_tensors(self.rules, tensors)
+
+    # --- a value ----------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        """Return the call that makes this recipe."""
+        return f"Recipe.parse({str(self)!r})"
+
+    def __eq__(self, other: object) -> bool:
+        """Compare rules, in order."""
+        return isinstance(other, Recipe) and other.rules == self.rules
+
+    def __hash__(self) -> int:
+        """Hash the rules."""
+        return hash(self.rules)
+
+    def __len__(self) -> int:
+        """Return the number of rules."""
+        return len(self.rules)
+
+    def __iter__(self) -> Iterator[Rule]:
+        """Iterate over the rules."""
+        return iter(self.rules)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse: recipes are immutable."""
+        raise AttributeError(f"Recipe is immutable; cannot set {name!r}")
+
+    def __reduce__(self) -> tuple[type[Recipe], tuple[tuple[Rule, ...]]]:
+        """Pickle as the rules."""
+        return Recipe, (self.rules,)
+
+
+def _rule(number: int, table: object) -> Rule:
+    if not isinstance(table, Mapping):
+        raise FormatError(
+            f"rule {number} is {table!r}; accepted is a table like {{'type': 'Linear', 'weight': 'int8'}}"
+        )
+    unknown = sorted(set(table) - set(RULE_KEYS))
+    if unknown:
+        near = difflib.get_close_matches(str(unknown[0]), RULE_KEYS, n=1)
+        hint = f"; did you mean '{near[0]}'?" if near else f"; accepted are {', '.join(RULE_KEYS)}"
+        raise FormatError(f"rule {number}: unknown key {unknown[0]!r}{hint}")
+    try:
+        return Rule(**table)
+    except FormatError as error:
+        raise FormatError(f"rule {number}: {error}") from None

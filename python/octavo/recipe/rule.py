@@ -1,0 +1,125 @@
+"""One rule of a recipe: a selector, and what it gives to each role."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.errors import FormatError
+from octavo.formats import Format
+from octavo.recipe.fit import misfit
+from octavo.recipe.selectors import KINDS, Selector
+from octavo.recipe.spec import BLOCK_RULES, INT32, ROLES, Calibration, Spec
+
+KEEP = "keep"
+RULE_KEYS = (*KINDS, "pick", *ROLES, "keep")
+
+Given = Spec | Format | str | None
+
+
+@dataclass(frozen=True, init=False)
+class Rule:
+    """One rule: which layers, and the format of each of their tensors.
+
+    ``Rule(type="Linear", weight="int4:g32@gptq", input="int8@quantile:0.999")``. At most one of ``type``, ``name``,
+    ``glob`` and ``regex`` (:class:`Selector`; none: the default selection), with ``pick="first"`` or ``"last"``.
+    ``weight``, ``input``, ``output``, ``bias``: ``FORMAT``, ``FORMAT@CALIBRATION``, ``FORMAT@RULE`` of block scales, a
+    Format or a Spec; ``"keep"`` leaves the tensor as it is, and ``keep=True`` all tensors of the layer.
+
+    Raises FormatError for what cannot be read, and a rule that gives nothing.
+    """
+
+    selector: Selector
+    gives: tuple[tuple[str, Spec | None], ...]  # roles in the order of ROLES; None: keep
+
+    def __init__(
+        self,
+        *,
+        type: str | None = None,
+        name: str | None = None,
+        glob: str | None = None,
+        regex: str | None = None,
+        pick: str | None = None,
+        weight: Given = None,
+        input: Given = None,
+        output: Given = None,
+        bias: Given = None,
+        keep: bool = False,
+    ) -> None:
+        """Read the selector and the formats."""
+        patterns = {kind: text for kind, text in zip(KINDS, (type, name, glob, regex), strict=True) if text is not None}
+        if len(patterns) > 1:
+            raise FormatError(f"a rule has one selector, got {' and '.join(patterns)}")
+        kind, pattern = next(iter(patterns.items()), (None, ""))
+        selector = Selector(kind, pattern, pick)
+        given = {
+            role: value for role, value in zip(ROLES, (weight, input, output, bias), strict=True) if value is not None
+        }
+        if not isinstance(keep, bool):
+            raise FormatError(f"keep is {keep!r}; accepted are true and false")
+        if keep and given:
+            raise FormatError(f"a rule keeps all tensors or gives formats, got keep and {', '.join(given)}")
+        if keep:
+            given = dict.fromkeys(ROLES, KEEP)
+        if not given:
+            raise FormatError(f"a rule gives formats to {', '.join(ROLES)}, or keep=True; this one gives nothing")
+        gives = tuple((role, read_spec(value)) for role, value in given.items())
+        for role, spec in gives:
+            if spec is not None and (problem := misfit(role, spec)):
+                raise FormatError(f"{role}={spec}: {problem}")
+        object.__setattr__(self, "selector", selector)
+        object.__setattr__(self, "gives", gives)
+
+    @property
+    def keeps_all(self) -> bool:
+        """True for a rule that leaves every tensor of its layers as it is."""
+        return len(self.gives) == len(ROLES) and all(spec is None for _, spec in self.gives)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the arguments that make this rule, as texts: ``Rule(**rule.as_dict()) == rule``."""
+        selector = {self.selector.kind: self.selector.pattern} if self.selector.kind else {}
+        pick = {"pick": self.selector.pick} if self.selector.pick else {}
+        gives = {"keep": True} if self.keeps_all else {role: spec_text(spec) for role, spec in self.gives}
+        return {**selector, **pick, **gives}
+
+    def __str__(self) -> str:
+        """Return the rule as the short text has it."""
+        from octavo.recipe.text import write_rule  # reader and writer lie together, and the reader makes rules
+
+        return write_rule(self)
+
+    def __repr__(self) -> str:
+        """Return the call that makes this rule."""
+        return f"Rule({', '.join(f'{key}={value!r}' for key, value in self.as_dict().items())})"
+
+
+def read_spec(given: Given) -> Spec | None:
+    """Read ``FORMAT[@CALIBRATION]`` or ``keep``, which is None. Raises FormatError naming the part that is wrong."""
+    if isinstance(given, Spec):
+        return given
+    if isinstance(given, Format):
+        return Spec(given)
+    if not isinstance(given, str):
+        raise FormatError(f"a format is a text such as 'int8@mse', got {given!r}")
+    text = given.strip()
+    if text == KEEP:
+        return None
+    name, at, choice = (part.strip() for part in text.partition("@"))
+    fmt = INT32 if name == str(INT32) else Format(name)
+    if not at:
+        return Spec(fmt)
+    method, colon, argument = choice.partition(":")
+    if method in BLOCK_RULES and not colon and (fmt.is_block or method != "mse"):  # mse is a calibration, too
+        if not fmt.is_block:
+            raise FormatError(f"{text!r}: '{fmt}' has no block scale for the rule {method!r} to choose")
+        return Spec(fmt, scale=method)
+    try:
+        return Spec(fmt, Calibration(method, float(argument) if colon else None))
+    except ValueError as error:  # FormatError among them
+        problem = error if isinstance(error, FormatError) else f"{argument!r} is not a number"
+        raise FormatError(f"{text!r}: {problem}") from None
+
+
+def spec_text(spec: Spec | None) -> str:
+    """Return the text that :func:`read_spec` reads."""
+    return KEEP if spec is None else str(spec)

@@ -1,0 +1,228 @@
+"""The tensors that rules decide about: those of a model's layers, and those of a checkpoint."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin
+
+from octavo.errors import DTypeError, ShapeError
+from octavo.formats import Format
+from octavo.recipe.spec import ROLES
+from octavo.tensor import FLOATS, PackedTensor
+
+_BASES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
+LAYERS = "Linear, Conv1d, Conv2d, Embedding, Conv1D of transformers and modules that declare quant_roles"
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One tensor that a rule may decide about.
+
+    ``paths``: of its module, the first one that of ``named_modules()``; ``name``: of the parameter inside the module,
+    None for activations. ``axis``: along which blocks run. ``needs_name``: a vector that is no bias, such as the
+    weight of a norm in a checkpoint: only a rule that names it in full means it. ``problem``: why no format can be
+    given.
+    """
+
+    paths: tuple[str, ...]
+    role: str
+    name: str | None
+    shape: tuple[int, ...] | None = None
+    dtype: torch.dtype | None = None
+    axis: int = -1
+    classes: tuple[str, ...] = ()
+    is_default: bool = False
+    needs_name: bool = False
+    problem: str | None = None
+    tensor: Tensor | None = field(default=None, repr=False)
+
+    @property
+    def module(self) -> str:
+        """Path of the module."""
+        return self.paths[0]
+
+    @property
+    def path(self) -> str:
+        """Full name of the tensor, ``encoder.0.query.weight``; of an activation, ``encoder.0.query input``."""
+        if self.name is None:
+            return f"{self.module or 'the model'} {self.role}"
+        return join(self.module, self.name)
+
+    def nbytes(self, fmt: Format | None) -> int:
+        """Return the bytes of a parameter in a format, or as it is. Rows of a kernel run over all that a sum does."""
+        if fmt is None:
+            return math.prod(self.shape) * self.dtype.itemsize
+        shape = self.shape if len(self.shape) < 3 else (self.shape[0], math.prod(self.shape[1:]))
+        return fmt.nbytes(shape, self.axis)
+
+    @property
+    def names(self) -> Iterator[str]:
+        """Everything that a path or pattern may match."""
+        for path in self.paths:
+            yield path
+            if self.name is not None:
+                yield join(path, self.name)
+
+
+def join(module: str, name: str) -> str:
+    """Return the path of a part of a module; the top module has no name."""
+    return f"{module}.{name}" if module and name else module or name
+
+
+# --- models ---------------------------------------------------------------------------------------------------------
+
+
+def model_sites(model: nn.Module) -> list[Site]:
+    """List the tensors of every layer, in the order of ``named_modules()``, then parameters that no rule can reach.
+
+    Raises DTypeError for what is no module, ShapeError for parameters that have no shape yet.
+    """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"a recipe decides about a torch.nn.Module, got {type(model).__name__}")
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(module, []).append(path)
+    sites: list[Site] = []
+    whole: set[str] = set()  # modules whose parts are no layers of the model: quantisers, weights they read themselves
+    for module, names in paths.items():
+        if _is_within(names[0], whole):
+            continue
+        if roles := _roles(module):
+            sites += _layer_sites(module, tuple(names), roles)
+            whole.add(names[0])
+        elif isinstance(module, nn.MultiheadAttention):
+            reason = "torch.nn.MultiheadAttention reads its weights itself; write it with Linear layers"
+            for inner, part in module.named_modules():
+                sites += _unreachable(part, tuple(join(path, inner) for path in names), reason)
+            whole.add(names[0])
+        elif is_default(module):
+            reason = f"{type(module).__name__} has a forward of its own, which no quantised layer stands in for"
+            sites += _unreachable(module, tuple(names), reason)
+            whole.add(names[0])
+        else:
+            reason = f"{type(module).__name__} takes no formats"
+            sites += _unreachable(module, tuple(names), reason)
+    return sites
+
+
+def _is_within(path: str, modules: Collection[str]) -> bool:
+    return any(path[: dot.start()] in modules for dot in re.finditer(r"\.", path))
+
+
+def _class_names(module: nn.Module) -> tuple[str, ...]:
+    return tuple(cls.__name__ for cls in type(module).__mro__)
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether it is transformers' Conv1D: a Linear whose weight is stored ``[in, out]``."""
+    return any(
+        cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils" for cls in type(module).__mro__
+    )
+
+
+def is_default(module: nn.Module) -> bool:
+    """Whether the default selection means the module: Linear, Conv1d, Conv2d, Embedding, Conv1D of transformers."""
+    return isinstance(module, _BASES) or is_transposed(module)
+
+
+def _roles(module: nn.Module) -> tuple[str, ...]:
+    """Return the roles of a layer's tensors; none for a module that is no layer."""
+    if declared := getattr(module, "quant_roles", None):
+        return tuple(role for role in ROLES if role in declared)
+    if not is_default(module) or _computes_its_own(module):
+        return ()
+    return ("weight", "output") if isinstance(module, nn.Embedding) else ROLES
+
+
+def _computes_its_own(module: nn.Module) -> bool:
+    """Whether a subclass has another ``forward``, which a quantised layer in its place would not have."""
+    if hasattr(module, "weight_quantiser"):
+        return False
+    bases = [base for base in _BASES if isinstance(module, base)]
+    return bool(bases) and type(module).forward is not bases[0].forward
+
+
+def _layer_sites(module: nn.Module, paths: tuple[str, ...], roles: tuple[str, ...]) -> Iterator[Site]:
+    shared = {"paths": paths, "classes": _class_names(module), "is_default": is_default(module)}
+    for role in roles:
+        if role in ("input", "output"):
+            yield Site(role=role, name=None, **shared)
+            continue
+        tensor = getattr(module, role, None)
+        if isinstance(tensor, Tensor):
+            axis = 0 if role == "weight" and is_transposed(module) else -1
+            yield _parameter_site(tensor, role, role, axis=axis, **shared)
+
+
+def _unreachable(module: nn.Module, paths: tuple[str, ...], reason: str) -> Iterator[Site]:
+    for name, tensor in module.named_parameters(recurse=False):
+        role = "bias" if name.endswith("bias") else "weight"
+        yield _parameter_site(tensor, role, name, paths=paths, classes=_class_names(module), problem=reason)
+
+
+def _parameter_site(tensor: Tensor, role: str, name: str, **shared: object) -> Site:
+    paths = shared["paths"]
+    if isinstance(tensor, UninitializedTensorMixin):
+        raise ShapeError(f"{join(paths[0], name)}: has no shape yet; run the model once before giving it a recipe")
+    if tensor.dtype not in FLOATS:
+        shared["problem"] = f"dtype {dtype_name(tensor.dtype)}; accepted are {', '.join(map(dtype_name, FLOATS))}"
+    return Site(role=role, name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, tensor=tensor, **shared)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return ``float32`` for ``torch.float32``."""
+    return str(dtype).removeprefix("torch.")
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def tensor_sites(tensors: Mapping[str, Tensor | PackedTensor]) -> list[Site]:
+    """List the tensors of a checkpoint, in order: ``a.b.weight`` is the weight of the module ``a.b``.
+
+    The default selection is the 2-D float weights: a checkpoint does not tell the types of its layers. Raises
+    DTypeError for what is no mapping of texts to tensors.
+    """
+    if not isinstance(tensors, Mapping):
+        raise DTypeError(f"a checkpoint is a mapping of names to tensors, got {type(tensors).__name__}")
+    for name, tensor in tensors.items():
+        if not isinstance(name, str):
+            raise DTypeError(f"the name of a tensor is {name!r}; accepted are texts such as 'encoder.weight'")
+        if not isinstance(tensor, Tensor | PackedTensor):
+            raise DTypeError(f"{name}: is a {type(tensor).__name__}; accepted are tensors and packed tensors")
+    matrices = {
+        name.rpartition(".")[0]
+        for name, tensor in tensors.items()
+        if tensor.ndim == 2 and _tensor_problem(tensor) is None and name.rpartition(".")[2] == "weight"
+    }
+    return [_tensor_site(name, tensor, matrices) for name, tensor in tensors.items()]
+
+
+def _tensor_site(name: str, tensor: Tensor | PackedTensor, matrices: Collection[str]) -> Site:
+    module, _, leaf = name.rpartition(".")
+    is_bias = leaf == "bias" and tensor.ndim <= 1
+    problem = _tensor_problem(tensor)
+    return Site(
+        paths=(module,),
+        role="bias" if is_bias else "weight",
+        name=leaf,
+        shape=tuple(tensor.shape),
+        dtype=tensor.dtype,
+        is_default=module in matrices if is_bias else tensor.ndim == 2,
+        needs_name=tensor.ndim == 1 and not is_bias,
+        problem=problem,
+    )
+
+
+def _tensor_problem(tensor: Tensor | PackedTensor) -> str | None:
+    if isinstance(tensor, PackedTensor):
+        return f"already packed as '{tensor.format}' (octavo unpack comes first)"
+    if tensor.dtype in FLOATS and tensor.ndim:
+        return None
+    return f"dtype {dtype_name(tensor.dtype)} and shape {tuple(tensor.shape)}"

@@ -1,7 +1,0 @@
-"""Studies: questions about formats that one command answers, with a journal, a table and a picture.
-
-:mod:`ptq_qat <octavo.search.studies.ptq_qat>`: accuracy against width. :mod:`formats <octavo.search.studies.formats>`:
-every family at its best. :mod:`memory <octavo.search.studies.memory>`: bytes, counted and measured. Each point is
-measured on test texts once, and found again in the journal after that. :mod:`compile <octavo.search.studies.compile>`
-and :mod:`attention <octavo.search.studies.attention>`: questions of speed.
-"""

@@ -1,0 +1,108 @@
+"""A process that loads a saved model, answers, and tells what memory that took; started by the study of memory."""
+
+from __future__ import annotations
+
+import gc
+import json
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import octavo
+from octavo import container
+from octavo.models.seq2seq import Seq2SeqConfig
+from octavo.models.seq2seq import build as build_seq2seq
+from octavo.studies.memory import ANSWERS, INPUTS, batches, call, classes, flat
+from octavo.systems.sentences.classifier import Classifier, ClassifierConfig
+
+_STATUS = Path("/proc/self/status")
+
+
+def main(folder: Path, blueprint: dict[str, Any]) -> dict[str, int]:
+    """Load ``folder/model``, answer ``folder/inputs.safetensors``, and return resident bytes at three moments."""
+    given = batches({name: tensor.clone() for name, tensor in container.load(folder / INPUTS).items()})
+    factory = maker(blueprint)
+    rehearse(blueprint, folder / "rehearsal", given[0])
+    gc.collect()
+    forget_peak()
+    told = {"imports": resident()}
+    model = octavo.load_model(folder / "model", factory)
+    gc.collect()
+    told["loaded"] = resident()
+    with torch.inference_mode():
+        found = torch.cat([classes(call(model, batch)) for batch in given])
+    told["peak"] = peak()
+    container.save({"classes": found}, folder / ANSWERS)
+    return told
+
+
+def maker(blueprint: dict[str, Any]) -> Callable[[], nn.Module] | None:
+    """Return a function that makes a model without its weights; None where the folder itself says how."""
+    match blueprint["kind"]:
+        case "tiny":
+            config = ClassifierConfig.from_dict(blueprint["config"])
+            return lambda: Classifier(config)
+        case "polynomials":
+            shape = Seq2SeqConfig(**blueprint["config"])
+            return lambda: build_seq2seq(shape)
+    return None
+
+
+def rehearse(blueprint: dict[str, Any], folder: Path, batch: Any) -> None:
+    """Save, load and call a model of one small layer, so that all that Python loads on first use is there.
+
+    That is 150 MB and more, which would else be taken for the model's.
+    """
+    match blueprint["kind"]:
+        case "tiny":
+            config = ClassifierConfig(vocabulary=2, width=8, layers=1, feed_forward=8, positions=512)
+            small: nn.Module = Classifier(config)
+        case "polynomials":
+            small = build_seq2seq(Seq2SeqConfig(**blueprint["config"]))
+        case _:
+            import transformers
+
+            shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+            small = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=2, **shape))
+    packed = octavo.pack_model(octavo.quantize_model(small.eval(), "mxint8", progress=False))
+    octavo.save_model(packed, folder)
+    ones = {key: torch.ones_like(item) for key, item in flat([batch]).items()}
+    with torch.inference_mode():
+        call(octavo.load_model(folder, lambda: small.__class__(small.config)), batches(ones)[0])
+
+
+def resident() -> int:
+    """Return the bytes of memory that the process holds now."""
+    return _status("VmRSS") or peak()
+
+
+def peak() -> int:
+    """Return the most bytes of memory that the process has held."""
+    return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def forget_peak() -> None:
+    """Let the peak begin anew, where the system can do that."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return  # the peak then is that of the whole process, imports included
+
+
+def _status(name: str) -> int | None:
+    """Return a line of /proc/self/status in bytes; None where the system has no such file."""
+    if not _STATUS.exists():
+        return None
+    for line in _STATUS.read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), json.loads(sys.argv[2]))))

@@ -1,0 +1,1 @@
+"""Whole jobs on one subject, each with its data, runs and measures."""

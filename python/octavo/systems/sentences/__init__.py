@@ -1,0 +1,1 @@
+"""Sentences: the text encoder that is compressed, and classifiers trained on labelled ones."""
