@@ -14,9 +14,9 @@ HOLDING = """
 import os, sys, time
 from octavo.locks import FolderLock
 with FolderLock(sys.argv[1]):
-    child = os.fork() if sys.argv[2] == "fork" else 1
-    if child:
-        print(child, flush=True)
+    # The forked child speaks, for by then it has let go of its copy of the lock.
+    if sys.argv[2] != "fork" or os.fork() == 0:
+        print(os.getpid(), flush=True)
     time.sleep(600)
 """
 
