@@ -42,8 +42,8 @@ def errors(text: str, weight: Tensor, hessian: Tensor) -> dict[str, float]:
     import octavo
     from octavo.quant import gptq, hqq
 
-    def lost(quantised: Tensor) -> float:
-        error = (weight - quantised).double()
+    def lost(quantized: Tensor) -> float:
+        error = (weight - quantized).double()
         return ((error @ hessian.double()) * error).sum().item()
 
     nearest = octavo.quantize(weight, text)
@@ -54,7 +54,7 @@ def errors(text: str, weight: Tensor, hessian: Tensor) -> dict[str, float]:
         "gptq descending mse": gptq(weight, hessian, text, order="descending", scale="mse").weight,
         "hqq": fitted,
     }
-    ratios = {name: lost(quantised) / lost(nearest) for name, quantised in found.items()}
+    ratios = {name: lost(quantized) / lost(nearest) for name, quantized in found.items()}
     norm = ((weight - fitted).abs().pow(0.7).sum() / (weight - nearest).abs().pow(0.7).sum()).item()
     return {name: round(ratio, 4) for name, ratio in {**ratios, "hqq, its norm": norm}.items()}
 

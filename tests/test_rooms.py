@@ -46,7 +46,7 @@ ORDER = [
 KNOWN = {
     ("tensor", "container"): "PackedTensor is written by its own method",
     ("tensor", "ops"): "PackedTensor is decoded by its own method",
-    ("quant", "folder"): "save_pretrained of a quantised model writes our folder",
+    ("quant", "folder"): "save_pretrained of a quantized model writes our folder",
     ("engine", "systems"): "the engine on a GPU runs the one architecture that systems.polynomials exports",
 }
 

@@ -11,9 +11,9 @@ import oracle
 import pytest
 import torch
 from octavo import DTypeError, Format, PackedTensor, ShapeError
+from ops.test_codecs import DTYPES, takes
+from ops.test_laws import assert_same_bits, make
 from oracle import EXAMPLES
-from test_codecs import DTYPES, takes
-from test_laws import assert_same_bits, make
 
 
 def tensor(shape=(6, 50), kind="normal", dtype="float32", seed=0):

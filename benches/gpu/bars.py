@@ -70,7 +70,7 @@ BARS = (
     Bar("encode bf16 and f32 to MX formats, >= 64 M elements, of COPY", "encode", "of_copy", 0.88, 0.94,
         within=(("elements", 64 * MI, INF),)),
     Bar("int8 GEMM to int32, 4096^3 and 8192^3, of MM", "int8_gemm", "of_mm", 0.90, 1.00, where=_SQUARE),
-    Bar("int8 GEMM + bias + requantise, 4096^3, over MM + compiled torch", "int8_gemm requantised", "over_torch", 1.25,
+    Bar("int8 GEMM + bias + requantize, 4096^3, over MM + compiled torch", "int8_gemm requantized", "over_torch", 1.25,
         1.5, where=(("m", 4096),)),
     Bar("int8 GEMM, M <= 16 or odd K or N, over pad + MM + slice", "int8_gemm odd", "over_padded", 1.0, 2.0),
     Bar("int8 GEMM, wrong K, dtype, device, bias: typed errors", "int8_gemm refusals", "refused", 1.0),

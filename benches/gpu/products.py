@@ -70,7 +70,7 @@ def plain_kernels() -> Iterator[None]:
 
 
 def integers(m: int, n: int, k: int) -> Iterator[Figure]:
-    """Check and time a product, plain and requantised."""
+    """Check and time a product, plain and requantized."""
     sides = [(_int8(m, k), _int8(n, k)) for _ in range(min(8, rotation(m * k + n * k + 4 * m * n)))]
     theirs = fastest(int_mm(m, n, k))
     us = microseconds([lambda a=a, b=b: gemm(a, b) for a, b in sides])
@@ -86,9 +86,9 @@ def integers(m: int, n: int, k: int) -> Iterator[Figure]:
     scales = torch.rand(n, device=DEVICE) * 1e-3 + 1e-5
     us = microseconds([lambda a=a, b=b: gemm(a, b, bias, scales) for a, b in sides])
     sums = [torch.randint(-(2**20), 2**20, (m, n), dtype=torch.int32, device=DEVICE) for _ in sides]
-    requantise = torch.compile(_requantise, dynamic=False)
-    apart = microseconds([lambda s=s: requantise(s, bias, scales) for s in sums])
-    yield {"kernel": "int8_gemm requantised", **size, "us": us, "requantise_us": apart, "mm_us": theirs,
+    requantize = torch.compile(_requantize, dynamic=False)
+    apart = microseconds([lambda s=s: requantize(s, bias, scales) for s in sums])
+    yield {"kernel": "int8_gemm requantized", **size, "us": us, "requantize_us": apart, "mm_us": theirs,
            "correct": checked(*sides[0], bias, scales),
            "over_torch": None if theirs is None else (theirs + apart) / us}  # fmt: skip
 
@@ -183,5 +183,5 @@ def _int8(rows: int, columns: int) -> Tensor:
     return torch.randint(-128, 128, (rows, columns), dtype=torch.int8, device=DEVICE)
 
 
-def _requantise(sums: Tensor, bias: Tensor, scales: Tensor) -> Tensor:
+def _requantize(sums: Tensor, bias: Tensor, scales: Tensor) -> Tensor:
     return ((sums + bias).float() * scales).round().clamp(-128, 127).to(torch.int8)

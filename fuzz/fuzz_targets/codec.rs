@@ -116,7 +116,7 @@ fuzz_target!(|data: &[u8]| {
         let mut parts = [sizes.codes, sizes.scales, sizes.zeros, sizes.levels].map(|bytes| vec![0u8; bytes]);
         let [codes, scales, zeros, levels] = &mut parts;
         let out = PackedMut { codes, scales, zeros, levels };
-        encode(x.values(), layout, format, &options, out).expect("what is quantised is encoded");
+        encode(x.values(), layout, format, &options, out).expect("what is quantized is encoded");
         let mut decoded = x.zeros();
         let [codes, scales, zeros, levels] = &parts;
         decode(Packed { codes, scales, zeros, levels }, layout, format, decoded.values_mut())

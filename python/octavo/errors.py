@@ -99,7 +99,7 @@ class OctavoWarning(UserWarning):
 
 
 class BypassWarning(OctavoWarning):
-    """Quantised layers that a forward pass did not use, or whose activations it did not round.
+    """Quantized layers that a forward pass did not use, or whose activations it did not round.
 
     ``layers``: their paths. ``rule``: what a recipe says at its end to keep them as they are.
     """

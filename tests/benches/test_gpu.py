@@ -203,7 +203,7 @@ def rehearsed(monkeypatch):
         ("decode", {"decode", "decode all pairs", "encode"}),
         (
             "int8",
-            {"int8_gemm", "int8_gemm plain kernel", "int8_gemm requantised", "int8_gemm odd", "int8_gemm refusals"},
+            {"int8_gemm", "int8_gemm plain kernel", "int8_gemm requantized", "int8_gemm odd", "int8_gemm refusals"},
         ),
         ("linear", {"packed_linear"}),
         ("seq2seq", {"seq2seq graph"}),  # our own kernels need a GPU

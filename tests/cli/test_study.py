@@ -217,7 +217,7 @@ SMALL = ("--device", "cpu", "--batch", "2", "--length", "8", "--layers", "1", "-
 
 def compiled(octavo, out, *more):
     found = json.loads(octavo("study", "compile", *SMALL, *more, "-o", out, "--json").stdout)
-    assert [row["model"] for row in found["rows"]] == ["fp32", "quantised", "packed"]
+    assert [row["model"] for row in found["rows"]] == ["fp32", "quantized", "packed"]
     for row in found["rows"]:
         assert (row["graphs"], row["graph_breaks"], row["break_reasons"]) == (1, 0, "")
         assert row["cold_s"] > row["compiled_s"] > 0 and row["largest_difference"] < 1e-5

@@ -87,7 +87,7 @@ def assert_none_differ(differences: dict[str, np.ndarray]) -> None:
         ("log", mase.log_quantizer),
     ],
 )
-def test_elementwise_quantisers_equal_recorded_outputs(mase_vectors, log2_as_recorded, name, quantizer):
+def test_elementwise_quantizers_equal_recorded_outputs(mase_vectors, log2_as_recorded, name, quantizer):
     arrays, cases = mase_vectors.load(name)
     x, special = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["x_special"])
     differences = {}
@@ -138,7 +138,7 @@ def test_exponents_near_powers_of_two_equal_recorded_outputs(mase_vectors, log2_
         ("mxint", mase.mxint_quantizer),
     ],
 )
-def test_scaled_quantisers_equal_recorded_outputs(mase_vectors, name, quantizer):
+def test_scaled_quantizers_equal_recorded_outputs(mase_vectors, name, quantizer):
     arrays, cases = mase_vectors.load(name)
     differences = {}
     for key, settings in cases.items():

@@ -64,12 +64,12 @@ def network(**options):
     return model.eval()
 
 
-def quantised(recipe=RECIPES[0], **options):
+def quantized(recipe=RECIPES[0], **options):
     return octavo.quantize_model(network(**options), recipe, calibration=[IDS], progress=False)
 
 
 def packed(recipe=RECIPES[0], **options):
-    return octavo.pack_model(quantised(recipe, **options))
+    return octavo.pack_model(quantized(recipe, **options))
 
 
 @torch.no_grad()
@@ -87,7 +87,7 @@ def tensor_bytes(model):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("pack", [True, False], ids=["packed", "simulated"])
 def test_what_is_loaded_computes_what_was_saved(tmp_path, recipe, pack):
-    model = packed(recipe) if pack else quantised(recipe)
+    model = packed(recipe) if pack else quantized(recipe)
     octavo.save_model(model, tmp_path / "model")
     for skeleton in (Network, Network(), lambda: Network(tied=False)):
         loaded = octavo.load_model(tmp_path / "model", skeleton)
@@ -105,7 +105,7 @@ def test_what_is_loaded_computes_what_was_saved(tmp_path, recipe, pack):
 
 def test_a_simulated_model_trains_on_after_loading(tmp_path):
     recipe = "int4:channel@lsq; type:Linear int4:channel@lsq input=int8@lsq"
-    model = quantised(recipe)
+    model = quantized(recipe)
     octavo.save_model(model, tmp_path / "model")
     loaded = octavo.load_model(tmp_path / "model", Network).train()
     loaded(IDS).sum().backward()
@@ -294,7 +294,7 @@ CHANGES = {
     r"blocks.0.norm.weight: PackedTensor\(.*plain tensor": lambda t, s: t.update(
         {"blocks.0.norm.weight": octavo.encode(torch.zeros(64), "mxint8")}
     ),
-    "nowhere: a quantised layer in the file, but": lambda t, s: s["layers"].update(nowhere={"class": "PackedLinear"}),
+    "nowhere: a quantized layer in the file, but": lambda t, s: s["layers"].update(nowhere={"class": "PackedLinear"}),
     "unknown layer class 'Rocket'": lambda t, s: s["layers"]["head"].update({"class": "Rocket"}),
     r"unknown layer class \[\]": lambda t, s: s["layers"]["head"].update({"class": []}),
     "of other types than": lambda t, s: s["layers"]["head"].update(disabled=3),
@@ -319,11 +319,11 @@ def test_files_that_do_not_fit_are_refused_by_name(saved, told):
         octavo.load_model(saved, Network)
 
 
-def test_quantiser_scales_that_do_not_fit_are_refused_by_name(tmp_path):
+def test_quantizer_scales_that_do_not_fit_are_refused_by_name(tmp_path):
     octavo.save_model(packed(RECIPES[1]), tmp_path)
-    name = "blocks.0.up.input_quantiser.scales"
+    name = "blocks.0.up.input_quantizer.scales"
     rewrite(tmp_path / PACKED_NAME, lambda t, s: t.update({name: torch.zeros(1, dtype=torch.uint8)}))
-    with pytest.raises(ContainerError, match=r"blocks.0.up.input_quantiser"):
+    with pytest.raises(ContainerError, match=r"blocks.0.up.input_quantizer"):
         octavo.load_model(tmp_path, Network)
 
 
@@ -336,11 +336,11 @@ def test_quantiser_scales_that_do_not_fit_are_refused_by_name(tmp_path):
         ({"format": torch.zeros(4)}, r"format: scales of 'a torch.float32 tensor"),
     ],
 )
-def test_quantisers_that_contradict_the_structure_are_refused_by_name(tmp_path, change, told):
+def test_quantizers_that_contradict_the_structure_are_refused_by_name(tmp_path, change, told):
     octavo.save_model(packed(RECIPES[1]), tmp_path)
-    given = {f"blocks.0.up.input_quantiser.{part}": value for part, value in change.items()}
+    given = {f"blocks.0.up.input_quantizer.{part}": value for part, value in change.items()}
     rewrite(tmp_path / PACKED_NAME, lambda t, s: t.update(given))
-    with pytest.raises(ContainerError, match=f"blocks.0.up.input_quantiser.{told}"):
+    with pytest.raises(ContainerError, match=f"blocks.0.up.input_quantizer.{told}"):
         octavo.load_model(tmp_path, Network)
 
 
@@ -353,9 +353,9 @@ def test_scales_of_weights_that_no_encoder_writes_are_refused_by_name(tmp_path, 
 
 
 def test_learned_scales_may_have_turned_around(tmp_path):
-    model = quantised("int4:channel@lsq")
+    model = quantized("int4:channel@lsq")
     with torch.no_grad():
-        model.head.weight_quantiser.scales.neg_()
+        model.head.weight_quantizer.scales.neg_()
     octavo.save_model(model, tmp_path / "model")
     assert torch.equal(out(octavo.load_model(tmp_path / "model", Network)), out(model))
 
@@ -444,7 +444,7 @@ def test_gpt2_layers_that_store_weights_transposed_are_packed(tmp_path):
     assert type(loaded.transformer.h[0].attn.c_attn) is PackedLinear
 
 
-def test_quantised_attention_of_transformers_is_attached_again(hugging, tmp_path):
+def test_quantized_attention_of_transformers_is_attached_again(hugging, tmp_path):
     transformers = pytest.importorskip("transformers")
     model = attention.attach(transformers.BertForMaskedLM(hugging[0].config).eval())
     batches = [{"input_ids": IDS}]
@@ -474,9 +474,9 @@ def test_folders_that_transformers_cannot_build_are_refused(hugging, saved, tmp_
 
 
 def test_simulated_layers_are_what_they_were(tmp_path):
-    model = quantised("mxint8 ; name:head keep; name:embed keep")
-    model.blocks[0].up.weight_quantiser.enabled = False
+    model = quantized("mxint8 ; name:head keep; name:embed keep")
+    model.blocks[0].up.weight_quantizer.enabled = False
     octavo.save_model(model, tmp_path / "model")
     loaded = octavo.load_model(tmp_path / "model", Network)
-    assert type(loaded.blocks[0].up) is QuantLinear and not loaded.blocks[0].up.weight_quantiser.enabled
+    assert type(loaded.blocks[0].up) is QuantLinear and not loaded.blocks[0].up.weight_quantizer.enabled
     assert torch.equal(out(loaded), out(model))

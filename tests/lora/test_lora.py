@@ -71,13 +71,13 @@ def stir(model, name="default", scale=0.3):
 
 def train(model, ids, steps=3):
     model.train()
-    optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.cross_entropy(model(ids), torch.tensor([0, 1, 1])).backward()
-        optimiser.step()
+        optimizer.step()
     model.eval()
-    return optimiser
+    return optimizer
 
 
 # 1 ---------------------------------------------------------------------------------------------------------------------
@@ -119,10 +119,10 @@ def test_frozen_parameters_have_no_gradient_no_state_and_the_same_bits(model, id
     adapted = lora.insert(model, rank=2, train=["name:classifier"])
     frozen = {n: p for n, p in adapted.named_parameters() if not p.requires_grad}
     before = {n: p.clone() for n, p in frozen.items()}
-    optimiser = train(adapted, ids)
+    optimizer = train(adapted, ids)
     assert len(frozen) == len(list(model.parameters())) - 2
     for name, parameter in frozen.items():
-        assert parameter.grad is None and parameter not in optimiser.state
+        assert parameter.grad is None and parameter not in optimizer.state
         assert torch.equal(parameter, before[name]), name
     assert not torch.equal(adapted.classifier.weight, model.classifier.weight)
     assert all(own.default.B.abs().sum() > 0 for own in lora.adapters(adapted).values())
@@ -207,7 +207,7 @@ def test_fusing_all_layers_or_none(model, ids):
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "static", "packed"])
-def test_a_failure_to_requantise_names_the_layer_and_leaves_all(model, ids, kind):
+def test_a_failure_to_requantize_names_the_layer_and_leaves_all(model, ids, kind):
     adapted = stir(lora.insert(base(kind, model), rank=2))
     adapted.pooler.lora.default.B.data[0, 0] = float("inf")
     before = lora.base_hash(adapted)
@@ -229,7 +229,7 @@ def test_fusing_in_half_precision_tells_overflow_and_what_rounding_lost():
 
 
 def base(kind, model):
-    """The model quantised, or packed."""
+    """The model quantized, or packed."""
     recipe = {"static": "int8:channel@mse", "integer": "int8:channel; type:Linear int8:channel input=int8"}.get(
         kind, "int4:g32"
     )
@@ -241,7 +241,7 @@ BASES = ["dynamic", "static", "packed", "integer"]
 
 
 @pytest.mark.parametrize("kind", BASES)
-def test_adapters_on_quantised_bases_change_nothing_until_trained(model, ids, kind):
+def test_adapters_on_quantized_bases_change_nothing_until_trained(model, ids, kind):
     model = base(kind, model)
     adapted = lora.insert(model, rank=6)
     assert torch.equal(adapted(ids), model(ids))
@@ -250,7 +250,7 @@ def test_adapters_on_quantised_bases_change_nothing_until_trained(model, ids, ki
 
 
 @pytest.mark.parametrize("kind", BASES)
-def test_fusing_into_a_quantised_base_requantises_and_reports(model, ids, kind):
+def test_fusing_into_a_quantized_base_requantizes_and_reports(model, ids, kind):
     adapted = stir(lora.insert(base(kind, model), rank=4), scale=0.05)
     wanted = adapted(ids)
     state = {name: value.clone() for name, value in adapted.state_dict().items()}

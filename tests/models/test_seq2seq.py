@@ -250,7 +250,7 @@ def test_a_beam_of_one_is_greedy(model, source, config):
 
 
 @pytest.mark.filterwarnings("ignore::octavo.CoverageWarning")
-def test_quantised_and_packed_models_answer_with_their_quantised_positions(config, source):
+def test_quantized_and_packed_models_answer_with_their_quantized_positions(config, source):
     """Positions are read past their layers; what generation reads is what the forward pass reads."""
     model = made(config)
     recipe = "int8:channel; type:Linear int8:channel input=int8:channel"  # integer products agree bit for bit
@@ -414,7 +414,7 @@ def test_training_fits_a_handful_of_rows(config, source, target):
     if config.feedforward == 1:
         pytest.skip("too narrow to learn 13 rows")
     model = made(config, factor=1.0).train()
-    optimiser = torch.optim.Adam(model.parameters(), lr=0.02)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
 
     def loss():
         return torch.nn.functional.cross_entropy(
@@ -423,9 +423,9 @@ def test_training_fits_a_handful_of_rows(config, source, target):
 
     first = loss().item()
     for _ in range(60):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss().backward()
-        optimiser.step()
+        optimizer.step()
     assert loss().item() < 0.6 * first
 
 

@@ -94,20 +94,20 @@ def test_a_recipe_reaches_products_and_calibrates_them():
 
     x = normal(4, 6, 16)
     model = Model().eval()
-    quantised = octavo.quantize_model(
+    quantized = octavo.quantize_model(
         model, "type:QuantAttention input=int8@mse; product input=uint8@minmax output=int8@minmax", calibration=[x]
     )
-    found = dict(quantised.named_modules())
+    found = dict(quantized.named_modules())
     statics = [path for path, module in found.items() if getattr(module, "is_static", False)]
     assert statics == [
-        *("attend.scores.a_quantiser", "attend.scores.b_quantiser"),
-        *("attend.values.a_quantiser", "attend.values.b_quantiser"),
-        *("product.a_quantiser", "product.b_quantiser", "product.output_quantiser"),
+        *("attend.scores.a_quantizer", "attend.scores.b_quantizer"),
+        *("attend.values.a_quantizer", "attend.values.b_quantizer"),
+        *("product.a_quantizer", "product.b_quantizer", "product.output_quantizer"),
     ]
-    assert not any("quantiser" in path for path, _ in model.named_modules())
-    assert 0 < (quantised(x) - model(x)).abs().max() < 0.3
+    assert not any("quantizer" in path for path, _ in model.named_modules())
+    assert 0 < (quantized(x) - model(x)).abs().max() < 0.3
     torch._dynamo.reset()
-    assert torch.equal(torch.compile(quantised, fullgraph=True, backend="aot_eager")(x), quantised(x))
+    assert torch.equal(torch.compile(quantized, fullgraph=True, backend="aot_eager")(x), quantized(x))
 
 
 # --- transformers -----------------------------------------------------------------------------------------------------
@@ -150,18 +150,18 @@ def test_attached_attention_is_that_of_the_model(make):
 
 
 @pytest.mark.parametrize("make", [bert, llama])
-def test_models_of_transformers_are_quantised_whole(make):
+def test_models_of_transformers_are_quantized_whole(make):
     model = make()
-    quantised = octavo.quantize_model(attention.attach(copy.deepcopy(model)), RECIPE, calibration=[batch()])
+    quantized = octavo.quantize_model(attention.attach(copy.deepcopy(model)), RECIPE, calibration=[batch()])
     with torch.no_grad():
-        y, exact = quantised(**batch()).logits, model(**batch()).logits
+        y, exact = quantized(**batch()).logits, model(**batch()).logits
         assert 0 < (y - exact).square().mean() < 2e-3 * exact.square().mean()
-        assert torch.equal(pickle.loads(pickle.dumps(quantised))(**batch()).logits, y)
+        assert torch.equal(pickle.loads(pickle.dumps(quantized))(**batch()).logits, y)
         torch._dynamo.reset()
         if make is bert:
-            assert torch.equal(torch.compile(quantised, fullgraph=True, backend="aot_eager")(**batch()).logits, y)
-    scores = next(m for m in quantised.modules() if isinstance(m, QuantAttention)).scores
-    assert scores.a_quantiser.is_static and scores.b_quantiser.is_static
+            assert torch.equal(torch.compile(quantized, fullgraph=True, backend="aot_eager")(**batch()).logits, y)
+    scores = next(m for m in quantized.modules() if isinstance(m, QuantAttention)).scores
+    assert scores.a_quantizer.is_static and scores.b_quantizer.is_static
 
 
 def test_conv1d_of_transformers_is_a_linear_layer():
@@ -173,11 +173,11 @@ def test_conv1d_of_transformers_is_a_linear_layer():
     layer, linear, x = Conv1D(12, 40), nn.Linear(40, 12), normal(2, 3, 40)
     linear.weight.data, linear.bias = layer.weight.data.t().contiguous(), layer.bias
     for given in (plan(weight="mxint4", input="mxint8"), plan(weight="int8:channel", input="int8:channel")):
-        quantised = QuantTransposedLinear.from_conv1d(layer, given)
+        quantized = QuantTransposedLinear.from_conv1d(layer, given)
         for training in (True, False):
             expected = QuantLinear.from_linear(linear, given).train(training)(x)
-            torch.testing.assert_close(quantised.train(training)(x), expected, rtol=1e-6, atol=1e-7)
-        assert quantised.weight is layer.weight
+            torch.testing.assert_close(quantized.train(training)(x), expected, rtol=1e-6, atol=1e-7)
+        assert quantized.weight is layer.weight
 
 
 def test_a_model_without_the_interface_is_refused():

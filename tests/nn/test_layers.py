@@ -1,4 +1,4 @@
-"""Quantised layers: float arithmetic over rounded operands, and the integer path against whole numbers."""
+"""Quantized layers: float arithmetic over rounded operands, and the integer path against whole numbers."""
 
 import copy
 import pickle
@@ -32,7 +32,7 @@ def linear(k=40, n=12, bias=True):
     return nn.Linear(k, n, bias=bias)
 
 
-# layer, what makes the quantised one, input
+# layer, what makes the quantized one, input
 def cases():
     torch.manual_seed(0)
     yield nn.Linear(40, 12), QuantLinear.from_linear, normal(3, 5, 40)
@@ -53,7 +53,7 @@ CASES = [pytest.param(*case, id=type(case[0]).__name__) for case in cases()]
 @pytest.mark.parametrize(("layer", "make", "x"), CASES)
 @pytest.mark.parametrize("text", FORMATS)
 def test_training_is_the_float_layer_over_rounded_operands(layer, make, x, text):
-    quantised = make(layer, plan(weight=text, input="mxint8", bias="fixed16.8", output="bf16")).train()
+    quantized = make(layer, plan(weight=text, input="mxint8", bias="fixed16.8", output="bf16")).train()
     rounded = copy.deepcopy(layer)
     with torch.no_grad():
         flat = octavo.quantize(layer.weight.flatten(1), text)
@@ -61,7 +61,7 @@ def test_training_is_the_float_layer_over_rounded_operands(layer, make, x, text)
         rounded.bias.copy_(octavo.quantize(layer.bias, "fixed16.8"))
     channels = -1 if isinstance(layer, nn.Linear) else 1
     expected = octavo.quantize(rounded(octavo.quantize(x, "mxint8", axis=channels)), "bf16")
-    assert torch.equal(quantised(x), expected)
+    assert torch.equal(quantized(x), expected)
 
 
 @pytest.mark.parametrize(("layer", "make", "x"), CASES)
@@ -72,11 +72,11 @@ def test_an_empty_plan_changes_no_bit(layer, make, x):
 @pytest.mark.parametrize("text", FORMATS)
 def test_gradients_pass_straight_through_every_format(text):
     layer = linear()
-    quantised = QuantLinear.from_linear(layer, plan(weight=text, input=text))
+    quantized = QuantLinear.from_linear(layer, plan(weight=text, input=text))
     x = normal(7, 40).requires_grad_()
-    quantised(x).square().sum().backward()
+    quantized(x).square().sum().backward()
     with torch.no_grad():
-        y = quantised(x)
+        y = quantized(x)
     expected = 2 * y.T @ octavo.quantize(x.detach(), text)
     inside = torch.ones_like(layer.weight).requires_grad_()
     probe = layer.weight.detach().clone().requires_grad_()
@@ -108,31 +108,31 @@ def integer_linear(layer, x, weight, input):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_evaluation_computes_what_an_integer_kernel_does(weight, input, dtype):
     layer = linear(k=300, n=17).to(dtype)
-    quantised = QuantLinear.from_linear(layer, plan(weight=weight, input=input)).eval()
-    assert quantised.is_integer
+    quantized = QuantLinear.from_linear(layer, plan(weight=weight, input=input)).eval()
+    assert quantized.is_integer
     x = normal(2, 9, 300).to(dtype)
     products, _, _ = integer_linear(layer, x, weight, input)
     expected = (products + layer.bias.detach().float()).to(dtype)
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
-            assert torch.equal(quantised(x), expected)
+            assert torch.equal(quantized(x), expected)
 
 
 @pytest.mark.parametrize(("layer", "make", "x"), CASES)
 def test_integer_and_float_path_differ_by_float_rounding_only(layer, make, x):
-    quantised = make(layer, plan(weight="int8:channel", input="int8"))
-    torch.testing.assert_close(quantised.eval()(x), quantised.train()(x), rtol=1e-5, atol=1e-5)
-    assert quantised.is_integer
+    quantized = make(layer, plan(weight="int8:channel", input="int8"))
+    torch.testing.assert_close(quantized.eval()(x), quantized.train()(x), rtol=1e-5, atol=1e-5)
+    assert quantized.is_integer
 
 
 @pytest.mark.parametrize(("layer", "make", "x"), CASES)
 def test_gradients_in_evaluation_are_those_of_training(layer, make, x):
-    quantised = make(layer, plan(weight="int8:channel", input="int8"))
+    quantized = make(layer, plan(weight="int8:channel", input="int8"))
     grads = []
     for training in (True, False):
         probe = x.clone().requires_grad_()
         layer.weight.grad = None
-        quantised.train(training)(probe).sum().backward()
+        quantized.train(training)(probe).sum().backward()
         grads.append((probe.grad, layer.weight.grad))
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
@@ -149,21 +149,21 @@ def test_gradients_in_evaluation_are_those_of_training(layer, make, x):
     ],
 )
 def test_scales_that_do_not_factor_out_take_the_float_path(weight, input):
-    quantised = QuantLinear.from_linear(linear(), plan(weight=weight, input=input))
-    assert not quantised.is_integer
-    assert torch.equal(quantised.eval()(normal(3, 40)), quantised.train()(normal(3, 40)))
+    quantized = QuantLinear.from_linear(linear(), plan(weight=weight, input=input))
+    assert not quantized.is_integer
+    assert torch.equal(quantized.eval()(normal(3, 40)), quantized.train()(normal(3, 40)))
 
 
 def test_zeros_take_the_integer_path():
     layer = linear()
     with torch.no_grad():
         layer.weight[3] = 0
-    quantised = QuantLinear.from_linear(layer, plan(weight="int4:channel", input="int4:channel")).eval()
+    quantized = QuantLinear.from_linear(layer, plan(weight="int4:channel", input="int4:channel")).eval()
     x = normal(3, 40)
     x[1] = 0
-    y = quantised(x)
+    y = quantized(x)
     assert torch.equal(y[1], layer.bias) and torch.equal(y[:, 3], layer.bias[3].expand(3))
-    assert quantised(x[:0]).shape == (0, 12)
+    assert quantized(x[:0]).shape == (0, 12)
 
 
 # --- embeddings -------------------------------------------------------------------------------------------------------
@@ -174,13 +174,13 @@ def test_zeros_take_the_integer_path():
 def test_an_embedding_returns_rows_of_the_encoded_table(text, static):
     torch.manual_seed(0)
     table = nn.Embedding(30, 70, padding_idx=0)
-    quantised = QuantEmbedding.from_embedding(table, plan(weight=text))
-    packed = quantised.weight_quantiser.encode(table.weight)
+    quantized = QuantEmbedding.from_embedding(table, plan(weight=text))
+    packed = quantized.weight_quantizer.encode(table.weight)
     if static and packed.format.scale_type is not None:
-        quantised.weight_quantiser.set_scales(packed.scales, packed.zeros, packed.levels)
+        quantized.weight_quantizer.set_scales(packed.scales, packed.zeros, packed.levels)
     for ids in (torch.tensor([[3, 0, 29], [3, 3, 7]]), torch.tensor(5), torch.empty(0, dtype=torch.int64)):
-        assert torch.equal(quantised(ids), packed.decode()[ids])
-    quantised(torch.tensor([0, 4])).sum().backward()
+        assert torch.equal(quantized(ids), packed.decode()[ids])
+    quantized(torch.tensor([0, 4])).sum().backward()
     assert not table.weight.grad[0].any() and table.weight.grad[4].any()
 
 
@@ -228,11 +228,11 @@ def test_hooks_and_modes_are_kept():
     layer = linear().eval()
     layer.register_forward_hook(lambda *_: seen.append("after"))
     layer.register_forward_pre_hook(lambda *_: seen.append("before"))
-    quantised = QuantLinear.from_linear(layer, plan(weight="int8"))
-    assert not quantised.training
-    quantised(normal(1, 40))
+    quantized = QuantLinear.from_linear(layer, plan(weight="int8"))
+    assert not quantized.training
+    quantized(normal(1, 40))
     assert seen == ["before", "after"]
-    quantised.register_forward_hook(lambda *_: seen.append("new"))
+    quantized.register_forward_hook(lambda *_: seen.append("new"))
     layer(normal(1, 40))
     assert seen[2:] == ["before", "after"]
 
@@ -289,7 +289,7 @@ def int32_layer(layer, x, weight="int8:channel"):
     made = QuantLinear.from_linear(
         layer, LayerPlan(weight=spec(weight), input=spec("int8", "minmax"), bias=Spec(INT32)), "fc"
     )
-    made.input_quantiser.set_scales(octavo.encode(x, "int8").scales)
+    made.input_quantizer.set_scales(octavo.encode(x, "int8").scales)
     return made
 
 

@@ -61,9 +61,9 @@ def test_a_packed_layer_is_the_simulated_one(text, k):
     for shape in ((), (1,), (2, 5)):
         x = normal(*shape, k)
         expected = functional.linear(x, packed.weight.decode(), packed.bias)
-        packed.output_quantiser.enabled = False
+        packed.output_quantizer.enabled = False
         assert_close(packed(x), expected)
-        packed.output_quantiser.enabled = True
+        packed.output_quantizer.enabled = True
         assert torch.equal(packed(x), octavo.quantize(packed(x), "bf16"))
     assert torch.equal(packed.bias, octavo.quantize(simulated.bias.detach(), "fixed16.8"))
 
@@ -93,7 +93,7 @@ def test_integer_layers_agree_bit_for_bit(weight, x_format, bias, static):
     more = {"int32": {"bias": Spec(INT32)}, "fixed16.8": {"bias": spec("fixed16.8")}}.get(bias, {})
     simulated = QuantLinear.from_linear(linear(bias=bias is not None), plan(weight=weight, input=given, **more)).eval()
     if static:
-        simulated.input_quantiser.set_scales(octavo.encode(x, x_format).scales)
+        simulated.input_quantizer.set_scales(octavo.encode(x, x_format).scales)
     packed = PackedLinear.from_linear(simulated)
     assert packed.is_integer and simulated.is_integer
     with torch.no_grad():
@@ -148,11 +148,11 @@ def test_float_layers_are_packed_in_a_format():
 def test_learned_scales_are_frozen():
     simulated = QuantLinear.from_linear(linear(), plan(weight="int4:channel", input="int8")).eval()
     x = normal(5, 96)
-    simulated.weight_quantiser.set_scales(octavo.encode(simulated.weight.detach(), "int4:channel").scales)
-    simulated.input_quantiser.set_scales(octavo.encode(x, "int8").scales)
-    for quantiser in (simulated.weight_quantiser, simulated.input_quantiser):
-        quantiser.learn()
-        quantiser.scales.data *= -0.7
+    simulated.weight_quantizer.set_scales(octavo.encode(simulated.weight.detach(), "int4:channel").scales)
+    simulated.input_quantizer.set_scales(octavo.encode(x, "int8").scales)
+    for quantizer in (simulated.weight_quantizer, simulated.input_quantizer):
+        quantizer.learn()
+        quantizer.scales.data *= -0.7
     packed = PackedLinear.from_linear(simulated)
     assert not [name for name, p in packed.named_parameters() if p.requires_grad]
     with torch.no_grad():
@@ -373,7 +373,7 @@ def test_what_cannot_be_packed_is_refused():
             return 2 * super().forward(x)
 
     off = QuantLinear.from_linear(linear(), plan(weight="int8"))
-    off.weight_quantiser.enabled = False
+    off.weight_quantizer.enabled = False
     bad = linear()
     bad.weight.data[3, 4] = torch.nan
     for make, error, message in (
@@ -384,8 +384,8 @@ def test_what_cannot_be_packed_is_refused():
         ),
         (lambda: PackedLinear.from_linear(Doubled(3, 4), "int8", "fc"), ModelError, "fc is a Doubled with a forward"),
         (lambda: PackedLinear.from_linear(linear(), None, "fc"), ModelError, "fc: a float layer needs a format"),
-        (lambda: PackedLinear.from_linear(off, "int8", "fc"), ModelError, "fc: a quantised layer has its own format"),
-        (lambda: PackedLinear.from_linear(off, what="fc"), ModelError, "fc: its weight has its quantiser switched off"),
+        (lambda: PackedLinear.from_linear(off, "int8", "fc"), ModelError, "fc: a quantized layer has its own format"),
+        (lambda: PackedLinear.from_linear(off, what="fc"), ModelError, "fc: its weight has its quantizer switched off"),
         (lambda: PackedLinear.from_linear(linear(), spec("int8", "mse")), ModelError, "asks for calibration"),
         (
             lambda: PackedLinear.from_linear(linear(), "int8@mse", "fc"),

@@ -46,7 +46,7 @@ def linear():
     return nn.Linear(96, 40)
 
 
-def quantised(**roles):
+def quantized(**roles):
     roles = roles or {"weight": "int4:channel", "bias": "int8"}
     return QuantLinear.from_linear(linear(), LayerPlan(**{role: spec(text) for role, text in roles.items()}))
 
@@ -56,7 +56,7 @@ X = torch.randn(5, 96, generator=torch.Generator().manual_seed(1))
 
 @pytest.mark.parametrize("text", [str(fmt) for fmt in octavo.formats()])
 def test_reading_gives_the_values_that_the_layer_multiplies(text):
-    layer = quantised(weight=text, bias="int8")
+    layer = quantized(weight=text, bias="int8")
     with torch.no_grad():
         assert torch.equal(
             Reads(layer)(X), X @ octavo.quantize(layer.weight, text).t() + octavo.quantize(layer.bias, "int8")
@@ -66,7 +66,7 @@ def test_reading_gives_the_values_that_the_layer_multiplies(text):
 
 
 def test_outside_a_forward_pass_it_is_the_parameter_or_the_packed_tensor():
-    layer = quantised()
+    layer = quantized()
     assert layer.weight is layer._parameters["weight"] and isinstance(layer.bias, nn.Parameter)
     assert [name for name, _ in layer.named_parameters()] == ["weight", "bias"]
     packed = PackedLinear.from_linear(layer)
@@ -79,7 +79,7 @@ def test_outside_a_forward_pass_it_is_the_parameter_or_the_packed_tensor():
 
 
 def test_gradients_pass_as_they_do_through_the_layer():
-    called, read = quantised(weight="int4:channel"), quantised(weight="int4:channel")
+    called, read = quantized(weight="int4:channel"), quantized(weight="int4:channel")
     for model in (Calls(called), Reads(read)):
         model(X).square().sum().backward()
     assert torch.allclose(called.weight.grad, read.weight.grad, rtol=1e-4)
@@ -87,9 +87,9 @@ def test_gradients_pass_as_they_do_through_the_layer():
 
 
 def test_checkpointed_passes_recompute_the_same():
-    layer = quantised(weight="int4:channel")
+    layer = quantized(weight="int4:channel")
     torch.utils.checkpoint.checkpoint(Reads(layer), X, use_reentrant=False).sum().backward()
-    again = quantised(weight="int4:channel")
+    again = quantized(weight="int4:channel")
     Reads(again)(X).sum().backward()
     assert torch.equal(layer.weight.grad, again.weight.grad)
 
@@ -106,7 +106,7 @@ def test_checkpointed_functions_of_any_name_recompute_the_same(packed, reentrant
 
     gradients = []
     for again in (False, True):
-        layer = quantised(weight="int4:channel")
+        layer = quantized(weight="int4:channel")
         x = X.clone().requires_grad_()
         Blocks(PackedLinear.from_linear(layer) if packed else layer)(x, again).square().sum().backward()
         gradients.append((x.grad, None if packed else layer.weight.grad))
@@ -133,7 +133,7 @@ def test_a_weight_that_is_written_to_in_a_forward_pass_is_refused_by_name(write,
 
 
 def test_replicas_hold_the_bias_as_a_plain_tensor():
-    layer = PackedLinear.from_linear(quantised(weight="int4:channel"))
+    layer = PackedLinear.from_linear(quantized(weight="int4:channel"))
     replica = layer._replicate_for_data_parallel()  # what torch.nn.parallel.replicate does with each module
     replica._parameters = {}
     replica.bias = layer.bias.detach().clone()
@@ -179,7 +179,7 @@ def test_transposed_layers_keep_the_shape_that_is_read():
 def test_an_integer_bias_is_read_in_real_numbers():
     plan = LayerPlan(weight=spec("int8:channel"), input=spec("int8", "minmax"), bias=Spec(INT32))
     layer = QuantLinear.from_linear(linear(), plan).eval()
-    layer.input_quantiser.set_scales(octavo.encode(X, "int8").scales)
+    layer.input_quantizer.set_scales(octavo.encode(X, "int8").scales)
     with torch.no_grad():
         packed = PackedLinear.from_linear(layer)
         assert packed.bias.dtype == torch.int32
@@ -202,8 +202,8 @@ def test_reading_no_more_than_shape_and_dtype_computes_nothing(monkeypatch):
             return x
 
     with torch.no_grad():
-        Asks(quantised())(X)
-    Asks(PackedLinear.from_linear(quantised()))(X)
+        Asks(quantized())(X)
+    Asks(PackedLinear.from_linear(quantized()))(X)
     assert seen == [True, True]
 
 
@@ -214,7 +214,7 @@ def test_reading_no_more_than_shape_and_dtype_computes_nothing(monkeypatch):
     lambda w: torch.stack(list(w)), lambda w: torch.from_numpy(w.numpy()), lambda w: copy.deepcopy(w), lambda w: torch.empty(40, 96).copy_(w),
 ])  # fmt: skip
 def test_a_weight_that_is_read_is_like_any_tensor(use):
-    packed = PackedLinear.from_linear(quantised())
+    packed = PackedLinear.from_linear(quantized())
 
     class Uses(nn.Module):
         def forward(self, layer):
@@ -227,14 +227,14 @@ def test_a_weight_that_is_read_is_like_any_tensor(use):
 
 def test_compiled_models_read_rounded_weights_without_a_break():
     with torch.no_grad():
-        for layer in (quantised().eval(), PackedLinear.from_linear(quantised()).eval()):
+        for layer in (quantized().eval(), PackedLinear.from_linear(quantized()).eval()):
             torch._dynamo.reset()
             model = Reads(layer)
             assert torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(X), model(X), atol=1e-6)
 
 
 def test_methods_that_compute_compile_without_a_break():
-    layer = quantised(weight="int4:channel")
+    layer = quantized(weight="int4:channel")
 
     @rounded_weights()
     def product(x):
@@ -272,7 +272,7 @@ def test_methods_outside_a_forward_say_that_they_compute():
         def generate(self, x):
             return self.plain(x)
 
-    layer = quantised(weight="int4:channel")
+    layer = quantized(weight="int4:channel")
     with torch.no_grad():
         expected = X @ octavo.quantize(layer.weight, "int4:channel").t()
         for model in (Own(layer), Own(PackedLinear.from_linear(layer))):
@@ -283,7 +283,7 @@ def test_methods_outside_a_forward_say_that_they_compute():
 
 
 def test_generators_and_coroutines_read_rounded_weights_at_every_step():
-    layer = quantised(weight="int4:channel")
+    layer = quantized(weight="int4:channel")
     expected = octavo.quantize(layer.weight, "int4:channel")
 
     @rounded_weights()
@@ -317,7 +317,7 @@ def test_generators_and_coroutines_read_rounded_weights_at_every_step():
 
 
 def test_hooks_of_torch_that_move_the_weight_work_on():
-    layer = prune.random_unstructured(quantised(weight="mxint8"), "weight", 0.5)
+    layer = prune.random_unstructured(quantized(weight="mxint8"), "weight", 0.5)
     expected = functional.linear(X, octavo.quantize(layer.weight_orig * layer.weight_mask, "mxint8"), layer.bias)
     assert torch.equal(layer(X), expected)
     prune.remove(layer, "weight")
@@ -327,7 +327,7 @@ def test_hooks_of_torch_that_move_the_weight_work_on():
         def forward(self, weight):
             return weight / 2
 
-    layer = quantised(weight="mxint8")
+    layer = quantized(weight="mxint8")
     expected = functional.linear(X, octavo.quantize(layer.weight / 2, "mxint8"), layer.bias)
     parametrize.register_parametrization(layer, "weight", Half())
     assert torch.equal(layer(X), expected)
@@ -336,7 +336,7 @@ def test_hooks_of_torch_that_move_the_weight_work_on():
 
 
 def test_functional_calls_use_the_tensors_they_are_given():
-    layer = quantised(weight="mxint8")
+    layer = quantized(weight="mxint8")
     given = {"layer.weight": torch.randn(40, 96), "layer.bias": torch.zeros(40)}
     with torch.no_grad():
         found = torch.func.functional_call(Reads(layer), given, (X,))
@@ -346,7 +346,7 @@ def test_functional_calls_use_the_tensors_they_are_given():
 def test_layers_without_a_weight_or_bias_say_so():
     table = QuantEmbedding.from_embedding(nn.Embedding(9, 32), LayerPlan(weight=spec("mxint4")))
     assert not hasattr(table, "bias") and getattr(table, "bias", None) is None
-    layer = quantised()
+    layer = quantized()
     del layer.bias
     assert not hasattr(layer, "bias")
     layer.register_parameter("bias", None)

@@ -1,4 +1,4 @@
-"""Every layer of many architectures, quantised alone to one bit: the output changes, or a warning or error names it.
+"""Every layer of many architectures, quantized alone to one bit: the output changes, or a warning or error names it.
 
 Run as a program it prints a row for each architecture: modules with parameters, how many changed the output, were
 named, were wrong.

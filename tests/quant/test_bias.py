@@ -28,14 +28,14 @@ def outputs(model, data):
         return torch.cat([model(x) for x in data])
 
 
-def quantised(model, recipe="int3:channel"):
+def quantized(model, recipe="int3:channel"):
     return quantize_model(model, recipe, progress=False).eval()
 
 
 @pytest.mark.parametrize("recipe", ["int3:channel", "mxint3/16", "type:Linear weight=int4:channel input=int4:channel"])
 def test_means_are_those_of_the_reference(recipe):
     model = network()
-    poor = quantised(model, recipe)
+    poor = quantized(model, recipe)
     with torch.no_grad():
         before = (outputs(poor, batches()) - outputs(model, batches())).mean((0, 1)).abs().max()
     report = correct_bias_model(poor, model, batches(), progress=False)
@@ -48,7 +48,7 @@ def test_means_are_those_of_the_reference(recipe):
 
 def test_error_on_other_data_falls():
     model = network()
-    poor = quantised(model)
+    poor = quantized(model)
     corrected = copy.deepcopy(poor)
     correct_bias_model(corrected, model, batches(), progress=False)
     wanted = outputs(model, batches(1))
@@ -58,7 +58,7 @@ def test_error_on_other_data_falls():
 
 def test_biases_are_made_where_asked_for():
     model = network()
-    poor = quantised(model)
+    poor = quantized(model)
     report = correct_bias_model(poor, model, batches(), create=True, progress=False)
     assert isinstance(poor[2].bias, nn.Parameter) and torch.equal(poor[2].bias, report.added["2"])
     assert model[2].bias is None and list(report.added) == ["0", "2", "5", "7"]
@@ -82,14 +82,14 @@ def test_layers_that_run_twice_or_never():
             return self.a(torch.relu(self.a(x)))
 
     model = Twice()
-    poor = quantised(model)
+    poor = quantized(model)
     report = correct_bias_model(poor, model, [torch.rand(9, 6)], progress=False)
     assert list(report.added) == ["a"] and report.not_reached == ("unused",)
 
 
 def test_modes_hooks_and_progress():
     model, told = network(), []
-    poor = quantised(model).train()
+    poor = quantized(model).train()
     correct_bias_model(poor, model, batches(), progress=lambda *stage: told.append(stage))
     assert poor.training and not model.training
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in (*model.modules(), *poor.modules()))
@@ -99,7 +99,7 @@ def test_modes_hooks_and_progress():
 
 def test_an_iterator_of_batches_is_as_good_as_a_list():
     model = network()
-    one, other = quantised(model), quantised(model)
+    one, other = quantized(model), quantized(model)
     wanted = correct_bias_model(one, model, batches(), progress=False)
     found = correct_bias_model(other, model, iter(batches()), progress=False)
     assert all(torch.equal(found.added[name], delta) for name, delta in wanted.added.items())
@@ -108,9 +108,9 @@ def test_an_iterator_of_batches_is_as_good_as_a_list():
 def test_models_without_a_layer_in_common_are_refused():
     model = network()
     with pytest.raises(ModelError, match=r"before octavo\.pack_model"):
-        correct_bias_model(pack_model(quantised(model)), model, batches(), progress=False)
+        correct_bias_model(pack_model(quantized(model)), model, batches(), progress=False)
     with pytest.raises(ModelError, match="the float model that it came from"):
-        correct_bias_model(quantised(model), nn.Sequential(nn.ReLU()), batches(), progress=False)
+        correct_bias_model(quantized(model), nn.Sequential(nn.ReLU()), batches(), progress=False)
 
 
 def other():
@@ -131,7 +131,7 @@ WRONG = {
 @pytest.mark.parametrize("error, match, attempt", WRONG.values(), ids=WRONG)
 def test_refused_and_nothing_changed(error, match, attempt):
     model = network()
-    poor = quantised(model)
+    poor = quantized(model)
     before = copy.deepcopy(poor.state_dict())
     with pytest.raises(error, match=match):
         attempt(poor, model)

@@ -28,7 +28,7 @@ class Model(nn.Module):
         return nn.functional.linear(self.used(x), self.read.weight, self.read.bias)
 
 
-def quantised(recipe="mxint8", **options):
+def quantized(recipe="mxint8", **options):
     torch.manual_seed(0)
     return octavo.quantize_model(Model().eval(), recipe, progress=False, **options)
 
@@ -41,23 +41,23 @@ def warned(call):
 
 
 def test_a_layer_that_is_never_used_is_named_with_its_rule():
-    model = quantised()
+    model = quantized()
     (warning,) = warned(lambda: model(X))
     assert isinstance(warning, OctavoWarning) and warning.layers == ("spare",) and warning.rule == "name:spare keep"
-    assert "1 of 3 quantised layers" in str(warning) and "'name:spare keep'" in str(warning)
-    assert not warned(lambda: quantised(f"mxint8; {warning.rule}")(X))
+    assert "1 of 3 quantized layers" in str(warning) and "'name:spare keep'" in str(warning)
+    assert not warned(lambda: quantized(f"mxint8; {warning.rule}")(X))
     assert octavo.quant.coverage(model).bypassed == ("spare.weight",)
 
 
 def test_activations_that_are_not_rounded_are_named():
-    (warning,) = warned(lambda: quantised("mxint8 input=mxint8; name:spare keep")(X))
+    (warning,) = warned(lambda: quantized("mxint8 input=mxint8; name:spare keep")(X))
     assert warning.layers == ("read",) and "activations are not rounded" in str(warning)
-    (warning,) = warned(lambda: quantised("mxint8; name:read keep; name:read output=int8; name:spare keep")(X))
+    (warning,) = warned(lambda: quantized("mxint8; name:read keep; name:read output=int8; name:spare keep")(X))
     assert warning.layers == ("read",)
 
 
 def test_the_first_pass_alone_is_watched_and_a_failed_one_is_none():
-    model = quantised()
+    model = quantized()
     hooks = [dict(module._forward_pre_hooks) for module in model.modules()]
     model.fails = True
     with pytest.raises(ValueError, match="on purpose"):
@@ -114,12 +114,12 @@ def test_threads_that_begin_together_do_not_judge_each_other():
 
 
 def test_calibration_is_a_first_pass():
-    (warning,) = warned(lambda: quantised("mxint8; name:used mxint8 input=int8@minmax", calibration=[X]))
+    (warning,) = warned(lambda: quantized("mxint8; name:used mxint8 input=int8@minmax", calibration=[X]))
     assert warning.layers == ("spare",)
 
 
 def test_copies_pickles_and_packed_models_are_watched():
-    model = quantised()
+    model = quantized()
     for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), octavo.pack_model(model)):
         (warning,) = warned(lambda twin=twin: twin(X))
         assert warning.layers == ("spare",)
@@ -127,7 +127,7 @@ def test_copies_pickles_and_packed_models_are_watched():
     assert octavo.quant.coverage(octavo.pack_model(model)).bypassed == ("spare.weight",)
 
 
-def test_a_model_that_could_not_be_quantised_is_not_watched():
+def test_a_model_that_could_not_be_quantized_is_not_watched():
     model = Model()
     with pytest.raises(octavo.CalibrationError):
         octavo.quantize_model(model, "name:spare int8 input=int8@minmax", calibration=[X], inplace=True, progress=False)
@@ -136,14 +136,14 @@ def test_a_model_that_could_not_be_quantised_is_not_watched():
 
 def test_watched_models_compile_without_a_break():
     torch._dynamo.reset()
-    model = quantised("mxint8; name:spare keep")
+    model = quantized("mxint8; name:spare keep")
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(X)
         assert torch.allclose(compiled, model(X), atol=1e-6)
 
 
 def test_a_warning_turned_into_an_error_leaves_nothing_behind():
-    model = quantised()
+    model = quantized()
     with warnings.catch_warnings():
         warnings.simplefilter("error", BypassWarning)
         with pytest.raises(BypassWarning, match="spare"):
@@ -177,8 +177,8 @@ def test_paths_that_need_quotes_are_quoted_in_the_rule():
         def forward(self, x):
             return self.used(x)
 
-    def quantise(recipe):
+    def quantize(recipe):
         return octavo.quantize_model(Odd(), recipe, progress=False)
 
-    (warning,) = warned(lambda: quantise("mxint8")(X))
-    assert not warned(lambda: quantise(f"mxint8; {warning.rule}")(X))
+    (warning,) = warned(lambda: quantize("mxint8")(X))
+    assert not warned(lambda: quantize(f"mxint8; {warning.rule}")(X))

@@ -134,7 +134,7 @@ def test_kl_cuts_outliers_and_nothing_else():
 
 
 def test_kl_is_the_rule_of_its_source():
-    """Written out with loops, for magnitudes: histogram, clip, quantise, expand, compare."""
+    """Written out with loops, for magnitudes: histogram, clip, quantize, expand, compare."""
     x = heavy(100, 64)
     width, half = 2 * float(x.abs().max()) / 4096, 2048
     values, counts = seen_of(x).histogram()

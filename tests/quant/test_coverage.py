@@ -1,4 +1,4 @@
-"""coverage: what share of a model is quantised, what is not, and why."""
+"""coverage: what share of a model is quantized, what is not, and why."""
 
 import json
 import warnings
@@ -24,7 +24,7 @@ class Model(nn.Module):
         self.norm = nn.LayerNorm(32)
 
 
-def quantised(recipe="mxint8; name:conv keep"):
+def quantized(recipe="mxint8; name:conv keep"):
     torch.manual_seed(0)
     return octavo.quantize_model(Model(), recipe, progress=False)
 
@@ -37,11 +37,11 @@ def warned(call):
 
 
 def test_every_parameter_is_there_once_with_its_reason():
-    model = quantised()
+    model = quantized()
     found = coverage(model)
     assert found.parameters == sum(p.numel() for p in model.parameters())
     assert found.nbytes_before == sum(p.nbytes for p in model.parameters())
-    assert found.quantised == 50 * 32 and found.share == found.byte_share == found.quantised / found.parameters
+    assert found.quantized == 50 * 32 and found.share == found.byte_share == found.quantized / found.parameters
     parts = {part.name: part for part in found.parts}
     assert set(parts) == {name for name, _ in model.named_parameters()}
     assert parts["embed.weight"].format == "mxint8"
@@ -55,11 +55,11 @@ def test_every_parameter_is_there_once_with_its_reason():
         "head.bias": "kept by the recipe",
     }
     assert {name: parts[name].reason for name in reasons} == reasons
-    assert sum(found.kept().values()) == found.parameters - found.quantised
+    assert sum(found.kept().values()) == found.parameters - found.quantized
 
 
 def test_packing_changes_no_share_and_its_bytes_are_those_held():
-    model = quantised("mxint8; name:conv mxint4")
+    model = quantized("mxint8; name:conv mxint4")
     before, packed = coverage(model), octavo.pack_model(model)
     after = coverage(packed)
     assert (after.share, after.byte_share, after.nbytes) == (before.share, before.byte_share, before.nbytes)
@@ -70,9 +70,9 @@ def test_packing_changes_no_share_and_its_bytes_are_those_held():
 def test_layers_that_are_switched_off_are_not_counted():
     model = octavo.quantize_model(nn.Sequential(nn.Linear(64, 64)), "mxint8", progress=False)
     assert coverage(model).share > 0.9
-    model[0].weight_quantiser.enabled = False
+    model[0].weight_quantizer.enabled = False
     found = coverage(model)
-    assert found.quantised == 0 and found.kept()["its quantiser is switched off"] == 64 * 64
+    assert found.quantized == 0 and found.kept()["its quantizer is switched off"] == 64 * 64
 
 
 @pytest.mark.parametrize("bias", ["int8", "int32"])
@@ -89,9 +89,9 @@ def test_a_rounded_bias_has_the_bytes_that_packing_gives_it(bias):
 
 
 def test_less_than_half_is_warned_of_with_the_reasons():
-    (warning,) = warned(quantised)
+    (warning,) = warned(quantized)
     assert "Model takes no formats" in str(warning) and "octavo.quant.coverage(model)" in str(warning)
-    share = f"{100 * coverage(quantised()).share:.1f}%"
+    share = f"{100 * coverage(quantized()).share:.1f}%"
     assert share in str(warning)
     assert not warned(lambda: octavo.quantize_model(nn.Sequential(nn.Linear(8, 8)), "mxint8"))
 
@@ -103,9 +103,9 @@ def test_plans_activations_and_empty_recipes_do_not_warn():
 
 
 def test_it_prints_and_is_json():
-    found = coverage(quantised())
+    found = coverage(quantized())
     text = str(found)
-    for word in ("mxint8", "float: LSTM takes no formats", "total", "of the parameters", "of the bytes are quantised"):
+    for word in ("mxint8", "float: LSTM takes no formats", "total", "of the parameters", "of the bytes are quantized"):
         assert word in text
     read = json.loads(found.to_json())
     assert read["parameters"] == found.parameters and len(read["parts"]) == len(found.parts)

@@ -26,8 +26,8 @@ def case(rows=24, k=96, seed=0, rank=12):
     return 0.3 * torch.randn(rows, k, generator=generator), x.T @ x / len(x)
 
 
-def loss(weight, hessian, quantised):
-    error = (weight - quantised).double()
+def loss(weight, hessian, quantized):
+    error = (weight - quantized).double()
     return ((error @ hessian.double()) * error).sum().item()
 
 

@@ -22,8 +22,8 @@ def heavy(rows=24, k=200, seed=0):
     return 0.05 * w * w.abs()
 
 
-def norm(weight, quantised, p):
-    return (weight - quantised).double().abs().pow(p).sum().item()
+def norm(weight, quantized, p):
+    return (weight - quantized).double().abs().pow(p).sum().item()
 
 
 @pytest.mark.parametrize("fmt", FORMATS)

@@ -1,4 +1,4 @@
-"""save_pretrained of quantised models of transformers: the folder that octavo.load_model reads, or an error."""
+"""save_pretrained of quantized models of transformers: the folder that octavo.load_model reads, or an error."""
 
 import copy
 import gc

@@ -1,4 +1,4 @@
-"""Quantisation-aware training: through octavo.train, with learned scales, with formats that change, and resumed."""
+"""Quantization-aware training: through octavo.train, with learned scales, with formats that change, and resumed."""
 
 import pytest
 import torch
@@ -68,7 +68,7 @@ def test_evaluating_changes_no_statistic(tmp_path):
 
 
 def formats(model, role="weight"):
-    return {str(getattr(model.get_submodule(name), f"{role}_quantiser").format) for name in ("embed", "hidden", "head")}
+    return {str(getattr(model.get_submodule(name), f"{role}_quantizer").format) for name in ("embed", "hidden", "head")}
 
 
 def test_formats_follow_the_schedule(tmp_path):
@@ -110,25 +110,25 @@ def test_a_run_that_was_stopped_ends_with_the_same_bits(tmp_path, recipe, stop):
 
 def test_a_fixed_scale_goes_on_to_cover_its_range():
     model = tiny("type:Linear input=int8@minmax")
-    before = model.hidden.input_quantiser.scales * 127
+    before = model.hidden.input_quantizer.scales * 127
     FormatSchedule({0: "int4"}, roles=["input"]).step(model)
-    torch.testing.assert_close(model.hidden.input_quantiser.scales * 7, before)
+    torch.testing.assert_close(model.hidden.input_quantizer.scales * 7, before)
     FormatSchedule({0: "uint6"}, roles=["input"]).step(model)
-    torch.testing.assert_close(model.hidden.input_quantiser.scales * 63, 2 * before, rtol=1e-3, atol=0)
+    torch.testing.assert_close(model.hidden.input_quantizer.scales * 63, 2 * before, rtol=1e-3, atol=0)
     FormatSchedule({0: "mxint8"}, roles=["input"]).step(model)
-    assert not model.hidden.input_quantiser.is_static
+    assert not model.hidden.input_quantizer.is_static
 
 
 def test_learned_scales_stay_the_parameters_they_were():
     model = tiny("type:Linear weight=int8:channel@lsq input=int8@lsq")
-    held = [model.hidden.weight_quantiser.scales, model.hidden.input_quantiser.scales]
+    held = [model.hidden.weight_quantizer.scales, model.hidden.input_quantizer.scales]
     values = [p.detach().clone() for p in held]
     FormatSchedule({0: "int6:channel"}).step(model)
     FormatSchedule({0: "fixed6"}, roles=["input"]).step(model)
-    assert model.hidden.weight_quantiser.scales is held[0] and model.hidden.input_quantiser.scales is held[1]
+    assert model.hidden.weight_quantizer.scales is held[0] and model.hidden.input_quantizer.scales is held[1]
     assert all(p.requires_grad and not torch.equal(p, value) for p, value in zip(held, values, strict=True))
     names = [name for name, _ in model.named_parameters()]
-    assert names.count("hidden.weight_quantiser.scales") == 1
+    assert names.count("hidden.weight_quantizer.scales") == 1
     with pytest.raises(
         FormatError, match="hidden: weight: 'int6:channel' has 32 learned scales, 'int4:g8' would have 64"
     ):
@@ -158,7 +158,7 @@ def test_schedules_that_mean_nothing_are_refused():
         with pytest.raises(FormatError, match=told):
             made()
     for model, role in ((Model(), "weight"), (tiny("int8"), "input")):
-        with pytest.raises(ModelError, match=f"no quantised layer with a format for {role}"):
+        with pytest.raises(ModelError, match=f"no quantized layer with a format for {role}"):
             FormatSchedule({0: "int8"}, roles=[role]).step(model)
 
 
@@ -182,7 +182,7 @@ def test_autocast_trains(tmp_path):
     assert fit(tiny("mxint8; type:Linear input=mxint8"), tmp_path, 60, precision="bf16").metrics["tokens"] > 0.9
 
 
-def test_a_distributed_wrapper_trains_quantised_models(tmp_path):
+def test_a_distributed_wrapper_trains_quantized_models(tmp_path):
     from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 
@@ -201,7 +201,7 @@ def test_a_distributed_wrapper_trains_quantised_models(tmp_path):
 
 def test_a_calibration_by_lsq_starts_from_mse():
     learned, fixed = tiny("int4:channel@lsq; type:Linear input=int4@lsq"), tiny("int4:channel@mse; type:Linear input=int4@mse")  # fmt: skip
-    assert Calibration("lsq") == learned.hidden.weight_quantiser.spec.calibration
-    for role in ("weight_quantiser", "input_quantiser"):
+    assert Calibration("lsq") == learned.hidden.weight_quantizer.spec.calibration
+    for role in ("weight_quantizer", "input_quantizer"):
         a, b = getattr(learned.hidden, role), getattr(fixed.hidden, role)
         assert a.is_learned and torch.equal(a.scales.detach(), b.scales.flatten())

@@ -8,7 +8,7 @@ import octavo
 import pytest
 import torch
 from octavo import CalibrationError, DTypeError, Format, FormatError, NonFiniteError, quantize_model
-from octavo.nn import QuantConv1d, QuantEmbedding, Quantiser, QuantLinear, QuantMatmul
+from octavo.nn import QuantConv1d, QuantEmbedding, Quantizer, QuantLinear, QuantMatmul
 from octavo.quant import freeze_scales, prepare_model
 from octavo.quant.calibration import Products
 from octavo.recipe.spec import Calibration, LayerPlan, Spec
@@ -66,8 +66,8 @@ def state(model):
 @pytest.mark.parametrize("recipe", ["", {}, octavo.Recipe()])
 def test_an_empty_recipe_changes_no_bit(recipe):
     model = Model().eval()
-    quantised = quantize_model(model, recipe)
-    assert same(state(quantised), state(model)) and torch.equal(quantised(data()[0]), model(data()[0]))
+    quantized = quantize_model(model, recipe)
+    assert same(state(quantized), state(model)) and torch.equal(quantized(data()[0]), model(data()[0]))
 
 
 @pytest.mark.parametrize("inplace", [False, True])
@@ -77,29 +77,29 @@ def test_layers_are_replaced_and_everything_else_stays(inplace):
     seen = []
     model.mix.register_forward_hook(lambda *_: seen.append(1))
     before, random = state(model), torch.random.get_rng_state()
-    quantised = quantize_model(model, W8A8, calibration=data(), inplace=inplace, progress=False)
-    assert (quantised is model) == inplace
-    assert isinstance(quantised.mix, QuantLinear) and quantised.again is quantised.mix
-    assert isinstance(quantised.conv, QuantConv1d) and isinstance(quantised.embed, QuantEmbedding)
-    assert quantised.head.weight is quantised.embed.weight
-    assert quantised.training and not quantised.norm.training and quantised.mix.training
+    quantized = quantize_model(model, W8A8, calibration=data(), inplace=inplace, progress=False)
+    assert (quantized is model) == inplace
+    assert isinstance(quantized.mix, QuantLinear) and quantized.again is quantized.mix
+    assert isinstance(quantized.conv, QuantConv1d) and isinstance(quantized.embed, QuantEmbedding)
+    assert quantized.head.weight is quantized.embed.weight
+    assert quantized.training and not quantized.norm.training and quantized.mix.training
     assert torch.equal(torch.random.get_rng_state(), random)
-    after = state(quantised)
+    after = state(quantized)
     assert same({name: after[name] for name in before}, before)
-    assert quantised.mix.input_quantiser.is_static and not quantised.mix.weight_quantiser.is_static
-    assert all(q.enabled for q in quantised.modules() if isinstance(q, Quantiser))
+    assert quantized.mix.input_quantizer.is_static and not quantized.mix.weight_quantizer.is_static
+    assert all(q.enabled for q in quantized.modules() if isinstance(q, Quantizer))
     seen.clear()
-    quantised(data()[0])
+    quantized(data()[0])
     assert seen == [1, 1]
     if not inplace:
         assert type(model.mix) is nn.Linear and same(state(model), before)
 
 
-def test_a_quantised_model_is_near_the_float_model():
+def test_a_quantized_model_is_near_the_float_model():
     model = Model().eval()
-    quantised = quantize_model(model, W8A8, calibration=data())
+    quantized = quantize_model(model, W8A8, calibration=data())
     x = data(seed=1)[0]
-    error = (quantised(x) - model(x)).square().mean() / model(x).square().mean()
+    error = (quantized(x) - model(x)).square().mean() / model(x).square().mean()
     assert 0 < error < 1e-3
 
 
@@ -132,13 +132,13 @@ def test_as_many_batches_are_read_as_hold_the_samples():
 
 def test_the_root_may_be_a_layer():
     layer = nn.Linear(8, 4)
-    quantised = quantize_model(layer, "int8")
-    assert isinstance(quantised, QuantLinear) and quantised.weight is not layer.weight
+    quantized = quantize_model(layer, "int8")
+    assert isinstance(quantized, QuantLinear) and quantized.weight is not layer.weight
     with pytest.raises(DTypeError, match="inplace=True cannot replace the Linear itself"):
         quantize_model(layer, "int8", inplace=True)
 
 
-def test_a_quantised_model_is_quantised_again_from_its_float_weights():
+def test_a_quantized_model_is_quantized_again_from_its_float_weights():
     model = Model()
     first = quantize_model(model, "int2; type:Linear input=int8@mse", calibration=data())
     again = quantize_model(first, W8A8, calibration=data())
@@ -158,7 +158,7 @@ def test_a_whole_layer_in_integers_is_what_its_codes_say():
     x = torch.randn(50, 24)
     recipe = "type:Linear weight=int8:channel input=int8@minmax bias=int32"
     layer = quantize_model(model, recipe, calibration=[x])[0]
-    packed, weight = layer.input_quantiser.encode(x), layer.weight_quantiser.encode(layer.weight)
+    packed, weight = layer.input_quantizer.encode(x), layer.weight_quantizer.encode(layer.weight)
     steps = packed.scales * weight.scales.flatten()
     bias = (layer.bias.double() / steps.double()).round().long()
     codes = [part.codes.view(torch.int8).long() for part in (packed, weight)]
@@ -174,52 +174,52 @@ MIXED = "int4:g8@mse; conv uint4:g8@minmax; mix fixed6:channel@lsq input=int8@ls
 
 
 def test_a_saved_model_loads_into_a_prepared_one():
-    quantised = quantize_model(Model(), MIXED, calibration=data()).eval()
+    quantized = quantize_model(Model(), MIXED, calibration=data()).eval()
     file = io.BytesIO()
-    torch.save(quantised.state_dict(), file)
+    torch.save(quantized.state_dict(), file)
     file.seek(0)
     prepared = prepare_model(Model(), MIXED).eval()
     with pytest.raises(CalibrationError, match="load a state dict"):
         prepared(data()[0])
     prepared.load_state_dict(torch.load(file, weights_only=True))
-    assert same(state(prepared), state(quantised))
-    assert torch.equal(prepared(data()[0]), quantised(data()[0]))
-    assert {n for n, p in prepared.named_parameters()} == {n for n, p in quantised.named_parameters()}
+    assert same(state(prepared), state(quantized))
+    assert torch.equal(prepared(data()[0]), quantized(data()[0]))
+    assert {n for n, p in prepared.named_parameters()} == {n for n, p in quantized.named_parameters()}
 
 
 def test_a_state_of_the_float_model_loads_strictly():
-    quantised = quantize_model(Model(), MIXED, calibration=data())
-    scales = quantised.embed.weight_quantiser.scales.clone()
+    quantized = quantize_model(Model(), MIXED, calibration=data())
+    scales = quantized.embed.weight_quantizer.scales.clone()
     other = Model()
     with torch.no_grad():
         other.mix.weight.mul_(2)
-    quantised.load_state_dict(other.state_dict())
-    assert torch.equal(quantised.mix.weight, other.mix.weight)
-    assert torch.equal(quantised.embed.weight_quantiser.scales, scales)
+    quantized.load_state_dict(other.state_dict())
+    assert torch.equal(quantized.mix.weight, other.mix.weight)
+    assert torch.equal(quantized.embed.weight_quantizer.scales, scales)
 
 
 def test_evaluating_and_training_forward_change_no_statistic():
-    quantised = quantize_model(Model(), MIXED, calibration=data())
-    quantised.norm.eval()
-    before = state(quantised)
+    quantized = quantize_model(Model(), MIXED, calibration=data())
+    quantized.norm.eval()
+    before = state(quantized)
     for training in (False, True):
-        quantised.mix.train(training)
-        quantised(data(seed=3)[0] * 1)
-    assert same(state(quantised), before)
+        quantized.mix.train(training)
+        quantized(data(seed=3)[0] * 1)
+    assert same(state(quantized), before)
 
 
 def test_copies_and_pickles_compute_alike():
-    quantised = quantize_model(Model(), MIXED, calibration=data()).eval()
-    for other in (copy.deepcopy(quantised), pickle.loads(pickle.dumps(quantised))):
-        assert torch.equal(other(data()[0]), quantised(data()[0]))
+    quantized = quantize_model(Model(), MIXED, calibration=data()).eval()
+    for other in (copy.deepcopy(quantized), pickle.loads(pickle.dumps(quantized))):
+        assert torch.equal(other(data()[0]), quantized(data()[0]))
 
 
 def test_half_precision_models_stay_in_half_precision():
     model = Model().to(torch.bfloat16)
-    quantised = quantize_model(model, W8A8, calibration=data())
-    assert quantised.mix.weight.dtype == torch.bfloat16
-    assert quantised.mix.input_quantiser.scales.dtype == torch.float32
-    assert quantised(data()[0]).dtype == torch.bfloat16
+    quantized = quantize_model(model, W8A8, calibration=data())
+    assert quantized.mix.weight.dtype == torch.bfloat16
+    assert quantized.mix.input_quantizer.scales.dtype == torch.float32
+    assert quantized(data()[0]).dtype == torch.bfloat16
 
 
 def test_freezing_scales_of_a_weight_with_nan_freezes_nothing():
@@ -228,20 +228,20 @@ def test_freezing_scales_of_a_weight_with_nan_freezes_nothing():
         model.head.weight[0, 0] = float("nan")
     with pytest.raises(NonFiniteError):
         freeze_scales(model)
-    assert not any(m.weight_quantiser.is_static for m in (model.embed, model.conv, model.head, model.mix))
+    assert not any(m.weight_quantizer.is_static for m in (model.embed, model.conv, model.head, model.mix))
 
 
 def test_freezing_fixes_scales_of_weights_and_ends_learning():
-    quantised = freeze_scales(quantize_model(Model(), "int4; mix int4@lsq", calibration=data()).eval())
-    before = quantised(data()[0])
-    assert all(m.weight_quantiser.is_static for m in (quantised.embed, quantised.conv, quantised.head, quantised.mix))
-    assert not quantised.mix.weight_quantiser.scales.requires_grad
-    scales = quantised.conv.weight_quantiser.scales.clone()
+    quantized = freeze_scales(quantize_model(Model(), "int4; mix int4@lsq", calibration=data()).eval())
+    before = quantized(data()[0])
+    assert all(m.weight_quantizer.is_static for m in (quantized.embed, quantized.conv, quantized.head, quantized.mix))
+    assert not quantized.mix.weight_quantizer.scales.requires_grad
+    scales = quantized.conv.weight_quantizer.scales.clone()
     assert torch.equal(before, quantize_model(Model(), "int4; mix int4@mse").eval()(data()[0]))
     with torch.no_grad():
-        quantised.conv.weight.mul_(3)
-    quantised(data()[0])
-    assert torch.equal(quantised.conv.weight_quantiser.scales, scales)
+        quantized.conv.weight.mul_(3)
+    quantized(data()[0])
+    assert torch.equal(quantized.conv.weight_quantizer.scales, scales)
 
 
 # --- torch's own transformer ------------------------------------------------------------------------------------------
@@ -252,11 +252,11 @@ def test_the_fast_path_of_torchs_transformer_does_not_go_past_the_layers():
     layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True)
     model = nn.TransformerEncoder(layer, 2).eval()
     x, padding = torch.randn(3, 5, 16), torch.tensor([[False] * 3 + [True] * 2] * 3)
-    quantised = quantize_model(model, "glob:**.linear? int2")
+    quantized = quantize_model(model, "glob:**.linear? int2")
     with torch.no_grad():
-        results = [quantised(x, src_key_padding_mask=mask) for mask in (None, padding)]
+        results = [quantized(x, src_key_padding_mask=mask) for mask in (None, padding)]
     with torch.enable_grad():
-        expected = [quantised(x, src_key_padding_mask=mask) for mask in (None, padding)]
+        expected = [quantized(x, src_key_padding_mask=mask) for mask in (None, padding)]
     for got, wanted in zip(results, expected, strict=True):
         torch.testing.assert_close(got[:, :3], wanted[:, :3])
         assert (got - model(x)).abs().max() > 0.1
@@ -282,18 +282,18 @@ def solver(asked):
     return solve
 
 
-def test_gptq_gets_the_hessian_of_inputs_in_the_model_quantised_so_far(monkeypatch):
+def test_gptq_gets_the_hessian_of_inputs_in_the_model_quantized_so_far(monkeypatch):
     asked = []
     monkeypatch.setattr(octavo.quant, "gptq", solver(asked), raising=False)
     model = Model()
     recipe = "name:mix weight=int4:g8@gptq input=int4@minmax; name:conv weight=uint4:g8@gptq"
-    quantised = quantize_model(model, recipe, calibration=data())
+    quantized = quantize_model(model, recipe, calibration=data())
     # The convolution runs first, so its solved weight feeds the linear layer, whose own is still the float one.
     probe = quantize_model(model, "name:mix input=int4@minmax", calibration=data()).eval()
     with torch.no_grad():
-        probe.conv.weight.copy_(quantised.conv.weight)
+        probe.conv.weight.copy_(quantized.conv.weight)
     inputs, convolved = [], []
-    probe.mix.register_forward_pre_hook(lambda m, x: inputs.append(m.input_quantiser(x[0]).flatten(0, 1)))
+    probe.mix.register_forward_pre_hook(lambda m, x: inputs.append(m.input_quantizer(x[0]).flatten(0, 1)))
     probe.conv.register_forward_pre_hook(lambda m, x: convolved.append(x[0]))
     with torch.no_grad():
         for batch in data():
@@ -307,9 +307,9 @@ def test_gptq_gets_the_hessian_of_inputs_in_the_model_quantised_so_far(monkeypat
         torch.testing.assert_close(hessian.double(), 2 / len(rows) * rows.T @ rows, rtol=1e-4, atol=1e-5)
         assert torch.equal(given, weight.flatten(1))
     packed = octavo.encode(model.mix.weight / 2, "int4:g8")
-    assert torch.equal(quantised.mix.weight, packed.decode())
-    assert torch.equal(quantised.mix.weight_quantiser.scales, packed.scales)
-    assert torch.equal(quantised.mix._weight(), quantised.mix.weight)
+    assert torch.equal(quantized.mix.weight, packed.decode())
+    assert torch.equal(quantized.mix.weight_quantizer.scales, packed.scales)
+    assert torch.equal(quantized.mix._weight(), quantized.mix.weight)
 
 
 class Again(nn.Module):
@@ -339,8 +339,8 @@ def test_hessians_hold_every_call_of_a_layer(monkeypatch, times, runs):
 
     monkeypatch.setattr(Products, "add", counted)
     batches = [(torch.randn(5, 8), n) for n in times]
-    quantised = quantize_model(Again(), "int4:g8@gptq", calibration=batches, progress=False)
-    assert rows == {quantised.a: 5 * runs, quantised.b: 5 * len(times)}
+    quantized = quantize_model(Again(), "int4:g8@gptq", calibration=batches, progress=False)
+    assert rows == {quantized.a: 5 * runs, quantized.b: 5 * len(times)}
 
 
 @pytest.mark.parametrize("count, samples", [(4, None), (4, 5), (1, 512)])
@@ -386,24 +386,24 @@ def test_gptq_lowers_what_the_outputs_lose(fmt):
         wanted = model(x)
         assert (solved(x) - wanted).square().sum() < 0.7 * (plain(x) - wanted).square().sum()
     for layer in solved[::2]:
-        assert torch.equal(layer.weight_quantiser.encode(layer.weight_matrix()).decode(), layer.weight_matrix())
+        assert torch.equal(layer.weight_quantizer.encode(layer.weight_matrix()).decode(), layer.weight_matrix())
 
 
 def test_hqq_needs_no_data(monkeypatch):
     asked = []
     monkeypatch.setattr(octavo.quant, "hqq", solver(asked), raising=False)
     model = Model()
-    quantised = quantize_model(model, "name:mix weight=uint4:g8@hqq")
-    assert len(asked) == 1 and torch.equal(quantised.mix._weight(), quantised.mix.weight)
-    assert not torch.equal(quantised.mix.weight, model.mix.weight)
+    quantized = quantize_model(model, "name:mix weight=uint4:g8@hqq")
+    assert len(asked) == 1 and torch.equal(quantized.mix._weight(), quantized.mix.weight)
+    assert not torch.equal(quantized.mix.weight, model.mix.weight)
 
 
 def test_hqq_solves_a_tied_weight_once_where_its_owners_agree(monkeypatch):
     monkeypatch.setattr(octavo.quant, "hqq", solver([]), raising=False)
-    quantised = quantize_model(Model(), "embed uint4:g8@hqq")
-    assert quantised.head.weight is quantised.embed.weight
-    assert torch.equal(quantised.head._weight(), quantised.head.weight)
-    assert torch.equal(quantised.embed(torch.arange(13)), quantised.head.weight)
+    quantized = quantize_model(Model(), "embed uint4:g8@hqq")
+    assert quantized.head.weight is quantized.embed.weight
+    assert torch.equal(quantized.head._weight(), quantized.head.weight)
+    assert torch.equal(quantized.embed(torch.arange(13)), quantized.head.weight)
 
 
 @pytest.mark.parametrize("method", ["gptq", "hqq"])

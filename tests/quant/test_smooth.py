@@ -85,8 +85,8 @@ def test_int8_activations_gain():
     smooth_model(smoothed, batches())
     errors = []
     for float_model in (model, smoothed):
-        quantised = quantize_model(float_model, "type:Linear weight=int8:channel input=int8", progress=False).eval()
-        errors.append(difference(float_model, quantised, batches(seed=1)))
+        quantized = quantize_model(float_model, "type:Linear weight=int8:channel input=int8", progress=False).eval()
+        errors.append(difference(float_model, quantized, batches(seed=1)))
     assert errors[1] < errors[0]
 
 
@@ -205,7 +205,7 @@ WRONG = {
     "no batch": (CalibrationError, "no samples", lambda m: smooth_model(m, [])),
     "one tensor": (CalibrationError, "iterable of batches", lambda m: smooth_model(m, batches()[0])),
     "NaN": (NonFiniteError, "norm: the output", lambda m: smooth_model(m, [torch.full((1, 2, 28), math.nan)])),
-    "quantised": (DTypeError, "q is quantised already", lambda m: smooth_model(quantize_model(m, "name:q int8"), batches())),
+    "quantized": (DTypeError, "q is quantized already", lambda m: smooth_model(quantize_model(m, "name:q int8"), batches())),
 }  # fmt: skip
 
 

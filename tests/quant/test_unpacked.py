@@ -47,7 +47,7 @@ def test_simulated_layers_are_refused_before_anything_is_written(tmp_path, model
     assert "simulated layer" in told and "octavo.pack_model" in told and not (tmp_path / "out").exists()
 
 
-def test_a_model_without_quantised_layers_is_packed_and_unpacked(tmp_path, model):
+def test_a_model_without_quantized_layers_is_packed_and_unpacked(tmp_path, model):
     octavo.save_model(model, tmp_path / "m")
     run("unpack", tmp_path / "m", "-o", tmp_path / "plain")
     assert type(octavo.load_model(tmp_path / "plain")) is transformers.GPT2Model

@@ -11,7 +11,7 @@ import torch
 from octavo.errors import DTypeError, NonFiniteError
 from octavo.train import (
     ConfigError,
-    OptimiserError,
+    OptimizerError,
     PackageError,
     TaskError,
     TrainConfig,
@@ -62,15 +62,15 @@ def test_the_loss_is_the_mean_over_tokens_of_plain_torch(tmp_path):
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
-    optimiser = torch.optim.AdamW(groups, lr=made.learning_rate, weight_decay=0.1, foreach=False, fused=False)
+    optimizer = torch.optim.AdamW(groups, lr=made.learning_rate, weight_decay=0.1, foreach=False, fused=False)
     for step in range(3):
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = made.learning_rate * (step + 1) / made.warmup
         loss_sum, count, _ = task.loss(model, task.batch(step, 0, 0, 12))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (loss_sum / count).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.05)
-        optimiser.step()
+        optimizer.step()
         line = lines(tmp_path)[step]
         assert line["loss"] == pytest.approx((loss_sum / count).item(), rel=1e-6)
         assert line["gradient_norm"] == pytest.approx(norm.item(), rel=1e-5) and norm > 0.05
@@ -144,7 +144,7 @@ class Infinite(Rule):
 
 def updater(model, task, made):
     precision = Precision(made.precision, torch.device("cpu"))
-    return Updater(model, task, made, processes=ALONE, precision=precision, optimiser=adamw(model, made)), precision
+    return Updater(model, task, made, processes=ALONE, precision=precision, optimizer=adamw(model, made)), precision
 
 
 def test_fp16_skips_an_infinite_gradient_and_halves_the_scale():
@@ -367,27 +367,27 @@ def covering(parameters):
         (lambda model: [p.requires_grad_(p.ndim > 1) for p in model.parameters()], "hidden.bias: .* needs no gradient"),
     ],
 )
-def test_an_optimiser_must_hold_every_trained_parameter_once(tmp_path, parameters, message):
-    with pytest.raises(OptimiserError, match=message):
-        train(Model(), Rule(), config(), tmp_path, optimiser=covering(parameters), progress=False)
+def test_an_optimizer_must_hold_every_trained_parameter_once(tmp_path, parameters, message):
+    with pytest.raises(OptimizerError, match=message):
+        train(Model(), Rule(), config(), tmp_path, optimizer=covering(parameters), progress=False)
 
 
 def test_a_parameter_held_twice_is_refused():
-    from octavo.train.optimiser import check_coverage
+    from octavo.train.optimizer import check_coverage
 
     model = Model()
-    optimiser = adamw(model, config())
-    optimiser.param_groups[1]["params"].append(model.head.weight)
-    with pytest.raises(OptimiserError, match=r"head.weight: held by the optimiser 2 times"):
-        check_coverage(model, optimiser)
+    optimizer = adamw(model, config())
+    optimizer.param_groups[1]["params"].append(model.head.weight)
+    with pytest.raises(OptimizerError, match=r"head.weight: held by the optimizer 2 times"):
+        check_coverage(model, optimizer)
 
 
 def test_a_model_without_anything_to_train_is_refused(tmp_path):
-    with pytest.raises(OptimiserError, match="nothing to train"):
+    with pytest.raises(OptimizerError, match="nothing to train"):
         run(tmp_path, model=Model().requires_grad_(False))
 
 
-def test_frozen_parameters_stay_and_need_no_optimiser(tmp_path):
+def test_frozen_parameters_stay_and_need_no_optimizer(tmp_path):
     model = Model()
     model.embed.requires_grad_(False)
     before = model.embed.weight.clone()

@@ -30,7 +30,7 @@ def whole(tmp_path_factory):
 
 
 def assert_same_run(folder, whole):
-    """Same weights, same best weights, same lines but for clocks, same optimiser, generators and counters."""
+    """Same weights, same best weights, same lines but for clocks, same optimizer, generators and counters."""
     for name in ("last.safetensors", "best.safetensors"):
         found, expected = octavo.load(folder / name), octavo.load(whole / name)
         assert found.keys() == expected.keys()

@@ -84,7 +84,7 @@ def ptq_qat(
     quick: QuickOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Accuracy against width, quantised after training (PTQ) and trained through the format (QAT).
+    """Accuracy against width, quantized after training (PTQ) and trained through the format (QAT).
 
     Weights and inputs of all Linear layers have the format, embeddings and norms stay float32. Both methods begin at
     the same calibrated scales. ± is the 95 % interval over seeds; differences are points of percent to fp32.

@@ -25,7 +25,7 @@ RoundsOption = Annotated[int, typer.Option(metavar="N", help="Timings of each co
 
 def compile_(
     recipe: Annotated[
-        str, typer.Option(metavar="TEXT", help="What the model is quantised and packed by.")
+        str, typer.Option(metavar="TEXT", help="What the model is quantized and packed by.")
     ] = "type:Linear mxint8",
     backend: Annotated[
         str, typer.Option(metavar="NAME", help="inductor; aot_eager and eager capture graphs and compile nothing.")
@@ -41,7 +41,7 @@ def compile_(
 ) -> None:
     """What torch.compile costs and gives: the first call, every later one, and graph breaks.
 
-    A tiny BERT with fresh weights is called in float32, quantised (simulated) and packed, in eager mode and compiled.
+    A tiny BERT with fresh weights is called in float32, quantized (simulated) and packed, in eager mode and compiled.
     The first compiled call starts with empty caches; later calls are medians of rounds that take turns. A graph break
     is a place where Python has to go on between two compiled pieces.
 

@@ -168,7 +168,7 @@ def _formats(what: Any) -> list[Format]:
     elif hasattr(what, "modules"):
         layers = [layer for layer in what.modules() if isinstance(getattr(layer, "format", None), Format)]
         if not layers:
-            raise FormatError(f"{type(what).__name__}: none of its layers has a format; pack or quantise it first")
+            raise FormatError(f"{type(what).__name__}: none of its layers has a format; pack or quantize it first")
         what = [layer.format for layer in layers]
     elif not isinstance(what, Iterable):
         raise DTypeError(f"expected a model or formats, got {type(what).__name__}")

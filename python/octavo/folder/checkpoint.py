@@ -141,13 +141,13 @@ def _refuse_simulated(source: Checkpoint) -> None:
         kind = record.get("class") if isinstance(record, dict) else None
         if isinstance(kind, str) and kind.startswith("Quant"):
             raise ContainerError(
-                f"{source.path}: {shown(path)} is a simulated layer ({shown(kind)}), whose quantisers would be lost; "
+                f"{source.path}: {shown(path)} is a simulated layer ({shown(kind)}), whose quantizers would be lost; "
                 "octavo.pack_model packs what octavo.load_model reads, octavo.save_model writes it"
             )
 
 
 def layers_of(source: Checkpoint) -> Mapping[str, Any]:
-    """Return what :func:`octavo.save_model` said about quantised layers; none in files of other writers."""
+    """Return what :func:`octavo.save_model` said about quantized layers; none in files of other writers."""
     text = source.metadata().get(STRUCTURE, "{}")
     try:
         layers = parse_json(text, str(source.path)).get("layers")

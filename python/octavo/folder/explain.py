@@ -189,8 +189,8 @@ def _cost(path: str, layer: nn.Module, batch: int, speed: float) -> LayerCost:
         weight = layer.weight
         rows = min(batch, len(weight)) if isinstance(layer, nn.Embedding) else len(weight)
         nbytes = weight[:1].numel() * weight.element_size() * rows
-        quantiser = getattr(layer, "weight_quantiser", None)
-        text = None if quantiser is None else str(quantiser.format)
+        quantizer = getattr(layer, "weight_quantizer", None)
+        text = None if quantizer is None else str(quantizer.format)
         kernel = "simulated" if isinstance(layer, QuantLayer) else "torch"
     bias = getattr(layer, "bias", None)
     if isinstance(bias, Tensor):
@@ -205,7 +205,7 @@ def _packed(layer: PackedLayer, batch: int) -> tuple[str, int]:
         return "gather", math.ceil(weight.nbytes / max(len(weight), 1) * min(batch, len(weight)))
     kernel = FALLBACK
     if isinstance(layer, PackedLinear):
-        x = str(layer.input_quantiser.format) if layer.is_integer else None
+        x = str(layer.input_quantizer.format) if layer.is_integer else None
         device = layer.weight_codes.device
         kernel = linear.kernel(str(layer.format), batch, *weight.shape, layer.dtype, input_format=x, device=device)
     dense = weight.numel() * layer.dtype.itemsize if kernel == FALLBACK else 0

@@ -29,6 +29,7 @@ from octavo.folder.structure import (
 )
 from octavo.lora import adapters
 from octavo.nn import PackedLayer, attention
+from octavo.nn.former import current_names
 from octavo.quant.model import prepare_model
 from octavo.tensor import PackedTensor
 
@@ -85,7 +86,7 @@ def load_model(
     elif not isinstance(model, nn.Module):
         model = build(model)
     try:
-        filled = _fill(model, structure, container.load(file, mmap=mmap)).eval()
+        filled = _fill(model, structure, current_names(container.load(file, mmap=mmap))).eval()
     except ContainerError as error:
         raise error if str(error).startswith(str(file)) else ContainerError(f"{file}: {error}") from None
     write_our_folders(filled)
@@ -183,7 +184,7 @@ def _submodule(model: nn.Module, path: str) -> nn.Module:
         return model.get_submodule(path)
     except AttributeError:
         raise ContainerError(
-            f"{path}: a quantised layer in the file, but this {type(model).__name__} has none"
+            f"{path}: a quantized layer in the file, but this {type(model).__name__} has none"
         ) from None
 
 
@@ -194,7 +195,7 @@ def _below(path: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 def _own_names(layer: nn.Module) -> set[str]:
     """Names of the tensors that :func:`build_layer` has taken from the file."""
-    taken = {name for name in layer.state_dict() if "_quantiser." in name}
+    taken = {name for name in layer.state_dict() if "_quantizer." in name}
     return taken | {"weight", "bias"} if isinstance(layer, PackedLayer) else taken
 
 

@@ -1,4 +1,4 @@
-"""``save_pretrained`` of quantised models of transformers: it writes the folder that octavo.load_model reads."""
+"""``save_pretrained`` of quantized models of transformers: it writes the folder that octavo.load_model reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_MATTER = {"max_shard_size", "token", "save_peft_format", "save_original_form
 
 
 def write_our_folders(model: nn.Module, put: Callable[[dict[str, Any], str, Any], None] = setitem) -> None:
-    """Let ``save_pretrained`` of every model of transformers inside ``model`` that has quantised layers do as
+    """Let ``save_pretrained`` of every model of transformers inside ``model`` that has quantized layers do as
     :func:`octavo.save_model` does: transformers' own would write codes that its ``from_pretrained`` passes over, and
     start from random weights. ``push_to_hub`` calls it. ``put``: sets an attribute in the dictionary of a module.
     """
@@ -62,7 +62,7 @@ class _Saver:
         refused += [name for name, value in options.items() if name not in _NO_MATTER and value]
         if refused:
             raise ModelError(
-                f"{type(model).__name__}.save_pretrained: a quantised model is written by octavo.save_model, without "
+                f"{type(model).__name__}.save_pretrained: a quantized model is written by octavo.save_model, without "
                 f"{', '.join(refused)}; leave that out, and load the folder with octavo.load_model"
             )
         if is_main_process:

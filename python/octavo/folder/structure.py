@@ -1,4 +1,4 @@
-"""What a file says about a model's layers: their classes, geometry and quantisers, as JSON, and the layers again."""
+"""What a file says about a model's layers: their classes, geometry and quantizers, as JSON, and the layers again."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from octavo.nn import (
     PackedLayer,
     PackedLinear,
     QuantAttention,
-    Quantiser,
+    Quantizer,
     QuantLayer,
     QuantMatmul,
 )
+from octavo.nn.former import current_name
 from octavo.nn.integer import Int32Bias
 from octavo.nn.parts import format_text
 from octavo.recipe.rule import read_spec
@@ -38,7 +39,7 @@ _SIMULATED = (
     "QuantLinear", "QuantTransposedLinear", "QuantEmbedding", "QuantConv1d", "QuantConv2d", "QuantMatmul",
     "QuantAttention",
 )  # fmt: skip
-# Dtypes of what a quantiser holds.
+# Dtypes of what a quantizer holds.
 _STATE = {
     "scales": tuple(dict.fromkeys(SCALE_DTYPES.values())),
     "zeros": (torch.uint8,),
@@ -59,33 +60,33 @@ def described_layers(model: nn.Module) -> dict[str, Described]:
 
 
 def describe_layer(path: str, layer: Described) -> dict[str, Any]:
-    """Return what JSON holds of a layer: its class, geometry and quantisers. Raises ModelError for another class."""
+    """Return what JSON holds of a layer: its class, geometry and quantizers. Raises ModelError for another class."""
     kind = "QuantAttention" if isinstance(layer, QuantAttention) else type(layer).__name__
     if kind not in _PACKED and kind not in _SIMULATED:
         raise ModelError(f"{path}: files hold no {kind}; accepted are {', '.join([*_PACKED, *_SIMULATED])}")
     record: dict[str, Any] = {"class": kind}
     if isinstance(layer, PackedLayer) and (geometry := plain(layer.geometry(layer))):
         record["geometry"] = geometry
-    for role, quantiser in _role_quantisers(layer).items():
-        record[role] = _describe_spec(quantiser.spec)
-    disabled = [name for name, part in _quantisers(layer).items() if not part.enabled]
+    for role, quantizer in _role_quantizers(layer).items():
+        record[role] = _describe_spec(quantizer.spec)
+    disabled = [name for name, part in _quantizers(layer).items() if not part.enabled]
     return {**record, "disabled": disabled} if disabled else record
 
 
-def _quantisers(layer: nn.Module) -> dict[str, nn.Module]:
-    """Return every quantiser of a layer by its name in it."""
-    return {name: part for name, part in layer.named_modules() if isinstance(part, Quantiser | Int32Bias)}
+def _quantizers(layer: nn.Module) -> dict[str, nn.Module]:
+    """Return every quantizer of a layer by its name in it."""
+    return {name: part for name, part in layer.named_modules() if isinstance(part, Quantizer | Int32Bias)}
 
 
-def _role_quantisers(layer: nn.Module) -> dict[str, nn.Module]:
-    """Return a quantiser for each role of a layer that has one."""
+def _role_quantizers(layer: nn.Module) -> dict[str, nn.Module]:
+    """Return a quantizer for each role of a layer that has one."""
     if isinstance(layer, QuantAttention):
-        names = {"input": layer.scores.a_quantiser, "output": layer.values.output_quantiser}
+        names = {"input": layer.scores.a_quantizer, "output": layer.values.output_quantizer}
     elif isinstance(layer, QuantMatmul):
-        names = {"input": layer.a_quantiser, "output": layer.output_quantiser}
+        names = {"input": layer.a_quantizer, "output": layer.output_quantizer}
     else:
-        names = {role: getattr(layer, f"{role}_quantiser", None) for role in ROLES}
-    return {role: quantiser for role, quantiser in names.items() if quantiser is not None}
+        names = {role: getattr(layer, f"{role}_quantizer", None) for role in ROLES}
+    return {role: quantizer for role, quantizer in names.items() if quantizer is not None}
 
 
 def plain(value: Any) -> Any:
@@ -125,6 +126,7 @@ def read_structure(file: Path, text: str | None) -> dict[str, Any]:
         raise ContainerError(f"{file}: the model's structure cannot be read: {error!r}") from None
     if not well_formed:
         raise ContainerError(f"{file}: the model's structure has parts of other types than it must")
+    structure["ties"] = {current_name(name): current_name(source) for name, source in ties.items()}
     return structure
 
 
@@ -155,9 +157,10 @@ def build_layer(
     """
     kind = record["class"]
     layer = _build_packed(path, _PACKED[kind], record, skeleton, tensors) if kind in _PACKED else skeleton
-    for name, quantiser in _quantisers(layer).items():
-        quantiser.enabled = name not in record.get("disabled", ())
-        _fill(path, name, quantiser, tensors)
+    disabled = {current_name(name) for name in record.get("disabled", ()) if isinstance(name, str)}
+    for name, quantizer in _quantizers(layer).items():
+        quantizer.enabled = name not in disabled
+        _fill(path, name, quantizer, tensors)
     return layer
 
 
@@ -192,8 +195,8 @@ def _build_packed(
     given: dict[str, Any] = {} if bias is None else {"bias": bias}
     for role in ("input", "output"):
         if role in record:
-            quantiser = Quantiser(_read_spec(path, record[role]), axis=kind.axis(skeleton), what=f"{path}: {role}")
-            given[f"{role}_quantiser"] = quantiser
+            quantizer = Quantizer(_read_spec(path, record[role]), axis=kind.axis(skeleton), what=f"{path}: {role}")
+            given[f"{role}_quantizer"] = quantizer
     try:
         layer = kind(weight, **geometry, **given)
     except (OctavoError, TypeError) as error:
@@ -225,19 +228,19 @@ def _read_spec(path: str, record: Any) -> Spec:
         raise ContainerError(f"{path}: {record!r} is no format of a tensor: {error}") from None
 
 
-def _fill(path: str, name: str, quantiser: nn.Module, tensors: Mapping[str, Tensor | PackedTensor]) -> None:
-    """Give a quantiser the scales of the file."""
+def _fill(path: str, name: str, quantizer: nn.Module, tensors: Mapping[str, Tensor | PackedTensor]) -> None:
+    """Give a quantizer the scales of the file."""
     prefix = f"{name}."
     state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
     packed = next((key for key, value in state.items() if isinstance(value, PackedTensor)), None)
     if packed is not None:
         raise ContainerError(f"{path}.{name}.{packed}: packed, expected a plain tensor")
-    if "format" in state and (text := format_text(state["format"])) != str(quantiser.spec.format):
+    if "format" in state and (text := format_text(state["format"])) != str(quantizer.spec.format):
         raise ContainerError(
-            f"{path}.{name}.format: scales of '{text}', but the structure says '{quantiser.spec.format}'"
+            f"{path}.{name}.format: scales of '{text}', but the structure says '{quantizer.spec.format}'"
         )
     # Learned scales act by their magnitude; training may have turned one around.
-    learned = quantiser.spec.calibration is not None and quantiser.spec.calibration.method == "lsq"
+    learned = quantizer.spec.calibration is not None and quantizer.spec.calibration.method == "lsq"
     for part, dtypes in _STATE.items():
         if part in state and state[part].dtype not in dtypes:
             accepted = ", ".join(map(str, dtypes))
@@ -245,7 +248,7 @@ def _fill(path: str, name: str, quantiser: nn.Module, tensors: Mapping[str, Tens
     for part in ("scales", "levels"):
         _check_scales(f"{path}.{name}", state.get(part), part, signed=learned)
     try:
-        quantiser.load_state_dict(state)
+        quantizer.load_state_dict(state)
     except (RuntimeError, OctavoError) as error:
         raise ContainerError(f"{path}.{name}: {error}") from None
 

@@ -100,7 +100,7 @@ def fill(architecture: Any, config: Any, tensors: Mapping[str, Tensor], folder: 
     """Return a model of transformers with float32 weights, and the names that ``tensors`` lacks, which are drawn anew.
 
     Raises ContainerError for tensors of another shape or kind than the model's, and for a configuration that asks for
-    another library's quantisation.
+    another library's quantization.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Weights of a checkpoint: measuring what quantising loses, packing by a recipe, and comparing formats."""
+"""Weights of a checkpoint: measuring what quantizing loses, packing by a recipe, and comparing formats."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Errors:
 
     @property
     def sqnr_db(self) -> float:
-        """Signal to quantisation noise in decibels; infinite without noise."""
+        """Signal to quantization noise in decibels; infinite without noise."""
         if self.noise == 0:
             return math.inf
         return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
@@ -66,13 +66,13 @@ class Errors:
         return dot / math.sqrt(self.signal * self.power)
 
 
-def measure(x: Tensor, quantised: Tensor) -> Errors:
-    """Sum the errors of ``quantised`` against ``x``, in float64. Raises ShapeError where their shapes differ."""
-    if x.shape != quantised.shape:
-        raise ShapeError(f"shapes {tuple(x.shape)} and {tuple(quantised.shape)} differ")
+def measure(x: Tensor, quantized: Tensor) -> Errors:
+    """Sum the errors of ``quantized`` against ``x``, in float64. Raises ShapeError where their shapes differ."""
+    if x.shape != quantized.shape:
+        raise ShapeError(f"shapes {tuple(x.shape)} and {tuple(quantized.shape)} differ")
     total = Errors()
     before, after, squares = (torch.empty(_CHUNK, dtype=torch.float64) for _ in range(3))
-    for a, b in zip(x.detach().reshape(-1).split(_CHUNK), quantised.reshape(-1).split(_CHUNK), strict=True):
+    for a, b in zip(x.detach().reshape(-1).split(_CHUNK), quantized.reshape(-1).split(_CHUNK), strict=True):
         if n := a.numel():
             total += _measure_chunk(before[:n].copy_(a), after[:n].copy_(b), squares[:n])
     return total

@@ -1,4 +1,4 @@
-"""Low-rank adapters on float, quantised and packed linear layers: y = W x + b + s B A dropout(x), W and b frozen.
+"""Low-rank adapters on float, quantized and packed linear layers: y = W x + b + s B A dropout(x), W and b frozen.
 
 ``insert`` puts adapters on a model, ``activate`` chooses one of several, ``fuse`` and ``unfuse`` move the active one
 into the weights and out again, ``commit`` makes that final, ``save_adapters`` and ``load_adapters`` keep one in a file.

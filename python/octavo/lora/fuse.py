@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from octavo.errors import ModelError, NonFiniteError, OctavoError
 from octavo.lora.adapter import Adapters, Kept, adapters
 from octavo.lora.insert import refuse_fused
-from octavo.nn import PackedLayer, PackedLinear, Quantiser, QuantLinear
+from octavo.nn import PackedLayer, PackedLinear, Quantizer, QuantLinear
 from octavo.ops.codec import encode
 from octavo.tensor import PackedTensor
 
@@ -47,8 +47,8 @@ class FuseReport:
 def fuse(model: nn.Module, *, samples: Any = None) -> FuseReport:
     """Add the active adapter to the weights of its layers, in place, and let it rest.
 
-    Float weights become ``W + scaling * B A``, rounded once. Weights of quantised and packed layers are decoded, added
-    to and quantised again, their scales chosen anew; what that costs is in the report. ``samples``: a batch (dict for
+    Float weights become ``W + scaling * B A``, rounded once. Weights of quantized and packed layers are decoded, added
+    to and quantized again, their scales chosen anew; what that costs is in the report. ``samples``: a batch (dict for
     keywords, tuple or list for several arguments, else the one argument) whose outputs are compared. The old weights
     are kept until :func:`commit`, so the model takes more memory, and :func:`unfuse` restores them bit for bit. Save
     the state dict of a fused model after :func:`commit`: before, it holds the adapters too.
@@ -112,8 +112,8 @@ def _fuse_layer(path: str, layer: nn.Module, own: Adapters) -> FusedLayer:
     try:
         if isinstance(layer, PackedLayer):
             return _fuse_packed(path, layer, own, delta)
-        if isinstance(layer, QuantLinear) and layer.weight_quantiser is not None and layer.weight_quantiser.enabled:
-            return _fuse_quantised(path, layer, own, delta)
+        if isinstance(layer, QuantLinear) and layer.weight_quantizer is not None and layer.weight_quantizer.enabled:
+            return _fuse_quantized(path, layer, own, delta)
         return _fuse_float(path, layer, own, delta)
     except OctavoError as error:
         raise type(error)(f"lora: {path or 'the layer'}: {error}") from None
@@ -153,23 +153,23 @@ def _fuse_packed(path: str, layer: PackedLinear, own: Adapters, delta: Tensor) -
     return _rounded(path, old, new, wanted, before, delta)
 
 
-def _fuse_quantised(path: str, layer: QuantLinear, own: Adapters, delta: Tensor) -> FusedLayer:
-    """The sum goes into the float weight, and a quantiser of its own chooses fixed scales anew."""
-    quantiser, weight = layer.weight_quantiser, layer.weight
-    old = quantiser.encode(weight.detach())
+def _fuse_quantized(path: str, layer: QuantLinear, own: Adapters, delta: Tensor) -> FusedLayer:
+    """The sum goes into the float weight, and a quantizer of its own chooses fixed scales anew."""
+    quantizer, weight = layer.weight_quantizer, layer.weight
+    old = quantizer.encode(weight.detach())
     before = old.decode(torch.float32)
     wanted = before.double() + delta
     summed = _finite(wanted, weight.dtype)
     new = encode(summed, old.format, axis=old.axis, scale=old.scale)
-    own.kept = Kept({"weight": weight, "weight_quantiser": quantiser})
+    own.kept = Kept({"weight": weight, "weight_quantizer": quantizer})
     layer.weight = nn.Parameter(summed, requires_grad=False)
-    if quantiser.is_static:
-        layer.weight_quantiser = _with_scales(quantiser, new)
+    if quantizer.is_static:
+        layer.weight_quantizer = _with_scales(quantizer, new)
     return _rounded(path, old, new, wanted, before, delta)
 
 
-def _with_scales(quantiser: Quantiser, packed: PackedTensor) -> Quantiser:
-    made = Quantiser(quantiser.spec, axis=quantiser.axis, what=quantiser.what)
+def _with_scales(quantizer: Quantizer, packed: PackedTensor) -> Quantizer:
+    made = Quantizer(quantizer.spec, axis=quantizer.axis, what=quantizer.what)
     has_zeros, has_levels = packed.format.core.has_zeros, packed.format.core.has_levels
     made.set_scales(packed.scales, packed.zeros if has_zeros else None, packed.levels if has_levels else None)
     return made

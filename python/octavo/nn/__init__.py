@@ -20,7 +20,7 @@ from octavo.nn.packed import PackedLayer
 from octavo.nn.packed_conv import PackedConv1d, PackedConv2d
 from octavo.nn.packed_embedding import PackedEmbedding
 from octavo.nn.packed_linear import PackedLinear
-from octavo.nn.quantiser import Quantiser
+from octavo.nn.quantizer import Quantizer
 from octavo.nn.reading import rounded_weights
 
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
     "QuantLinear",
     "QuantMatmul",
     "QuantTransposedLinear",
-    "Quantiser",
+    "Quantizer",
     "attention",
     "quantized_matmul",
     "rounded_weights",

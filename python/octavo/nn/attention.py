@@ -47,7 +47,7 @@ class QuantAttention(nn.Module):
         self.values = QuantMatmul(plan, what=f"{what}: values")
 
     def with_plan(self, plan: LayerPlan, what: str) -> Self:
-        """Return the same module with other quantisers."""
+        """Return the same module with other quantizers."""
         made = copied_as(type(self), self)
         made._add_products(plan, what)
         for product in (made.scores, made.values):
@@ -95,7 +95,7 @@ def attach(model: nn.Module) -> nn.Module:
     """Let the attention of a transformers model go through a :class:`QuantAttention`; return ``model``.
 
     Every attention module gets one as ``attention_products``, and the model's attention implementation becomes
-    ``octavo``. Without quantisers it computes what ``eager`` does. Raises DTypeError for a model whose attention does
+    ``octavo``. Without quantizers it computes what ``eager`` does. Raises DTypeError for a model whose attention does
     not go through transformers' attention interface.
     """
     found = [module for module in model.modules() if _attends(module)]

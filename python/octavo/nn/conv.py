@@ -19,9 +19,9 @@ class _QuantConv(QuantLayer):
     """
 
     def __init__(self, *args: Any, plan: LayerPlan = LayerPlan(), what: str = "", **kwargs: Any) -> None:  # noqa: B008
-        """Initialise as the float layer does. ``what`` names the layer in errors."""
+        """Initialize as the float layer does. ``what`` names the layer in errors."""
         super().__init__(*args, **kwargs)
-        self._add_quantisers(plan, what or type(self).__name__)
+        self._add_quantizers(plan, what or type(self).__name__)
 
     @classmethod
     def from_conv(cls, conv: nn.Module, plan: LayerPlan, what: str = "") -> Self:

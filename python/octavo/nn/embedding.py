@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.nn.layer import QuantLayer
-from octavo.nn.quantiser import Quantiser
+from octavo.nn.quantizer import Quantizer
 from octavo.recipe.spec import LayerPlan
 
 
@@ -23,9 +23,9 @@ class QuantEmbedding(QuantLayer, nn.Embedding):
     quant_roles = ("weight", "output")
 
     def __init__(self, *args: Any, plan: LayerPlan = LayerPlan(), what: str = "", **kwargs: Any) -> None:  # noqa: B008
-        """Initialise as ``nn.Embedding`` does. ``what`` names the layer in errors."""
+        """Initialize as ``nn.Embedding`` does. ``what`` names the layer in errors."""
         super().__init__(*args, **kwargs)
-        self._add_quantisers(plan, what or type(self).__name__)
+        self._add_quantizers(plan, what or type(self).__name__)
 
     @classmethod
     def from_embedding(cls, embedding: nn.Embedding, plan: LayerPlan, what: str = "") -> Self:
@@ -41,22 +41,22 @@ class QuantEmbedding(QuantLayer, nn.Embedding):
         """Return the rounded rows of the ids ``input``: ``[..., D]``."""
         ids = input
         options = (self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse)
-        quantiser, table = self.weight_quantiser, self._own("weight")
-        if quantiser is None or not quantiser.enabled:
+        quantizer, table = self.weight_quantizer, self._own("weight")
+        if quantizer is None or not quantizer.enabled:
             y = functional.embedding(ids, table, *options)
-        elif quantiser.spans_tensor and not quantiser.is_static:
-            y = functional.embedding(ids, quantiser(table), *options)
+        elif quantizer.spans_tensor and not quantizer.is_static:
+            y = functional.embedding(ids, quantizer(table), *options)
         else:
-            y = _round_rows(quantiser, functional.embedding(ids, table, *options), ids, self.num_embeddings)
-        return y if self.output_quantiser is None else self.output_quantiser(y)
+            y = _round_rows(quantizer, functional.embedding(ids, table, *options), ids, self.num_embeddings)
+        return y if self.output_quantizer is None else self.output_quantizer(y)
 
 
-def _round_rows(quantiser: Quantiser, rows: Tensor, ids: Tensor, table_rows: int) -> Tensor:
-    if not quantiser.is_static:
-        return quantiser(rows)
-    scales, zeros, levels = quantiser.given()
-    if quantiser.granularity != "tensor":
+def _round_rows(quantizer: Quantizer, rows: Tensor, ids: Tensor, table_rows: int) -> Tensor:
+    if not quantizer.is_static:
+        return quantizer(rows)
+    scales, zeros, levels = quantizer.given()
+    if quantizer.granularity != "tensor":
         # One row of scales for each row of the table, however learned scales are laid out.
         scales = scales.view(table_rows, -1)[ids]
         zeros = None if zeros is None else zeros[ids]
-    return quantiser.round(rows, scales, zeros, levels)
+    return quantizer.round(rows, scales, zeros, levels)

@@ -1,4 +1,4 @@
-"""The integer path of quantised layers: a bias in accumulator steps, and values computed apart from gradients."""
+"""The integer path of quantized layers: a bias in accumulator steps, and values computed apart from gradients."""
 
 from __future__ import annotations
 

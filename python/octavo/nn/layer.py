@@ -1,4 +1,4 @@
-"""What the quantised layers share: taking over a float layer, their quantisers, and the integer path."""
+"""What the quantized layers share: taking over a float layer, their quantizers, and the integer path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from octavo.errors import DTypeError, FormatError
 from octavo.nn.integer import Int32Bias, Valued, is_int32
-from octavo.nn.quantiser import Quantiser
+from octavo.nn.quantizer import Quantizer
 from octavo.nn.reading import guarded, inside_forward, late
 from octavo.recipe.spec import ROLES, LayerPlan, Spec
 
@@ -45,7 +45,7 @@ def recomputed(layer: nn.Module) -> str | None:
 class QuantLayer(nn.Module):
     """A layer whose weight, input, output and bias are rounded where its plan says so.
 
-    ``weight_quantiser``, ``input_quantiser``, ``output_quantiser``, ``bias_quantiser``: a Quantiser, or None where the
+    ``weight_quantizer``, ``input_quantizer``, ``output_quantizer``, ``bias_quantizer``: a Quantizer, or None where the
     tensor stays as it is. A bias in int32 has an :class:`~octavo.nn.integer.Int32Bias` instead.
 
     ``weight``, ``bias``: the Parameters; to code of a model that reads them in a forward pass, past the layer, the
@@ -54,16 +54,16 @@ class QuantLayer(nn.Module):
 
     replaces: type[nn.Module]
     quant_roles: tuple[str, ...] = ROLES
-    weight_quantiser: Quantiser | None
-    input_quantiser: Quantiser | None
-    output_quantiser: Quantiser | None
-    bias_quantiser: Quantiser | Int32Bias | None
+    weight_quantizer: Quantizer | None
+    input_quantizer: Quantizer | None
+    output_quantizer: Quantizer | None
+    bias_quantizer: Quantizer | Int32Bias | None
 
     @classmethod
     def _take_over(cls, module: nn.Module, plan: LayerPlan, what: str) -> Self:
-        """Return a layer with the Parameters, buffers, hooks and mode of ``module`` and the quantisers of ``plan``.
+        """Return a layer with the Parameters, buffers, hooks and mode of ``module`` and the quantizers of ``plan``.
 
-        ``module``: of the class that this one replaces, or quantised already; its quantisers are left behind.
+        ``module``: of the class that this one replaces, or quantized already; its quantizers are left behind.
         """
         what = what or type(module).__name__
         if not cls._replaces(module):
@@ -77,7 +77,7 @@ class QuantLayer(nn.Module):
                 "torch.nn.utils.parametrize.remove_parametrizations makes it plain"
             )
         layer = copied_as(cls, module)
-        layer._add_quantisers(plan, what)
+        layer._add_quantizers(plan, what)
         return layer
 
     @classmethod
@@ -89,17 +89,17 @@ class QuantLayer(nn.Module):
         """Whether the layer computes what ``module`` does, but for rounding."""
         return isinstance(module, cls.replaces) and type(module).forward in (cls.replaces.forward, cls.forward)
 
-    def _add_quantisers(self, plan: LayerPlan, what: str) -> None:
-        """Make the quantisers of ``plan``. Raises FormatError for roles the layer does not have."""
+    def _add_quantizers(self, plan: LayerPlan, what: str) -> None:
+        """Make the quantizers of ``plan``. Raises FormatError for roles the layer does not have."""
         for role in ROLES:
             spec = getattr(plan, role)
             if spec is not None and role not in self.quant_roles:
                 raise FormatError(f"{what}: a {self.replaces.__name__} has no {role} to hold '{spec}'")
             if role == "bias" and self._parameters.get("bias") is None:
                 spec = None  # a rule for many layers names the bias of those that have one
-            made = None if spec is None else self._quantiser(role, spec, f"{what}: {role}")
-            self.register_module(f"{role}_quantiser", made)
-        bias = self.bias_quantiser
+            made = None if spec is None else self._quantizer(role, spec, f"{what}: {role}")
+            self.register_module(f"{role}_quantizer", made)
+        bias = self.bias_quantizer
         if isinstance(bias, Int32Bias):
             if not self.is_integer:
                 raise FormatError(
@@ -112,12 +112,12 @@ class QuantLayer(nn.Module):
                     f"'{plan.input.format}@minmax' does"
                 )
 
-    def _quantiser(self, role: str, spec: Spec, what: str) -> nn.Module:
+    def _quantizer(self, role: str, spec: Spec, what: str) -> nn.Module:
         if is_int32(spec):
             if role != "bias":
                 raise FormatError(f"{what}: 'int32' is for a bias only")
             return Int32Bias(spec, what=what)
-        return Quantiser(spec, axis=self._axis(role), what=what)
+        return Quantizer(spec, axis=self._axis(role), what=what)
 
     def _axis(self, role: str) -> int:
         return -1
@@ -162,12 +162,12 @@ class QuantLayer(nn.Module):
         held = registry[name]
         if held is None or not inside_forward(self):
             return held
-        quantiser = self._modules.get(f"{name}_quantiser")
-        if quantiser is None or not quantiser.enabled:
+        quantizer = self._modules.get(f"{name}_quantizer")
+        if quantizer is None or not quantizer.enabled:
             return held
         if torch.is_grad_enabled():
-            return guarded(rounded(), quantiser.what)
-        return late(rounded, held.shape, held.dtype, held.device, quantiser.what)
+            return guarded(rounded(), quantizer.what)
+        return late(rounded, held.shape, held.dtype, held.device, quantizer.what)
 
     def _own(self, name: str) -> Tensor | None:
         """The weight or bias before rounding, wherever torch has put it."""
@@ -179,21 +179,21 @@ class QuantLayer(nn.Module):
 
     @property
     def plan(self) -> LayerPlan:
-        """The specs of the quantisers."""
+        """The specs of the quantizers."""
         return LayerPlan(
-            **{role: None if (made := getattr(self, f"{role}_quantiser")) is None else made.spec for role in ROLES}
+            **{role: None if (made := getattr(self, f"{role}_quantizer")) is None else made.spec for role in ROLES}
         )
 
     @property
     def is_integer(self) -> bool:
         """Whether evaluation multiplies codes: weight and input are ``intW`` of 2 to 8 bits whose scales factor out."""
-        weight, x = self.weight_quantiser, self.input_quantiser
+        weight, x = self.weight_quantizer, self.input_quantizer
         if weight is None or x is None or not (weight.enabled and x.enabled):
             return False
         small = 2 <= weight.integer_width <= 8 and 2 <= x.integer_width <= 8
         return small and weight.granularity in ("tensor", "channel") and self._factors(x)
 
-    def _factors(self, x: Quantiser) -> bool:
+    def _factors(self, x: Quantizer) -> bool:
         """Whether the input's scales can be taken out of the sums of products."""
         return x.granularity == "tensor"
 
@@ -217,49 +217,49 @@ class QuantLayer(nn.Module):
 
     def _weight(self) -> Tensor:
         """The weight as the layer multiplies it."""
-        quantiser = self.weight_quantiser
-        return self._own("weight") if quantiser is None else self._weight_of(quantiser(self.weight_matrix()))
+        quantizer = self.weight_quantizer
+        return self._own("weight") if quantizer is None else self._weight_of(quantizer(self.weight_matrix()))
 
     def _bias(self) -> Tensor | None:
-        quantiser, bias = self.bias_quantiser, self._own("bias")
-        if bias is None or quantiser is None:
+        quantizer, bias = self.bias_quantizer, self._own("bias")
+        if bias is None or quantizer is None:
             return bias
-        if isinstance(quantiser, Int32Bias):
-            return quantiser.simulate(bias, self._steps()) if self.is_integer else bias
-        return quantiser(bias)
+        if isinstance(quantizer, Int32Bias):
+            return quantizer.simulate(bias, self._steps()) if self.is_integer else bias
+        return quantizer(bias)
 
     def _steps(self) -> Tensor:
         """``s_x * s_w[n]`` of a static input, float32 ``[N]``."""
-        _, weight_scales = self.weight_quantiser.integers(self.weight_matrix().detach().float())
-        scales, _, _ = self.input_quantiser.given()
+        _, weight_scales = self.weight_quantizer.integers(self.weight_matrix().detach().float())
+        scales, _, _ = self.input_quantizer.given()
         return scales.detach() * weight_scales.flatten().expand(len(self._own("bias")))
 
     def forward(self, input: Tensor) -> Tensor:
         """Return what the float layer would, of rounded operands; in evaluation from the codes where ``is_integer``."""
         codes = self.is_integer and not self.training
         y = self._integer_forward(input) if codes else self._float_forward(input)
-        return y if self.output_quantiser is None else self.output_quantiser(y)
+        return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def _float_forward(self, x: Tensor) -> Tensor:
-        if self.input_quantiser is not None:
-            x = self.input_quantiser(x)
+        if self.input_quantizer is not None:
+            x = self.input_quantizer(x)
         return self._multiply(x, self._weight(), self._bias())
 
     def _integer_forward(self, x: Tensor) -> Tensor:
         """Evaluate ``fl32(acc) * (s_x * s_w[n]) + bias``, acc being the exact integer sum of products of codes."""
-        x_codes, x_scales = self.input_quantiser.integers(x.detach().float())
-        weight_codes, weight_scales = self.weight_quantiser.integers(self.weight_matrix().detach().float())
+        x_codes, x_scales = self.input_quantizer.integers(x.detach().float())
+        weight_codes, weight_scales = self.weight_quantizer.integers(self.weight_matrix().detach().float())
         # Whole numbers below 2^53: float64 sums are exact in any order.
         sums = self._multiply(x_codes, self._weight_of(weight_codes), None)
         steps = x_scales * self._along_channels(weight_scales.flatten())
-        bias, quantiser = self._own("bias"), self.bias_quantiser
-        if bias is not None and isinstance(quantiser, Int32Bias) and quantiser.enabled:
-            whole = quantiser.integers(bias, x_scales * weight_scales.flatten().expand(len(bias)))
+        bias, quantizer = self._own("bias"), self.bias_quantizer
+        if bias is not None and isinstance(quantizer, Int32Bias) and quantizer.enabled:
+            whole = quantizer.integers(bias, x_scales * weight_scales.flatten().expand(len(bias)))
             y = (sums + self._along_channels(whole)).float() * steps
         else:
             y = sums.float() * steps
             if bias is not None:
-                held = bias if quantiser is None or not quantiser.enabled else quantiser(bias)
+                held = bias if quantizer is None or not quantizer.enabled else quantizer(bias)
                 y = y + self._along_channels(held.detach().float())
         y = y.to(x.dtype)
         if torch.is_grad_enabled() and (x.requires_grad or self._own("weight").requires_grad):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.nn.layer import QuantLayer
-from octavo.nn.quantiser import Quantiser
+from octavo.nn.quantizer import Quantizer
 from octavo.recipe.spec import LayerPlan
 
 
@@ -38,9 +38,9 @@ class QuantLinear(QuantLayer, nn.Linear):
         plan: LayerPlan = LayerPlan(),  # noqa: B008 frozen
         what: str = "QuantLinear",
     ) -> None:
-        """Initialise the parameters as ``nn.Linear`` does. ``what`` names the layer in errors."""
+        """Initialize the parameters as ``nn.Linear`` does. ``what`` names the layer in errors."""
         super().__init__(in_features, out_features, bias, device, dtype)
-        self._add_quantisers(plan, what)
+        self._add_quantizers(plan, what)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear, plan: LayerPlan, what: str = "") -> Self:
@@ -51,7 +51,7 @@ class QuantLinear(QuantLayer, nn.Linear):
         """The vectors ``[n, K]`` that the weight matrix multiplies."""
         return x.flatten(0, -2) if x.ndim > 1 else x[None]
 
-    def _factors(self, x: Quantiser) -> bool:
+    def _factors(self, x: Quantizer) -> bool:
         return x.granularity == "tensor" or (x.granularity == "channel" and not x.is_static)
 
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

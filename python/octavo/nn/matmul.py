@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from octavo.errors import FormatError
 from octavo.formats import Format
 from octavo.nn.layer import copied_as
-from octavo.nn.quantiser import Quantiser
+from octavo.nn.quantizer import Quantizer
 from octavo.ops.codec import quantize
 from octavo.recipe.spec import LayerPlan, Spec
 
@@ -35,31 +35,31 @@ class QuantMatmul(nn.Module):
     def __init__(self, plan: LayerPlan = LayerPlan(), *, what: str = "QuantMatmul") -> None:  # noqa: B008 frozen
         """Round nothing where the plan is empty."""
         super().__init__()
-        self._add_quantisers(plan, what)
+        self._add_quantizers(plan, what)
 
-    def _add_quantisers(self, plan: LayerPlan, what: str) -> None:
+    def _add_quantizers(self, plan: LayerPlan, what: str) -> None:
         check_roles(self, plan, what)
-        self.a_quantiser = quantiser(plan.input, -1, f"{what}: input a")
-        self.b_quantiser = quantiser(plan.input, -2, f"{what}: input b")
-        self.output_quantiser = quantiser(plan.output, -1, f"{what}: output")
+        self.a_quantizer = quantizer(plan.input, -1, f"{what}: input a")
+        self.b_quantizer = quantizer(plan.input, -2, f"{what}: input b")
+        self.output_quantizer = quantizer(plan.output, -1, f"{what}: output")
 
     def with_plan(self, plan: LayerPlan, what: str) -> Self:
-        """Return the same module with other quantisers."""
+        """Return the same module with other quantizers."""
         made = copied_as(type(self), self)
-        made._add_quantisers(plan, what)
+        made._add_quantizers(plan, what)
         return made
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product."""
-        a = a if self.a_quantiser is None else self.a_quantiser(a)
-        b = b if self.b_quantiser is None else self.b_quantiser(b)
+        a = a if self.a_quantizer is None else self.a_quantizer(a)
+        b = b if self.b_quantizer is None else self.b_quantizer(b)
         y = a @ b
-        return y if self.output_quantiser is None else self.output_quantiser(y)
+        return y if self.output_quantizer is None else self.output_quantizer(y)
 
 
-def quantiser(spec: Spec | None, axis: int, what: str) -> Quantiser | None:
-    """A Quantiser, or None where there is no spec."""
-    return None if spec is None else Quantiser(spec, axis=axis, what=what)
+def quantizer(spec: Spec | None, axis: int, what: str) -> Quantizer | None:
+    """A Quantizer, or None where there is no spec."""
+    return None if spec is None else Quantizer(spec, axis=axis, what=what)
 
 
 def check_roles(module: nn.Module, plan: LayerPlan, what: str) -> None:

@@ -16,7 +16,7 @@ from octavo.formats import Format
 from octavo.nn.integer import Int32Bias
 from octavo.nn.layer import QuantLayer, recomputed
 from octavo.nn.parts import format_bytes, format_text
-from octavo.nn.quantiser import Quantiser
+from octavo.nn.quantizer import Quantizer
 from octavo.nn.reading import inside_forward, late
 from octavo.ops.codec import encode
 from octavo.recipe.fit import misfit
@@ -34,14 +34,14 @@ class PackedLayer(nn.Module):
 
     Buffers ``weight_codes``, ``weight_scales``, ``weight_zeros``, ``weight_levels``: the parts of :attr:`weight`, which
     keep their dtypes whatever ``.to(dtype)`` does; only the logical dtype follows. ``bias``: a frozen Parameter, an
-    int32 buffer in steps of the accumulators, or None. ``input_quantiser``, ``output_quantiser``: a Quantiser or None.
+    int32 buffer in steps of the accumulators, or None. ``input_quantizer``, ``output_quantizer``: a Quantizer or None.
     To code of a model that reads them in a forward pass, past the layer, ``weight`` and ``bias`` are decoded tensors.
     The state dict holds them and ``weight_format``, the text of the format as bytes; other codes are refused.
     """
 
     replaces: type[nn.Module]
-    input_quantiser: Quantiser | None
-    output_quantiser: Quantiser | None
+    input_quantizer: Quantizer | None
+    output_quantizer: Quantizer | None
     what = "the layer"  # its path in the model it was packed or loaded in, for errors
     _transposed = False  # whether the layer that it stands for has its weight as [K, N]
 
@@ -50,8 +50,8 @@ class PackedLayer(nn.Module):
         weight: PackedTensor,
         bias: Tensor | None = None,
         *,
-        input_quantiser: Quantiser | None = None,
-        output_quantiser: Quantiser | None = None,
+        input_quantizer: Quantizer | None = None,
+        output_quantizer: Quantizer | None = None,
     ) -> None:
         """Hold the parts of ``weight``, ``[N, K]`` encoded along K. Raises ModelError for another shape or axis."""
         super().__init__()
@@ -70,14 +70,14 @@ class PackedLayer(nn.Module):
             self.register_parameter("bias", frozen)
         else:
             self.register_buffer("bias", bias)
-        self.input_quantiser, self.output_quantiser = input_quantiser, output_quantiser
+        self.input_quantizer, self.output_quantizer = input_quantizer, output_quantizer
         weight_spec = Spec(weight.format)
         self._integer = (
             _integer_width(weight_spec) > 0
             and weight.format.granularity in ("tensor", "channel")
-            and input_quantiser is not None
-            and _integer_width(input_quantiser.spec) > 0
-            and self._factors(input_quantiser)
+            and input_quantizer is not None
+            and _integer_width(input_quantizer.spec) > 0
+            and self._factors(input_quantizer)
         )
         if not self._integer and bias is not None and not bias.is_floating_point():
             raise ModelError(f"{kind}: an int32 bias needs integer weight and input, got '{weight.format}'")
@@ -125,7 +125,7 @@ class PackedLayer(nn.Module):
         bias = self._held_bias()
         if bias is None or bias.is_floating_point() or not inside_forward(self):
             return bias
-        scales, _, _ = self.input_quantiser.given()
+        scales, _, _ = self.input_quantizer.given()
         steps = scales * self._buffers["weight_scales"].flatten().expand(len(bias))
         return (bias * steps.double()).to(self.dtype)
 
@@ -153,9 +153,9 @@ class PackedLayer(nn.Module):
     @property
     def is_integer(self) -> bool:
         """Whether codes are multiplied, in integers: weight and input are ``intW`` whose scales factor out."""
-        return self._integer and self.input_quantiser.enabled
+        return self._integer and self.input_quantizer.enabled
 
-    def _factors(self, x: Quantiser) -> bool:
+    def _factors(self, x: Quantizer) -> bool:
         """Whether the input's scales can be taken out of the sums of products."""
         return x.granularity == "tensor"
 
@@ -191,7 +191,7 @@ class PackedLayer(nn.Module):
     def _pack(cls, layer: nn.Module, format: Format | Spec | str | None, what: str) -> Self:
         """Return a packed layer of the same shape, mode and hooks.
 
-        ``layer``: a quantised layer, packed as it rounds, or a float one with a ``format``.
+        ``layer``: a quantized layer, packed as it rounds, or a float one with a ``format``.
         """
         what = what or type(layer).__name__
         if not cls.accepts(layer):
@@ -199,7 +199,7 @@ class PackedLayer(nn.Module):
         if reason := recomputed(layer):
             raise ModelError(f"{what}: {reason}")
         if isinstance(layer, QuantLayer) != (format is None):
-            given = "a quantised layer has its own format" if format is not None else "a float layer needs a format"
+            given = "a quantized layer has its own format" if format is not None else "a float layer needs a format"
             raise ModelError(f"{what}: {given}; {'leave out' if format is not None else 'give'} format=")
         if not isinstance(layer, QuantLayer):
             if type(layer).forward is not cls.replaces.forward:
@@ -214,23 +214,23 @@ class PackedLayer(nn.Module):
                 raise ModelError(f"{what}: '{format}' asks for calibration; octavo.quantize_model does it")
             weight = encode(layer.weight.detach().flatten(1), spec.format, scale=spec.scale)
             return cls._like(layer, what, weight, getattr(layer, "bias", None), None, None)
-        return cls._pack_quantised(layer, what)
+        return cls._pack_quantized(layer, what)
 
     @classmethod
     @torch.no_grad()
-    def _pack_quantised(cls, layer: QuantLayer, what: str) -> Self:
-        quantiser = layer.weight_quantiser
-        if quantiser is None or not quantiser.enabled:
-            state = "is not quantised" if quantiser is None else "has its quantiser switched off"
+    def _pack_quantized(cls, layer: QuantLayer, what: str) -> Self:
+        quantizer = layer.weight_quantizer
+        if quantizer is None or not quantizer.enabled:
+            state = "is not quantized" if quantizer is None else "has its quantizer switched off"
             raise ModelError(f"{what}: its weight {state}, so there is nothing to pack; give it a format")
-        weight = quantiser.encode(layer.weight_matrix().detach())
-        bias, rounding = getattr(layer, "bias", None), layer.bias_quantiser
+        weight = quantizer.encode(layer.weight_matrix().detach())
+        bias, rounding = getattr(layer, "bias", None), layer.bias_quantizer
         if bias is not None and isinstance(rounding, Int32Bias):
             if rounding.enabled and layer.is_integer:
                 bias = rounding.integers(bias, layer._steps()).to(torch.int32)
         elif bias is not None and rounding is not None:
             bias = rounding(bias)
-        return cls._like(layer, what, weight, bias, _frozen(layer.input_quantiser), _frozen(layer.output_quantiser))
+        return cls._like(layer, what, weight, bias, _frozen(layer.input_quantizer), _frozen(layer.output_quantizer))
 
     @classmethod
     def _like(
@@ -239,12 +239,12 @@ class PackedLayer(nn.Module):
         what: str,
         weight: PackedTensor,
         bias: Tensor | None,
-        x: Quantiser | None,
-        y: Quantiser | None,
+        x: Quantizer | None,
+        y: Quantizer | None,
     ) -> Self:
         """Return the packed layer with the geometry, mode and hooks of ``layer``."""
         bias = None if bias is None else bias.detach().clone()
-        parts = {"bias": bias, "input_quantiser": x, "output_quantiser": y}
+        parts = {"bias": bias, "input_quantizer": x, "output_quantizer": y}
         packed = cls(weight, **cls.geometry(layer), **{name: part for name, part in parts.items() if part is not None})
         packed.stand_for(layer, what)
         for name in _HOOKS:
@@ -316,12 +316,12 @@ def _integer_width(spec: Spec) -> int:
     return spec.format.width if spec.format.family == "int" and 2 <= spec.format.width <= 8 else 0
 
 
-def _frozen(quantiser: Quantiser | None) -> Quantiser | None:
+def _frozen(quantizer: Quantizer | None) -> Quantizer | None:
     """A copy whose scales, where it has some, are fixed: nothing of it is trained."""
-    if quantiser is None or not quantiser.is_learned:
-        return copy.deepcopy(quantiser)
+    if quantizer is None or not quantizer.is_learned:
+        return copy.deepcopy(quantizer)
     # Not lsq any more: a file that is loaded would learn again.
-    made = Quantiser(Spec(quantiser.format, Calibration("mse")), axis=quantiser.axis, what=quantiser.what)
-    made.set_scales(*quantiser.given())
-    made.enabled = quantiser.enabled
+    made = Quantizer(Spec(quantizer.format, Calibration("mse")), axis=quantizer.axis, what=quantizer.what)
+    made.set_scales(*quantizer.given())
+    made.enabled = quantizer.enabled
     return made

@@ -11,7 +11,7 @@ from octavo import settings
 from octavo.errors import KernelError, ModelError
 from octavo.formats import Format
 from octavo.nn.packed import PackedLayer
-from octavo.nn.quantiser import Quantiser
+from octavo.nn.quantizer import Quantizer
 from octavo.recipe.spec import Spec
 from octavo.tensor import PackedTensor
 
@@ -39,11 +39,11 @@ class _PackedConv(PackedLayer):
         dilation: tuple[int, ...],
         groups: int,
         padding_mode: str,
-        input_quantiser: Quantiser | None = None,
-        output_quantiser: Quantiser | None = None,
+        input_quantizer: Quantizer | None = None,
+        output_quantizer: Quantizer | None = None,
     ) -> None:
         """Hold ``weight``; the rest is what the layer replaced was made with."""
-        super().__init__(weight, bias, input_quantiser=input_quantiser, output_quantiser=output_quantiser)
+        super().__init__(weight, bias, input_quantizer=input_quantizer, output_quantizer=output_quantizer)
         # A float layer on no memory checks the arguments and works out the padding.
         shape = self._float(
             in_channels, weight.shape[0], tuple(kernel_size), tuple(stride), _sizes(padding), tuple(dilation), groups,
@@ -58,7 +58,7 @@ class _PackedConv(PackedLayer):
 
     @classmethod
     def from_conv(cls, conv: nn.Module, format: Format | Spec | str | None = None, what: str = "") -> Self:
-        """Return the packed form of a quantised convolution, or of a float one in ``format``.
+        """Return the packed form of a quantized convolution, or of a float one in ``format``.
 
         ``what`` names the layer in errors. Raises as :meth:`octavo.nn.PackedLinear.from_linear`.
         """
@@ -83,17 +83,17 @@ class _PackedConv(PackedLayer):
                 f"{type(self).__name__}: there is no kernel for packed convolutions; leave octavo.strict()"
             )
         bias = self._held_bias()
-        if self.input_quantiser is None:
+        if self.input_quantizer is None:
             y = self._multiply(input, self._decoded(input.dtype), bias)
         elif self.is_integer:
             y = self._integer_forward(input, bias)
         else:
-            y = self._multiply(self.input_quantiser(input), self._decoded(input.dtype), bias)
-        return y if self.output_quantiser is None else self.output_quantiser(y)
+            y = self._multiply(self.input_quantizer(input), self._decoded(input.dtype), bias)
+        return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def _integer_forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """As :class:`octavo.nn.QuantConv2d` does, bit for bit: exact sums in float64, then the steps."""
-        x_codes, x_scales = self.input_quantiser.integers(x.float())
+        x_codes, x_scales = self.input_quantizer.integers(x.float())
         scales = self.weight_scales
         # A code is the only whole number near value / scale.
         codes = (self._decoded(torch.float32).flatten(1).double() / torch.where(scales > 0, scales, 1.0)).round()

@@ -11,7 +11,7 @@ import octavo.ops.linear  # noqa: F401 registers the ops
 from octavo.errors import ModelError
 from octavo.formats import Format
 from octavo.nn.packed import PackedLayer
-from octavo.nn.quantiser import Quantiser
+from octavo.nn.quantizer import Quantizer
 from octavo.recipe.spec import Spec
 from octavo.tensor import PackedTensor
 
@@ -26,10 +26,10 @@ class PackedEmbedding(PackedLayer):
     replaces = nn.Embedding
 
     def __init__(
-        self, weight: PackedTensor, *, padding_idx: int | None = None, output_quantiser: Quantiser | None = None
+        self, weight: PackedTensor, *, padding_idx: int | None = None, output_quantizer: Quantizer | None = None
     ) -> None:
         """Hold the table ``weight``."""
-        super().__init__(weight, output_quantiser=output_quantiser)
+        super().__init__(weight, output_quantizer=output_quantizer)
         self.num_embeddings, self.embedding_dim = weight.shape
         self.padding_idx = padding_idx
 
@@ -56,4 +56,4 @@ class PackedEmbedding(PackedLayer):
         y = torch.ops.octavo.packed_embedding.default(
             input, *self.parts, self._text, self._rows, self._width, self.dtype
         )
-        return y if self.output_quantiser is None else self.output_quantiser(y)
+        return y if self.output_quantizer is None else self.output_quantizer(y)

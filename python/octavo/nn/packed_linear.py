@@ -11,7 +11,7 @@ import octavo.ops.linear  # noqa: F401 registers the ops
 from octavo.formats import Format
 from octavo.nn.linear import QuantTransposedLinear
 from octavo.nn.packed import PackedLayer
-from octavo.nn.quantiser import Quantiser
+from octavo.nn.quantizer import Quantizer
 from octavo.recipe.spec import Spec
 from octavo.tensor import PackedTensor
 
@@ -35,11 +35,11 @@ class PackedLinear(PackedLayer):
         weight: PackedTensor,
         bias: Tensor | None = None,
         *,
-        input_quantiser: Quantiser | None = None,
-        output_quantiser: Quantiser | None = None,
+        input_quantizer: Quantizer | None = None,
+        output_quantizer: Quantizer | None = None,
     ) -> None:
         """Hold ``weight``. ``bias``: ``[N]``, float, or int32 in steps of the accumulators of an integer layer."""
-        super().__init__(weight, bias, input_quantiser=input_quantiser, output_quantiser=output_quantiser)
+        super().__init__(weight, bias, input_quantizer=input_quantizer, output_quantizer=output_quantizer)
         self.out_features, self.in_features = weight.shape
 
     @classmethod
@@ -54,7 +54,7 @@ class PackedLinear(PackedLayer):
 
     @classmethod
     def accepts(cls, layer: nn.Module) -> bool:
-        """Whether this class is the packed form of ``layer``: also of transformers' Conv1D, quantised."""
+        """Whether this class is the packed form of ``layer``: also of transformers' Conv1D, quantized."""
         return isinstance(layer, nn.Linear | QuantTransposedLinear)
 
     def stand_for(self, layer: nn.Module, what: str) -> None:
@@ -62,7 +62,7 @@ class PackedLinear(PackedLayer):
         super().stand_for(layer, what)
         self._transposed = QuantTransposedLinear._replaces(layer) or getattr(layer, "_transposed", False)
 
-    def _factors(self, x: Quantiser) -> bool:
+    def _factors(self, x: Quantizer) -> bool:
         return x.granularity == "tensor" or (x.granularity == "channel" and not x.is_static)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -71,19 +71,19 @@ class PackedLinear(PackedLayer):
         if self._needs_check(x):
             self._check(x)
         # The registries, not the attributes: nn.Module looks those up ten times as slowly.
-        held, quantiser = self._buffers, self.input_quantiser
+        held, quantizer = self._buffers, self.input_quantizer
         bias = self._parameters["bias"] if "bias" in self._parameters else held["bias"]
         graded = x.requires_grad and torch.is_grad_enabled()
-        if quantiser is not None and quantiser.enabled:
+        if quantizer is not None and quantizer.enabled:
             if self._integer:
                 y = (_INTEGER if graded else _INTEGER_PLAIN)(
-                    x, held["weight_codes"], held["weight_scales"], bias, quantiser.scales, self._text,
-                    quantiser.format.text, self._rows, self._width,
+                    x, held["weight_codes"], held["weight_scales"], bias, quantizer.scales, self._text,
+                    quantizer.format.text, self._rows, self._width,
                 )  # fmt: skip
-                return y if self.output_quantiser is None else self.output_quantiser(y)
-            x = quantiser(x)
+                return y if self.output_quantizer is None else self.output_quantizer(y)
+            x = quantizer(x)
         y = (_PACKED if graded else _PACKED_PLAIN)(
             x, held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"], bias,
             self._text, self._rows, self._width,
         )  # fmt: skip
-        return y if self.output_quantiser is None else self.output_quantiser(y)
+        return y if self.output_quantizer is None else self.output_quantizer(y)

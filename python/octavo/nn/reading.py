@@ -1,7 +1,7 @@
 """Reading a layer's weight or bias past the layer: what a model gets whose own code multiplies ``layer.weight``.
 
 Some models use a layer as a holder of its weight (DeBERTa's ``rel_embeddings``, Mamba's ``conv1d``). Inside a forward
-pass, ``layer.weight`` of a quantised layer is the rounded weight and of a packed one the decoded weight, so that the
+pass, ``layer.weight`` of a quantized layer is the rounded weight and of a packed one the decoded weight, so that the
 model computes with the same values however it reads them. Everywhere else it is the Parameter or PackedTensor.
 Methods that compute outside any module's forward say so with :func:`rounded_weights`. What is read is a copy: writing
 to it would be lost, and raises ModelError with the layer's name and the rule that keeps it.
@@ -33,7 +33,7 @@ watches: list[set[int]] = []
 
 
 class rounded_weights:
-    """Read ``layer.weight`` and ``layer.bias`` of quantised layers as in a forward pass: rounded, or decoded.
+    """Read ``layer.weight`` and ``layer.bias`` of quantized layers as in a forward pass: rounded, or decoded.
 
     For a model's methods that read weights themselves and are called without its forward, such as a ``generate`` of its
     own; also a decorator of them, of generators and coroutines too.

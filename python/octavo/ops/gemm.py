@@ -1,4 +1,4 @@
-"""``octavo::int8_gemm``: exact products of int8 matrices, with scaling and requantisation in the same pass."""
+"""``octavo::int8_gemm``: exact products of int8 matrices, with scaling and requantization in the same pass."""
 
 from __future__ import annotations
 

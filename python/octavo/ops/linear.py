@@ -192,7 +192,7 @@ def integer_linear(
     *,
     input_scales: Tensor | None = None,
 ) -> Tensor:
-    """Quantise ``x`` to integers and multiply with packed integers, exactly, in int32.
+    """Quantize ``x`` to integers and multiply with packed integers, exactly, in int32.
 
     ``x``: ``[..., K]``, finite float32, float16 or bfloat16, on the CPU or a CUDA device, where a row that
     is not finite becomes NaN instead of an error, and K is at most 131,071. ``weight``: shape ``(N, K)``, ``int2`` to

@@ -1,4 +1,4 @@
-"""Quantising and packing models."""
+"""Quantizing and packing models."""
 
 from importlib import import_module as _import_module
 

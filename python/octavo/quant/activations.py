@@ -25,7 +25,7 @@ _FINE = [2 ** (step / 128) for step in range(-8, 9)]
 # `kl` compares distributions over this many equal bins, and tries thresholds from the 128th bin of one sign on.
 _KL_BINS = 4096
 _KL_FIRST, _KL_STRIDE = 128, 16
-# What `kl` puts where the quantised distribution has nothing and the other one something.
+# What `kl` puts where the quantized distribution has nothing and the other one something.
 _KL_LEAST = 1e-9
 
 
@@ -132,7 +132,7 @@ def quantize_to(values: Tensor, fmt: Format, parts: Parts) -> Tensor:
 
 
 def _kl(fmt: Format, seen: Statistics, full: Range) -> Range:
-    """Return the range whose quantised distribution has the least relative entropy to the clipped one.
+    """Return the range whose quantized distribution has the least relative entropy to the clipped one.
 
     The clipped distribution has what was cut off in its outermost bins. Source: Migacz, 8-bit Inference with TensorRT
     (2017), over both signs.

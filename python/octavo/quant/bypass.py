@@ -1,4 +1,4 @@
-"""Telling of quantised layers that a model does not use: its first forward pass is watched."""
+"""Telling of quantized layers that a model does not use: its first forward pass is watched."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS = (PackedLayer, QuantLayer, QuantAttention, QuantMatmul)
 
 
 def watch_first_pass(model: nn.Module) -> None:
-    """Let the first forward pass of ``model`` that ends warn of quantised layers it did not use.
+    """Let the first forward pass of ``model`` that ends warn of quantized layers it did not use.
 
     Also of layers whose weight alone it used, where their plan rounds activations: the weight was read past the layer.
     Later passes are not watched and cost nothing.
@@ -37,18 +37,18 @@ def stop_watching(model: nn.Module) -> None:
 
 
 def warn_of_shared(model: nn.Module) -> None:
-    """Warn of quantised weights that are also a Parameter of a module that is no layer, which reads it as it is."""
-    quantised = {
+    """Warn of quantized weights that are also a Parameter of a module that is no layer, which reads it as it is."""
+    quantized = {
         id(layer._own("weight")): path
         for path, layer in _layers(model).items()
-        if isinstance(layer, QuantLayer) and layer.weight_quantiser is not None
+        if isinstance(layer, QuantLayer) and layer.weight_quantizer is not None
     }
     found = {
-        quantised[id(tensor)]: join(path, name)
+        quantized[id(tensor)]: join(path, name)
         for path, module in model.named_modules()
         if not isinstance(module, QuantLayer) and not is_default(module)
         for name, tensor in module._parameters.items()
-        if id(tensor) in quantised
+        if id(tensor) in quantized
     }
     if found:
         rule = "; ".join(str(Rule(name=path, keep=True)) for path in found)
@@ -61,12 +61,12 @@ def warn_of_shared(model: nn.Module) -> None:
 
 
 def bypassed(model: nn.Module) -> list[str]:
-    """Return the paths of the quantised layers that the first forward pass of a model did not use, or not in full."""
+    """Return the paths of the quantized layers that the first forward pass of a model did not use, or not in full."""
     return [path for path, module in _layers(model).items() if vars(module).get("bypassed")]
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the quantised layers by path; not the products inside an attention."""
+    """Return the quantized layers by path; not the products inside an attention."""
     found: dict[str, nn.Module] = {}
     for path, module in model.named_modules():
         inside = any(path.startswith(f"{other}.") for other in found)
@@ -131,22 +131,22 @@ def _tell(model: nn.Module, layers: dict[str, nn.Module], called: set[int], read
     parts = []
     if unused:
         parts.append(
-            f"{_few(unused)}: not used in the first forward pass, in which quantising {_it(unused)} changed nothing"
+            f"{_few(unused)}: not used in the first forward pass, in which quantizing {_it(unused)} changed nothing"
         )
     if partly:
         parts.append(f"{_few(partly)}: the model reads the weight past the layer, whose activations are not rounded")
     unless = f", unless other inputs use {_it(unused)}" if unused else ""  # experts, heads, layers left out at random
     short = rule if len(named) <= _NAMED else f"{'; '.join(rule.split('; ')[:_NAMED])}; ..."
     message = (
-        f"{type(model).__name__}: {len(named)} of {len(layers)} quantised layers are bypassed. {'. '.join(parts)}. "
+        f"{type(model).__name__}: {len(named)} of {len(layers)} quantized layers are bypassed. {'. '.join(parts)}. "
         f"Keep {_it(named)} in the recipe{unless}: '{short}'"
     )
     warnings.warn(BypassWarning(message, named, rule), stacklevel=2)
 
 
 def _rounds_activations(layer: nn.Module) -> bool:
-    quantisers = (getattr(layer, f"{role}_quantiser", None) for role in ("input", "output"))
-    return any(quantiser is not None and quantiser.enabled for quantiser in quantisers)
+    quantizers = (getattr(layer, f"{role}_quantizer", None) for role in ("input", "output"))
+    return any(quantizer is not None and quantizer.enabled for quantizer in quantizers)
 
 
 def _few(paths: list[str]) -> str:

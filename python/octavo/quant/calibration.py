@@ -13,7 +13,7 @@ from octavo.display.progress import Progress
 from octavo.errors import CalibrationError
 from octavo.nn.integer import Int32Bias
 from octavo.nn.layer import QuantLayer
-from octavo.nn.quantiser import Quantiser
+from octavo.nn.quantizer import Quantizer
 from octavo.quant.statistics import Statistics
 
 
@@ -106,9 +106,9 @@ def call(model: nn.Module, batch: Any, number: int) -> Any:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluate inside; modes, buffers, random numbers and switches of quantisers are as before afterwards."""
+    """Evaluate inside; modes, buffers, random numbers and switches of quantizers are as before afterwards."""
     modes = {module: module.training for module in model.modules()}
-    switches = {module: module.enabled for module in model.modules() if isinstance(module, Quantiser | Int32Bias)}
+    switches = {module: module.enabled for module in model.modules() if isinstance(module, Quantizer | Int32Bias)}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_meta]
     model.eval()
     try:
@@ -125,30 +125,30 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(before)
 
 
-def activation_quantisers(model: nn.Module) -> Iterator[Quantiser]:
-    """The quantisers of inputs and outputs, not of weights and biases."""
+def activation_quantizers(model: nn.Module) -> Iterator[Quantizer]:
+    """The quantizers of inputs and outputs, not of weights and biases."""
     own = {
-        quantiser
+        quantizer
         for layer in model.modules()
         if isinstance(layer, QuantLayer)
-        for quantiser in (layer.weight_quantiser, layer.bias_quantiser)
+        for quantizer in (layer.weight_quantizer, layer.bias_quantizer)
     }
-    return (module for module in model.modules() if isinstance(module, Quantiser) and module not in own)
+    return (module for module in model.modules() if isinstance(module, Quantizer) and module not in own)
 
 
-def observe(model: nn.Module, wanted: list[Quantiser], batches: Batches, show: Progress) -> dict[Quantiser, Statistics]:
-    """Return what the tensors of some quantisers hold while nothing is quantised. Raises NonFiniteError with the name.
+def observe(model: nn.Module, wanted: list[Quantizer], batches: Batches, show: Progress) -> dict[Quantizer, Statistics]:
+    """Return what the tensors of some quantizers hold while nothing is quantized. Raises NonFiniteError with the name.
 
     All of ``wanted`` lie inside ``model``.
     """
-    seen = {quantiser: Statistics() for quantiser in wanted}
+    seen = {quantizer: Statistics() for quantizer in wanted}
 
-    def see(quantiser: Quantiser, arguments: tuple[Tensor, ...]) -> None:
-        seen[quantiser].add(arguments[0], quantiser.what)
+    def see(quantizer: Quantizer, arguments: tuple[Tensor, ...]) -> None:
+        seen[quantizer].add(arguments[0], quantizer.what)
 
     with undisturbed(model), hooked(wanted, see):
         for module in model.modules():
-            if isinstance(module, Quantiser | Int32Bias):
+            if isinstance(module, Quantizer | Int32Bias):
                 module.enabled = False
         run(model, batches, show, "calibrating activations")
     return seen
@@ -173,7 +173,7 @@ class Products:
         """Return ``2/n X^T X`` ``[K, K]`` of the n vectors, float32. Raises CalibrationError where there are none."""
         if not self.n:
             raise CalibrationError(
-                f"{self.layer.weight_quantiser.what}: '{self.layer.weight_quantiser.spec}' got no calibration data: "
+                f"{self.layer.weight_quantizer.what}: '{self.layer.weight_quantizer.spec}' got no calibration data: "
                 "the layer was never called; leave it out of the recipe, or give batches that reach it"
             )
         return (self.sums * (2 / self.n)).float()

@@ -1,4 +1,4 @@
-"""What share of a model is quantised, and what stayed as it was, and why."""
+"""What share of a model is quantized, and what stayed as it was, and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from octavo.display.progress import Progress
 from octavo.errors import CoverageWarning, DTypeError
-from octavo.nn import PackedLayer, Quantiser
+from octavo.nn import PackedLayer, Quantizer
 from octavo.quant.bypass import bypassed
 from octavo.recipe.sites import Site, join, model_sites
 
@@ -24,14 +24,14 @@ LEAST = 0.5
 """Share of the parameters below which quantize_model warns."""
 
 KEPT = "kept by the recipe"
-OFF = "its quantiser is switched off"
+OFF = "its quantizer is switched off"
 
 
 @dataclass(frozen=True)
 class Part:
     """One parameter: ``format`` None where it stays as it is, for the ``reason``. Bytes as floats and as stored packed.
 
-    ``bypassed``: quantised, but the model's first forward pass did not use it.
+    ``bypassed``: quantized, but the model's first forward pass did not use it.
     """
 
     name: str
@@ -61,18 +61,18 @@ class Coverage:
         return sum(part.elements for part in self.parts)
 
     @property
-    def quantised(self) -> int:
+    def quantized(self) -> int:
         """Number of elements that have a format."""
         return sum(part.elements for part in self.parts if part.format)
 
     @property
     def share(self) -> float:
-        """Quantised elements over all, 0 to 1."""
-        return self.quantised / max(self.parameters, 1)
+        """Quantized elements over all, 0 to 1."""
+        return self.quantized / max(self.parameters, 1)
 
     @property
     def byte_share(self) -> float:
-        """Bytes, before quantising, of what is quantised over those of all, 0 to 1."""
+        """Bytes, before quantizing, of what is quantized over those of all, 0 to 1."""
         return sum(part.nbytes_before for part in self.parts if part.format) / max(self.nbytes_before, 1)
 
     @property
@@ -82,12 +82,12 @@ class Coverage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parameters, quantised ones packed."""
+        """Bytes of all parameters, quantized ones packed."""
         return sum(part.nbytes for part in self.parts)
 
     @property
     def bypassed(self) -> tuple[str, ...]:
-        """Names of quantised parameters that the model's first forward pass did not use."""
+        """Names of quantized parameters that the model's first forward pass did not use."""
         return tuple(part.name for part in self.parts if part.bypassed)
 
     def kept(self) -> dict[str, int]:
@@ -118,7 +118,7 @@ class Coverage:
 
     def to_json(self) -> str:
         """Return everything as JSON."""
-        totals = {name: getattr(self, name) for name in ("parameters", "quantised", "share", "byte_share")}
+        totals = {name: getattr(self, name) for name in ("parameters", "quantized", "share", "byte_share")}
         totals |= {"nbytes_before": self.nbytes_before, "nbytes": self.nbytes, "kept": self.kept()}
         return json.dumps({**totals, "parts": [asdict(part) for part in self.parts]}, indent=2, ensure_ascii=False)
 
@@ -131,8 +131,8 @@ class Coverage:
         rest = f"; float: {', '.join(reasons[:4])}{more}" if reasons else ""
         unused = f"; bypassed: {', '.join(self.bypassed[:4])}" if self.bypassed else ""
         return (
-            f"{100 * self.share:.1f}% of the parameters ({self.quantised:,} of {self.parameters:,}) and "
-            f"{100 * self.byte_share:.1f}% of the bytes are quantised{rest}{unused}"
+            f"{100 * self.share:.1f}% of the parameters ({self.quantized:,} of {self.parameters:,}) and "
+            f"{100 * self.byte_share:.1f}% of the bytes are quantized{rest}{unused}"
         )
 
     def __str__(self) -> str:
@@ -143,7 +143,7 @@ class Coverage:
 
 
 def coverage(model: nn.Module) -> Coverage:
-    """Return what share of a model's parameters is quantised, simulated or packed, and why the rest is not.
+    """Return what share of a model's parameters is quantized, simulated or packed, and why the rest is not.
 
     Print it, or read ``share`` and ``parts``. Raises DTypeError for what is no module, ShapeError for parameters that
     have no shape yet.
@@ -160,19 +160,19 @@ def coverage(model: nn.Module) -> Coverage:
 
 
 def tell_coverage(model: nn.Module, show: Progress) -> None:
-    """Tell what share of a model's parameters is quantised; warn of less than half, but not of activations alone."""
+    """Tell what share of a model's parameters is quantized; warn of less than half, but not of activations alone."""
     found = coverage(model)
     message = f"{type(model).__name__}: {found.summary()}"
     if 0 < found.share < LEAST:
         more = "octavo.quant.coverage(model) lists every parameter, Recipe.explain(model) every rule"
         warnings.warn(CoverageWarning(f"{message}. {more}"), stacklevel=3)
-    elif found.quantised:
+    elif found.quantized:
         show.tell(message)
 
 
 def _parts(model: nn.Module, reasons: dict[int, str], unused: set[str]) -> Iterator[tuple[int, Part]]:
     for path, module in model.named_modules():
-        if isinstance(module, Quantiser):
+        if isinstance(module, Quantizer):
             continue
         if isinstance(module, PackedLayer):
             weight = module.packed_weight
@@ -189,9 +189,9 @@ def _parts(model: nn.Module, reasons: dict[int, str], unused: set[str]) -> Itera
         for name, tensor in module._parameters.items():
             if tensor is None:
                 continue
-            quantiser = getattr(module, f"{name}_quantiser", None) if name in ("weight", "bias") else None
-            fmt = None if quantiser is None or str(quantiser.spec.format) == "fp32" else quantiser.spec.format
-            off = fmt is not None and not quantiser.enabled
+            quantizer = getattr(module, f"{name}_quantizer", None) if name in ("weight", "bias") else None
+            fmt = None if quantizer is None or str(quantizer.spec.format) == "fp32" else quantizer.spec.format
+            off = fmt is not None and not quantizer.enabled
             fmt = None if off else fmt
             reason = (
                 None

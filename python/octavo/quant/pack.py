@@ -33,7 +33,7 @@ _PACKERS: dict[type[QuantLayer], Callable[..., PackedLayer]] = {
 
 
 def pack_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
-    """Return the model with its quantised weights as codes: what :func:`octavo.quantize_model` simulates, in bytes.
+    """Return the model with its quantized weights as codes: what :func:`octavo.quantize_model` simulates, in bytes.
 
     Every simulated layer whose weight has a format becomes a packed one of the same path, mode and hooks; its dense
     weight goes. Outputs are those of the simulated model in evaluation: bit for bit on the integer path, else up to the
@@ -51,7 +51,7 @@ def pack_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     }
     if not layers:
         raise ModelError(
-            f"{type(model).__name__}: no simulated layer with a quantised weight; octavo.quantize_model makes them"
+            f"{type(model).__name__}: no simulated layer with a quantized weight; octavo.quantize_model makes them"
         )
     packed: dict[int, nn.Module] = {}
     shared: dict[int, list[PackedLayer]] = {}
@@ -76,14 +76,14 @@ def pack_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
 
 
 def _has_weight(layer: QuantLayer) -> bool:
-    return layer.weight_quantiser is not None
+    return layer.weight_quantizer is not None
 
 
 def _pack(path: str, layer: QuantLayer) -> PackedLayer:
     packer = next((made for kind, made in _PACKERS.items() if isinstance(layer, kind)), None)
     if packer is None:
         raise ModelError(f"{path}: a {type(layer).__name__} has no packed form; keep it in the recipe")
-    extra = next((name for name, _ in layer.named_children() if not name.endswith("_quantiser")), None)
+    extra = next((name for name, _ in layer.named_children() if not name.endswith("_quantizer")), None)
     if extra is not None:
         raise ModelError(
             f"{path}: packing would drop its submodule {extra!r}; fuse and commit adapters first, or insert them after"

@@ -1,4 +1,4 @@
-"""Replacing layers by quantised ones: everything is made before anything is changed, and can be put back."""
+"""Replacing layers by quantized ones: everything is made before anything is changed, and can be put back."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _plan(model: nn.Module, recipe: Any) -> Plan:
 
 
 class Replacement:
-    """The quantised layers of a plan, beside the model whose layers they replace.
+    """The quantized layers of a plan, beside the model whose layers they replace.
 
     Raises DTypeError or FormatError, naming the layer, for what cannot be replaced or cannot hold its formats; the
     model is as it was.
@@ -72,7 +72,7 @@ class Replacement:
                 if plan[first] != given:
                     raise FormatError(f"plan: {first} and {path} are one module and are given different formats")
                 continue
-            made = _quantised(module, given, path)
+            made = _quantized(module, given, path)
             self.layers[path] = made
             self._new[id(module)] = made
 
@@ -114,7 +114,7 @@ def _read_past(model: nn.Module) -> set[nn.Module]:
     return {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
 
 
-def _quantised(module: nn.Module, plan: LayerPlan, path: str) -> nn.Module:
+def _quantized(module: nn.Module, plan: LayerPlan, path: str) -> nn.Module:
     what = path or type(module).__name__
     if hasattr(module, "with_plan"):
         return module.with_plan(plan, what)

@@ -8,7 +8,7 @@ from torch import nn
 
 from octavo.errors import FormatError, ModelError
 from octavo.nn.layer import QuantLayer
-from octavo.nn.quantiser import Quantiser
+from octavo.nn.quantizer import Quantizer
 from octavo.quant.activations import range_of, scales_of
 from octavo.quant.model import calibrate_weight
 from octavo.quant.weight_scales import weight_scales
@@ -21,7 +21,7 @@ ROLES = ("weight", "input", "output")
 class FormatSchedule:
     """Formats by step: ``FormatSchedule({0: "int8", 500: "int6", 1000: "int4:g32"})``.
 
-    From each step on, the quantisers of ``roles`` in every quantised layer round to that format; a role that a layer
+    From each step on, the quantizers of ``roles`` in every quantized layer round to that format; a role that a layer
     keeps in float stays so. Steps count from 0; before the first of them nothing changes. Formats are texts such as
     ``int4:g32`` or ``int4:g32@mse``, then chosen from the weight as it is at that step. A fixed scale of an activation
     goes on to cover the range it covered, and learned scales stay the Parameter they were.
@@ -29,7 +29,7 @@ class FormatSchedule:
     ``octavo.train.train(..., callbacks=[schedule])`` calls it before every update; by hand, ``schedule.step(model)``
     before every update counts them itself. It looks at the step and at the model alone: a run that goes on from a
     checkpoint goes on as if it had never stopped. Raises FormatError for an unknown format, and where learned scales
-    would have to change their number; ModelError for a model without such quantisers.
+    would have to change their number; ModelError for a model without such quantizers.
     """
 
     def __init__(self, formats: Mapping[int, str | Spec], *, roles: Sequence[str] = ("weight",)) -> None:
@@ -64,46 +64,46 @@ class FormatSchedule:
         spec = self.at(step)
         if spec is None:
             return
-        found = list(self._quantisers(model))
+        found = list(self._quantizers(model))
         if not found:
             raise ModelError(
-                f"the model has no quantised layer with a format for {' or '.join(self.roles) or 'no role'}, which "
+                f"the model has no quantized layer with a format for {' or '.join(self.roles) or 'no role'}, which "
                 "FormatSchedule would change; pass what octavo.quantize_model returned"
             )
-        for layer, role, quantiser in found:
-            if quantiser.format != spec.format:
-                _change(layer, role, quantiser, spec)
+        for layer, role, quantizer in found:
+            if quantizer.format != spec.format:
+                _change(layer, role, quantizer, spec)
 
-    def _quantisers(self, model: nn.Module) -> Iterator[tuple[QuantLayer, str, Quantiser]]:
+    def _quantizers(self, model: nn.Module) -> Iterator[tuple[QuantLayer, str, Quantizer]]:
         for layer in model.modules():
             if isinstance(layer, QuantLayer):
                 for role in self.roles:
-                    quantiser = getattr(layer, f"{role}_quantiser")
-                    if quantiser is not None:
-                        yield layer, role, quantiser
+                    quantizer = getattr(layer, f"{role}_quantizer")
+                    if quantizer is not None:
+                        yield layer, role, quantizer
 
 
-def _change(layer: QuantLayer, role: str, quantiser: Quantiser, spec: Spec) -> None:
-    if quantiser.is_learned:
-        _change_learned(layer, role, quantiser, spec)
+def _change(layer: QuantLayer, role: str, quantizer: Quantizer, spec: Spec) -> None:
+    if quantizer.is_learned:
+        _change_learned(layer, role, quantizer, spec)
     elif role == "weight":
-        quantiser.adopt(spec)
+        quantizer.adopt(spec)
         if spec.calibration is not None:
             calibrate_weight(layer)
-    elif quantiser.is_static and spec.format.granularity == "tensor":
-        covered = range_of(quantiser.format, quantiser.scales, quantiser.zeros)
-        quantiser.adopt(Spec(spec.format, quantiser.spec.calibration))
-        quantiser.set_scales(*scales_of(spec.format, covered))
+    elif quantizer.is_static and spec.format.granularity == "tensor":
+        covered = range_of(quantizer.format, quantizer.scales, quantizer.zeros)
+        quantizer.adopt(Spec(spec.format, quantizer.spec.calibration))
+        quantizer.set_scales(*scales_of(spec.format, covered))
     else:
-        quantiser.adopt(Spec(spec.format, scale=spec.scale))
+        quantizer.adopt(Spec(spec.format, scale=spec.scale))
 
 
-def _change_learned(layer: QuantLayer, role: str, quantiser: Quantiser, spec: Spec) -> None:
-    """Change the format under the same Parameter, which an optimiser holds."""
-    new = Spec(spec.format, quantiser.spec.calibration)
+def _change_learned(layer: QuantLayer, role: str, quantizer: Quantizer, spec: Spec) -> None:
+    """Change the format under the same Parameter, which an optimizer holds."""
+    new = Spec(spec.format, quantizer.spec.calibration)
     if role == "weight":
-        scales, _, _ = weight_scales(new, layer.weight_matrix().detach(), quantiser.what)
+        scales, _, _ = weight_scales(new, layer.weight_matrix().detach(), quantizer.what)
     else:
-        given, zeros, _ = quantiser.given()
-        scales, _ = scales_of(spec.format, range_of(quantiser.format, given.detach(), zeros))
-    quantiser.relearn(new, scales)
+        given, zeros, _ = quantizer.given()
+        scales, _ = scales_of(spec.format, range_of(quantizer.format, given.detach(), zeros))
+    quantizer.relearn(new, scales)

@@ -48,5 +48,5 @@ def _needs_model(rule: Rule) -> str | None:
         if role in ("input", "output"):
             return f"a checkpoint holds no {role}s: leave {role}= out, or give the recipe to a model"
         if spec and (spec.calibration or spec.format == INT32):
-            return f"'{spec}' needs a model: quantise it first, or give a format alone (of block scales @ceil, @mse)"
+            return f"'{spec}' needs a model: quantize it first, or give a format alone (of block scales @ceil, @mse)"
     return None

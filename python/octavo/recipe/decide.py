@@ -87,9 +87,9 @@ def _given(rule: Rule, role: str, spec: Spec | None, selected: list[Site]) -> li
             f"{found.module or found.path}{kind}: rule '{rule}' gives a format to its {role}, and there is none; {has}"
         )
     site = max(matched, key=lambda site: (site.problem is not None, math.prod(site.shape or ())))  # the telling one
-    problem = site.problem or f"shape {site.shape}; a vector is quantised where a rule names it in full"
+    problem = site.problem or f"shape {site.shape}; a vector is quantized where a rule names it in full"
     others = f"; layers that do: {LAYERS}" if "takes no formats" in problem else ""
-    raise FormatError(f"{site.path}: rule '{rule}' matches only what cannot be packed or quantised: {problem}{others}")
+    raise FormatError(f"{site.path}: rule '{rule}' matches only what cannot be packed or quantized: {problem}{others}")
 
 
 def _nothing(rule: Rule, sites: Iterable[Site], kind: str) -> str:

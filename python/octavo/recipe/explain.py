@@ -50,10 +50,10 @@ class Totals:
     """Sizes of all parameters, each counted once however often it is shared. Bits are per element."""
 
     parameters: int
-    quantised: int
+    quantized: int
     bytes_before: int
     bytes_after: int
-    bits_of_quantised: float | None
+    bits_of_quantized: float | None
     bits_of_all: float | None
     inputs: int
     outputs: int
@@ -136,19 +136,19 @@ def _bits(nbytes: int, elements: int) -> float | None:
 
 def _totals(decisions: list[Decision]) -> Totals:
     once = {id(d.site.tensor): d for d in reversed(decisions) if d.site.tensor is not None}.values()
-    quantised = [d for d in once if d.format is not None]
+    quantized = [d for d in once if d.format is not None]
     sizes = {id(d): math.prod(d.site.shape) for d in once}
     before = sum(d.site.nbytes(None) for d in once)
     after = sum(d.site.nbytes(d.format) for d in once)
     elements = sum(sizes.values())
-    quantised_elements = sum(sizes[id(d)] for d in quantised)
+    quantized_elements = sum(sizes[id(d)] for d in quantized)
     activations = [d.site.role for d in decisions if d.site.name is None and d.format is not None]
     return Totals(
         parameters=elements,
-        quantised=quantised_elements,
+        quantized=quantized_elements,
         bytes_before=before,
         bytes_after=after,
-        bits_of_quantised=_bits(sum(d.site.nbytes(d.format) for d in quantised), quantised_elements),
+        bits_of_quantized=_bits(sum(d.site.nbytes(d.format) for d in quantized), quantized_elements),
         bits_of_all=_bits(after, elements),
         inputs=activations.count("input"),
         outputs=activations.count("output"),

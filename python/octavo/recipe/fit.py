@@ -26,7 +26,7 @@ def misfit(role: str, spec: Spec) -> str | None:
     if spec.scale != "floor":
         return f"'{fmt}' has the block-scale rule '{spec.scale}' and the calibration '{method}': give one of them"
     if role == "bias":
-        return f"a bias is quantised from its own values: drop @{spec.calibration}"
+        return f"a bias is quantized from its own values: drop @{spec.calibration}"
     if method in ("gptq", "hqq"):
         if role != "weight":
             return f"'{method}' is for weights: give the {role} minmax, quantile, mse, kl or lsq"

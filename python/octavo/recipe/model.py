@@ -27,7 +27,7 @@ def decide_model(rules: Sequence[Rule], model: nn.Module) -> list[Decision]:
 
 
 def layer_plans(decisions: Sequence[Decision]) -> dict[str, LayerPlan]:
-    """Return what each layer gets, layers without a quantised tensor left out."""
+    """Return what each layer gets, layers without a quantized tensor left out."""
     given: dict[str, dict[str, Spec]] = {}
     for decision in decisions:
         if decision.format is not None:

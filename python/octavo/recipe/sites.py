@@ -89,7 +89,7 @@ def model_sites(model: nn.Module) -> list[Site]:
     for path, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(module, []).append(path)
     sites: list[Site] = []
-    whole: set[str] = set()  # modules whose parts are no layers of the model: quantisers, weights they read themselves
+    whole: set[str] = set()  # modules whose parts are no layers of the model: quantizers, weights they read themselves
     for module, names in paths.items():
         if _is_within(names[0], whole):
             continue
@@ -102,7 +102,7 @@ def model_sites(model: nn.Module) -> list[Site]:
                 sites += _unreachable(part, tuple(join(path, inner) for path in names), reason)
             whole.add(names[0])
         elif is_default(module):
-            reason = f"{type(module).__name__} has a forward of its own, which no quantised layer stands in for"
+            reason = f"{type(module).__name__} has a forward of its own, which no quantized layer stands in for"
             sites += _unreachable(module, tuple(names), reason)
             whole.add(names[0])
         else:
@@ -141,8 +141,8 @@ def _roles(module: nn.Module) -> tuple[str, ...]:
 
 
 def _computes_its_own(module: nn.Module) -> bool:
-    """Whether a subclass has another ``forward``, which a quantised layer in its place would not have."""
-    if hasattr(module, "weight_quantiser"):
+    """Whether a subclass has another ``forward``, which a quantized layer in its place would not have."""
+    if hasattr(module, "weight_quantizer"):
         return False
     bases = [base for base in _BASES if isinstance(module, base)]
     return bool(bases) and type(module).forward is not bases[0].forward

@@ -144,5 +144,5 @@ class LayerPlan:
     bias: Spec | None = None
 
     def __bool__(self) -> bool:
-        """Tell whether any tensor is quantised."""
+        """Tell whether any tensor is quantized."""
         return any(getattr(self, role) is not None for role in ROLES)

@@ -77,17 +77,17 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def _totals(explained: Explanation) -> list[tuple[str, str]]:
     totals = explained.totals
-    share = 100 * totals.quantised / max(totals.parameters, 1)
+    share = 100 * totals.quantized / max(totals.parameters, 1)
     lines = [
-        ("parameters", f"{totals.parameters:,}, {share:.1f}% quantised; what is shared counts once"),
+        ("parameters", f"{totals.parameters:,}, {share:.1f}% quantized; what is shared counts once"),
         ("bytes", f"{size(totals.bytes_before)} -> {size(totals.bytes_after)}"),
     ]
-    if totals.bits_of_quantised is not None:
+    if totals.bits_of_quantized is not None:
         lines.append(
-            ("average bits", f"{totals.bits_of_quantised:.4g} of the quantised, {totals.bits_of_all:.4g} of all")
+            ("average bits", f"{totals.bits_of_quantized:.4g} of the quantized, {totals.bits_of_all:.4g} of all")
         )
     if totals.inputs or totals.outputs:
-        lines.append(("activations", f"{totals.inputs} inputs and {totals.outputs} outputs quantised"))
+        lines.append(("activations", f"{totals.inputs} inputs and {totals.outputs} outputs quantized"))
     return lines
 
 

@@ -71,7 +71,7 @@ def format_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     """Draw accuracy against average bits: one panel for weights alone, one for weights and inputs."""
     modes = [mode for mode in ("weights", "both") if any(r["mode"] == mode and r["family"] != "fp32" for r in rows)]
     made, panels = figure(max(1, len(modes)))
-    names = {"weights": "weights quantised", "both": "weights and inputs quantised"}
+    names = {"weights": "weights quantized", "both": "weights and inputs quantized"}
     for panel, mode in zip(panels, modes, strict=False):
         for position, family in enumerate(_families(rows)):
             chosen = sorted(

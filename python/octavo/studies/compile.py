@@ -26,7 +26,7 @@ VOCABULARY = 1000
 
 @dataclass(frozen=True)
 class Compile:
-    """The study: a tiny BERT with fresh weights in float32, quantised by ``recipe``, and packed.
+    """The study: a tiny BERT with fresh weights in float32, quantized by ``recipe``, and packed.
 
     ``batch`` texts of ``length`` tokens; ``layers`` of ``width``; ``rounds``: timings of every contestant.
     ``backend``: of torch.compile; ``eager`` and ``aot_eager`` capture graphs and compile nothing.
@@ -55,7 +55,7 @@ class Compile:
     def run(self, journal: Journal, device: torch.device, tell: Callable[..., None]) -> list[dict[str, Any]]:
         """Return a row a kind of model: times in seconds, graphs, graph breaks and the largest difference to eager."""
         rows: list[dict[str, Any]] = []
-        for position, kind in enumerate((FP32, "quantised", "packed")):
+        for position, kind in enumerate((FP32, "quantized", "packed")):
             tell(f"{kind}: torch.compile", position / 3)
             settings = {"study": "compile", "model": kind, **asdict(self), "machine": machine(device)}
             found = journal.find(settings, "row")

@@ -15,7 +15,7 @@ from octavo.studies import candidates
 from octavo.studies.points import Laboratory, Point
 from octavo.studies.tables import draws, grouped, summary, weight_bits
 
-#: What is quantised: the weights of Linear layers alone, or their inputs as well.
+#: What is quantized: the weights of Linear layers alone, or their inputs as well.
 MODES = ("weights", "both")
 _QUICK = 2  # candidates of a quick study
 
@@ -93,7 +93,7 @@ class Formats:
 def rows(records: Sequence[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
     """Return one row for each family, width and mode, with its :func:`summary`; the first record is float32's.
 
-    Bits are averages over quantised weights, scales included; 32 where nothing is quantised.
+    Bits are averages over quantized weights, scales included; 32 where nothing is quantized.
     """
     made = []
     names = ("family", "width", "mode")

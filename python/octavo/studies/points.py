@@ -1,4 +1,4 @@
-"""One point of a study: a copy of the model, quantised, perhaps trained, and measured once on test texts."""
+"""One point of a study: a copy of the model, quantized, perhaps trained, and measured once on test texts."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Laboratory:
         return records
 
     def measure(self, point: Point) -> dict[str, Any]:
-        """Quantise, train if asked for, measure on test texts, and write the record."""
+        """Quantize, train if asked for, measure on test texts, and write the record."""
         settings, begin = point.settings(self.subject), time.perf_counter()
         model = self.build(point, settings)
         facts = {"result": self.compare(model, "test"), "seconds": round(time.perf_counter() - begin, 3)}

@@ -1,4 +1,4 @@
-"""Accuracy against width, after post-training quantisation and after training through the format."""
+"""Accuracy against width, after post-training quantization and after training through the format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BASELINES = ("mase",)
 
 @dataclass(frozen=True)
 class Family:
-    """A way to quantise the Linear layers at any width ``{w}``.
+    """A way to quantize the Linear layers at any width ``{w}``.
 
     ``ptq``, ``qat``: what is given to weights, inputs and biases before and with training; ``half`` of the width is
     ``{h}``.

@@ -50,7 +50,7 @@ def summary(group: Sequence[dict[str, Any]], fp32: dict[str, Any]) -> dict[str, 
 
 
 def weight_bits(model: nn.Module, recipe: str) -> float | None:
-    """Return the average bits of a weight, scales included, over the weights that ``recipe`` quantises."""
+    """Return the average bits of a weight, scales included, over the weights that ``recipe`` quantizes."""
     bits = elements = 0
     modules = dict(model.named_modules())
     for path, plan in Recipe.parse(recipe).plan(model).items():

@@ -187,7 +187,7 @@ class CompressReport:
 
     def markdown(self) -> str:
         """Return the report for people."""
-        merit = "the highest SQNR (signal to quantisation noise over all weights)"
+        merit = "the highest SQNR (signal to quantization noise over all weights)"
         if self._were_run:
             merit = "most right answers on validation lines, then the highest SQNR of the weights,"
         lines = [

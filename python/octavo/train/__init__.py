@@ -26,17 +26,17 @@ processes are torchrun's, :mod:`octavo.train.distributed`.
 
 from octavo.errors import PackageError
 from octavo.train.config import TrainConfig
-from octavo.train.errors import CheckpointError, ConfigError, OptimiserError, TaskError
+from octavo.train.errors import CheckpointError, ConfigError, OptimizerError, TaskError
 from octavo.train.loop import TrainResult, train
 from octavo.train.metrics import read_metrics, without_clock
-from octavo.train.optimiser import adamw
+from octavo.train.optimizer import adamw
 from octavo.train.randomness import seed_all
 from octavo.train.task import Task
 
 __all__ = [
     "CheckpointError",
     "ConfigError",
-    "OptimiserError",
+    "OptimizerError",
     "PackageError",
     "Task",
     "TaskError",

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from octavo import files
 from octavo._reading import check_regular
+from octavo.nn.former import current_names
 from octavo.train.errors import CheckpointError
 from octavo.train.outline import check_content, check_frame
 
@@ -77,6 +78,16 @@ def load(file: Path) -> dict[str, Any]:
         raise CheckpointError(f"{file}: checkpoint format {number!r}; this version reads {FORMAT}")
     if saved != digest(content):
         raise CheckpointError(f"{file}: damaged: its content does not have the digest that was written with it")
+    return _as_of_today(content)
+
+
+def _as_of_today(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a checkpoint under the names that Octavo has used since 0.1."""
+    if "optimiser" in content:
+        content["optimizer"] = content.pop("optimiser")
+    for name in ("model", "average"):
+        if isinstance(content.get(name), dict):
+            content[name] = current_names(content[name])
     return content
 
 

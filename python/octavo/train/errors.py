@@ -11,8 +11,8 @@ class CheckpointError(OctavoError, ValueError):
     """A checkpoint that cannot be read, or that belongs to another run."""
 
 
-class OptimiserError(OctavoError, ValueError):
-    """An optimiser that does not hold every trained parameter exactly once."""
+class OptimizerError(OctavoError, ValueError):
+    """An optimizer that does not hold every trained parameter exactly once."""
 
 
 class TaskError(OctavoError, ValueError):

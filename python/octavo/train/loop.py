@@ -25,7 +25,7 @@ from octavo.train.errors import CheckpointError, ConfigError
 from octavo.train.evaluation import evaluate, is_better, value_of
 from octavo.train.interrupt import Interrupt
 from octavo.train.metrics import Metrics, write_run
-from octavo.train.optimiser import adamw, check_coverage, check_parameters
+from octavo.train.optimizer import adamw, check_coverage, check_parameters
 from octavo.train.precision import Precision
 from octavo.train.randomness import random_state, restore_random_state, seed_all
 from octavo.train.records import evaluation_line, train_line
@@ -36,7 +36,7 @@ from octavo.train.update import Update, Updater
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 
-MakeOptimiser = Callable[[nn.Module, TrainConfig], torch.optim.Optimizer]
+MakeOptimizer = Callable[[nn.Module, TrainConfig], torch.optim.Optimizer]
 Callback = Callable[[nn.Module, int], None]
 
 
@@ -77,7 +77,7 @@ def train(
     resume: bool = True,
     progress: bool = True,
     tensorboard: bool = False,
-    optimiser: MakeOptimiser = adamw,
+    optimizer: MakeOptimizer = adamw,
     callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
     """Train ``model`` on ``task`` as ``config`` says, with everything that is written in ``folder``.
@@ -88,7 +88,7 @@ def train(
     checkpoint, unless ``resume`` is False, which refuses such a folder. A continued run equals one that was
     never stopped, bit for bit on a CPU with the same number of threads; ``kill -9`` loses the steps since the last
     checkpoint.
-    ``progress``: a bar or lines on stderr. ``optimiser``: makes the optimiser; its rates follow the schedule.
+    ``progress``: a bar or lines on stderr. ``optimizer``: makes the optimizer; its rates follow the schedule.
     ``callbacks``: called with ``model`` and the number of the update, from 0, before each update; they change the model
     as that number alone says, as :class:`octavo.quant.FormatSchedule` does, since a run may go on from any of them.
     Under torchrun all processes call this alike; see :mod:`octavo.train.distributed`.
@@ -97,7 +97,7 @@ def train(
     SIGTERM; one that comes after the last step is raised again at the end. It owns the folder, too, by a lock that ends
     with the process. Weights are made by who made the model; :func:`octavo.train.seed_all` beforehand fixes them, too.
 
-    Raises ConfigError, TaskError, OptimiserError, DTypeError or PackageError before the first step for what cannot
+    Raises ConfigError, TaskError, OptimizerError, DTypeError or PackageError before the first step for what cannot
     work, CheckpointError for a folder of another run, LockedError for one that another process trains in, OSError that
     names the file where the disk takes no more (older checkpoints stay), and NonFiniteError with step and parameter if
     gradients diverge.
@@ -107,7 +107,7 @@ def train(
     folder = Path(folder)
     with ExitStack() as stack:
         processes = stack.enter_context(join(config.device))
-        parts = _parts(model, task, config, processes, optimiser)
+        parts = _parts(model, task, config, processes, optimizer)
         stack.enter_context(_only_run(folder, processes))
         _take_up_newest(parts, folder, resume=resume)
         step, first = parts.state.step, processes.is_first
@@ -137,7 +137,7 @@ def _only_run(folder: Path, processes: Processes) -> Iterator[None]:
 
 
 def _parts(
-    model: nn.Module, task: Any, config: TrainConfig, processes: Processes, make_optimiser: MakeOptimiser
+    model: nn.Module, task: Any, config: TrainConfig, processes: Processes, make_optimizer: MakeOptimizer
 ) -> Parts:
     """Seed the generators, move the model, and make everything that a run changes."""
     if config.batch_size < config.accumulation * processes.world:
@@ -145,11 +145,11 @@ def _parts(
         raise ConfigError(f"batch_size is {config.batch_size}; accepted: at least one sequence for {parts}")
     seed_all(config.seed, processes.rank)
     model.to(processes.device).train()
-    optimiser = make_optimiser(model, config)
-    check_coverage(model, optimiser)
+    optimizer = make_optimizer(model, config)
+    check_coverage(model, optimizer)
     precision = Precision(config.precision, processes.device)
     average = Average(model, config.ema) if config.ema is not None else None
-    return Parts(model, task, config, processes, optimiser, precision, average, Clock(), State())
+    return Parts(model, task, config, processes, optimizer, precision, average, Clock(), State())
 
 
 def _take_up_newest(parts: Parts, folder: Path, *, resume: bool) -> None:
@@ -195,7 +195,7 @@ class _Run:
             parts.config,
             processes=parts.processes,
             precision=parts.precision,
-            optimiser=parts.optimiser,
+            optimizer=parts.optimizer,
             unit=parts.state.unit,
         )
         restore_random_state(random)  # wrapping the model may have drawn numbers

@@ -95,7 +95,7 @@ def check_outline(file: Path, content: Mapping[str, Any], names: Collection[str]
     step, states = content["step"], content["random"]
     if type(step) is not int or step < 0:
         raise CheckpointError(f"{file}: step is {shown(step)}; accepted are whole numbers of at least 0")
-    for name in ("config", "state", "clock", "model", "optimiser", "scaler"):
+    for name in ("config", "state", "clock", "model", "optimizer", "scaler"):
         if not isinstance(content[name], dict):
             raise CheckpointError(f"{file}: {name} is {shown(content[name])}; accepted is a dict")
     if not isinstance(states, list) or not states or not all(map(_is_random, states)):
@@ -112,23 +112,23 @@ def _is_random(state: Any) -> bool:
 
 
 def check_alike(
-    file: Path, content: Mapping[str, Any], model: nn.Module, optimiser: torch.optim.Optimizer, average: Any
+    file: Path, content: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, average: Any
 ) -> None:
     """Refuse tensors of another shape or dtype than those they would replace. Raises CheckpointError."""
     _check_alike(file, "model", content["model"], model.state_dict())
     if average is not None:
         _check_alike(file, "average", content["average"], average.state_dict())
-    held, own = content["optimiser"], optimiser.state_dict()
+    held, own = content["optimizer"], optimizer.state_dict()
     groups = held.get("param_groups")
     if not isinstance(groups, list) or not isinstance(held.get("state"), dict):
-        raise CheckpointError(f"{file}: optimiser is {shown(held)}; accepted are its state and its param_groups")
+        raise CheckpointError(f"{file}: optimizer is {shown(held)}; accepted are its state and its param_groups")
     if len(groups) == len(own["param_groups"]):  # torch refuses others
         for number, (group, wanted) in enumerate(zip(groups, own["param_groups"], strict=True)):
-            _check_group(file, f"optimiser.param_groups.{number}", group, wanted)
-    if isinstance(optimiser, torch.optim.Adam):  # AdamW, too; others may keep state of any shape
-        parameters = [parameter for group in optimiser.param_groups for parameter in group["params"]]
+            _check_group(file, f"optimizer.param_groups.{number}", group, wanted)
+    if isinstance(optimizer, torch.optim.Adam):  # AdamW, too; others may keep state of any shape
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         for number, state in held["state"].items():
-            _check_moments(file, f"optimiser.state.{shown(number)}", number, state, parameters)
+            _check_moments(file, f"optimizer.state.{shown(number)}", number, state, parameters)
 
 
 def _check_group(file: Path, where: str, group: Any, own: Mapping[str, Any]) -> None:

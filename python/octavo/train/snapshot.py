@@ -31,7 +31,7 @@ class Parts:
     task: Any
     config: TrainConfig
     processes: Processes
-    optimiser: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer
     precision: Precision
     average: Average | None
     clock: Clock
@@ -41,7 +41,7 @@ class Parts:
         """Return all of it as nested dicts and lists of tensors and plain values. All processes call this."""
         return {
             "model": self.model.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "average": self.average.state_dict() if self.average is not None else None,
             "scaler": self.precision.scaler.state_dict(),
             "task": self.task.state_dict() if has_state(self.task) else None,
@@ -63,10 +63,10 @@ class Parts:
             self._take_up(file, content)
 
     def _take_up(self, file: Path, content: dict[str, Any]) -> None:
-        names = ("model", "optimiser", "average", "scaler", "task", "random", "state", "clock", "config")
+        names = ("model", "optimizer", "average", "scaler", "task", "random", "state", "clock", "config")
         check_outline(file, content, names)
         self._check_config(file, content["config"], content["step"])
-        check_alike(file, content, self.model, self.optimiser, self.average)
+        check_alike(file, content, self.model, self.optimizer, self.average)
         before, now = content.get("data"), getattr(self.task, "data_digest", None)
         if before != now:
             told = [str(digest)[:16] if digest else "the task's own" for digest in (before, now)]
@@ -74,7 +74,7 @@ class Parts:
             raise CheckpointError(f"{file}: of a run on other data: digest was {told[0]}, is {told[1]}; {way_out}")
         try:
             self.model.load_state_dict(content["model"])
-            self.optimiser.load_state_dict(content["optimiser"])
+            self.optimizer.load_state_dict(content["optimizer"])
             if self.average is not None:
                 self.average.load_state_dict(content["average"])
             if content["scaler"]:

@@ -43,7 +43,7 @@ class Update:
 
 
 class Updater:
-    """Makes updates of ``model`` with ``optimiser``; holds the wrappers for several processes and compilation.
+    """Makes updates of ``model`` with ``optimizer``; holds the wrappers for several processes and compilation.
 
     ``unit`` is what every loss is divided by before its gradient is taken. It cannot be the tokens, known only when all
     micro-batches of all processes have been seen; it is a power of two near them, so that dividing rounds nothing and
@@ -59,14 +59,14 @@ class Updater:
         *,
         processes: Processes,
         precision: Precision,
-        optimiser: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         unit: float | None = None,
     ) -> None:
         """Wrap the model; with several processes this sends the weights of the first to all."""
         self.unit = unit
         self._task, self._config, self._processes, self._precision = task, config, processes, precision
-        self._optimiser = optimiser
-        for group in optimiser.param_groups:
+        self._optimizer = optimizer
+        for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._network = DistributedDataParallel(model) if processes.world > 1 else model
@@ -81,14 +81,14 @@ class Updater:
         """
         config, scaler = self._config, self._precision.scaler
         factor = rate_factor(config, step)
-        for group in self._optimiser.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
-        self._optimiser.zero_grad(set_to_none=True)
+        self._optimizer.zero_grad(set_to_none=True)
         totals = _Totals(self._processes.device)
         for micro in range(config.accumulation):
             self._backward(step, micro, totals)
         if scaler.is_enabled():
-            scaler.unscale_(self._optimiser)
+            scaler.unscale_(self._optimizer)
         names = [name for name, p in self._named if p.grad is not None]
         gradients = [p.grad for _, p in self._named if p.grad is not None]
         if not gradients:
@@ -108,9 +108,9 @@ class Updater:
             if config.clip:
                 scale *= min(1.0, config.clip / (norm + 1e-6))
             torch._foreach_mul_(gradients, scale)
-            scaler.step(self._optimiser)
+            scaler.step(self._optimizer)
         scaler.update()
-        rate = self._optimiser.param_groups[0]["lr"]
+        rate = self._optimizer.param_groups[0]["lr"]
         return Update(totals.loss_sum, round(totals.tokens), totals.counts, rate, norm, skipped, totals.stop)
 
     def _backward(self, step: int, micro: int, totals: _Totals) -> None:

@@ -168,7 +168,7 @@ mod bmi2 {
         let w = width as usize;
         let count = safe_count(codes.len(), w, out.len());
         if size_of::<C>() == 1 && w == 4 {
-            // The common case as plain arithmetic on pairs, which the compiler vectorises well.
+            // The common case as plain arithmetic on pairs, which the compiler vectorizes well.
             let (pairs, _) = codes[..count].as_chunks::<2>();
             for (byte, pair) in out.iter_mut().zip(pairs) {
                 *byte = (pair[0].to_u32() | pair[1].to_u32() << 4) as u8;

@@ -35,25 +35,25 @@ const NEEDED: [&str; 22] = [
     "cuThreadExchangeStreamCaptureMode",
 ];
 
-/// The initialised driver.
+/// The initialized driver.
 pub(crate) struct Driver {
     /// The CUDA version it belongs to, as `1000 * major + 10 * minor`.
     pub(crate) version: u32,
     /// Devices that this process sees.
     pub(crate) devices: i32,
-    /// The process that initialised it: a fork of it has no CUDA.
+    /// The process that initialized it: a fork of it has no CUDA.
     process: u32,
 }
 
 impl Driver {
-    /// The driver, initialised at the first call that succeeds.
+    /// The driver, initialized at the first call that succeeds.
     pub(crate) fn get() -> Result<&'static Self> {
         static FOUND: OnceLock<Driver> = OnceLock::new();
         if let Some(driver) = FOUND.get() {
             driver.same_process()?;
             return Ok(driver);
         }
-        let found = catch_unwind(Self::initialise)
+        let found = catch_unwind(Self::initialize)
             .unwrap_or_else(|_| Err(Error::Unavailable("the NVIDIA driver's library cannot be loaded".to_owned())))?;
         Ok(FOUND.get_or_init(|| found))
     }
@@ -63,15 +63,15 @@ impl Driver {
             return Ok(());
         }
         Err(Error::Unavailable(format!(
-            "process {} is a fork of process {}, which had initialised CUDA; CUDA does not survive a fork. Start workers \
+            "process {} is a fork of process {}, which had initialized CUDA; CUDA does not survive a fork. Start workers \
              with the 'spawn' or 'forkserver' method",
             std::process::id(),
             self.process
         )))
     }
 
-    fn initialise() -> Result<Self> {
-        // SAFETY: the driver's initialisers run, as in every program that uses CUDA.
+    fn initialize() -> Result<Self> {
+        // SAFETY: the driver's initializers run, as in every program that uses CUDA.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::Unavailable(
                 "no NVIDIA driver: the loader finds neither libcuda.so nor libcuda.so.1. On a machine with a GPU install \
@@ -93,7 +93,7 @@ impl Driver {
             let (name, text) = describe(status);
             let hint = match status as u32 {
                 34 => "; a stub library of a toolkit was found instead of the driver: remove it from LD_LIBRARY_PATH",
-                3 => "; a process forked after CUDA was initialised cannot use it: start it with 'spawn'",
+                3 => "; a process forked after CUDA was initialized cannot use it: start it with 'spawn'",
                 100 => "; CUDA_VISIBLE_DEVICES may hide all devices",
                 _ => "",
             };

@@ -145,7 +145,7 @@ unsafe fn start(device: &Device, stream: sys::CUstream, call: &Call, kernel: &Ke
         unsafe { sys::cuLaunchKernelEx(&raw const config, kernel.function, pointers.as_mut_ptr(), null_mut()) };
     check(status, what)?;
     // SAFETY: as the caller promises.
-    if settings::synchronise() && !unsafe { is_capturing(stream, call)? } {
+    if settings::synchronize() && !unsafe { is_capturing(stream, call)? } {
         // SAFETY: as above.
         let status = unsafe { sys::cuStreamSynchronize(stream) };
         check(status, || format!("kernel '{}' on device {} failed", named(call), device.ordinal))?;

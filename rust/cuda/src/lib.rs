@@ -1,6 +1,6 @@
 //! Octavo's kernels for NVIDIA GPUs.
 //!
-//! A [`Program`] is CUDA C++ that includes nothing, with the macros that specialise it; a [`Call`] is one launch of one of
+//! A [`Program`] is CUDA C++ that includes nothing, with the macros that specialize it; a [`Call`] is one launch of one of
 //! its kernels. Rooms of kernels make calls; what runs them - a GPU, or the host in a test - sees nothing else.
 //!
 //! [`launch`] runs calls on a GPU: the driver and the compiler are found at run time, programs are compiled at their first

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-/// CUDA C++ and the macros that specialise it.
+/// CUDA C++ and the macros that specialize it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Program {
     /// Names the program in errors and files: `decode-mxint8-bfloat16`.

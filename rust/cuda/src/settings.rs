@@ -30,7 +30,7 @@ pub struct Settings {
     /// Where compiled kernels are kept.
     pub keep: Keep,
     /// Wait after every launch, so that an error names the kernel that made it, and compile with line numbers.
-    pub synchronise: bool,
+    pub synchronize: bool,
     /// Use no kernel that only some devices run: those for all take their place, with the same results.
     pub plain: bool,
 }
@@ -63,7 +63,7 @@ impl Settings {
             packages: Vec::new(),
             toolkit: path("CUDA_HOME").or_else(|| path("CUDA_PATH")),
             keep,
-            synchronise: switch("OCTAVO_CUDA_SYNC")?,
+            synchronize: switch("OCTAVO_CUDA_SYNC")?,
             plain: switch("OCTAVO_CUDA_PLAIN")?,
         })
     }
@@ -75,7 +75,7 @@ static PLAIN: AtomicBool = AtomicBool::new(false);
 
 /// Replaces the settings. Libraries that are loaded stay.
 pub fn configure(settings: Settings) {
-    SYNCHRONISE.store(settings.synchronise, Ordering::Relaxed);
+    SYNCHRONISE.store(settings.synchronize, Ordering::Relaxed);
     PLAIN.store(settings.plain, Ordering::Relaxed);
     *CURRENT.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(settings));
 }
@@ -90,7 +90,7 @@ pub fn current() -> Result<Arc<Settings>> {
 }
 
 /// Whether launches wait for their kernels; asked at every launch.
-pub(crate) fn synchronise() -> bool {
+pub(crate) fn synchronize() -> bool {
     SYNCHRONISE.load(Ordering::Relaxed)
 }
 

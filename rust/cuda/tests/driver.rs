@@ -31,7 +31,7 @@ fn child() {
     let Some(scenario) = env::var_os("FAKE_SCENARIO") else { return };
     let load = |name: &str| {
         env::var_os(name).map(|path| {
-            // SAFETY: the stand-ins have no initialisers.
+            // SAFETY: the stand-ins have no initializers.
             unsafe { Library::new(path) }.unwrap()
         })
     };

@@ -38,7 +38,7 @@ impl Fakes {
         let (driver, compiler) =
             (fake("cuda.c", "libcuda.so", folder.path())?, fake("nvrtc.c", "libnvrtc.so.13", folder.path())?);
         let open = |path: &Path| {
-            // SAFETY: the libraries have no initialisers.
+            // SAFETY: the libraries have no initializers.
             unsafe { Library::new(path) }.unwrap()
         };
         let fakes = Self { driver: open(&driver), compiler: open(&compiler), folder, one: Mutex::new(()) };
@@ -48,10 +48,10 @@ impl Fakes {
         Some(fakes)
     }
 
-    fn configure(&self, synchronise: bool) {
+    fn configure(&self, synchronize: bool) {
         let compiler = self.folder.path().join("libnvrtc.so.13");
         let keep = Keep::Folder(self.folder.path().join("kept"));
-        configure(Settings { nvrtc: Some(compiler), keep, synchronise, ..bare() });
+        configure(Settings { nvrtc: Some(compiler), keep, synchronize, ..bare() });
     }
 
     /// What the driver was asked since the last call.

@@ -132,7 +132,7 @@ pub(crate) fn decode(
     })
 }
 
-/// Quantises the values at address x into those at address out; the two may be the same.
+/// Quantizes the values at address x into those at address out; the two may be the same.
 #[pyfunction]
 #[pyo3(name = "_quantize")]
 #[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]

@@ -75,7 +75,7 @@ pub(crate) fn packed_linear(
     })
 }
 
-/// Writes the integer product of `m` rows at address x, quantised to `input_format`, to address out.
+/// Writes the integer product of `m` rows at address x, quantized to `input_format`, to address out.
 #[pyfunction]
 #[pyo3(name = "_integer_linear")]
 #[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]

@@ -67,7 +67,7 @@ pub(crate) fn apart(written: &[Memory], read: &[Memory]) -> Result<()> {
 /// A read-only slice.
 ///
 /// # Safety
-/// The Python caller must keep the memory alive, `count` initialised values of `T`, and nobody may write to it for the
+/// The Python caller must keep the memory alive, `count` initialized values of `T`, and nobody may write to it for the
 /// duration of the call: neither this call, as [`apart`] checks, nor other threads, which Python cannot rule out and its
 /// users are told not to do.
 pub(crate) unsafe fn slice<'a, T>(address: usize, count: usize, what: &str) -> Result<&'a [T]> {

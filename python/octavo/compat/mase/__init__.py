@@ -1,6 +1,6 @@
-"""Plain-torch reproductions of MASE's quantisers, quirks included.
+"""Plain-torch reproductions of MASE's quantizers, quirks included.
 
-Every function takes float tensors on any device and returns *dequantised* values, as MASE does. They reproduce
+Every function takes float tensors on any device and returns *dequantized* values, as MASE does. They reproduce
 DeepWok/mase 6ff398cf on recorded inputs (../shared/vectors/mase) and exist to compare with old numbers and to import
 old settings: they disagree with octavo's own formats on purpose (FORMATS.md, section 6). Exponents come from a rounded
 float32 `log2`, so that results within a few ulp of a power of two may depend on the torch build, as they do in MASE.

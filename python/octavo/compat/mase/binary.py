@@ -1,4 +1,4 @@
-"""Binary, ternary and residual-sign quantisers."""
+"""Binary, ternary and residual-sign quantizers."""
 
 from collections.abc import Sequence
 
@@ -61,7 +61,7 @@ def binary_quantizer(
 def binary_zero_one(x: Tensor, threshold: float = 0.0) -> Tensor:
     """1.0 where `x >= threshold`, else 0.0, in float32. Any shape, float dtype.
 
-    Raises DTypeError. Source: MASE `BinaryZeroOne`, which none of its quantisers uses.
+    Raises DTypeError. Source: MASE `BinaryZeroOne`, which none of its quantizers uses.
     """
     check_tensor("binary_zero_one", "x", x)
     return straight_through(x, lambda x: torch.where(x >= threshold, 1.0, 0.0))
@@ -71,7 +71,7 @@ def binary_bipolar_scaled(x: Tensor) -> Tensor:
     """+a for positive elements and -a for the others, zero included; a is the mean magnitude of each sample.
 
     `x`: 4 dimensions, float dtype, samples along the first. Returns float32, float64 for float64.
-    Raises DTypeError, ShapeError. Source: MASE `BinaryBipolarScaled`, which none of its quantisers uses.
+    Raises DTypeError, ShapeError. Source: MASE `BinaryBipolarScaled`, which none of its quantizers uses.
     """
     name = "binary_bipolar_scaled"
     check_tensor(name, "x", x)
@@ -106,7 +106,7 @@ def ternary_quantizer(x: Tensor, scaling_factor: bool = False) -> Tensor:
 
 
 def residual_sign_quantizer(levels: int, means: Tensor | Sequence[float] | None, x: Tensor) -> Tensor:
-    """Levels of a residual binarisation: `q_l = binarize(r_l) * |means_l|`, `r_0 = x`, `r_{l+1} = r_l - q_l`.
+    """Levels of a residual binarization: `q_l = binarize(r_l) * |means_l|`, `r_0 = x`, `r_{l+1} = r_l - q_l`.
 
     `x`: any shape, float dtype. `means`: one value per level; None stands for MASE's start, (levels, .., 1) over their
     sum. Returns the levels stacked along a new first dimension, which one level alone does not have; their sum

@@ -109,7 +109,7 @@ def _per_tile(
     skip_first_dim: bool,
     quantize: Callable[[Tensor, Tensor], Tensor],
 ) -> Callable[[Tensor], Tensor]:
-    """A function that cuts a tensor shaped like `x` into tiles, quantises each by its largest magnitude, rejoins."""
+    """A function that cuts a tensor shaped like `x` into tiles, quantizes each by its largest magnitude, rejoins."""
     tile_shape = _tile_shape(name, x, block_size, skip_first_dim)
 
     def apply(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""MASE's quantisation dictionaries as recipes."""
+"""MASE's quantization dictionaries as recipes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from octavo.recipe.sites import model_sites
 
 _ROLES = {"data_in": "input", "weight": "weight", "bias": "bias", "data_out": "output"}
 _TYPES = {"linear": "Linear", "conv1d": "Conv1d", "conv2d": "Conv2d"}
-# What MASE quantises besides, and no layer of a recipe is.
+# What MASE quantizes besides, and no layer of a recipe is.
 _FUNCTIONS = (
     "add", "bmm", "matmul", "mul", "sub", "relu", "selu", "tanh", "gelu", "softsign", "softplus", "batch_norm2d",
     "layer_norm", "group_norm", "instance_norm2d", "rms_norm", "rotary_positional_encoding", "grouped_query_attention",
@@ -36,7 +36,7 @@ class Imported:
 
 
 def recipe(config: Mapping[str, Any], model: nn.Module | None = None) -> Imported:
-    """Return the recipe of a dictionary for MASE's quantise pass, which is not changed.
+    """Return the recipe of a dictionary for MASE's quantize pass, which is not changed.
 
     ``config``: ``{"by": "type" | "name" | "regex_name", "default": {"config": {"name": None}}, "linear": {"config":
     {"name": "integer", "data_in_width": 8, "data_in_frac_width": 4, ...}}}``; None, "NA" and ``bypass`` keep a layer.
@@ -132,7 +132,7 @@ class _Reader:
         return found
 
     def _note_convolutions(self, where: str) -> None:
-        self.note(where, "MASE's quantised convolutions lose their bias; here it stays")
+        self.note(where, "MASE's quantized convolutions lose their bias; here it stays")
 
     def _add(self, gives: dict[str, Format | str], **selector: str) -> None:
         """Add a rule. An entry of MASE decides about all roles, so those it does not name are kept."""

@@ -1,4 +1,4 @@
-"""Quantisers with learned parameters: LSQ step size and FlexRound."""
+"""Quantizers with learned parameters: LSQ step size and FlexRound."""
 
 import torch
 from torch import Tensor

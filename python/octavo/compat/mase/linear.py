@@ -1,4 +1,4 @@
-"""Forward passes of MASE's quantised linear layers, driven by its configuration dictionaries."""
+"""Forward passes of MASE's quantized linear layers, driven by its configuration dictionaries."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,7 +17,7 @@ from octavo.errors import FormatError, ShapeError
 
 Settings = Mapping[str, Any]
 Quantizer = Callable[[Tensor, Callable[[str], Any], bool], Tensor]
-"""Quantises a tensor by the settings of its role, looked up by name; the flag tells activations from parameters."""
+"""Quantizes a tensor by the settings of its role, looked up by name; the flag tells activations from parameters."""
 
 
 def linear_forward(layer: str, x: Tensor, weight: Tensor, bias: Tensor | None, config: Settings) -> Tensor:
@@ -27,9 +27,9 @@ def linear_forward(layer: str, x: Tensor, weight: Tensor, bias: Tensor | None, c
     inputs), `bias`: (outputs) or None. Returns (..., outputs).
     `config`: MASE's dictionary, whose keys begin with `data_in_`, `weight_` and `bias_`; keys this module does not use
     are ignored. `LinearInteger` also rounds its result where `data_out_width` is given, and takes `floor`.
-    `LinearBinary` binarises its weight only, and neither it nor `LinearBinaryScaling` scales anything.
+    `LinearBinary` binarizes its weight only, and neither it nor `LinearBinaryScaling` scales anything.
 
-    Raises FormatError for an unknown layer or a missing key, ShapeError, and what the quantisers raise.
+    Raises FormatError for an unknown layer or a missing key, ShapeError, and what the quantizers raise.
     Source: MASE `chop.nn.quantized.modules.linear`.
     """
     if layer not in LAYERS:
@@ -81,7 +81,7 @@ def _role(config: Settings, role: str) -> Callable[[str], Any]:
 
 
 def _settings(function: Callable[..., Tensor], names: Mapping[str, str]) -> Quantizer:
-    """A quantiser that calls `function` with the settings `names` maps to its arguments."""
+    """A quantizer that calls `function` with the settings `names` maps to its arguments."""
     return lambda tensor, get, activation: function(tensor, **{argument: get(key) for key, argument in names.items()})
 
 

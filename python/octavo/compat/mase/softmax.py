@@ -8,7 +8,7 @@ from octavo.compat.mase.integer import integer_floor_quantizer, integer_quantize
 
 
 def softermax(x: Tensor, dim: int = -1) -> Tensor:
-    """`2^(x - floor(max x))` normalised to sum 1 along `dim`.
+    """`2^(x - floor(max x))` normalized to sum 1 along `dim`.
 
     `x`: at least one dimension, float dtype. Returns a tensor like `x`. Raises DTypeError, ShapeError.
     Source: MASE `softermax`; Stevens et al., Softermax.

@@ -54,7 +54,7 @@ def greedy(model: Seq2Seq, memory: Tensors, max_length: int, *, cache: bool) -> 
 
 
 def beam_search(model: Seq2Seq, memory: Tensors, max_length: int, beam: int, *, cache: bool) -> tuple[Tensor, Tensor]:
-    """Keep the ``beam`` most likely hypotheses of each row; scores are sums of log-probabilities, not normalised.
+    """Keep the ``beam`` most likely hypotheses of each row; scores are sums of log-probabilities, not normalized.
 
     A hypothesis that has ended stays in the beam with its score; a row is done when all its hypotheses have ended.
     Equal scores: the earlier hypothesis, then the lower token, wins.

@@ -1,4 +1,4 @@
-"""Biases corrected for the mean error of a quantised layer (Nagel et al. 2019)."""
+"""Biases corrected for the mean error of a quantized layer (Nagel et al. 2019)."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def correct_bias_model(
     samples: int | None = 512,
     progress: bool | Report = True,
 ) -> BiasCorrections:
-    """Add to the biases of a quantised model what its layers' outputs lost on average, channel by channel, in place.
+    """Add to the biases of a quantized model what its layers' outputs lost on average, channel by channel, in place.
 
-    ``model``: quantised. ``reference``: the float model it came from. Linear layers and convolutions of the same name
+    ``model``: quantized. ``reference``: the float model it came from. Linear layers and convolutions of the same name
     correspond. ``calibration``, ``samples``, ``progress``: as for :func:`octavo.quantize_model`. Layers are corrected
     in the order they run, each after those before it; layers with the same input together. ``create``: give layers
     without a bias one; else they are reported.
@@ -63,7 +63,7 @@ def correct_bias_model(
     layers = {name: layer for name, layer in model.named_modules() if _is_layer(layer)}
     twins = {name: layer for name, layer in reference.named_modules() if _is_layer(layer) and name in layers}
     if not twins:
-        why = "pass the quantised model and the float model that it came from"
+        why = "pass the quantized model and the float model that it came from"
         if any(isinstance(module, PackedLayer) for module in (*model.modules(), *reference.modules())):
             why = "a packed layer's bias is fixed; correct the model before octavo.pack_model"
         raise ModelError(f"model and reference have no linear layer or convolution of the same name; {why}")
@@ -102,7 +102,7 @@ def _check_shapes(reference: nn.Module, layers: dict[str, nn.Module]) -> None:
         if layer.weight.shape != other.weight.shape:
             raise ShapeError(
                 f"{name}: the weight has shape {tuple(layer.weight.shape)}, in the reference "
-                f"{tuple(other.weight.shape)}; pass the model that this one was quantised from"
+                f"{tuple(other.weight.shape)}; pass the model that this one was quantized from"
             )
 
 

@@ -34,7 +34,7 @@ def gptq(
     order: str = "natural",
     scale: str = "floor",
 ) -> Solution:
-    """Quantise a weight so that ``tr((W - Q) H (W - Q)')`` is small: what a layer's outputs lose on its inputs.
+    """Quantize a weight so that ``tr((W - Q) H (W - Q)')`` is small: what a layer's outputs lose on its inputs.
 
     ``weight`` W: ``[..., K]``, float32, float16 or bfloat16 on the CPU; groups run along K. ``hessian`` H: ``[K, K]``,
     ``X'X`` of the layer's inputs ``[n, K]`` up to a factor. ``format``: any. ``damp``: share of H's mean

@@ -17,7 +17,7 @@ _MOST = 10_000  # iterations; it converges in tens
 
 
 def hqq(weight: Tensor, format: Format | str, *, iterations: int = 20, p: float = 0.7) -> Solution:
-    """Quantise a weight with the scales and zero points of least ``sum |w - q|^p``, found without calibration data.
+    """Quantize a weight with the scales and zero points of least ``sum |w - q|^p``, found without calibration data.
 
     ``weight``: ``[..., K]``, float32, float16 or bfloat16 on the CPU; groups run along K. ``format``: any. Real scales
     (``int``, ``uint``, ``nf``, ``ternary``, ``binary``) alternate between rounding and a least-squares fit weighted by

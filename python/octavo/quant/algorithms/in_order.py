@@ -17,13 +17,13 @@ from octavo.quant.calibration import Batches, Products, hooked, undisturbed
 def solve_weights(model: nn.Module, layers: list[QuantLayer], batches: Batches | None, show: Progress) -> None:
     """Give layers the weights and scales that their specs' ``gptq`` or ``hqq`` find.
 
-    GPTQ goes in the order the layers run, each from its inputs in the model with everything before it quantised: up to
+    GPTQ goes in the order the layers run, each from its inputs in the model with everything before it quantized: up to
     the layer the calibration data runs once more for every layer, or layers with the same input; to the end for layers
     that do not run just once in every batch. Columns go in descending order of the Hessian's diagonal, scales are
     fitted. If anything fails the weights are as they were.
     """
     before = {layer: layer.weight_matrix().detach().clone() for layer in layers}
-    by_gptq = [layer for layer in layers if layer.weight_quantiser.spec.calibration.method == "gptq"]
+    by_gptq = [layer for layer in layers if layer.weight_quantizer.spec.calibration.method == "gptq"]
     try:
         with show.stage("solving for weights", len(layers)) as advance:
             for layer in layers:
@@ -47,7 +47,7 @@ def _solve_in_order(model: nn.Module, layers: list[QuantLayer], batches: Batches
 
             def see(layer: QuantLayer, arguments: tuple[Tensor, ...], products: Any = products) -> None:
                 x = arguments[0]
-                products[layer].add(x if layer.input_quantiser is None else layer.input_quantiser(x))
+                products[layer].add(x if layer.input_quantizer is None else layer.input_quantizer(x))
 
             with hooked(stage.layers, see):
                 run_to(model, batches, stage)
@@ -58,24 +58,24 @@ def _solve_in_order(model: nn.Module, layers: list[QuantLayer], batches: Batches
 
 
 def _enable(layer: QuantLayer, enabled: bool) -> None:
-    for quantiser in (layer.weight_quantiser, layer.bias_quantiser):
-        if quantiser is not None:
-            quantiser.enabled = enabled
+    for quantizer in (layer.weight_quantizer, layer.bias_quantizer):
+        if quantizer is not None:
+            quantizer.enabled = enabled
 
 
 def _solve(layer: QuantLayer, weight: Tensor, hessian: Tensor | None = None) -> None:
     from octavo import quant
 
-    quantiser = layer.weight_quantiser
-    weight, fmt = weight.to(torch.float32), quantiser.format
+    quantizer = layer.weight_quantizer
+    weight, fmt = weight.to(torch.float32), quantizer.format
     try:
         if hessian is None:
             found = quant.hqq(weight, fmt)
         else:
             found = quant.gptq(weight, hessian, fmt, order="descending", scale="mse")
     except OctavoError as error:
-        raise type(error)(f"{quantiser.what}: {error}") from None
+        raise type(error)(f"{quantizer.what}: {error}") from None
     solved, scales, zeros, levels = found
     if fmt.scale_type is not None:
-        quantiser.set_scales(scales, zeros, levels)
+        quantizer.set_scales(scales, zeros, levels)
     layer.set_weight_matrix(solved)

@@ -54,7 +54,7 @@ def smooth_model(
     samples: int | None = 512,
     progress: bool | Report = True,
 ) -> Smoothing:
-    """Divide the channels of norms by scales and multiply the weights that read them, in place, before quantising.
+    """Divide the channels of norms by scales and multiply the weights that read them, in place, before quantizing.
 
     Channel k of a norm's output is divided by ``s_k = max|x_k|^strength / max|w_k|^(1 - strength)``, which leaves the
     model's function as it is but for rounding and its activations with smaller outliers. A norm (LayerNorm, RMSNorm
@@ -72,7 +72,7 @@ def smooth_model(
         raise FormatError(f"strength is {strength!r}; accepted are numbers from 0 to 1")
     for name, module in model.named_modules():
         if isinstance(module, QuantLayer):
-            raise DTypeError(f"{name} is quantised already, with scales of its weight as it is; smooth the float model")
+            raise DTypeError(f"{name} is quantized already, with scales of its weight as it is; smooth the float model")
     batches, show = Batches(calibration, samples), Progress(progress)
     names = {module: name for name, module in model.named_modules()}
     norms = [module for module in names if is_norm(module)]

@@ -16,7 +16,7 @@ RULES = ("floor", "ceil", "mse")
 
 
 class Solution(NamedTuple):
-    """A quantised weight and what encodes it: ``encode(weight, format, scales=.., zeros=.., levels=..)``.
+    """A quantized weight and what encodes it: ``encode(weight, format, scales=.., zeros=.., levels=..)``.
 
     ``weight``: float, shape and dtype of the weight it came from, every element representable. ``scales``: as
     :func:`octavo.encode` stores them, None without. ``zeros``: int32 zero points, shaped like the scales (``uintW``),

@@ -157,7 +157,7 @@ def _measure_here(config: SpeedConfig) -> dict[str, float] | None:
         model.to(processes.device)
         precision = Precision(config.precision, processes.device)
         update = Updater(
-            model, task, settings, processes=processes, precision=precision, optimiser=adamw(model, settings)
+            model, task, settings, processes=processes, precision=precision, optimizer=adamw(model, settings)
         )
         tokens = 0
 

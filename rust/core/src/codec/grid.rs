@@ -3,7 +3,7 @@
 use crate::float::{exp2, floor_log2};
 use crate::format::{Element, Format, Minifloat, Specials};
 
-/// Levels of `nf4`: quantiles of N(0, 1), normalised to [-1, 1], with an exact zero. Source: QLoRA, appendix E.
+/// Levels of `nf4`: quantiles of N(0, 1), normalized to [-1, 1], with an exact zero. Source: QLoRA, appendix E.
 pub(crate) const NF4: [f32; 16] = [
     -1.0,
     -0.696_192_8,

@@ -440,10 +440,10 @@ pub(crate) fn mse_candidates(chooser: &Chooser, default: u8) -> [Option<u8>; 3] 
 }
 
 /// Squared error of a block, float32 throughout: errors times `inverse`, sixteen lanes by position, added as a tree.
-pub(crate) fn block_error(x: &[f32], inverse: f32, mut quantised: impl FnMut(f32) -> f32) -> f32 {
+pub(crate) fn block_error(x: &[f32], inverse: f32, mut quantized: impl FnMut(f32) -> f32) -> f32 {
     let mut lanes = [0.0f32; LANES];
     for (i, &v) in x.iter().enumerate() {
-        let error = (v - quantised(v)) * inverse;
+        let error = (v - quantized(v)) * inverse;
         lanes[i % LANES] += error * error;
     }
     tree_sum(lanes)

@@ -16,7 +16,7 @@ pub(crate) struct Buffer {
 impl std::ops::Deref for Buffer {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the words hold at least `bytes` initialised bytes.
+        // SAFETY: the words hold at least `bytes` initialized bytes.
         unsafe { std::slice::from_raw_parts(self.words.as_ptr().cast(), self.bytes) }
     }
 }

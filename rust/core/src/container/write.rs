@@ -149,11 +149,11 @@ impl Writer {
         Ok(())
     }
 
-    /// Completes the container: a file is synchronised with the disk and renamed to its path; a container in memory is
+    /// Completes the container: a file is synchronized with the disk and renamed to its path; a container in memory is
     /// returned.
     ///
     /// # Errors
-    /// [`Error::Container`] where an announced entry was never put, [`Error::Io`] where synchronising or renaming
+    /// [`Error::Container`] where an announced entry was never put, [`Error::Io`] where synchronizing or renaming
     /// fails, or the path has come into being and `overwrite` is false.
     pub fn finish(self) -> Result<Option<Vec<u8>>> {
         if let Some(name) = self.waiting.first() {
@@ -169,7 +169,7 @@ impl Writer {
         let kept = if overwrite { temporary.persist(&path) } else { temporary.persist_noclobber(&path) };
         kept.map_err(|error| io(error.error))?;
         // The name itself is on disk only with its directory. The bytes are safe by now, and some file systems refuse
-        // to synchronise a directory, so a failure here is no failure of the file.
+        // to synchronize a directory, so a failure here is no failure of the file.
         if let Some(directory) = directory.and_then(|path| File::open(path).ok()) {
             let _ = directory.sync_all();
         }

@@ -1,4 +1,4 @@
-//! `y = x W^T + bias` in integers: inputs are quantised, codes multiplied exactly, sums scaled once.
+//! `y = x W^T + bias` in integers: inputs are quantized, codes multiplied exactly, sums scaled once.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -60,7 +60,7 @@ pub(super) fn check_formats(weight: Format, input: Format) -> Result<()> {
     Ok(())
 }
 
-/// Multiplies `m` rows of inputs, quantised to `input`, with the transposed weights.
+/// Multiplies `m` rows of inputs, quantized to `input`, with the transposed weights.
 ///
 /// `x` holds `[m, columns]` and `out` `[m, rows]` values. `scales` are given input scales (float32), one or `m` of them
 /// as `input` says; without them they are chosen from the inputs. With the exact sum `s` of code products and
@@ -102,7 +102,7 @@ pub fn multiply_integer(
     if m == 0 {
         return Ok(());
     }
-    let x = Codes::quantise(x, m, k, input, scales, level)?;
+    let x = Codes::quantize(x, m, k, input, scales, level)?;
     let floats = if let Bias::Float(bias) = bias { widened(bias, level)? } else { Vec::new() };
     let added = match bias {
         Bias::None => Added::Nothing,
@@ -250,7 +250,7 @@ impl bytes::Finish for Scaled<'_> {
     }
 }
 
-/// Quantised inputs.
+/// Quantized inputs.
 struct Codes {
     codes: Vec<i8>,
     scales: Vec<u8>,
@@ -258,7 +258,7 @@ struct Codes {
 }
 
 impl Codes {
-    fn quantise(
+    fn quantize(
         x: Values<'_>,
         m: usize,
         k: usize,

@@ -1,4 +1,4 @@
-//! The polynomial exercise: `factored=expanded` lines, generated, expanded and tokenised without a file.
+//! The polynomial exercise: `factored=expanded` lines, generated, expanded and tokenized without a file.
 //!
 //! A line is a product of two linear factors in one symbol and its expansion, both as SymPy prints them, without spaces:
 //! `(7-3*z)*(2*z+5)=-6*z**2-z+35`. The law:

@@ -1,6 +1,6 @@
 //! Choosing codes and scales by more than rounding to nearest: error feedback (GPTQ) and fitted scales (HQQ).
 //!
-//! Both work on float32 matrices whose rows are quantised along the columns. They choose scales, in their storage type,
+//! Both work on float32 matrices whose rows are quantized along the columns. They choose scales, in their storage type,
 //! and values that these scales can represent up to an ulp; the codec makes the final codes.
 
 mod fit;

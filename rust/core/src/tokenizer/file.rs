@@ -37,7 +37,7 @@ impl CharTokenizer {
     /// The text of a file, one line.
     ///
     /// # Errors
-    /// [`Error::Data`] if serialisation fails, which no vocabulary brings about.
+    /// [`Error::Data`] if serialization fails, which no vocabulary brings about.
     pub fn to_json(&self) -> Result<String> {
         let characters = self.characters.iter().collect();
         let content = Content { r#type: "char".to_owned(), version: 1, special: SPECIAL, characters };

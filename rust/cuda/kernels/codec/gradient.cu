@@ -1,4 +1,4 @@
-// Straight-through gradient of quantise: what comes in where x lies inside the representable range of its group, else 0.
+// Straight-through gradient of quantize: what comes in where x lies inside the representable range of its group, else 0.
 //
 // Macros LOWEST and HIGHEST: the numbers at the ends of the range at scale 1; UNBOUNDED 1 where there is no end.
 

@@ -31,7 +31,7 @@ struct alignas(8) Moments {
 };
 
 // Writes the rows less their mean, over their standard deviation.
-DEVICE void normalise(const Sums<2> &x, Moments *moments, u8 *rows, float epsilon) {
+DEVICE void normalize(const Sums<2> &x, Moments *moments, u8 *rows, float epsilon) {
     const u32 warp = threadIdx.x >> 5;
 #pragma unroll
     for (int r = 0; r < TILES; r++)
@@ -146,7 +146,7 @@ decode(const u8 *matrices, const float *vectors, const u8 *source, const u8 *mem
             for (int i = 0; i < 4 * TILES; i++)
                 all_cells[(c * TILES * 4 + i) * THREADS + threadIdx.x] = cells[i >> 2][i & 3];
         }
-        normalise(x, moments, normed, epsilon);
+        normalize(x, moments, normed, epsilon);
         store<WIDTH>(hidden, column, x);
 
         const float *bias = vectors + SELF_BIAS;
@@ -173,7 +173,7 @@ decode(const u8 *matrices, const float *vectors, const u8 *source, const u8 *mem
         sync_threads();
         add_bias(x, bias + WIDTH, column);
         multiply<WIDTH>(x, matrices + SELF_OUTPUT, 2 * warp, wide);
-        normalise(x, moments, normed, epsilon);
+        normalize(x, moments, normed, epsilon);
 
         bias = vectors + LAYER_BIAS;
 #pragma unroll 1
@@ -194,7 +194,7 @@ decode(const u8 *matrices, const float *vectors, const u8 *source, const u8 *mem
             sync_threads();
             add_bias(x, bias + WIDTH, column);
             multiply<WIDTH>(x, matrix + MIX, 2 * warp, wide);
-            normalise(x, moments, normed, epsilon);
+            normalize(x, moments, normed, epsilon);
 #pragma unroll 1
             for (u32 pair = warp; pair < INNER / 16; pair += WARPS) {
                 Sums<2> d = {};
@@ -210,7 +210,7 @@ decode(const u8 *matrices, const float *vectors, const u8 *source, const u8 *mem
             sync_threads();
             add_bias(x, bias + 2 * WIDTH + INNER, column);
             multiply<INNER>(x, matrix + CONTRACT, 2 * warp, wide);
-            normalise(x, moments, normed, epsilon);
+            normalize(x, moments, normed, epsilon);
         }
 
         float *logits = (float *)wide;

@@ -16,12 +16,12 @@ const IN_FLIGHT: u64 = 4;
 /// Outputs of more bytes leave the cache before anybody reads them: half of the largest one's 50 MB.
 const EVICT_ABOVE: usize = 25 << 20;
 
-/// How to encode or quantise.
+/// How to encode or quantize.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Encoding {
     /// Rule of the block scale.
     pub rule: ScaleRule,
-    /// Policy for NaN and infinity; quantising always saturates infinities and keeps NaN.
+    /// Policy for NaN and infinity; quantizing always saturates infinities and keeps NaN.
     pub nonfinite: Nonfinite,
     /// The parts hold the scales to use.
     pub given: bool,
@@ -98,7 +98,7 @@ pub fn encode(
 /// # Errors
 /// As for [`encode`].
 #[expect(clippy::too_many_arguments, reason = "one flat call, as for the others")]
-pub fn quantise(
+pub fn quantize(
     format: Format,
     dtype: DType,
     layout: &Layout,
@@ -130,7 +130,7 @@ pub(super) fn check_options(format: Format, how: &Encoding) -> Result<()> {
     Err(Error::Format(text).into())
 }
 
-#[expect(clippy::too_many_arguments, reason = "what encode and quantise share")]
+#[expect(clippy::too_many_arguments, reason = "what encode and quantize share")]
 fn transform(
     format: Format,
     dtype: DType,
@@ -140,7 +140,7 @@ fn transform(
     parts: &Parts,
     scratch: Buffer,
     how: &Encoding,
-    quantise: bool,
+    quantize: bool,
 ) -> Result<Vec<Call>> {
     check_last(format, layout)?;
     check_options(format, how)?;
@@ -151,8 +151,8 @@ fn transform(
     if layout.is_empty() {
         return Ok(Vec::new());
     }
-    let shape = Shape::new(format, layout, &sizes, !quantise);
-    let program = programs::encode(format, dtype, quantise);
+    let shape = Shape::new(format, layout, &sizes, !quantize);
+    let program = programs::encode(format, dtype, quantize);
     let (rule, policy) = (how.rule, how.nonfinite);
     let scales = Scales { format, dtype, layout, sizes: &sizes, x, parts, scratch: &scratch, rule, policy };
     let (row_values, total) = (shape.k * dtype.bytes(), layout.len());
@@ -174,7 +174,7 @@ fn transform(
     }
     let mark = how.given && policy == Nonfinite::Nan && format.is_block();
     let mut calls = if !how.given || mark { scales.all(how.given)? } else { Vec::new() };
-    let write_wide = if quantise {
+    let write_wide = if quantize {
         out.is_aligned(16, shape.rows, row_values)
     } else {
         let bytes = UNIT * format.width() as usize / 8;

@@ -1,4 +1,4 @@
-//! Calls for the gradients of quantising.
+//! Calls for the gradients of quantizing.
 
 use octavo_core::codec::lowered::Chooser;
 use octavo_core::{DType, Error, Format, Layout, Nonfinite, ScaleRule, Sizes};
@@ -10,8 +10,8 @@ use super::shape::{Shape, THREADS, UNIT, check_last};
 use super::{Buffer, Parts, programs};
 use crate::{Argument, Call, Result, blocks};
 
-/// Gradient of quantising: `grad` where x lies inside the representable range, else 0, into `out`. `given` as for
-/// [`super::quantise`].
+/// Gradient of quantizing: `grad` where x lies inside the representable range, else 0, into `out`. `given` as for
+/// [`super::quantize`].
 ///
 /// # Errors
 /// As for [`super::encode`].

@@ -1,4 +1,4 @@
-//! From a format to the macros that specialise the kernels; kernels/codec/*.cu say what each means.
+//! From a format to the macros that specialize the kernels; kernels/codec/*.cu say what each means.
 
 use octavo_core::codec::lowered::{Chooser, ExponentRule, Grid, Integers};
 use octavo_core::float::{exp2, floor_log2};

@@ -1,4 +1,4 @@
-//! Codecs on the device: calls that decode, encode and quantise tensors of every format, bit for bit as octavo-core does.
+//! Codecs on the device: calls that decode, encode and quantize tensors of every format, bit for bit as octavo-core does.
 //!
 //! Tensors are rows along the last dimension; the caller moves another axis there. Given scales lie in the parts before
 //! the call, chosen ones after it.
@@ -11,7 +11,7 @@ mod scales;
 mod scratch;
 mod shape;
 
-pub use calls::{Encoding, decode, encode, quantise};
+pub use calls::{Encoding, decode, encode, quantize};
 pub use gradient::{gradient, scale_gradient};
 pub use programs::programs;
 pub use scratch::scratch_bytes;

@@ -100,11 +100,11 @@ pub(super) fn decode(format: Format, dtype: DType) -> Arc<Program> {
     program("decode", format, dtype, DECODE, &["decode", "decode_rows"], &[("UNIT_SIZE", decode_unit(format, dtype))])
 }
 
-pub(super) fn encode(format: Format, dtype: DType, quantise: bool) -> Arc<Program> {
+pub(super) fn encode(format: Format, dtype: DType, quantize: bool) -> Arc<Program> {
     let fused = is_fused(format);
     let entries: &[_] = if fused { &["encode", "encode_blocks"] } else { &["encode"] };
-    let more = [("UNIT_SIZE", UNIT), ("QUANTISE", quantise.into()), ("FUSED", fused.into())];
-    program(if quantise { "quantise" } else { "encode" }, format, dtype, ENCODE, entries, &more)
+    let more = [("UNIT_SIZE", UNIT), ("QUANTISE", quantize.into()), ("FUSED", fused.into())];
+    program(if quantize { "quantize" } else { "encode" }, format, dtype, ENCODE, entries, &more)
 }
 
 /// None for formats without scales.

@@ -1,4 +1,4 @@
-//! Products in integers of inputs that are quantised on the way: the twin of `octavo_core::linear::multiply_integer`.
+//! Products in integers of inputs that are quantized on the way: the twin of `octavo_core::linear::multiply_integer`.
 
 use std::sync::Arc;
 
@@ -12,12 +12,12 @@ use crate::{Argument, Call, Error, Program, Result};
 const PARTS: &[(&str, &str)] = &[
     ("base.cu", include_str!("../../kernels/base.cu")),
     ("values.cu", include_str!("../../kernels/linear/values.cu")),
-    ("quantise.cu", include_str!("../../kernels/linear/quantise.cu")),
+    ("quantize.cu", include_str!("../../kernels/linear/quantize.cu")),
 ];
 /// Stretches of x whose largest magnitudes are found apart.
 const STRETCHES: usize = 256;
 
-/// `y = quantise(x) W^T`, by addresses.
+/// `y = quantize(x) W^T`, by addresses.
 #[derive(Clone, Copy, Debug)]
 pub struct Integer {
     /// Format of the weights, `int2` to `int8`, `:tensor` or `:channel`.
@@ -47,7 +47,7 @@ pub struct Integer {
 /// How the product is computed, and where in the scratch memory things lie.
 #[derive(Debug)]
 pub struct Plan {
-    quantise: Arc<Program>,
+    quantize: Arc<Program>,
     gemm: Gemm,
     product: Product,
     /// From the beginning of the scratch memory: scales of rows, magnitudes, sums, its end.
@@ -99,9 +99,9 @@ impl Integer {
         let gemm = Gemm::new(&product, device)?;
         let mode = usize::from(each(self.input)) + if self.input_scales == 0 { 0 } else { 2 };
         let apart = width == 4 && is_narrow(self.m);
-        let quantise = Arc::new(program(self.x.dtype, input, mode, apart));
+        let quantize = Arc::new(program(self.x.dtype, input, mode, apart));
         let end = sums + gemm.scratch(&product);
-        Ok(Plan { quantise, gemm, product, at: [scales, magnitudes, sums, end], dynamic: mode == 0 })
+        Ok(Plan { quantize, gemm, product, at: [scales, magnitudes, sums, end], dynamic: mode == 0 })
     }
 
     /// The calls, in order.
@@ -111,7 +111,7 @@ impl Integer {
         let call = |entry, blocks: usize, arguments| -> Result<Call> {
             let grid = [crate::blocks(blocks as u64, 1)?, 1, 1];
             Ok(Call {
-                program: plan.quantise.clone(),
+                program: plan.quantize.clone(),
                 entry,
                 grid,
                 block: [256, 1, 1],
@@ -136,7 +136,7 @@ impl Integer {
             Argument::I64(self.k as i64),
             Argument::I64(plan.product.stride as i64),
         ];
-        calls.push(call("quantise", self.m, arguments)?);
+        calls.push(call("quantize", self.m, arguments)?);
         calls.extend(plan.gemm.calls(&plan.product, base + sums as u64)?);
         Ok(calls)
     }
@@ -155,7 +155,7 @@ impl Plan {
 
     /// The kernels.
     pub fn programs(&self) -> [&Program; 2] {
-        [&self.quantise, self.gemm.program()]
+        [&self.quantize, self.gemm.program()]
     }
 }
 
@@ -166,6 +166,6 @@ fn program(x: DType, input: u32, mode: usize, apart: bool) -> Program {
         ("SCALES", mode.to_string()),
         ("EVEN_ODD_RUNS", u8::from(apart).to_string()),
     ];
-    let name = format!("quantise-int{input}-{}", x.name());
-    Program { name, parts: PARTS, defines, entries: &["magnitudes", "quantise"] }
+    let name = format!("quantize-int{input}-{}", x.name());
+    Program { name, parts: PARTS, defines, entries: &["magnitudes", "quantize"] }
 }

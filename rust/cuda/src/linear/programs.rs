@@ -64,7 +64,7 @@ mod tests {
         let count = |text: &str| on(text, "sm_80").len();
         // Limbs for 1, 2, 4, 8 and 16 rows, float32 up to 8, those of long rows, and those of more rows for each dtype.
         assert_eq!(count("mxint8"), 5 + 5 + 4 + 8 + 1 + 1 + 2);
-        // Quantising and two or three products of integers.
+        // Quantizing and two or three products of integers.
         assert!(count("int8:channel") > count("mxint8"));
         assert_eq!(count("fp16"), 0);
         // Those of warpgroups are there for the one architecture that has them.

@@ -93,7 +93,7 @@ fn libraries(folder: &Path, newest: Option<u32>) -> Vec<PathBuf> {
 fn loaded(newest: Option<u32>, tried: &mut Tried) -> Option<Nvrtc> {
     for major in accepted(newest) {
         let name = format!("libnvrtc.so.{major}");
-        // SAFETY: RTLD_NOLOAD loads nothing, so no initialiser runs.
+        // SAFETY: RTLD_NOLOAD loads nothing, so no initializer runs.
         match unsafe { Library::open(Some(&name), RTLD_NOLOAD | RTLD_NOW) } {
             Ok(library) => match Nvrtc::open(&mapped(&name), library, None) {
                 Ok(found) => return Some(found),
@@ -134,7 +134,7 @@ fn first(paths: &[PathBuf], newest: Option<u32>, tried: &mut Tried) -> Option<Nv
 /// Loads a compiler, after its built-in functions: version 13.0 finds those only where they are loaded already.
 fn open(path: &Path) -> std::result::Result<Nvrtc, String> {
     let builtins = builtins(path);
-    // SAFETY: the library's initialisers run. It is NVIDIA's, or what the user's settings or the loader take for it: whoever
+    // SAFETY: the library's initializers run. It is NVIDIA's, or what the user's settings or the loader take for it: whoever
     // decides about those decides about this process.
     let library = unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) };
     let library = library.map_err(|error| reason(path, &error))?;

@@ -194,7 +194,7 @@ impl Nvrtc {
 /// Line numbers, which triple the code's size, are for those who look for a fault: who waits after every launch.
 pub(crate) fn options(target: Target) -> Vec<String> {
     let architecture = format!("--gpu-architecture={target}");
-    let lines = settings::synchronise().then(|| "-lineinfo".to_owned());
+    let lines = settings::synchronize().then(|| "-lineinfo".to_owned());
     std::iter::once(architecture).chain(OPTIONS.map(str::to_owned)).chain(lines).collect()
 }
 

@@ -15,7 +15,7 @@ use octavo_cuda::{Argument, Call, Program};
 /// Settings that know of nothing.
 pub(crate) fn bare() -> Settings {
     let keep = Keep::Off("a test");
-    Settings { nvrtc: None, packages: Vec::new(), toolkit: None, keep, synchronise: false, plain: false }
+    Settings { nvrtc: None, packages: Vec::new(), toolkit: None, keep, synchronize: false, plain: false }
 }
 
 /// Launches on the stand-in for the driver.

@@ -152,7 +152,7 @@ fn large_products_on_hopper_have_the_processors_bits() {
 }
 
 #[test]
-fn sums_and_requantised_bytes_are_exact() {
+fn sums_and_requantized_bytes_are_exact() {
     if !available() {
         return;
     }

@@ -80,7 +80,7 @@ fn lstm(matrix: &Matrix, table: &[f64], token: usize, hidden: &mut [f64], cells:
     exact
 }
 
-fn normalised(x: &[f64]) -> Vec<f64> {
+fn normalized(x: &[f64]) -> Vec<f64> {
     let count = x.len() as f64;
     let mean = x.iter().sum::<f64>() / count;
     let variance = x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / count;
@@ -142,7 +142,7 @@ impl Decoder {
         let mut found = Vec::new();
         for &token in tokens {
             let mut x = lstm(&self.matrices[0], &self.vectors[0], token, &mut hidden, &mut cells);
-            own.push(round(linear(1, &normalised(&x))));
+            own.push(round(linear(1, &normalized(&x))));
             let query = &own[own.len() - 1][..width];
             let keys: Vec<&[f64]> = own.iter().map(|all| &all[width..2 * width]).collect();
             let values: Vec<&[f64]> = own.iter().map(|all| &all[2 * width..]).collect();
@@ -154,13 +154,13 @@ impl Decoder {
                     let at = |position: usize| ((position * layers + layer) * 2 + kind) * width;
                     (0..length).map(|position| &memory[at(position)..at(position) + width]).collect()
                 };
-                let query = round(linear(which, &normalised(&x)));
+                let query = round(linear(which, &normalized(&x)));
                 add(&mut x, linear(which + 1, &attend(&query, &part(0), &part(1), heads)));
                 let inner =
-                    linear(which + 2, &normalised(&x)).into_iter().map(|v| rounded(v.max(0.0))).collect::<Vec<_>>();
+                    linear(which + 2, &normalized(&x)).into_iter().map(|v| rounded(v.max(0.0))).collect::<Vec<_>>();
                 add(&mut x, linear(which + 3, &inner));
             }
-            found.push(linear(3 + 4 * layers, &normalised(&x))[..vocabulary].to_vec());
+            found.push(linear(3 + 4 * layers, &normalized(&x))[..vocabulary].to_vec());
         }
         found
     }

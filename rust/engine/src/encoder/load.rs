@@ -179,8 +179,8 @@ impl Source {
             }
             _ => Ok(None),
         };
-        let input = role("input_quantiser", |record| &record.input)?;
-        let output = role("output_quantiser", |record| &record.output)?;
+        let input = role("input_quantizer", |record| &record.input)?;
+        let output = role("output_quantizer", |record| &record.output)?;
         let held = self.file.held(self.stored(&weight))?;
         let integer = match (&held, &input) {
             (Some(held), Some(input)) => multiplies_integers(held.format, input),

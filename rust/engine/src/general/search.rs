@@ -56,7 +56,7 @@ struct Hypothesis {
     ended: bool,
 }
 
-/// Keeps the `width` most likely hypotheses of each row; scores are not normalised by length.
+/// Keeps the `width` most likely hypotheses of each row; scores are not normalized by length.
 ///
 /// A hypothesis that has ended stays in the beam with its score; a row is done when all its hypotheses have ended. Of
 /// equal scores the earlier hypothesis, then the lower token, wins.

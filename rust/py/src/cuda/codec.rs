@@ -83,7 +83,7 @@ pub(crate) fn cuda_decode(
     })
 }
 
-/// Quantises the rows at x into those at out, which may be the same.
+/// Quantizes the rows at x into those at out, which may be the same.
 #[pyfunction]
 #[pyo3(name = "_cuda_quantize")]
 #[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
@@ -102,7 +102,7 @@ pub(crate) fn cuda_quantize(
         let (dtype, layout) = layout(format, shape)?;
         let how = Encoding { rule: rule.parse()?, given: given.is_some(), ..Encoding::default() };
         let given = given.map(parts).unwrap_or_default();
-        let calls = codec::quantise(format.0, dtype, &layout, buffer(x), buffer(out), &given, buffer(scratch), &how)?;
+        let calls = codec::quantize(format.0, dtype, &layout, buffer(x), buffer(out), &given, buffer(scratch), &how)?;
         // SAFETY: as in `cuda_encode`.
         unsafe { launch(on.0, on.1, &calls) }
     })

@@ -129,7 +129,7 @@ pub(crate) fn cuda_integer_linear_scratch(
     })
 }
 
-/// Writes the integer product of x, quantised to `input`, to address out.
+/// Writes the integer product of x, quantized to `input`, to address out.
 #[pyfunction]
 #[pyo3(name = "_cuda_integer_linear")]
 #[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]

@@ -24,7 +24,7 @@ Weights are ``int8:channel`` of FORMATS.md, one scale a row. Layers that read th
 """
 
 from octavo.systems.polynomials.static.calibration import METHODS, calibrate
-from octavo.systems.polynomials.static.equalisation import equalize
+from octavo.systems.polynomials.static.equalization import equalize
 from octavo.systems.polynomials.static.files import load, save
 from octavo.systems.polynomials.static.model import Accumulation, StaticInt8Seq2Seq, accumulators, quantize_static
 from octavo.systems.polynomials.static.sensitivity import costly, damages

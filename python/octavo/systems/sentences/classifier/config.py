@@ -14,7 +14,7 @@ _LAYERS, _LARGEST = 4096, 1 << 24
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierConfig:
-    """A BERT encoder with a pooler and a linear head; the defaults are the two-layer BERT of quantisation labs.
+    """A BERT encoder with a pooler and a linear head; the defaults are the two-layer BERT of quantization labs.
 
     ``vocabulary``: ids, 0 for padding. ``classes``: labels. ``width`` of the residual stream, in ``heads`` parts;
     ``feed_forward``: inner width; ``positions``: tokens of the longest text. ``dropout``: in training.

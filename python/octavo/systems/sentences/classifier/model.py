@@ -12,7 +12,7 @@ from torch.nn import functional
 from octavo.errors import ShapeError
 from octavo.systems.sentences.classifier.config import ClassifierConfig
 
-_SPREAD = 0.02  # BERT's initialisation
+_SPREAD = 0.02  # BERT's initialization
 
 
 class Classifier(nn.Module):

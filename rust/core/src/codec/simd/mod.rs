@@ -182,7 +182,7 @@ pub(crate) fn encode_piece<C: Code>(work: &Work, x: &[f32], group: usize, codes:
     first
 }
 
-/// Quantises a piece; `out` may be `x`.
+/// Quantizes a piece; `out` may be `x`.
 ///
 /// # Safety
 /// `x` must be aligned and readable, `out` writable, for `len` elements; where they are not the same address, they must be

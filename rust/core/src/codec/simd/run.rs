@@ -134,7 +134,7 @@ unsafe fn group_kernel<V: Lanes, K: Kernel<V>>(
     }
 }
 
-/// Quantises the groups of a piece; `out` may be `x`.
+/// Quantizes the groups of a piece; `out` may be `x`.
 ///
 /// # Safety
 /// The processor must have the features of `V`; else as for [`super::quantize_piece`].
@@ -176,7 +176,7 @@ pub(super) unsafe fn quantize<V: Lanes, K: Kernel<V>>(
     }
 }
 
-/// Quantises one group.
+/// Quantizes one group.
 ///
 /// # Safety
 /// The processor must have the features of `V`. `x` must be aligned and readable, `out` writable, for `n` elements;

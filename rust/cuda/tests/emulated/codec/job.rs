@@ -117,8 +117,8 @@ impl Job {
         // In place, every other time.
         let from = if seed.is_multiple_of(2) { to } else { at };
         let none = Parts::default();
-        self.calls.extend(codec::quantise(format, dtype, &layout, from, to, &none, scratch, &how).unwrap());
-        self.expect(&format!("{name}: quantise"), to, &out.to_bytes(), Some(dtype));
+        self.calls.extend(codec::quantize(format, dtype, &layout, from, to, &none, scratch, &how).unwrap());
+        self.expect(&format!("{name}: quantize"), to, &out.to_bytes(), Some(dtype));
 
         let gradients = Gradients { x: out.values_mut(), scales: None };
         core::quantize_backward(grad.values(), x.values(), layout, format, &saturate, gradients).unwrap();
@@ -147,8 +147,8 @@ impl Job {
         core::quantize(x.values(), layout, format, &with, out.values_mut()).unwrap();
         let parts = Parts { codes: Buffer::default(), ..self.parts(&given, offset) };
         let (to, scratch) = (self.buffer(&vec![0xa5; count * dtype.bytes()], shift), self.scratch(format, &layout));
-        self.calls.extend(codec::quantise(format, dtype, &layout, at, to, &parts, scratch, &how).unwrap());
-        self.expect(&format!("{name}: quantise with scales"), to, &out.to_bytes(), Some(dtype));
+        self.calls.extend(codec::quantize(format, dtype, &layout, at, to, &parts, scratch, &how).unwrap());
+        self.expect(&format!("{name}: quantize with scales"), to, &out.to_bytes(), Some(dtype));
 
         let learns =
             matches!(format.element(), Element::Int { signed: true, .. } | Element::Fixed { fraction: None, .. });

@@ -348,7 +348,7 @@ def test_negative_sizes_of_a_product_are_typed_errors():
 
 def test_every_op_is_swept():
     """A new op comes with its place in ``guarded.py``."""
-    import guarded
+    from attacks import guarded
 
     source = inspect.getsource(guarded.Calls)
     for name in dir(OPS):

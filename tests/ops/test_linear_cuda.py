@@ -135,7 +135,7 @@ def test_kernels_are_named_without_a_device() -> None:
         name("mxint8", 1, "int8")
 
 
-def test_int8_gemm_is_exact_and_requantises() -> None:
+def test_int8_gemm_is_exact_and_requantizes() -> None:
     generator = torch.Generator().manual_seed(3)
     a, b = (torch.randint(-128, 128, (rows, 333), dtype=torch.int8, generator=generator) for rows in (5, 7))
     bias = torch.randint(-(10**6), 10**6, (7,), dtype=torch.int32, generator=generator)

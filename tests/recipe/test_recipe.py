@@ -336,17 +336,17 @@ def test_modules_that_declare_roles_are_layers():
     assert "blocks.0.products" not in got("input=int8", role="input")
 
 
-def test_quantised_layers_are_layers_and_their_parts_are_not():
-    class Quantised(nn.Linear):
+def test_quantized_layers_are_layers_and_their_parts_are_not():
+    class Quantized(nn.Linear):
         def __init__(self):
             super().__init__(8, 8)
-            self.weight_quantiser = nn.Module()
-            self.weight_quantiser.scales = nn.Parameter(torch.ones(1))
+            self.weight_quantizer = nn.Module()
+            self.weight_quantizer.scales = nn.Parameter(torch.ones(1))
 
         def forward(self, x):
             return x
 
-    model = nn.Sequential(Quantised())
+    model = nn.Sequential(Quantized())
     assert got("int8", model) == {"0": "int8"}
     assert [tensor.name for tensor in Recipe.parse("int8").explain(model).unreached] == ["0.bias"]
 
@@ -360,7 +360,7 @@ FAULTS = {
     "wieght=int8": "is the role 'weight' meant?",
     "type:Embedding input=int8": "embed (Embedding): rule 'type:Embedding input=int8' gives a format to its input, and there is none; it has weight, output",
     "blocks.*.key bias=bf16": "gives a format to its bias",
-    "norm=bf16": "norm.weight: rule 'norm bf16' matches only what cannot be packed or quantised: LayerNorm takes no formats",
+    "norm=bf16": "norm.weight: rule 'norm bf16' matches only what cannot be packed or quantized: LayerNorm takes no formats",
     "mixer.out_proj=int8": "MultiheadAttention reads its weights itself",
     "type:Embedding int4:g32@gptq": "embed.weight: rule 'type:Embedding int4:g32@gptq' asks for gptq",
     "type:Linear bias=int32": "the weight is kept",
@@ -452,13 +452,13 @@ def test_every_parameter_is_explained_or_unreached():
 def test_bytes_are_those_of_the_encoded_tensors_and_shared_ones_count_once(fmt):
     model = Model(tied=True)
     totals = Recipe.parse(fmt).explain(model).totals
-    quantised = [p for n, p in model.named_parameters() if n.removesuffix(".weight") in WEIGHTS]
-    packed = [octavo.encode(p.detach().flatten(1), fmt).nbytes for p in quantised]
-    others = sum(p.nbytes for p in model.parameters()) - sum(p.nbytes for p in quantised)
+    quantized = [p for n, p in model.named_parameters() if n.removesuffix(".weight") in WEIGHTS]
+    packed = [octavo.encode(p.detach().flatten(1), fmt).nbytes for p in quantized]
+    others = sum(p.nbytes for p in model.parameters()) - sum(p.nbytes for p in quantized)
     assert totals.bytes_after == sum(packed) + others
     assert totals.bytes_before == sum(p.nbytes for p in model.parameters())
-    assert totals.quantised == sum(p.numel() for p in quantised)
-    assert totals.bits_of_quantised == 8 * sum(packed) / totals.quantised
+    assert totals.quantized == sum(p.numel() for p in quantized)
+    assert totals.bits_of_quantized == 8 * sum(packed) / totals.quantized
     assert totals.bits_of_all == 8 * totals.bytes_after / totals.parameters
 
 

@@ -160,7 +160,7 @@ def test_calibration_texts_are_training_texts_drawn_by_the_seed(subject, split):
     assert rows(subject.calibration(16, 0)) == rows(subject.calibration(16, 0))
 
 
-def test_no_quantisation_is_at_no_distance(subject):
+def test_no_quantization_is_at_no_distance(subject):
     assert subject.distance(subject.model()) == 0
 
 

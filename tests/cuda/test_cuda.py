@@ -11,7 +11,7 @@ import pytest
 from octavo import CudaError, CudaUnavailableError, DTypeError, FormatError, KernelCompileError, SettingError, _core
 from octavo.cuda import device as cuda
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FORMATS = ("mxint8", "int4:g32")
 
 

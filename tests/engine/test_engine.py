@@ -548,7 +548,7 @@ def test_wrong_tensors_are_refused_by_name(tmp_path):
         ({key: state[key].half() * 1e6}, "value (inf|-inf) at flat position"),
         ({key: nan_scale}, "value (inf|-inf|NaN) at flat position 6[45]; accepted are finite"),
         ({key: None}, "is missing; the configuration demands it with shape"),
-        ({"optimiser": torch.zeros(3)}, "optimiser: is left over; the architecture has no such tensor"),
+        ({"optimizer": torch.zeros(3)}, "optimizer: is left over; the architecture has no such tensor"),
     ]:
         tensors = {n: t for n, t in {**state, **changed}.items() if t is not None}
         with pytest.raises(ContainerError, match=reason) as caught:

@@ -1,4 +1,4 @@
-"""The optimiser: AdamW with decay where it belongs, and the check that no parameter is forgotten."""
+"""The optimizer: AdamW with decay where it belongs, and the check that no parameter is forgotten."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from torch import nn
 
 from octavo.errors import DTypeError
 from octavo.train.config import TrainConfig
-from octavo.train.errors import OptimiserError
+from octavo.train.errors import OptimizerError
 
 
 def adamw(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """Return AdamW over the parameters of ``model`` that need a gradient.
 
     Those of fewer than 2 dimensions do not decay. The fused kernel, on CPU and CUDA: elementwise, hence the same bits
-    in every run on the same machine. Raises OptimiserError if there is no such parameter.
+    in every run on the same machine. Raises OptimizerError if there is no such parameter.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
@@ -25,7 +25,7 @@ def adamw(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     ]
     groups = [group for group in groups if group["params"]]
     if not groups:
-        raise OptimiserError(
+        raise OptimizerError(
             f"{type(model).__name__} has no parameter that needs a gradient; there is nothing to train"
         )
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, eps=config.eps, fused=True)
@@ -41,20 +41,20 @@ def check_parameters(model: nn.Module) -> None:
             )
 
 
-def check_coverage(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
-    """Check that ``optimiser`` holds every parameter that needs a gradient exactly once, and nothing else.
+def check_coverage(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Check that ``optimizer`` holds every parameter that needs a gradient exactly once, and nothing else.
 
-    Raises OptimiserError with the name of the first parameter that is missing, held twice or foreign.
+    Raises OptimizerError with the name of the first parameter that is missing, held twice or foreign.
     """
-    held = Counter(id(parameter) for group in optimiser.param_groups for parameter in group["params"])
+    held = Counter(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         times = held.pop(id(parameter), 0)
         if parameter.requires_grad and times != 1:
-            raise OptimiserError(f"{name}: held by the optimiser {times} times; every trained parameter is held once")
+            raise OptimizerError(f"{name}: held by the optimizer {times} times; every trained parameter is held once")
         if not parameter.requires_grad and times:
-            raise OptimiserError(f"{name}: held by the optimiser, but it needs no gradient")
+            raise OptimizerError(f"{name}: held by the optimizer, but it needs no gradient")
     if held:
-        raise OptimiserError(
-            f"{sum(held.values())} parameters of the optimiser are none of the {len(names)} of the model"
+        raise OptimizerError(
+            f"{sum(held.values())} parameters of the optimizer are none of the {len(names)} of the model"
         )

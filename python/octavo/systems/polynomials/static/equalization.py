@@ -1,4 +1,4 @@
-"""Equalisation: the same function with channels of like ranges, which one scale for all of them suits better."""
+"""Equalization: the same function with channels of like ranges, which one scale for all of them suits better."""
 
 from __future__ import annotations
 

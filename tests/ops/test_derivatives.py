@@ -169,16 +169,16 @@ def test_learned_scales_have_their_gradient_under_transforms(text):
         func.hessian(loss)(scales)
 
 
-def test_quantised_layers_pass_derivatives_in_both_modes():
+def test_quantized_layers_pass_derivatives_in_both_modes():
     layer = torch.nn.Linear(40, 6)
-    quantised = octavo.quantize_model(torch.nn.Sequential(layer), "mxint8").eval()
+    quantized = octavo.quantize_model(torch.nn.Sequential(layer), "mxint8").eval()
     x, t = normal(3, 40), normal(3, 40, seed=1)
-    jacobian = func.jacrev(quantised)(x)
-    close(func.jacfwd(quantised)(x), jacobian)
+    jacobian = func.jacrev(quantized)(x)
+    close(func.jacfwd(quantized)(x), jacobian)
     wanted = torch.einsum("bnck,ck->bn", jacobian, t)
-    close(func.jvp(quantised, (x,), (t,))[1], wanted)
+    close(func.jvp(quantized, (x,), (t,))[1], wanted)
     with forward_ad.dual_level():
-        close(forward_ad.unpack_dual(quantised(forward_ad.make_dual(x, t))).tangent, wanted)
+        close(forward_ad.unpack_dual(quantized(forward_ad.make_dual(x, t))).tangent, wanted)
 
 
 def undifferentiated():

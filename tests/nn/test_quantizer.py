@@ -1,4 +1,4 @@
-"""Quantiser: what it simulates is what it encodes, and its scales go wherever the model goes."""
+"""Quantizer: what it simulates is what it encodes, and its scales go wherever the model goes."""
 
 import copy
 import pickle
@@ -10,21 +10,21 @@ from conftest import KINDS, sample
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo import CalibrationError, DTypeError, Format, FormatError, NonFiniteError, ShapeError
-from octavo.nn import Quantiser
+from octavo.nn import Quantizer
 from octavo.recipe.spec import Calibration, Spec
 
 FORMATS = [str(fmt) for fmt in octavo.formats()]
 WITH_SCALES = [text for text in FORMATS if Format(text).scale_type is not None]
 
 
-def quantiser(text, calibration=None, **options):
+def quantizer(text, calibration=None, **options):
     chosen = None if calibration is None else Calibration(calibration)
-    return Quantiser(Spec(Format(text), chosen), **options)
+    return Quantizer(Spec(Format(text), chosen), **options)
 
 
 def fixed(text, x, **options):
-    """A quantiser whose scales are those of ``x``."""
-    made = quantiser(text, **options)
+    """A quantizer whose scales are those of ``x``."""
+    made = quantizer(text, **options)
     packed = made.encode(x)
     made.set_scales(packed.scales, packed.zeros, packed.levels)
     return made
@@ -40,7 +40,7 @@ def test_what_is_simulated_is_what_is_encoded(text, kind, seed, axis):
     import numpy as np
 
     x = torch.from_numpy(sample(np.random.default_rng(seed), (3, 4, 40), kind))
-    for made in (quantiser(text, axis=axis), *([fixed(text, x, axis=axis)] if text in WITH_SCALES else [])):
+    for made in (quantizer(text, axis=axis), *([fixed(text, x, axis=axis)] if text in WITH_SCALES else [])):
         assert torch.equal(made(x), made.encode(x).decode())
         assert torch.equal(made(x), octavo.quantize(x, text, axis=axis))
 
@@ -49,7 +49,7 @@ def test_what_is_simulated_is_what_is_encoded(text, kind, seed, axis):
 def test_a_state_dict_carries_scales_and_the_format_they_belong_to(text):
     x = normal(6, 96)
     made = fixed(text, x)
-    other = quantiser("int3")
+    other = quantizer("int3")
     result = other.load_state_dict(made.state_dict())
     assert not result.missing_keys
     assert other.format == Format(text)
@@ -61,12 +61,12 @@ def test_a_state_dict_without_scales_loads_and_changes_nothing():
     before = made.scales.clone()
     made.load_state_dict({})
     assert torch.equal(made.scales, before)
-    assert quantiser("int8").load_state_dict({}) is not None
+    assert quantizer("int8").load_state_dict({}) is not None
 
 
 def test_a_key_that_is_no_part_is_refused():
     with pytest.raises(RuntimeError, match="Unexpected"):
-        quantiser("int8").load_state_dict({"colour": torch.zeros(1)})
+        quantizer("int8").load_state_dict({"colour": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("wrong", [torch.zeros(2), torch.tensor(9), torch.tensor([999]), "int8"])
@@ -98,14 +98,14 @@ def test_copies_and_pickles_round_alike(text):
 
 def test_integer_zeros_and_packed_zeros_are_the_same():
     x = normal(6, 96).abs()
-    made = quantiser("uint4:g32")
+    made = quantizer("uint4:g32")
     packed = made.encode(x)
     made.set_scales(packed.scales, packed.unpack_zeros())
     assert torch.equal(made.zeros, packed.zeros)
 
 
-def test_a_switched_off_quantiser_returns_its_input():
-    made = quantiser("int2")
+def test_a_switched_off_quantizer_returns_its_input():
+    made = quantizer("int2")
     made.enabled = False
     x = normal(3, 4)
     assert made(x) is x
@@ -161,7 +161,7 @@ def test_learned_scales_are_saved_loaded_and_moved_as_they_are():
     made.learn()
     with torch.no_grad():
         made.scales.mul_(1.0001)  # not a float16 any more
-    other = quantiser("int4:g32", "lsq")
+    other = quantizer("int4:g32", "lsq")
     other.load_state_dict(made.state_dict())
     assert other.is_learned and torch.equal(other.scales, made.scales)
     made.to(torch.bfloat16)
@@ -169,7 +169,7 @@ def test_learned_scales_are_saved_loaded_and_moved_as_they_are():
 
 
 def test_a_learned_scale_that_crosses_zero_keeps_the_signs_of_its_codes():
-    made = quantiser("int4")
+    made = quantizer("int4")
     made.set_scales(torch.tensor([0.5]))
     made.learn()
     x = normal(3, 8)
@@ -185,26 +185,26 @@ def test_a_learned_scale_that_crosses_zero_keeps_the_signs_of_its_codes():
 @pytest.mark.parametrize("call", [lambda q, x: q(x), lambda q, x: q.encode(x)])
 def test_scales_that_were_never_calibrated_are_missed(call):
     with pytest.raises(CalibrationError, match=r"encoder\.0: input: 'int8@minmax' has no scales yet"):
-        call(quantiser("int8", "minmax", what="encoder.0: input"), normal(2, 3))
+        call(quantizer("int8", "minmax", what="encoder.0: input"), normal(2, 3))
 
 
 def test_parts_that_do_not_fit_are_refused():
     with pytest.raises(FormatError, match="has no scales to set"):
-        quantiser("e4m3").set_scales(torch.ones(1))
+        quantizer("e4m3").set_scales(torch.ones(1))
     with pytest.raises(ShapeError, match="needs zeros"):
-        quantiser("uint8").set_scales(torch.ones(1))
+        quantizer("uint8").set_scales(torch.ones(1))
     with pytest.raises(ShapeError, match="has no zeros"):
-        quantiser("int8").set_scales(torch.ones(1), torch.ones(1))
+        quantizer("int8").set_scales(torch.ones(1), torch.ones(1))
     with pytest.raises(ShapeError, match=r"accepted are 0\.\.15"):
-        quantiser("uint4").set_scales(torch.ones(1), torch.tensor([16]))
+        quantizer("uint4").set_scales(torch.ones(1), torch.tensor([16]))
     with pytest.raises(DTypeError, match=r"accepted is torch\.uint8"):
-        quantiser("mxint8").set_scales(torch.ones(2, 3))
+        quantizer("mxint8").set_scales(torch.ones(2, 3))
     with pytest.raises(FormatError, match="cannot learn"):
         fixed("uint8", normal(2, 3)).learn()
     with pytest.raises(FormatError, match="from a start"):
-        quantiser("int8").learn()
+        quantizer("int8").learn()
 
 
 def test_an_error_of_the_codec_names_the_tensor():
     with pytest.raises(NonFiniteError, match=r"^head: input: "):
-        quantiser("int8", what="head: input").encode(torch.tensor([1.0, float("nan")]))
+        quantizer("int8", what="head: input").encode(torch.tensor([1.0, float("nan")]))

@@ -374,9 +374,9 @@ def test_calibration_refuses_what_it_cannot_use(pair):
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in broken.modules())
 
 
-# --- equalisation ---------------------------------------------------------------------------------------------------
+# --- equalization ---------------------------------------------------------------------------------------------------
 
-# Float64 logits of an equalised model against those of the model: every product is rounded anew.
+# Float64 logits of an equalized model against those of the model: every product is rounded anew.
 REROUNDED = 1e-9
 
 
@@ -397,28 +397,28 @@ def uneven(seed=0):
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 0.8, 1.0])
-def test_an_equalised_model_computes_the_same(strength):
+def test_an_equalized_model_computes_the_same(strength):
     model = uneven().double()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    equalised = static.equalize(model, [sources()], strength=strength)
+    equalized = static.equalize(model, [sources()], strength=strength)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     with torch.no_grad():
-        expected, found = model(sources(), targets()), equalised(sources(), targets())
+        expected, found = model(sources(), targets()), equalized(sources(), targets())
     assert torch.allclose(found, expected, atol=REROUNDED, rtol=REROUNDED)
-    assert any(not torch.equal(tensor, before[name]) for name, tensor in equalised.state_dict().items())
+    assert any(not torch.equal(tensor, before[name]) for name, tensor in equalized.state_dict().items())
     for name in ("encoder.forwards.weight_hh_l0", "decoder.weight_ih_l0", "source_embedding.weight", "bridge.weight"):
-        assert torch.equal(equalised.state_dict()[name], before[name])
+        assert torch.equal(equalized.state_dict()[name], before[name])
 
 
-def test_equalising_loses_less():
-    plain = equalised = 0.0
+def test_equalizing_loses_less():
+    plain = equalized = 0.0
     for seed in range(2):
         model = uneven(seed)
         batches = [sources(32, seed)]
         plain += distance(static.quantize_static(model, static.calibrate(model, batches)), model, batches[0])
         other = static.equalize(model, batches)
-        equalised += distance(static.quantize_static(other, static.calibrate(other, batches)), model, batches[0])
-    assert equalised < 0.8 * plain
+        equalized += distance(static.quantize_static(other, static.calibrate(other, batches)), model, batches[0])
+    assert equalized < 0.8 * plain
 
 
 def test_channels_that_are_never_seen_are_no_obstacle():
@@ -428,17 +428,17 @@ def test_channels_that_are_never_seen_are_no_obstacle():
         model.self_norm.bias[:5] = 0
         model.blocks[0].feedforward.expand.bias[:7] = -1e3  # always behind the ReLU
         model.blocks[1].feedforward.contract.weight[:, 3] = 0
-    equalised = static.equalize(model, [sources()])
-    assert all(tensor.isfinite().all() for tensor in equalised.state_dict().values())
+    equalized = static.equalize(model, [sources()])
+    assert all(tensor.isfinite().all() for tensor in equalized.state_dict().values())
     with torch.no_grad():
-        expected, found = model(sources(), targets()), equalised(sources(), targets())
+        expected, found = model(sources(), targets()), equalized(sources(), targets())
     assert torch.allclose(found, expected, atol=REROUNDED, rtol=REROUNDED)
     assert (
-        distance(static.quantize_static(equalised, static.calibrate(equalised, [sources()])), model, sources()) < CLOSE
+        distance(static.quantize_static(equalized, static.calibrate(equalized, [sources()])), model, sources()) < CLOSE
     )
 
 
-def test_equalising_refuses_what_calibration_refuses(pair):
+def test_equalizing_refuses_what_calibration_refuses(pair):
     _, integer = pair
     with pytest.raises(DTypeError, match="accepted is a HybridSeq2Seq"):
         static.equalize(integer, [sources()])

@@ -11,9 +11,9 @@ import torch
 from conftest import sample
 from octavo import DTypeError, FormatError, NonFiniteError, ShapeError
 from octavo.ops.codec import pack_zeros
+from ops.test_codecs import DTYPES
+from ops.test_laws import assert_same_bits, own_scales, random_scales
 from oracle import EXAMPLES
-from test_codecs import DTYPES
-from test_laws import assert_same_bits, own_scales, random_scales
 
 OPCHECKED = ["fixed8:channel", "int4:g32", "uint4:g7", "e4m3", "binary2:channel", "mxfp4/12", "nvfp4", "nf4"]
 ops = torch.ops.octavo
@@ -257,13 +257,13 @@ def test_learned_scales_reduce_the_error(text):
     x = normal(8, 96)
     scales = octavo.encode(x, text).scales.float()
     scales = (scales * 0.3 if oracle.parse(text).family == "int" else scales + 2).requires_grad_()
-    optimiser = torch.optim.Adam([scales], lr=0.01 if oracle.parse(text).family == "int" else 0.3)
+    optimizer = torch.optim.Adam([scales], lr=0.01 if oracle.parse(text).family == "int" else 0.3)
     errors = []
     for _ in range(40):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         error = (octavo.quantize(x, text, scales=scales) - x).square().sum()
         error.backward()
-        optimiser.step()
+        optimizer.step()
         errors.append(error.item())
     assert errors[-1] < 0.7 * errors[0]
 
@@ -272,13 +272,13 @@ def test_learned_scales_reduce_the_error(text):
 def test_every_format_trains(text):
     weight, x = normal(12, 33, grad=True), normal(20, 33, seed=1)
     target = normal(20, 12, seed=2)
-    optimiser = torch.optim.SGD([weight], lr=0.05)
+    optimizer = torch.optim.SGD([weight], lr=0.05)
     for _ in range(3):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss = (octavo.quantize(x, text) @ octavo.quantize(weight, text).T - target).square().mean()
         loss.backward()
         assert torch.isfinite(weight.grad).all()
-        optimiser.step()
+        optimizer.step()
     assert torch.isfinite(weight).all()
 
 
@@ -425,7 +425,7 @@ def test_numpy_and_torch_give_the_same():
         assert octavo.encode(x.numpy(), text) == octavo.encode(x, text)
 
 
-def test_a_parameter_is_quantised_in_place_without_gradients():
+def test_a_parameter_is_quantized_in_place_without_gradients():
     weight = torch.nn.Parameter(torch.randn(4, 32))
     wanted = octavo.quantize(weight.detach(), "mxint8")
     with torch.no_grad():

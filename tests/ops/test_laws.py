@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from octavo import NonFiniteError, PackedTensor, _core
 from octavo.tensor import SCALE_DTYPES, part_shapes
+from ops.test_codecs import DTYPES, assert_same_parts, assert_same_values, takes
 from oracle import EXAMPLES
-from test_codecs import DTYPES, assert_same_parts, assert_same_values, takes
 
 # Signalling NaN among the inputs: adding 0 to one, as assert_same_values does, is an invalid operation.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in add")

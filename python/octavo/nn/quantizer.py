@@ -1,4 +1,4 @@
-"""Quantiser: rounds one tensor of a layer to its format, and holds the scales where they are fixed or learned."""
+"""Quantizer: rounds one tensor of a layer to its format, and holds the scales where they are fixed or learned."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PARTS = ("scales", "zeros", "levels")
 _LEAST_SCALE = 2.0**-126
 
 
-class Quantiser(nn.Module):
+class Quantizer(nn.Module):
     """Rounds a tensor to ``spec.format``, with gradients.
 
     ``axis``: of the tensor, along which rows, groups and blocks run. ``what``: names the tensor in errors.
     ``scales``, ``zeros``, ``levels``: buffers in the form of :class:`octavo.PackedTensor`'s parts, kept in their own
     dtype whatever ``.to(dtype)`` does to the model; None while scales are chosen from each tensor (dynamic). Learned
-    scales (``lsq``) are a float32 Parameter, fraction bits of ``fixedW`` included, and flat, since optimisers decay
+    scales (``lsq``) are a float32 Parameter, fraction bits of ``fixedW`` included, and flat, since optimizers decay
     what has two dimensions. ``enabled``: switches it off.
 
     The state dict holds the parts that exist and ``format``, the text they belong to, as bytes. Loading takes all of
@@ -90,7 +90,7 @@ class Quantiser(nn.Module):
 
         ``scales``: as :func:`octavo.encode` stores them, in any float dtype where the storage type is a float, or
         fraction bits. ``zeros``: integers shaped like the scales, or packed as in a PackedTensor. ``levels``: ``[1]``.
-        A learned quantiser keeps its Parameter if the shape is the same. Raises FormatError, ShapeError or DTypeError.
+        A learned quantizer keeps its Parameter if the shape is the same. Raises FormatError, ShapeError or DTypeError.
         """
         core = self.format.core
         if core.scale_type is None:
@@ -123,7 +123,7 @@ class Quantiser(nn.Module):
             self.scales = nn.Parameter(start)
 
     def relearn(self, spec: Spec, scales: Tensor) -> None:
-        """Round to another format with other values in the same Parameter, which an optimiser may hold.
+        """Round to another format with other values in the same Parameter, which an optimizer may hold.
 
         Raises FormatError where the number of scales would change.
         """
@@ -206,7 +206,7 @@ class Quantiser(nn.Module):
 
     # --- what torch asks for ------------------------------------------------------------------------------------------
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantiser:
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Quantizer:
         """Move as the model moves, but keep the dtypes: scales in half precision would be other scales."""
         before = {part: getattr(self, part).dtype for part in PARTS if getattr(self, part) is not None}
         values = {part: getattr(self, part).detach() for part in before}

@@ -105,7 +105,7 @@ def test_errors_of_nothing_and_of_zeros():
 # --- packing --------------------------------------------------------------------------------------------------------
 
 
-def test_packing_and_unpacking_quantises_what_the_recipe_names(tensors):
+def test_packing_and_unpacking_quantizes_what_the_recipe_names(tensors):
     recipe = Recipe.parse("mxint8; block.1.**=int4:g32; block.0.q.bias=mxfp4")
     packing = pack_tensors(tensors, recipe)
     plain = unpack_tensors(packing.tensors)

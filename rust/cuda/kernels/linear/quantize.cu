@@ -43,7 +43,7 @@ DEVICE float nearest(float x, float s) {
 }
 
 // One row of codes a block, with zeros up to `stride`, and the scale that its codes have. `found` are `count` magnitudes.
-KERNEL(256) quantise(const void *x, const float *given, const u32 *found, i32 count, i8 *codes, float *scales, i64 k, i64 stride) {
+KERNEL(256) quantize(const void *x, const float *given, const u32 *found, i32 count, i8 *codes, float *scales, i64 k, i64 stride) {
     const i64 row = blockIdx.x;
     wait_for_predecessor();
     u32 most = 0;

@@ -50,7 +50,7 @@ def test_the_integer_engine_follows_its_reference(test_lines):
 
 @pytest.mark.slow
 def test_the_accuracies_on_all_test_lines(test_lines, tmp_path):
-    """The figures of the README: `pytest -m slow tests/models/test_shipped.py -s` prints them."""
+    """The figures of the README: `pytest -m slow tests/systems/polynomials/test_shipped.py -s` prints them."""
     model, tokenizer = load_shipped()
     reference = measure(expander(model, tokenizer), test_lines, symbolic=True)
     packed = Engine.load(export_model(model, tokenizer, tmp_path / "packed", format="mxint8"))

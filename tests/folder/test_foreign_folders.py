@@ -397,7 +397,7 @@ def test_a_tensor_takes_a_place_of_its_dtype_alone(tmp_path, name, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, torch.complex64], ids=str)
-def test_parts_of_quantised_layers_have_their_dtypes(tmp_path, dtype):
+def test_parts_of_quantized_layers_have_their_dtypes(tmp_path, dtype):
     folder = tmp_path / "folder"
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
     recipe = "int8:channel input=int8@minmax"
