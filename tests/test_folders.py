@@ -9,7 +9,7 @@ import threading
 import octavo
 import pytest
 from octavo import files, folders
-from octavo.folder.checkpoint import PACKED_NAME
+from octavo.folder.weight_files import PACKED_NAME
 from torch import nn
 
 OWNED = ("config.json", "generation_config.json", "model.safetensors")

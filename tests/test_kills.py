@@ -17,15 +17,15 @@ from octavo.cli import app
 from octavo.data import CharTokenizer
 from octavo.models.seq2seq import Seq2SeqConfig, build
 from octavo.search.journal import NAME, Journal
-from octavo.studies import pages as studies
-from octavo.studies.points import Laboratory, Point, Training
+from octavo.studies import result_files as studies
+from octavo.studies.measured_points import Laboratory, Point, Training
 from octavo.studies.subject import ClassifierSubject
 from octavo.systems.polynomials import compress as polynomials
 from octavo.systems.polynomials import export
 from octavo.systems.polynomials.data import Splits, signs
 from octavo.systems.sentences.classifier import Classifier, ClassifierConfig
 from octavo.systems.sentences.classifier.kinds import tiny_classifier, vocabulary_of
-from octavo.systems.sentences.classifier.run import Recipe
+from octavo.systems.sentences.classifier.training_run import Recipe
 from octavo.train import checkpoint, read_metrics, seed_all, without_clock
 from ptrace import needed, sweep
 from torch import nn

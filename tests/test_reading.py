@@ -15,14 +15,14 @@ import pytest
 from octavo import ContainerError, DataError, FormatError, OctavoError, Recipe
 from octavo._reading import DEPTH, VALUES, parse_json, read_bytes, read_head, read_json, read_text
 from octavo.data import CharTokenizer
-from octavo.folder.checkpoint import INDEX_NAME, Checkpoint
+from octavo.errors import CheckpointError
+from octavo.folder.weight_files import INDEX_NAME, Checkpoint
 from octavo.search.journal import NAME, Journal, identity
 from octavo.systems.by_name import is_polynomial
 from octavo.systems.polynomials import export
 from octavo.systems.sentences.classifier import kinds
 from octavo.train import read_metrics
-from octavo.train.errors import CheckpointError
-from octavo.train.metrics import METRICS, RUN
+from octavo.train.metric_files import METRICS, RUN
 from train import tiny
 
 SOURCES = sorted(Path(octavo.__file__).parent.rglob("*.py"))

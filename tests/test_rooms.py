@@ -107,6 +107,6 @@ def test_what_is_known_is_still_there():
 
 def test_a_circle_is_seen():
     tree = ast.parse(
-        "def f():\n    from octavo.cli import main\nimport octavo.nn.layer\nfrom octavo import quant, Format"
+        "def f():\n    from octavo.cli import main\nimport octavo.nn.quant_layer\nfrom octavo import quant, Format"
     )
     assert rooms_imported(tree) == {"cli", "nn", "quant", "Format"}

@@ -21,7 +21,7 @@ import torch
 from octavo import container
 from octavo._streams import read_some, write_all
 from octavo.data import CharTokenizer
-from octavo.engine.native import Engine
+from octavo.engine.native_engine import Engine
 from octavo.errors import DTypeError
 from octavo.models.seq2seq import Seq2SeqConfig, build
 

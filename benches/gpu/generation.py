@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from octavo.engine.native import Engine
+from octavo.engine.native_engine import Engine
+from octavo.models.seq2seq.cuda_graphs import Generator
 from octavo.models.seq2seq.folded import FoldedHybrid
 from octavo.models.seq2seq.fused import FusedHybrid
-from octavo.models.seq2seq.graphs import Generator
 from octavo.systems.polynomials.data import splits
 from octavo.systems.polynomials.shipped import load_shipped
 

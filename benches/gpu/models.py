@@ -25,7 +25,7 @@ def opened(folder: Path | None) -> tuple[str, nn.Module, Any]:
     torch.manual_seed(0)
     if folder is None:
         try:
-            from octavo.systems.sentences import encoder as minilm
+            from octavo.systems.sentences import text_encoder as minilm
 
             folder = minilm.find(minilm.MINILM)
         except OctavoError:

@@ -46,33 +46,33 @@ if _TYPE_CHECKING:
     from octavo import quant as quant
     from octavo import train as train
     from octavo.container import inspect, load, save
-    from octavo.engine.encoder import Encoder
-    from octavo.engine.native import Engine
-    from octavo.folder.explain import explain
-    from octavo.folder.model import load_model, save_model
+    from octavo.engine.native_encoder import Encoder
+    from octavo.engine.native_engine import Engine
+    from octavo.folder.layer_costs import explain
+    from octavo.folder.save_load import load_model, save_model
     from octavo.ops.codec import decode, encode, quantize
-    from octavo.quant.model import quantize_model
-    from octavo.quant.pack import pack_model
+    from octavo.quant.apply_recipe import quantize_model
+    from octavo.quant.pack_layers import pack_model
     from octavo.recipe import Recipe, Rule
     from octavo.tensor import PackedTensor
 
 _LAZY = {
-    "Encoder": "octavo.engine.encoder",
-    "Engine": "octavo.engine.native",
+    "Encoder": "octavo.engine.native_encoder",
+    "Engine": "octavo.engine.native_engine",
     "PackedTensor": "octavo.tensor",
     "Recipe": "octavo.recipe",
     "Rule": "octavo.recipe",
     "decode": "octavo.ops.codec",
     "encode": "octavo.ops.codec",
-    "explain": "octavo.folder.explain",
+    "explain": "octavo.folder.layer_costs",
     "inspect": "octavo.container",
     "load": "octavo.container",
-    "load_model": "octavo.folder.model",
-    "pack_model": "octavo.quant.pack",
+    "load_model": "octavo.folder.save_load",
+    "pack_model": "octavo.quant.pack_layers",
     "quantize": "octavo.ops.codec",
-    "quantize_model": "octavo.quant.model",
+    "quantize_model": "octavo.quant.apply_recipe",
     "save": "octavo.container",
-    "save_model": "octavo.folder.model",
+    "save_model": "octavo.folder.save_load",
 }
 
 _MODULES = (

@@ -15,7 +15,7 @@ import torch
 import transformers
 from octavo import lora
 from octavo.data import CharTokenizer
-from octavo.folder.checkpoint import Checkpoint
+from octavo.folder.weight_files import Checkpoint
 from octavo.formats import parse_formats
 from octavo.models.seq2seq import Seq2SeqConfig
 from octavo.models.seq2seq import build as build_seq2seq

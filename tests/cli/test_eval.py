@@ -11,7 +11,7 @@ import pytest
 import torch
 from octavo import container
 from octavo.data import CharTokenizer
-from octavo.engine.native import Engine
+from octavo.engine.native_engine import Engine
 from octavo.models.seq2seq import Seq2SeqConfig, build
 from octavo.systems.polynomials import data as polynomials
 
@@ -116,7 +116,7 @@ def test_torch_and_sympy_are_not_loaded(exported, tmp_path):
 def test_memory_does_not_grow_with_the_file(exported, tmp_path):
     code = f"""
 import os, resource
-from octavo.engine.native import Engine
+from octavo.engine.native_engine import Engine
 from octavo.systems.polynomials.evaluate import evaluate
 engine, peaks = Engine.load({str(exported)!r}), []
 for count in (20_000, 200_000):

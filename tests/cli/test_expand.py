@@ -8,7 +8,7 @@ import pytest
 import torch
 from octavo import container
 from octavo.data import CharTokenizer
-from octavo.engine.native import Engine
+from octavo.engine.native_engine import Engine
 from octavo.models.seq2seq import Seq2SeqConfig, build
 
 MAIN = "from octavo.cli import main; main()"

@@ -4,10 +4,10 @@ import json
 
 import pytest
 from octavo.locks import FolderLock
-from octavo.studies import models
-from octavo.studies.points import Laboratory
+from octavo.studies import subject_catalogue
+from octavo.studies.measured_points import Laboratory
 from octavo.systems.sentences import sentiment
-from octavo.systems.sentences.classifier import run
+from octavo.systems.sentences.classifier import training_run
 
 FAST = ("--families", "int", "--widths", "4", "--seeds", "1")
 
@@ -15,9 +15,11 @@ FAST = ("--families", "int", "--widths", "4", "--seeds", "1")
 @pytest.fixture
 def small(monkeypatch):
     """A generated task of few texts, and a training of few updates."""
-    load = models.signs.load
-    monkeypatch.setattr(models.signs, "load", lambda train, **_: load(64, validation=16, test=32))
-    monkeypatch.setitem(run.RECIPES, "tiny", run.Recipe(epochs=3, batch_size=16, learning_rate=1e-3, precision="fp32"))
+    load = subject_catalogue.signs.load
+    monkeypatch.setattr(subject_catalogue.signs, "load", lambda train, **_: load(64, validation=16, test=32))
+    monkeypatch.setitem(
+        training_run.RECIPES, "tiny", training_run.Recipe(epochs=3, batch_size=16, learning_rate=1e-3, precision="fp32")
+    )
 
 
 @pytest.fixture

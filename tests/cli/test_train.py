@@ -9,8 +9,8 @@ import sys
 
 import pytest
 from octavo.locks import FolderLock
-from octavo.systems.polynomials import recipe, run
-from octavo.systems.polynomials.task import PolynomialTask
+from octavo.systems.polynomials import train_configs, training_run
+from octavo.systems.polynomials.line_task import PolynomialTask
 
 TINY = ("--steps", "4", "--batch", "8", "--accumulation", "1", "--precision", "fp32", "--device", "cpu")
 
@@ -18,10 +18,10 @@ TINY = ("--steps", "4", "--batch", "8", "--accumulation", "1", "--precision", "f
 @pytest.fixture
 def few_lines(monkeypatch):
     """Hold out few lines: the tests are about the command, not about the model."""
-    for module in (recipe, run):
+    for module in (train_configs, training_run):
         monkeypatch.setattr(module, "TEST", 20)
         monkeypatch.setattr(module, "VALIDATION", 20)
-    monkeypatch.setattr(run, "CALIBRATION", 16)
+    monkeypatch.setattr(training_run, "CALIBRATION", 16)
 
 
 @pytest.mark.parametrize("arch", ["hybrid", "lstm", "transformer"])
@@ -62,7 +62,7 @@ def test_what_is_refused_writes_nothing(octavo, tmp_path):
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """Lines of one's own, which are no polynomials, and the folder of the run."""
-    monkeypatch.setattr(run, "CALIBRATION", 16)
+    monkeypatch.setattr(training_run, "CALIBRATION", 16)
     file = tmp_path / "lines.txt.xz"
     rows = [f"{number}*{letter}={number}{letter}" for number in range(30) for letter in "xyz"]
     file.write_bytes(lzma.compress("\n".join(rows).encode()))

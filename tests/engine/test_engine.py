@@ -19,7 +19,7 @@ import pytest
 import torch
 from octavo import _core, container
 from octavo.data import CharTokenizer
-from octavo.engine.native import Engine, Summary
+from octavo.engine.native_engine import Engine, Summary
 from octavo.errors import ContainerError, DataError, DTypeError, OctavoError, SettingError
 from octavo.models.seq2seq import Seq2SeqConfig, build
 
@@ -341,7 +341,7 @@ def test_memory_of_a_line_without_end_is_bounded(hybrid):
     """A gigabyte without a line feed: only its beginning is kept."""
     code = f"""
 import resource, sys
-from octavo.engine.native import Engine
+from octavo.engine.native_engine import Engine
 engine = Engine.load({str(hybrid)!r})
 class Endless:
     left = 1 << 14
@@ -429,7 +429,7 @@ def test_an_interrupt_is_heard_between_blocks(hybrid):
     code = f"""
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from octavo.engine.native import Engine
+from octavo.engine.native_engine import Engine
 engine = Engine.load({str(hybrid)!r}, route="general")
 print("go", flush=True)
 try:
@@ -451,7 +451,7 @@ def test_no_thread_is_started_but_those_of_the_pool(hybrid):
     """Neither rayon's global pool nor one of candle's, which a fork would leave dead."""
     code = f"""
 import os
-from octavo.engine.native import Engine
+from octavo.engine.native_engine import Engine
 engine = Engine.load({str(hybrid)!r}, route="general", threads=1)
 engine.expand(["x+1"] * 2000, beam=4)
 assert len(os.listdir("/proc/self/task")) == 1
@@ -487,7 +487,7 @@ def test_options_are_checked(hybrid, tmp_path):
 
 
 def test_a_package_without_a_model_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr("octavo.engine.native._SHIPPED", tmp_path)
+    monkeypatch.setattr("octavo.engine.native_engine._SHIPPED", tmp_path)
     with pytest.raises(OctavoError, match="this installation comes without a model"):
         Engine.load()
 

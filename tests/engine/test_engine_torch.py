@@ -9,12 +9,12 @@ import json
 import pytest
 import torch
 from octavo import container
-from octavo.engine.gpu import DTYPES, Stream, TorchEngine, cuda_device, load
-from octavo.engine.native import Engine, Summary
+from octavo.engine.cuda_engine import DTYPES, Stream, TorchEngine, cuda_device, load
+from octavo.engine.native_engine import Engine, Summary
 from octavo.errors import ContainerError, CudaUnavailableError, DataError, DTypeError, SettingError
 from octavo.models.seq2seq import ARCHITECTURES, END, Seq2SeqConfig, build
+from octavo.models.seq2seq.cuda_graphs import ROWS, Graphs, Tile
 from octavo.models.seq2seq.folded import FoldedHybrid
-from octavo.models.seq2seq.graphs import ROWS, Graphs, Tile
 from octavo.systems.polynomials.data import splits
 from octavo.systems.polynomials.shipped import load_shipped, shipped_folder
 

@@ -16,10 +16,10 @@ import pytest
 import torch
 from octavo import ContainerError, ModelError, OctavoError
 from octavo.cli import pack
-from octavo.folder.checkpoint import PACKED_NAME, Checkpoint
-from octavo.folder.extent import Extent
-from octavo.folder.members import companions, copy_companions
+from octavo.folder.companion_files import companions, copy_companions
+from octavo.folder.size_limits import Extent
 from octavo.folder.skeleton import build as build_module
+from octavo.folder.weight_files import PACKED_NAME, Checkpoint
 from octavo.systems.by_name import build
 from torch import nn
 
@@ -469,7 +469,7 @@ def test_members_that_are_no_files_of_the_folder_are_refused(tmp_path, kind, mon
         with open(file, "wb") as opened:
             opened.truncate(1 << 40)
     elif kind == "many":
-        monkeypatch.setattr("octavo.folder.members.MOST_FILES", 3)
+        monkeypatch.setattr("octavo.folder.companion_files.MOST_FILES", 3)
         for number in range(4):
             (folder / f"{number}.txt").write_text("x")
     elif kind == "deep":

@@ -6,7 +6,7 @@ import octavo
 import torch
 from octavo import container
 from octavo.folder.structure import KEY
-from octavo.nn.former import current_name, current_names
+from octavo.nn.former_names import current_name, current_names
 from octavo.train import checkpoint
 from torch import nn
 

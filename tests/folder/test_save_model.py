@@ -8,7 +8,7 @@ import octavo
 import pytest
 import torch
 from octavo import ContainerError, DTypeError, ModelError, lora
-from octavo.folder.checkpoint import PACKED_NAME
+from octavo.folder.weight_files import PACKED_NAME
 from octavo.nn import PackedLayer, PackedLinear, QuantAttention, QuantLinear, attention
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode

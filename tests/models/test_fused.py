@@ -11,13 +11,13 @@ import pytest
 import torch
 from octavo import _core
 from octavo.cuda import device as cuda
-from octavo.engine import gpu as engine_torch
-from octavo.engine.native import Engine
+from octavo.engine import cuda_engine as engine_torch
+from octavo.engine.native_engine import Engine
 from octavo.errors import ShapeError
 from octavo.models.seq2seq import END, START, Seq2SeqConfig, build, fused
+from octavo.models.seq2seq.cuda_graphs import Graphs, Tile
 from octavo.models.seq2seq.folded import FoldedHybrid
 from octavo.models.seq2seq.fused import FusedHybrid, fragments
-from octavo.models.seq2seq.graphs import Graphs, Tile
 from octavo.systems.polynomials.data import splits
 from octavo.systems.polynomials.shipped import load_shipped
 from torch.nn.functional import layer_norm, pad

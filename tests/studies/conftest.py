@@ -3,12 +3,12 @@
 import pytest
 import torch
 from octavo.search.journal import Journal
-from octavo.studies.points import Laboratory
+from octavo.studies.measured_points import Laboratory
 from octavo.studies.subject import ClassifierSubject
 from octavo.systems.polynomials.data import signs
 from octavo.systems.sentences.classifier import Classifier, ClassifierConfig
 from octavo.systems.sentences.classifier.kinds import tiny_classifier, vocabulary_of
-from octavo.systems.sentences.classifier.run import Recipe
+from octavo.systems.sentences.classifier.training_run import Recipe
 from octavo.train import seed_all
 
 RECIPE = Recipe(epochs=1, batch_size=8, learning_rate=1e-3, precision="fp32")

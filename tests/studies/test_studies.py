@@ -14,12 +14,12 @@ from octavo.errors import DataError, FormatError, SettingError
 from octavo.recipe import Recipe
 from octavo.report import study_plots
 from octavo.search.journal import NAME, Journal, identity
-from octavo.studies import candidates, formats, memory, ptq_qat
-from octavo.studies import pages as report
-from octavo.studies.points import Laboratory, Point, Training
-from octavo.studies.statistics import paired_error, spread, student
+from octavo.studies import candidates, format_families, memory, ptq_qat
+from octavo.studies import result_files as report
+from octavo.studies.intervals import paired_error, spread, student
+from octavo.studies.measured_points import Laboratory, Point, Training
+from octavo.studies.result_rows import draws, weight_bits
 from octavo.studies.subject import digest
-from octavo.studies.tables import draws, weight_bits
 
 INT8 = "type:Linear weight=int8:channel input=int8@minmax"
 TRAINING = Training(share=0.05, rate=0.1)
@@ -244,7 +244,7 @@ def test_every_family_has_configurations_that_the_model_takes(subject, family):
 
 
 def test_the_study_of_formats_reports_the_closest_of_each_family(laboratory):
-    rows = formats.Formats(("fixed", "mxint"), (4,), seeds=2).run(laboratory)
+    rows = format_families.Formats(("fixed", "mxint"), (4,), seeds=2).run(laboratory)
     assert [(row["family"], row["mode"]) for row in rows] == [
         ("fp32", "weights"),
         *((family, mode) for family in ("fixed", "mxint") for mode in ("weights", "both")),
@@ -268,7 +268,7 @@ def test_the_study_of_formats_reports_the_closest_of_each_family(laboratory):
 )
 def test_a_study_of_formats_that_cannot_be_is_refused(given, told):
     with pytest.raises(SettingError) as error:
-        formats.Formats(**given)
+        format_families.Formats(**given)
     assert told in str(error.value)
 
 

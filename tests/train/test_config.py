@@ -5,8 +5,8 @@ from itertools import pairwise
 
 import pytest
 from octavo.train import ConfigError, TrainConfig
-from octavo.train.config import SCHEDULES, differences
-from octavo.train.schedule import rate_factor
+from octavo.train.learning_rate import rate_factor
+from octavo.train.train_config import SCHEDULES, differences
 from train.tiny import config
 
 REFUSED = [

@@ -21,7 +21,7 @@ from octavo.train import (
     train,
 )
 from octavo.train.distributed import Processes
-from octavo.train.metrics import Metrics
+from octavo.train.metric_files import Metrics
 from octavo.train.precision import Precision
 from octavo.train.update import Updater
 from torch import nn

@@ -49,7 +49,7 @@ class OwnLines:
             return {}
         from octavo.display.console import console
         from octavo.systems.polynomials.data import own_lines
-        from octavo.systems.polynomials.recipe import train_config
+        from octavo.systems.polynomials.train_configs import train_config
 
         lines = own_lines(self.data, validation=_held(self.validation), test=_held(self.test))
         if self.epochs is not None:

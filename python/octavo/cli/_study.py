@@ -33,7 +33,7 @@ def show(
     from octavo.display.console import console, print_json, print_table
     from octavo.errors import PackageError
     from octavo.report import study_plots
-    from octavo.studies import pages as studies
+    from octavo.studies import result_files as studies
 
     facts = {**facts, "command": ["octavo", *sys.argv[1:]]}
     studies.save(folder, rows, facts)

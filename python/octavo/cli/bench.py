@@ -45,9 +45,9 @@ def polynomials(
       octavo bench polynomials --processes 8 --batch 6144 --precision bf16
     """
     from octavo.display.console import console, print_json, print_table
-    from octavo.systems.polynomials.recipe import model_config
     from octavo.systems.polynomials.speed import SpeedConfig, configurations, measure_all
     from octavo.systems.polynomials.speed_table import SpeedReport
+    from octavo.systems.polynomials.train_configs import model_config
 
     model_config(arch)
     base = SpeedConfig(architecture=arch, batch=batch, steps=steps, val_steps=val_steps, precision=precision)

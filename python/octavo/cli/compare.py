@@ -50,12 +50,12 @@ def run(
     if (path is None) == (model is None):
         raise typer.BadParameter("give either FILE or --model NAME")
     from octavo.display.console import console, print_json, print_table, progress
-    from octavo.folder.checkpoint import Checkpoint
-    from octavo.folder.tables import comparison_dict, comparison_table
-    from octavo.folder.weights import compare_formats
+    from octavo.folder.pack_checkpoint import compare_formats
+    from octavo.folder.weight_files import Checkpoint
+    from octavo.folder.weight_tables import comparison_dict, comparison_table
     from octavo.formats import parse_formats
-    from octavo.recipe.checkpoint import select
-    from octavo.systems.sentences.encoder import find
+    from octavo.recipe.tensor_decisions import select
+    from octavo.systems.sentences.text_encoder import find
 
     wanted = parse_formats(formats)
     tensors = Checkpoint.open(find(model) if model else path).tensors()

@@ -13,7 +13,7 @@ from octavo.systems.by_name import POLYNOMIALS, is_polynomial
 
 if TYPE_CHECKING:
     from octavo.formats import Format
-    from octavo.systems.report import CompressReport
+    from octavo.systems.compress_report import CompressReport
 
 DEFAULT_FORMATS = (
     "mxint8, mxfp8e4m3, bfp6/16, int6:g32, mxint6, mxfp6e2m3, mxfp6e3m2, nvfp4, int4:g32, nf4, mxint4, mxfp4"
@@ -100,9 +100,9 @@ def _check_out(folder: Path, out: Path, *, force: bool) -> None:
 
 
 def _encoder(model: str, budget: float, candidates: list[Format], out: Path, lines: int, force: bool) -> CompressReport:
-    from octavo.folder.checkpoint import PACKED_NAME, Checkpoint, check_target
+    from octavo.folder.weight_files import PACKED_NAME, Checkpoint, check_target
     from octavo.systems.sentences.compress import compress_encoder
-    from octavo.systems.sentences.encoder import find
+    from octavo.systems.sentences.text_encoder import find
 
     given = Path(model)
     source = Checkpoint.open(given if given.exists() else find(model))

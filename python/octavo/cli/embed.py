@@ -42,7 +42,7 @@ def run(
       octavo embed small -o vectors.npy < lines.txt
     """
     from octavo.display.console import console, print_json, print_table, table
-    from octavo.engine.encoder import Encoder
+    from octavo.engine.native_encoder import Encoder
     from octavo.errors import DataError
     from octavo.files import whole
 

@@ -57,7 +57,7 @@ def polynomials(
       octavo eval polynomials --data lines.txt --precision integer -o wrong.jsonl --json
     """
     from octavo.display.console import console, print_json
-    from octavo.engine.native import Engine
+    from octavo.engine.native_engine import Engine
     from octavo.files import whole
     from octavo.systems.polynomials.evaluate import evaluate
 

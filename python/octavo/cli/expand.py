@@ -75,7 +75,7 @@ def run(
     """
     if expressions and file is not None:
         raise typer.BadParameter("give either EXPRESSION or --file")
-    from octavo.engine.native import Engine
+    from octavo.engine.native_engine import Engine
     from octavo.files import whole
 
     engine = Engine.load(model, precision=precision, route=route, threads=threads, device=device)  # type: ignore[arg-type]

@@ -34,7 +34,7 @@ def run(
       octavo formats int4:g32
       octavo formats e4m3b11 --json
     """
-    from octavo.cli._formats import as_dict
+    from octavo.cli._format_words import as_dict
     from octavo.display.console import print_json
     from octavo.formats import Format, formats
 
@@ -48,7 +48,7 @@ def run(
 
 def _print_list(listed: list[Format]) -> None:
     """Print one line a format under a line a family, columns aligned over the whole list."""
-    from octavo.cli._formats import FAMILIES, describe, range_text, scale_text, smallest_text
+    from octavo.cli._format_words import FAMILIES, describe, range_text, scale_text, smallest_text
     from octavo.display.console import console
 
     header = ("format", "bits", "range", "smallest", "scale", "element")
@@ -75,7 +75,7 @@ def _print_list(listed: list[Format]) -> None:
 
 
 def _explain(fmt: Format) -> None:
-    from octavo.cli._formats import FAMILIES, FEW, describe, list_values, number, range_text, scale_text
+    from octavo.cli._format_words import FAMILIES, FEW, describe, list_values, number, range_text, scale_text
     from octavo.display.console import console
     from octavo.report.plots import linear_grid, log_grid
 

@@ -26,8 +26,8 @@ def run(
     """
     from octavo.display.console import console, print_json, print_table
     from octavo.display.numbers import size
-    from octavo.folder.checkpoint import Checkpoint
-    from octavo.folder.tables import entry_dict, entry_table
+    from octavo.folder.weight_files import Checkpoint
+    from octavo.folder.weight_tables import entry_dict, entry_table
 
     source = Checkpoint.open(path)
     entries, metadata = source.entries(), source.metadata()

@@ -44,9 +44,9 @@ def run(
     """
     from octavo.display.console import console, print_table, progress
     from octavo.display.numbers import size
-    from octavo.folder.checkpoint import PACKED_NAME, Checkpoint, check_target, write
-    from octavo.folder.tables import packing_table
-    from octavo.folder.weights import pack_tensors, plan
+    from octavo.folder.pack_checkpoint import pack_tensors, plan
+    from octavo.folder.weight_files import PACKED_NAME, Checkpoint, check_target, write
+    from octavo.folder.weight_tables import packing_table
 
     rules = read_recipe(recipe)
     source = Checkpoint.open(path)

@@ -45,7 +45,7 @@ def run(
       octavo recipe recipe.toml --model bert/ --json
     """
     from octavo.display.console import console
-    from octavo.recipe.tables import print_explanation
+    from octavo.recipe.explanation_tables import print_explanation
 
     read = read_recipe(recipe)
     if model is None:

@@ -15,7 +15,7 @@ from octavo.cli._study import numbers, resumable, show, words
 from octavo.errors import SettingError
 
 if TYPE_CHECKING:
-    from octavo.studies.points import Laboratory
+    from octavo.studies.measured_points import Laboratory
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
@@ -98,8 +98,8 @@ def ptq_qat(
       octavo study ptq-qat --model minilm --data data/ --trained minilm --baseline mase
     """
     from octavo.report.study_plots import width_figure
-    from octavo.studies import pages as studies
-    from octavo.studies.points import Training
+    from octavo.studies import result_files as studies
+    from octavo.studies.measured_points import Training
     from octavo.studies.ptq_qat import BASELINES, PtqQat
 
     if baseline is not None and baseline not in BASELINES:
@@ -146,8 +146,8 @@ def formats(
     """
     from octavo.report.study_plots import format_figure
     from octavo.studies import candidates
-    from octavo.studies import pages as studies
-    from octavo.studies.formats import Formats
+    from octavo.studies import result_files as studies
+    from octavo.studies.format_families import Formats
 
     chosen = numbers("--widths", widths or ("4" if quick else "2,3,4,6,8"))
     every = [name for name in candidates.FAMILIES if any(candidates.weights(name, width) for width in chosen)]
@@ -184,7 +184,7 @@ def memory(
       octavo study memory --model minilm --data data/ --trained minilm
     """
     from octavo.report.study_plots import memory_figure
-    from octavo.studies import pages as studies
+    from octavo.studies import result_files as studies
     from octavo.studies.memory import Memory
 
     study = Memory(
@@ -213,8 +213,8 @@ def _run(
     """Open the model and the journal, do the work, save and show what came of it."""
     from octavo.display.console import console, milestones
     from octavo.search.journal import Journal
-    from octavo.studies.models import open_subject
-    from octavo.studies.points import Laboratory
+    from octavo.studies.measured_points import Laboratory
+    from octavo.studies.subject_catalogue import open_subject
 
     folder = out or Path(f"octavo-{study}-{model}{'-quick' if quick else ''}")
     errors = console(stderr=True)

@@ -53,7 +53,7 @@ def compile_(
       octavo study compile --backend aot_eager       # without a C++ compiler: capture alone
     """
     from octavo.studies import speed_tables as speed_studies
-    from octavo.studies.compile import Compile
+    from octavo.studies.compile_speed import Compile
     from octavo.studies.stopwatch import device_of
 
     study = Compile(recipe, backend, batch, length, layers, width, rounds)
@@ -87,7 +87,7 @@ def attention(
       octavo study attention --device cuda --dtypes float16,bfloat16 --batch 8
     """
     from octavo.studies import speed_tables as speed_studies
-    from octavo.studies.attention import Attention
+    from octavo.studies.attention_speed import Attention
     from octavo.studies.stopwatch import device_of
 
     tokens = numbers("--lengths", lengths, "length")

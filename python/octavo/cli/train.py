@@ -86,7 +86,7 @@ def polynomials(
       torchrun --nproc-per-node 8 -m octavo train polynomials --device cuda --compile
     """
     from octavo import locks
-    from octavo.systems.polynomials.run import train_polynomials
+    from octavo.systems.polynomials.training_run import train_polynomials
     from octavo.train.launch import launch
 
     if ddp is not None:
@@ -169,7 +169,7 @@ def sst2(
     """
     from octavo.systems.sentences import sentiment
     from octavo.systems.sentences.classifier.kinds import KINDS
-    from octavo.systems.sentences.classifier.run import train_classifier
+    from octavo.systems.sentences.classifier.training_run import train_classifier
 
     if model not in KINDS:
         raise SettingError(f"unknown model {model!r}; accepted are {', '.join(KINDS)}")

@@ -41,9 +41,9 @@ def run(
 
     from octavo.display.console import console, progress
     from octavo.display.numbers import size
-    from octavo.folder.checkpoint import PLAIN_NAME, Checkpoint, check_target, write
-    from octavo.folder.weights import unpack_tensors
-    from octavo.quant.unpacked import as_in_the_model
+    from octavo.folder.pack_checkpoint import unpack_tensors
+    from octavo.folder.weight_files import PLAIN_NAME, Checkpoint, check_target, write
+    from octavo.quant.unpack_weights import as_in_the_model
     from octavo.tensor import PackedTensor
 
     source = Checkpoint.open(path)

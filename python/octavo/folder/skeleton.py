@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from octavo.errors import ContainerError, ModelError
-from octavo.folder.extent import Extent
+from octavo.folder.size_limits import Extent
 from octavo.folder.transformers_door import CONFIG, extent_of, foreign, known, load_config
 
 if TYPE_CHECKING:
-    from octavo.folder.checkpoint import Checkpoint
+    from octavo.folder.weight_files import Checkpoint
 
 # What layers allocate their weights with. Other constructors (arange, zeros, ...) make the small tables that a model
 # computes for itself and no file holds, such as positions: they must have values.

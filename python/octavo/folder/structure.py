@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from octavo._reading import parse_json
 from octavo.errors import ContainerError, ModelError, OctavoError
-from octavo.folder.checkpoint import STRUCTURE
+from octavo.folder.weight_files import STRUCTURE
 from octavo.nn import (
     PackedConv1d,
     PackedConv2d,
@@ -24,9 +24,9 @@ from octavo.nn import (
     QuantLayer,
     QuantMatmul,
 )
-from octavo.nn.former import current_name
-from octavo.nn.integer import Int32Bias
-from octavo.nn.parts import format_text
+from octavo.nn.former_names import current_name
+from octavo.nn.int32_bias import Int32Bias
+from octavo.nn.stored_scales import format_text
 from octavo.recipe.rule import read_spec
 from octavo.recipe.sites import is_transposed
 from octavo.recipe.spec import ROLES, LayerPlan, Spec

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 from octavo import folders
 from octavo._reading import VOCABULARY_BYTES, parse_json, read_bytes, read_json, shown
 from octavo.errors import ContainerError, ModelError, OctavoError
-from octavo.folder.extent import Extent
+from octavo.folder.size_limits import Extent
 from octavo.folder.tokenizer_growth import check_growth
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from octavo.folder.checkpoint import Checkpoint
+    from octavo.folder.weight_files import Checkpoint
 
 CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
 # Files of tokenizers; whatever else lies in the folder is not looked at.

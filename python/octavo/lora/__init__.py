@@ -6,10 +6,10 @@ Source: Hu et al., LoRA, 2021 (https://arxiv.org/abs/2106.09685), section 4.1.
 """
 
 from octavo.lora.adapter import adapters
-from octavo.lora.config import LoraConfig
-from octavo.lora.files import base_hash, load_adapters, save_adapters
+from octavo.lora.adapter_file import base_hash, load_adapters, save_adapters
 from octavo.lora.fuse import FusedLayer, FuseReport, commit, fuse, unfuse
 from octavo.lora.insert import activate, insert
+from octavo.lora.lora_config import LoraConfig
 
 __all__ = [
     "FuseReport",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from octavo.lora.config import LoraConfig
+from octavo.lora.lora_config import LoraConfig
 
 ATTRIBUTE = "lora"
 

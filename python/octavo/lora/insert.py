@@ -11,7 +11,7 @@ from torch import nn
 
 from octavo.errors import DTypeError, ModelError
 from octavo.lora.adapter import ATTRIBUTE, Adapter, Adapters, adapters
-from octavo.lora.config import LoraConfig
+from octavo.lora.lora_config import LoraConfig
 from octavo.lora.select import target_paths, trained_paths
 
 DEFAULT = "default"

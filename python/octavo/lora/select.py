@@ -10,7 +10,7 @@ from torch import nn
 
 from octavo.errors import ModelError
 from octavo.lora.adapter import ATTRIBUTE, Adapters, adapters
-from octavo.lora.config import LoraConfig
+from octavo.lora.lora_config import LoraConfig
 from octavo.nn import PackedLayer, PackedLinear
 from octavo.recipe import Selector, parse_selector
 

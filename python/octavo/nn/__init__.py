@@ -12,16 +12,16 @@ from octavo.nn import attention
 from octavo.nn.attention import QuantAttention
 from octavo.nn.conv import QuantConv1d, QuantConv2d
 from octavo.nn.embedding import QuantEmbedding
-from octavo.nn.integer import Int32Bias
-from octavo.nn.layer import QuantLayer
+from octavo.nn.int32_bias import Int32Bias
 from octavo.nn.linear import QuantLinear, QuantTransposedLinear
 from octavo.nn.matmul import QuantMatmul, quantized_matmul
-from octavo.nn.packed import PackedLayer
 from octavo.nn.packed_conv import PackedConv1d, PackedConv2d
 from octavo.nn.packed_embedding import PackedEmbedding
+from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.packed_linear import PackedLinear
+from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
-from octavo.nn.reading import rounded_weights
+from octavo.nn.weight_reads import rounded_weights
 
 __all__ = [
     "Int32Bias",

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.errors import DTypeError
-from octavo.nn.layer import copied_as
 from octavo.nn.matmul import QuantMatmul, check_roles
+from octavo.nn.quant_layer import copied_as
 from octavo.recipe.spec import LayerPlan
 
 NAME = "octavo"

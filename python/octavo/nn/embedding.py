@@ -7,7 +7,7 @@ from typing import Any, Self
 from torch import Tensor, nn
 from torch.nn import functional
 
-from octavo.nn.layer import QuantLayer
+from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.recipe.spec import LayerPlan
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from octavo.errors import FormatError
 from octavo.formats import Format
-from octavo.nn.layer import copied_as
+from octavo.nn.quant_layer import copied_as
 from octavo.nn.quantizer import Quantizer
 from octavo.ops.codec import quantize
 from octavo.recipe.spec import LayerPlan, Spec

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from octavo import settings
 from octavo.errors import KernelError, ModelError
 from octavo.formats import Format
-from octavo.nn.packed import PackedLayer
+from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.recipe.spec import Spec
 from octavo.tensor import PackedTensor

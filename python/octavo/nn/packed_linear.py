@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import octavo.ops.linear  # noqa: F401 registers the ops
 from octavo.formats import Format
 from octavo.nn.linear import QuantTransposedLinear
-from octavo.nn.packed import PackedLayer
+from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.recipe.spec import Spec
 from octavo.tensor import PackedTensor

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from octavo.errors import BypassWarning
-from octavo.nn import PackedLayer, QuantAttention, QuantLayer, QuantMatmul, reading
+from octavo.nn import PackedLayer, QuantAttention, QuantLayer, QuantMatmul, weight_reads
 from octavo.recipe import Rule
 from octavo.recipe.sites import is_default, join
 
@@ -104,7 +104,7 @@ class _FirstPass:
             for handle in handles:
                 handle.remove()
             # By identity: another watch may hold the same ids.
-            reading.watches[:] = [watch for watch in reading.watches if watch is not read]
+            weight_reads.watches[:] = [watch for watch in weight_reads.watches if watch is not read]
             if sys.exception() is not before:  # the pass failed
                 watch_first_pass(model)
             else:
@@ -112,7 +112,7 @@ class _FirstPass:
 
         handles.append(model.register_forward_pre_hook(begin))
         handles.append(model.register_forward_hook(end, always_call=True))
-        reading.watches.append(read)
+        weight_reads.watches.append(read)
 
 
 def _tell(model: nn.Module, layers: dict[str, nn.Module], called: set[int], read: set[int]) -> None:

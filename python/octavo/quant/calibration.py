@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from octavo.display.progress import Progress
 from octavo.errors import CalibrationError
-from octavo.nn.integer import Int32Bias
-from octavo.nn.layer import QuantLayer
+from octavo.nn.int32_bias import Int32Bias
+from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
-from octavo.quant.statistics import Statistics
+from octavo.quant.activation_statistics import Statistics
 
 
 class Batches:

@@ -11,8 +11,8 @@ from torch import Tensor
 from octavo.errors import FormatError
 from octavo.formats import Format
 from octavo.ops.codec import encode
-from octavo.quant.activations import activation_scales
-from octavo.quant.statistics import Statistics
+from octavo.quant.activation_scales import activation_scales
+from octavo.quant.activation_statistics import Statistics
 from octavo.recipe.spec import Spec
 from octavo.tensor import PackedTensor
 

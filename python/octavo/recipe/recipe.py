@@ -17,7 +17,7 @@ from octavo.recipe.toml import read_toml, write_toml
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from octavo.recipe.explain import Explanation
+    from octavo.recipe.explanation import Explanation
     from octavo.recipe.spec import LayerPlan, Spec
     from octavo.tensor import PackedTensor
 
@@ -111,7 +111,7 @@ class Recipe:
         Raises FormatError for a rule that matches nothing (naming the nearest), a format that cannot hold a role, and
         layers that share a parameter and are told different things; the message names rule, layer and the way out.
         """
-        from octavo.recipe.model import decide_model, layer_plans
+        from octavo.recipe.model_decisions import decide_model, layer_plans
 
         return layer_plans(decide_model(self.rules, model))
 
@@ -120,7 +120,7 @@ class Recipe:
 
         Raises as :meth:`plan`.
         """
-        from octavo.recipe.explain import explain
+        from octavo.recipe.explanation import explain
 
         return explain(self, model)
 
@@ -133,7 +133,7 @@ class Recipe:
         Raises FormatError as :meth:`plan`, and for types, ``first`` and ``last``, activations and calibrations: they
         need a model. Raises DTypeError for what is no mapping of texts to tensors.
         """
-        from octavo.recipe.checkpoint import decide_tensors
+        from octavo.recipe.tensor_decisions import decide_tensors
 
         return decide_tensors(self.rules, tensors)
 

@@ -17,7 +17,7 @@ import octavo
 from octavo import children, container, folders
 from octavo.errors import OctavoError, SettingError
 from octavo.recipe import Recipe
-from octavo.studies.points import SAMPLES, Laboratory, made
+from octavo.studies.measured_points import SAMPLES, Laboratory, made
 from octavo.studies.subject import Subject
 
 FP32 = "fp32"
@@ -127,8 +127,8 @@ def measured(
 
 
 def _probe(folder: Path, blueprint: Mapping[str, Any]) -> dict[str, int]:
-    """Run :mod:`octavo.studies.probe` and return what it measured."""
-    command = children.command(["-m", "octavo.studies.probe", str(folder), json.dumps(blueprint)])
+    """Run :mod:`octavo.studies.memory_probe` and return what it measured."""
+    command = children.command(["-m", "octavo.studies.memory_probe", str(folder), json.dumps(blueprint)])
     # The package that runs here, wherever it was imported from.
     paths = [str(Path(octavo.__file__).parents[1]), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}

@@ -8,8 +8,8 @@ from typing import Any
 
 from octavo.errors import FormatError, SettingError
 from octavo.recipe import Recipe
-from octavo.studies.points import Laboratory, Point, Training
-from octavo.studies.tables import draws, grouped, summary
+from octavo.studies.measured_points import Laboratory, Point, Training
+from octavo.studies.result_rows import draws, grouped, summary
 
 BASELINES = ("mase",)
 

@@ -15,12 +15,12 @@ from torch.nn import functional
 
 from octavo.systems.polynomials.accuracy import Lines, exact_match
 from octavo.systems.polynomials.data import splits
-from octavo.systems.polynomials.recipe import SPLIT_SEED, TEST, VALIDATION
+from octavo.systems.polynomials.line_task import PolynomialTask
 from octavo.systems.polynomials.shipped import load_shipped
-from octavo.systems.polynomials.task import PolynomialTask
+from octavo.systems.polynomials.train_configs import SPLIT_SEED, TEST, VALIDATION
 from octavo.systems.sentences.classifier.kinds import TextClassifier
-from octavo.systems.sentences.classifier.run import Recipe
 from octavo.systems.sentences.classifier.texts import ClassifierTask, scores
+from octavo.systems.sentences.classifier.training_run import Recipe
 from octavo.systems.sentences.sentiment import Split
 
 # Where in the stream of polynomial lines calibration begins: past all that training can read.

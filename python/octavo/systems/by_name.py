@@ -32,6 +32,6 @@ def build(model: str) -> nn.Module:
         from octavo.systems.polynomials.shipped import shipped_folder
 
         return load_model(model if Path(model).exists() else shipped_folder())[0]
-    from octavo.systems.sentences.encoder import find, skeleton
+    from octavo.systems.sentences.text_encoder import find, skeleton
 
     return skeleton(Path(model) if Path(model).exists() else find(model))

@@ -24,14 +24,13 @@ The same call goes on with a run that was stopped. What a task may have besides 
 processes are torchrun's, :mod:`octavo.train.distributed`.
 """
 
-from octavo.errors import PackageError
-from octavo.train.config import TrainConfig
-from octavo.train.errors import CheckpointError, ConfigError, OptimizerError, TaskError
+from octavo.errors import CheckpointError, ConfigError, OptimizerError, PackageError, TaskError
 from octavo.train.loop import TrainResult, train
-from octavo.train.metrics import read_metrics, without_clock
+from octavo.train.metric_files import read_metrics, without_clock
 from octavo.train.optimizer import adamw
 from octavo.train.randomness import seed_all
 from octavo.train.task import Task
+from octavo.train.train_config import TrainConfig
 
 __all__ = [
     "CheckpointError",

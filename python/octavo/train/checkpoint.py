@@ -19,9 +19,9 @@ from torch import Tensor
 
 from octavo import files
 from octavo._reading import check_regular
-from octavo.nn.former import current_names
-from octavo.train.errors import CheckpointError
-from octavo.train.outline import check_content, check_frame
+from octavo.errors import CheckpointError
+from octavo.nn.former_names import current_names
+from octavo.train.checkpoint_outline import check_content, check_frame
 
 FOLDER = "checkpoints"
 FORMAT = 1

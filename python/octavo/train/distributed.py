@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from octavo import children
-from octavo.train.errors import ConfigError
+from octavo.errors import ConfigError
 
 
 @dataclass(frozen=True)

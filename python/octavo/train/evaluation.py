@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.train.average import Average
+from octavo.errors import TaskError
 from octavo.train.distributed import Processes
-from octavo.train.errors import TaskError
 from octavo.train.precision import Precision
 from octavo.train.randomness import undisturbed
 from octavo.train.task import takes_shards
+from octavo.train.weight_average import Average
 
 Pair = tuple[float, float]
 

@@ -14,25 +14,24 @@ import torch
 from torch import Tensor, nn
 
 from octavo import container, locks
-from octavo.display.run import Display
-from octavo.errors import Interrupted, LockedError
+from octavo.display.training_output import Display
+from octavo.errors import CheckpointError, ConfigError, Interrupted, LockedError
 from octavo.train import checkpoint
-from octavo.train.average import Average
+from octavo.train.checkpoint_content import Parts
 from octavo.train.clock import Clock
-from octavo.train.config import TrainConfig
 from octavo.train.distributed import Processes, join
-from octavo.train.errors import CheckpointError, ConfigError
 from octavo.train.evaluation import evaluate, is_better, value_of
 from octavo.train.interrupt import Interrupt
-from octavo.train.metrics import Metrics, write_run
+from octavo.train.metric_files import Metrics, write_run
+from octavo.train.metric_lines import evaluation_line, train_line
 from octavo.train.optimizer import adamw, check_coverage, check_parameters
 from octavo.train.precision import Precision
 from octavo.train.randomness import random_state, restore_random_state, seed_all
-from octavo.train.records import evaluation_line, train_line
-from octavo.train.snapshot import Parts
-from octavo.train.state import State, Window
+from octavo.train.run_counters import State, Window
 from octavo.train.task import Task, check_task, evaluates
+from octavo.train.train_config import TrainConfig
 from octavo.train.update import Update, Updater
+from octavo.train.weight_average import Average
 
 LAST, BEST = "last.safetensors", "best.safetensors"
 

@@ -7,9 +7,8 @@ from collections import Counter
 import torch
 from torch import nn
 
-from octavo.errors import DTypeError
-from octavo.train.config import TrainConfig
-from octavo.train.errors import OptimizerError
+from octavo.errors import DTypeError, OptimizerError
+from octavo.train.train_config import TrainConfig
 
 
 def adamw(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:

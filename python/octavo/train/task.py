@@ -24,8 +24,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from octavo.train.config import TrainConfig
-from octavo.train.errors import ConfigError, TaskError
+from octavo.errors import ConfigError, TaskError
+from octavo.train.train_config import TrainConfig
 
 GOALS = ("max", "min")
 

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from octavo.errors import NonFiniteError
-from octavo.train.config import TrainConfig
+from octavo.errors import NonFiniteError, TaskError
 from octavo.train.distributed import Processes
-from octavo.train.errors import TaskError
+from octavo.train.learning_rate import rate_factor
 from octavo.train.precision import Precision
-from octavo.train.schedule import rate_factor
 from octavo.train.task import has_state, share, to_device
+from octavo.train.train_config import TrainConfig
 
 # An fp16 run whose scale has fallen this low will not recover: the gradients are infinite at any scale.
 LEAST_SCALE = 2.0**-24

@@ -7,8 +7,8 @@ import torch
 from octavo.errors import DataError
 from octavo.models.seq2seq import Seq2SeqConfig, build
 from octavo.systems.polynomials.data import Splits, generate, split_lines
-from octavo.systems.polynomials.recipe import train_config
-from octavo.systems.polynomials.task import PolynomialTask
+from octavo.systems.polynomials.line_task import PolynomialTask
+from octavo.systems.polynomials.train_configs import train_config
 from octavo.train import train
 
 

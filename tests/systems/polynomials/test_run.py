@@ -12,8 +12,8 @@ from octavo.errors import DataError, SettingError, ShapeError
 from octavo.models.seq2seq import ARCHITECTURES, END, PAD, build
 from octavo.systems.polynomials.accuracy import Lines, _equivalent, exact_match, measure
 from octavo.systems.polynomials.data import KINDS, Stream, expand, generate, kind, splits
-from octavo.systems.polynomials.recipe import SPLIT_SEED, TEST, VALIDATION, model_config, train_config
-from octavo.systems.polynomials.task import MULTIPLE, PolynomialTask
+from octavo.systems.polynomials.line_task import MULTIPLE, PolynomialTask
+from octavo.systems.polynomials.train_configs import SPLIT_SEED, TEST, VALIDATION, model_config, train_config
 from octavo.train.task import Task, check_task, share
 from torch import nn
 

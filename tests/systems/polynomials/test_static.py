@@ -127,7 +127,7 @@ def test_codes_round_half_to_even_and_saturate(pair):
     step = float(integer.tensors["output.input_scale"])
     steps = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 126.5, 127.5, 300.0, -300.0, -126.5, 0.0, 3e38])
     power = torch.tensor(2.0**-7)  # where x / scale and x * (1 / scale) are exact, halves are halves
-    from octavo.systems.polynomials.static.layers import to_codes
+    from octavo.systems.polynomials.static.integer_layers import to_codes
 
     assert to_codes(steps * power, power).tolist() == [0, 2, 2, 0, -2, 126, 127, 127, -127, -126, 0, 127]
     x = torch.randn(1000, 12) * 100 * step
@@ -320,7 +320,7 @@ def test_padding_batches_and_their_order_have_no_influence(pair, method):
 
 
 def test_mse_has_the_least_error_and_cuts_off_no_more_than_it_must():
-    from octavo.systems.polynomials.static.calibration import Counts
+    from octavo.systems.polynomials.static.input_scales import Counts
 
     generator = torch.Generator().manual_seed(0)
     for x in (torch.randn(20_000, generator=generator), torch.rand(20_000, generator=generator) - 0.5):

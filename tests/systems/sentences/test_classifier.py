@@ -10,8 +10,8 @@ from octavo.errors import ContainerError, DataError, SettingError, ShapeError
 from octavo.systems.polynomials.data import signs
 from octavo.systems.sentences.classifier import Classifier, ClassifierConfig
 from octavo.systems.sentences.classifier.kinds import INFO, SHAPE, WEIGHTS, build, load
-from octavo.systems.sentences.classifier.run import train_classifier, train_config
 from octavo.systems.sentences.classifier.texts import WINDOW, ClassifierTask, Texts, scores
+from octavo.systems.sentences.classifier.training_run import train_classifier, train_config
 from octavo.systems.sentences.sentiment import Sentences, Split
 from octavo.train import seed_all
 

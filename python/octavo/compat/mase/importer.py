@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from octavo.compat.mase.settings import Settings, read_format
+from octavo.compat.mase.layer_settings import Settings, read_format
 from octavo.errors import FormatError
 from octavo.formats import Format
 from octavo.recipe import Recipe, Rule

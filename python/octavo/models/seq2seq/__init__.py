@@ -1,9 +1,9 @@
 """Small sequence-to-sequence models: three architectures behind one interface (:class:`Seq2Seq`)."""
 
-from octavo.models.seq2seq.config import ARCHITECTURES, Seq2SeqConfig
 from octavo.models.seq2seq.hybrid import HybridSeq2Seq
+from octavo.models.seq2seq.interface import END, PAD, START, Seq2Seq, State
 from octavo.models.seq2seq.lstm import LSTMSeq2Seq
-from octavo.models.seq2seq.model import END, PAD, START, Seq2Seq, State
+from octavo.models.seq2seq.seq2seq_config import ARCHITECTURES, Seq2SeqConfig
 from octavo.models.seq2seq.transformer import TransformerSeq2Seq
 
 __all__ = [

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from octavo.models.seq2seq.cache import append, slabs
 from octavo.models.seq2seq.hybrid import Block, HybridSeq2Seq
+from octavo.models.seq2seq.interface import END, PAD, START, Seq2Seq, State, Tensors
+from octavo.models.seq2seq.key_value_cache import append, slabs
 from octavo.models.seq2seq.layers import Attention, last, padding_mask, reverse
-from octavo.models.seq2seq.model import END, PAD, START, Seq2Seq, State, Tensors
 
 # The logit of what is no answer; finite, so that no sum with it is NaN.
 NEVER = -1e30

@@ -14,9 +14,9 @@ from torch.nn.functional import layer_norm, linear, pad
 from octavo import _core
 from octavo.cuda import device as cuda
 from octavo.errors import ShapeError
-from octavo.models.seq2seq.config import Seq2SeqConfig
 from octavo.models.seq2seq.folded import FoldedHybrid
 from octavo.models.seq2seq.hybrid import HybridSeq2Seq
+from octavo.models.seq2seq.seq2seq_config import Seq2SeqConfig
 from octavo.ops.codec_cuda import place
 
 # Scores become powers of two.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo.models.seq2seq.model import END, PAD, START, Seq2Seq, State, Tensors
+from octavo.models.seq2seq.interface import END, PAD, START, Seq2Seq, State, Tensors
 
 
 class _Whole:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from octavo.models.seq2seq.config import Seq2SeqConfig
+from octavo.models.seq2seq.interface import PAD, Seq2Seq, State, Tensors
 from octavo.models.seq2seq.layers import BidirectionalLSTM, lstm_step, padding_mask
-from octavo.models.seq2seq.model import PAD, Seq2Seq, State, Tensors
+from octavo.models.seq2seq.seq2seq_config import Seq2SeqConfig
 
 
 class LSTMSeq2Seq(Seq2Seq):

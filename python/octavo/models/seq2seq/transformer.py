@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from octavo.models.seq2seq.cache import append, slabs
-from octavo.models.seq2seq.config import Seq2SeqConfig
+from octavo.models.seq2seq.interface import PAD, Seq2Seq, State, Tensors
+from octavo.models.seq2seq.key_value_cache import append, slabs
 from octavo.models.seq2seq.layers import Attention, FeedForward, causal_mask, padding_mask
-from octavo.models.seq2seq.model import PAD, Seq2Seq, State, Tensors
+from octavo.models.seq2seq.seq2seq_config import Seq2SeqConfig
 
 
 class EncoderLayer(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from octavo.display.progress import Progress, Report
 from octavo.errors import DTypeError, ModelError, NonFiniteError, ShapeError
-from octavo.nn.packed import PackedLayer
+from octavo.nn.packed_layer import PackedLayer
 from octavo.quant.algorithms.walk import run_to, stages
 from octavo.quant.calibration import Batches, run, undisturbed
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from octavo.display.progress import Progress, Report
 from octavo.errors import DTypeError, FormatError, NonFiniteError
-from octavo.nn.layer import QuantLayer
+from octavo.nn.quant_layer import QuantLayer
 from octavo.quant.algorithms.consumers import Consumer, find_consumers, is_norm
 from octavo.quant.calibration import Batches, run, undisturbed
 

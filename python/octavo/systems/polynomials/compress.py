@@ -8,15 +8,15 @@ from importlib.metadata import version
 from pathlib import Path
 
 from octavo import __version__, folders
-from octavo.engine.native import Engine
+from octavo.engine.native_engine import Engine
 from octavo.errors import OctavoError
-from octavo.folder.weights import best_format, compare_formats
+from octavo.folder.pack_checkpoint import best_format, compare_formats
 from octavo.formats import Format
+from octavo.systems.compress_report import REPORTS, Candidate, CompressReport, ExpansionOutcome
 from octavo.systems.polynomials.accuracy import Accuracy, expander, measure
 from octavo.systems.polynomials.data import splits
 from octavo.systems.polynomials.export import FILES, WEIGHTS, export_model, fill_folder, load_model
-from octavo.systems.polynomials.recipe import SPLIT_SEED, TEST, VALIDATION
-from octavo.systems.report import REPORTS, Candidate, CompressReport, ExpansionOutcome
+from octavo.systems.polynomials.train_configs import SPLIT_SEED, TEST, VALIDATION
 
 # Validation lines that each format answers; the choice never sees a test line.
 TRIED = 4000

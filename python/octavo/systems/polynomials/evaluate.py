@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
 
-from octavo.engine.native import Engine
+from octavo.engine.native_engine import Engine
 from octavo.errors import DataError
 from octavo.systems.polynomials.data import Line, read
 from octavo.systems.polynomials.tally import Tally

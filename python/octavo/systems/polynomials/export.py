@@ -20,7 +20,7 @@ from octavo import container, files, folders
 from octavo._reading import read_json
 from octavo.data import CharTokenizer
 from octavo.errors import ContainerError, DataError, DTypeError, NonFiniteError, SettingError, ShapeError
-from octavo.folder.weights import pack_tensors, unpack_tensors
+from octavo.folder.pack_checkpoint import pack_tensors, unpack_tensors
 from octavo.models.seq2seq import Seq2Seq, Seq2SeqConfig, build
 from octavo.recipe import Recipe
 from octavo.systems.polynomials import static

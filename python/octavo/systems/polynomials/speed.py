@@ -138,8 +138,8 @@ def _measure_here(config: SpeedConfig) -> dict[str, float] | None:
     from octavo.models.seq2seq import build
     from octavo.systems.polynomials.accuracy import Lines
     from octavo.systems.polynomials.data import splits
-    from octavo.systems.polynomials.recipe import SPLIT_SEED, model_config, train_config
-    from octavo.systems.polynomials.task import PolynomialTask
+    from octavo.systems.polynomials.line_task import PolynomialTask
+    from octavo.systems.polynomials.train_configs import SPLIT_SEED, model_config, train_config
     from octavo.train import adamw, seed_all
     from octavo.train.distributed import join
     from octavo.train.precision import Precision

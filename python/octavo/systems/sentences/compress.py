@@ -7,14 +7,14 @@ from pathlib import Path
 
 from octavo import __version__, container, folders
 from octavo.display.console import progress
-from octavo.folder.checkpoint import CONFIGURATIONS, PACKED_NAME, Checkpoint, fill_folder
-from octavo.folder.weights import best_format, compare_formats, pack_tensors, unpack_tensors
+from octavo.folder.pack_checkpoint import best_format, compare_formats, pack_tensors, unpack_tensors
+from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, Checkpoint, fill_folder
 from octavo.formats import Format
 from octavo.recipe import Recipe, Rule
-from octavo.recipe.checkpoint import select
-from octavo.systems.report import REPORTS, Candidate, CompressReport, EmbeddingOutcome
-from octavo.systems.sentences.encoder import Encoder, agreement
+from octavo.recipe.tensor_decisions import select
+from octavo.systems.compress_report import REPORTS, Candidate, CompressReport, EmbeddingOutcome
 from octavo.systems.sentences.examples import SENTENCES
+from octavo.systems.sentences.text_encoder import Encoder, agreement
 
 
 def compress_encoder(

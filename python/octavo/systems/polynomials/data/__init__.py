@@ -12,9 +12,9 @@ Lines are drawn with replacement: a million of them hold some 730,000 distinct o
 measure a model out of those that train it.
 """
 
-from octavo.systems.polynomials.data.files import BadLine, Line, read
 from octavo.systems.polynomials.data.lines import CHARACTERS, KINDS, LONGEST, Stream, expand, generate, kind
 from octavo.systems.polynomials.data.own import own_lines
+from octavo.systems.polynomials.data.pair_files import BadLine, Line, read
 from octavo.systems.polynomials.data.passes import Passes
 from octavo.systems.polynomials.data.splits import Splits, split_lines, splits
 

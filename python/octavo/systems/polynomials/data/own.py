@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 
 from octavo.errors import DataError
-from octavo.systems.polynomials.data.files import Line, read
+from octavo.systems.polynomials.data.pair_files import Line, read
 from octavo.systems.polynomials.data.passes import FITS
 from octavo.systems.polynomials.data.splits import Splits, split_lines
 

@@ -9,8 +9,8 @@ from typing import Generic, TypeVar
 
 from octavo.data._arguments import check_text, whole
 from octavo.errors import DataError
-from octavo.systems.polynomials.data.files import Line
 from octavo.systems.polynomials.data.lines import Stream
+from octavo.systems.polynomials.data.pair_files import Line
 
 Train = TypeVar("Train", Stream, list[str])
 

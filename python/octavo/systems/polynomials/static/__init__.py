@@ -23,11 +23,16 @@ softmax, LSTM cells - is float32):
 Weights are ``int8:channel`` of FORMATS.md, one scale a row. Layers that read the same tensor share its scale.
 """
 
-from octavo.systems.polynomials.static.calibration import METHODS, calibrate
 from octavo.systems.polynomials.static.equalization import equalize
-from octavo.systems.polynomials.static.files import load, save
-from octavo.systems.polynomials.static.model import Accumulation, StaticInt8Seq2Seq, accumulators, quantize_static
+from octavo.systems.polynomials.static.input_scales import METHODS, calibrate
+from octavo.systems.polynomials.static.integer_file import load, save
 from octavo.systems.polynomials.static.sensitivity import costly, damages
+from octavo.systems.polynomials.static.static_seq2seq import (
+    Accumulation,
+    StaticInt8Seq2Seq,
+    accumulators,
+    quantize_static,
+)
 
 __all__ = [
     "METHODS",

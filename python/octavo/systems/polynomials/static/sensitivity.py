@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from octavo.errors import DataError, FormatError, NonFiniteError
 from octavo.models.seq2seq import PAD, HybridSeq2Seq, Seq2Seq
-from octavo.systems.polynomials.static.layers import to_codes
+from octavo.systems.polynomials.static.integer_layers import to_codes
 from octavo.systems.polynomials.static.layout import WIDEST, check_scales, linears, site
 from octavo.systems.polynomials.static.observation import check_hybrid
 

@@ -1,6 +1,6 @@
 """Text classifiers: a tiny BERT trained from scratch, and MiniLM with a head; what studies of formats measure."""
 
-from octavo.systems.sentences.classifier.config import ClassifierConfig
-from octavo.systems.sentences.classifier.model import Classifier
+from octavo.systems.sentences.classifier.classifier_config import ClassifierConfig
+from octavo.systems.sentences.classifier.network import Classifier
 
 __all__ = ["Classifier", "ClassifierConfig"]

@@ -16,17 +16,17 @@ from octavo._reading import VOCABULARY_BYTES, read_json
 from octavo.data import CharTokenizer
 from octavo.data.words import WordTokenizer
 from octavo.errors import ContainerError, DataError, SettingError
-from octavo.folder.checkpoint import CONFIGURATIONS, Checkpoint
-from octavo.folder.extent import Extent
+from octavo.folder.pack_checkpoint import unpack_tensors
+from octavo.folder.size_limits import Extent
 from octavo.folder.skeleton import build as build_module
 from octavo.folder.skeleton import build_class
 from octavo.folder.transformers_door import CONFIG, fill, known, load_config, load_tokenizer
-from octavo.folder.weights import unpack_tensors
-from octavo.systems.sentences.classifier.config import ClassifierConfig
-from octavo.systems.sentences.classifier.model import Classifier
+from octavo.folder.weight_files import CONFIGURATIONS, Checkpoint
+from octavo.systems.sentences.classifier.classifier_config import ClassifierConfig
+from octavo.systems.sentences.classifier.network import Classifier
 from octavo.systems.sentences.classifier.texts import Texts
-from octavo.systems.sentences.encoder import MINILM, find
 from octavo.systems.sentences.sentiment import Sentences, Split
+from octavo.systems.sentences.text_encoder import MINILM, find
 from octavo.tensor import FLOATS
 
 TINY = "tiny"

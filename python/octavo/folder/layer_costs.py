@@ -1,0 +1,212 @@
+"""What will run: the kernel, bytes and estimated time of every layer of a model."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+from octavo.display.console import plain_text, table
+from octavo.display.numbers import shape_text, size
+from octavo.errors import DTypeError, ModelError
+from octavo.folder.stored_tensors import stored_state
+from octavo.nn import PackedEmbedding, PackedLayer, PackedLinear, QuantLayer
+from octavo.ops import linear
+from octavo.tensor import PackedTensor
+
+_FLOAT_LAYERS = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
+FALLBACK = "decode + torch"
+_MOST = 2**31  # rows of a batch
+
+
+@dataclass(frozen=True)
+class LayerCost:
+    """What one layer does when it is called.
+
+    ``kernel``: that runs. ``nbytes``: of weight, scales and bias that a call reads; where the weight is decoded first,
+    also the dense copy, written and read. ``seconds``: those bytes at the bandwidth of the machine, a lower bound for
+    weights that are not in a cache. ``shape`` of the weight; ``format``: None for a float weight. ``stored``: bytes of
+    its tensors in the file that :func:`octavo.save_model` writes; what is tied counts where it comes first.
+    """
+
+    path: str
+    layer: str
+    shape: tuple[int, ...]
+    format: str | None
+    kernel: str
+    nbytes: int
+    seconds: float
+    stored: int = 0
+
+
+@dataclass(frozen=True)
+class OtherTensor:
+    """A parameter or buffer of no such layer: of norms, recurrent layers, experts. ``owner``: class of its module.
+
+    ``stored``: its bytes in the file; 0 for a buffer that is not persistent. Tied ones are here once.
+    """
+
+    name: str
+    owner: str
+    shape: tuple[int, ...]
+    dtype: str
+    stored: int
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The layers of a model for ``batch`` rows of input, and the measured ``bandwidth`` in bytes a second.
+
+    ``others``: every parameter and buffer outside them, which PyTorch reads as the model says.
+    """
+
+    layers: tuple[LayerCost, ...]
+    batch: int
+    bandwidth: float
+    others: tuple[OtherTensor, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that all layers read."""
+        return sum(layer.nbytes for layer in self.layers)
+
+    @property
+    def stored(self) -> int:
+        """Bytes of all tensors in the file that :func:`octavo.save_model` writes."""
+        return sum(part.stored for part in (*self.layers, *self.others))
+
+    @property
+    def seconds(self) -> float:
+        """Estimated time of all layers."""
+        return sum(layer.seconds for layer in self.layers)
+
+    def table(self) -> Table:
+        """One row a layer, one for every other tensor, and the total."""
+        rows = table("layer", "class", ">shape", "format", "kernel", ">bytes read", ">est. us", ">bytes stored")
+        for cost in self.layers:
+            name, text = cost.path or "(itself)", cost.format or "-"
+            microseconds = f"{1e6 * cost.seconds:.1f}"
+            rows.add_row(
+                name, cost.layer, shape_text(cost.shape), text, cost.kernel, size(cost.nbytes), microseconds,
+                size(cost.stored),
+            )  # fmt: skip
+        for other in self.others:
+            rows.add_row(
+                other.name, other.owner, shape_text(other.shape), other.dtype, "-", "-", "-", size(other.stored)
+            )
+        count = f"total of {len(self.layers)}" + (f" and {len(self.others)} tensors" if self.others else "")
+        rows.add_row(count, "", "", "", "", size(self.nbytes), f"{1e6 * self.seconds:.1f}", size(self.stored))
+        return rows
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {**asdict(self), "nbytes": self.nbytes, "seconds": self.seconds, "stored": self.stored}
+
+    def __str__(self) -> str:
+        """Return the table as text."""
+        note = f"batch {self.batch}; {self.bandwidth / 1e9:.1f} GB/s measured on this machine"
+        return f"{plain_text(self.table())}\n\n{note}"
+
+
+def explain(model: nn.Module, batch: int = 1) -> Costs:
+    """Tell for every layer with a weight which kernel will run, what it reads, and about how long that takes.
+
+    Every other parameter and buffer is listed too: bytes stored add up to those of the tensors in the model's file.
+
+    ``model``: a model or one layer. ``batch``: rows that a layer multiplies at once: sentences times tokens; ids of an
+    embedding. Print the result, or read its ``layers``. The bandwidth is measured on the first call (about 0.1 s).
+
+    Raises ModelError for a batch outside 1 to 2^31, or a model without tensors; DTypeError for what is no module.
+    """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"explain tells about a torch.nn.Module, got {type(model).__name__}")
+    if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= _MOST:
+        raise ModelError(f"explain: batch is {batch!r}; accepted are integers from 1 to {_MOST}")
+    speed = bandwidth()
+    kinds = (PackedLayer, QuantLayer, *_FLOAT_LAYERS)
+    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, kinds)}
+    costs = {path: _cost(path, layer, batch, speed) for path, layer in layers.items()}
+    stored, others = _stored(model, costs)
+    if not costs and not others:
+        raise ModelError(f"explain: a {type(model).__name__} without linear layers, embeddings and other tensors")
+    found = tuple(replace(cost, stored=stored[path]) for path, cost in costs.items())
+    return Costs(found, batch, speed, tuple(others))
+
+
+def _stored(model: nn.Module, layers: Collection[str]) -> tuple[dict[str, int], list[OtherTensor]]:
+    """Return the bytes of each layer in the file, and the tensors of none of them."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    values, ties = stored_state(model)
+    stored = dict.fromkeys(layers, 0)
+    others = []
+
+    def add(name: str, tensor: Tensor | PackedTensor, nbytes: int) -> None:
+        owner, _, _ = path = name.rpartition(".")
+        while path[1] and path[0] not in stored:
+            path = path[0].rpartition(".")
+        if path[0] in stored:
+            stored[path[0]] += nbytes
+        elif "" in stored:
+            stored[""] += nbytes
+        else:
+            kind, dtype = type(modules.get(owner, model)).__name__, str(tensor.dtype).removeprefix("torch.")
+            others.append(OtherTensor(name, kind, tuple(tensor.shape), dtype, nbytes))
+
+    for name, value in values.items():
+        if isinstance(value, Tensor | PackedTensor):
+            add(name, value, value.nbytes)
+    for name, buffer in model.named_buffers():
+        path, _, last = name.rpartition(".")
+        if name not in values and name not in ties and last in modules[path]._non_persistent_buffers_set:
+            add(name, buffer, 0)
+    return stored, others
+
+
+@cache
+def bandwidth() -> float:
+    """Return the bytes a second that PyTorch reads from memory: the best of five sums over 64 MiB."""
+    data = torch.ones(1 << 24)
+    best = math.inf
+    for _ in range(5):
+        start = time.perf_counter()
+        data.sum()
+        best = min(best, time.perf_counter() - start)
+    return data.nbytes / best
+
+
+def _cost(path: str, layer: nn.Module, batch: int, speed: float) -> LayerCost:
+    if isinstance(layer, PackedLayer):
+        kernel, nbytes = _packed(layer, batch)
+        weight, text = layer.packed_weight, str(layer.format)
+    else:
+        weight = layer.weight
+        rows = min(batch, len(weight)) if isinstance(layer, nn.Embedding) else len(weight)
+        nbytes = weight[:1].numel() * weight.element_size() * rows
+        quantizer = getattr(layer, "weight_quantizer", None)
+        text = None if quantizer is None else str(quantizer.format)
+        kernel = "simulated" if isinstance(layer, QuantLayer) else "torch"
+    bias = getattr(layer, "bias", None)
+    if isinstance(bias, Tensor):
+        nbytes += bias.nbytes
+    return LayerCost(path, type(layer).__name__, tuple(weight.shape), text, kernel, nbytes, nbytes / speed)
+
+
+def _packed(layer: PackedLayer, batch: int) -> tuple[str, int]:
+    """Return the kernel of a packed layer and the bytes of the weight that it moves."""
+    weight = layer.packed_weight
+    if isinstance(layer, PackedEmbedding):
+        return "gather", math.ceil(weight.nbytes / max(len(weight), 1) * min(batch, len(weight)))
+    kernel = FALLBACK
+    if isinstance(layer, PackedLinear):
+        x = str(layer.input_quantizer.format) if layer.is_integer else None
+        device = layer.weight_codes.device
+        kernel = linear.kernel(str(layer.format), batch, *weight.shape, layer.dtype, input_format=x, device=device)
+    dense = weight.numel() * layer.dtype.itemsize if kernel == FALLBACK else 0
+    return kernel, weight.nbytes + 2 * dense

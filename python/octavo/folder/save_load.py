@@ -1,0 +1,244 @@
+"""Models in folders: packed and simulated layers, written and read without pickle and without a dense copy."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo import container, folders
+from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
+from octavo.folder.save_pretrained import write_our_folders
+from octavo.folder.skeleton import build, build_from_config
+from octavo.folder.stored_tensors import PACKED_STATE, stored_state
+from octavo.folder.structure import (
+    KEY,
+    VERSION,
+    build_layer,
+    describe_layer,
+    described_layers,
+    fits,
+    read_structure,
+    simulated_plan,
+)
+from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, Checkpoint, held
+from octavo.lora import adapters
+from octavo.nn import PackedLayer, attention
+from octavo.nn.former_names import current_names
+from octavo.quant.apply_recipe import prepare_model
+from octavo.tensor import PackedTensor
+
+
+def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = True) -> None:
+    """Write a model to a folder: ``model.octavo.safetensors``, and the configuration of a model of transformers.
+
+    Packed weights are in the file as ``LAYER.weight``, with their format; every other tensor of the state dict under
+    its name; tied tensors once. Its metadata say which layers are packed or simulated, and how. The folder appears
+    complete or not at all: of one that is there, weights and configuration are replaced in one step, whatever ends the
+    process, and other files kept. ``overwrite=False`` refuses it.
+
+    Raises DTypeError for what is no module; ModelError for what a file cannot hold: adapters, state that is no tensor;
+    ContainerError where the path is a file or holds weights under another name; FileExistsError and other OSErrors.
+    """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"save_model writes a torch.nn.Module, got {type(model).__name__}")
+    target = Path(path)
+    _check_target(target, overwrite)
+    tensors, structure = _collect(model)
+    with folders.whole(target, owned={PACKED_NAME, *CONFIGURATIONS}, overwrite=overwrite) as folder:
+        # transformers refuses weights without a format.
+        container.save(tensors, folder / PACKED_NAME, metadata={"format": "pt", KEY: json.dumps(structure)})
+        _save_config(model, folder)
+
+
+def load_model(
+    path: str | os.PathLike[str], model: nn.Module | Callable[[], nn.Module] | None = None, *, mmap: bool = False
+) -> nn.Module:
+    """Return the model of a folder (or file) that :func:`save_model` wrote, in evaluation mode.
+
+    ``model``: the model to fill, or a function without arguments that makes it, whose dense weights are then never
+    allocated; layers are replaced by what the file holds. None: a model of transformers, built from the folder's
+    ``config.json``, without code from the folder. ``mmap``: map the file instead of reading it, as :func:`octavo.load`.
+
+    Raises ContainerError where the file is not valid or is of another model, naming the tensor or layer; ModelError
+    where the model cannot be built; DTypeError for a ``model`` that is neither; OSError. A model given may be filled in
+    part then. Source: FORMATS.md section 5.
+    """
+    if model is not None and not isinstance(model, nn.Module) and not callable(model):
+        raise DTypeError(
+            f"load_model fills a torch.nn.Module or what a function without arguments makes, got {type(model).__name__}"
+        )
+    source = Checkpoint.open(path)
+    if len(source.files) != 1:
+        raise ContainerError(f"{path}: {len(source.files)} files of weights; save_model writes one")
+    file = source.files[0]
+    structure = read_structure(file, container.metadata(file).get(KEY))
+    if model is None:
+        folder = source.path if source.is_folder else source.path.parent
+        model = build_from_config(folder, structure["class"], source)
+        if any(path.endswith(f".{attention.CHILD}") for path in structure["layers"]):
+            attention.attach(model)
+    elif not isinstance(model, nn.Module):
+        model = build(model)
+    try:
+        filled = _fill(model, structure, current_names(container.load(file, mmap=mmap))).eval()
+    except ContainerError as error:
+        raise error if str(error).startswith(str(file)) else ContainerError(f"{file}: {error}") from None
+    write_our_folders(filled)
+    return filled
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def _check_target(target: Path, overwrite: bool) -> None:
+    if target.exists() and not target.is_dir():
+        raise ContainerError(f"{target}: a file; models are written to a folder")
+    others = [name for name in held(target) if name != PACKED_NAME] if target.is_dir() else []
+    if others:
+        raise ContainerError(f"{target}: holds {others[0]}, and {PACKED_NAME} beside it would be ambiguous")
+    if not overwrite and target.is_dir() and any(target.iterdir()):
+        raise FileExistsError(f"{target} exists; overwrite=True replaces the model in it")
+
+
+def _collect(model: nn.Module) -> tuple[dict[str, Tensor | PackedTensor], dict[str, Any]]:
+    """Return the tensors to store, and the description of the model."""
+    _refuse_adapters(model)
+    values, ties = stored_state(model)
+    for name, value in values.items():
+        if not isinstance(value, Tensor | PackedTensor):
+            raise ModelError(f"{name}: state that is a {type(value).__name__}; files hold tensors alone")
+        if value.device.type == "meta":
+            raise ModelError(f"{name}: on the meta device, without values to save")
+    described = {path: describe_layer(path, layer) for path, layer in described_layers(model).items()}
+    return values, {"version": VERSION, "class": type(model).__name__, "layers": described, "ties": ties}
+
+
+def _refuse_adapters(model: nn.Module) -> None:
+    path = next(iter(adapters(model)), None)
+    if path is not None:
+        raise ModelError(
+            f"{path}: has adapters; octavo.lora.save_adapters saves them, fuse and commit make them part of the weights"
+        )
+
+
+def _save_config(model: nn.Module, folder: Path) -> None:
+    """Write the configuration of a model of transformers, and that of its generation."""
+    for name in ("config", "generation_config"):
+        config = getattr(model, name, None)
+        if callable(getattr(config, "save_pretrained", None)):
+            config = copy.deepcopy(config)
+            if name == "config":
+                config.architectures = [type(model).__name__]
+            config.save_pretrained(folder)
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def _fill(model: nn.Module, structure: dict[str, Any], tensors: dict[str, Tensor | PackedTensor]) -> nn.Module:
+    for name, source in structure["ties"].items():
+        if source not in tensors or name in tensors:
+            raise ContainerError(f"{name}: tied to {source}, which must be in the file, and {name} itself not")
+    held_by_name = tensors | {name: tensors[source] for name, source in structure["ties"].items()}
+    layers = structure["layers"]
+    for path in layers:
+        _submodule(model, path)
+    try:
+        model = prepare_model(model, simulated_plan(layers), inplace=True)
+    except (DTypeError, FormatError) as error:
+        raise ContainerError(f"{error}, which the file has otherwise") from None
+    used: set[str] = set()
+    replaced: dict[int, nn.Module] = {}
+    for path, record in layers.items():
+        skeleton = _submodule(model, path)
+        inside = _below(path, held_by_name)
+        if id(skeleton) not in replaced:
+            replaced[id(skeleton)] = build_layer(path, record, skeleton, inside)
+        layer = replaced[id(skeleton)]
+        used.update(_join(path, name) for name in inside if name in _own_names(layer))
+        if not path:
+            model = layer
+        else:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, layer)
+    used |= _assign_plain(model, structure["ties"], held_by_name, used)
+    stray = sorted(held_by_name.keys() - used)
+    if stray:
+        raise ContainerError(f"{stray[0]}: has no place in this {type(model).__name__} ({len(stray)} such tensors)")
+    _refuse_empty(model)
+    return model
+
+
+def _submodule(model: nn.Module, path: str) -> nn.Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        raise ContainerError(
+            f"{path}: a quantized layer in the file, but this {type(model).__name__} has none"
+        ) from None
+
+
+def _below(path: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    prefix = f"{path}." if path else ""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _own_names(layer: nn.Module) -> set[str]:
+    """Names of the tensors that :func:`build_layer` has taken from the file."""
+    taken = {name for name in layer.state_dict() if "_quantizer." in name}
+    return taken | {"weight", "bias"} if isinstance(layer, PackedLayer) else taken
+
+
+def _assign_plain(
+    model: nn.Module, ties: Mapping[str, str], tensors: Mapping[str, Tensor | PackedTensor], done: set[str]
+) -> set[str]:
+    """Put plain tensors in their places, tied ones as one object. Return their names."""
+    packed = [path for path, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, PackedLayer)]
+    own = {_join(path, name) for path in packed for name in PACKED_STATE}
+    assigned: dict[str, Tensor] = {}
+    places = model.state_dict(keep_vars=True)
+    for name, place in places.items():
+        if name in done or name in own:
+            continue
+        if name not in tensors:
+            raise ContainerError(f"{name}: missing")
+        value = tensors[name]
+        if not isinstance(value, Tensor) or not isinstance(place, Tensor) or value.shape != place.shape:
+            raise ContainerError(f"{name}: {_kind(value)}, but the model has a plain {_kind(place)} there")
+        if not fits(value.dtype, place.dtype):
+            raise ContainerError(f"{name}: dtype {value.dtype}, but the model has {place.dtype} there")
+        source = ties.get(name, name)
+        if source not in assigned:
+            is_parameter = isinstance(place, nn.Parameter)
+            assigned[source] = nn.Parameter(value, requires_grad=place.requires_grad) if is_parameter else value
+        path, _, last = name.rpartition(".")
+        owner = model.get_submodule(path)
+        registry = owner._parameters if last in owner._parameters else owner._buffers
+        registry[last] = assigned[source]
+    return {name for name in places if name not in own}
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, PackedTensor):
+        return repr(value)
+    return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _refuse_empty(model: nn.Module) -> None:
+    """Refuse a model with tensors that neither the file nor its own code gave a value."""
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device.type == "meta":
+            raise ModelError(
+                f"{name}: not in the file, and without a value in a model built on no memory; give load_model a model "
+                "instead of a function that makes one"
+            )

@@ -1,0 +1,40 @@
+"""The tensors of a model that a file holds, by name: packed weights as one, tied ones once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo.folder.structure import described_layers
+from octavo.nn import PackedLayer
+from octavo.nn.packed_layer import FORMAT, PARTS
+from octavo.recipe.sites import join
+
+PACKED_STATE = (*(f"weight_{part}" for part in PARTS), FORMAT)
+"""What the state dict of a packed layer has in place of its weight."""
+
+
+def stored_state(model: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of the state dict by name, packed weights as PackedTensors, and the names tied to another.
+
+    A value that is neither a Tensor nor a PackedTensor is state of the model's own, which no file holds.
+    """
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
+    identity = {name: id(value) for name, value in state.items()}
+    for path, layer in described_layers(model).items():
+        if isinstance(layer, PackedLayer):
+            for name in PACKED_STATE:
+                del state[join(path, name)]
+            name = join(path, "weight")
+            state[name], identity[name] = layer.packed_weight, id(layer.weight_codes)
+    values: dict[str, Any] = {}
+    ties: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for name, value in state.items():
+        if identity[name] in first:
+            ties[name] = first[identity[name]]
+        else:
+            first[identity[name]] = name
+            values[name] = value.detach() if isinstance(value, Tensor) else value
+    return values, ties

@@ -1,0 +1,160 @@
+"""Adapters in a file of their own, bound to the base they were trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo import container
+from octavo._reading import parse_json
+from octavo.errors import ContainerError, ModelError, OctavoError
+from octavo.lora.adapter import ATTRIBUTE, Adapters, adapters
+from octavo.lora.insert import DEFAULT, add_empty
+from octavo.lora.lora_config import LoraConfig
+from octavo.lora.select import target_paths, trained_paths
+from octavo.nn.packed_layer import FORMAT, PARTS
+from octavo.nn.stored_scales import format_bytes
+from octavo.tensor import PackedTensor
+
+_CONFIG, _BASE, _NAME = "lora.config", "lora.base", "lora.name"
+
+
+def save_adapters(
+    model: nn.Module, path: str | os.PathLike[str], *, name: str | None = None, overwrite: bool = True
+) -> None:
+    """Write one adapter to a safetensors file: A and B of every layer, its options, and the base's hash.
+
+    ``name``: which adapter; None: the active one. Modules that ``train=`` names are in the file, too. The tensors are
+    called ``LAYER.lora.A``, ``LAYER.lora.B`` and by their own names. ``overwrite=False`` refuses an existing file.
+    Raises ModelError for a name that no layer has; else as :func:`octavo.save`.
+    """
+    layers = adapters(model)
+    name = name or next((own.active for own in layers.values() if own.active), None)
+    held = {place: own for place, own in layers.items() if name in own.names()}
+    if not held:
+        raise ModelError(f"lora: no adapter {name!r} to save" if name else "lora: no adapter is active; give its name=")
+    config = getattr(next(iter(held.values())), name).config
+    tensors: dict[str, Tensor | PackedTensor] = {}
+    for place, own in held.items():
+        adapter = getattr(own, name)
+        tensors |= {_part(place, "A"): adapter.A.detach(), _part(place, "B"): adapter.B.detach()}
+    tensors |= _trained(model, config)
+    metadata = {_CONFIG: json.dumps(config.as_dict()), _BASE: base_hash(model, config), _NAME: name}
+    container.save(tensors, path, metadata=metadata, overwrite=overwrite)
+
+
+def load_adapters(
+    model: nn.Module, path: str | os.PathLike[str], *, name: str | None = None, inplace: bool = False
+) -> nn.Module:
+    """Return the model with the adapter of a file, active.
+
+    ``model``: the base that the adapter was trained on, with or without other adapters. ``name``: what to call it;
+    None: as it was called. ``inplace=False`` works on a copy.
+
+    Raises ContainerError where the file holds no adapter, was made for another base, or does not fit it, naming the
+    tensor, before the model is changed; else as :func:`insert` and :func:`octavo.load`.
+    """
+    file = os.fspath(path)
+    metadata = container.metadata(path)
+    if _CONFIG not in metadata or _BASE not in metadata:
+        raise ContainerError(f"{file}: not a file of adapters; save_adapters writes them")
+    options = parse_json(metadata[_CONFIG], f"{file}: the adapter's options")
+    try:
+        config = LoraConfig.of(options)
+    except (OctavoError, ValueError, TypeError, OverflowError) as error:
+        raise ContainerError(f"{file}: the adapter's options cannot be read: {error}") from None
+    name = name or metadata.get(_NAME, DEFAULT)
+    if base_hash(model, config) != metadata[_BASE]:
+        raise ContainerError(
+            f"{file}: the adapter was trained on another base; this model's frozen tensors differ in name, shape, "
+            "dtype or bytes"
+        )
+    tensors = container.load(path)
+    _check(model, tensors, config, file)
+    made = add_empty(model, config, name, inplace=inplace)
+    for place, own in adapters(made).items():
+        if name in own.names():
+            adapter = getattr(own, name)
+            adapter.A, adapter.B = (
+                nn.Parameter(tensors[_part(place, part)].to(adapter.A.device)) for part in ("A", "B")
+            )
+    with torch.no_grad():
+        for key, own_tensor in _trained(made, config).items():
+            own_tensor.copy_(tensors[key])
+    return made
+
+
+def base_hash(model: nn.Module, config: LoraConfig | None = None) -> str:
+    """Return the SHA-256, in hexadecimal, of the model's state without adapters and without what ``config`` trains.
+
+    Names, dtypes, shapes and bytes count; of packed layers those of the codes. A fused model counts as before fusing.
+    """
+    state = model.state_dict()
+    skipped = [f"{place}." if place else "" for place in (trained_paths(model, config) if config else [])]
+    for path, own in model.named_modules(remove_duplicate=False):  # a layer may have several paths
+        if isinstance(own, Adapters):
+            prefix = path.removesuffix(ATTRIBUTE)
+            skipped.append(f"{path}.")
+            if own.kept is not None:
+                state |= _kept_state(prefix, own.kept.attributes)
+    digest = hashlib.sha256()
+    for key in sorted(state):
+        if key.startswith(tuple(skipped)):
+            continue
+        value = state[key]
+        if isinstance(value, Tensor):
+            digest.update(f"{key}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _kept_state(prefix: str, attributes: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return what a fused layer had, by the names of the state dict."""
+    state: dict[str, Tensor] = {}
+    for name, value in attributes.items():
+        if isinstance(value, PackedTensor):
+            state |= {f"{prefix}{name}_{part}": tensor for part, tensor in zip(PARTS, value.parts, strict=True)}
+            state[prefix + FORMAT] = format_bytes(value.format.text)
+        elif isinstance(value, nn.Module):
+            value.state_dict(destination=state, prefix=f"{prefix}{name}.")
+        else:
+            state[f"{prefix}{name}"] = value
+    return state
+
+
+def _part(place: str, part: str) -> str:
+    return f"{place}.{ATTRIBUTE}.{part}" if place else f"{ATTRIBUTE}.{part}"
+
+
+def _trained(model: nn.Module, config: LoraConfig) -> dict[str, Tensor]:
+    """Return the tensors of the modules trained whole, by their names in the model."""
+    return {
+        f"{place}.{key}" if place else key: value
+        for place in trained_paths(model, config)
+        for key, value in model.get_submodule(place).state_dict().items()
+    }
+
+
+def _check(model: nn.Module, tensors: Mapping[str, Any], config: LoraConfig, file: str) -> None:
+    """Raise ContainerError where the file's tensors are not the ones that the model needs."""
+    wanted = {key: tuple(value.shape) for key, value in _trained(model, config).items()}
+    for place in target_paths(model, config):
+        layer = model.get_submodule(place)
+        wanted[_part(place, "A")] = (config.rank, layer.in_features)
+        wanted[_part(place, "B")] = (layer.out_features, config.rank)
+    for key in sorted(wanted.keys() | tensors.keys()):
+        if key not in tensors:
+            raise ContainerError(f"{file}: tensor {key} is missing")
+        if key not in wanted:
+            raise ContainerError(f"{file}: tensor {key} has no place in this model")
+        tensor = tensors[key]
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != wanted[key]:
+            raise ContainerError(f"{file}: {key} has shape {tuple(tensor.shape)}, expected a plain {wanted[key]}")
+        if key.rpartition(".")[0].endswith(ATTRIBUTE) and not tensor.is_floating_point():
+            raise ContainerError(f"{file}: {key} has dtype {tensor.dtype}; accepted are floats")

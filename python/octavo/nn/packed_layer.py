@@ -1,0 +1,327 @@
+"""PackedLayer: what layers share whose weight is held as codes alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from octavo import settings
+from octavo.errors import DTypeError, FormatError, KernelError, ModelError
+from octavo.formats import Format
+from octavo.nn.int32_bias import Int32Bias
+from octavo.nn.quant_layer import QuantLayer, recomputed
+from octavo.nn.quantizer import Quantizer
+from octavo.nn.stored_scales import format_bytes, format_text
+from octavo.nn.weight_reads import inside_forward, late
+from octavo.ops.codec import encode
+from octavo.recipe.fit import misfit
+from octavo.recipe.rule import Rule, read_spec
+from octavo.recipe.spec import Calibration, Spec
+from octavo.tensor import PackedTensor
+
+PARTS = ("codes", "scales", "zeros", "levels")
+FORMAT = "weight_format"
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+
+
+class PackedLayer(nn.Module):
+    """A layer that holds its weight as codes and scales, and never a dense copy.
+
+    Buffers ``weight_codes``, ``weight_scales``, ``weight_zeros``, ``weight_levels``: the parts of :attr:`weight`, which
+    keep their dtypes whatever ``.to(dtype)`` does; only the logical dtype follows. ``bias``: a frozen Parameter, an
+    int32 buffer in steps of the accumulators, or None. ``input_quantizer``, ``output_quantizer``: a Quantizer or None.
+    To code of a model that reads them in a forward pass, past the layer, ``weight`` and ``bias`` are decoded tensors.
+    The state dict holds them and ``weight_format``, the text of the format as bytes; other codes are refused.
+    """
+
+    replaces: type[nn.Module]
+    input_quantizer: Quantizer | None
+    output_quantizer: Quantizer | None
+    what = "the layer"  # its path in the model it was packed or loaded in, for errors
+    _transposed = False  # whether the layer that it stands for has its weight as [K, N]
+
+    def __init__(
+        self,
+        weight: PackedTensor,
+        bias: Tensor | None = None,
+        *,
+        input_quantizer: Quantizer | None = None,
+        output_quantizer: Quantizer | None = None,
+    ) -> None:
+        """Hold the parts of ``weight``, ``[N, K]`` encoded along K. Raises ModelError for another shape or axis."""
+        super().__init__()
+        kind = type(self).__name__
+        if not isinstance(weight, PackedTensor) or weight.ndim != 2 or weight.axis != 1:
+            raise ModelError(f"{kind} takes a PackedTensor [N, K] encoded along its last axis, got {weight!r}")
+        if bias is not None and tuple(bias.shape) != weight.shape[:1]:
+            raise ModelError(f"{kind}: bias has shape {tuple(bias.shape)}, expected {weight.shape[:1]}")
+        self.format, self.scale, self.dtype = weight.format, weight.scale, weight.dtype
+        self._text, self._rows, self._width = weight.format.text, *weight.shape
+        self._weight_shape: tuple[int, ...] = weight.shape
+        for part, tensor in zip(PARTS, weight.parts, strict=True):
+            self.register_buffer(f"weight_{part}", tensor)
+        if bias is None or bias.is_floating_point():
+            frozen = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+            self.register_parameter("bias", frozen)
+        else:
+            self.register_buffer("bias", bias)
+        self.input_quantizer, self.output_quantizer = input_quantizer, output_quantizer
+        weight_spec = Spec(weight.format)
+        self._integer = (
+            _integer_width(weight_spec) > 0
+            and weight.format.granularity in ("tensor", "channel")
+            and input_quantizer is not None
+            and _integer_width(input_quantizer.spec) > 0
+            and self._factors(input_quantizer)
+        )
+        if not self._integer and bias is not None and not bias.is_floating_point():
+            raise ModelError(f"{kind}: an int32 bias needs integer weight and input, got '{weight.format}'")
+
+    @property
+    def packed_weight(self) -> PackedTensor:
+        """The weight as a PackedTensor over the layer's own buffers."""
+        return PackedTensor(
+            self.format, *self.parts, shape=(self._rows, self._width), dtype=self.dtype, axis=1, scale=self.scale
+        )
+
+    @property
+    def weight(self) -> PackedTensor | Tensor:
+        """:attr:`packed_weight`; inside a forward pass the decoded weight, shaped as that of the float layer.
+
+        Raises KernelError under :func:`octavo.strict` inside a forward pass, where the model decodes at each call.
+        """
+        if not inside_forward(self):
+            return self.packed_weight
+        if settings.is_strict():
+            rule = Rule(name=self.what, keep=True)
+            raise KernelError(
+                f"{self.what}: the model reads the weight past the layer, for which it is decoded at each call; keep "
+                f"it with the rule '{rule}', or leave octavo.strict()"
+            )
+        shape = self._weight_shape[::-1] if self._transposed else self._weight_shape
+        return late(self._read_weight, shape, self.dtype, self._buffers["weight_codes"].device, f"{self.what}: weight")
+
+    @weight.setter
+    def weight(self, weight: PackedTensor) -> None:
+        if not isinstance(weight, PackedTensor) or weight.shape != (self._rows, self._width) or weight.axis != 1:
+            given = repr(weight) if isinstance(weight, PackedTensor) else f"a {type(weight).__name__}"
+            raise ModelError(
+                f"{self.what}: {given} does not replace {self.packed_weight!r}; octavo.encode makes one of its shape"
+            )
+        self.format, self.scale, self.dtype, self._text = weight.format, weight.scale, weight.dtype, weight.format.text
+        for part, tensor in zip(PARTS, weight.parts, strict=True):
+            self._buffers[f"weight_{part}"] = tensor
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias as it is held; inside a forward pass in the logical dtype where it is held as int32."""
+        if "bias" not in self._parameters and "bias" not in self._buffers:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute 'bias'")
+        bias = self._held_bias()
+        if bias is None or bias.is_floating_point() or not inside_forward(self):
+            return bias
+        scales, _, _ = self.input_quantizer.given()
+        steps = scales * self._buffers["weight_scales"].flatten().expand(len(bias))
+        return (bias * steps.double()).to(self.dtype)
+
+    @bias.setter
+    def bias(self, value: Tensor | None) -> None:
+        self._buffers["bias"] = value  # a Parameter never comes here; replicas of a model have plain tensors for them
+
+    def _held_bias(self) -> Tensor | None:
+        return self._parameters["bias"] if "bias" in self._parameters else self._buffers["bias"]
+
+    def _read_weight(self) -> Tensor:
+        weight = self._decoded(self.dtype)
+        return weight.t() if self._transposed else weight
+
+    def _decoded(self, dtype: torch.dtype) -> Tensor:
+        shape = (self._rows, self._width)
+        return torch.ops.octavo.decode.default(*self.parts, self._text, shape, -1, dtype).view(self._weight_shape)
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Codes, scales, zeros and levels of the weight."""
+        held = self._buffers
+        return held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether codes are multiplied, in integers: weight and input are ``intW`` whose scales factor out."""
+        return self._integer and self.input_quantizer.enabled
+
+    def _factors(self, x: Quantizer) -> bool:
+        """Whether the input's scales can be taken out of the sums of products."""
+        return x.granularity == "tensor"
+
+    def _needs_check(self, x: Tensor) -> bool:
+        """Whether :meth:`_check` has something to look at: the few nanoseconds of it that each call pays."""
+        plain = isinstance(x, Tensor) and x.is_cpu and self._buffers["weight_codes"].is_cpu
+        return not plain or forward_ad._current_level >= 0
+
+    def _check(self, x: Tensor) -> None:
+        """Refuse what is no tensor, has no kernels or has a forward-mode tangent; inputs without data pass."""
+        kind = type(self).__name__
+        if not isinstance(x, Tensor):
+            raise DTypeError(f"{kind}: its input is a {type(x).__name__}; accepted are tensors")
+        for tensor, what in ((x, "input"), (self.weight_codes, "weight")):
+            if tensor.device.type not in ("cpu", "cuda", "meta"):
+                raise DTypeError(
+                    f"{kind}: its {what} is on {tensor.device}; kernels run on the CPU and on CUDA devices, move the "
+                    'model with .to("cpu") or .to("cuda")'
+                )
+        if x.device != self.weight_codes.device and not (x.is_meta or self.weight_codes.is_meta):
+            raise DTypeError(
+                f"{kind}: its input is on {x.device}, its weight on {self.weight_codes.device}; move one with .to()"
+            )
+        if self.weight_codes.is_meta and not x.is_meta:
+            raise DTypeError(
+                f"{kind}: its weight is on meta, without values, and the input on {x.device}; load_model gives it "
+                "values"
+            )
+        if forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(f"{kind}: forward-mode derivatives are not defined; use reverse mode")
+
+    @classmethod
+    def _pack(cls, layer: nn.Module, format: Format | Spec | str | None, what: str) -> Self:
+        """Return a packed layer of the same shape, mode and hooks.
+
+        ``layer``: a quantized layer, packed as it rounds, or a float one with a ``format``.
+        """
+        what = what or type(layer).__name__
+        if not cls.accepts(layer):
+            raise ModelError(f"{what} is a {type(layer).__name__}; {cls.__name__} replaces {cls.replaces.__name__}")
+        if reason := recomputed(layer):
+            raise ModelError(f"{what}: {reason}")
+        if isinstance(layer, QuantLayer) != (format is None):
+            given = "a quantized layer has its own format" if format is not None else "a float layer needs a format"
+            raise ModelError(f"{what}: {given}; {'leave out' if format is not None else 'give'} format=")
+        if not isinstance(layer, QuantLayer):
+            if type(layer).forward is not cls.replaces.forward:
+                raise ModelError(
+                    f"{what} is a {type(layer).__name__} with a forward of its own, which packing would drop"
+                )
+            spec = read_spec(format)
+            problem = "'keep' is no format to pack in" if spec is None else misfit("weight", spec)
+            if problem is not None:
+                raise FormatError(f"{what}: {problem}")
+            if spec.calibration is not None:
+                raise ModelError(f"{what}: '{format}' asks for calibration; octavo.quantize_model does it")
+            weight = encode(layer.weight.detach().flatten(1), spec.format, scale=spec.scale)
+            return cls._like(layer, what, weight, getattr(layer, "bias", None), None, None)
+        return cls._pack_quantized(layer, what)
+
+    @classmethod
+    @torch.no_grad()
+    def _pack_quantized(cls, layer: QuantLayer, what: str) -> Self:
+        quantizer = layer.weight_quantizer
+        if quantizer is None or not quantizer.enabled:
+            state = "is not quantized" if quantizer is None else "has its quantizer switched off"
+            raise ModelError(f"{what}: its weight {state}, so there is nothing to pack; give it a format")
+        weight = quantizer.encode(layer.weight_matrix().detach())
+        bias, rounding = getattr(layer, "bias", None), layer.bias_quantizer
+        if bias is not None and isinstance(rounding, Int32Bias):
+            if rounding.enabled and layer.is_integer:
+                bias = rounding.integers(bias, layer._steps()).to(torch.int32)
+        elif bias is not None and rounding is not None:
+            bias = rounding(bias)
+        return cls._like(layer, what, weight, bias, _frozen(layer.input_quantizer), _frozen(layer.output_quantizer))
+
+    @classmethod
+    def _like(
+        cls,
+        layer: nn.Module,
+        what: str,
+        weight: PackedTensor,
+        bias: Tensor | None,
+        x: Quantizer | None,
+        y: Quantizer | None,
+    ) -> Self:
+        """Return the packed layer with the geometry, mode and hooks of ``layer``."""
+        bias = None if bias is None else bias.detach().clone()
+        parts = {"bias": bias, "input_quantizer": x, "output_quantizer": y}
+        packed = cls(weight, **cls.geometry(layer), **{name: part for name, part in parts.items() if part is not None})
+        packed.stand_for(layer, what)
+        for name in _HOOKS:
+            packed.__dict__[name] = copy.copy(getattr(layer, name))
+        return packed.train(layer.training)
+
+    def stand_for(self, layer: nn.Module, what: str) -> None:
+        """Remember the path for errors, and how code that knew ``layer`` reads the weight."""
+        self.what = what
+        if vars(layer).get("bypassed"):  # as the first forward pass found
+            self.bypassed = True
+
+    @classmethod
+    def accepts(cls, layer: nn.Module) -> bool:
+        """Whether this class is the packed form of ``layer``."""
+        return isinstance(layer, cls.replaces)
+
+    @classmethod
+    def geometry(cls, layer: nn.Module) -> dict[str, object]:
+        """Arguments of the constructor that the weight does not tell."""
+        return {}
+
+    @classmethod
+    def axis(cls, layer: nn.Module) -> int:
+        """Axis of the input and output along which blocks run."""
+        return -1
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move as the model moves; codes and scales keep their dtypes, the logical dtype follows."""
+        held = {id(part) for part in self.parts}
+
+        def kept(tensor: Tensor) -> Tensor:
+            made = fn(tensor)
+            return tensor.to(made.device) if id(tensor) in held and made.dtype != tensor.dtype else made
+
+        super()._apply(kept, recurse)
+        self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        return self
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[prefix + FORMAT] = format_bytes(self._text)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        """Refuse codes of another format: their shapes may be the same."""
+        key = prefix + FORMAT
+        found = state_dict.get(key)
+        if found is None:
+            missing_keys.append(key)
+        elif (text := format_text(found)) != self._text:
+            error_msgs.append(f"{prefix}weight: codes of '{text}', but the layer holds '{self._text}'")
+            return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        if key in unexpected_keys:
+            unexpected_keys.remove(key)
+
+    def extra_repr(self) -> str:
+        """Tell shape, format and bytes."""
+        return f"{self._width}, {self._rows}, '{self.format}', bias={self._held_bias() is not None}"
+
+
+def _integer_width(spec: Spec) -> int:
+    """Bits of ``intW`` of 2 to 8 bits, the codes that integer kernels multiply; else 0."""
+    return spec.format.width if spec.format.family == "int" and 2 <= spec.format.width <= 8 else 0
+
+
+def _frozen(quantizer: Quantizer | None) -> Quantizer | None:
+    """A copy whose scales, where it has some, are fixed: nothing of it is trained."""
+    if quantizer is None or not quantizer.is_learned:
+        return copy.deepcopy(quantizer)
+    # Not lsq any more: a file that is loaded would learn again.
+    made = Quantizer(Spec(quantizer.format, Calibration("mse")), axis=quantizer.axis, what=quantizer.what)
+    made.set_scales(*quantizer.given())
+    made.enabled = quantizer.enabled
+    return made

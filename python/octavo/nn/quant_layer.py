@@ -1,0 +1,285 @@
+"""What the quantized layers share: taking over a float layer, their quantizers, and the integer path."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import DTypeError, FormatError
+from octavo.nn.int32_bias import Int32Bias, Valued, is_int32
+from octavo.nn.quantizer import Quantizer
+from octavo.nn.weight_reads import guarded, inside_forward, late
+from octavo.recipe.spec import ROLES, LayerPlan, Spec
+
+M = TypeVar("M", bound=nn.Module)
+
+# What torch's hooks that compute a tensor register beside it, and what ends them.
+_REMOVES = {
+    "_mask": "torch.nn.utils.prune.remove(layer, '{name}')",
+    "_g": "torch.nn.utils.remove_weight_norm(layer)",
+    "_u": "torch.nn.utils.remove_spectral_norm(layer)",
+}
+
+
+def recomputed(layer: nn.Module) -> str | None:
+    """Return why a layer's weight or bias is not its own, and what makes it so; None where they are Parameters.
+
+    Hooks of torch compute such a tensor before every call, which would undo what is done to it.
+    """
+    for name in ("weight", "bias"):
+        if not isinstance(vars(layer).get(name), Tensor):
+            continue
+        held = {**layer._parameters, **layer._buffers}
+        for suffix, fix in _REMOVES.items():
+            if f"{name}{suffix}" in held:
+                return f"a hook computes its {name} before every call; {fix.format(name=name)} makes it a Parameter"
+        return f"its {name} is a tensor and no Parameter; assign torch.nn.Parameter({name})"
+    return None
+
+
+class QuantLayer(nn.Module):
+    """A layer whose weight, input, output and bias are rounded where its plan says so.
+
+    ``weight_quantizer``, ``input_quantizer``, ``output_quantizer``, ``bias_quantizer``: a Quantizer, or None where the
+    tensor stays as it is. A bias in int32 has an :class:`~octavo.nn.int32_bias.Int32Bias` instead.
+
+    ``weight``, ``bias``: the Parameters; to code of a model that reads them in a forward pass, past the layer, the
+    rounded tensors, through which gradients pass as they do in the layer.
+    """
+
+    replaces: type[nn.Module]
+    quant_roles: tuple[str, ...] = ROLES
+    weight_quantizer: Quantizer | None
+    input_quantizer: Quantizer | None
+    output_quantizer: Quantizer | None
+    bias_quantizer: Quantizer | Int32Bias | None
+
+    @classmethod
+    def _take_over(cls, module: nn.Module, plan: LayerPlan, what: str) -> Self:
+        """Return a layer with the Parameters, buffers, hooks and mode of ``module`` and the quantizers of ``plan``.
+
+        ``module``: of the class that this one replaces, or quantized already; its quantizers are left behind.
+        """
+        what = what or type(module).__name__
+        if not cls._replaces(module):
+            raise DTypeError(f"{what} is a {type(module).__name__}; accepted is {cls._accepted()}")
+        if reason := recomputed(module):
+            raise DTypeError(f"{what}: {reason}")
+        weight = module._parameters.get("weight")
+        if not isinstance(weight, Tensor) or isinstance(weight, nn.parameter.UninitializedParameter):
+            raise DTypeError(
+                f"{what}: its weight is computed by a parametrisation or not there yet; "
+                "torch.nn.utils.parametrize.remove_parametrizations makes it plain"
+            )
+        layer = copied_as(cls, module)
+        layer._add_quantizers(plan, what)
+        return layer
+
+    @classmethod
+    def _accepted(cls) -> str:
+        return f"a plain {cls.replaces.__name__}"
+
+    @classmethod
+    def _replaces(cls, module: nn.Module) -> bool:
+        """Whether the layer computes what ``module`` does, but for rounding."""
+        return isinstance(module, cls.replaces) and type(module).forward in (cls.replaces.forward, cls.forward)
+
+    def _add_quantizers(self, plan: LayerPlan, what: str) -> None:
+        """Make the quantizers of ``plan``. Raises FormatError for roles the layer does not have."""
+        for role in ROLES:
+            spec = getattr(plan, role)
+            if spec is not None and role not in self.quant_roles:
+                raise FormatError(f"{what}: a {self.replaces.__name__} has no {role} to hold '{spec}'")
+            if role == "bias" and self._parameters.get("bias") is None:
+                spec = None  # a rule for many layers names the bias of those that have one
+            made = None if spec is None else self._quantizer(role, spec, f"{what}: {role}")
+            self.register_module(f"{role}_quantizer", made)
+        bias = self.bias_quantizer
+        if isinstance(bias, Int32Bias):
+            if not self.is_integer:
+                raise FormatError(
+                    f"{what}: bias int32 counts in steps of the products; weight and input must be intW of 2 to 8 "
+                    f"bits, per tensor or channel, got {plan.weight} and {plan.input}"
+                )
+            if plan.input.calibration is None:
+                raise FormatError(
+                    f"{what}: bias int32 needs an input scale that is fixed; calibrate the input, as "
+                    f"'{plan.input.format}@minmax' does"
+                )
+
+    def _quantizer(self, role: str, spec: Spec, what: str) -> nn.Module:
+        if is_int32(spec):
+            if role != "bias":
+                raise FormatError(f"{what}: 'int32' is for a bias only")
+            return Int32Bias(spec, what=what)
+        return Quantizer(spec, axis=self._axis(role), what=what)
+
+    def _axis(self, role: str) -> int:
+        return -1
+
+    @property
+    def weight(self) -> Tensor:
+        """The Parameter; inside a forward pass the weight as the layer multiplies it."""
+        return self._read("weight", self._weight)
+
+    @weight.setter
+    def weight(self, value: Tensor) -> None:
+        vars(self)["weight"] = value  # a Parameter never comes here: torch keeps those in a registry
+
+    @weight.deleter
+    def weight(self) -> None:
+        self._forget("weight")
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The Parameter or None; inside a forward pass the bias as the layer adds it."""
+        return self._read("bias", self._bias)
+
+    @bias.setter
+    def bias(self, value: Tensor | None) -> None:
+        vars(self)["bias"] = value
+
+    @bias.deleter
+    def bias(self) -> None:
+        self._forget("bias")
+
+    def _forget(self, name: str) -> None:
+        if name not in vars(self):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        del vars(self)[name]
+
+    def _read(self, name: str, rounded: Callable[[], Tensor]) -> Tensor | None:
+        """What ``layer.weight`` is to the code that asks; the layer itself reads :meth:`_own`."""
+        registries = (self._parameters, vars(self), self._buffers)
+        registry = next((registry for registry in registries if name in registry), None)
+        if registry is None:
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        held = registry[name]
+        if held is None or not inside_forward(self):
+            return held
+        quantizer = self._modules.get(f"{name}_quantizer")
+        if quantizer is None or not quantizer.enabled:
+            return held
+        if torch.is_grad_enabled():
+            return guarded(rounded(), quantizer.what)
+        return late(rounded, held.shape, held.dtype, held.device, quantizer.what)
+
+    def _own(self, name: str) -> Tensor | None:
+        """The weight or bias before rounding, wherever torch has put it."""
+        held = self._parameters
+        if name in held:
+            return held[name]
+        held = vars(self)
+        return held[name] if name in held else getattr(self, name)  # of a parametrised layer, the class computes it
+
+    @property
+    def plan(self) -> LayerPlan:
+        """The specs of the quantizers."""
+        return LayerPlan(
+            **{role: None if (made := getattr(self, f"{role}_quantizer")) is None else made.spec for role in ROLES}
+        )
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether evaluation multiplies codes: weight and input are ``intW`` of 2 to 8 bits whose scales factor out."""
+        weight, x = self.weight_quantizer, self.input_quantizer
+        if weight is None or x is None or not (weight.enabled and x.enabled):
+            return False
+        small = 2 <= weight.integer_width <= 8 and 2 <= x.integer_width <= 8
+        return small and weight.granularity in ("tensor", "channel") and self._factors(x)
+
+    def _factors(self, x: Quantizer) -> bool:
+        """Whether the input's scales can be taken out of the sums of products."""
+        return x.granularity == "tensor"
+
+    def weight_matrix(self) -> Tensor:
+        """The weight as it is rounded: ``[N, K]``, K being the contraction."""
+        return self._own("weight").flatten(1)
+
+    def set_weight_matrix(self, matrix: Tensor) -> None:
+        """Overwrite the weight, from ``[N, K]``."""
+        with torch.no_grad():
+            held = self._own("weight")
+            held.copy_(self._weight_of(matrix.to(held.dtype)))
+
+    def input_rows(self, x: Tensor) -> Tensor:
+        """The vectors ``[n, K]`` that the weight matrix multiplies. Raises FormatError where there are none."""
+        raise FormatError(f"a {type(self).__name__} has no one matrix that multiplies its input; take @mse or @hqq")
+
+    def _weight_of(self, matrix: Tensor) -> Tensor:
+        """A weight from its matrix ``[N, K]``."""
+        return matrix.view(self._own("weight").shape)
+
+    def _weight(self) -> Tensor:
+        """The weight as the layer multiplies it."""
+        quantizer = self.weight_quantizer
+        return self._own("weight") if quantizer is None else self._weight_of(quantizer(self.weight_matrix()))
+
+    def _bias(self) -> Tensor | None:
+        quantizer, bias = self.bias_quantizer, self._own("bias")
+        if bias is None or quantizer is None:
+            return bias
+        if isinstance(quantizer, Int32Bias):
+            return quantizer.simulate(bias, self._steps()) if self.is_integer else bias
+        return quantizer(bias)
+
+    def _steps(self) -> Tensor:
+        """``s_x * s_w[n]`` of a static input, float32 ``[N]``."""
+        _, weight_scales = self.weight_quantizer.integers(self.weight_matrix().detach().float())
+        scales, _, _ = self.input_quantizer.given()
+        return scales.detach() * weight_scales.flatten().expand(len(self._own("bias")))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return what the float layer would, of rounded operands; in evaluation from the codes where ``is_integer``."""
+        codes = self.is_integer and not self.training
+        y = self._integer_forward(input) if codes else self._float_forward(input)
+        return y if self.output_quantizer is None else self.output_quantizer(y)
+
+    def _float_forward(self, x: Tensor) -> Tensor:
+        if self.input_quantizer is not None:
+            x = self.input_quantizer(x)
+        return self._multiply(x, self._weight(), self._bias())
+
+    def _integer_forward(self, x: Tensor) -> Tensor:
+        """Evaluate ``fl32(acc) * (s_x * s_w[n]) + bias``, acc being the exact integer sum of products of codes."""
+        x_codes, x_scales = self.input_quantizer.integers(x.detach().float())
+        weight_codes, weight_scales = self.weight_quantizer.integers(self.weight_matrix().detach().float())
+        # Whole numbers below 2^53: float64 sums are exact in any order.
+        sums = self._multiply(x_codes, self._weight_of(weight_codes), None)
+        steps = x_scales * self._along_channels(weight_scales.flatten())
+        bias, quantizer = self._own("bias"), self.bias_quantizer
+        if bias is not None and isinstance(quantizer, Int32Bias) and quantizer.enabled:
+            whole = quantizer.integers(bias, x_scales * weight_scales.flatten().expand(len(bias)))
+            y = (sums + self._along_channels(whole)).float() * steps
+        else:
+            y = sums.float() * steps
+            if bias is not None:
+                held = bias if quantizer is None or not quantizer.enabled else quantizer(bias)
+                y = y + self._along_channels(held.detach().float())
+        y = y.to(x.dtype)
+        if torch.is_grad_enabled() and (x.requires_grad or self._own("weight").requires_grad):
+            return Valued.apply(self._float_forward(x), y)
+        return y
+
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+    def _along_channels(self, values: Tensor) -> Tensor:
+        """Shape ``[N]`` or ``[1]`` so that it goes along the output's channels."""
+        return values
+
+
+def copied_as(cls: type[M], module: nn.Module) -> M:
+    """Return a module of another class with the parameters, submodules, hooks and attributes of ``module``.
+
+    The registries are shallow copies: the same Parameters and hooks, in a module of its own.
+    """
+    made = cls.__new__(cls)
+    for name, held in vars(module).items():
+        made.__dict__[name] = copy.copy(held) if isinstance(held, dict | OrderedDict | set) else held
+    return made

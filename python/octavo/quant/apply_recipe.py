@@ -1,0 +1,190 @@
+"""quantize_model: a recipe, applied to a whole model and calibrated."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from octavo.display.progress import Progress, Report
+from octavo.errors import CalibrationError, DTypeError, OctavoError
+from octavo.nn.quant_layer import QuantLayer
+from octavo.nn.quantizer import Quantizer
+from octavo.quant.activation_scales import activation_scales, check_format
+from octavo.quant.algorithms.solve_in_order import solve_weights
+from octavo.quant.bypass import stop_watching, warn_of_shared, watch_first_pass
+from octavo.quant.calibration import Batches, activation_quantizers, observe
+from octavo.quant.coverage_report import tell_coverage
+from octavo.quant.replace_layers import Replacement, plan_of
+from octavo.quant.weight_scales import weight_scales
+
+_SOLVED = ("gptq", "hqq")
+
+
+def quantize_model(
+    model: nn.Module,
+    recipe: Any,
+    *,
+    calibration: Iterable[Any] | None = None,
+    samples: int | None = 512,
+    inplace: bool = False,
+    progress: bool | Report = True,
+) -> nn.Module:
+    """Return ``model`` with the layers that ``recipe`` names replaced by quantized ones, their scales calibrated.
+
+    ``recipe``: a Recipe, its text or dictionary, or a plan: ``{module path: LayerPlan}``. ``calibration``: batches, of
+    which as many are used as hold ``samples`` samples (None: all); a mapping is passed as keyword arguments, a tuple
+    or list as positional ones, anything else as the one argument. They are needed where the recipe names a calibration
+    for an activation (``input=int8@mse``) or ``gptq`` for a weight, and run in eval mode, without gradients: through
+    the float model, and for ``gptq`` through the model quantized so far, up to every layer once. ``inplace``: replace
+    layers in ``model`` itself; else in a deep copy of it. ``progress``: on a terminal a bar, and a line about the share
+    that is quantized; or a function of (stage, done, total).
+
+    Parameters, ties, hooks, modes, dtypes and devices stay; so do state-dict names, to which scales are added. If
+    anything fails the model is as it was. The order of calibration batches changes no bit of any scale, but for gptq,
+    whose Hessians are float sums.
+
+    Warns (CoverageWarning) where a recipe leaves more than half of the parameters as they are;
+    :func:`octavo.quant.coverage` tells which, and why. The first forward pass, in calibration or after it, warns
+    (BypassWarning) of quantized layers that the model did not use, and gives the rule that keeps them. A model of
+    transformers writes the folder of :func:`octavo.save_model` with ``save_pretrained``.
+
+    Raises FormatError and DTypeError for what a recipe cannot mean or a layer cannot hold, CalibrationError for data
+    that is missing or did not reach a layer, NonFiniteError for NaN or infinity on the way, all with the layer's name.
+    """
+    plan = plan_of(model, recipe)
+    batches = None if calibration is None else Batches(calibration, samples)
+    show = Progress(progress)
+    if not inplace:
+        model = copy.deepcopy(model)
+    elif "" in plan:
+        raise DTypeError(f"inplace=True cannot replace the {type(model).__name__} itself; take what is returned")
+    replacement = Replacement(model, plan)
+    _check(replacement, batches)
+    try:
+        quantized = replacement.apply()
+        watch_first_pass(quantized)
+        _calibrate(quantized, replacement, batches, show)
+    except BaseException:
+        replacement.undo()
+        stop_watching(model)
+        raise
+    if plan is not recipe:  # a plan names each layer, a recipe means the model
+        tell_coverage(quantized, show)
+    warn_of_shared(quantized)
+    return quantized
+
+
+def prepare_model(model: nn.Module, recipe: Any, *, inplace: bool = False) -> nn.Module:
+    """Return ``model`` with quantized layers that have no scales yet, for ``load_state_dict`` of a quantized model.
+
+    Arguments and errors are those of :func:`quantize_model`. Calling the model before scales are loaded raises
+    CalibrationError where the recipe names a calibration.
+    """
+    plan = plan_of(model, recipe)
+    return Replacement(model if inplace else copy.deepcopy(model), plan).apply()
+
+
+def _check(replacement: Replacement, batches: Batches | None) -> None:
+    """Refuse calibrations that cannot be made before any data is run."""
+    tops = list(replacement.layers.values())
+    for top in tops:
+        for quantizer in activation_quantizers(top):
+            if not quantizer.wants_scales:
+                continue
+            check_format(quantizer.spec, quantizer.what)
+            if batches is None:
+                raise CalibrationError(
+                    f"{quantizer.what}: '{quantizer.spec}' is calibrated from data; give quantize_model "
+                    f"calibration=batches, or write '{quantizer.format}' to choose scales at run time"
+                )
+    for path, layer in replacement.layers.items():
+        if _method(layer) == "gptq" and batches is None:
+            raise CalibrationError(
+                f"{path}: '{layer.weight_quantizer.spec}' needs inputs of the layer; give quantize_model "
+                f"calibration=batches, or take @hqq or @mse, which need none"
+            )
+        if _method(layer) in _SOLVED and (shared := _shared(replacement, layer, path)):
+            raise DTypeError(
+                f"{path} and {shared} share a weight, which {_method(layer)} would change for both; "
+                f"take @mse, which leaves it"
+            )
+
+
+def _shared(replacement: Replacement, layer: nn.Module, path: str) -> str | None:
+    """Return the name of a weight of another module that is this layer's and would be changed under it.
+
+    Not where hqq gives both the same scales: it finds the same weight for both.
+    """
+    own = replacement.model.get_submodule(path)
+    for other, module in replacement.model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not layer._own("weight") or module is own:
+                continue
+            twin = getattr(replacement.layers.get(other), "weight_quantizer", None)
+            if _method(layer) != "hqq" or twin is None or twin.spec != layer.weight_quantizer.spec:
+                return f"{other}.{name}" if other else name
+    return None
+
+
+def _method(layer: nn.Module) -> str | None:
+    quantizer = getattr(layer, "weight_quantizer", None)
+    if quantizer is None or quantizer.spec.calibration is None:
+        return None
+    return quantizer.spec.calibration.method
+
+
+def _calibrate(model: nn.Module, replacement: Replacement, batches: Batches | None, show: Progress) -> None:
+    """Fix the scales of everything that was replaced, and the weights that gptq and hqq are asked for."""
+    layers = list(replacement.layers.values())
+    wanted = [quantizer for top in layers for quantizer in activation_quantizers(top) if quantizer.wants_scales]
+    if wanted:
+        for quantizer, seen in observe(model, wanted, batches, show).items():
+            quantizer.set_scales(*activation_scales(quantizer.spec, seen, quantizer.what))
+            _learn(quantizer)
+    weighted = [layer for layer in layers if _method(layer) is not None and _method(layer) not in _SOLVED]
+    with show.stage("choosing weight scales", len(weighted)) as advance:
+        for layer in weighted:
+            calibrate_weight(layer)
+            advance()
+    solve_weights(model, [layer for layer in layers if _method(layer) in _SOLVED], batches, show)
+
+
+def calibrate_weight(layer: QuantLayer) -> None:
+    """Fix the scales of a layer's weight as its spec says, from the weight as it is. Raises FormatError."""
+    quantizer = layer.weight_quantizer
+    try:
+        quantizer.set_scales(*weight_scales(quantizer.spec, layer.weight_matrix().detach(), quantizer.what))
+    except OctavoError as error:
+        prefix = "" if str(error).startswith(quantizer.what) else f"{quantizer.what}: "
+        raise type(error)(f"{prefix}{error}") from None
+    _learn(quantizer)
+
+
+def _learn(quantizer: Quantizer) -> None:
+    if quantizer.spec.calibration.method == "lsq":
+        quantizer.learn()
+
+
+def freeze_scales(model: nn.Module) -> nn.Module:
+    """Fix every weight's scales as they are now and end the learning of learned ones; return ``model``.
+
+    For the last tenth of quantization-aware training: weights then settle on a grid that stands still. Scales of
+    activations that are chosen at run time stay so. Under DistributedDataParallel, wrap the model again afterwards:
+    it expects a gradient of everything that had one. Raises NonFiniteError for a weight with NaN or infinity; the model
+    is then as it was.
+    """
+    chosen = []
+    for module in model.modules():
+        if isinstance(module, QuantLayer) and module.weight_quantizer is not None:
+            quantizer = module.weight_quantizer
+            if not quantizer.is_static and quantizer.format.scale_type is not None:
+                chosen.append((quantizer, quantizer.encode(module.weight_matrix().detach())))
+    for quantizer, packed in chosen:
+        quantizer.set_scales(packed.scales, packed.zeros, packed.levels)
+    for module in model.modules():
+        if isinstance(module, Quantizer) and module.is_learned:
+            module.scales.requires_grad_(False)
+    return model

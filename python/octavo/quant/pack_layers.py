@@ -1,0 +1,100 @@
+"""From simulated layers to packed ones: the same outputs, with codes instead of dense weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+from torch import nn
+
+from octavo.errors import DTypeError, ModelError, OctavoError
+from octavo.folder.save_pretrained import write_our_folders
+from octavo.nn import (
+    PackedConv1d,
+    PackedConv2d,
+    PackedEmbedding,
+    PackedLayer,
+    PackedLinear,
+    QuantConv1d,
+    QuantConv2d,
+    QuantEmbedding,
+    QuantLayer,
+    QuantLinear,
+    QuantTransposedLinear,
+)
+
+_PACKERS: dict[type[QuantLayer], Callable[..., PackedLayer]] = {
+    QuantLinear: PackedLinear.from_linear,
+    QuantTransposedLinear: PackedLinear.from_linear,
+    QuantEmbedding: PackedEmbedding.from_embedding,
+    QuantConv1d: PackedConv1d.from_conv,
+    QuantConv2d: PackedConv2d.from_conv,
+}
+
+
+def pack_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
+    """Return the model with its quantized weights as codes: what :func:`octavo.quantize_model` simulates, in bytes.
+
+    Every simulated layer whose weight has a format becomes a packed one of the same path, mode and hooks; its dense
+    weight goes. Outputs are those of the simulated model in evaluation: bit for bit on the integer path, else up to the
+    order in which products are summed, and what follows where that tips the rounding of a later input. Weights that are
+    tied and have one format are packed once and stay shared. Layers that round only activations stay as they are.
+    ``inplace=False`` leaves ``model`` as it is; dense weights are not copied on the way.
+
+    Raises ModelError where there is nothing to pack, or for a layer that cannot be packed, naming it and the way out,
+    DTypeError for what is no module, and NonFiniteError for weights that are not finite, before the model is changed.
+    """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"pack_model packs a torch.nn.Module, got {type(model).__name__}")
+    layers = {
+        path: layer for path, layer in model.named_modules() if isinstance(layer, QuantLayer) and _has_weight(layer)
+    }
+    if not layers:
+        raise ModelError(
+            f"{type(model).__name__}: no simulated layer with a quantized weight; octavo.quantize_model makes them"
+        )
+    packed: dict[int, nn.Module] = {}
+    shared: dict[int, list[PackedLayer]] = {}
+    for path, layer in layers.items():
+        made = _pack(path or type(layer).__name__, layer)
+        twins = shared.setdefault(id(layer._own("weight")), [])
+        twin = next((other for other in twins if other.packed_weight == made.packed_weight), None)
+        if twin is not None:
+            made.weight = twin.packed_weight
+        twins.append(made)
+        packed[id(layer)] = made
+    if not inplace:
+        model = copy.deepcopy(model, packed)  # the packed layers stand for copies of the others
+        write_our_folders(model)
+        return model
+    for path, layer in list(model.named_modules(remove_duplicate=False)):
+        if id(layer) in packed and path:
+            parent, _, name = path.rpartition(".")
+            setattr(model.get_submodule(parent), name, packed[id(layer)])
+    write_our_folders(model)
+    return packed.get(id(model), model)
+
+
+def _has_weight(layer: QuantLayer) -> bool:
+    return layer.weight_quantizer is not None
+
+
+def _pack(path: str, layer: QuantLayer) -> PackedLayer:
+    packer = next((made for kind, made in _PACKERS.items() if isinstance(layer, kind)), None)
+    if packer is None:
+        raise ModelError(f"{path}: a {type(layer).__name__} has no packed form; keep it in the recipe")
+    extra = next((name for name, _ in layer.named_children() if not name.endswith("_quantizer")), None)
+    if extra is not None:
+        raise ModelError(
+            f"{path}: packing would drop its submodule {extra!r}; fuse and commit adapters first, or insert them after"
+        )
+    own = sorted((layer._parameters.keys() - {"weight", "bias"}) | layer._buffers.keys())
+    if own:
+        raise ModelError(
+            f"{path}: packing would drop its tensors {', '.join(own)}; keep it in the recipe, or hold them in a module "
+            "around it"
+        )
+    try:
+        return packer(layer, what=path)
+    except OctavoError as error:
+        raise error if str(error).startswith(path) else type(error)(f"{path}: {error}") from None

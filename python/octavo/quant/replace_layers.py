@@ -1,0 +1,128 @@
+"""Replacing layers by quantized ones: everything is made before anything is changed, and can be put back."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from octavo.errors import DTypeError, FormatError
+from octavo.folder.save_pretrained import write_our_folders
+from octavo.nn import QuantConv1d, QuantConv2d, QuantEmbedding, QuantLinear, QuantTransposedLinear
+from octavo.nn.quant_layer import QuantLayer, recomputed
+from octavo.recipe import Recipe
+from octavo.recipe.spec import LayerPlan
+
+Plan = Mapping[str, LayerPlan]
+_KINDS: tuple[type[QuantLayer], ...] = (QuantTransposedLinear, QuantLinear, QuantConv1d, QuantConv2d, QuantEmbedding)
+_ABSENT = object()
+
+
+def plan_of(model: nn.Module, recipe: Any) -> Plan:
+    """Return the plan of a recipe, a text, a dictionary of one, or a plan itself.
+
+    Raises FormatError, and DTypeError for layers whose weight a hook computes: such models cannot be copied.
+    """
+    plan = _plan(model, recipe)
+    for path in plan:
+        if reason := recomputed(model.get_submodule(path)):
+            raise DTypeError(f"{path or type(model).__name__}: {reason}")
+    return plan
+
+
+def _plan(model: nn.Module, recipe: Any) -> Plan:
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"a recipe decides about a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(recipe, Mapping) and all(isinstance(value, LayerPlan) for value in recipe.values()):
+        known = dict(model.named_modules(remove_duplicate=False))
+        for path in recipe:
+            if path not in known:
+                near = difflib.get_close_matches(path, known, n=3) or list(known)[1:4]
+                raise FormatError(f"plan: no module '{path}'; nearest names: {', '.join(near) or 'none'}")
+        return recipe
+    return Recipe.of(recipe).plan(model)
+
+
+class Replacement:
+    """The quantized layers of a plan, beside the model whose layers they replace.
+
+    Raises DTypeError or FormatError, naming the layer, for what cannot be replaced or cannot hold its formats; the
+    model is as it was.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan) -> None:
+        """Make the layers."""
+        self.model = model
+        modules = dict(model.named_modules(remove_duplicate=False))
+        past = _read_past(model)
+        self.layers: dict[str, nn.Module] = {}
+        self._new: dict[int, nn.Module] = {}
+        self._before: list[tuple[dict[str, Any], str, Any]] = []
+        for path, given in plan.items():
+            module = modules[path]
+            if module in past:
+                raise DTypeError(
+                    f"{path}: torch.nn.MultiheadAttention reads this layer's weights itself, past the layer; "
+                    "write the attention with Linear layers"
+                )
+            if id(module) in self._new:
+                first = next(name for name, made in self.layers.items() if made is self._new[id(module)])
+                if plan[first] != given:
+                    raise FormatError(f"plan: {first} and {path} are one module and are given different formats")
+                continue
+            made = _quantized(module, given, path)
+            self.layers[path] = made
+            self._new[id(module)] = made
+
+    def apply(self) -> nn.Module:
+        """Put the layers in place, at every path they are known by; return the model, or its replacement."""
+        for module in list(self.model.modules()):
+            for name, child in module._modules.items():
+                if id(child) in self._new:
+                    self._set(module._modules, name, self._new[id(child)])
+                    _use_layers(module, self._set)
+        for module in self.model.modules():
+            if isinstance(module, nn.TransformerEncoder) and any(isinstance(m, QuantLayer) for m in module.modules()):
+                self._set(vars(module), "use_nested_tensor", False)
+        write_our_folders(self.model, self._set)
+        return self._new.get(id(self.model), self.model)
+
+    def undo(self) -> None:
+        """Put everything back."""
+        for registry, name, before in reversed(self._before):
+            if before is _ABSENT:
+                registry.pop(name, None)
+            else:
+                registry[name] = before
+        self._before.clear()
+
+    def _set(self, registry: dict[str, Any], name: str, value: Any) -> None:
+        self._before.append((registry, name, registry.get(name, _ABSENT)))
+        registry[name] = value
+
+
+def _use_layers(module: nn.Module, put: Any) -> None:
+    """Make torch's TransformerEncoderLayer call its layers: its fast path reads their weights past them."""
+    if isinstance(module, nn.TransformerEncoderLayer):
+        put(vars(module), "activation_relu_or_gelu", 0)
+
+
+def _read_past(model: nn.Module) -> set[nn.Module]:
+    """Modules whose weights another module reads itself."""
+    return {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+
+
+def _quantized(module: nn.Module, plan: LayerPlan, path: str) -> nn.Module:
+    what = path or type(module).__name__
+    if hasattr(module, "with_plan"):
+        return module.with_plan(plan, what)
+    for kind in _KINDS:
+        if isinstance(module, kind) or (kind._replaces(module)):
+            return kind._take_over(module, plan, what)
+    for kind in _KINDS[1:]:
+        if isinstance(module, kind.replaces):
+            return kind._take_over(module, plan, what)  # refuses, and says why
+    accepted = ", ".join(kind.replaces.__name__ for kind in _KINDS[1:])
+    raise DTypeError(f"{what} is a {type(module).__name__}; accepted are {accepted} and Conv1D of transformers")

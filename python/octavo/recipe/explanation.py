@@ -1,0 +1,155 @@
+"""Who got what from which rule, what no rule reached, and what it makes in bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from octavo.recipe.decide import Decision
+from octavo.recipe.model_decisions import decide_model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from octavo.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tensor that a rule reached. ``format`` None: it is kept. ``bits`` per element, scales included.
+
+    ``calibration``: method, rule of block scales, or ``dynamic``: scales from each tensor that comes. ``rule`` decided,
+    ``overrode`` are the rules it won over. ``tied_to``: the tensor that the rule matched, where both are one parameter.
+    """
+
+    module: str
+    role: str
+    shape: tuple[int, ...] | None
+    format: str | None
+    bits: float | None
+    calibration: str | None
+    rule: str
+    overrode: tuple[str, ...] = ()
+    tied_to: str | None = None
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """A parameter that stays as it is because no rule matches it, or none can."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sizes of all parameters, each counted once however often it is shared. Bits are per element."""
+
+    parameters: int
+    quantized: int
+    bytes_before: int
+    bytes_after: int
+    bits_of_quantized: float | None
+    bits_of_all: float | None
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a recipe does to a model: ``rows`` in the order of the model, ``unreached`` parameters, and ``totals``.
+
+    It prints as a table, in a notebook as HTML; :meth:`to_rows` and :meth:`to_json` are for programs.
+    """
+
+    recipe: str
+    rows: tuple[Row, ...]
+    unreached: tuple[Unreached, ...]
+    totals: Totals
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the rows as dictionaries, for a data frame."""
+        return [asdict(row) for row in self.rows]
+
+    def to_json(self) -> str:
+        """Return everything as JSON."""
+        return json.dumps(asdict(self), indent=2, ensure_ascii=False)
+
+    def __str__(self) -> str:
+        """Return the tables as plain text."""
+        from octavo.recipe.explanation_tables import explanation_text
+
+        return explanation_text(self)
+
+    def _repr_html_(self) -> str:
+        from octavo.recipe.explanation_tables import explanation_html
+
+        return explanation_html(self)
+
+
+def explain(recipe: Recipe, model: nn.Module) -> Explanation:
+    """Return what ``recipe`` does to ``model``. Raises as :meth:`Recipe.plan`."""
+    decisions = decide_model(recipe.rules, model)
+    rows = tuple(_row(decision) for decision in decisions if decision.rule and _tells(decision))
+    unreached = tuple(
+        Unreached(site.path, site.shape, str(site.dtype).removeprefix("torch."), site.problem)
+        for decision in decisions
+        if (site := decision.site).name is not None and not decision.rule
+    )
+    return Explanation(str(recipe), rows, unreached, _totals(decisions))
+
+
+def _tells(decision: Decision) -> bool:
+    """Whether a decision is worth a row: an activation that is kept, as if no rule were there, is not."""
+    return decision.site.name is not None or decision.format is not None or bool(decision.overridden)
+
+
+def _row(decision: Decision) -> Row:
+    site, fmt = decision.site, decision.format
+    bits = None
+    if fmt is not None:
+        bits = fmt.bits if site.name is None else _bits(site.nbytes(fmt), math.prod(site.shape))
+    overrode = tuple(map(str, decision.overridden))
+    tied = decision.tied_to and decision.tied_to.path
+    text = None if fmt is None else str(fmt)
+    return Row(site.module, site.role, site.shape, text, bits, _choice(decision), str(decision.rule), overrode, tied)
+
+
+def _choice(decision: Decision) -> str | None:
+    spec = decision.spec
+    if decision.format is None:
+        return None
+    if spec.calibration:
+        return str(spec.calibration)
+    if spec.format.is_block:
+        return spec.scale
+    return "dynamic" if decision.site.name is None else None
+
+
+def _bits(nbytes: int, elements: int) -> float | None:
+    return 8 * nbytes / elements if elements else None
+
+
+def _totals(decisions: list[Decision]) -> Totals:
+    once = {id(d.site.tensor): d for d in reversed(decisions) if d.site.tensor is not None}.values()
+    quantized = [d for d in once if d.format is not None]
+    sizes = {id(d): math.prod(d.site.shape) for d in once}
+    before = sum(d.site.nbytes(None) for d in once)
+    after = sum(d.site.nbytes(d.format) for d in once)
+    elements = sum(sizes.values())
+    quantized_elements = sum(sizes[id(d)] for d in quantized)
+    activations = [d.site.role for d in decisions if d.site.name is None and d.format is not None]
+    return Totals(
+        parameters=elements,
+        quantized=quantized_elements,
+        bytes_before=before,
+        bytes_after=after,
+        bits_of_quantized=_bits(sum(d.site.nbytes(d.format) for d in quantized), quantized_elements),
+        bits_of_all=_bits(after, elements),
+        inputs=activations.count("input"),
+        outputs=activations.count("output"),
+    )

@@ -1,0 +1,99 @@
+"""What a recipe does to a model, as text, as HTML and for a terminal."""
+
+from __future__ import annotations
+
+from html import escape
+from io import StringIO
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from octavo.display.console import PLAIN_WIDTH, print_table, printable, table
+from octavo.display.numbers import shape_text, size
+
+if TYPE_CHECKING:
+    from octavo.recipe.explanation import Explanation, Row
+
+COLUMNS = ("layer", "role", ">shape", "format", ">bits", "scales", "rule", "overrode")
+
+
+def print_explanation(out: Console, explained: Explanation) -> None:
+    """Print who got what, then what no rule reached, then the totals."""
+    if explained.rows:
+        reached = table(*COLUMNS)
+        for row in explained.rows:
+            reached.add_row(*_cells(row))
+        print_table(out, reached)
+        out.print()
+    if explained.unreached:
+        missed = table("no rule reached", ">shape", "dtype", "why")
+        for tensor in explained.unreached:
+            missed.add_row(tensor.name, shape_text(tensor.shape), tensor.dtype, tensor.reason or "")
+        print_table(out, missed)
+        out.print()
+    for label, text in _totals(explained):
+        out.print(f"{label:16} {text}")
+
+
+def explanation_text(explained: Explanation) -> str:
+    """Return the tables as plain text, never cut."""
+    written = StringIO()
+    print_explanation(
+        Console(
+            file=written,
+            width=PLAIN_WIDTH,
+            color_system=None,
+            force_terminal=False,
+            markup=False,
+            emoji=False,
+            highlight=False,
+        ),
+        explained,
+    )
+    return printable(written.getvalue().rstrip("\n"))
+
+
+def explanation_html(explained: Explanation) -> str:
+    """Return the tables as HTML, for notebooks."""
+    reached = _html(COLUMNS, [_cells(row) for row in explained.rows])
+    missed = [(t.name, shape_text(t.shape), t.dtype, t.reason or "") for t in explained.unreached]
+    parts = [reached if explained.rows else "", _html(("no rule reached", ">shape", "dtype", "why"), missed)]
+    return "\n".join([*(part for part in parts if part), _html(("total", ""), _totals(explained))])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    rule = row.rule if row.tied_to is None else f"{row.rule} (tied to {row.tied_to})"
+    return (
+        row.module,
+        row.role,
+        "" if row.shape is None else shape_text(row.shape),
+        row.format or "kept",
+        "" if row.bits is None else f"{row.bits:.4g}",
+        row.calibration or "",
+        rule,
+        "; ".join(row.overrode),
+    )
+
+
+def _totals(explained: Explanation) -> list[tuple[str, str]]:
+    totals = explained.totals
+    share = 100 * totals.quantized / max(totals.parameters, 1)
+    lines = [
+        ("parameters", f"{totals.parameters:,}, {share:.1f}% quantized; what is shared counts once"),
+        ("bytes", f"{size(totals.bytes_before)} -> {size(totals.bytes_after)}"),
+    ]
+    if totals.bits_of_quantized is not None:
+        lines.append(
+            ("average bits", f"{totals.bits_of_quantized:.4g} of the quantized, {totals.bits_of_all:.4g} of all")
+        )
+    if totals.inputs or totals.outputs:
+        lines.append(("activations", f"{totals.inputs} inputs and {totals.outputs} outputs quantized"))
+    return lines
+
+
+def _html(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    if not rows:
+        return ""
+    head = "".join(f"<th>{escape(column.removeprefix('>'))}</th>" for column in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

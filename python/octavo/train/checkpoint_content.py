@@ -1,0 +1,105 @@
+"""What a checkpoint holds: everything that the rest of a run depends on, collected and put back."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo.errors import CheckpointError, ConfigError
+from octavo.train.checkpoint_outline import check_alike, check_outline, taken_up
+from octavo.train.clock import Clock
+from octavo.train.distributed import Processes
+from octavo.train.metric_files import versions
+from octavo.train.precision import Precision
+from octavo.train.randomness import random_state, restore_random_state
+from octavo.train.run_counters import State
+from octavo.train.task import has_state
+from octavo.train.train_config import TrainConfig, differences
+from octavo.train.weight_average import Average
+
+
+@dataclass
+class Parts:
+    """The parts of a run that change while it lasts, with its configuration, task and processes."""
+
+    model: nn.Module
+    task: Any
+    config: TrainConfig
+    processes: Processes
+    optimizer: torch.optim.Optimizer
+    precision: Precision
+    average: Average | None
+    clock: Clock
+    state: State
+
+    def collect(self) -> dict[str, Any]:
+        """Return all of it as nested dicts and lists of tensors and plain values. All processes call this."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "average": self.average.state_dict() if self.average is not None else None,
+            "scaler": self.precision.scaler.state_dict(),
+            "task": self.task.state_dict() if has_state(self.task) else None,
+            "data": getattr(self.task, "data_digest", None),
+            "random": self.processes.gather(random_state()),
+            "state": self.state.as_dict(),
+            "clock": self.clock.as_dict(),
+            "config": self.config.as_dict(),
+            "fingerprint": self.config.fingerprint(),
+            "versions": versions(),
+        }
+
+    def take_up(self, file: Path, content: dict[str, Any]) -> None:
+        """Put back what :meth:`collect` returned, read from ``file``.
+
+        Raises CheckpointError, before anything is changed if configuration, naming the fields, or data are others.
+        """
+        with taken_up(file):
+            self._take_up(file, content)
+
+    def _take_up(self, file: Path, content: dict[str, Any]) -> None:
+        names = ("model", "optimizer", "average", "scaler", "task", "random", "state", "clock", "config")
+        check_outline(file, content, names)
+        self._check_config(file, content["config"], content["step"])
+        check_alike(file, content, self.model, self.optimizer, self.average)
+        before, now = content.get("data"), getattr(self.task, "data_digest", None)
+        if before != now:
+            told = [str(digest)[:16] if digest else "the task's own" for digest in (before, now)]
+            way_out = "give the same data, or another folder"
+            raise CheckpointError(f"{file}: of a run on other data: digest was {told[0]}, is {told[1]}; {way_out}")
+        try:
+            self.model.load_state_dict(content["model"])
+            self.optimizer.load_state_dict(content["optimizer"])
+            if self.average is not None:
+                self.average.load_state_dict(content["average"])
+            if content["scaler"]:
+                self.precision.scaler.load_state_dict(content["scaler"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(f"{file}: does not fit this model: {' '.join(str(error).split())[:300]}") from None
+        if has_state(self.task):
+            if content["task"] is None:
+                raise CheckpointError(f"{file}: holds no state of a task, and {type(self.task).__name__} has one")
+            self.task.load_state_dict(content["task"])
+        self.state = State.from_dict(content["state"])
+        self.clock.load(content["clock"])
+        then, world = len(content["random"]), self.processes.world
+        if then == world:
+            restore_random_state(content["random"][self.processes.rank])
+        elif self.processes.is_first:
+            told = f"{file}: of {then} processes, now there are {world}; dropout will draw other numbers"
+            warnings.warn(told, stacklevel=2)
+
+    def _check_config(self, file: Path, saved: dict[str, Any], step: int) -> None:
+        try:
+            differing = differences(TrainConfig.from_dict(saved), self.config)
+        except ConfigError as error:
+            raise CheckpointError(f"{file}: has a configuration that this version does not know: {error}") from None
+        if differing:
+            raise CheckpointError(f"{file}: of a run with another configuration: {'; '.join(differing)}")
+        if step > self.config.steps:
+            raise CheckpointError(f"{file}: has made {step} steps already; steps is {self.config.steps}")

@@ -1,0 +1,212 @@
+"""What a checkpoint file may be before torch reads it, and what it must hold before a run takes it up.
+
+A digest shows that a file is what somebody wrote, not that it was us: sizes, types and names are checked by themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import pickletools
+import zipfile
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo._reading import shown
+from octavo.errors import CheckpointError, OctavoError
+from octavo.train.run_counters import State, Window
+
+# What the pickle in a checkpoint may name: tensors, and the dict of hooks that torch stores with each.
+_NAMES = {"torch._utils _rebuild_tensor_v2", "collections OrderedDict"}
+# Steps of the pickle, and values it may hold: far more than a model of a hundred thousand tensors.
+_STEPS, _VALUES = 8_000_000, 4_000_000
+_WHOLE = {"step", "tokens", "unimproved", "best_step", "skipped", "timed_updates", "timed_tokens"}
+_NUMBERS = {"best", "loss", "unit", "loss_sum", "seconds"}
+
+
+def check_frame(opened: IO[bytes], nbytes: int) -> None:
+    """Refuse what :func:`torch.save` does not write for plain content. Raises ValueError, and whatever zipfile raises.
+
+    A zip of stored members that together are no larger than the file, so that nothing grows when it is read, and a
+    pickle that names nothing but tensors.
+    """
+    if opened.read(4) != b"PK\x03\x04":
+        raise ValueError("no zip of torch.save")
+    with zipfile.ZipFile(opened) as archive:
+        members = archive.infolist()
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise ValueError("members are compressed")
+        if sum(member.file_size for member in members) > nbytes:
+            raise ValueError("members are larger than the file")
+        pickles = [member for member in members if member.filename.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise ValueError(f"{len(pickles)} pickles")
+        with archive.open(pickles[0]) as pickled:
+            for number, (step, argument, _) in enumerate(pickletools.genops(pickled)):
+                if number > _STEPS:
+                    raise ValueError(f"more than {_STEPS} steps")
+                if step.name == "GLOBAL" and argument not in _NAMES and not _is_storage(argument):
+                    raise ValueError(f"names {shown(argument)}")
+                if step.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"):
+                    raise ValueError(f"step {step.name}")
+    opened.seek(0)
+
+
+def _is_storage(name: str) -> bool:
+    module, _, storage = name.partition(" ")
+    return module == "torch" and storage.endswith("Storage") and storage.isalnum()
+
+
+def check_content(content: Any, nbytes: int) -> None:
+    """Refuse what :func:`octavo.train.checkpoint.save` does not write. Raises ValueError.
+
+    Only dicts, lists and tuples of dense tensors and plain values, and no more of them than a file of ``nbytes`` holds:
+    a tensor may repeat one stored number, and a list itself, until memory ends.
+    """
+    waiting, values, held = [content], 0, 0
+    while waiting:
+        item = waiting.pop()
+        values += 1
+        if values > _VALUES:
+            raise ValueError(f"more than {_VALUES} values")
+        if type(item) is dict:
+            waiting += [*item.keys(), *item.values()]
+        elif type(item) in (list, tuple):
+            waiting += item
+        elif type(item) is Tensor:
+            held += item.numel() * item.element_size()
+            if item.layout != torch.strided or item.device.type != "cpu" or item.is_quantized or held > 2 * nbytes:
+                raise ValueError("tensors that are not dense, or larger than the file")
+        elif item is not None and type(item) not in (bool, int, float, str):
+            raise ValueError(f"a {type(item).__name__}")
+
+
+def check_outline(file: Path, content: Mapping[str, Any], names: Collection[str]) -> None:
+    """Refuse content without one of the ``names``, or with parts of another kind. Raises CheckpointError."""
+    for name in ("step", *names):
+        if name not in content:
+            raise CheckpointError(f"{file}: {name} is missing")
+    step, states = content["step"], content["random"]
+    if type(step) is not int or step < 0:
+        raise CheckpointError(f"{file}: step is {shown(step)}; accepted are whole numbers of at least 0")
+    for name in ("config", "state", "clock", "model", "optimizer", "scaler"):
+        if not isinstance(content[name], dict):
+            raise CheckpointError(f"{file}: {name} is {shown(content[name])}; accepted is a dict")
+    if not isinstance(states, list) or not states or not all(map(_is_random, states)):
+        raise CheckpointError(f"{file}: random is not what random_state gives, one state a process")
+    check_state(file, content["state"])
+
+
+def _is_random(state: Any) -> bool:
+    """Whether numpy may take up a state: it believes the position, and reads there."""
+    numpy = state.get("numpy") if isinstance(state, dict) else None
+    keys = numpy.get("keys") if isinstance(numpy, dict) else None
+    is_keys = isinstance(keys, Tensor) and keys.dtype == torch.int64 and keys.shape == (624,)
+    return is_keys and type(numpy.get("position")) is int and 0 <= numpy["position"] <= 624
+
+
+def check_alike(
+    file: Path, content: Mapping[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer, average: Any
+) -> None:
+    """Refuse tensors of another shape or dtype than those they would replace. Raises CheckpointError."""
+    _check_alike(file, "model", content["model"], model.state_dict())
+    if average is not None:
+        _check_alike(file, "average", content["average"], average.state_dict())
+    held, own = content["optimizer"], optimizer.state_dict()
+    groups = held.get("param_groups")
+    if not isinstance(groups, list) or not isinstance(held.get("state"), dict):
+        raise CheckpointError(f"{file}: optimizer is {shown(held)}; accepted are its state and its param_groups")
+    if len(groups) == len(own["param_groups"]):  # torch refuses others
+        for number, (group, wanted) in enumerate(zip(groups, own["param_groups"], strict=True)):
+            _check_group(file, f"optimizer.param_groups.{number}", group, wanted)
+    if isinstance(optimizer, torch.optim.Adam):  # AdamW, too; others may keep state of any shape
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        for number, state in held["state"].items():
+            _check_moments(file, f"optimizer.state.{shown(number)}", number, state, parameters)
+
+
+def _check_group(file: Path, where: str, group: Any, own: Mapping[str, Any]) -> None:
+    _check_alike(file, where, group, own)
+    for name, value in own.items():  # torch fills in switches that its older versions had not
+        if name not in group and value is not None and not isinstance(value, bool):
+            raise CheckpointError(f"{file}: {where}.{name} is missing")
+    for name in group.keys() - own.keys():
+        _check_alike(file, f"{where}.{name}", group[name], 1.0)  # the rate that the schedule begins with
+
+
+def _check_moments(file: Path, where: str, number: Any, state: Any, parameters: list[nn.Parameter]) -> None:
+    if type(number) is not int or not 0 <= number < len(parameters):
+        raise CheckpointError(f"{file}: {where} is of no parameter; there are {len(parameters)}")
+    for name in ("step", "exp_avg", "exp_avg_sq", *(state if isinstance(state, dict) else ())):
+        value = state.get(name) if isinstance(state, dict) else None
+        shape = torch.Size() if name == "step" else parameters[number].shape
+        if not isinstance(value, Tensor) or not value.is_floating_point() or value.shape != shape:
+            raise CheckpointError(f"{file}: {where}.{name} does not fit its parameter, of shape {tuple(shape)}")
+
+
+def check_state(file: Path, state: Mapping[str, Any]) -> None:
+    """Refuse a state whose fields are missing, unknown or of another kind. Raises CheckpointError."""
+    for where, held, made in (("state", state, State), ("state.window", state.get("window"), Window)):
+        names = {field.name for field in fields(made)}
+        if not isinstance(held, dict) or held.keys() != names:
+            raise CheckpointError(f"{file}: {where} is {shown(held)}; accepted is a dict of {', '.join(sorted(names))}")
+        for name, value in held.items():
+            optional = made is State and name in ("best", "best_step", "loss", "unit", "metrics")
+            fine = (
+                (value is None and optional)
+                or (name in _WHOLE and type(value) is int and value >= 0)
+                or (name in _NUMBERS and type(value) in (int, float))
+                or (name in ("metrics", "counts") and _is_numbers(value))
+                or name == "window"
+            )
+            if not fine:
+                raise CheckpointError(f"{file}: {where}.{name} is {shown(value)}; accepted is what a run counts")
+
+
+@contextmanager
+def taken_up(file: Path) -> Iterator[None]:
+    """Turn what the parts of a run raise about values that are not theirs into CheckpointError."""
+    try:
+        yield
+    except (OctavoError, OSError, MemoryError):
+        raise
+    except Exception as error:
+        told = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{file}: does not fit this run: {type(error).__name__}: {told}") from error
+
+
+def _is_numbers(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(key, str) and (number is None or type(number) in (int, float)) for key, number in value.items()
+    )
+
+
+def _check_alike(file: Path, where: str, held: Any, own: Any) -> None:
+    """Compare the kinds of values under the names that both have; the parts themselves compare the names."""
+    if isinstance(own, Mapping):
+        if not isinstance(held, Mapping):
+            raise CheckpointError(f"{file}: {where} is {shown(held)}; accepted is a dict")
+        for name in own:
+            if name in held:
+                _check_alike(file, f"{where}.{name}", held[name], own[name])
+    elif isinstance(own, Tensor):
+        if not isinstance(held, Tensor) or held.dtype != own.dtype or held.shape != own.shape:
+            given = f"{held.dtype} {tuple(held.shape)}" if isinstance(held, Tensor) else shown(held)
+            raise CheckpointError(
+                f"{file}: does not fit this model: {where} is {given}, not {own.dtype} {tuple(own.shape)}"
+            )
+    elif isinstance(own, list | tuple):
+        if not isinstance(held, list | tuple) or len(held) != len(own):
+            raise CheckpointError(f"{file}: {where} is {shown(held)}; accepted is a list of {len(own)}")
+        for number, (one, wanted) in enumerate(zip(held, own, strict=True)):
+            _check_alike(file, f"{where}.{number}", one, wanted)
+    else:
+        number = type(own) in (int, float)
+        fine = type(held) in (int, float) and math.isfinite(held) if number else held == own
+        if not fine:
+            raise CheckpointError(f"{file}: {where} is {shown(held)}; accepted is a value like {own!r}")

@@ -1,0 +1,175 @@
+"""What a run writes down: ``metrics.jsonl``, one line per ``log_every`` steps and per evaluation, and ``run.json``.
+
+Everything in a line is a function of the configuration, the task and the machine's arithmetic, but for the object under
+``clock``, which holds seconds and rates. So two runs are the same if their lines without ``clock`` are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import octavo
+from octavo import files
+from octavo._reading import RECORD_BYTES, check_own, member, parse_json, read_bytes, read_json
+from octavo.errors import CheckpointError, OctavoError, PackageError
+from octavo.train.distributed import Processes
+from octavo.train.train_config import TrainConfig
+
+METRICS = "metrics.jsonl"
+RUN = "run.json"
+
+
+class Metrics:
+    """The lines of one run. Only the first process writes; in the others every call does nothing."""
+
+    def __init__(self, folder: Path, *, upto: int, write: bool, tensorboard: bool) -> None:
+        """Open the file for more lines, without those of steps past ``upto``: a continuation writes them anew.
+
+        Raises PackageError if ``tensorboard`` is asked for and not installed.
+        """
+        self._file = self._board = None
+        if not write:
+            return
+        path = folder / METRICS
+        check_own(path, CheckpointError)
+        if path.exists():
+            files.write(path, "".join(line + "\n" for line in _lines_upto(path, upto)))
+        self._file = files.appended(path, "w")
+        if tensorboard:
+            self._board = _board(folder / "tensorboard", upto)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append one line, which has at least ``kind`` and ``step``; NaN and infinity are written as null."""
+        if self._file is None:
+            return
+        self._file.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in _flat(line):
+                self._board.add_scalar(name, value, line["step"])
+
+    def sync(self) -> None:
+        """Flush the lines to the disk; done before a checkpoint that they lead up to."""
+        if self._file is not None:
+            os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Metrics:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the files."""
+        for file in (self._file, self._board):
+            if file is not None:
+                file.close()
+        self._file = self._board = None
+
+
+def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
+    """Return the lines of a run's ``metrics.jsonl``, without a last one that a killed process left half written."""
+    path = Path(folder) / METRICS
+    return [parse_json(line, f"{path}: line {number}") for number, line in enumerate(_complete(path), 1)]
+
+
+def without_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return lines of :func:`read_metrics` without seconds and rates: what must be the same in every run."""
+    return [{name: value for name, value in line.items() if name != "clock"} for line in lines]
+
+
+def write_run(folder: Path, config: TrainConfig, processes: Processes, facts: dict[str, Any], *, step: int) -> None:
+    """Write ``run.json``: configuration, ``facts`` of model and task, and one entry for every start of the run."""
+    path = folder / RUN
+    check_own(path, CheckpointError)
+    try:
+        starts = member(read_json(path), "starts", list, str(path)) if step else []
+    except (OSError, OctavoError):
+        starts = []  # it is a record for people; its loss is no reason to stop
+    starts.append(
+        {
+            "step": step,
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "command": sys.argv,
+            "processes": processes.world,
+            "versions": versions(),
+            "machine": machine(processes.device),
+        }
+    )
+    record = {"config": config.as_dict(), "fingerprint": config.fingerprint(), **facts, "starts": starts}
+    files.write(path, json.dumps(record, indent=2) + "\n")
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of what computes."""
+    return {
+        "octavo": octavo.__version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),  # a subclass of str, which weights_only refuses
+        "numpy": np.__version__,
+        "cuda": torch.version.cuda,
+    }
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Describe what the run computes on."""
+    return {
+        "system": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "device": str(device),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+    }
+
+
+def _complete(path: Path) -> list[str]:
+    text = read_bytes(path, RECORD_BYTES).decode(errors="replace")
+    return text.split("\n")[:-1]  # what follows the last newline was cut off
+
+
+def _lines_upto(path: Path, upto: int) -> list[str]:
+    """Return the lines of steps up to ``upto``; what is no line, as a power failure may leave it, is dropped."""
+    kept = []
+    for line in _complete(path):
+        try:
+            if parse_json(line, str(path))["step"] <= upto:
+                kept.append(line)
+        except (OctavoError, KeyError, TypeError):
+            continue
+    return kept
+
+
+def _finite(item: Any) -> Any:
+    if isinstance(item, float) and not math.isfinite(item):
+        return None
+    if isinstance(item, dict):
+        return {name: _finite(value) for name, value in item.items()}
+    return item
+
+
+def _flat(line: dict[str, Any]) -> list[tuple[str, float]]:
+    """Return the numbers of a line with names such as ``train/loss`` and ``train/clock/train_s``."""
+    named = []
+    for name, value in line.items():
+        if isinstance(value, dict):
+            named += [(f"{line['kind']}/{name}/{inner}", number) for inner, number in value.items()]
+        elif name not in ("kind", "step"):
+            named.append((f"{line['kind']}/{name}", value))
+    return [(name, value) for name, value in named if isinstance(value, int | float)]
+
+
+def _board(folder: Path, upto: int) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise PackageError("tensorboard=True needs the package tensorboard: pip install tensorboard") from None
+    return SummaryWriter(str(folder), purge_step=upto + 1)

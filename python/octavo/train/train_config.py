@@ -1,0 +1,154 @@
+"""The configuration of a run: a frozen value, checked when it is built, and its fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from octavo.errors import ConfigError
+
+SCHEDULES = ("constant", "linear", "cosine", "trapezoid")
+PRECISIONS = ("fp32", "bf16", "fp16")
+DEVICES = ("auto", "cpu", "cuda")
+
+# May differ between a run and its continuation: they change no number that the run computes.
+HOUSEKEEPING = frozenset({"checkpoint_every", "keep", "device"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How a model is trained; what it is trained on is the task's.
+
+    ``steps``: updates of the weights. ``batch_size``: sequences in an update, over all micro-batches and processes.
+    ``accumulation``: micro-batches that an update is cut into. ``learning_rate``: the largest of the schedule.
+    ``schedule``: ``constant``, ``linear``, ``cosine`` or ``trapezoid``, after ``warmup`` steps of linear growth, down
+    to ``final`` times the rate; ``trapezoid`` stays up until the last ``cooldown`` fraction of the steps.
+    ``betas``, ``eps``, ``weight_decay``: of AdamW; parameters of fewer than 2 dimensions do not decay.
+    ``clip``: largest norm of the whole gradient, None or 0 for none.
+    ``precision``: ``fp32``, or autocast to ``bf16`` or ``fp16`` (with loss scaling); the weights are float32 always.
+    ``compile``: run the task's loss through torch.compile.
+    ``seed``: of dropout and whatever else draws numbers while training.
+    ``evaluate_every``, ``checkpoint_every``: in steps, None for only at the end. ``keep``: checkpoints that stay.
+    ``log_every``: steps that one line of metrics sums up.
+    ``patience``: evaluations without improvement that end the run, None for never.
+    ``ema``: decay of a moving average of the weights, which then is what is evaluated and exported; None for none.
+    ``device``: ``auto`` is CUDA where there is a GPU.
+
+    Raises ConfigError with the field, its value and what is accepted.
+    """
+
+    steps: int
+    batch_size: int
+    learning_rate: float
+    accumulation: int = 1
+    schedule: str = "constant"
+    warmup: int = 0
+    final: float = 0.0
+    cooldown: float = 0.2
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+    weight_decay: float = 0.01
+    clip: float | None = 1.0
+    precision: str = "fp32"
+    compile: bool = False
+    seed: int = 0
+    evaluate_every: int | None = None
+    checkpoint_every: int | None = None
+    keep: int = 2
+    log_every: int = 10
+    patience: int | None = None
+    ema: float | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        """Check every field by itself, then those that depend on each other."""
+        object.__setattr__(self, "betas", tuple(self.betas) if isinstance(self.betas, list) else self.betas)
+        for name in ("steps", "batch_size", "accumulation", "log_every", "keep"):
+            self._whole(name, least=1)
+        for name in ("evaluate_every", "checkpoint_every", "patience"):
+            if getattr(self, name) is not None:
+                self._whole(name, least=1)
+        self._whole("warmup", least=0)
+        self._whole("seed", least=0)
+        for name, allowed in (("schedule", SCHEDULES), ("precision", PRECISIONS), ("device", DEVICES)):
+            if getattr(self, name) not in allowed:
+                self._refuse(name, ", ".join(allowed))
+        self._number("learning_rate", "a finite number above 0", lambda value: value > 0)
+        self._number("eps", "a finite number above 0", lambda value: value > 0)
+        self._number("weight_decay", "a finite number of at least 0", lambda value: value >= 0)
+        self._number("final", "0 to 1", lambda value: 0 <= value <= 1)
+        self._number("cooldown", "above 0 and up to 1", lambda value: 0 < value <= 1)
+        if self.clip is not None:
+            self._number("clip", "None, or a finite number of at least 0", lambda value: value >= 0)
+        if self.ema is not None:
+            self._number("ema", "None, or above 0 and below 1", lambda value: 0 < value < 1)
+        pair = isinstance(self.betas, tuple) and len(self.betas) == 2
+        if not pair or not all(_is_number(beta) and 0 <= beta < 1 for beta in self.betas):
+            self._refuse("betas", "two numbers of at least 0 and below 1")
+        if not isinstance(self.compile, bool):
+            self._refuse("compile", "True, False")
+        self._check_together()
+
+    def _check_together(self) -> None:
+        if self.accumulation > self.batch_size:
+            self._refuse("accumulation", f"1 to batch_size, {self.batch_size}: a micro-batch holds a sequence at least")
+        falling = round(self.cooldown * self.steps) if self.schedule == "trapezoid" else 0
+        if self.schedule != "constant" and self.warmup + falling > self.steps:
+            self._refuse(
+                "warmup", f"0 to {self.steps - falling}: {self.steps} steps, {falling} of them for the cool-down"
+            )
+        if self.patience is not None and self.evaluate_every is None:
+            self._refuse("patience", "None where evaluate_every is None: patience counts evaluations")
+
+    def _refuse(self, name: str, accepted: str) -> None:
+        raise ConfigError(f"{name} is {getattr(self, name)!r}; accepted: {accepted}")
+
+    def _whole(self, name: str, *, least: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            self._refuse(name, f"a whole number of at least {least}")
+
+    def _number(self, name: str, accepted: str, holds: Any) -> None:
+        value = getattr(self, name)
+        if not _is_number(value) or not holds(value):
+            self._refuse(name, accepted)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields by name, as JSON has them: tuples are lists."""
+        return {**asdict(self), "betas": list(self.betas)}
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> TrainConfig:
+        """Build a configuration from :meth:`as_dict`. Raises ConfigError for unknown or missing fields."""
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(given.keys() - known)
+        if unknown:
+            raise ConfigError(f"{unknown[0]} is no field of TrainConfig; accepted: {', '.join(sorted(known))}")
+        missing = sorted({"steps", "batch_size", "learning_rate"} - given.keys())
+        if missing:
+            raise ConfigError(f"{missing[0]} is missing; TrainConfig needs steps, batch_size and learning_rate")
+        return cls(**given)
+
+    def binding(self) -> dict[str, Any]:
+        """Return the fields that a continuation must share: no housekeeping, nor ``steps`` if the rate is constant."""
+        free = HOUSEKEEPING | ({"steps"} if self.schedule == "constant" else set())
+        return {name: value for name, value in self.as_dict().items() if name not in free}
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256, in hexadecimal, of the fields that a continuation must share."""
+        return hashlib.sha256(json.dumps(self.binding(), sort_keys=True).encode()).hexdigest()
+
+
+def differences(saved: TrainConfig, now: TrainConfig) -> list[str]:
+    """Name the fields in which ``now`` may not continue a run of ``saved``, with both values."""
+    names = saved.binding().keys() | now.binding().keys()
+    pairs = [(name, getattr(saved, name), getattr(now, name)) for name in sorted(names)]
+    return [f"{name} was {before!r}, is {after!r}" for name, before, after in pairs if before != after]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
