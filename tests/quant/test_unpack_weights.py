@@ -1,13 +1,19 @@
-"""What octavo pack and unpack make of folders that save_model wrote."""
+"""octavo unpack gives back the state dict that was packed: names, shapes, orientation, dtypes, tied weights."""
 
 import octavo
 import pytest
 import torch
+from octavo import container
 from octavo.cli import app
 from octavo.errors import ContainerError
+from octavo.folder.structure import KEY
+from torch import nn
 from typer.testing import CliRunner
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore::octavo.CoverageWarning")
+FORMAT = "mxint8"
+SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": 50}
 
 
 def run(*arguments, code=0) -> str:
@@ -16,44 +22,209 @@ def run(*arguments, code=0) -> str:
     return result.output
 
 
-@pytest.fixture
-def model():
+# --- models -------------------------------------------------------------------------------------------------------------
+
+
+def gpt2(kind=transformers.GPT2Model):
+    size = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 50, "n_positions": 16}
+    return kind(transformers.GPT2Config(**size, bos_token_id=None, eos_token_id=None))
+
+
+def mixtral():
+    experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 2}
+    return transformers.MixtralModel(transformers.MixtralConfig(**SMALL, **experts))
+
+
+def t5():
+    size = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "vocab_size": 50}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**size, decoder_start_token_id=0))
+
+
+def vit():
+    size = {name: value for name, value in SMALL.items() if name != "vocab_size"}
+    return transformers.ViTModel(transformers.ViTConfig(**size, image_size=16, patch_size=8))
+
+
+FOREIGN = {
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SMALL)),
+    "bert-tied": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SMALL)),
+    "gpt2": gpt2,
+    "gpt2-tied": lambda: gpt2(transformers.GPT2LMHeadModel),
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)),
+    "mixtral": mixtral,
+    "t5": t5,
+    "vit": vit,
+    "mamba": lambda: transformers.MambaModel(
+        transformers.MambaConfig(hidden_size=32, num_hidden_layers=1, state_size=4, vocab_size=50)
+    ),
+}
+
+
+class Own(nn.Module):
+    """One of each: convolutions with groups and rectangular kernels, a transposed one, an LSTM, experts, a tied head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(50, 32)
+        self.line = nn.Conv1d(32, 64, 3, groups=2, padding=1)
+        self.picture = nn.Conv2d(8, 16, (3, 5), bias=False)
+        self.point = nn.Conv2d(16, 16, 1)
+        self.up = nn.ConvTranspose2d(16, 8, 2)
+        self.memory = nn.LSTM(32, 16, num_layers=2, bidirectional=True)
+        self.experts = nn.Parameter(torch.randn(3, 16, 32))
+        self.turned = transformers.pytorch_utils.Conv1D(32, 32)
+        self.blocks = nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32))
+        self.again = self.blocks
+        self.head = nn.Linear(32, 50, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("steps", torch.arange(7))
+
+
+MODELS = {**FOREIGN, "own": Own}
+
+
+def made(kind, dtype=torch.float32):
     torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        n_embd=32, n_layer=1, n_head=2, vocab_size=50, n_positions=16, bos_token_id=None, eos_token_id=None
-    )
-    return transformers.GPT2Model(config).eval()
+    model = MODELS[kind]()
+    for parameter in model.parameters():  # zeros and ones say nothing about places
+        nn.init.normal_(parameter)
+    return model.to(dtype).eval()
 
 
-@pytest.mark.parametrize("recipe", ["mxint8", "**.attn.c_proj mxint8"])
-def test_unpacked_weights_are_the_models_square_ones_of_conv1d_too(tmp_path, model, recipe):
-    packed = octavo.pack_model(octavo.quantize_model(model, recipe))
-    octavo.save_model(packed, tmp_path / "small")
+def expected(model):
+    """The state dict with weights rounded as their layers hold them, whose contraction runs along different axes."""
+    state, done = {name: value.detach().clone() for name, value in model.state_dict().items()}, set()
+    for path, layer in model.named_modules(remove_duplicate=False):
+        name = f"{path}.weight"
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            state[name] = octavo.quantize(layer.weight.detach(), FORMAT)
+        elif isinstance(layer, nn.Conv1d | nn.Conv2d):
+            state[name] = octavo.quantize(layer.weight.detach().flatten(1), FORMAT).view(layer.weight.shape)
+        elif isinstance(layer, transformers.pytorch_utils.Conv1D):
+            state[name] = octavo.quantize(layer.weight.detach(), FORMAT, axis=0)
+        else:
+            continue
+        done.add(name)
+    assert done
+    return state
+
+
+def assert_same(found, wanted, names=None):
+    assert found.keys() == (names or wanted.keys())
+    for name, value in found.items():
+        assert value.shape == wanted[name].shape and value.dtype == wanted[name].dtype, name
+        assert torch.equal(value, wanted[name]), name
+
+
+def packed(model, recipe=FORMAT, **options):
+    return octavo.pack_model(octavo.quantize_model(model, recipe, progress=False, **options))
+
+
+# --- laws ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_saved_model_comes_back_as_its_state_dict(tmp_path, kind, dtype):
+    model = made(kind, dtype)
+    wanted = expected(model)
+    octavo.save_model(packed(model), tmp_path / "small")
     run("unpack", tmp_path / "small", "-o", tmp_path / "plain")
-    again = transformers.GPT2Model.from_pretrained(tmp_path / "plain").eval()
-    for name, weight in model.state_dict().items():
-        assert (again.state_dict()[name] - weight).abs().max() < 0.01, name
-    ids = torch.arange(8)[None]
-    with torch.inference_mode():
-        assert torch.allclose(again(ids)[0], packed(ids)[0], atol=1e-4)
-    with pytest.raises(ContainerError, match="holds tensors but no model"):
-        octavo.load_model(tmp_path / "plain")
+    found = container.load(tmp_path / "plain" / "model.safetensors")
+    assert_same(found, wanted)
+    made(kind, dtype).load_state_dict(found, strict=True)
+    run("unpack", tmp_path / "small", "-o", tmp_path / "half", "--dtype", "float16")
+    halves = container.load(tmp_path / "half" / "model.safetensors")
+    assert all(
+        halves[name].dtype == torch.float16
+        for name in wanted
+        if not torch.equal(wanted[name], model.state_dict()[name])
+    )
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_transformers_loads_what_is_unpacked(tmp_path, kind):
+    model = made(kind)
+    wanted = expected(model)
+    octavo.save_model(packed(model), tmp_path / "small")
+    run("unpack", tmp_path / "small", "-o", tmp_path / "plain")
+    again, told = type(model).from_pretrained(tmp_path / "plain", output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"] and not told["mismatched_keys"]
+    assert_same(again.state_dict(), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+def test_octavo_pack_and_unpack_keep_names_shapes_and_dtypes(tmp_path, kind, dtype):
+    model = made(kind, dtype)
+    (tmp_path / "model").mkdir()
+    if kind in FOREIGN:
+        model.save_pretrained(tmp_path / "model")
+    else:
+        tensors = {name: value.clone() for name, value in model.state_dict().items()}
+        container.save(tensors, tmp_path / "model" / "model.safetensors")
+    before = container.load(tmp_path / "model" / "model.safetensors")
+    run("pack", tmp_path / "model", "-o", tmp_path / "small", "--recipe", f"**={FORMAT}")
+    run("unpack", tmp_path / "small", "-o", tmp_path / "plain")
+    after = container.load(tmp_path / "plain" / "model.safetensors")
+    assert before.keys() <= after.keys()
+    for name, value in before.items():
+        assert after[name].shape == value.shape and after[name].dtype == value.dtype, name
+        assert (after[name].float() - value.float()).abs().max() <= 2**-6 * value.float().abs().max(), name
+
+
+def test_a_bias_in_steps_comes_back_in_floats(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 4)).eval()
+    recipe = "int8:channel input=int8@minmax bias=int32; last:Linear int8:tensor input=int8@minmax bias=int32"
+    small = packed(model, recipe, calibration=[torch.randn(64, 32)])
+    assert small[0].bias.dtype == torch.int32
+    octavo.save_model(small, tmp_path / "small")
+    run("unpack", tmp_path / "small", "-o", tmp_path / "plain")
+    found = container.load(tmp_path / "plain" / "model.safetensors")
+    assert found.keys() == model.state_dict().keys()
+    for name, value in model.state_dict().items():
+        assert found[name].dtype == torch.float32 and torch.allclose(found[name], value, atol=0.01), name
+
+
+def test_files_that_do_not_tell_orientation_are_looked_at_through_their_model(tmp_path):
+    """As 0.1 wrote them."""
+    model = made("gpt2")
+    octavo.save_model(packed(model), tmp_path / "small")
+    file = tmp_path / "small" / "model.octavo.safetensors"
+    tensors, metadata = container.load(file), container.metadata(file)
+    assert '"transposed": true' in metadata[KEY]
+    metadata[KEY] = metadata[KEY].replace(', "transposed": true', "").replace(', "transposed": false', "")
+    container.save(tensors, file, metadata=metadata)
+    run("unpack", tmp_path / "small", "-o", tmp_path / "plain")
+    assert_same(container.load(tmp_path / "plain" / "model.safetensors"), expected(model))
 
 
 @pytest.mark.parametrize("command", ["pack", "unpack"])
-def test_simulated_layers_are_refused_before_anything_is_written(tmp_path, model, command):
-    octavo.save_model(octavo.quantize_model(model, "weight=mxint8 input=mxint8"), tmp_path / "m")
+def test_simulated_layers_are_refused_before_anything_is_written(tmp_path, command):
+    octavo.save_model(octavo.quantize_model(gpt2(), "weight=mxint8 input=mxint8"), tmp_path / "m")
     told = run(command, tmp_path / "m", "-o", tmp_path / "out", code=2)
     assert "simulated layer" in told and "octavo.pack_model" in told and not (tmp_path / "out").exists()
 
 
-def test_a_model_without_quantized_layers_is_packed_and_unpacked(tmp_path, model):
-    octavo.save_model(model, tmp_path / "m")
+def test_a_model_without_quantized_layers_is_packed_and_unpacked(tmp_path):
+    octavo.save_model(gpt2(), tmp_path / "m")
     run("unpack", tmp_path / "m", "-o", tmp_path / "plain")
     assert type(octavo.load_model(tmp_path / "plain")) is transformers.GPT2Model
     run("pack", tmp_path / "m", "-o", tmp_path / "small")
     with pytest.raises(ContainerError, match="holds tensors but no model"):
         octavo.load_model(tmp_path / "small")
+
+
+def test_a_description_of_other_tensors_is_refused(tmp_path):
+    octavo.save_model(packed(made("own")), tmp_path / "small")
+    file = tmp_path / "small" / "model.octavo.safetensors"
+    tensors, metadata = container.load(file), container.metadata(file)
+    for before, after in [('"kernel_size": [3, 5]', '"kernel_size": [7, 5]'), ('": "embed.weight"', '": "nowhere"')]:
+        assert before in metadata[KEY]
+        container.save(tensors, file, metadata={KEY: metadata[KEY].replace(before, after)})
+        run("unpack", tmp_path / "small", "-o", tmp_path / "plain", code=2)
+        assert not (tmp_path / "plain").exists()
 
 
 def test_a_folder_that_is_missing_is_told_by_the_name_given(tmp_path):

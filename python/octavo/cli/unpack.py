@@ -27,8 +27,10 @@ def run(
 ) -> None:
     """Decode a packed file to plain safetensors.
 
-    Packed tensors become plain ones of the same name; what was not packed stays as it is. A folder becomes a folder
-    with model.safetensors, which transformers loads.
+    The file gets the tensors that the model had before packing: their names, shapes, orientation and dtypes, tied ones
+    under each name, with the values of the codes. What was not packed stays as it is; formats of inputs and outputs,
+    which plain layers do not have, are left out. A folder becomes a folder with model.safetensors, which transformers
+    loads.
 
     \b
     Examples:
@@ -41,17 +43,16 @@ def run(
 
     from octavo.display.console import console, progress
     from octavo.display.numbers import size
-    from octavo.folder.pack_checkpoint import unpack_tensors
     from octavo.folder.weight_files import PLAIN_NAME, Checkpoint, check_target, write
-    from octavo.quant.unpack_weights import as_in_the_model
+    from octavo.quant.unpack_weights import unpack
     from octavo.tensor import PackedTensor
 
     source = Checkpoint.open(path)
     check_target(source, out, PLAIN_NAME, force=force)
     tensors = source.tensors()
     with progress("unpacking", sum(tensor.nbytes for tensor in tensors.values())) as done:
-        plain = unpack_tensors(tensors, None if dtype is None else getattr(torch, dtype), progress=done)
-    file = write(source, out, PLAIN_NAME, as_in_the_model(source, plain), force=force)
+        plain = unpack(source, None if dtype is None else getattr(torch, dtype), progress=done)
+    file = write(source, out, PLAIN_NAME, plain, force=force)
     packed = sum(isinstance(tensor, PackedTensor) for tensor in tensors.values())
     stdout = console()
     stdout.print(

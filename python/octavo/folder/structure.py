@@ -67,6 +67,8 @@ def describe_layer(path: str, layer: Described) -> dict[str, Any]:
     record: dict[str, Any] = {"class": kind}
     if isinstance(layer, PackedLayer) and (geometry := plain(layer.geometry(layer))):
         record["geometry"] = geometry
+    if isinstance(layer, PackedLinear):
+        record["transposed"] = layer.is_transposed
     for role, quantizer in _role_quantizers(layer).items():
         record[role] = _describe_spec(quantizer.spec)
     disabled = [name for name, part in _quantizers(layer).items() if not part.enabled]

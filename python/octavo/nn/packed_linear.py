@@ -62,6 +62,11 @@ class PackedLinear(PackedLayer):
         super().stand_for(layer, what)
         self._transposed = QuantTransposedLinear._replaces(layer) or getattr(layer, "_transposed", False)
 
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the layer that it stands for holds its weight as ``[K, N]``."""
+        return self._transposed
+
     def _factors(self, x: Quantizer) -> bool:
         return x.granularity == "tensor" or (x.granularity == "channel" and not x.is_static)
 
