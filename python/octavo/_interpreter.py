@@ -1,6 +1,7 @@
 """Refuses subinterpreters, by name and before the core is loaded: it and torch live in the main interpreter only."""
 
 from importlib import import_module
+from typing import cast
 
 
 def in_subinterpreter() -> bool:
@@ -16,7 +17,8 @@ def in_subinterpreter() -> bool:
 
 def _number(identity: object) -> int:
     """Return an interpreter's number, which 3.13 gives together with where the interpreter comes from."""
-    return int(identity[0] if isinstance(identity, tuple) else identity)  # type: ignore[call-overload]
+    number = identity[0] if isinstance(identity, tuple) else identity
+    return int(cast("int", number))
 
 
 if in_subinterpreter():

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from octavo import _core, files
 from octavo.errors import ContainerError, DTypeError
@@ -136,8 +136,8 @@ def _write(
     try:
         for name, tensor in tensors.items():
             if _is_packed(tensor):
-                parts = [_plain_memory(part) for part in tensor.parts]
-                writer.put_packed(name, tuple(_span(part) for part in parts))
+                codes, scales, zeros, levels = (_plain_memory(part) for part in tensor.parts)
+                writer.put_packed(name, (_span(codes), _span(scales), _span(zeros), _span(levels)))
             else:
                 data = _plain_memory(tensor)
                 writer.put_plain(name, _span(data))
@@ -146,7 +146,7 @@ def _write(
         writer.abandon()  # after finish there is nothing to give up
 
 
-def _is_packed(tensor: object) -> bool:
+def _is_packed(tensor: object) -> TypeGuard[PackedTensor]:
     module = sys.modules.get("octavo.tensor")  # no PackedTensor exists before its module is loaded
     return module is not None and isinstance(tensor, module.PackedTensor)
 

@@ -17,10 +17,12 @@ import signal
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from octavo import locks
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 TEMPORARY, ASIDE = ".octavo.tmp", ".octavo.old"
 """How names end: of a file or folder that is being written; of a folder that was put aside for its successor."""
 
@@ -183,7 +185,7 @@ class _Raw(io.FileIO):
 
     given = ""
 
-    def write(self, data: Any) -> int | None:
+    def write(self, data: Buffer, /) -> int:
         with _named(self.given):
             return super().write(data)
 

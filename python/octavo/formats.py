@@ -67,7 +67,7 @@ class Format:
         """Hash the text."""
         return hash(("octavo.Format", self.text))
 
-    def __reduce__(self) -> tuple[type[Format], tuple[str]]:
+    def __reduce__(self) -> str | tuple[type[Format], tuple[str]]:
         """Pickle as the text."""
         return Format, (self.text,)
 

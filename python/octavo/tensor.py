@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from numbers import Integral
 from operator import index
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from octavo.formats import Format
 
 if TYPE_CHECKING:
     import numpy as np
-
+    from numpy.typing import DTypeLike
 
 FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 SCALE_DTYPES = {
@@ -30,6 +30,9 @@ SCALE_DTYPES = {
     None: torch.uint8,
 }
 
+
+Parts: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Codes, scales, zeros and levels of an encoded tensor."""
 
 _ATTRIBUTES = ("format", "shape", "dtype", "scale", "axis", "codes", "scales", "zeros", "levels")
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -77,7 +80,7 @@ def part_specs(format: _core.Format, shape: tuple[int, ...], axis: int) -> list[
     return [(name, dtype, torch.Size(part)) for name, dtype, part in symbolic_specs(format, shape, axis)]
 
 
-def _is_plain(part: object) -> bool:
+def _is_plain(part: Tensor) -> bool:
     return (
         type(part) in _PLAIN
         and part.layout is torch.strided
@@ -85,7 +88,7 @@ def _is_plain(part: object) -> bool:
     )
 
 
-def _not_plain(part: Any, what: str) -> DTypeError:
+def _not_plain(part: Tensor, what: str) -> DTypeError:
     """Return the error for a part that is no plain dense tensor."""
     if type(part) not in _PLAIN:
         return DTypeError(
@@ -112,6 +115,16 @@ class PackedTensor:
     """
 
     __slots__ = ("axis", "codes", "dtype", "format", "levels", "scale", "scales", "shape", "zeros")
+
+    format: Format
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    scale: str
+    axis: int
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor
+    levels: Tensor
 
     def __init__(
         self,
@@ -156,7 +169,7 @@ class PackedTensor:
     def _encoded(
         cls,
         format: Format,
-        parts: tuple[Tensor, Tensor, Tensor, Tensor],
+        parts: Parts,
         shape: tuple[int, ...],
         dtype: torch.dtype,
         axis: int,
@@ -180,7 +193,7 @@ class PackedTensor:
         object.__setattr__(self, "scale", scale)
 
     @property
-    def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def parts(self) -> Parts:
         """Codes, scales, zeros and levels; parts the format does not have are empty."""
         return self.codes, self.scales, self.zeros, self.levels
 
@@ -224,7 +237,7 @@ class PackedTensor:
         """Decode to a numpy array (float32 where the logical dtype is bfloat16)."""
         return self.decode(torch.float32 if self.dtype == torch.bfloat16 else None).numpy()
 
-    def __array__(self, dtype: object = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         """Support ``np.asarray(packed)``; always a copy."""
         array = self.numpy()
         return array if dtype is None else array.astype(dtype)
@@ -250,7 +263,7 @@ class PackedTensor:
 
     def _host_part(self, name: str) -> Tensor:
         """Return a part where the core reads it. Raises ShapeError where it was resized in place or has no data."""
-        part = getattr(self, name)
+        part: Tensor = getattr(self, name)
         kind, shape = next(spec[1:] for spec in part_specs(self.format.core, self.shape, self.axis) if spec[0] == name)
         if part.dtype != kind or part.shape != shape or part.is_meta:
             raise ShapeError(
@@ -262,9 +275,17 @@ class PackedTensor:
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> PackedTensor:
         """Return the same codes with another logical dtype or on another device."""
-        parts = [part.to(device) if device is not None else part for part in self.parts]
+        codes, scales, zeros, levels = (part.to(device) if device is not None else part for part in self.parts)
         return PackedTensor(
-            self.format, *parts, shape=self.shape, dtype=dtype or self.dtype, axis=self.axis, scale=self.scale
+            self.format,
+            codes,
+            scales,
+            zeros,
+            levels,
+            shape=self.shape,
+            dtype=dtype or self.dtype,
+            axis=self.axis,
+            scale=self.scale,
         )
 
     def __getitem__(self, rows: slice | int) -> PackedTensor:
@@ -304,7 +325,9 @@ class PackedTensor:
         )
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         """Refuse torch's own functions. Layers of torch that read weights past their modules ask for this, too, and
         then call the modules, which know packed weights.
         """
@@ -313,10 +336,10 @@ class PackedTensor:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _key(self) -> tuple:
+    def _key(self) -> tuple[object, ...]:
         return self.format, self.shape, self.dtype, self.axis, self.scale
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle through the bytes of a container."""
         from octavo.container import dumps, loads_one
 

@@ -111,6 +111,7 @@ class _Worker:
     def compile(self, task: _Task) -> bool:
         """Compile one program; returns whether that was needed."""
         given, taken = self._process.stdin, self._process.stdout
+        assert given is not None and taken is not None  # both are pipes
         try:
             given.write(json.dumps(task) + "\n")
             given.flush()
@@ -120,11 +121,12 @@ class _Worker:
         if "error" in answer:
             kind = getattr(errors, answer["kind"], InternalError)
             raise kind(*answer["error"])
-        return answer["compiled"]
+        return bool(answer["compiled"])
 
     def __exit__(self, *error: object) -> None:
-        self._process.stdin.close()
-        self._process.stdout.close()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
         self._process.wait()
 
 

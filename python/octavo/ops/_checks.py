@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +22,11 @@ RULES = ("floor", "ceil", "mse")
 NONFINITE = ("error", "saturate", "nan")
 # Where codecs run; meta tensors have no values.
 DEVICES = ("cpu", "cuda")
+
+
+GivenParts: TypeAlias = tuple[tuple[int, int, int, int] | None, Sequence[Tensor]]
+"""Addresses of given scales, zeros and levels, and the tensors that keep them alive."""
+NONE_GIVEN: GivenParts = (None, ())
 
 
 def readable(x: Tensor, what: str) -> tuple[Tensor, int]:
@@ -56,31 +61,29 @@ def check_out(
 
 
 def given_parts(
-    format: _core.Format, shape: tuple[int, ...], axis: int, scales, zeros, levels, device: torch.device = CPU
-):
+    format: _core.Format, shape: tuple[int, ...], axis: int, scales: Tensor | None, zeros: Tensor | None,
+    levels: Tensor | None, device: torch.device = CPU,
+) -> GivenParts:  # fmt: skip
     """Addresses of given scales in their storage form, and the tensors that keep them alive."""
     if scales is None:
         if zeros is not None or levels is not None:
             raise ShapeError(f"'{format}': zeros and levels are given with scales, not alone")
-        return None, ()
+        return NONE_GIVEN
     _, (_, _, scale_shape), (_, _, zero_shape), _ = part_specs(format, shape, axis)
     keep = [stored(scales, SCALE_DTYPES[format.scale_type], scale_shape, f"'{format}': scales", device)]
     for tensor, dtype, wanted, there, name in (
         (zeros, torch.uint8, zero_shape, format.has_zeros, "zeros"),
         (levels, torch.float32, [1], format.has_levels, "levels"),
     ):
-        if there and tensor is None:
-            raise ShapeError(f"'{format}': given scales need {name} too")
         if there:
+            if tensor is None:
+                raise ShapeError(f"'{format}': given scales need {name} too")
             keep.append(stored(tensor, dtype, wanted, f"'{format}': {name}", device))
         elif tensor is not None and tensor.numel():
             raise ShapeError(f"'{format}' has no {name}, but {name} were given")
-    addresses = [0, keep[0].data_ptr(), 0, 0]
-    if format.has_zeros:
-        addresses[2] = keep[1].data_ptr()
-    if format.has_levels:
-        addresses[3] = keep[-1].data_ptr()
-    return tuple(addresses), keep
+    zeros_at = keep[1].data_ptr() if format.has_zeros else 0
+    levels_at = keep[-1].data_ptr() if format.has_levels else 0
+    return (0, keep[0].data_ptr(), zeros_at, levels_at), keep
 
 
 def together(what: str, *tensors: object) -> None:
@@ -91,7 +94,7 @@ def together(what: str, *tensors: object) -> None:
             raise DTypeError(f"{what}: one operand is on {first.device}, another on {other.device}; move them together")
 
 
-def stored(tensor: Tensor, dtype: torch.dtype, shape: list[int], what: str, device: torch.device = CPU) -> Tensor:
+def stored(tensor: Tensor, dtype: torch.dtype, shape: Sequence[int], what: str, device: torch.device = CPU) -> Tensor:
     """Return a part in its storage form. Raises ShapeError, DTypeError, NonFiniteError."""
     if tensor.device != device:
         raise DTypeError(f"{what} are on {tensor.device}, expected {device}")

@@ -22,7 +22,8 @@ def tangent_of(value: object) -> Tensor | None:
     """Return the forward-mode tangent of a tensor, or None."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return None
-    return forward_ad.unpack_dual(value).tangent
+    tangent: Tensor | None = forward_ad.unpack_dual(value).tangent
+    return tangent
 
 
 def refuse_tangents(name: str, advice: str, *values: object) -> None:
@@ -42,7 +43,7 @@ def below(op: Any, *args: object) -> Any:
         return op(*args)
 
 
-def _each(op: Any, info: Any, in_dims: tuple, args: tuple) -> tuple:
+def _each(op: Any, info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Call ``op`` once for each element of the mapped dimensions: exact for scales chosen from a whole tensor."""
 
     def element(at: int) -> Any:
@@ -63,7 +64,7 @@ def _in_forward_mode() -> bool:
     return interpreter is not None and interpreter.key() == torch._C._functorch.TransformType.Jvp
 
 
-def _rows(op: Any, info: Any, in_dims: tuple, args: tuple) -> tuple:
+def _rows(op: Any, info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Map the first operand alone as more rows of one call; anything else element by element."""
     if in_dims[0] is None or any(dim is not None for dim in in_dims[1:]):
         return _each(op, info, in_dims, args)
@@ -75,17 +76,18 @@ class Rounded(Function):
 
     @staticmethod
     def forward(*args: Any) -> Tensor:
-        return below(torch.ops.octavo.quantize.default, *args)
+        made: Tensor = below(torch.ops.octavo.quantize.default, *args)
+        return made
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, format, axis, rule, scales, zeros, levels, ste = inputs
         ctx.options, ctx.ste = (format, axis, rule), ste
         ctx.save_for_backward(x, scales, zeros, levels)
         ctx.save_for_forward(x, scales, zeros, levels)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         x, scales, zeros, levels = ctx.saved_tensors
         learn = scales is not None and ctx.needs_input_grad[4]
         if ctx.ste == "identity" and not learn:
@@ -100,10 +102,11 @@ class Rounded(Function):
             return tangent.clone()
         x, scales, zeros, levels = ctx.saved_tensors
         # The derivative is a diagonal of zeros and ones, equal to its transpose.
-        return torch.ops.octavo.quantize_backward(tangent, x, *ctx.options, scales, zeros, levels, False)[0]
+        masked: Tensor = torch.ops.octavo.quantize_backward(tangent, x, *ctx.options, scales, zeros, levels, False)[0]
+        return masked
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, ...]:
         return _each(torch.ops.octavo.quantize.default, info, in_dims, args)
 
 
@@ -112,10 +115,11 @@ class RoundedBackward(Function):
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, Tensor]:
-        return below(torch.ops.octavo.quantize_backward.default, *args)
+        made: tuple[Tensor, Tensor] = below(torch.ops.octavo.quantize_backward.default, *args)
+        return made
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
         _, *parts, learn = inputs
         x, format, axis, rule, scales, zeros, levels = parts
         ctx.options, ctx.learn = (format, axis, rule), learn
@@ -127,18 +131,21 @@ class RoundedBackward(Function):
         if ctx.learn:
             raise NotImplementedError("quantize: second derivatives through learned scales are not defined")
         x, scales, zeros, levels = ctx.saved_tensors
-        return torch.ops.octavo.quantize_backward(grad, x, *ctx.options, scales, zeros, levels, False)
+        masked: tuple[Tensor, Tensor] = torch.ops.octavo.quantize_backward(
+            grad, x, *ctx.options, scales, zeros, levels, False
+        )
+        return masked
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:
         return RoundedBackward._masked(ctx, grad)[0], None, None, None, None, None, None, None, None
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *others: Any) -> tuple:
+    def jvp(ctx: Any, tangent: Tensor, *others: Any) -> tuple[Any, ...]:
         return RoundedBackward._masked(ctx, tangent)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, ...]:
         return _each(torch.ops.octavo.quantize_backward.default, info, in_dims, args)
 
 
@@ -151,17 +158,18 @@ class Product(Function):
 
     @staticmethod
     def forward(*args: Any) -> Tensor:
-        return below(torch.ops.octavo.packed_linear.default, *args)
+        made: Tensor = below(torch.ops.octavo.packed_linear.default, *args)
+        return made
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, *parts, bias, format, out_features, in_features = inputs
         ctx.save_for_backward(*parts)
         ctx.save_for_forward(*parts)
         ctx.sizes, ctx.bias_dtype = (format, out_features, in_features), None if bias is None else bias.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = torch.ops.octavo.packed_linear_backward(grad, *ctx.saved_tensors, *ctx.sizes)
@@ -170,11 +178,11 @@ class Product(Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:
-        product = torch.ops.octavo.packed_linear(tangent, *ctx.saved_tensors, None, *ctx.sizes)
+        product: Tensor = torch.ops.octavo.packed_linear(tangent, *ctx.saved_tensors, None, *ctx.sizes)
         return product if others[4] is None else product + others[4].to(product.dtype)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, ...]:
         return _rows(torch.ops.octavo.packed_linear.default, info, in_dims, args)
 
 
@@ -183,26 +191,28 @@ class ProductBackward(Function):
 
     @staticmethod
     def forward(*args: Any) -> Tensor:
-        return below(torch.ops.octavo.packed_linear_backward.default, *args)
+        made: Tensor = below(torch.ops.octavo.packed_linear_backward.default, *args)
+        return made
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, *parts, format, out_features, in_features = inputs
         ctx.save_for_backward(*parts)
         ctx.save_for_forward(*parts)
         ctx.sizes = (format, out_features, in_features)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         again = torch.ops.octavo.packed_linear(grad, *ctx.saved_tensors, None, *ctx.sizes)
         return again, None, None, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:
-        return torch.ops.octavo.packed_linear_backward(tangent, *ctx.saved_tensors, *ctx.sizes)
+        product: Tensor = torch.ops.octavo.packed_linear_backward(tangent, *ctx.saved_tensors, *ctx.sizes)
+        return product
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, ...]:
         return _rows(torch.ops.octavo.packed_linear_backward.default, info, in_dims, args)
 
 
@@ -211,10 +221,11 @@ class IntegerProduct(Function):
 
     @staticmethod
     def forward(*args: Any) -> Tensor:
-        return below(torch.ops.octavo.integer_linear.default, *args)
+        made: Tensor = below(torch.ops.octavo.integer_linear.default, *args)
+        return made
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, codes, scales, bias, _, format, _, out_features, in_features = inputs
         ctx.save_for_backward(codes, scales)
         ctx.save_for_forward(codes, scales)
@@ -226,7 +237,7 @@ class IntegerProduct(Function):
         return codes, scales, codes.new_empty(0), scales.new_empty(0)  # integers have neither zeros nor levels
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = torch.ops.octavo.packed_linear_backward(grad, *IntegerProduct._parts(ctx), *ctx.sizes)
@@ -235,18 +246,20 @@ class IntegerProduct(Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:
-        product = torch.ops.octavo.packed_linear(tangent, *IntegerProduct._parts(ctx), None, *ctx.sizes)
+        product: Tensor = torch.ops.octavo.packed_linear(tangent, *IntegerProduct._parts(ctx), None, *ctx.sizes)
         return product if others[2] is None else product + others[2].to(product.dtype)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, ...]:
         return _each(torch.ops.octavo.integer_linear.default, info, in_dims, args)
 
 
 # --- registration ---------------------------------------------------------------------------------------------------
 
 
-def differentiate(library: registry.Library, names: tuple[str, ...], function: type[Function], free: tuple) -> None:
+def differentiate(
+    library: registry.Library, names: tuple[str, ...], function: type[Function], free: tuple[int, ...]
+) -> None:
     """Give ops their derivative. The first of ``names`` has it in autograd, all have it under ``torch.func``.
 
     ``free``: positions of the operands that may have a tangent; the others are constants, and NotImplementedError is
@@ -256,11 +269,11 @@ def differentiate(library: registry.Library, names: tuple[str, ...], function: t
     arguments = op._schema.arguments
     defaults = [argument.default_value for argument in arguments]
 
-    def full(args: tuple) -> tuple:
+    def full(args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Arguments with those that the dispatcher left out, as it does with defaults."""
         return (*args, *defaults[len(args) :])
 
-    def wants_tangent(args: tuple) -> bool:
+    def wants_tangent(args: tuple[Any, ...]) -> bool:
         found = [at for at, arg in enumerate(args) if tangent_of(arg) is not None]
         for at in found:
             if at not in free:
@@ -297,16 +310,16 @@ def constant(library: registry.Library, name: str, advice: str) -> None:
             return below(op, *args)
 
         @staticmethod
-        def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             outputs = output if isinstance(output, tuple) else (output,)
             ctx.mark_non_differentiable(*outputs)
 
         @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> tuple:
+        def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
             return (None,) * len(defaults)
 
         @staticmethod
-        def vmap(info: Any, in_dims: tuple, *args: Any) -> tuple:
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, ...]:
             return _each(op, info, in_dims, args)
 
     def transformed(*args: Any) -> Any:

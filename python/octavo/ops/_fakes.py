@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from octavo.ops._operands import (
 )
 from octavo.tensor import FLOATS, part_specs, symbolic_specs
 
+Specs: TypeAlias = Sequence[tuple[str, torch.dtype, Sequence[int]]]
+"""Name, dtype and shape of each part."""
+
 
 def _differ(a: Any, b: Any) -> bool:
     """Whether two sizes are known to differ."""
@@ -43,7 +46,7 @@ def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
     return len(shape) == len(wanted) and not any(_differ(a, b) for a, b in zip(shape, wanted, strict=True))
 
 
-def _specs(fmt: _core.Format, shape: Sequence[int], axis: int) -> list[tuple[str, torch.dtype, Sequence[int]]]:
+def _specs(fmt: _core.Format, shape: Sequence[int], axis: int) -> Specs:
     """Specs of the parts, checked as far as sizes are numbers. Raises ShapeError."""
     if all(isinstance(n, int) for n in shape):
         return part_specs(fmt, tuple(shape), axis)
@@ -63,7 +66,9 @@ def _check_options(fmt: _core.Format, x: Tensor, what: str, rule: str, nonfinite
         raise FormatError(f"'{fmt}' cannot store NaN; nonfinite=\"saturate\" maps it to 0")
 
 
-def _check_given(fmt: _core.Format, specs: list, scales, zeros, levels, what: str) -> None:
+def _check_given(
+    fmt: _core.Format, specs: Specs, scales: Tensor | None, zeros: Tensor | None, levels: Tensor | None, what: str
+) -> None:
     """Check given scales as ``given_parts`` does."""
     if scales is None:
         if zeros is not None or levels is not None:
@@ -72,12 +77,12 @@ def _check_given(fmt: _core.Format, specs: list, scales, zeros, levels, what: st
     for part, (name, dtype, shape), there in zip(
         (scales, zeros, levels), specs[1:], (True, fmt.has_zeros, fmt.has_levels), strict=True
     ):
-        if there and part is None:
-            raise ShapeError(f"'{fmt}': given scales need {name} too")
         if not there:
             if part is not None and _differ(part.numel(), 0):
                 raise ShapeError(f"'{fmt}' has no {name}, but {name} were given")
             continue
+        if part is None:
+            raise ShapeError(f"'{fmt}': given scales need {name} too")
         if _differ(part.numel(), math.prod(shape)):
             raise ShapeError(f"'{fmt}': {name} have shape {tuple(part.shape)}, expected {tuple(shape)}")
         codes = not dtype.is_floating_point and dtype != torch.int8
@@ -87,7 +92,10 @@ def _check_given(fmt: _core.Format, specs: list, scales, zeros, levels, what: st
         raise FormatError(f"'{fmt}' has no scales, but scales were given")
 
 
-def _check_quantize(x, format, axis, rule, scales, zeros, levels, nonfinite="error", what="quantize"):
+def _check_quantize(
+    x: Tensor, format: str, axis: int, rule: str, scales: Tensor | None, zeros: Tensor | None, levels: Tensor | None,
+    nonfinite: str = "error", what: str = "quantize",
+) -> Specs:  # fmt: skip
     fmt = core(format)
     together(what, x, scales, zeros, levels)
     _check_options(fmt, x, f"{what} to '{format}'", rule, nonfinite)
@@ -109,51 +117,70 @@ def _check_target(out: Tensor, shape: Sequence[int], dtype: torch.dtype, name: s
 # --- codecs ---------------------------------------------------------------------------------------------------------
 
 
-def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, ste="clipped"):
+def _quantize(
+    x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, ste: str = "clipped",
+) -> Tensor:  # fmt: skip
     check_ste(ste)
     _check_quantize(x, format, axis, rule, scales, zeros, levels)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-def _quantize_plain(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None):
+def _quantize_plain(
+    x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     return _quantize(x, format, axis, rule, scales, zeros, levels)
 
 
-def _quantize_out(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, *, out):
+def _quantize_out(
+    x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, *, out: Tensor,
+) -> None:  # fmt: skip
     _check_target(out, x.shape, x.dtype, "out", x.device)
     _check_quantize(x, format, axis, rule, scales, zeros, levels)
 
 
-def _quantize_backward(grad, x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, learn=False):
+def _quantize_backward(
+    grad: Tensor, x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, learn: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     if _fits(grad.shape, x.shape):
         check_gradient(x.new_empty(x.shape, dtype=grad.dtype, device=grad.device), x, format, scales, learn)
     else:
         check_gradient(grad, x, format, scales, learn)
     _check_quantize(x, format, axis, rule, scales, zeros, levels, what="gradient of quantize")
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if learn:
+    if learn and scales is not None:
         if core(format).family not in ("int", "fixed"):
             raise FormatError(f"'{format}': only given scales of intW and fixedW can learn")
         return out, torch.empty_like(scales, memory_format=torch.contiguous_format)
     return out, x.new_empty(0, dtype=torch.float32)
 
 
-def _encode(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error"):
+def _encode(
+    x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, nonfinite: str = "error",
+) -> tuple[Tensor, ...]:  # fmt: skip
     specs = _check_quantize(x, format, axis, rule, scales, zeros, levels, nonfinite, "encode")
     return tuple(x.new_empty(shape, dtype=dtype) for _, dtype, shape in specs)
 
 
 def _encode_out(
-    x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error",
-    *, codes_out, scales_out, zeros_out, levels_out,
-):  # fmt: skip
+    x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, nonfinite: str = "error", *, codes_out: Tensor,
+    scales_out: Tensor, zeros_out: Tensor, levels_out: Tensor,
+) -> None:  # fmt: skip
     specs = _check_quantize(x, format, axis, rule, scales, zeros, levels, nonfinite, "encode")
     parts = (codes_out, scales_out, zeros_out, levels_out)
     for part, (name, dtype, shape) in zip(parts, specs, strict=True):
         _check_target(part, shape, dtype, name, x.device)
 
 
-def _check_decode(codes, scales, zeros, levels, format, shape, axis, dtype):
+def _check_decode(
+    codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, shape: Sequence[int], axis: int,
+    dtype: torch.dtype,
+) -> None:  # fmt: skip
     fmt = core(format)
     float_code(dtype, format)
     together("decode", codes, scales, zeros, levels)
@@ -165,12 +192,18 @@ def _check_decode(codes, scales, zeros, levels, format, shape, axis, dtype):
             raise DTypeError(f"'{fmt}': {name} have dtype {part.dtype}, expected {kind} codes")
 
 
-def _decode(codes, scales, zeros, levels, format, shape, axis, dtype):
+def _decode(
+    codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, shape: Sequence[int], axis: int,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     _check_decode(codes, scales, zeros, levels, format, shape, axis, dtype)
     return codes.new_empty(shape, dtype=dtype)
 
 
-def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
+def _decode_out(
+    codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, shape: Sequence[int], axis: int, *,
+    out: Tensor,
+) -> None:  # fmt: skip
     _check_decode(codes, scales, zeros, levels, format, shape, axis, out.dtype)
     _check_target(out, shape, out.dtype, "out", codes.device)
 
@@ -202,7 +235,10 @@ def _check_weight(parts: tuple[Tensor, ...], format: str, rows: int, columns: in
     return fmt
 
 
-def _check_product(x, parts, bias, biases, format, rows, columns, what):
+def _check_product(
+    x: Tensor, parts: tuple[Tensor, ...], bias: Tensor | None, biases: dict[torch.dtype, int], format: str, rows: int,
+    columns: int, what: str,
+) -> _core.Format:  # fmt: skip
     together(what, x, *parts, bias)
     fmt = _check_weight(parts, format, rows, columns, what)
     if x.ndim == 0 or _differ(x.shape[-1], columns):
@@ -216,13 +252,19 @@ def _check_product(x, parts, bias, biases, format, rows, columns, what):
     return fmt
 
 
-def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
+def _packed_linear(
+    x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, bias: Tensor | None, format: str,
+    out_features: int, in_features: int,
+) -> Tensor:  # fmt: skip
     parts = (codes, scales, zeros, levels)
     _check_product(x, parts, bias, FLOATS, format, out_features, in_features, "packed_linear")
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-def _packed_linear_backward(grad, codes, scales, zeros, levels, format, out_features, in_features):
+def _packed_linear_backward(
+    grad: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, out_features: int,
+    in_features: int,
+) -> Tensor:  # fmt: skip
     parts = (codes, scales, zeros, levels)
     together("packed_linear_backward", grad, *parts)
     _check_weight(parts, format, out_features, in_features, "packed_linear_backward")
@@ -232,7 +274,10 @@ def _packed_linear_backward(grad, codes, scales, zeros, levels, format, out_feat
     return grad.new_empty((*grad.shape[:-1], in_features))
 
 
-def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
+def _integer_linear(
+    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, input_scales: Tensor | None, format: str,
+    input_format: str, out_features: int, in_features: int,
+) -> Tensor:  # fmt: skip
     together("integer_linear", x, input_scales)
     fmt = _check_product(x, (codes, scales), bias, INTEGER_BIASES, format, out_features, in_features, "integer_linear")
     _core._linear_kernel(fmt, core(input_format), 1, 1, 1)
@@ -243,7 +288,10 @@ def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, 
     return x.new_empty((*x.shape[:-1], out_features))
 
 
-def _packed_embedding(ids, codes, scales, zeros, levels, format, rows, width, dtype):
+def _packed_embedding(
+    ids: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, rows: int, width: int,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     together("packed_embedding", ids, codes, scales, zeros, levels)
     check_lookup(ids, dtype)
     _check_weight((codes, scales, zeros, levels), format, rows, width, "packed_embedding")

@@ -47,7 +47,7 @@ def addresses(
             if part.untyped_storage().nbytes() < nbytes + part.storage_offset() * itemsize:
                 check_held(part, f"'{format}' weight of shape ({rows}, {columns}): {name}")
             found[at] = part.data_ptr()
-    return tuple(found)
+    return found[0], found[1], found[2], found[3]
 
 
 def misfit(part: Tensor, name: str, dtype: torch.dtype, shape: Sequence[int], what: str) -> ShapeError:

@@ -7,6 +7,7 @@ Python checks and allocates; Rust computes on addresses. The public functions be
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +22,7 @@ from octavo.ops import _derivatives, _fakes
 from octavo.ops import codec_cuda as ops_cuda
 from octavo.ops._checks import (
     DEVICES,
+    NONE_GIVEN,
     check_decode_out,
     check_encode_out,
     check_gradient,
@@ -33,7 +35,7 @@ from octavo.ops._checks import (
     stored,
 )
 from octavo.ops._derivatives import refuse_tangents
-from octavo.tensor import FLOATS, PackedTensor, part_specs
+from octavo.tensor import FLOATS, PackedTensor, Parts, part_specs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +60,10 @@ _library.define(f"decode_out({_PARTS}, *, Tensor(a!) out) -> ()")
 # --- CPU ------------------------------------------------------------------------------------------------------------
 
 
-def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, ste="clipped"):
+def _quantize(
+    x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, ste: str = "clipped",
+) -> Tensor:  # fmt: skip
     if ste != "clipped":
         check_ste(ste)
     if forward_ad._current_level >= 0:  # quantize has them in its derivative
@@ -69,22 +74,31 @@ def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=
     return out
 
 
-def _quantize_out(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, *, out):
+def _quantize_out(
+    x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, *, out: Tensor,
+) -> None:  # fmt: skip
     check_quantize_out(x, scales, zeros, levels, out)
     x, code = readable(x, f"quantize to '{format}': x")
     _quantize_into(x, code, format, axis, rule, scales, zeros, levels, out)
     increment_version(out)  # written behind autograd's back
 
 
-def _quantize_into(x, code, format, axis, rule, scales, zeros, levels, out):
+def _quantize_into(
+    x: Tensor, code: int, format: str, axis: int, rule: str, scales: Tensor | None, zeros: Tensor | None,
+    levels: Tensor | None, out: Tensor,
+) -> None:  # fmt: skip
     fmt = core(format)
-    given, _keep = None, ()
+    given, _keep = NONE_GIVEN
     if scales is not None or zeros is not None or levels is not None:
         given, _keep = given_parts(fmt, tuple(x.shape), axis, scales, zeros, levels)
     _core._quantize(fmt, code, x.shape, axis, x.data_ptr(), out.data_ptr(), rule, given)
 
 
-def _quantize_backward(grad, x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, learn=False):
+def _quantize_backward(
+    grad: Tensor, x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, learn: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     fmt = core(format)
     check_gradient(grad, x, format, scales, learn)
     x, code = readable(x, f"gradient of quantize to '{format}': x")
@@ -97,21 +111,28 @@ def _quantize_backward(grad, x, format, axis=-1, rule="floor", scales=None, zero
     _core._quantize_backward(
         fmt, code, x.shape, axis, grad.data_ptr(), x.data_ptr(), out.data_ptr(), rule, given, address
     )
-    return out, scale_grad.view(scales.shape).to(scales.dtype) if learn else scale_grad
+    if learn and scales is not None:
+        scale_grad = scale_grad.view(scales.shape).to(scales.dtype)
+    return out, scale_grad
 
 
-def _encode(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error"):
+def _encode(
+    x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, nonfinite: str = "error",
+) -> Parts:  # fmt: skip
     x, code = readable(x, f"encode to '{format}': x")
     fmt = core(format)
-    parts = tuple([torch.empty(shape, dtype=dtype) for _, dtype, shape in part_specs(fmt, tuple(x.shape), axis)])
+    made = [torch.empty(shape, dtype=dtype) for _, dtype, shape in part_specs(fmt, tuple(x.shape), axis)]
+    parts = (made[0], made[1], made[2], made[3])
     _encode_into(x, code, fmt, axis, rule, scales, zeros, levels, nonfinite, parts)
     return parts
 
 
 def _encode_out(
-    x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error",
-    *, codes_out, scales_out, zeros_out, levels_out,
-):  # fmt: skip
+    x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, nonfinite: str = "error", *, codes_out: Tensor,
+    scales_out: Tensor, zeros_out: Tensor, levels_out: Tensor,
+) -> None:  # fmt: skip
     parts = (codes_out, scales_out, zeros_out, levels_out)
     x, code = readable(x, f"encode to '{format}': x")
     fmt = core(format)
@@ -120,17 +141,24 @@ def _encode_out(
     increment_version(parts)
 
 
-def _encode_into(x, code, fmt, axis, rule, scales, zeros, levels, nonfinite, parts):
+def _encode_into(
+    x: Tensor, code: int, fmt: _core.Format, axis: int, rule: str, scales: Tensor | None, zeros: Tensor | None,
+    levels: Tensor | None, nonfinite: str, parts: Parts,
+) -> None:  # fmt: skip
     if forward_ad._current_level >= 0:
         refuse_tangents("encode", ENCODE_ADVICE, x, scales)
-    given, _keep = None, ()
+    given, _keep = NONE_GIVEN
     if scales is not None or zeros is not None or levels is not None:
         given, _keep = given_parts(fmt, tuple(x.shape), axis, scales, zeros, levels)
-    addresses = tuple([part.data_ptr() for part in parts])
+    codes_at, scales_at, zeros_at, levels_at = [part.data_ptr() for part in parts]
+    addresses = (codes_at, scales_at, zeros_at, levels_at)
     _core._encode(fmt, code, x.shape, axis, x.data_ptr(), addresses, rule, nonfinite, given)
 
 
-def _decode(codes, scales, zeros, levels, format, shape, axis, dtype):
+def _decode(
+    codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, shape: Sequence[int], axis: int,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     fmt = core(format)
     code = float_code(dtype, format)
     addresses, _keep = _encoded_parts((codes, scales, zeros, levels), fmt, tuple(shape), axis)
@@ -139,7 +167,10 @@ def _decode(codes, scales, zeros, levels, format, shape, axis, dtype):
     return out
 
 
-def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
+def _decode_out(
+    codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, shape: Sequence[int], axis: int, *,
+    out: Tensor,
+) -> None:  # fmt: skip
     fmt = core(format)
     code = float_code(out.dtype, format)
     check_decode_out((codes, scales, zeros, levels), tuple(shape), out)
@@ -148,7 +179,9 @@ def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
     increment_version(out)
 
 
-def _encoded_parts(parts, fmt, shape, axis):
+def _encoded_parts(
+    parts: Parts, fmt: _core.Format, shape: tuple[int, ...], axis: int
+) -> tuple[tuple[int, int, int, int], list[Tensor]]:
     """Addresses of the parts, and the tensors that keep them alive."""
     if forward_ad._current_level >= 0:
         refuse_tangents("decode", DECODE_ADVICE, *parts)
@@ -167,7 +200,7 @@ def _encoded_parts(parts, fmt, shape, axis):
 ENCODE_ADVICE = "codes have none; octavo.quantize has the same values and passes derivatives through"
 DECODE_ADVICE = "parts of packed tensors are constants"
 
-_KERNELS = {
+_KERNELS: dict[str, Callable[..., Any]] = {
     "quantize": _quantize,
     "quantize_plain": _quantize,
     "quantize_out": _quantize_out,
@@ -215,12 +248,13 @@ def _target(out: Tensor | np.ndarray, what: str) -> Tensor:
     return target
 
 
-def _part(value: Any, what: str) -> Tensor | None:
+def _part(value: object, what: str) -> Tensor | None:
     """Return given scales, zeros or levels as a tensor; the ops check that it lies where x does."""
-    dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_nested
-    if value is None or (dense and value.device.type in DEVICES):
-        return value
+    if value is None:
+        return None
     if isinstance(value, Tensor):
+        if value.layout is torch.strided and not value.is_nested and value.device.type in DEVICES:
+            return value
         raise DTypeError(
             f"{what} are on {value.device} with layout {value.layout}; accepted are dense tensors on the device of x"
         )
@@ -365,8 +399,8 @@ def encode(
         refuse_tangents("encode", ENCODE_ADVICE, t, scales)
     t = t.detach()
     scales, zeros, levels = (
-        None if part is None else _part(part, name).detach()
-        for part, name in ((scales, "scales"), (zeros, "zeros"), (levels, "levels"))
+        None if part is None else part.detach()
+        for part in (_part(scales, "scales"), _part(zeros, "zeros"), _part(levels, "levels"))
     )
     if zeros is not None:
         zeros = pack_zeros(text, zeros, tuple(t.shape), axis)
@@ -415,4 +449,6 @@ def decode(packed: PackedTensor, *, dtype: torch.dtype | None = None, out: Tenso
     wanted = packed.dtype if dtype is None else dtype
     if wanted not in FLOATS:
         raise DTypeError(f"decode to {wanted}; accepted are float32, float16, bfloat16")
-    return torch.ops.octavo.decode.default(*packed.parts, packed.format.text, packed.shape, packed.axis, wanted)
+    text, shape = packed.format.text, packed.shape
+    decoded: Tensor = torch.ops.octavo.decode.default(*packed.parts, text, shape, packed.axis, wanted)
+    return decoded

@@ -8,8 +8,9 @@ their kernels are loaded (``octavo.cuda.device.warmup``). Given scales are not l
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -32,7 +33,10 @@ from octavo.ops._checks import (
     stored,
 )
 from octavo.ops._derivatives import refuse_tangents
-from octavo.tensor import part_specs
+from octavo.tensor import Parts, part_specs
+
+Memory: TypeAlias = tuple[int, int]
+"""Address and bytes of a tensor."""
 
 FIRST_NONE = 2**63 - 1
 """What the word for the first value that is not finite holds where there is none."""
@@ -43,18 +47,23 @@ class Rows(NamedTuple):
 
     values: Tensor
     code: int
-    count: int
+    number: int
     k: int
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Dtype code, number and length of the rows."""
-        return self.code, self.count, self.k
+        return self.code, self.number, self.k
 
 
-def memory(tensor: Tensor) -> tuple[int, int]:
+def memory(tensor: Tensor) -> Memory:
     """Return address and bytes of a contiguous tensor."""
     return tensor.data_ptr(), tensor.numel() * tensor.element_size()
+
+
+def _memories(parts: Sequence[Tensor]) -> tuple[Memory, Memory, Memory, Memory]:
+    codes, scales, zeros, levels = parts
+    return memory(codes), memory(scales), memory(zeros), memory(levels)
 
 
 def place(device: torch.device) -> tuple[int, int]:
@@ -83,12 +92,14 @@ def _scratch_size(format: _core.Format, rows: int, k: int) -> tuple[int, bool]:
 
 def _scratch(format: _core.Format, x: Rows) -> Tensor:
     """Return memory for choosing scales; kept alive by the stream's order once the call is made."""
-    nbytes, zero = _scratch_size(format, x.count, x.k)
+    nbytes, zero = _scratch_size(format, x.number, x.k)
     make = torch.zeros if zero else torch.empty
     return make(nbytes, dtype=torch.uint8, device=x.values.device)
 
 
-def _given(format: _core.Format, x: Tensor, axis: int, scales, zeros, levels):
+def _given(
+    format: _core.Format, x: Tensor, axis: int, scales: Tensor | None, zeros: Tensor | None, levels: Tensor | None
+) -> tuple[tuple[Memory, Memory, Memory, Memory] | None, Sequence[Tensor]]:
     """Given parts as the boundary takes them, and the tensors that keep them alive."""
     _, keep = given_parts(format, tuple(x.shape), axis, scales, zeros, levels, x.device)
     if not keep:
@@ -98,7 +109,10 @@ def _given(format: _core.Format, x: Tensor, axis: int, scales, zeros, levels):
     return (none, memory(keep[0]), zero_part, memory(keep[-1]) if format.has_levels else none), keep
 
 
-def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, ste="clipped"):
+def _quantize(
+    x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, ste: str = "clipped",
+) -> Tensor:  # fmt: skip
     check_ste(ste)
     if forward_ad._current_level >= 0:  # quantize has them in its derivative
         refuse_tangents("quantize_plain", "call quantize", x, scales)
@@ -110,7 +124,10 @@ def _quantize(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=
     return _back(out, axis)
 
 
-def _quantize_rows(fmt, x, rows, out, axis, rule, scales, zeros, levels):
+def _quantize_rows(
+    fmt: _core.Format, x: Tensor, rows: Rows, out: Tensor, axis: int, rule: str, scales: Tensor | None,
+    zeros: Tensor | None, levels: Tensor | None,
+) -> None:  # fmt: skip
     given, _keep = _given(fmt, x, axis, scales, zeros, levels)
     scratch = _scratch(fmt, rows)
     _core._cuda_quantize(
@@ -118,7 +135,10 @@ def _quantize_rows(fmt, x, rows, out, axis, rule, scales, zeros, levels):
     )
 
 
-def _quantize_out(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, *, out):
+def _quantize_out(
+    x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, *, out: Tensor,
+) -> None:  # fmt: skip
     check_quantize_out(x, scales, zeros, levels, out)
     fmt = core(format)
     part_specs(fmt, tuple(x.shape), axis)
@@ -131,7 +151,10 @@ def _quantize_out(x, format, axis=-1, rule="floor", scales=None, zeros=None, lev
     increment_version(out)  # written behind autograd's back
 
 
-def _quantize_backward(grad, x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, learn=False):
+def _quantize_backward(
+    grad: Tensor, x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, learn: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     fmt = core(format)
     check_gradient(grad, x, format, scales, learn)
     check_held(grad, f"gradient of quantize to '{format}': grad")
@@ -146,27 +169,37 @@ def _quantize_backward(grad, x, format, axis=-1, rule="floor", scales=None, zero
         fmt, place(x.device), rows.shape, memory(grads), memory(rows.values), memory(out), given, memory(scratch), rule,
         memory(scale_grad) if learn else (0, 0),
     )  # fmt: skip
-    return _back(out, axis), scale_grad.view(scales.shape).to(scales.dtype) if learn else scale_grad
+    if learn and scales is not None:
+        scale_grad = scale_grad.view(scales.shape).to(scales.dtype)
+    return _back(out, axis), scale_grad
 
 
-def _encode(x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error"):
+def _encode(
+    x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, nonfinite: str = "error",
+) -> Parts:  # fmt: skip
     specs = part_specs(core(format), tuple(x.shape), axis)
-    parts = tuple(torch.empty(shape, dtype=dtype, device=x.device) for _, dtype, shape in specs)
+    made = [torch.empty(shape, dtype=dtype, device=x.device) for _, dtype, shape in specs]
+    parts = (made[0], made[1], made[2], made[3])
     _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts)
     return parts
 
 
 def _encode_out(
-    x, format, axis=-1, rule="floor", scales=None, zeros=None, levels=None, nonfinite="error",
-    *, codes_out, scales_out, zeros_out, levels_out,
-):  # fmt: skip
+    x: Tensor, format: str, axis: int = -1, rule: str = "floor", scales: Tensor | None = None,
+    zeros: Tensor | None = None, levels: Tensor | None = None, nonfinite: str = "error", *, codes_out: Tensor,
+    scales_out: Tensor, zeros_out: Tensor, levels_out: Tensor,
+) -> None:  # fmt: skip
     parts = (codes_out, scales_out, zeros_out, levels_out)
     scales, zeros, levels = check_encode_out(x, core(format), axis, (scales, zeros, levels), parts)
     _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts)
     increment_version(parts)
 
 
-def _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts):
+def _encode_into(
+    x: Tensor, format: str, axis: int, rule: str, scales: Tensor | None, zeros: Tensor | None, levels: Tensor | None,
+    nonfinite: str, parts: Parts,
+) -> None:  # fmt: skip
     if forward_ad._current_level >= 0:
         refuse_tangents("encode", "codes have none; call quantize", x, scales)
     fmt = core(format)
@@ -189,7 +222,7 @@ def _encode_into(x, format, axis, rule, scales, zeros, levels, nonfinite, parts)
             )
         first = torch.full((1,), FIRST_NONE, dtype=torch.int64, device=x.device)
     _core._cuda_encode(
-        fmt, place(x.device), rows.shape, memory(rows.values), tuple(memory(part) for part in parts),
+        fmt, place(x.device), rows.shape, memory(rows.values), _memories(parts),
         memory(_scratch(fmt, rows)), rule, nonfinite, given is not None, 0 if first is None else first.data_ptr(),
     )  # fmt: skip
     if first is not None and int(first) != FIRST_NONE:
@@ -207,11 +240,17 @@ def _refuse(x: Tensor, format: str) -> None:
     )
 
 
-def _decode(codes, scales, zeros, levels, format, shape, axis, dtype):
+def _decode(
+    codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, shape: Sequence[int], axis: int,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     return _back(_decode_rows(codes, scales, zeros, levels, format, shape, axis, dtype, None), axis)
 
 
-def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
+def _decode_out(
+    codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, shape: Sequence[int], axis: int, *,
+    out: Tensor,
+) -> None:  # fmt: skip
     check_decode_out((codes, scales, zeros, levels), tuple(shape), out)
     last = len(shape) <= 1 or axis % len(shape) == len(shape) - 1
     rows = _decode_rows(codes, scales, zeros, levels, format, shape, axis, out.dtype, out if last else None)
@@ -220,7 +259,10 @@ def _decode_out(codes, scales, zeros, levels, format, shape, axis, *, out):
     increment_version(out)
 
 
-def _decode_rows(codes, scales, zeros, levels, format, shape, axis, dtype, out):
+def _decode_rows(
+    codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, shape: Sequence[int], axis: int,
+    dtype: torch.dtype, out: Tensor | None,
+) -> Tensor:  # fmt: skip
     if forward_ad._current_level >= 0:
         refuse_tangents("decode", "parts of packed tensors are constants", scales, levels)
     fmt = core(format)
@@ -235,11 +277,11 @@ def _decode_rows(codes, scales, zeros, levels, format, shape, axis, dtype, out):
     if out is None:
         out = torch.empty([*lead, k] if shape else [], dtype=dtype, device=codes.device)
     where, sizes = place(codes.device), (code, math.prod(lead), k)
-    _core._cuda_decode(fmt, where, sizes, tuple(memory(part) for part in parts), memory(out))
+    _core._cuda_decode(fmt, where, sizes, _memories(parts), memory(out))
     return out
 
 
-OPS = {
+OPS: dict[str, Callable[..., Any]] = {
     "quantize": _quantize,
     "quantize_plain": _quantize,
     "quantize_out": _quantize_out,

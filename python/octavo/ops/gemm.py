@@ -33,7 +33,10 @@ _library.define(
 ADVICE = "products of int8 are constants"
 
 
-def _check(a, b, bias, row_scales, column_scales, dtype, zero):
+def _check(
+    a: Tensor, b: Tensor, bias: Tensor | None, row_scales: Tensor | None, column_scales: Tensor | None,
+    dtype: torch.dtype, zero: int,
+) -> tuple[int, int, int]:  # fmt: skip
     for name, matrix in (("a", a), ("b", b)):
         if matrix.dtype != torch.int8 or matrix.ndim != 2:
             raise DTypeError(
@@ -73,7 +76,10 @@ def _check(a, b, bias, row_scales, column_scales, dtype, zero):
     return m, n, k
 
 
-def _int8_gemm(a, b, bias, row_scales, column_scales, dtype, zero=0):
+def _int8_gemm(
+    a: Tensor, b: Tensor, bias: Tensor | None, row_scales: Tensor | None, column_scales: Tensor | None,
+    dtype: torch.dtype, zero: int = 0,
+) -> Tensor:  # fmt: skip
     """Products of float64 are exact, as the sums of those of int8 are."""
     _check(a, b, bias, row_scales, column_scales, dtype, zero)
     sums = a.to(torch.float64) @ b.to(torch.float64).t()
@@ -93,15 +99,18 @@ def _int8_gemm(a, b, bias, row_scales, column_scales, dtype, zero=0):
 
 
 @lru_cache(maxsize=4096)
-def _scratch(device, sizes, offsets):
+def _scratch(device: int, sizes: tuple[int, int, int], offsets: tuple[int, int]) -> int:
     return _core._cuda_int8_gemm_scratch(device, sizes, offsets)
 
 
-def _int8_gemm_cuda(a, b, bias, row_scales, column_scales, dtype, zero=0):
+def _int8_gemm_cuda(
+    a: Tensor, b: Tensor, bias: Tensor | None, row_scales: Tensor | None, column_scales: Tensor | None,
+    dtype: torch.dtype, zero: int = 0,
+) -> Tensor:  # fmt: skip
     sizes = _check(a, b, bias, row_scales, column_scales, dtype, zero)
     if 0 in sizes:
-        given = (None if part is None else part.cpu() for part in (a, b, bias, row_scales, column_scales))
-        return _int8_gemm(*given, dtype, zero).to(a.device)
+        given = [None if part is None else part.cpu() for part in (bias, row_scales, column_scales)]
+        return _int8_gemm(a.cpu(), b.cpu(), given[0], given[1], given[2], dtype, zero).to(a.device)
     a, b = a.contiguous(), b.contiguous()
     bias, row_scales, column_scales = (
         None if part is None else part.contiguous() for part in (bias, row_scales, column_scales)
@@ -125,7 +134,10 @@ register(_library, {"int8_gemm": _int8_gemm}, "CPU")
 register(_library, {"int8_gemm": _int8_gemm_cuda}, "CUDA")
 
 
-def _fake(a, b, bias, row_scales, column_scales, dtype, zero=0):
+def _fake(
+    a: Tensor, b: Tensor, bias: Tensor | None, row_scales: Tensor | None, column_scales: Tensor | None,
+    dtype: torch.dtype, zero: int = 0,
+) -> Tensor:  # fmt: skip
     together("int8_gemm", a, b, bias, row_scales, column_scales)
     _check(a, b, bias, row_scales, column_scales, dtype, zero)
     return a.new_empty((a.shape[0], b.shape[0]), dtype=dtype)
@@ -159,4 +171,5 @@ def int8_gemm(
     """
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         raise DTypeError(f"int8_gemm takes int8 tensors, got {type(a).__name__} and {type(b).__name__}")
-    return torch.ops.octavo.int8_gemm.default(a, b, bias, row_scales, column_scales, dtype, zero)
+    product: Tensor = torch.ops.octavo.int8_gemm.default(a, b, bias, row_scales, column_scales, dtype, zero)
+    return product

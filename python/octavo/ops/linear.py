@@ -7,6 +7,8 @@ decoded a panel of rows at a time, in the cache. Source: FORMATS.md, sections 5 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +56,10 @@ _library.define(
 # --- CPU ------------------------------------------------------------------------------------------------------------
 
 
-def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
+def _packed_linear(
+    x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, bias: Tensor | None, format: str,
+    out_features: int, in_features: int,
+) -> Tensor:  # fmt: skip
     if forward_ad._current_level >= 0:  # packed_linear has them in its derivative
         refuse_tangents("packed_linear_plain", "call packed_linear", x, scales, bias)
     fmt, specs = weight_specs(format, out_features, in_features)
@@ -70,7 +75,10 @@ def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, 
     return out
 
 
-def _packed_linear_backward(grad, codes, scales, zeros, levels, format, out_features, in_features):
+def _packed_linear_backward(
+    grad: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, out_features: int,
+    in_features: int,
+) -> Tensor:  # fmt: skip
     linear_cuda.same_device(grad, (codes, scales, zeros, levels), "packed_linear_backward")
     fmt, specs = weight_specs(format, out_features, in_features)
     addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
@@ -88,7 +96,10 @@ def _packed_linear_backward(grad, codes, scales, zeros, levels, format, out_feat
     return out.view(*grad.shape[:-1], in_features)
 
 
-def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
+def _integer_linear(
+    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, input_scales: Tensor | None, format: str,
+    input_format: str, out_features: int, in_features: int,
+) -> Tensor:  # fmt: skip
     if forward_ad._current_level >= 0:  # integer_linear has them in its derivative
         refuse_tangents("integer_linear_plain", "call integer_linear", x, scales, bias, input_scales)
     fmt, specs = weight_specs(format, out_features, in_features)
@@ -109,7 +120,10 @@ def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, 
     return out
 
 
-def _packed_embedding(ids, codes, scales, zeros, levels, format, rows, width, dtype):
+def _packed_embedding(
+    ids: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, rows: int, width: int,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     if forward_ad._current_level >= 0:
         refuse_tangents("packed_embedding", EMBEDDING_ADVICE, scales, levels)
     fmt, specs = weight_specs(format, rows, width)
@@ -124,7 +138,7 @@ def _packed_embedding(ids, codes, scales, zeros, levels, format, rows, width, dt
 
 EMBEDDING_ADVICE = "packed tables are constants"
 
-_KERNELS = {
+_KERNELS: dict[str, Callable[..., Any]] = {
     "packed_linear": _packed_linear,
     "packed_linear_plain": _packed_linear,
     "packed_linear_backward": _packed_linear_backward,
@@ -159,7 +173,7 @@ def _matrix(x: Tensor, weight: PackedTensor, what: str) -> tuple[int, int]:
         )
     if weight.ndim != 2 or weight.axis != 1:
         raise ShapeError(f"{what}: the weight is {weight!r}; expected 2 dimensions, encoded along the last")
-    return weight.shape
+    return weight.shape[0], weight.shape[1]
 
 
 def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -> Tensor:
@@ -181,7 +195,8 @@ def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -
     rows, columns = _matrix(x, weight, "packed_linear")
     ops = torch.ops.octavo
     op = ops.packed_linear.default if _wants_derivative(x, bias) else ops.packed_linear_plain.default
-    return op(x, *weight.parts, bias, weight.format.text, rows, columns)
+    product: Tensor = op(x, *weight.parts, bias, weight.format.text, rows, columns)
+    return product
 
 
 def integer_linear(
@@ -209,7 +224,8 @@ def integer_linear(
     ops = torch.ops.octavo
     op = ops.integer_linear.default if _wants_derivative(x, bias) else ops.integer_linear_plain.default
     text = input_format.text if isinstance(input_format, Format) else input_format
-    return op(x, weight.codes, weight.scales, bias, input_scales, weight.format.text, text, rows, columns)
+    product: Tensor = op(x, weight.codes, weight.scales, bias, input_scales, weight.format.text, text, rows, columns)
+    return product
 
 
 def packed_embedding(ids: Tensor, table: PackedTensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -222,7 +238,8 @@ def packed_embedding(ids: Tensor, table: PackedTensor, dtype: torch.dtype | None
     """
     rows, width = _matrix(ids, table, "packed_embedding")
     kind = table.dtype if dtype is None else dtype
-    return torch.ops.octavo.packed_embedding.default(ids, *table.parts, table.format.text, rows, width, kind)
+    found: Tensor = torch.ops.octavo.packed_embedding.default(ids, *table.parts, table.format.text, rows, width, kind)
+    return found
 
 
 def kernel(

@@ -11,7 +11,9 @@ that is not finite is no error here: it makes its row NaN.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +34,7 @@ from octavo.ops._operands import (
     weight_specs,
 )
 from octavo.ops.codec_cuda import place
-from octavo.tensor import FLOATS
+from octavo.tensor import FLOATS, Parts
 
 PANEL = 1 << 24
 """Weights of a panel that is decoded for torch: 32 MB of bfloat16, which the second cache holds for the product."""
@@ -54,22 +56,30 @@ def scratch_memory(nbytes: int, device: torch.device) -> tuple[Tensor | None, in
 
 
 @lru_cache(maxsize=4096)
-def _packed_scratch(fmt, device, sizes, code, bias_code, offset):
+def _packed_scratch(
+    fmt: _core.Format, device: int, sizes: tuple[int, int, int], code: int, bias_code: int | None, offset: int
+) -> int | None:
     return _core._cuda_packed_linear_scratch(fmt, device, sizes, code, bias_code, offset)
 
 
 @lru_cache(maxsize=4096)
-def _integer_scratch(fmt, input_fmt, device, sizes, code, bias_code, offset):
+def _integer_scratch(
+    fmt: _core.Format, input_fmt: _core.Format, device: int, sizes: tuple[int, int, int], code: int,
+    bias_code: int | None, offset: int,
+) -> int:  # fmt: skip
     return _core._cuda_integer_linear_scratch(fmt, input_fmt, device, sizes, code, bias_code, offset)
 
 
 @lru_cache(maxsize=4096)
-def _check_formats(fmt, input_fmt):
+def _check_formats(fmt: _core.Format, input_fmt: _core.Format) -> None:
     """Refuse formats that have no integer product. Raises FormatError."""
     _core._linear_kernel(fmt, input_fmt, 1, 1, 1)
 
 
-def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, in_features):
+def _packed_linear(
+    x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, bias: Tensor | None, format: str,
+    out_features: int, in_features: int,
+) -> Tensor:  # fmt: skip
     if forward_ad._current_level >= 0:  # packed_linear has them in its derivative
         refuse_tangents("packed_linear_plain", "call packed_linear", x, scales, bias)
     parts = (codes, scales, zeros, levels)
@@ -96,7 +106,9 @@ def _packed_linear(x, codes, scales, zeros, levels, bias, format, out_features, 
     return out
 
 
-def _decoded_linear(x, parts, bias, fmt, format, shape):
+def _decoded_linear(
+    x: Tensor, parts: Parts, bias: Tensor | None, fmt: _core.Format, format: str, shape: list[int]
+) -> Tensor:
     """Multiply with decoded weights, a panel of rows at a time."""
     out_features, in_features = shape[-1], x.shape[-1]
     each = max(PANEL // in_features, 128)
@@ -119,10 +131,14 @@ def decoded_panel(
     codes, scales, zeros, levels = parts
     own = fmt.granularity in ("channel", "block")  # else all rows share the scales
     pieces = (codes[panel], scales[panel] if own else scales, zeros[panel] if own and fmt.has_zeros else zeros, levels)
-    return torch.ops.octavo.decode.default(*pieces, format, [panel.stop - panel.start, columns], -1, dtype)
+    rows: Tensor = torch.ops.octavo.decode.default(*pieces, format, [panel.stop - panel.start, columns], -1, dtype)
+    return rows
 
 
-def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, out_features, in_features):
+def _integer_linear(
+    x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, input_scales: Tensor | None, format: str,
+    input_format: str, out_features: int, in_features: int,
+) -> Tensor:  # fmt: skip
     if forward_ad._current_level >= 0:  # integer_linear has them in its derivative
         refuse_tangents("integer_linear_plain", "call integer_linear", x, scales, bias, input_scales)
     same_device(x, (codes, scales, bias, input_scales), "integer_linear")
@@ -142,8 +158,8 @@ def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, 
     if 0 in sizes:
         return _empty_product(x, scales, bias, input_scales, shape)
     on = place(x.device)
-    bias_code = None if added is None else added[1]
-    nbytes = _integer_scratch(fmt, input_fmt, on[0], sizes, code, bias_code, where[0] % 16)
+    added_code = None if added is None else added[1]
+    nbytes = _integer_scratch(fmt, input_fmt, on[0], sizes, code, added_code, where[0] % 16)
     out = x.new_empty(shape)
     _memory, scratch = scratch_memory(nbytes, x.device)
     _core._cuda_integer_linear(
@@ -152,7 +168,9 @@ def _integer_linear(x, codes, scales, bias, input_scales, format, input_format, 
     return out
 
 
-def _empty_product(x, scales, bias, input_scales, shape):
+def _empty_product(
+    x: Tensor, scales: Tensor, bias: Tensor | None, input_scales: Tensor | None, shape: list[int]
+) -> Tensor:
     """The bias alone: without columns, an integer one times both scales, of which chosen ones are 0."""
     out = torch.zeros(shape, dtype=torch.float32, device=x.device)
     if bias is not None and bias.dtype == torch.int32 and input_scales is not None and out.numel():
@@ -162,7 +180,10 @@ def _empty_product(x, scales, bias, input_scales, shape):
     return out.to(x.dtype).view(shape)
 
 
-def _packed_embedding(ids, codes, scales, zeros, levels, format, rows, width, dtype):
+def _packed_embedding(
+    ids: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, rows: int, width: int,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
     if forward_ad._current_level >= 0:
         refuse_tangents("packed_embedding", "packed tables are constants", scales, levels)
     parts = (codes, scales, zeros, levels)
@@ -180,11 +201,11 @@ def _packed_embedding(ids, codes, scales, zeros, levels, format, rows, width, dt
         return part.view(torch.uint8).index_select(0, flat).view(part.dtype) if part.ndim > 1 else part
 
     pieces = (found(codes), found(scales) if own else scales, found(zeros) if own and fmt.has_zeros else zeros, levels)
-    found_rows = torch.ops.octavo.decode.default(*pieces, format, [flat.numel(), width], -1, dtype)
+    found_rows: Tensor = torch.ops.octavo.decode.default(*pieces, format, [flat.numel(), width], -1, dtype)
     return found_rows.view(*ids.shape, width)
 
 
-OPS = {
+OPS: dict[str, Callable[..., Any]] = {
     "packed_linear": _packed_linear,
     "packed_linear_plain": _packed_linear,
     "integer_linear": _integer_linear,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -98,7 +97,7 @@ def explain(recipe: Recipe, model: nn.Module) -> Explanation:
     unreached = tuple(
         Unreached(site.path, site.shape, str(site.dtype).removeprefix("torch."), site.problem)
         for decision in decisions
-        if (site := decision.site).name is not None and not decision.rule
+        if (site := decision.site).shape is not None and not decision.rule
     )
     return Explanation(str(recipe), rows, unreached, _totals(decisions))
 
@@ -112,16 +111,16 @@ def _row(decision: Decision) -> Row:
     site, fmt = decision.site, decision.format
     bits = None
     if fmt is not None:
-        bits = fmt.bits if site.name is None else _bits(site.nbytes(fmt), math.prod(site.shape))
+        bits = fmt.bits if site.name is None else _bits(site.nbytes(fmt), site.elements)
     overrode = tuple(map(str, decision.overridden))
-    tied = decision.tied_to and decision.tied_to.path
+    tied = None if decision.tied_to is None else decision.tied_to.path
     text = None if fmt is None else str(fmt)
     return Row(site.module, site.role, site.shape, text, bits, _choice(decision), str(decision.rule), overrode, tied)
 
 
 def _choice(decision: Decision) -> str | None:
     spec = decision.spec
-    if decision.format is None:
+    if spec is None or decision.format is None:
         return None
     if spec.calibration:
         return str(spec.calibration)
@@ -137,7 +136,7 @@ def _bits(nbytes: int, elements: int) -> float | None:
 def _totals(decisions: list[Decision]) -> Totals:
     once = {id(d.site.tensor): d for d in reversed(decisions) if d.site.tensor is not None}.values()
     quantized = [d for d in once if d.format is not None]
-    sizes = {id(d): math.prod(d.site.shape) for d in once}
+    sizes = {id(d): d.site.elements for d in once}
     before = sum(d.site.nbytes(None) for d in once)
     after = sum(d.site.nbytes(d.format) for d in once)
     elements = sum(sizes.values())

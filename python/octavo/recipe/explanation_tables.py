@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from io import StringIO
 from typing import TYPE_CHECKING
@@ -91,7 +92,7 @@ def _totals(explained: Explanation) -> list[tuple[str, str]]:
     return lines
 
 
-def _html(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _html(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     if not rows:
         return ""
     head = "".join(f"<th>{escape(column.removeprefix('>'))}</th>" for column in columns)

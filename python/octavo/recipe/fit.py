@@ -65,7 +65,7 @@ def integer_misfit(weight: Spec | None, given: Spec | None) -> str | None:
                 f"a bias 'int32' has the scale of integer products, and the {role} is {found}: "
                 f"give weight and input int2 to int8, or take another format for the bias"
             )
-    if given.calibration is None:
+    if given is not None and given.calibration is None:
         return (
             f"a bias 'int32' needs an input scale that is fixed: calibrate the input, as '{given.format}@minmax' does"
         )

@@ -30,7 +30,7 @@ def layer_plans(decisions: Sequence[Decision]) -> dict[str, LayerPlan]:
     """Return what each layer gets, layers without a quantized tensor left out."""
     given: dict[str, dict[str, Spec]] = {}
     for decision in decisions:
-        if decision.format is not None:
+        if decision.spec is not None and decision.format is not None:
             given.setdefault(decision.site.module, {})[decision.site.role] = decision.spec
     return {path: LayerPlan(**specs) for path, specs in given.items()}
 

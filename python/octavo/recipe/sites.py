@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in the stub
 
 from octavo.errors import DTypeError, ShapeError
 from octavo.formats import Format
@@ -56,10 +56,17 @@ class Site:
 
     def nbytes(self, fmt: Format | None) -> int:
         """Return the bytes of a parameter in a format, or as it is. Rows of a kernel run over all that a sum does."""
+        assert self.shape is not None and self.dtype is not None  # activations alone have neither
         if fmt is None:
             return math.prod(self.shape) * self.dtype.itemsize
         shape = self.shape if len(self.shape) < 3 else (self.shape[0], math.prod(self.shape[1:]))
         return fmt.nbytes(shape, self.axis)
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of a parameter."""
+        assert self.shape is not None  # activations alone have none
+        return math.prod(self.shape)
 
     @property
     def names(self) -> Iterator[str]:
@@ -149,30 +156,50 @@ def _computes_its_own(module: nn.Module) -> bool:
 
 
 def _layer_sites(module: nn.Module, paths: tuple[str, ...], roles: tuple[str, ...]) -> Iterator[Site]:
-    shared = {"paths": paths, "classes": _class_names(module), "is_default": is_default(module)}
+    classes, default = _class_names(module), is_default(module)
     for role in roles:
         if role in ("input", "output"):
-            yield Site(role=role, name=None, **shared)
+            yield Site(role=role, name=None, paths=paths, classes=classes, is_default=default)
             continue
         tensor = getattr(module, role, None)
         if isinstance(tensor, Tensor):
             axis = 0 if role == "weight" and is_transposed(module) else -1
-            yield _parameter_site(tensor, role, role, axis=axis, **shared)
+            yield _parameter_site(tensor, role, role, paths, classes, axis=axis, is_default=default)
 
 
 def _unreachable(module: nn.Module, paths: tuple[str, ...], reason: str) -> Iterator[Site]:
     for name, tensor in module.named_parameters(recurse=False):
         role = "bias" if name.endswith("bias") else "weight"
-        yield _parameter_site(tensor, role, name, paths=paths, classes=_class_names(module), problem=reason)
+        yield _parameter_site(tensor, role, name, paths, _class_names(module), problem=reason)
 
 
-def _parameter_site(tensor: Tensor, role: str, name: str, **shared: object) -> Site:
-    paths = shared["paths"]
+def _parameter_site(
+    tensor: Tensor,
+    role: str,
+    name: str,
+    paths: tuple[str, ...],
+    classes: tuple[str, ...],
+    *,
+    axis: int = -1,
+    is_default: bool = False,
+    problem: str | None = None,
+) -> Site:
     if isinstance(tensor, UninitializedTensorMixin):
         raise ShapeError(f"{join(paths[0], name)}: has no shape yet; run the model once before giving it a recipe")
     if tensor.dtype not in FLOATS:
-        shared["problem"] = f"dtype {dtype_name(tensor.dtype)}; accepted are {', '.join(map(dtype_name, FLOATS))}"
-    return Site(role=role, name=name, shape=tuple(tensor.shape), dtype=tensor.dtype, tensor=tensor, **shared)
+        problem = f"dtype {dtype_name(tensor.dtype)}; accepted are {', '.join(map(dtype_name, FLOATS))}"
+    return Site(
+        paths=paths,
+        role=role,
+        name=name,
+        shape=tuple(tensor.shape),
+        dtype=tensor.dtype,
+        axis=axis,
+        classes=classes,
+        is_default=is_default,
+        problem=problem,
+        tensor=tensor,
+    )
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -31,8 +31,8 @@ def select(tensors: Mapping[str, Tensor | PackedTensor], glob: str | None = None
 
     Vectors count only where ``glob`` names them in full. Raises FormatError where nothing is left.
     """
-    role = "bias" if glob is not None and (glob == "bias" or glob.endswith(".bias")) else "weight"
-    rule = Rule(glob=glob, **{role: "fp32"})
+    is_bias = glob is not None and (glob == "bias" or glob.endswith(".bias"))
+    rule = Rule(glob=glob, bias="fp32") if is_bias else Rule(glob=glob, weight="fp32")
     return [name for name, spec in decide_tensors([rule], tensors).items() if spec]
 
 

@@ -13,6 +13,7 @@ the bias where the path ends in ``.bias``); ``keep`` without a role is of all ro
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from octavo.errors import FormatError
 from octavo.recipe.rule import KEEP, Rule, read_spec, spec_text
@@ -56,7 +57,8 @@ def _parse_rule(text: str, part: str) -> Rule:
         raise FormatError(f"recipe {text!r}: an empty rule; each is [SELECTOR] [ROLE=]FORMAT[@CALIBRATION] ...")
     try:
         selector, words = _split(words)
-        return Rule(**selector, **_read_given(words, selector))
+        arguments: dict[str, Any] = {**selector, **_read_given(words, selector)}
+        return Rule(**arguments)
     except FormatError as error:
         hint = "; rules are separated by ';'" if "," in part else ""
         raise FormatError(f"recipe {text!r}: {error}{hint}") from None

@@ -12,7 +12,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 from torch import Tensor
@@ -52,7 +52,7 @@ def save(run: Path, step: int, content: Mapping[str, Any], *, keep: int) -> Path
     with files.whole(target) as file:
         disk = _Disk(file)
         try:
-            torch.save({**held, "digest": digest(held)}, disk)
+            torch.save({**held, "digest": digest(held)}, cast("IO[bytes]", disk))
         finally:
             if disk.error is not None:
                 raise disk.error from None

@@ -91,8 +91,8 @@ class Parts:
         if then == world:
             restore_random_state(content["random"][self.processes.rank])
         elif self.processes.is_first:
-            told = f"{file}: of {then} processes, now there are {world}; dropout will draw other numbers"
-            warnings.warn(told, stacklevel=2)
+            notice = f"{file}: of {then} processes, now there are {world}; dropout will draw other numbers"
+            warnings.warn(notice, stacklevel=2)
 
     def _check_config(self, file: Path, saved: dict[str, Any], step: int) -> None:
         try:

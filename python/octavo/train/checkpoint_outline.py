@@ -50,7 +50,7 @@ def check_frame(opened: IO[bytes], nbytes: int) -> None:
             for number, (step, argument, _) in enumerate(pickletools.genops(pickled)):
                 if number > _STEPS:
                     raise ValueError(f"more than {_STEPS} steps")
-                if step.name == "GLOBAL" and argument not in _NAMES and not _is_storage(argument):
+                if step.name == "GLOBAL" and argument not in _NAMES and not _is_storage(str(argument)):
                     raise ValueError(f"names {shown(argument)}")
                 if step.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"):
                     raise ValueError(f"step {step.name}")
@@ -105,9 +105,11 @@ def check_outline(file: Path, content: Mapping[str, Any], names: Collection[str]
 def _is_random(state: Any) -> bool:
     """Whether numpy may take up a state: it believes the position, and reads there."""
     numpy = state.get("numpy") if isinstance(state, dict) else None
-    keys = numpy.get("keys") if isinstance(numpy, dict) else None
+    if not isinstance(numpy, dict):
+        return False
+    keys, position = numpy.get("keys"), numpy.get("position")
     is_keys = isinstance(keys, Tensor) and keys.dtype == torch.int64 and keys.shape == (624,)
-    return is_keys and type(numpy.get("position")) is int and 0 <= numpy["position"] <= 624
+    return is_keys and type(position) is int and 0 <= position <= 624
 
 
 def check_alike(

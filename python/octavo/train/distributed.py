@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,8 @@ from torch import Tensor
 
 from octavo import children
 from octavo.errors import ConfigError
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Processes:
         dist.all_gather_object(items, item)
         return items
 
-    def from_first(self, item: Any) -> Any:
+    def from_first(self, item: _T) -> _T:
         """Return the ``item`` of the first process."""
         if self.world == 1:
             return item

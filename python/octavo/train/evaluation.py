@@ -74,7 +74,7 @@ def _number(name: str, value: Any) -> float | Pair:
     plain = tuple(_scalar(name, item) for item in value) if isinstance(value, tuple) else _scalar(name, value)
     if isinstance(plain, tuple) and len(plain) != 2:
         raise TaskError(f"evaluate returned {len(plain)} numbers for '{name}'; accepted: one, or (sum, count)")
-    return plain  # type: ignore[return-value]
+    return plain
 
 
 def _scalar(name: str, item: Any) -> float:

@@ -274,9 +274,10 @@ class _Run:
         seconds = self.clock.seconds["evaluate"] - before
         state.metrics = {name: value_of(value) for name, value in found.items()}
         metric = getattr(parts.task, "metric", None)
-        best = metric is not None and is_better(state.metrics[metric], state.best, parts.task.goal)
+        value = None if metric is None else state.metrics[metric]
+        best = value is not None and is_better(value, state.best, parts.task.goal)
         if best:
-            state.best, state.best_step, state.unimproved = state.metrics[metric], state.step, 0
+            state.best, state.best_step, state.unimproved = value, state.step, 0
             self._export(BEST)
         else:
             state.unimproved += 1

@@ -9,10 +9,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 def seed_all(seed: int, rank: int = 0) -> None:
@@ -29,7 +32,8 @@ def seed_all(seed: int, rank: int = 0) -> None:
 def random_state() -> dict[str, Any]:
     """Return the state of all global generators: tensors, numbers and lists only."""
     version, words, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state()
+    legacy = cast("tuple[str, NDArray[np.uint32], int, int, float]", np.random.get_state())  # not a dict by default
+    _, keys, position, has_gauss, cached = legacy
     state: dict[str, Any] = {
         "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
         "numpy": {

@@ -98,6 +98,7 @@ class Updater:
         if totals.tokens <= 0:
             raise TaskError(f"step {step}: the loss counted {totals.tokens:g} tokens; an update needs at least one")
         # Backward divided by the unit, and DDP averaged over the processes.
+        assert self.unit is not None  # the first micro-batch sets it
         scale = self._processes.world * self.unit / totals.tokens
         norm = totals.norm * scale
         skipped = not math.isfinite(norm)
@@ -117,8 +118,9 @@ class Updater:
         config = self._config
         ahead = self._ahead.pop(step, None) if micro == 0 else None
         batch = self._fetch(step, micro) if ahead is None else ahead
-        exchanged = self._processes.world == 1 or micro == config.accumulation - 1
-        with nullcontext() if exchanged else self._network.no_sync():
+        network = self._network
+        is_last = micro == config.accumulation - 1
+        with network.no_sync() if isinstance(network, DistributedDataParallel) and not is_last else nullcontext():
             with self._precision.autocast():
                 loss_sum, count, counts = self._loss(self._network, batch)
             if loss_sum.ndim or loss_sum.dtype not in (torch.float32, torch.float64):
