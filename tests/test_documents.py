@@ -1,0 +1,253 @@
+"""README and manual are true: their Python runs, their commands print what is shown, names, options and links exist.
+
+Blocks of one document run in order, in one namespace and one folder. An HTML comment on the line before a block says
+what else holds: ``<!-- slow -->``, it runs under ``pytest -m slow`` alone; ``<!-- needs NAME -->``, it and its output
+are left out where that package is missing. Commands in ``sh`` blocks take minutes or train: they are parsed, not run.
+"""
+
+import contextlib
+import csv
+import importlib
+import io
+import re
+import runpy
+import shlex
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+MANUAL = sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = [README, *MANUAL]
+MOST_README_LINES = 150
+BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+TIMES = re.compile(r"[\d.]+\s+[\d.]+$")  # GB/s at the end of a row of `compare`
+INSTALLS = {  # what .ci/run does on a fresh machine, and what no test can
+    "pip install . && octavo compress",
+    'pip install ".[test]" && pytest',
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    kind: str
+    body: str
+    note: str
+
+    @property
+    def is_slow(self) -> bool:
+        return "slow" in self.note.split()
+
+    @property
+    def needed(self) -> list[str]:
+        return self.note.split()[1:] if self.note.startswith("needs ") else []
+
+
+def blocks(document: Path) -> list[Block]:
+    found = BLOCK.findall(document.read_text(encoding="utf-8"))
+    return [Block(kind, body, note) for note, kind, body in found]
+
+
+def prose(document: Path) -> str:
+    return BLOCK.sub("", document.read_text(encoding="utf-8"))
+
+
+def name(document: Path) -> str:
+    return str(document.relative_to(ROOT))
+
+
+def printed(text: str) -> list[str]:
+    """Lines without trailing blanks and without times."""
+    return [TIMES.sub("", line.rstrip()).rstrip() for line in text.splitlines() if line.strip()]
+
+
+def assert_shows(document: str, shown: str, real: str) -> None:
+    """Every line of the document, in order; ``...`` stands for any number of lines."""
+    lines = iter(printed(real))
+    skipping = False
+    for wanted in printed(shown):
+        if wanted == "...":
+            skipping = True
+            continue
+        for line in lines:
+            if line == wanted:
+                break
+            assert skipping, f"{document} shows {wanted!r}, but the real output is {line!r}"
+        else:
+            pytest.fail(f"{document} shows {wanted!r}, which is not in the output:\n{real}")
+        skipping = False
+
+
+def run_command(command: str, monkeypatch) -> str:
+    from octavo.cli import main
+
+    raw = io.BytesIO()  # some commands write bytes
+    captured = io.TextIOWrapper(raw, encoding="utf-8", write_through=True)
+    with contextlib.redirect_stdout(captured), contextlib.redirect_stderr(captured), pytest.raises(SystemExit):
+        monkeypatch.setattr("sys.argv", shlex.split(command))
+        main()
+    return raw.getvalue().decode()
+
+
+def run_blocks(document: Path, monkeypatch, *, slow: bool) -> tuple[int, set[str]]:
+    """Run a document. Return how many blocks ran, and the packages that are missing for the others."""
+    names: dict = {}
+    output: str | None = None
+    ran, missing = 0, set()
+    for block in blocks(document):
+        lacking = {package for package in block.needed if find_spec(package) is None}
+        missing |= lacking
+        if lacking or (block.is_slow and not slow):
+            output = None
+        elif block.kind == "python":
+            captured = io.StringIO()
+            with contextlib.redirect_stdout(captured):
+                exec(compile(block.body, name(document), "exec"), names)
+            output = captured.getvalue()
+            ran += 1
+        elif block.kind == "console" and block.body.startswith("$ "):
+            command, _, shown = block.body.removeprefix("$ ").partition("\n")
+            output = run_command(command, monkeypatch)
+            assert_shows(name(document), shown, output)
+            ran += 1
+        elif block.kind == "text" and output is not None:
+            assert_shows(name(document), block.body, output)
+    return ran, missing
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if any(b.kind != "sh" for b in blocks(d))], ids=name)
+def test_blocks_run_as_printed(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _, missing = run_blocks(document, monkeypatch, slow=False)
+    if missing:
+        pytest.skip(f"the other blocks hold; left out are those that need {', '.join(sorted(missing))}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if any(b.is_slow for b in blocks(d))], ids=name)
+def test_slow_blocks_run_as_printed(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_blocks(document, monkeypatch, slow=True)
+
+
+def test_every_block_is_of_a_kind_that_is_checked():
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            assert block.kind in {"python", "text", "console", "sh"}, f"{name(document)}: {block.kind}"
+            if block.kind == "console" and not block.body.startswith("$ "):
+                assert block.body.strip() in INSTALLS, f"{name(document)}: {block.body}"
+        text = document.read_text(encoding="utf-8")
+        assert text.count("```") == 2 * len(blocks(document)), f"{name(document)}: a fence that no block explains"
+
+
+def test_the_manual_has_its_blocks():
+    assert sum(block.kind in {"python", "console"} for d in DOCUMENTS for block in blocks(d)) >= 25
+
+
+def test_the_readme_is_short_and_has_the_two_commands():
+    assert len(README.read_text(encoding="utf-8").splitlines()) <= MOST_README_LINES
+    commands = [block.body.strip() for block in blocks(README) if block.kind == "console"]
+    assert commands[:2] == ["pip install . && octavo compress", 'pip install ".[test]" && pytest']
+
+
+def test_the_picture_shows_the_recorded_figures():
+    drawing = runpy.run_path(str(ROOT / "docs" / "accuracy.py"))
+    with drawing["FIGURES"].open(newline="") as file:
+        drawn = drawing["picture"](list(csv.DictReader(file)))
+    assert drawing["PICTURE"].read_text() == drawn, "run: python docs/accuracy.py"
+
+
+# --- names ----------------------------------------------------------------------------------------------------------
+
+
+def shell_lines(document: Path) -> list[str]:
+    """Commands that are named and not run: those of ``sh`` blocks, and those in the middle of a sentence."""
+    written = [line for block in blocks(document) if block.kind == "sh" for line in block.body.splitlines()]
+    inline = [code for code in INLINE.findall(prose(document)) if re.match(r"(octavo|python|pytest|cargo) ", code)]
+    return [line for line in written + inline if line.strip() and not line.startswith("#")]
+
+
+def check_octavo(words: list[str]) -> None:
+    """Fail for a command or an option that the command line does not have."""
+    import typer
+    from octavo.cli import app
+
+    command = typer.main.get_command(app)
+    words = list(words)
+    while words and hasattr(command, "commands") and not words[0].startswith("-"):
+        assert words[0] in command.commands, f"no command {words[0]!r}"
+        command = command.commands[words.pop(0)]
+    known = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h"}
+    for word in words:
+        if word.startswith("-") and word != "-":
+            assert word.partition("=")[0] in known, f"{command.name} has no option {word}"
+
+
+def commands_of(line: str) -> list[list[str]]:
+    """Return the words of each command in a line of shell."""
+    found: list[list[str]] = [[]]
+    for word in shlex.split(line, comments=True):
+        if word in {"&&", "|", "<", ">", ";"}:
+            found.append([])
+        else:
+            found[-1].append(word)
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_commands_and_options_exist(document):
+    for line in shell_lines(document):
+        for words in commands_of(line):
+            if words[:1] == ["octavo"]:
+                check_octavo(words[1:])
+            elif words[:1] in (["python"], ["pytest"]):
+                for word in words[1:]:
+                    assert not word.endswith(".py") or (ROOT / word).is_file(), f"{name(document)}: {word}"
+
+
+def resolve(path: str) -> object:
+    """Return what a dotted name stands for; modules are imported on the way."""
+    found: object = importlib.import_module("octavo")
+    walked = "octavo"
+    for part in path.split(".")[1:]:
+        walked += f".{part}"
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            found = importlib.import_module(walked)
+    return found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_names_of_the_package_exist(document):
+    for code in INLINE.findall(prose(document)):
+        match = re.match(r"octavo(?:\.[A-Za-z_]\w*)+", code)
+        if match and not code.endswith((".safetensors", ".toml", ".json")):
+            resolve(match.group())
+
+
+def anchors(document: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", sorted({*ROOT.glob("*.md"), *MANUAL}), ids=name)
+def test_links_lead_somewhere(document):
+    for link in LINK.findall(prose(document)):
+        if link.startswith("http"):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (document.parent / file).resolve() if file else document
+        assert target.exists(), f"{name(document)}: {link}"
+        assert not anchor or anchor in anchors(target), f"{name(document)}: {link}"
+
+
+def test_the_index_names_every_page():
+    index = ROOT / "docs" / "README.md"
+    named = {(index.parent / link).resolve() for link in LINK.findall(prose(index)) if not link.startswith("http")}
+    assert set(MANUAL) - {index} <= named
