@@ -1,4 +1,4 @@
-"""NVIDIA GPUs: what there is, kernels compiled ahead, and the machine as ``octavo doctor`` tells it."""
+"""NVIDIA GPUs: devices and libraries of this machine, kernels compiled ahead of use, ``octavo doctor``."""
 
 from octavo.cuda.device import (
     COMMON_ARCHS,

@@ -1,4 +1,7 @@
-"""Kernels compiled in parallel processes, each of which answers one line for every line that it reads."""
+"""Compiles kernels in parallel processes: NVRTC compiles one at a time in each.
+
+A worker reads one task a line on stdin and answers with one line of JSON.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _Task = tuple[str, str, str, int]  # name, format, architecture, position among 
 
 @dataclass(frozen=True)
 class Prebuilt:
-    """What was compiled: kernels made anew and found, the architectures, and the time it took."""
+    """The result of a prebuild: kernels ``compiled`` now and ``found`` in the cache, architectures, seconds."""
 
     compiled: int
     found: int
@@ -41,8 +44,8 @@ def compile_all(
 ) -> Prebuilt:
     """Compile every program of ``formats`` for ``archs`` that the folder of compiled kernels lacks.
 
-    Raises SettingError where nothing is kept or for less than one process, KernelCompileError for the first program
-    that is refused.
+    Raises SettingError where the cache is off or for less than one process, KernelCompileError for the first program
+    that NVRTC refuses.
     """
     start = time.perf_counter()
     if processes is not None and (type(processes) is not int or processes < 1):
@@ -78,13 +81,13 @@ def compile_all(
                 job.result()
             except BaseException:
                 with lock:
-                    waiting = iter(())  # the others finish what they have begun
+                    waiting = iter(())  # the other workers finish the kernel that they compile
                 raise
     return Prebuilt(compiled, done - compiled, tuple(archs), time.perf_counter() - start)
 
 
 def _tasks(archs: list[str], formats: list[Format]) -> Iterator[_Task]:
-    """Every program once, although formats share some."""
+    """Yield each program once; formats share some."""
     seen = set()
     for arch in archs:
         for fmt in formats:
@@ -95,7 +98,7 @@ def _tasks(archs: list[str], formats: list[Format]) -> Iterator[_Task]:
 
 
 class _Worker:
-    """A process that compiles. A command of its own, since fork and spawn need something of this process."""
+    """A process that compiles: a command of its own, since multiprocessing forks or reruns the main program."""
 
     def __enter__(self) -> _Worker:
         path = os.pathsep.join(folder for folder in sys.path if folder)
@@ -131,7 +134,7 @@ class _Worker:
 
 
 def serve() -> None:
-    """Compile what stdin names, a line each, until it ends. Interrupts from the keyboard are left to the parent."""
+    """Compile the task of each line of stdin, until it ends. Ctrl-C is left to the parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
         _, fmt, arch, position = json.loads(line)

@@ -1,10 +1,10 @@
-"""Kernels on NVIDIA GPUs: what this machine has, and kernels compiled or loaded ahead of their first use.
+"""NVIDIA GPUs of this machine, and kernels that are compiled or loaded ahead of their first use.
 
-Kernels are CUDA C++ that NVRTC compiles at their first use, for the GPU that is there; a folder keeps what it made.
-Needed are NVIDIA's driver and NVRTC, which PyTorch for CUDA brings (else ``pip install nvidia-cuda-nvrtc``): no toolkit
-and no other compiler. Importing this module needs neither, nor torch.
+Kernels are CUDA C++. NVRTC compiles each at its first use, for the GPU that is there; a cache folder keeps the result.
+This needs NVIDIA's driver and NVRTC, which PyTorch for CUDA brings (otherwise ``pip install nvidia-cuda-nvrtc``). It
+needs no toolkit and no other compiler. Importing this module needs neither driver nor NVRTC, nor torch.
 
-NVRTC is looked for in this order: ``OCTAVO_NVRTC``; the one another package has loaded; NVIDIA's wheels beside the
+NVRTC is searched in this order: ``OCTAVO_NVRTC``; a library that another package has loaded; NVIDIA's wheels beside the
 installed packages; ``CUDA_HOME``; the loader's path. Its major version is at most the driver's.
 """
 

@@ -1,4 +1,4 @@
-"""What a machine has for running models: its processor, and the parts of CUDA."""
+"""The machine as ``octavo doctor`` reports it: packages, processor, driver, GPUs, NVRTC, cache of kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from octavo.cuda.device import Info
 
 INSTRUCTIONS = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_vbmi", "avx512_bf16", "amx_int8", "amx_bf16")
-"""What kernels ask for, by the names of ``/proc/cpuinfo``."""
+"""Instruction sets that kernels use, by the names of ``/proc/cpuinfo``."""
 PACKAGES = ("torch", "numpy", "transformers", "nvidia-cuda-nvrtc", "nvidia-cuda-nvrtc-cu12")
 
 Section = tuple[str, list[tuple[str, str]]]
@@ -31,7 +31,7 @@ def cpu() -> dict[str, Any]:
             name, _, value = line.partition(":")
             facts.setdefault(name.strip(), value.strip())
     except OSError:
-        pass  # another system: what Python knows has to do
+        pass  # not Linux: use what Python knows
     flags = set(facts.get("flags", "").split())
     return {
         "name": facts.get("model name") or platform.processor() or platform.machine(),

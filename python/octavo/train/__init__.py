@@ -1,9 +1,9 @@
-"""Training: one loop for every model, that ends with the same bits whether it was stopped or not.
+"""Training: one loop for every model. A run that was stopped and resumed ends with the same bits as one that was not.
 
 ::
 
     class Copy:
-        # Sequences are made from their position, so any of them can be asked for at any time.
+        # A sequence is a function of its position in the stream, so batches can be made in any order.
 
         metric, goal = "exact", "max"
 
@@ -20,8 +20,8 @@
 
     train(model, Copy(), TrainConfig(steps=2000, batch_size=BATCH_SIZE, learning_rate=1e-3), "runs/copy")
 
-The same call goes on with a run that was stopped. What a task may have besides is in :mod:`octavo.train.task`; several
-processes are torchrun's, :mod:`octavo.train.distributed`.
+The same call resumes a run that was stopped. :mod:`octavo.train.task` lists the optional members of a task;
+:mod:`octavo.train.distributed` describes runs in several processes, which torchrun starts.
 """
 
 from octavo.errors import CheckpointError, ConfigError, OptimizerError, PackageError, TaskError

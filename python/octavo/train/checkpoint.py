@@ -1,8 +1,8 @@
-"""Checkpoints: one file each, whole or not at all, checked when read.
+"""Checkpoint files: written whole or not at all, checked when read.
 
 ``checkpoints/step-00001000.pt`` is a dict of tensors and plain values, for ``torch.load(weights_only=True)``. It is
 written under another name, flushed to the disk and renamed, so a file of that name is complete unless the disk failed.
-A digest over all it holds finds what torch.load does not see: a flipped bit in a weight.
+A digest over the whole content finds damage that torch.load does not notice, such as a flipped bit in a weight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: everything that the rest of a run depends on, collected and put back."""
+"""The content of a checkpoint: all state that the rest of a run depends on, collected and restored."""
 
 from __future__ import annotations
 

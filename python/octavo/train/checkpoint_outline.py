@@ -1,6 +1,6 @@
-"""What a checkpoint file may be before torch reads it, and what it must hold before a run takes it up.
+"""Checks of checkpoints from others: of the file before torch reads it, of its content before a run resumes from it.
 
-A digest shows that a file is what somebody wrote, not that it was us: sizes, types and names are checked by themselves.
+A digest shows that a file is undamaged, not that Octavo wrote it. So sizes, types and names are checked, too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from octavo._reading import shown
 from octavo.errors import CheckpointError, OctavoError
 from octavo.train.run_counters import State, Window
 
-# What the pickle in a checkpoint may name: tensors, and the dict of hooks that torch stores with each.
+# Globals that the pickle in a checkpoint may name: tensors, and the dict of hooks that torch stores with each.
 _NAMES = {"torch._utils _rebuild_tensor_v2", "collections OrderedDict"}
 # Steps of the pickle, and values it may hold: far more than a model of a hundred thousand tensors.
 _STEPS, _VALUES = 8_000_000, 4_000_000

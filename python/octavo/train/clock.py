@@ -1,4 +1,4 @@
-"""Where the seconds go: separate clocks for training, evaluation and compilation."""
+"""Three clocks: seconds of training, of evaluation and of compilation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NAMES = ("train", "evaluate", "compile")
 class Clock:
     """Seconds by activity, monotonic and added up over the continuations of a run.
 
-    A step counts as compilation while torch.compile works on it. Checkpoints and logging are on no clock.
+    A step in which torch.compile compiles counts as compilation. Checkpoints and logging are on no clock.
     """
 
     def __init__(self) -> None:

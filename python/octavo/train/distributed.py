@@ -1,8 +1,8 @@
-"""Several processes, of :mod:`octavo.train.launch` or torchrun: who is who, and sums over all of them.
+"""Data parallelism: ranks of the processes that :mod:`octavo.train.launch` or torchrun started, and sums over them.
 
-Every process holds the whole model and takes its part of each update (:func:`octavo.train.task.share`). Gradients are
-averaged by DDP; the loop turns the average into the sum and divides by the tokens of the whole update, so that the
-result does not depend on how tokens fall on processes.
+Every process holds the whole model and computes its share of each update (:func:`octavo.train.task.share`). DDP
+averages gradients; the loop turns the average into the sum and divides by the tokens of the whole update. So the
+result does not depend on how many tokens each process happens to get.
 """
 
 from __future__ import annotations

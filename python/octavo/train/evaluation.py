@@ -1,4 +1,4 @@
-"""Evaluations: made by the task, added up over processes, compared with the best so far."""
+"""Evaluation: the task measures, processes add up, and the result is compared with the best so far."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def evaluate(
     if metric is not None and metric not in named:
         raise TaskError(f"evaluate returned {', '.join(named) or 'nothing'}; the task's metric is '{metric}'")
     if not shared:
-        return processes.from_first(named)  # each did it all; one word counts where the last bit may differ
+        # Every process evaluated everything; rank 0's value is used, since the last bit may differ.
+        return processes.from_first(named)
     return _added_up(named, processes)
 
 

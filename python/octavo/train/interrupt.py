@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM: the step is finished, a checkpoint written, and the run ends; a second SIGINT ends it at once."""
+"""SIGINT and SIGTERM: the run finishes its step, writes a checkpoint and ends. A second SIGINT ends it at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Several processes on this machine, with no agent between them and their parent: signals and exit codes go straight.
+"""Starts the processes of a run on this machine, as torchrun does but without its agent.
 
-They find each other as those of torchrun do, through a store that the parent holds, and end with it
-(:mod:`octavo.children`).
+The parent passes signals on and returns their exit code itself. Workers find each other through a store that the
+parent holds, and end when it ends (:mod:`octavo.children`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from octavo import children
 
-# Seconds that processes have to end by themselves after one has failed, and after one has ended as it was told to.
+# Seconds of grace before workers are killed: after one of them has failed, and after one has ended on a signal.
 _AFTER_FAILURE, _AFTER_SIGNAL = 5.0, 120.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _TOLD = tuple(128 + number for number in _SIGNALS)

@@ -1,4 +1,4 @@
-"""Learning rates: a pure function of the number of the update, so that there is no state to save."""
+"""Learning-rate schedules: pure functions of the number of the update, so that a checkpoint holds no state for them."""
 
 from __future__ import annotations
 

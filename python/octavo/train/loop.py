@@ -1,4 +1,4 @@
-"""The training loop: updates, evaluations, checkpoints, and a way back after whatever happens."""
+"""The training loop: updates, evaluations, checkpoints, and resuming after a crash."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def train(
         interrupt = stack.enter_context(Interrupt())
         result = _Run(parts, folder, metrics, display, interrupt, tuple(callbacks)).go()
     if interrupt.number is not None and result.reason != "interrupted":
-        signals.raise_signal(interrupt.number)  # it came too late to stop the run; what follows it is stopped
+        signals.raise_signal(interrupt.number)  # it came after the last step: the caller gets the signal
     return result
 
 

@@ -1,7 +1,7 @@
-"""What a run writes down: ``metrics.jsonl``, one line per ``log_every`` steps and per evaluation, and ``run.json``.
+"""The log of a run: ``metrics.jsonl``, one line per ``log_every`` steps and per evaluation, and ``run.json``.
 
-Everything in a line is a function of the configuration, the task and the machine's arithmetic, but for the object under
-``clock``, which holds seconds and rates. So two runs are the same if their lines without ``clock`` are.
+The object ``clock`` in a line holds seconds and rates. All other fields are functions of the configuration, the task
+and the machine's arithmetic. So two runs are equal if their lines without ``clock`` are.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def write_run(folder: Path, config: TrainConfig, processes: Processes, facts: di
     try:
         starts = member(read_json(path), "starts", list, str(path)) if step else []
     except (OSError, OctavoError):
-        starts = []  # it is a record for people; its loss is no reason to stop
+        starts = []  # run.json is a record for people: a damaged one does not stop the run
     starts.append(
         {
             "step": step,

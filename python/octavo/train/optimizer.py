@@ -1,4 +1,4 @@
-"""The optimizer: AdamW with decay where it belongs, and the check that no parameter is forgotten."""
+"""The optimizer: AdamW without weight decay of vectors and scalars, and the check that it holds every parameter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Precision: autocast to 16 bits, and loss scaling for fp16. Weights, gradients and optimizer state stay float32."""
+"""Mixed precision: autocast to 16 bits, and loss scaling for fp16. Weights, gradients, optimizer state are float32."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Random number generators: seeds, and their state as plain tensors and numbers that a checkpoint can hold.
 
 Nothing here runs on import. A run owns its process: :func:`octavo.train.train` seeds the global generators of Python,
-numpy and torch, and does not put back what they held before.
+numpy and torch, and does not restore them at its end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How far a run has come: plain numbers that a checkpoint carries beside the tensors."""
+"""Counters of a run: plain numbers that a checkpoint holds beside the tensors."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What is trained on: the protocol between a task and the loop, and how an update's sequences are shared out.
+"""The protocol between a task and the loop, and how the sequences of an update are divided among processes.
 
-A task is any object with ``batch`` and ``loss``. Data is random access: what a batch holds depends on the number of the
-update and on positions inside it, never on what was asked for before. So the place in the data *is* the number of the
-update, a resumed run is exact, and a process takes its part of an update without knowing of the others.
+A task is any object with ``batch`` and ``loss``. Data is random access: a batch is a function of the number of the
+update and of positions inside it, not of earlier calls. So the number of the update *is* the position in the data, a resumed
+run is exact, and a process computes its share of an update independently of the others.
 
-Beyond the two, a task may have:
+Optional members:
 
 - ``evaluate(model) -> dict``: named numbers, or pairs ``(sum, count)`` that mean ``sum / count``. It runs in eval mode,
   without gradients, under the precision of the run. If its signature has ``rank`` and ``world``, evaluation is shared:

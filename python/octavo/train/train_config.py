@@ -15,7 +15,7 @@ SCHEDULES = ("constant", "linear", "cosine", "trapezoid")
 PRECISIONS = ("fp32", "bf16", "fp16")
 DEVICES = ("auto", "cpu", "cuda")
 
-# May differ between a run and its continuation: they change no number that the run computes.
+# Fields that may differ when a run is resumed: they change no number that it computes.
 HOUSEKEEPING = frozenset({"checkpoint_every", "keep", "device"})
 
 

@@ -1,4 +1,4 @@
-"""One update of the weights: micro-batches, their gradients added up, one division, clipping, one step."""
+"""One update of the weights: gradients summed over micro-batches, divided once by the tokens, clipped, applied."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from octavo.train.precision import Precision
 from octavo.train.task import has_state, share, to_device
 from octavo.train.train_config import TrainConfig
 
-# An fp16 run whose scale has fallen this low will not recover: the gradients are infinite at any scale.
+# Below this loss scale an fp16 run will not recover: its gradients are infinite at any scale.
 LEAST_SCALE = 2.0**-24
 
 
@@ -44,10 +44,10 @@ class Update:
 class Updater:
     """Makes updates of ``model`` with ``optimizer``; holds the wrappers for several processes and compilation.
 
-    ``unit`` is what every loss is divided by before its gradient is taken. It cannot be the tokens, known only when all
-    micro-batches of all processes have been seen; it is a power of two near them, so that dividing rounds nothing and
-    the gradients of fp16 lie where its loss scale expects them. The first update finds it; a continued run must use the
-    same.
+    ``unit`` divides every loss before its gradient is taken. The number of tokens cannot: it is known only after all
+    micro-batches of all processes. ``unit`` is a power of two near that number: division by it rounds nothing, and
+    fp16 gradients lie in the range that the loss scale expects. The first update chooses it; a resumed run must use
+    the same.
     """
 
     def __init__(
