@@ -1,8 +1,8 @@
 """The protocol between a task and the loop, and how the sequences of an update are divided among processes.
 
 A task is any object with ``batch`` and ``loss``. Data is random access: a batch is a function of the number of the
-update and of positions inside it, not of earlier calls. So the number of the update *is* the position in the data, a resumed
-run is exact, and a process computes its share of an update independently of the others.
+update and of positions inside it, not of earlier calls. So the number of the update *is* the position in the data, a
+resumed run is exact, and a process computes its share of an update independently of the others.
 
 Optional members:
 

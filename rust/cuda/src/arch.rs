@@ -1,4 +1,4 @@
-//! Architectures, and which of them a program is compiled for.
+//! GPU architectures, and the choice of the one that a program is compiled for.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What every launch must obey, whatever runs it.
+//! Limits of CUDA that every launch must obey, on a device or in the emulation.
 
 use crate::{Call, Error, Result};
 

@@ -1,4 +1,4 @@
-//! The driver, through cudarc: found at run time, asked nothing before it is known to be whole.
+//! NVIDIA's driver through cudarc: loaded at run time, and checked for every function before the first call.
 
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::catch_unwind;

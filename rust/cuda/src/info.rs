@@ -1,4 +1,4 @@
-//! What this machine has, and what it lacks: never an error.
+//! Driver, devices, NVRTC and kernel cache of this machine. A missing part is a reason in the result, never an error.
 
 use std::fs;
 use std::path::PathBuf;

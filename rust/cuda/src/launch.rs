@@ -1,4 +1,4 @@
-//! Launches of calls on a stream of PyTorch's.
+//! Launches calls on a stream of PyTorch.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -55,7 +55,7 @@ pub fn warmup(device: i32, calls: &[Call]) -> Result<()> {
     calls.iter().try_for_each(|call| device.modules.load(device, &call.program))
 }
 
-/// [`warmup`] for programs of which no call is at hand.
+/// [`warmup`] for programs without a call.
 pub fn warmup_programs(device: i32, programs: Vec<Program>) -> Result<()> {
     let device = Device::get(device)?;
     let _context = device.enter()?;

@@ -1,4 +1,4 @@
-//! Kernels loaded on a device, found again by their program.
+//! Modules loaded on a device, by program.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_int};
@@ -34,7 +34,7 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above.
 unsafe impl Sync for Kernel {}
 
-/// A program as a key: hashed by what is short, compared without reading texts that lie at one address.
+/// A program as a key: hashed by its short fields; texts at the same address are equal without being read.
 struct Key(Arc<Program>);
 
 impl Hash for Key {
@@ -115,7 +115,7 @@ fn kernel(device: &Device, module: sys::CUmodule, entry: &str, what: impl Fn() -
     };
     let threads = of(Fact::CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?;
     let still = of(Fact::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES)?;
-    // All that the device can give is allowed once and here, so that no launch has to ask, not even in a capture.
+    // The most dynamic shared memory is allowed once, here, so that no launch has to ask, not even in a capture.
     let shared = device.properties.shared_per_block.saturating_sub(still);
     let limit = c_int::try_from(shared).unwrap_or(0);
     let dynamic = Fact::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

@@ -1,4 +1,5 @@
-//! Programs and calls: all that there is between the makers of kernels and what compiles and launches them.
+//! [`Program`] (source and macros) and [`Call`] (kernel, grid, arguments): what operations produce, and what is compiled
+//! and launched.
 
 use std::fmt::Write as _;
 use std::sync::Arc;

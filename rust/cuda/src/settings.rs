@@ -1,4 +1,4 @@
-//! What the environment decides. This is the one place that reads it; Python adds where its packages lie.
+//! Settings from the environment. Only this module reads it; Python adds the folders of its packages.
 
 use std::env;
 use std::path::PathBuf;

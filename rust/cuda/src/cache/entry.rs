@@ -1,4 +1,4 @@
-//! The bytes of an entry: a mark, the hash of the rest, the length of the log, the log, the code.
+//! The bytes of an entry: magic number, hash of the rest, length of the compiler's log, log, code.
 
 use sha2::{Digest, Sha256};
 

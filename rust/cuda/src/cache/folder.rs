@@ -1,4 +1,4 @@
-//! Whether a folder can hold code that will run.
+//! Checks that a folder may hold code that will run: only its owner can write to it.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};

@@ -1,7 +1,7 @@
 //! Compiled kernels, kept in a folder between processes.
 //!
-//! An entry is code that will run, so a folder that others can write to is not used, and every entry carries the hash of
-//! what it holds.
+//! An entry is code that will run. So a folder that other users can write to is refused, and every entry carries the hash
+//! of its content.
 
 mod entry;
 mod folder;
@@ -22,7 +22,7 @@ use crate::{Program, Result};
 pub const CAP: u64 = 512 << 20;
 const SUFFIX: &str = "kernel";
 
-/// Names what was compiled: its source and everything that decides what becomes of it.
+/// Key of a compiled program: the hash of its source, options, target and compiler.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key([u8; 32]);
 

@@ -1,5 +1,5 @@
-//! The calls of each operation. All lengths are checked before a call is made; a tensor without elements needs none, and
-//! what parts it has are the caller's to fill with zeros.
+//! Launches of each codec operation. All lengths are checked before a launch is made. A tensor without elements needs no
+//! launch; the caller fills its parts, if any, with zeros.
 
 use octavo_core::format::Granularity;
 use octavo_core::{DType, Error, Format, Layout, Nonfinite, ScaleRule, Sizes};
@@ -13,7 +13,7 @@ use crate::{Argument, Call, Result, blocks};
 
 /// Units that a thread of `decode` has under way; IN_FLIGHT in the kernel.
 const IN_FLIGHT: u64 = 4;
-/// Outputs of more bytes leave the cache before anybody reads them: half of the largest one's 50 MB.
+/// Outputs of more bytes leave the L2 cache before they are read: half of the 50 MB of the largest L2.
 const EVICT_ABOVE: usize = 25 << 20;
 
 /// How to encode or quantize.

@@ -1,4 +1,4 @@
-//! From a format to the macros that specialize the kernels; kernels/codec/*.cu say what each means.
+//! The macros that specialize the codec kernels for a format. kernels/codec/*.cu document each macro.
 
 use octavo_core::codec::lowered::{Chooser, ExponentRule, Grid, Integers};
 use octavo_core::float::{exp2, floor_log2};
@@ -27,7 +27,7 @@ pub(super) fn of(format: Format, dtype: DType) -> Macros {
 }
 
 fn put(all: &mut Macros, name: &'static str, value: i64) {
-    // Beyond int's range a literal has to say so.
+    // A literal beyond the range of int needs a suffix.
     let suffix = if i32::try_from(value).is_ok() { "" } else { "LL" };
     all.push((name, if value < 0 { format!("({value}{suffix})") } else { format!("{value}{suffix}") }));
 }

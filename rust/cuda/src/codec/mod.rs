@@ -1,7 +1,7 @@
-//! Codecs on the device: calls that decode, encode and quantize tensors of every format, bit for bit as octavo-core does.
+//! Codecs on the GPU: launches that decode, encode and quantize tensors in every format, bit for bit as octavo-core does.
 //!
-//! Tensors are rows along the last dimension; the caller moves another axis there. Given scales lie in the parts before
-//! the call, chosen ones after it.
+//! Tensors are rows along the last dimension; the caller moves another axis there. Given scales are in the parts before
+//! the launch; chosen scales are written there by it.
 
 mod calls;
 mod gradient;

@@ -1,4 +1,4 @@
-//! The programs of a format, one for each thing that is done with it.
+//! The programs of a format: one for each of decode, encode, quantize, choosing scales, and gradients.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
@@ -58,7 +58,7 @@ pub(super) const fn decode_unit(format: Format, dtype: DType) -> usize {
     if matches!(dtype, DType::F32) && format.width().is_multiple_of(8) { 4 } else { UNIT }
 }
 
-/// Whether blocks of the format fit the kernel that finds their scale in passing.
+/// Whether blocks of the format fit the fused kernel, which chooses scale and codes of a block in one pass.
 pub(super) fn is_fused(format: Format) -> bool {
     let Granularity::Block(block) = format.granularity() else { return false };
     let unit = UNIT as u32;
@@ -66,7 +66,7 @@ pub(super) fn is_fused(format: Format) -> bool {
     chosen && block.is_power_of_two() && (unit..=32 * unit).contains(&block)
 }
 
-/// Programs that were made before: a call costs no texts.
+/// Programs made by earlier calls, so that a call formats no strings.
 type Made = RwLock<HashMap<(&'static str, Format, DType), Arc<Program>>>;
 static MADE: LazyLock<Made> = LazyLock::new(Made::default);
 

@@ -1,4 +1,4 @@
-//! Calls that choose scales before the elements are looked at.
+//! Calls that choose the scales of a tensor in a pass of their own, before elements are encoded.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ fn long(value: usize) -> Argument {
     Argument::I64(value as i64)
 }
 
-/// What is asked of the scales of a tensor.
+/// Which scales of a tensor to choose.
 pub(super) struct Scales<'a> {
     pub(super) format: Format,
     pub(super) dtype: DType,

@@ -1,4 +1,4 @@
-//! The memory that a call needs beside its tensors, and where in it everything lies.
+//! Scratch memory of a launch: its size, and its layout.
 
 use octavo_core::codec::lowered::Chooser;
 use octavo_core::format::Granularity;
@@ -15,15 +15,15 @@ const RECORD: usize = 64;
 /// Addresses inside the scratch memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scratch {
-    /// Pairs of words, zero before the call: what each group's values reach.
+    /// Pairs of words, zero before the launch: largest and lowest value of each group.
     pub(super) words: u64,
-    /// What chunks add to sums.
+    /// Partial sums of chunks.
     pub(super) records: u64,
-    /// What chunks add to gradients of scales.
+    /// Partial gradients of scales, of chunks.
     pub(super) terms: u64,
     /// Zero points, two bytes a group.
     pub(super) zeros: u64,
-    /// Scales, where nobody keeps them.
+    /// Scales, where the caller does not keep them.
     pub(super) parts: Parts,
     bytes: usize,
 }

@@ -1,4 +1,4 @@
-//! Rows of a tensor as the kernels walk them.
+//! The rows and units into which kernels divide a tensor.
 
 use octavo_core::format::Granularity;
 use octavo_core::{Error, Format, Layout, Sizes};
@@ -10,7 +10,7 @@ pub(super) const THREADS: u32 = 256;
 /// Elements that a thread of `encode` and `gradient` takes; UNIT_SIZE.
 pub(super) const UNIT: usize = 8;
 
-/// Rows, joined to a single one where nothing tells them apart.
+/// Rows of a tensor; joined to one row where neither scales nor bytes end at a row.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) rows: usize,

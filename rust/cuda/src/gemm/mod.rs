@@ -1,5 +1,5 @@
-//! Calls for exact products of integers: `kernels/linear/gemm.cu`, for few rows of x `narrow.cu`, and for many on Hopper
-//! `warpgroups.cu`.
+//! Launches of exact integer products: `kernels/linear/narrow.cu` for few rows of x, `warpgroups.cu` for large products
+//! on Hopper, `gemm.cu` for all others.
 
 mod warpgroups;
 
@@ -116,7 +116,7 @@ pub struct Gemm {
     /// Chunks or steps of a part of the columns, and parts.
     part: usize,
     parts: usize,
-    /// Blocks that a device has room for at a time, of a kernel whose blocks stay.
+    /// Blocks that are resident on the device at a time, for a persistent kernel.
     room: usize,
 }
 
@@ -244,7 +244,7 @@ impl Kernel {
     }
 }
 
-/// Whether so few rows of x go to the narrow kernel, which wants them in rows of 16 bytes.
+/// Whether a product with so few rows of x runs on the narrow kernel, which needs rows at multiples of 16 bytes.
 pub const fn is_narrow(m: usize) -> bool {
     m <= NARROW_ROWS
 }

@@ -1,4 +1,4 @@
-//! Large products on Hopper, by warpgroups: `kernels/linear/warpgroups.cu`.
+//! Launches of the kernel for large integer products on Hopper (`wgmma`): `kernels/linear/warpgroups.cu`.
 
 use super::Product;
 use crate::arch::Arch;
@@ -12,12 +12,12 @@ pub(super) const PARTS: &[(&str, &str)] = &[
     ("epilogue.cu", include_str!("../../kernels/linear/epilogue.cu")),
     ("warpgroups.cu", include_str!("../../kernels/linear/warpgroups.cu")),
 ];
-/// The one architecture whose instructions the kernel is made of.
+/// The one architecture that has the kernel's instructions.
 const ARCH: Arch = Arch::native(90);
 /// Sides of a tile of outputs, columns of a step.
 const TILE: [usize; 2] = [128, 256];
 pub(super) const STEP: usize = 128;
-/// Rows and columns of outputs that are worth a tile.
+/// Fewest rows and columns of outputs for which this kernel is chosen.
 const LEAST: usize = 128;
 /// Two warpgroups that multiply, one that copies.
 pub(super) const THREADS: u32 = 384;

@@ -1,4 +1,4 @@
-//! Codes as bytes: which formats the int8 tensor cores can multiply, and how their codes become bytes.
+//! Formats whose codes the int8 tensor cores can multiply as bytes, and how codes become bytes.
 
 use octavo_core::format::{Granularity, ScaleType};
 use octavo_core::{Format, Layout, Packed, Sizes, ValuesMut, codec, pack_rows};
@@ -30,8 +30,8 @@ pub(crate) struct Bytes {
 const UNITS: std::ops::RangeInclusive<i32> = -120..=120;
 
 impl Bytes {
-    /// `None` for formats wider than 8 bits, those whose numbers are no small integers, and those with several scales a
-    /// number.
+    /// `None` for formats wider than 8 bits, formats whose values are not small integers, and formats with several scales
+    /// an element.
     pub(crate) fn of(format: Format) -> Result<Option<Self>> {
         let width = format.width();
         if width > 8 || format.scales_per_group() > 1 {

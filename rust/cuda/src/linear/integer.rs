@@ -1,4 +1,4 @@
-//! Products in integers of inputs that are quantized on the way: the twin of `octavo_core::linear::multiply_integer`.
+//! Integer products that quantize their inputs first: the twin of `octavo_core::linear::multiply_integer`.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ const PARTS: &[(&str, &str)] = &[
     ("values.cu", include_str!("../../kernels/linear/values.cu")),
     ("quantize.cu", include_str!("../../kernels/linear/quantize.cu")),
 ];
-/// Stretches of x whose largest magnitudes are found apart.
+/// Parts of x whose absmax is found by one block each.
 const STRETCHES: usize = 256;
 
 /// `y = quantize(x) W^T`, by addresses.

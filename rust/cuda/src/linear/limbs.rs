@@ -1,4 +1,4 @@
-//! Products with few rows of x, on the int8 tensor cores: `kernels/linear/limbs.cu`.
+//! Launches of products with up to 16 rows of x on the int8 tensor cores: `kernels/linear/limbs.cu`.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ const INSIDE: usize = 4;
 const SHARED: usize = 48 << 10;
 /// Rows of x, at most.
 const MOST: usize = 16;
-/// Sums that a lane has registers for.
+/// Accumulators that a lane has registers for.
 const MOST_SUMS: usize = 16;
 
 /// Products that this kernel takes, and how it does them.
@@ -36,7 +36,7 @@ pub struct Limbs {
     program: Arc<Program>,
     /// Rows of x that the program is made for.
     rows: usize,
-    /// Makes limbs in each block, else once before.
+    /// Each block splits x into limbs itself; otherwise a kernel before it does so once.
     inside: bool,
     /// Chunks of a part.
     part: usize,
@@ -49,8 +49,8 @@ pub struct Limbs {
 }
 
 impl Limbs {
-    /// `None` where the product is none of this kernel's: more than 16 rows of x, fewer where
-    /// blocks are short, numbers that are no bytes, other blocks.
+    /// `None` where the kernel does not take the product: more than 16 rows of x (fewer for short blocks), values that
+    /// are not bytes, unusual block sizes.
     pub fn new(linear: &Linear, device: Device) -> Result<Option<Self>> {
         let sizes = linear.check()?;
         let group = group(linear.format) as usize;

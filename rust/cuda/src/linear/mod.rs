@@ -1,4 +1,4 @@
-//! Calls for products with packed weights: the twins of `octavo_core::linear`.
+//! Launches of products with packed weights: the twins of `octavo_core::linear`.
 
 mod elements;
 mod integer;
@@ -19,7 +19,7 @@ use octavo_core::{DType, Format, Layout, Sizes};
 use crate::arch::{Arch, OLDEST};
 use crate::{Argument, Error, Properties, Result, properties, settings};
 
-/// What makers of calls need to know about a device.
+/// Properties of a device that decide how a product is launched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Device {
     /// Streaming multiprocessors.
@@ -112,7 +112,7 @@ pub(crate) const fn code(dtype: DType) -> i32 {
     }
 }
 
-/// An `int` argument; what [`Linear::check`] lets through fits.
+/// An `int` argument; sizes that passed [`Linear::check`] fit.
 pub(crate) const fn int(v: usize) -> Argument {
     Argument::I32(v as i32)
 }

@@ -1,4 +1,4 @@
-//! Products with some rows of x, on the bfloat16 tensor cores: `kernels/linear/parts.cu`.
+//! Launches of products with up to 64 rows of x on the bfloat16 tensor cores: `kernels/linear/parts.cu`.
 
 use std::sync::Arc;
 
@@ -39,8 +39,8 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// `None` where the product is none of this kernel's: more than 64 rows of x, codes of more than 8 bits, several scales a
-    /// number.
+    /// `None` where the kernel does not take the product: more than 64 rows of x, codes of more than 8 bits, several
+    /// scales an element.
     pub fn new(linear: &Linear, device: Device) -> Result<Option<Self>> {
         let sizes = linear.check()?;
         let format = linear.format;
@@ -48,7 +48,7 @@ impl Parts {
         if none || format.width() > 8 || format.scales_per_group() > 1 {
             return Ok(None);
         }
-        // Float32 inputs have three parts, whose products all count; halves are rounded before the third would.
+        // Float32 has three parts. 16-bit inputs have 16-bit outputs, which are too coarse for a third part to matter.
         let (x_parts, limit, most) = match linear.x.dtype {
             DType::F32 => (3, 3, 16),
             DType::F16 => (2, 2, 32),

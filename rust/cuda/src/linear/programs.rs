@@ -1,4 +1,4 @@
-//! The programs of products with weights of a format, for what is compiled ahead of time.
+//! The programs that products with weights of a format may need, for compilation ahead of time.
 
 use octavo_core::format::Element;
 use octavo_core::{DType, Format};
@@ -11,7 +11,7 @@ use crate::gemm::{Bias, Gemm, Output, Product, Scales};
 /// Rows of inputs that go to different kernels of integer products.
 const ROWS: [usize; 4] = [1, 16, 64, 4096];
 
-/// What large layers need: aligned, with and without a batch, all dtypes. Odd shapes compile at their first use.
+/// Programs for large aligned layers, one row and batches, all dtypes. Odd shapes compile at their first use.
 pub fn programs(format: Format, arch: Arch) -> Vec<Program> {
     let device = Device { multiprocessors: 132, arch };
     let (n, k, wide) = (4096, 4096, 32_768);

@@ -1,4 +1,4 @@
-//! Which kernel a product goes to. Plans are kept: a product is asked for again and again.
+//! Choice of the kernel for a product. Plans are cached, since a layer asks for the same product in every call.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
@@ -20,7 +20,7 @@ pub enum Way {
     Parts(Parts),
 }
 
-/// All that a plan depends on.
+/// Key of a plan: everything that it depends on.
 #[derive(PartialEq, Eq, Hash)]
 struct Key {
     format: Format,
@@ -31,7 +31,7 @@ struct Key {
     device: Device,
 }
 
-/// The kernel for a product; `None` where decoded weights are the better way, or the only one.
+/// The kernel for a product; `None` where multiplying decoded weights is faster, or the only way.
 ///
 /// # Errors
 /// [`crate::Error::Core`] for sizes and addresses that cannot be.

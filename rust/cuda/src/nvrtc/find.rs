@@ -1,4 +1,4 @@
-//! Where the compiler is looked for, and what is said where it is not.
+//! The search for NVRTC, and the error that lists every place that was tried.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What the assembler says about kernels: registers, spills, memory.
+//! Parser of the assembler's report (`ptxas -v`): registers, spills and memory of each kernel.
 
 /// What one kernel takes, as `ptxas -v` reports it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! NVRTC, the compiler: found at run time, never linked.
 //!
-//! Bound by hand rather than through cudarc, whose loader knows bare names only and panics where there is none.
+//! Bound by hand, not through cudarc: its loader tries bare library names only, and panics where it finds none.
 
 mod find;
 mod log;
@@ -191,7 +191,7 @@ impl Nvrtc {
 
 /// All options for a target, in the order they are given.
 ///
-/// Line numbers, which triple the code's size, are for those who look for a fault: who waits after every launch.
+/// Line numbers triple the size of the code, so they are on only where launches are synchronous to find a fault.
 pub(crate) fn options(target: Target) -> Vec<String> {
     let architecture = format!("--gpu-architecture={target}");
     let lines = settings::synchronize().then(|| "-lineinfo".to_owned());
