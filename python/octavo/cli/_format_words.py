@@ -89,9 +89,9 @@ def describe(fmt: Format) -> str:
         case "uint":
             return "(code - zero point) * scale"
         case "minifloat":
-            return _MINIFLOATS.get(text) or _float_bits(width, int(re.match(r"e(\d+)", text)[1]))
+            return _MINIFLOATS.get(text) or _float_bits(width, _number(r"e(\d+)", text))
         case "denorm" | "bm":
-            return _float_bits(width, int(re.match(r"[a-z]+\d+e(\d+)", text)[1]))
+            return _float_bits(width, _number(r"[a-z]+\d+e(\d+)", text))
         case "log" | "blog":
             return f"0 and ±2^e, {width - 1} exponent bits"
         case "binary":
@@ -140,3 +140,10 @@ def list_values(fmt: Format) -> list[float] | None:
         return fmt.values()
     except FormatError:
         return None
+
+
+def _number(pattern: str, text: str) -> int:
+    """Return the number that a pattern finds at the beginning of a text that it fits."""
+    found = re.match(pattern, text)
+    assert found is not None
+    return int(found[1])

@@ -58,7 +58,7 @@ def run(
     from octavo.systems.sentences.text_encoder import find
 
     wanted = parse_formats(formats)
-    tensors = Checkpoint.open(find(model) if model else path).tensors()
+    tensors = Checkpoint.open(path if path is not None else find(model or "")).tensors()
     names = select(tensors, tensor)
     with progress("comparing", sum(tensors[name].nbytes for name in names)) as done:
         compared = compare_formats(tensors, wanted, glob=tensor, scale=scale, progress=done)

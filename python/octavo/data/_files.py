@@ -7,7 +7,7 @@ import io
 import lzma
 import os
 import zlib
-from typing import Any
+from typing import IO, Any
 
 from octavo._streams import naming
 
@@ -52,13 +52,13 @@ class Source(io.RawIOBase):
         self._file.close()
         super().close()
 
-    def content(self) -> io.BufferedReader:
+    def content(self) -> IO[bytes]:
         """Return the content, decompressed if the first bytes say so; reading raises DAMAGED where it is not whole."""
         if self.first == XZ:
             return io.BufferedReader(_Xz(self), _CHUNK)
         plain = io.BufferedReader(self, _CHUNK)
         if self.first[: len(GZIP)] == GZIP:
-            return io.BufferedReader(gzip.GzipFile(fileobj=plain), _CHUNK)  # type: ignore[arg-type]
+            return io.BufferedReader(gzip.GzipFile(fileobj=plain), _CHUNK)
         return plain
 
 

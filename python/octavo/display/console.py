@@ -73,9 +73,10 @@ def print_table(out: Console, rows: Table) -> None:
 
 def plain_text(rows: Table) -> str:
     """Return a table as text, without colour and the spaces that pad the last column."""
-    out = _Console(file=io.StringIO(), width=PLAIN_WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
+    written = io.StringIO()
+    out = _Console(file=written, width=PLAIN_WIDTH, color_system=None, markup=False, emoji=False, highlight=False)
     print_table(out, rows)
-    return out.file.getvalue().rstrip("\n")
+    return written.getvalue().rstrip("\n")
 
 
 def print_json(value: object) -> None:

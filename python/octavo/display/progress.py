@@ -29,13 +29,13 @@ class Progress:
     @contextmanager
     def stage(self, label: str, total: int) -> Iterator[Callable[[], None]]:
         """Yield what is called after each part."""
-        done = 0
-        if callable(self._how):
+        done, how = 0, self._how
+        if not isinstance(how, bool):
 
             def advance() -> None:
                 nonlocal done
                 done += 1
-                self._how(label, done, total)
+                how(label, done, total)
 
             yield advance
         elif self._how and sys.stderr.isatty():

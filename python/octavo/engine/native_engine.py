@@ -136,7 +136,9 @@ class Engine:
         if failures and errors == "raise":
             place, reason = failures[0]
             raise DataError(f"line {place + 1}: {reason}")
-        answers: list[str | DataError] = list(found) if failures else found
+        if not failures:
+            return found
+        answers: list[str | DataError] = list(found)
         for place, reason in failures:
             answers[place] = DataError(reason)
         return answers

@@ -20,6 +20,7 @@ from octavo.errors import ContainerError
 
 if TYPE_CHECKING:
     from octavo.container import TensorEntry
+    from octavo.tensor import PackedTensor
 
 # Tables that a model computes for itself, such as masks and positions: bytes of one, and of all that it keeps, beside
 # the bytes of the file.
@@ -71,7 +72,7 @@ class Extent:
         return cls._of_sizes(sizes, what, values)
 
     @classmethod
-    def of_tensors(cls, tensors: Mapping[str, Tensor], what: str, values: Mapping[str, Any]) -> Extent:
+    def of_tensors(cls, tensors: Mapping[str, Tensor | PackedTensor], what: str, values: Mapping[str, Any]) -> Extent:
         """Return the extent of a model that these tensors are for."""
         return cls._of_sizes([(tensor.numel(), tensor.nbytes) for tensor in tensors.values()], what, values)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from octavo.folder.transformers_door import CONFIG, extent_of, foreign, known, l
 
 if TYPE_CHECKING:
     from octavo.folder.weight_files import Checkpoint
+
+M = TypeVar("M", bound=nn.Module)
 
 # What layers allocate their weights with. Other constructors (arange, zeros, ...) make the small tables that a model
 # computes for itself and no file holds, such as positions: they must have values.
@@ -41,7 +43,7 @@ class _WithoutWeights(TorchFunctionMode):
         self._extent = extent
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = dict(kwargs or {})
         filled = args[0] if args else kwargs.get("tensor")
@@ -58,7 +60,7 @@ class _WithoutWeights(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def build(factory: Callable[[], nn.Module], extent: Extent | None = None) -> nn.Module:
+def build(factory: Callable[[], M], extent: Extent | None = None) -> M:
     """Return what ``factory`` makes, with weights that take no memory.
 
     ``extent``: what it may allocate. Raises ModelError for what is no module, ContainerError beyond the extent.
@@ -97,6 +99,6 @@ def build_class(folder: Path, architecture: Any, config: Any, extent: Extent) ->
 
 
 def _architecture(transformers: Any, name: str) -> Any:
-    found = getattr(transformers, name, None)
+    found: Any = getattr(transformers, name, None)
     is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
     return found if is_model and isinstance(found.config_class, type) else None

@@ -90,8 +90,9 @@ class Adapters(nn.Module):
         delattr(layer, ATTRIBUTE)
 
 
-def _add_update(layer: nn.Module, args: tuple, kwargs: dict[str, Any], y: Tensor) -> Tensor:
-    own: Adapters = layer.lora
+def _add_update(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], y: Tensor) -> Tensor:
+    own = layer.lora
+    assert isinstance(own, Adapters)
     if own.active is None or own.kept is not None:
         return y
     x = args[0] if args else kwargs["input"]

@@ -17,7 +17,7 @@ from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.lora.adapter import ATTRIBUTE, Adapters, adapters
 from octavo.lora.insert import DEFAULT, add_empty
 from octavo.lora.lora_config import LoraConfig
-from octavo.lora.select import target_paths, trained_paths
+from octavo.lora.select import as_linear, target_paths, trained_paths
 from octavo.nn.packed_layer import FORMAT, PARTS
 from octavo.nn.stored_scales import format_bytes
 from octavo.tensor import PackedTensor
@@ -37,7 +37,7 @@ def save_adapters(
     layers = adapters(model)
     name = name or next((own.active for own in layers.values() if own.active), None)
     held = {place: own for place, own in layers.items() if name in own.names()}
-    if not held:
+    if name is None or not held:
         raise ModelError(f"lora: no adapter {name!r} to save" if name else "lora: no adapter is active; give its name=")
     config = getattr(next(iter(held.values())), name).config
     tensors: dict[str, Tensor | PackedTensor] = {}
@@ -75,8 +75,7 @@ def load_adapters(
             f"{file}: the adapter was trained on another base; this model's frozen tensors differ in name, shape, "
             "dtype or bytes"
         )
-    tensors = container.load(path)
-    _check(model, tensors, config, file)
+    tensors = _checked(model, container.load(path), config, file)
     made = add_empty(model, config, name, inplace=inplace)
     for place, own in adapters(made).items():
         if name in own.names():
@@ -110,7 +109,7 @@ def base_hash(model: nn.Module, config: LoraConfig | None = None) -> str:
         value = state[key]
         if isinstance(value, Tensor):
             digest.update(f"{key}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
-            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+            digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -141,11 +140,14 @@ def _trained(model: nn.Module, config: LoraConfig) -> dict[str, Tensor]:
     }
 
 
-def _check(model: nn.Module, tensors: Mapping[str, Any], config: LoraConfig, file: str) -> None:
-    """Raise ContainerError where the file's tensors are not the ones that the model needs."""
+def _checked(
+    model: nn.Module, tensors: Mapping[str, Tensor | PackedTensor], config: LoraConfig, file: str
+) -> dict[str, Tensor]:
+    """Return the file's tensors. Raises ContainerError where they are not the ones that the model needs."""
+    plain: dict[str, Tensor] = {}
     wanted = {key: tuple(value.shape) for key, value in _trained(model, config).items()}
     for place in target_paths(model, config):
-        layer = model.get_submodule(place)
+        layer = as_linear(model.get_submodule(place))
         wanted[_part(place, "A")] = (config.rank, layer.in_features)
         wanted[_part(place, "B")] = (layer.out_features, config.rank)
     for key in sorted(wanted.keys() | tensors.keys()):
@@ -158,3 +160,5 @@ def _check(model: nn.Module, tensors: Mapping[str, Any], config: LoraConfig, fil
             raise ContainerError(f"{file}: {key} has shape {tuple(tensor.shape)}, expected a plain {wanted[key]}")
         if key.rpartition(".")[0].endswith(ATTRIBUTE) and not tensor.is_floating_point():
             raise ContainerError(f"{file}: {key} has dtype {tensor.dtype}; accepted are floats")
+        plain[key] = tensor
+    return plain

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from octavo.errors import ModelError, NonFiniteError, OctavoError
 from octavo.lora.adapter import Adapters, Kept, adapters
 from octavo.lora.insert import refuse_fused
-from octavo.nn import PackedLayer, PackedLinear, Quantizer, QuantLinear
+from octavo.nn import PackedLinear, Quantizer, QuantLinear
 from octavo.ops.codec import encode
 from octavo.tensor import PackedTensor
 
@@ -108,18 +108,21 @@ def _restore(model: nn.Module, layers: Mapping[str, Adapters]) -> None:
 
 
 def _fuse_layer(path: str, layer: nn.Module, own: Adapters) -> FusedLayer:
+    assert own.active is not None  # fuse looks at no other
     delta = getattr(own, own.active).delta()
     try:
-        if isinstance(layer, PackedLayer):
+        if isinstance(layer, PackedLinear):
             return _fuse_packed(path, layer, own, delta)
-        if isinstance(layer, QuantLinear) and layer.weight_quantizer is not None and layer.weight_quantizer.enabled:
-            return _fuse_quantized(path, layer, own, delta)
+        quantizer = layer.weight_quantizer if isinstance(layer, QuantLinear) else None
+        if isinstance(layer, QuantLinear) and quantizer is not None and quantizer.enabled:
+            return _fuse_quantized(path, layer, quantizer, own, delta)
+        assert isinstance(layer, nn.Linear)
         return _fuse_float(path, layer, own, delta)
     except OctavoError as error:
         raise type(error)(f"lora: {path or 'the layer'}: {error}") from None
 
 
-def _fuse_float(path: str, layer: nn.Module, own: Adapters, delta: Tensor) -> FusedLayer:
+def _fuse_float(path: str, layer: nn.Linear, own: Adapters, delta: Tensor) -> FusedLayer:
     old = layer.weight
     wanted = old.double() + delta
     new = _finite(wanted, old.dtype)
@@ -153,9 +156,9 @@ def _fuse_packed(path: str, layer: PackedLinear, own: Adapters, delta: Tensor) -
     return _rounded(path, old, new, wanted, before, delta)
 
 
-def _fuse_quantized(path: str, layer: QuantLinear, own: Adapters, delta: Tensor) -> FusedLayer:
+def _fuse_quantized(path: str, layer: QuantLinear, quantizer: Quantizer, own: Adapters, delta: Tensor) -> FusedLayer:
     """The sum goes into the float weight, and a quantizer of its own chooses fixed scales anew."""
-    quantizer, weight = layer.weight_quantizer, layer.weight
+    weight = layer.weight
     old = quantizer.encode(weight.detach())
     before = old.decode(torch.float32)
     wanted = before.double() + delta

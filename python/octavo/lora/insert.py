@@ -12,7 +12,8 @@ from torch import nn
 from octavo.errors import DTypeError, ModelError
 from octavo.lora.adapter import ATTRIBUTE, Adapter, Adapters, adapters
 from octavo.lora.lora_config import LoraConfig
-from octavo.lora.select import target_paths, trained_paths
+from octavo.lora.select import as_linear, target_paths, trained_paths
+from octavo.nn import PackedLinear
 
 DEFAULT = "default"
 
@@ -54,11 +55,11 @@ def add_empty(model: nn.Module, config: LoraConfig, name: str, *, inplace: bool)
     _check_name(model, name, config)
     paths = target_paths(model, config)
     for path in paths:
-        _check_rank(path, model.get_submodule(path), config.rank)
+        _check_rank(path, as_linear(model.get_submodule(path)), config.rank)
     if not inplace:
         model = copy.deepcopy(model)
     for path in paths:
-        layer = model.get_submodule(path)
+        layer = as_linear(model.get_submodule(path))
         own = getattr(layer, ATTRIBUTE, None)
         if own is None:
             own = Adapters()
@@ -101,7 +102,7 @@ def refuse_fused(layers: Mapping[str, Adapters], what: str) -> None:
         raise ModelError(f"lora: {fused}: the adapter is fused, so that {what} would mix two; unfuse or commit first")
 
 
-def _check_rank(path: str, layer: nn.Module, rank: int) -> None:
+def _check_rank(path: str, layer: nn.Linear | PackedLinear, rank: int) -> None:
     """Refuse a rank above both sides. One above the smaller side is allowed: one rank serves a whole model."""
     largest = max(layer.in_features, layer.out_features)
     if rank > largest:

@@ -73,6 +73,7 @@ class LoraConfig:
     @property
     def scaling(self) -> float:
         """What B A is multiplied with."""
+        assert self.alpha is not None  # the constructor sets it
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
     def as_dict(self) -> dict[str, Any]:

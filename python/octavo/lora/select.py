@@ -46,6 +46,12 @@ def trained_paths(model: nn.Module, config: LoraConfig) -> list[str]:
     return paths
 
 
+def as_linear(module: nn.Module) -> nn.Linear | PackedLinear:
+    """Return a layer that an adapter goes on, as what it is."""
+    assert isinstance(module, nn.Linear | PackedLinear)
+    return module
+
+
 def _is_linear(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear | PackedLinear)
 

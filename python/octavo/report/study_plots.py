@@ -121,7 +121,7 @@ def _families(rows: Rows) -> list[str]:
     return [family for family in dict.fromkeys(row["family"] for row in rows) if family != "fp32"]
 
 
-def line_style(position: int) -> dict[str, str]:
+def line_style(position: int) -> dict[str, Any]:
     """Return colour and marker of the line at a position."""
     # Colour and marker repeat with different periods, so that no two of eighty families look the same.
     return {"color": COLOURS[position % len(COLOURS)], "marker": _MARKERS[position % len(_MARKERS)]}

@@ -84,7 +84,9 @@ class Journal:
         studies write: its id is of the settings alone.
         """
         record = self._found.get(identity(settings))
-        for name in facts if record is not None else ():
+        if record is None:
+            return None
+        for name in facts:
             value = member(record, name, _FACTS[name], str(self.path), error=DataError)
             for number in value.values() if name == "result" else ():
                 if type(number) is not int:

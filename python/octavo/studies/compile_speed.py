@@ -68,7 +68,7 @@ class Compile:
         """Return one of the models, always with the same weights."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            made = Classifier(
+            made: nn.Module = Classifier(
                 ClassifierConfig(
                     vocabulary=VOCABULARY,
                     width=self.width,

@@ -64,7 +64,7 @@ class Formats:
         )
         if weight is None:
             return []
-        chosen = {"weights": weight}
+        chosen: dict[str, str | None] = {"weights": weight}
         if "both" in self.modes:
             given = [f"{weight} input={text}" for text in candidates.inputs(name, width)]
             chosen["both"] = self._closest(laboratory, name, width, "both", given)

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +108,7 @@ def measured(
         octavo.save_model(packed, folder / "model")
         container.save(flat(inputs), folder / INPUTS)
         told = _probe(folder, blueprint)
-        answers = container.load(folder / ANSWERS)["classes"].clone()
+        answers = cast("Tensor", container.load(folder / ANSWERS)["classes"]).clone()
         size = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
     with torch.inference_mode():
         here = torch.cat([classes(call(simulated, batch)) for batch in inputs])

@@ -8,10 +8,10 @@ import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import octavo
 from octavo import container
@@ -25,7 +25,8 @@ _STATUS = Path("/proc/self/status")
 
 def main(folder: Path, blueprint: dict[str, Any]) -> dict[str, int]:
     """Load ``folder/model``, answer ``folder/inputs.safetensors``, and return resident bytes at three moments."""
-    given = batches({name: tensor.clone() for name, tensor in container.load(folder / INPUTS).items()})
+    stored = cast("dict[str, Tensor]", container.load(folder / INPUTS))
+    given = batches({name: tensor.clone() for name, tensor in stored.items()})
     factory = maker(blueprint)
     rehearse(blueprint, folder / "rehearsal", given[0])
     gc.collect()
@@ -67,8 +68,10 @@ def rehearse(blueprint: dict[str, Any], folder: Path, batch: Any) -> None:
         case _:
             import transformers
 
-            shape = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
-            small = transformers.BertForSequenceClassification(transformers.BertConfig(vocab_size=2, **shape))
+            shape = transformers.BertConfig(
+                vocab_size=2, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8
+            )
+            small = transformers.BertForSequenceClassification(shape)
     packed = octavo.pack_model(octavo.quantize_model(small.eval(), "mxint8", progress=False))
     octavo.save_model(packed, folder)
     ones = {key: torch.ones_like(item) for key, item in flat([batch]).items()}

@@ -47,8 +47,8 @@ def width_table(rows: Rows) -> Table:
     for (family, width), found in pairs.items():
         cells = []
         for method in ("ptq", "qat") if trained else ("ptq",):
-            row = found.get(method) or (found.get("fp32") if method == "ptq" else None)
-            cells += ["", ""] if row is None else [accuracy_cell(row), _difference(row)]
+            best = found.get(method) or (found.get("fp32") if method == "ptq" else None)
+            cells += ["", ""] if best is None else [accuracy_cell(best), _difference(best)]
         made.add_row(family, str(width), *cells)
     return made
 

@@ -12,12 +12,13 @@ from octavo.systems.sentences import sentiment
 from octavo.systems.sentences.classifier import kinds
 from octavo.systems.sentences.classifier.training_run import MODEL, RECIPES, train_classifier
 from octavo.systems.sentences.sentiment import Split
+from octavo.systems.sentences.text_encoder import MINILM
 
 POLYNOMIALS = "polynomials"
 NAMES = (*kinds.KINDS, POLYNOMIALS)
 TRAINING = "training"  # the folder, inside that of the study, in which a model is trained
 _LINES = 40_000  # training lines of the task that needs no download
-_JUDGED = {kinds.TINY: 512, kinds.MINILM: 256}
+_JUDGED = {kinds.TINY: 512, MINILM: 256}
 
 Tell = Callable[[str], None]
 
@@ -47,7 +48,7 @@ def open_subject(
                 "the model 'polynomials' comes with its weights and lines; leave out --data and --trained"
             )
         return PolynomialSubject(lines=200 if quick else 2000, judged=128 if quick else 512)
-    if name == kinds.MINILM and data is None:
+    if name == MINILM and data is None:
         raise SettingError(
             f"the model 'minilm' reads sentences: give --data FOLDER with {sentiment.TRAIN} and {sentiment.TEST}"
         )

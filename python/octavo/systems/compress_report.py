@@ -25,7 +25,10 @@ REPORTS = ("report.json", "report.md")
 class Outcome(Protocol):
     """What packing did to the model's job."""
 
-    task: str
+    @property
+    def task(self) -> str:
+        """Name of the job."""
+        ...
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, by the name of what was measured."""

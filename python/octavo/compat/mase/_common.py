@@ -1,6 +1,7 @@
 """What the families share: checks at the door, the straight-through gradient, MASE's treatment of tiny values."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,11 +19,11 @@ LOG2_GUARD = 1e-9
 
 class _StraightThrough(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, quantize: Callable[[Tensor], Tensor]) -> Tensor:
         return quantize(x)
 
     @staticmethod
-    def backward(ctx, gradient: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 

@@ -125,8 +125,9 @@ class _Reader:
 
     def _resolve(self, what: str, matches: Any) -> list[str]:
         """Return the layers whose path or name in MASE's graph matches."""
-        found = [path for path in self.paths if matches(path)]
-        found = found or [path for path in self.paths if matches(path.replace(".", "_"))]
+        paths = self.paths or []
+        found = [path for path in paths if matches(path)]
+        found = found or [path for path in paths if matches(path.replace(".", "_"))]
         if not found:
             self.note(what, "left out: no layer has this name, which MASE would not have said")
         return found
@@ -138,7 +139,8 @@ class _Reader:
         """Add a rule. An entry of MASE decides about all roles, so those it does not name are kept."""
         kept = {role: KEEP for role in self.given if role not in gives}
         if gives or kept:
-            self.rules.append(Rule(**selector, **gives, **kept))
+            arguments: dict[str, Any] = {**selector, **gives, **kept}
+            self.rules.append(Rule(**arguments))
         self.given.update(gives)
 
     def _read(self, where: str, entry: Any) -> dict[str, Format | str]:
@@ -151,7 +153,8 @@ class _Reader:
             return {}
         if name == "integer" and config.get("floor"):
             name = "integer_floor"
-        gives, used = {}, {"name", "bypass", "floor"}
+        gives: dict[str, Format | str] = {}
+        used = {"name", "bypass", "floor"}
         for prefix, role in _ROLES.items():
             values = {key.removeprefix(f"{prefix}_"): config[key] for key in config if key.startswith(f"{prefix}_")}
             if values and any(value not in _NOTHING for value in values.values()):

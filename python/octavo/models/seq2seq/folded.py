@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from octavo.models.seq2seq.hybrid import Block, HybridSeq2Seq
+from octavo.models.seq2seq.hybrid import HybridSeq2Seq
 from octavo.models.seq2seq.interface import END, PAD, START, Seq2Seq, State, Tensors
 from octavo.models.seq2seq.key_value_cache import append, slabs
-from octavo.models.seq2seq.layers import Attention, last, padding_mask, reverse
+from octavo.models.seq2seq.layers import Attention, last, lstm_parameters, padding_mask, reverse, stack
 
 # The logit of what is no answer; finite, so that no sum with it is NaN.
 NEVER = -1e30
@@ -41,7 +41,7 @@ class FoldedHybrid(Seq2Seq):
         """Fold the weights of ``model``, which stays as it is."""
         super().__init__()
         self.config = model.config
-        blocks = [block for block in model.blocks if isinstance(block, Block)]
+        blocks = model.blocks
         encoder, embedding = model.encoder, model.source_embedding
         directions = [_recurrent(embedding, lstm) for lstm in (encoder.forwards, encoder.backwards)]
         self._keep("encoder_table", torch.cat([table for table, _ in directions]), dtype)
@@ -55,13 +55,11 @@ class FoldedHybrid(Seq2Seq):
         query, bias, kept, output = _attention(model.self_attention, model.self_norm, model.self_norm)
         self.self_input = _linear(torch.cat([query, kept]), functional.pad(bias, (0, len(kept))), dtype)
         self.self_output = _linear(*output, dtype)
-        self.queries = nn.ModuleList(_linear(query, bias, dtype) for query, bias, _, _ in crosses)
-        self.mixers = nn.ModuleList(_linear(*output, dtype) for _, _, _, output in crosses)
+        self.queries = stack(_linear(query, bias, dtype) for query, bias, _, _ in crosses)
+        self.mixers = stack(_linear(*output, dtype) for _, _, _, output in crosses)
         forwards = [(block.feedforward, block.feedforward_norm) for block in blocks]
-        self.expands = nn.ModuleList(_linear(*_normed(layer.expand, norm), dtype) for layer, norm in forwards)
-        self.contracts = nn.ModuleList(
-            _linear(_weight(layer.contract), _bias(layer.contract), dtype) for layer, _ in forwards
-        )
+        self.expands = stack(_linear(*_normed(layer.expand, norm), dtype) for layer, norm in forwards)
+        self.contracts = stack(_linear(_weight(layer.contract), _bias(layer.contract), dtype) for layer, _ in forwards)
         weight, bias = _normed(model.output, model.output_norm)
         weight[:END], bias[:END] = 0, NEVER
         self.output = _linear(weight, bias, dtype)
@@ -198,8 +196,8 @@ def _normed(layer: nn.Linear, norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
 
 def _recurrent(embedding: nn.Embedding, lstm: nn.LSTM) -> tuple[Tensor, Tensor]:
     """Return what each token adds to the gates ``[V, 4 units]`` and the matrix of the hidden state, gates last."""
-    inputs, hidden = lstm.weight_ih_l0.detach().double(), lstm.weight_hh_l0.detach().double()
-    table = _weight(embedding) @ inputs.T + lstm.bias_ih_l0.detach().double() + lstm.bias_hh_l0.detach().double()
+    inputs, hidden, input_bias, hidden_bias = (part.detach().double() for part in lstm_parameters(lstm))
+    table = _weight(embedding) @ inputs.T + input_bias + hidden_bias
     enter, forget, candidate, leave = torch.arange(table.shape[1], device=table.device).chunk(4)
     order = torch.cat([enter, forget, leave, candidate])
     return table[:, order], hidden.T[:, order].contiguous()

@@ -14,6 +14,7 @@ from octavo.models.seq2seq.layers import (
     lstm_states,
     lstm_step,
     padding_mask,
+    stack,
 )
 from octavo.models.seq2seq.seq2seq_config import Seq2SeqConfig
 
@@ -56,7 +57,7 @@ class HybridSeq2Seq(Seq2Seq):
         self.decoder = nn.LSTM(config.embedding, hidden, batch_first=True)
         self.self_norm = nn.LayerNorm(hidden)
         self.self_attention = Attention(hidden, hidden, config.heads)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.blocks = stack(Block(config) for _ in range(config.layers))
         self.output_norm = nn.LayerNorm(hidden)
         self.output = nn.Linear(hidden, config.vocabulary)
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from functools import cache
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+M = TypeVar("M", bound=nn.Module)
 
 # Added to the score of a position that must not be seen; finite, so that a row without any position stays finite.
 HIDDEN_SCORE = -1e4
@@ -58,6 +62,11 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply to the last dimension."""
         return self.contract(functional.relu(self.expand(x)))
+
+
+def stack(modules: Iterable[M]) -> Sequence[M]:
+    """Return a ModuleList of modules of one class, whose items keep their type."""
+    return cast("Sequence[M]", nn.ModuleList(modules))
 
 
 def padding_mask(source_BS: Tensor, pad: int) -> Tensor:
@@ -124,10 +133,17 @@ def _has_bfloat16() -> bool:
     return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
+def lstm_parameters(lstm: nn.LSTM) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return weights of input and hidden state and their biases of a one-layer ``lstm``."""
+    held = (lstm.weight_ih_l0, lstm.weight_hh_l0, lstm.bias_ih_l0, lstm.bias_hh_l0)
+    return cast("tuple[Tensor, Tensor, Tensor, Tensor]", held)
+
+
 def lstm_step(lstm: nn.LSTM, x_BD: Tensor, hidden_BH: Tensor, cell_BH: Tensor) -> tuple[Tensor, Tensor]:
     """Return hidden and cell state of a one-layer ``lstm`` after one more input."""
-    gates = functional.linear(x_BD, lstm.weight_ih_l0, lstm.bias_ih_l0)
-    gates = gates + functional.linear(hidden_BH, lstm.weight_hh_l0, lstm.bias_hh_l0)
+    input_weight, hidden_weight, input_bias, hidden_bias = lstm_parameters(lstm)
+    gates = functional.linear(x_BD, input_weight, input_bias)
+    gates = gates + functional.linear(hidden_BH, hidden_weight, hidden_bias)
     enter, forget, candidate, leave = gates.chunk(4, -1)
     cell = forget.sigmoid() * cell_BH + enter.sigmoid() * candidate.tanh()
     return leave.sigmoid() * cell.tanh(), cell

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from octavo.models.seq2seq.interface import PAD, Seq2Seq, State, Tensors
 from octavo.models.seq2seq.key_value_cache import append, slabs
-from octavo.models.seq2seq.layers import Attention, FeedForward, causal_mask, padding_mask
+from octavo.models.seq2seq.layers import Attention, FeedForward, causal_mask, padding_mask, stack
 from octavo.models.seq2seq.seq2seq_config import Seq2SeqConfig
 
 
@@ -58,9 +58,9 @@ class TransformerSeq2Seq(Seq2Seq):
         self.target_embedding = nn.Embedding(config.vocabulary, config.hidden)
         self.source_positions = nn.Embedding(config.max_source, config.hidden)
         self.target_positions = nn.Embedding(config.max_target, config.hidden)
-        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.layers))
+        self.encoder = stack(EncoderLayer(config) for _ in range(config.layers))
         self.memory_norm = nn.LayerNorm(config.hidden)
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.layers))
+        self.decoder = stack(DecoderLayer(config) for _ in range(config.layers))
         self.output_norm = nn.LayerNorm(config.hidden)
         self.output = nn.Linear(config.hidden, config.vocabulary)
         for module in self.modules():
@@ -75,8 +75,8 @@ class TransformerSeq2Seq(Seq2Seq):
             x_BSD = layer(x_BSD, mask)
         memory = {"mask": mask}
         normed = self.memory_norm(x_BSD)
-        for number, layer in enumerate(self.decoder):
-            memory[f"keys{number}"], memory[f"values{number}"] = layer.cross_attention.project(normed)
+        for number, reader in enumerate(self.decoder):
+            memory[f"keys{number}"], memory[f"values{number}"] = reader.cross_attention.project(normed)
         return memory
 
     def decode(self, memory: Tensors, tokens_BT: Tensor) -> Tensor:

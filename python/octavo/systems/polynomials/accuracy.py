@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from octavo.data import CharTokenizer
 from octavo.errors import ShapeError
 from octavo.systems.polynomials.data import CHARACTERS
 from octavo.systems.polynomials.tally import Tally
+
+if TYPE_CHECKING:
+    from octavo.models.seq2seq import Seq2Seq
 
 BATCH = 512
 # Characters of an answer that SymPy is asked about. Right ones have 29; what 96 can say takes it minutes to expand.
@@ -54,7 +57,7 @@ def exact_match(model: nn.Module, lines: Lines) -> Tensor:
     for rows in order.split(BATCH):
         source, target = lines.source[rows].to(device), lines.target[rows].to(device)
         source = source[:, : int((source != 0).sum(1).max().clamp(min=1))]
-        tokens, _ = model.generate(source)
+        tokens, _ = cast("Seq2Seq", model).generate(source)
         width = max(tokens.shape[1], target.shape[1])
         same = _widen(tokens, width) == _widen(target.long(), width)
         right[rows] = same.all(1).cpu()
@@ -68,6 +71,8 @@ def _widen(ids: Tensor, width: int) -> Tensor:
 def expander(model: nn.Module, tokenizer: CharTokenizer) -> Callable[[list[str]], list[str]]:
     """Return a function from left sides to right sides that asks ``model``: greedy, in float32, batches of 512."""
 
+    seq2seq = cast("Seq2Seq", model)
+
     def expand(lefts: list[str]) -> list[str]:
         if not lefts:
             return []
@@ -78,7 +83,7 @@ def expander(model: nn.Module, tokenizer: CharTokenizer) -> Callable[[list[str]]
         for rows in (source != 0).sum(1).argsort(stable=True).split(BATCH):
             part = source[rows]
             part = part[:, : int((part != 0).sum(1).max())].to(device)
-            for row, answer in zip(rows.tolist(), tokenizer.decode(model.generate(part)[0].cpu()), strict=True):
+            for row, answer in zip(rows.tolist(), tokenizer.decode(seq2seq.generate(part)[0].cpu()), strict=True):
                 answers[row] = answer
         return answers
 

@@ -101,7 +101,7 @@ def load_integer(folder: str | os.PathLike[str]) -> tuple[static.StaticInt8Seq2S
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def _check(model: object, tokenizer: object, integer: object) -> None:
+def _check(model: Seq2Seq, tokenizer: CharTokenizer, integer: static.StaticInt8Seq2Seq | None) -> None:
     for name, value, accepted in (("model", model, Seq2Seq), ("tokenizer", tokenizer, CharTokenizer)):
         if not isinstance(value, accepted):
             raise DTypeError(f"{name} is a {type(value).__name__}; accepted is a {accepted.__name__}")

@@ -176,7 +176,7 @@ def _measure_here(config: SpeedConfig) -> dict[str, float] | None:
                 whole = slice(step * config.batch, (step + 1) * config.batch)
                 yield int((lines.source[whole] != 0).sum() + (lines.target[whole] != 0).sum())
 
-        numbers = {}
+        numbers: dict[str, float] = {}
         plan = (("train", train_steps, WARMUP, config.steps), ("val", val_steps, 1, config.val_steps))
         for name, steps, warmup, count in plan:
             for _ in steps(0, warmup):

@@ -130,8 +130,9 @@ def _finish(
     }
 
     def export() -> Path:
-        parts = {"format": export_format, "integer": integer, "metadata": made}
-        return export_model(model, task.tokenizer, folder / MODEL, overwrite=True, **parts)
+        return export_model(
+            model, task.tokenizer, folder / MODEL, overwrite=True, format=export_format, integer=integer, metadata=made
+        )
 
     exported = export()
     if integer is not None:

@@ -81,8 +81,8 @@ def read(path: Path | str) -> Sentences:
     try:
         lines = [line.removesuffix("\r") for line in content.decode("utf-8").split("\n")]
     except UnicodeDecodeError as error:
-        line = content[: error.start].count(b"\n") + 1
-        raise DataError(f"{path}: line {line} is not UTF-8; accepted are 'label<TAB>sentence' lines") from None
+        bad = content[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}: line {bad} is not UTF-8; accepted are 'label<TAB>sentence' lines") from None
     if not lines[0].startswith("label\t"):
         given = repr(lines[0][:40]) if content else "nothing"
         raise DataError(f"{path}: line 1 is the header 'label<TAB>sentence', got {given}")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from octavo.models.seq2seq import HybridSeq2Seq, Seq2Seq, Seq2SeqConfig
 from octavo.systems.polynomials.static.observation import check_hybrid, observe
@@ -39,8 +40,8 @@ def equalize(model: Seq2Seq, batches: Iterable[Tensor], *, strength: float = STR
 
     observe(copy, batches, see)
     for maker, readers in _channels(copy.config).items():
-        made = copy.get_submodule(maker)
-        layers = [copy.get_submodule(name) for name in readers]
+        made = cast("nn.Linear | nn.LayerNorm", copy.get_submodule(maker))
+        layers = [cast("nn.Linear", copy.get_submodule(name)) for name in readers]
         columns = torch.cat([layer.weight for layer in layers]).abs().amax(0).clamp(min=_LEAST)
         logs = strength * ranges[readers[0]].clamp(min=_LEAST).log() - (1 - strength) * columns.log()
         factors = (logs - logs.mean()).exp().clamp(1 / _MOST, _MOST)

@@ -28,6 +28,11 @@ class IntegerLinear(nn.Module):
     ``input_scale``: float32 []. ``input_bits``: int32 [], 8 or 16.
     """
 
+    _codes_KR: Tensor
+    _scales_R: Tensor
+    _bias_R: Tensor
+    _input_scale: Tensor
+
     def __init__(self, weight: PackedTensor, bias: Tensor, input_scale: Tensor, input_bits: Tensor) -> None:
         """Keep the parts."""
         super().__init__()
@@ -53,6 +58,11 @@ class IntegerGates(nn.Module):
 
     ``weight_hh``: ``int8:channel`` [4H, H]. ``table``: int32 [V, 4H], what a token adds. ``state_scale``: float32 [].
     """
+
+    _codes_KR: Tensor
+    _scales_R: Tensor
+    _table_VR: Tensor
+    _state_scale: Tensor
 
     def __init__(self, weight_hh: PackedTensor, table: Tensor, state_scale: Tensor) -> None:
         """Keep the parts."""

@@ -92,7 +92,7 @@ def check(tensors: Mapping[str, Tensor | PackedTensor], config: Seq2SeqConfig) -
     for name, (dtype, shape) in wanted.items():
         _check_one(name, tensors[name], dtype, shape)
     for name in linears(config):
-        bits = int(tensors[f"{name}.input_bits"])
+        bits = int(plain(tensors, f"{name}.input_bits"))
         _check_range(f"{name}.weight", tensors[f"{name}.weight"], f"{name}.bias", tensors[f"{name}.bias"], bits)
     for name in lstms(config):
         _check_range(f"{name}.weight_hh", tensors[f"{name}.weight_hh"], f"{name}.table", tensors[f"{name}.table"])
@@ -100,9 +100,16 @@ def check(tensors: Mapping[str, Tensor | PackedTensor], config: Seq2SeqConfig) -
     for name in linears(config):
         other = first.setdefault(site(name), name)
         for part in ("input_scale", "input_bits"):
-            value, its = (tensors[f"{layer}.{part}"].item() for layer in (name, other))
+            value, its = (plain(tensors, f"{layer}.{part}").item() for layer in (name, other))
             if value != its:
                 raise ContainerError(f"{name}.{part} is {value}, and {other}, which reads the same, has {its}")
+
+
+def plain(tensors: Mapping[str, Tensor | PackedTensor], name: str) -> Tensor:
+    """Return a tensor of a checked model that is not packed."""
+    tensor = tensors[name]
+    assert isinstance(tensor, Tensor)
+    return tensor
 
 
 def check_scales(scales: Mapping[str, float], config: Seq2SeqConfig) -> None:
@@ -147,7 +154,7 @@ def check_wide(wide: Collection[str], config: Seq2SeqConfig) -> None:
 def _check_one(name: str, tensor: Tensor | PackedTensor, dtype: torch.dtype | None, shape: tuple[int, ...]) -> None:
     packed = isinstance(tensor, PackedTensor)
     if packed != (dtype is None) or tuple(tensor.shape) != shape or (not packed and tensor.dtype != dtype):
-        given = f"'{tensor.format}'" if packed else tensor.dtype
+        given = f"'{tensor.format}'" if isinstance(tensor, PackedTensor) else str(tensor.dtype)
         accepted = f"'{FORMAT}'" if dtype is None else dtype
         raise ContainerError(f"{name} is {given} {tuple(tensor.shape)}; accepted is {accepted} {shape}")
     if isinstance(tensor, PackedTensor):

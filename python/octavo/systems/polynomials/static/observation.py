@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,8 @@ def observe(model: Seq2Seq, batches: Iterable[Tensor], see: See) -> None:
             for group in _by_length(batch):
                 rows += len(group)
                 memory = hybrid.encode_checked(group.to(device))
-                greedy(_Watched(hybrid, finite), memory, hybrid.config.max_target, cache=True)
+                watched = cast("Seq2Seq", _Watched(hybrid, finite))  # what greedy calls with a cache, it has
+                greedy(watched, memory, hybrid.config.max_target, cache=True)
     finally:
         for hook in hooks:
             hook.remove()

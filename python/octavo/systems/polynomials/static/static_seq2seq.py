@@ -25,6 +25,7 @@ from octavo.systems.polynomials.static.layout import (
     linears,
     lstms,
     norms,
+    plain,
 )
 from octavo.systems.polynomials.static.observation import check_hybrid
 from octavo.tensor import PackedTensor
@@ -43,6 +44,8 @@ class StaticInt8Seq2Seq(HybridSeq2Seq):
 
     Raises ContainerError for tensors that are not those of the configuration.
     """
+
+    decoder: IntegerLSTM  # type: ignore[assignment] # the float model has an nn.LSTM here
 
     def __init__(self, config: Seq2SeqConfig, tensors: Mapping[str, Tensor | PackedTensor]) -> None:
         """Check the tensors and make the layers of them."""
@@ -63,7 +66,7 @@ class StaticInt8Seq2Seq(HybridSeq2Seq):
     @property
     def wide(self) -> list[str]:
         """The linear layers whose inputs have 16 bits."""
-        return [name for name in linears(self.config) if int(self.tensors[f"{name}.input_bits"]) == 16]
+        return [name for name in linears(self.config) if int(plain(self.tensors, f"{name}.input_bits")) == 16]
 
     def _parts(self, name: str, *parts: str) -> list[Any]:
         return [self.tensors[f"{name}.{part}"] for part in parts]

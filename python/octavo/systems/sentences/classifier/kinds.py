@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,9 @@ from octavo.systems.sentences.classifier.texts import Texts
 from octavo.systems.sentences.sentiment import Sentences, Split
 from octavo.systems.sentences.text_encoder import MINILM, find
 from octavo.tensor import FLOATS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 TINY = "tiny"
 KINDS = (TINY, MINILM)
@@ -114,6 +117,7 @@ def _tiny(folder: Path) -> Classifier:
     places = model.state_dict()
     for name in sorted(places.keys() ^ tensors.keys()):
         raise ContainerError(f"{file}: {name} is {'missing' if name in places else f'no weight of {SHAPE}'}")
+    weights: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor) or tensor.shape != places[name].shape:
             raise ContainerError(
@@ -121,7 +125,8 @@ def _tiny(folder: Path) -> Classifier:
             )
         if tensor.dtype not in FLOATS:
             raise ContainerError(f"{file}: {name} has dtype {tensor.dtype}; accepted are {', '.join(map(str, FLOATS))}")
-    model.load_state_dict({name: tensor.float() for name, tensor in tensors.items()}, assign=True)
+        weights[name] = tensor.float()
+    model.load_state_dict(weights, assign=True)
     return model
 
 
@@ -138,8 +143,11 @@ def tiny_classifier(vocabulary: WordTokenizer | CharTokenizer, model: Classifier
         return tuple(tuple(row[: min(length, LONGEST)].tolist()) for row, length in zip(ids, lengths, strict=True))
 
     def save(folder: Path) -> None:
-        words = isinstance(vocabulary, WordTokenizer)
-        content = {"words": vocabulary.words} if words else {"characters": vocabulary.characters}
+        content: dict[str, object]
+        if isinstance(vocabulary, WordTokenizer):
+            content = {"words": vocabulary.words}
+        else:
+            content = {"characters": vocabulary.characters}
         files.write(folder / VOCABULARY, json.dumps(content, ensure_ascii=False) + "\n")
         files.write(folder / SHAPE, json.dumps(model.config.as_dict(), indent=2) + "\n")
 
@@ -184,7 +192,7 @@ def _minilm(folder: Path, changes: dict[str, Any]) -> TextClassifier:
         return tuple(map(tuple, tokenizer(list(texts), truncation=True, max_length=LONGEST)["input_ids"]))
 
     def save(target: Path) -> None:
-        model.config.save_pretrained(target)
+        cast("PreTrainedModel", model).config.save_pretrained(target)
         tokenizer.save_pretrained(target)
 
     return TextClassifier(MINILM, model, encode, save)

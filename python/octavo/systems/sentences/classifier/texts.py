@@ -113,7 +113,7 @@ class ClassifierTask:
         rows = self._order(epoch)[first : first + size]
         return {**self._train.inputs(rows), "labels": self._train.labels[rows]}
 
-    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int, dict[str, Tensor]]:
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, int | Tensor, dict[str, int | Tensor]]:
         """Return the summed cross-entropy, the texts, and how many were right."""
         inputs, labels = {name: item for name, item in batch.items() if name != "labels"}, batch["labels"]
         logits_BC = logits_of(model(**inputs)).float()
