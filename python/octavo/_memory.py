@@ -1,4 +1,4 @@
-"""Where tensors lie: whether their storage holds them, and whether two of them share bytes."""
+"""Checks of a tensor's memory: its storage is large enough, and two tensors do not overlap."""
 
 from __future__ import annotations
 

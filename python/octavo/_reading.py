@@ -1,4 +1,4 @@
-"""Small files of a folder that somebody else wrote: regular ones alone, up to a size, and JSON of known shape.
+"""Reads small untrusted files: regular files only, of bounded size, and JSON of a known shape.
 
 Everything in the package that reads configurations, indices, descriptions and other small text goes through here, so
 that a named pipe, a device, a file of gigabytes, or JSON that is deep, long or twice the same key is refused by name

@@ -1,4 +1,4 @@
-"""Bytes in and out of streams of any kind: pipes, sockets, raw files, blocking or not, and objects of one's own.
+"""Reads and writes bytes on any stream: pipes, sockets, raw files, non-blocking descriptors, file-like objects.
 
 ``read`` and ``write`` of a raw stream may do less than asked, or nothing where the descriptor is non-blocking.
 """

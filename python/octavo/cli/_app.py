@@ -1,4 +1,4 @@
-"""What every command shares: errors in one line, and the options that mean the same everywhere."""
+"""Shared by all commands: errors printed in one line, and common options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats in words: families, one-line descriptions, and the numbers people ask for."""
+"""Descriptions of formats for ``octavo formats``: families, one line each, and their key numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options of ``octavo train polynomials`` that say which lines of one's own to train on."""
+"""Options of ``octavo train polynomials`` for training on lines from a file."""
 
 from __future__ import annotations
 

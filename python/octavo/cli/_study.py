@@ -1,4 +1,4 @@
-"""What the commands of ``octavo study`` share: lists of words and numbers, and how results are saved and shown."""
+"""Shared by the commands of ``octavo study``: parsing of lists, saving and showing of results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``octavo bench``: what training and validation cost, in steps and tokens a second."""
+"""``octavo bench``: steps and tokens a second of training and validation."""
 
 from __future__ import annotations
 

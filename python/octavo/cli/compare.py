@@ -1,4 +1,4 @@
-"""``octavo compare``: what formats cost and lose on the weights of a model."""
+"""``octavo compare``: size and error of formats on the weights of a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``octavo compress``: the main job, from a model and a budget to a packed model and a report."""
+"""``octavo compress``: packs a model within a budget of bits, and reports what that cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``octavo cuda``: GPUs, and kernels compiled ahead of their first use."""
+"""``octavo cuda``: lists GPUs, compiles kernels ahead of their first use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``octavo doctor``: what this machine has, and what it lacks."""
+"""``octavo doctor``: reports hardware and libraries of this machine, and why others are missing."""
 
 from __future__ import annotations
 

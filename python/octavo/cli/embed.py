@@ -1,4 +1,4 @@
-"""``octavo embed``: one vector a text, natively."""
+"""``octavo embed``: turns texts into vectors with the native encoder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``octavo eval``: how good a model is on lines of one's own."""
+"""``octavo eval``: measures a model on lines from a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``octavo formats``: the list of formats, or one explained."""
+"""``octavo formats``: lists the formats, or explains one."""
 
 from __future__ import annotations
 

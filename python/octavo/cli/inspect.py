@@ -1,4 +1,4 @@
-"""``octavo inspect``: what a file holds."""
+"""``octavo inspect``: lists the tensors of a file or folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``octavo pack``: weights to number formats, on disk."""
+"""``octavo pack``: packs the weights of a file or folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``octavo recipe``: what a recipe says, and what it does to a model."""
+"""``octavo recipe``: checks a recipe, and shows what it does to a model."""
 
 from __future__ import annotations
 

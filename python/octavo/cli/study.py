@@ -1,4 +1,4 @@
-"""``octavo study``: questions about formats that one command answers."""
+"""``octavo study``: runs a study of formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``octavo study compile`` and ``octavo study attention``: questions of speed."""
+"""``octavo study compile`` and ``octavo study attention``: studies of speed."""
 
 from __future__ import annotations
 

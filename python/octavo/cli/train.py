@@ -1,4 +1,4 @@
-"""``octavo train``: train the models this project makes itself."""
+"""``octavo train``: trains the models that Octavo defines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``octavo unpack``: back to a file that other tools read."""
+"""``octavo unpack``: decodes a packed file or folder to plain safetensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What crosses to Rust: addresses and whole numbers."""
+"""Arguments for the Rust core: addresses of arrays, and checked whole numbers."""
 
 from operator import index
 from typing import Any

@@ -1,4 +1,4 @@
-"""Where output goes: a terminal gets colour and its own width, a file or pipe plain text that is never cut."""
+"""The console: a terminal gets colour and its width; a file or pipe gets plain text that is never cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers as people read them: bytes, shapes, ratios."""
+"""Formats numbers for people: bytes, shapes, ratios."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run shows: a bar on a terminal, plain lines elsewhere, nothing from any process but the first."""
+"""Output of a training run: a bar on a terminal, plain lines elsewhere; only rank 0 prints."""
 
 from __future__ import annotations
 

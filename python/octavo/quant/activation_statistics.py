@@ -1,4 +1,4 @@
-"""Statistics of activations, streamed: extremes and a histogram that no order of batches can change."""
+"""Streamed statistics of activations: extremes and a histogram, independent of the order of batches."""
 
 from __future__ import annotations
 

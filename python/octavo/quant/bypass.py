@@ -1,4 +1,4 @@
-"""Telling of quantized layers that a model does not use: its first forward pass is watched."""
+"""Warns of quantized layers that the first forward pass of a model does not use."""
 
 from __future__ import annotations
 

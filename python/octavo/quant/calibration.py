@@ -1,4 +1,4 @@
-"""Running calibration data through a model: what its activations were, and the Hessians of its layers."""
+"""Runs calibration data through a model, and collects statistics of activations and Hessians of layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What share of a model is quantized, and what stayed as it was, and why."""
+"""The share of a model that is quantized, and the reason why each other parameter is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From simulated layers to packed ones: the same outputs, with codes instead of dense weights."""
+"""pack_model: replaces simulated layers by packed ones, which have the same outputs and hold codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Replacing layers by quantized ones: everything is made before anything is changed, and can be put back."""
+"""Replaces layers by quantized ones. All are made before the model is changed, and the change can be undone."""
 
 from __future__ import annotations
 

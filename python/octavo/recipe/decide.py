@@ -1,4 +1,4 @@
-"""From rules to decisions: the last rule that matches a tensor has it."""
+"""Decides the format of each tensor: the last rule that matches it wins."""
 
 from __future__ import annotations
 

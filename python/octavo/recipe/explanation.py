@@ -1,4 +1,4 @@
-"""Who got what from which rule, what no rule reached, and what it makes in bytes."""
+"""Explains a recipe on a model: the rule and format of each tensor, tensors without a rule, and bytes."""
 
 from __future__ import annotations
 

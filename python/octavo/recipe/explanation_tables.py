@@ -1,4 +1,4 @@
-"""What a recipe does to a model, as text, as HTML and for a terminal."""
+"""Draws the explanation of a recipe as text, as HTML and for a terminal."""
 
 from __future__ import annotations
 

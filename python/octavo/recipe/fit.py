@@ -1,4 +1,4 @@
-"""Which format can hold which role, and with which calibration."""
+"""Checks that a role can take a format with a calibration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions about a model: what its layers can hold, and what tensors shared between layers agree on."""
+"""Decides formats for a model: layers take only what they can hold, and layers that share a tensor must agree."""
 
 from __future__ import annotations
 

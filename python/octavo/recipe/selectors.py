@@ -1,4 +1,4 @@
-"""Selectors: which layers a rule means - by type, by path, by pattern."""
+"""Selectors: choose layers by type, path or pattern."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a recipe decides: the format of each tensor of a layer, and how its scales are chosen."""
+"""Spec and LayerPlan, the result of a recipe: the format of each tensor of a layer, and the choice of its scales."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decisions about the tensors of a checkpoint, by their names alone."""
+"""Decides formats for the tensors of a checkpoint, by name alone."""
 
 from __future__ import annotations
 

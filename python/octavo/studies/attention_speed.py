@@ -1,4 +1,4 @@
-"""Attention as it is written in books against torch's fused one: time, memory and difference by length and dtype."""
+"""The study of attention: naive against torch's fused one; time, memory and difference by length and dtype."""
 
 from __future__ import annotations
 

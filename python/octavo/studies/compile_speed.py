@@ -1,4 +1,4 @@
-"""What torch.compile costs and gives: the first call, every later one, and graph breaks, by kind of model."""
+"""The study of torch.compile: the first call, later calls and graph breaks, by kind of model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family of formats at its best configuration: chosen on validation texts, reported on test texts."""
+"""The study of formats: each family at its best configuration, chosen on validation, reported on test texts."""
 
 from __future__ import annotations
 

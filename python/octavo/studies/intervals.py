@@ -1,4 +1,4 @@
-"""Means and intervals over seeds, and what a difference on the same texts is worth."""
+"""Means and 95 % intervals over seeds, and the standard error of a difference on the same texts."""
 
 from __future__ import annotations
 

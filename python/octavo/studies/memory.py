@@ -1,4 +1,4 @@
-"""Memory of a packed model against the float32 one: counted by component, and measured in processes of their own."""
+"""The study of memory: packed against float32, counted by component and measured in fresh processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A process that loads a saved model, answers, and tells what memory that took; started by the study of memory."""
+"""The process that the study of memory starts: loads a saved model, answers, prints its memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracy against width, after post-training quantization and after training through the format."""
+"""The study of widths: accuracy after post-training quantization (PTQ) and after training through the format (QAT)."""
 
 from __future__ import annotations
 

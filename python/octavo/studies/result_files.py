@@ -1,4 +1,4 @@
-"""What a study leaves in its folder: a table as CSV and JSON, and a picture where matplotlib is installed."""
+"""Files of a study's result: CSV, JSON, and a picture where matplotlib is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From records to rows: seeds taken together, bits counted, differences with what they are worth."""
+"""Turns the records of a study into rows: means over seeds, bits, differences with their standard error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the studies of speed run, and how they time: callers in turn, medians, the device waited for."""
+"""Timing for the studies of speed: callers take turns, the device is synchronized, medians are reported."""
 
 from __future__ import annotations
 

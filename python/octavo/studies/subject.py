@@ -1,4 +1,4 @@
-"""What a study is about: a trained model, texts to calibrate with, to choose by and to report, and how to train on.
+"""The subject of a study: a trained model, its calibration, validation and test texts, and how to train it further.
 
 A subject never hands out the model itself: every point works on a copy, and none can touch another's.
 """

@@ -1,4 +1,4 @@
-"""The models that studies are about, by name: loaded, or trained first where that takes minutes."""
+"""Subjects by name: models that are loaded, or trained first where that takes minutes."""
 
 from __future__ import annotations
 

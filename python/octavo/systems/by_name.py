@@ -1,4 +1,4 @@
-"""The models that commands know by a name or a folder."""
+"""Finds the model that a command names: by name or by folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The report of ``octavo compress``: what was asked, what was tried, what was chosen, and what it changed."""
+"""The report of ``octavo compress``: model and budget, candidates, choice, sizes and accuracies."""
 
 from __future__ import annotations
 

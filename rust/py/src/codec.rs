@@ -1,4 +1,4 @@
-//! The codecs on addresses. `ops.py` is the only caller; the names are private to the package.
+//! The codecs on addresses. `octavo/ops/codec.py` is the only caller; the names are private to the package.
 
 use octavo_core::codec::{Gradients, quantize_backward as core_backward};
 use octavo_core::{DType, Error, Layout, Options, Packed, PackedMut, Result, Sizes, codec};

@@ -1,4 +1,4 @@
-//! Products and gathers of packed weights on addresses. `linear.py` is the only caller; the names are private.
+//! Products and gathers of packed weights on addresses. `octavo/ops/linear.py` is the only caller; the names are private.
 
 use octavo_core::linear::{Bias, Matrix, gather, kernel as core_kernel, multiply, multiply_integer};
 use octavo_core::{Layout, Sizes};

@@ -1,4 +1,4 @@
-"""What every sequence-to-sequence model offers: one interface for training and for generating."""
+"""The interface of all sequence-to-sequence models, for training and for generating."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that the architectures share. Letters of shapes: B rows, S source positions, T target positions, D width."""
+"""Layers that the architectures share. Letters of shapes: B rows, S source positions, T target positions, D width."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who reads the output of a norm: found by watching every operation of one forward pass."""
+"""Finds the layers that read the output of a norm, by watching every operation of one forward pass."""
 
 from __future__ import annotations
 

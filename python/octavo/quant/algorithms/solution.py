@@ -1,4 +1,4 @@
-"""What weight solvers return, and the scales they share with the Rust core."""
+"""The result of the weight solvers (GPTQ, HQQ), and the scales that they share with the Rust core."""
 
 from __future__ import annotations
 

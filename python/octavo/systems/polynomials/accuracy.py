@@ -1,4 +1,4 @@
-"""How good a model of the polynomial exercise is: the one place where its accuracy is made."""
+"""Accuracy of a model on the polynomial exercise: the one place that measures it."""
 
 from __future__ import annotations
 

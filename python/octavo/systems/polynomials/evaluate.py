@@ -1,4 +1,4 @@
-"""How many lines of a file an engine answers exactly: streamed, in bounded memory, without torch."""
+"""Counts the lines of a file that an engine answers exactly: streamed, in bounded memory, without torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the polynomial models are trained on, as :mod:`octavo.train` sees it."""
+"""The training task of the polynomial models, for :mod:`octavo.train`."""
 
 from __future__ import annotations
 

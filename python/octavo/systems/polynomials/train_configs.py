@@ -1,4 +1,4 @@
-"""How the polynomial models are trained: configurations as functions."""
+"""Training configurations of the polynomial models."""
 
 from __future__ import annotations
 

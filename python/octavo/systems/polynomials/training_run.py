@@ -1,4 +1,4 @@
-"""From nothing to a tested, exported model: what ``octavo train polynomials`` does."""
+"""The job of ``octavo train polynomials``: train, test, export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-//! The codecs on addresses of a device. `ops_cuda.py` is the only caller.
+//! The codecs on device addresses. `octavo/ops/codec_cuda.py` is the only caller.
 
 use octavo_core::{DType, Layout};
 use octavo_cuda::codec::{self, Buffer, Encoding, Parts};

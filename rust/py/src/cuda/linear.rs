@@ -1,4 +1,4 @@
-//! Products on addresses of a device. `linear_cuda.py` and `gemm.py` are the only callers.
+//! Products on device addresses. `octavo/ops/linear_cuda.py` and `octavo/ops/gemm.py` are the only callers.
 
 use octavo_cuda::arch::{Arch, OLDEST};
 use octavo_cuda::gemm::{Bias, Gemm, Output, Product, Scales};

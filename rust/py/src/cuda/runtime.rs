@@ -1,4 +1,4 @@
-//! What there is on this machine, and programs compiled or loaded ahead of their first use.
+//! Devices and libraries of this machine, and programs compiled or loaded ahead of their first use.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-"""What an integer model is made of: its layers by name, which of them share a scale, and its tensors in a file."""
+"""The parts of an integer model: its layers by name, groups of layers that share a scale, its tensors in a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the layers of a hybrid model read while it answers sources token by token."""
+"""Records the inputs of a hybrid model's layers while it answers sources token by token."""
 
 from __future__ import annotations
 

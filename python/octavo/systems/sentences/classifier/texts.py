@@ -1,4 +1,4 @@
-"""Texts as ids: what a classifier reads, trained on, calibrated with and measured on."""
+"""Texts as ids, for training, calibrating and measuring a classifier."""
 
 from __future__ import annotations
 

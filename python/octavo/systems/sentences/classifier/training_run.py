@@ -1,4 +1,4 @@
-"""From texts to a tested classifier in a folder: what ``octavo train sst2`` does."""
+"""The job of ``octavo train sst2``: train and test a classifier, write its folder."""
 
 from __future__ import annotations
 
