@@ -15,6 +15,7 @@ import torch
 from octavo import container, files, folders
 from octavo.cli import app
 from octavo.data import CharTokenizer
+from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.models.seq2seq import Seq2SeqConfig, build
 from octavo.search.journal import NAME, Journal
 from octavo.studies import result_files as studies
@@ -23,7 +24,6 @@ from octavo.studies.subject import ClassifierSubject
 from octavo.systems.polynomials import compress as polynomials
 from octavo.systems.polynomials import export
 from octavo.systems.polynomials.data import Splits, signs
-from octavo.systems.sentences.classifier import Classifier, ClassifierConfig
 from octavo.systems.sentences.classifier.kinds import tiny_classifier, vocabulary_of
 from octavo.systems.sentences.classifier.training_run import Recipe
 from octavo.train import checkpoint, read_metrics, seed_all, without_clock

@@ -17,12 +17,12 @@ from octavo import lora
 from octavo.data import CharTokenizer
 from octavo.folder.weight_files import Checkpoint
 from octavo.formats import parse_formats
+from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.models.seq2seq import Seq2SeqConfig
 from octavo.models.seq2seq import build as build_seq2seq
 from octavo.search.journal import Journal
 from octavo.systems.by_name import build
 from octavo.systems.polynomials import export, static
-from octavo.systems.sentences.classifier import Classifier, ClassifierConfig
 from octavo.systems.sentences.classifier import kinds as classifiers
 from octavo.systems.sentences.compress import compress_encoder
 from octavo.train import read_metrics

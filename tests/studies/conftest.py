@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.search.journal import Journal
 from octavo.studies.measured_points import Laboratory
 from octavo.studies.subject import ClassifierSubject
 from octavo.systems.polynomials.data import signs
-from octavo.systems.sentences.classifier import Classifier, ClassifierConfig
 from octavo.systems.sentences.classifier.kinds import tiny_classifier, vocabulary_of
 from octavo.systems.sentences.classifier.training_run import Recipe
 from octavo.train import seed_all

@@ -43,8 +43,8 @@ def run(
 
     from octavo.display.console import console, progress
     from octavo.display.numbers import size
+    from octavo.folder.unpack_weights import unpack
     from octavo.folder.weight_files import PLAIN_NAME, Checkpoint, check_target, write
-    from octavo.quant.unpack_weights import unpack
     from octavo.tensor import PackedTensor
 
     source = Checkpoint.open(path)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
+from octavo import files
+from octavo._reading import VOCABULARY_BYTES, member, read_json, shown
 from octavo.data._arguments import check_text
 from octavo.errors import DataError
+
+TYPE, VERSION = "word", 1  # in files
 
 
 class WordTokenizer:
@@ -37,6 +43,24 @@ class WordTokenizer:
         counts = Counter(word for text in texts for word in text.lower().split())
         kept = [(word, count) for word, count in counts.items() if count >= least]
         return cls(word for word, _ in sorted(kept, key=lambda item: (-item[1], item[0])))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> WordTokenizer:
+        """Read a file that :meth:`save` wrote. Raises DataError for any other content, OSErrors."""
+        content = read_json(path, VOCABULARY_BYTES, error=DataError)
+        if content.get("type") != TYPE or content.get("version") != VERSION:
+            told = f"type {shown(content.get('type'))}, version {shown(content.get('version'))}"
+            raise DataError(f"{os.fspath(path)}: {told}; accepted are {TYPE!r} and {VERSION}")
+        words = member(content, "words", list, os.fspath(path), error=DataError)
+        try:
+            return cls(words)
+        except DataError as error:
+            raise DataError(f"{os.fspath(path)}: {error}") from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write ``tokenizer.json``, a line of JSON, which appears complete or not at all. Raises OSErrors."""
+        content = {"type": TYPE, "version": VERSION, "words": self.words}
+        files.write(path, json.dumps(content, ensure_ascii=False) + "\n")
 
     def __len__(self) -> int:
         """Ids, the two special ones included."""

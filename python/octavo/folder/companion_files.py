@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from octavo.errors import ContainerError
+from octavo.folder.own_kinds import drop_variants
 
 # Files that hold weights, in whatever form, or that only a pickle reader opens: nothing of them travels.
 WEIGHTS = {
@@ -52,10 +53,14 @@ def companions(folder: Path, skip: Collection[str] = WEIGHTS) -> dict[Path, Path
 
 
 def copy_companions(source: Path, target: Path) -> None:
-    """Copy what :func:`companions` finds in ``source`` into ``target``. Raises as it does."""
+    """Copy what :func:`companions` finds in ``source`` into ``target``, where a configuration names no variants.
+
+    Raises as :func:`companions` does.
+    """
     for place, real in companions(source).items():
         (target / place).parent.mkdir(parents=True, exist_ok=True)
         _copy(real, target / place)
+    drop_variants(target)
 
 
 def _walk(folder: Path, top: Path, depth: int) -> Iterator[Path]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from octavo import container, folders
+from octavo import container, files, folders
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
+from octavo.folder.own_kinds import SHAPE, config_text, described, own_model
 from octavo.folder.save_pretrained import write_our_folders
+from octavo.folder.size_limits import Extent
 from octavo.folder.skeleton import build, build_from_config
 from octavo.folder.stored_tensors import PACKED_STATE, stored_state
 from octavo.folder.structure import (
+    DECODED,
     KEY,
     VERSION,
     build_layer,
@@ -26,6 +29,7 @@ from octavo.folder.structure import (
     read_structure,
     simulated_plan,
 )
+from octavo.folder.transformers_door import CONFIG
 from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, Checkpoint, held
 from octavo.lora import adapters
 from octavo.nn import PackedLayer, attention
@@ -35,7 +39,7 @@ from octavo.tensor import PackedTensor
 
 
 def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = True) -> None:
-    """Write a model to a folder: ``model.octavo.safetensors``, and the configuration of a model of transformers.
+    """Write a model to a folder: ``model.octavo.safetensors``, and ``config.json`` of a model of transformers or ours.
 
     Packed weights are in the file as ``LAYER.weight``, with their format; every other tensor of the state dict under
     its name; tied tensors once. Its metadata say which layers are packed or simulated, and how. The folder appears
@@ -49,11 +53,9 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
         raise DTypeError(f"save_model writes a torch.nn.Module, got {type(model).__name__}")
     target = Path(path)
     _check_target(target, overwrite)
-    tensors, structure = _collect(model)
-    with folders.whole(target, owned={PACKED_NAME, *CONFIGURATIONS}, overwrite=overwrite) as folder:
-        # transformers refuses weights without a format.
-        container.save(tensors, folder / PACKED_NAME, metadata={"format": "pt", KEY: json.dumps(structure)})
-        _save_config(model, folder)
+    parts = _collect(model)
+    with folders.whole(target, owned={PACKED_NAME, *CONFIGURATIONS, SHAPE}, overwrite=overwrite) as folder:
+        _write(model, folder, *parts)
 
 
 def load_model(
@@ -62,8 +64,10 @@ def load_model(
     """Return the model of a folder (or file) that :func:`save_model` wrote, in evaluation mode.
 
     ``model``: the model to fill, or a function without arguments that makes it, whose dense weights are then never
-    allocated; layers are replaced by what the file holds. None: a model of transformers, built from the folder's
-    ``config.json``, without code from the folder. ``mmap``: map the file instead of reading it, as :func:`octavo.load`.
+    allocated; layers are replaced by what the file holds. None: a model of transformers or a network of
+    :mod:`octavo.models`, built from the folder's ``config.json``, without code from the folder; of the latter also what
+    ``octavo train``, ``compress`` and ``unpack`` wrote. Tensors that are packed in no layer, such as those of an LSTM,
+    are decoded. ``mmap``: map the file instead of reading it, as :func:`octavo.load`.
 
     Raises ContainerError where the file is not valid or is of another model, naming the tensor or layer; ModelError
     where the model cannot be built; DTypeError for a ``model`` that is neither; OSError. A model given may be filled in
@@ -77,9 +81,14 @@ def load_model(
     if len(source.files) != 1:
         raise ContainerError(f"{path}: {len(source.files)} files of weights; save_model writes one")
     file = source.files[0]
-    structure = read_structure(file, container.metadata(file).get(KEY))
-    if model is None:
-        folder = source.path if source.is_folder else source.path.parent
+    folder = source.path if source.is_folder else source.path.parent
+    text = container.metadata(file).get(KEY)
+    own = own_model(folder) if model is None or text is None else None
+    known = text is None and own is not None  # by its configuration; nothing of it multiplies codes
+    structure = _undescribed(file) if known else read_structure(file, text)
+    if model is None and own is not None:
+        model = build(own.make, Extent.of(source.entries(), str(own.file), own.config.as_dict()))
+    elif model is None:
         model = build_from_config(folder, structure["class"], source)
         if any(path.endswith(f".{attention.CHILD}") for path in structure["layers"]):
             attention.attach(model)
@@ -93,7 +102,18 @@ def load_model(
     return filled
 
 
+def fill_folder(model: nn.Module, folder: Path) -> None:
+    """Write what :func:`save_model` writes into a folder that is there and being filled. Raises as it does."""
+    _write(model, folder, *_collect(model))
+
+
 # --- writing --------------------------------------------------------------------------------------------------------
+
+
+def _write(model: nn.Module, folder: Path, tensors: Mapping[str, Any], structure: Mapping[str, Any]) -> None:
+    # transformers refuses weights without a format.
+    container.save(tensors, folder / PACKED_NAME, metadata={"format": "pt", KEY: json.dumps(structure)})
+    _save_config(model, folder)
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
@@ -128,7 +148,10 @@ def _refuse_adapters(model: nn.Module) -> None:
 
 
 def _save_config(model: nn.Module, folder: Path) -> None:
-    """Write the configuration of a model of transformers, and that of its generation."""
+    """Write the configuration of a model of transformers, and that of its generation, or that of a network of ours."""
+    if (own := described(model)) is not None:
+        files.write(folder / CONFIG, config_text(*own))
+        return
     for name in ("config", "generation_config"):
         config = getattr(model, name, None)
         if callable(getattr(config, "save_pretrained", None)):
@@ -145,10 +168,16 @@ def _join(path: str, name: str) -> str:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
+def _undescribed(file: Path) -> dict[str, Any]:
+    packed = [entry.name for entry in container.inspect(file) if entry.format is not None]
+    return {"layers": {}, "ties": {}, DECODED: packed}
+
+
 def _fill(model: nn.Module, structure: dict[str, Any], tensors: dict[str, Tensor | PackedTensor]) -> nn.Module:
     for name, source in structure["ties"].items():
         if source not in tensors or name in tensors:
             raise ContainerError(f"{name}: tied to {source}, which must be in the file, and {name} itself not")
+    tensors = _decoded(structure.get(DECODED, ()), tensors)
     held_by_name = tensors | {name: tensors[source] for name, source in structure["ties"].items()}
     layers = structure["layers"]
     for path in layers:
@@ -177,6 +206,17 @@ def _fill(model: nn.Module, structure: dict[str, Any], tensors: dict[str, Tensor
         raise ContainerError(f"{stray[0]}: has no place in this {type(model).__name__} ({len(stray)} such tensors)")
     _refuse_empty(model)
     return model
+
+
+def _decoded(names: Iterable[str], tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, Tensor | PackedTensor]:
+    """Return the tensors with ``names`` decoded, which are packed for their bytes and multiplied by no layer."""
+    plain: dict[str, Tensor | PackedTensor] = {}
+    for name in names:
+        tensor = tensors.get(name)
+        if not isinstance(tensor, PackedTensor):
+            raise ContainerError(f"{name}: {'missing' if tensor is None else 'not packed'}, expected a packed tensor")
+        plain[name] = tensor.decode()
+    return {**tensors, **plain}
 
 
 def _submodule(model: nn.Module, path: str) -> nn.Module:

@@ -28,11 +28,13 @@ from octavo.nn.former_names import current_name
 from octavo.nn.int32_bias import Int32Bias
 from octavo.nn.stored_scales import format_text
 from octavo.recipe.rule import read_spec
-from octavo.recipe.sites import is_transposed
+from octavo.recipe.sites import is_transposed, join
 from octavo.recipe.spec import ROLES, LayerPlan, Spec
 from octavo.tensor import FLOATS, SCALE_DTYPES, PackedTensor
 
 KEY, VERSION = STRUCTURE, 1  # of the description in a file's metadata
+DECODED = "decoded"
+"""Key in it of the names of tensors that are packed and the weight of no packed layer, such as those of an LSTM."""
 
 _PACKED = {kind.__name__: kind for kind in (PackedLinear, PackedEmbedding, PackedConv1d, PackedConv2d)}
 _SIMULATED = (
@@ -73,6 +75,26 @@ def describe_layer(path: str, layer: Described) -> dict[str, Any]:
         record[role] = _describe_spec(quantizer.spec)
     disabled = [name for name, part in _quantizers(layer).items() if not part.enabled]
     return {**record, "disabled": disabled} if disabled else record
+
+
+def describe_packed(model: nn.Module, tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, Any]:
+    """Return the description of a float ``model`` whose ``tensors`` are stored packed, by their names in it.
+
+    Weights that a packed layer multiplies are those of one; other packed tensors are to be decoded.
+    """
+    layers: dict[str, Any] = {}
+    for path, layer in model.named_modules(remove_duplicate=False):
+        kind = next((kind for kind in _PACKED.values() if kind.accepts(layer)), None)
+        weight = tensors.get(join(path, "weight"))
+        if kind is not None and isinstance(weight, PackedTensor) and weight.ndim == 2 and weight.axis == 1:
+            geometry = plain(kind.geometry(layer))
+            layers[path] = {"class": kind.__name__, **({"geometry": geometry} if geometry else {})}
+            if kind is PackedLinear:
+                layers[path]["transposed"] = False
+    packed = {name for name, tensor in tensors.items() if isinstance(tensor, PackedTensor)}
+    rest = sorted(packed - {join(path, "weight") for path in layers})
+    record = {"version": VERSION, "class": type(model).__name__, "layers": layers, "ties": {}}
+    return {**record, DECODED: rest} if rest else record
 
 
 def _quantizers(layer: nn.Module) -> dict[str, nn.Module]:
@@ -123,6 +145,8 @@ def read_structure(file: Path, text: str | None) -> dict[str, Any]:
             and all(isinstance(record.get("disabled", []), list) for record in layers.values())
             and isinstance(ties, dict)
             and all(isinstance(name, str) for name in ties.values())
+            and isinstance(structure.get(DECODED, []), list)
+            and all(isinstance(name, str) for name in structure.get(DECODED, []))
         )
     except (KeyError, TypeError) as error:
         raise ContainerError(f"{file}: the model's structure cannot be read: {error!r}") from None

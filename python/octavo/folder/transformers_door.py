@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from octavo import folders
 from octavo._reading import VOCABULARY_BYTES, parse_json, read_bytes, read_json, shown
 from octavo.errors import ContainerError, ModelError, OctavoError
+from octavo.folder.own_kinds import CONFIG as CONFIG
 from octavo.folder.size_limits import Extent
 from octavo.folder.tokenizer_growth import check_growth
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from octavo.folder.weight_files import Checkpoint
 
-CONFIG, TOKENIZER = "config.json", "tokenizer_config.json"
+TOKENIZER = "tokenizer_config.json"
 # Files of tokenizers; whatever else lies in the folder is not looked at.
 _TOKENIZER_TEXTS = (TOKENIZER, "special_tokens_map.json", "added_tokens.json")
 _VOCABULARIES = (

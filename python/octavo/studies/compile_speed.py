@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import octavo
 from octavo import folders
 from octavo.errors import OctavoError, SettingError
+from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.recipe import Recipe
 from octavo.search.journal import Journal
 from octavo.studies.stopwatch import in_turn, machine, once
-from octavo.systems.sentences.classifier import Classifier, ClassifierConfig
 
 BACKENDS = ("inductor", "aot_eager", "eager")
 FP32 = "fp32"

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 import octavo
 from octavo import container
+from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.models.seq2seq import Seq2SeqConfig
 from octavo.models.seq2seq import build as build_seq2seq
 from octavo.studies.memory import ANSWERS, INPUTS, batches, call, classes, flat
-from octavo.systems.sentences.classifier import Classifier, ClassifierConfig
 
 _STATUS = Path("/proc/self/status")
 

@@ -6,10 +6,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from octavo import container
+from octavo.data.words import WordTokenizer
 from octavo.errors import ContainerError, DataError, SettingError, ShapeError
+from octavo.folder.weight_files import PACKED_NAME
+from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.systems.polynomials.data import signs
-from octavo.systems.sentences.classifier import Classifier, ClassifierConfig
-from octavo.systems.sentences.classifier.kinds import INFO, SHAPE, WEIGHTS, build, load
+from octavo.systems.sentences.classifier.kinds import FORMER_VOCABULARY, INFO, VOCABULARY, build, load
 from octavo.systems.sentences.classifier.texts import WINDOW, ClassifierTask, Texts, scores
 from octavo.systems.sentences.classifier.training_run import train_classifier, train_config
 from octavo.systems.sentences.sentiment import Sentences, Split
@@ -109,17 +112,53 @@ def test_a_folder_comes_back_as_it_was(tmp_path, words, kind):
     assert torch.equal(scores(found.model, found.texts(split.test)), scores(made.model, made.texts(split.test)))
 
 
+@pytest.mark.parametrize("kind", ["words", "characters"])
+def test_folders_of_0_1_are_read(tmp_path, words, kind):
+    split = words if kind == "words" else signs.load(64, validation=8, test=8)
+    made = build("tiny", split)
+    made.save(tmp_path / "new", {"data": "x"})
+    former(tmp_path / "new", tmp_path / "old")
+    found, info = load(tmp_path / "old")
+    assert info["data"] == "x" and found.texts(split.test).ids == made.texts(split.test).ids
+    assert torch.equal(scores(found.model, found.texts(split.test)), scores(made.model, made.texts(split.test)))
+    found.save(tmp_path / "old", {})  # in its place
+    assert {file.name for file in (tmp_path / "old").iterdir()} == {"config.json", INFO, PACKED_NAME, VOCABULARY}
+
+
+def former(new, old):
+    """The same classifier as 0.1 wrote it."""
+    old.mkdir()
+    tokens, shape = (json.loads((new / name).read_text()) for name in (VOCABULARY, "config.json"))
+    kept = {name: value for name, value in tokens.items() if name in ("words", "characters")}
+    (old / FORMER_VOCABULARY).write_text(json.dumps(kept))
+    sizes = {name: value for name, value in shape.items() if name not in ("octavo", "kind")}
+    (old / "shape.json").write_text(json.dumps(sizes))
+    (old / INFO).write_bytes((new / INFO).read_bytes())
+    container.save(container.load(new / PACKED_NAME), old / "model.safetensors", metadata={"format": "pt"})
+
+
 def test_folders_that_are_none_are_refused(tmp_path, words):
     with pytest.raises(FileNotFoundError):
         load(tmp_path)
     made = build("tiny", words)
     made.save(tmp_path / "model", {})
-    shape = json.loads((tmp_path / "model" / SHAPE).read_text())
-    (tmp_path / "model" / SHAPE).write_text(json.dumps({**shape, "layers": 3}))
-    with pytest.raises(ContainerError, match=WEIGHTS):
+    config = tmp_path / "model" / "config.json"
+    shape = json.loads(config.read_text())
+    config.write_text(json.dumps({**shape, "layers": 3}))
+    with pytest.raises(ContainerError, match=rf"{PACKED_NAME}: encoder\.2\..* is missing"):
         load(tmp_path / "model")
-    (tmp_path / "model" / SHAPE).write_text(json.dumps({**shape, "depth": 3}))
-    with pytest.raises(SettingError, match="depth is no field"):
+    config.write_text(json.dumps({**shape, "depth": 3}))
+    with pytest.raises(ContainerError, match="depth is no field"):
+        load(tmp_path / "model")
+    config.write_text(json.dumps({**shape, "vocabulary": shape["vocabulary"] + 1}))
+    with pytest.raises(ContainerError, match="has shape"):
+        load(tmp_path / "model")
+    config.write_text(json.dumps(shape))
+    WordTokenizer(["one"]).save(tmp_path / "model" / VOCABULARY)
+    with pytest.raises(ContainerError, match="3 ids; the model has"):
+        load(tmp_path / "model")
+    (tmp_path / "model" / VOCABULARY).write_text('{"type": "word", "version": 2, "words": []}')
+    with pytest.raises(DataError, match="version 2; accepted are 'word' and 1"):
         load(tmp_path / "model")
     (tmp_path / "model" / INFO).write_text('{"octavo": 1, "kind": "huge"}')
     with pytest.raises(DataError, match="kind 'huge'"):
@@ -139,10 +178,10 @@ def test_a_run_learns_and_is_not_trained_twice(tmp_path, words):
     changes = {"batch_size": 8, "learning_rate": 3e-3, "device": "cpu"}
     report = train_classifier("tiny", words, tmp_path, epochs=15, changes=changes, progress=False)
     assert report.test == (4, 4) and report.result.reason == "finished"
-    weights = (tmp_path / "model" / WEIGHTS).read_bytes()
+    weights = (tmp_path / "model" / PACKED_NAME).read_bytes()
     again = train_classifier("tiny", words, tmp_path, epochs=15, changes=changes, progress=False)
     assert again.as_dict() == report.as_dict()
-    assert (tmp_path / "model" / WEIGHTS).read_bytes() == weights
+    assert (tmp_path / "model" / PACKED_NAME).read_bytes() == weights
 
 
 def test_the_recipe_counts_passes_over_the_data():

@@ -18,11 +18,17 @@ __all__ = [
     "State",
     "TransformerSeq2Seq",
     "build",
+    "network",
 ]
 
 _CLASSES = {"lstm": LSTMSeq2Seq, "hybrid": HybridSeq2Seq, "transformer": TransformerSeq2Seq}
 
 
+def network(config: Seq2SeqConfig) -> type[Seq2Seq]:
+    """Return the class of the model that a configuration is of."""
+    return _CLASSES[config.architecture]
+
+
 def build(config: Seq2SeqConfig) -> Seq2Seq:
     """Return a model of the configured architecture with fresh weights, drawn from torch's global generator."""
-    return _CLASSES[config.architecture](config)
+    return network(config)(config)

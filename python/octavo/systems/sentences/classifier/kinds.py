@@ -9,33 +9,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from octavo import container, files, folders
+from octavo import files, folders
 from octavo._reading import VOCABULARY_BYTES, read_json
 from octavo.data import CharTokenizer
+from octavo.data.words import TYPE as WORDS
 from octavo.data.words import WordTokenizer
 from octavo.errors import ContainerError, DataError, SettingError
-from octavo.folder.pack_checkpoint import unpack_tensors
+from octavo.folder.float_network import float_network
+from octavo.folder.own_kinds import SHAPE
+from octavo.folder.save_load import fill_folder
 from octavo.folder.size_limits import Extent
-from octavo.folder.skeleton import build as build_module
 from octavo.folder.skeleton import build_class
 from octavo.folder.transformers_door import CONFIG, fill, known, load_config, load_tokenizer
-from octavo.folder.weight_files import CONFIGURATIONS, Checkpoint
-from octavo.systems.sentences.classifier.classifier_config import ClassifierConfig
-from octavo.systems.sentences.classifier.network import Classifier
+from octavo.folder.unpack_weights import unpack
+from octavo.folder.weight_files import CONFIGURATIONS, PLAIN_NAME, Checkpoint
+from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.systems.sentences.classifier.texts import Texts
 from octavo.systems.sentences.sentiment import Sentences, Split
 from octavo.systems.sentences.text_encoder import MINILM, find
-from octavo.tensor import FLOATS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 TINY = "tiny"
 KINDS = (TINY, MINILM)
-INFO, WEIGHTS, VOCABULARY, SHAPE = "classifier.json", "model.safetensors", "vocabulary.json", "shape.json"
-FILES = frozenset({INFO, WEIGHTS, VOCABULARY, SHAPE, *CONFIGURATIONS})
+INFO, VOCABULARY = "classifier.json", "tokenizer.json"
+# Of 0.1, beside the sizes in SHAPE.
+FORMER_VOCABULARY = "vocabulary.json"
+FILES = frozenset({INFO, VOCABULARY, FORMER_VOCABULARY, PLAIN_NAME, SHAPE, *CONFIGURATIONS})
 LONGEST = 64  # tokens of a text; what is behind them is not read
 
 Ids = tuple[tuple[int, ...], ...]
@@ -62,9 +65,8 @@ class TextClassifier:
     def save(self, folder: Path, info: dict[str, Any]) -> None:
         """Write a model folder, which appears complete or not at all and replaces the model of one that is there."""
         with folders.whole(folder, owned=FILES) as stage:
+            fill_folder(self.model, stage)
             self._save(stage)
-            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.model.state_dict().items()}
-            container.save(tensors, stage / WEIGHTS, metadata={"format": "pt"})
             files.write(stage / INFO, json.dumps({"octavo": 1, "kind": self.kind, **info}, indent=2) + "\n")
 
 
@@ -85,7 +87,9 @@ def build(kind: str, split: Split) -> TextClassifier:
 
 
 def load(folder: Path | str) -> tuple[TextClassifier, dict[str, Any]]:
-    """Return the classifier of a model folder, in eval mode, and what was written beside it.
+    """Return the classifier of a model folder, float and in eval mode, and what was written beside it.
+
+    The weights may be packed: they are decoded.
 
     Raises DataError or ContainerError for a folder that is none, FileNotFoundError where a file is missing.
     """
@@ -97,37 +101,11 @@ def load(folder: Path | str) -> tuple[TextClassifier, dict[str, Any]]:
         )
     if info["kind"] == MINILM:
         loaded = _minilm(folder, {})
-    else:
-        vocabulary = _read_vocabulary(folder / VOCABULARY)
-        loaded = tiny_classifier(vocabulary, _tiny(folder))
-    loaded.model.eval()
-    return loaded, info
-
-
-def _tiny(folder: Path) -> Classifier:
-    """Return the model of a folder; its layers are built without memory, and hold what the file has."""
-    shape, file = folder / SHAPE, folder / WEIGHTS
-    values = read_json(shape, error=DataError)
-    try:
-        config = ClassifierConfig.from_dict(values)
-    except SettingError as error:
-        raise SettingError(f"{shape}: {error}") from None
-    tensors = container.load(file)
-    model = build_module(lambda: Classifier(config), Extent.of_tensors(tensors, str(shape), values))
-    places = model.state_dict()
-    for name in sorted(places.keys() ^ tensors.keys()):
-        raise ContainerError(f"{file}: {name} is {'missing' if name in places else f'no weight of {SHAPE}'}")
-    weights: dict[str, Tensor] = {}
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or tensor.shape != places[name].shape:
-            raise ContainerError(
-                f"{file}: {name} has shape {tuple(tensor.shape)}; {SHAPE} says {tuple(places[name].shape)}"
-            )
-        if tensor.dtype not in FLOATS:
-            raise ContainerError(f"{file}: {name} has dtype {tensor.dtype}; accepted are {', '.join(map(str, FLOATS))}")
-        weights[name] = tensor.float()
-    model.load_state_dict(weights, assign=True)
-    return model
+        loaded.model.eval()
+        return loaded, info
+    model, _ = float_network(folder, "classifier")
+    assert isinstance(model, Classifier)  # it is what the kind says
+    return tiny_classifier(_read_vocabulary(folder, model.config.vocabulary), model), info
 
 
 # --- tiny -----------------------------------------------------------------------------------------------------------
@@ -143,13 +121,7 @@ def tiny_classifier(vocabulary: WordTokenizer | CharTokenizer, model: Classifier
         return tuple(tuple(row[: min(length, LONGEST)].tolist()) for row, length in zip(ids, lengths, strict=True))
 
     def save(folder: Path) -> None:
-        content: dict[str, object]
-        if isinstance(vocabulary, WordTokenizer):
-            content = {"words": vocabulary.words}
-        else:
-            content = {"characters": vocabulary.characters}
-        files.write(folder / VOCABULARY, json.dumps(content, ensure_ascii=False) + "\n")
-        files.write(folder / SHAPE, json.dumps(model.config.as_dict(), indent=2) + "\n")
+        vocabulary.save(folder / VOCABULARY)
 
     return TextClassifier(TINY, model, encode, save)
 
@@ -165,13 +137,24 @@ def _size(vocabulary: WordTokenizer | CharTokenizer) -> int:
     return len(vocabulary) if isinstance(vocabulary, WordTokenizer) else vocabulary.size
 
 
-def _read_vocabulary(path: Path) -> WordTokenizer | CharTokenizer:
+def _read_vocabulary(folder: Path, size: int) -> WordTokenizer | CharTokenizer:
+    """Return the vocabulary of a folder, which must have ``size`` ids. Raises DataError, ContainerError, OSErrors."""
+    path = folder / VOCABULARY
+    if not path.exists() and (folder / FORMER_VOCABULARY).exists():
+        path = folder / FORMER_VOCABULARY
     content = read_json(path, VOCABULARY_BYTES, error=DataError)
-    if isinstance(content.get("words"), list):
-        return WordTokenizer(content["words"])
-    if isinstance(content.get("characters"), str):
-        return CharTokenizer(content["characters"])
-    raise DataError(f"{path}: neither a list 'words' nor a text 'characters'")
+    found: WordTokenizer | CharTokenizer
+    if path.name == VOCABULARY:
+        found = WordTokenizer.load(path) if content.get("type") == WORDS else CharTokenizer.load(path)
+    elif isinstance(content.get("words"), list):
+        found = WordTokenizer(content["words"])
+    elif isinstance(content.get("characters"), str):
+        found = CharTokenizer(content["characters"])
+    else:
+        raise DataError(f"{path}: neither a list 'words' nor a text 'characters'")
+    if _size(found) != size:
+        raise ContainerError(f"{path}: {_size(found)} ids; the model has {size}")
+    return found
 
 
 # --- MiniLM ---------------------------------------------------------------------------------------------------------
@@ -181,7 +164,7 @@ def _minilm(folder: Path, changes: dict[str, Any]) -> TextClassifier:
     config, values = load_config(folder)
     for name, value in changes.items():
         setattr(config, name, value)
-    tokenizer, tensors = load_tokenizer(folder, config), unpack_tensors(Checkpoint.open(folder).tensors())
+    tokenizer, tensors = load_tokenizer(folder, config), unpack(Checkpoint.open(folder))
     architecture = known(folder, _sequence_classifier(config), "classifier")
     if architecture is None:
         raise DataError(f"{folder}: transformers has no classifier for a {type(config).__name__}")

@@ -108,8 +108,13 @@ def _float_bias(path: str, tensors: Mapping[str, Tensor | PackedTensor], dtype: 
     """Return the bias of an integer layer, which the file holds in steps of its accumulators."""
     bias, weight = tensors[join(path, "bias")], tensors.get(join(path, "weight"))
     scales = tensors.get(join(path, "input_quantizer.scales"))
-    fits = isinstance(bias, Tensor) and isinstance(weight, PackedTensor) and isinstance(scales, Tensor)
-    if not fits or scales.numel() != 1 or weight.scales.numel() not in (1, len(bias)):
+    if (
+        not isinstance(bias, Tensor)
+        or not isinstance(weight, PackedTensor)
+        or not isinstance(scales, Tensor)
+        or scales.numel() != 1
+        or weight.scales.numel() not in (1, len(bias))
+    ):
         raise ContainerError(f"{path}.bias: {bias.dtype}, without the scales of weight and input that its steps are of")
     steps = scales.detach().abs().flatten() * weight.scales.flatten().expand(len(bias))
     return (bias * steps.double()).to(dtype or weight.dtype)

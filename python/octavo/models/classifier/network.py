@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.errors import ShapeError
-from octavo.systems.sentences.classifier.classifier_config import ClassifierConfig
+from octavo.models.classifier.classifier_config import ClassifierConfig
 
 _SPREAD = 0.02  # BERT's initialization
 

@@ -1,0 +1,168 @@
+"""Folders of Octavo's own networks: ``config.json`` says the kind, the sizes and the files of further variants.
+
+::
+
+    {"octavo": 2, "kind": "seq2seq", "architecture": "hybrid", "vocabulary": 31, ...,
+     "variants": {"integer": "integer.octavo.safetensors"}}
+
+A kind is a package of :mod:`octavo.models` with the class of its sizes and a function ``network``, loaded where a
+folder is of it. Folders of 0.1 have version 1 and fixed names of files, or, of a classifier, ``shape.json``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo._reading import read_json, shown
+from octavo.errors import ContainerError, SettingError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CONFIG = "config.json"
+#: Version of ``config.json`` that is written; the former one is read.
+VERSION, FORMER = 2, 1
+VARIANTS = "variants"
+SHAPE = "shape.json"
+"""Where 0.1 wrote the sizes of a classifier."""
+_SUFFIX = ".octavo.safetensors"
+_FORMER_VARIANTS = {"seq2seq": {"integer": "integer.safetensors"}}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Where a kind of network is defined: a package of ours, and the name in it of the class of its sizes."""
+
+    module: str
+    config: str
+
+
+KINDS = {
+    "seq2seq": Kind("octavo.models.seq2seq", "Seq2SeqConfig"),
+    "classifier": Kind("octavo.models.classifier", "ClassifierConfig"),
+}
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """What the configuration of a folder says. ``variants``: names of further files of weights, by what they are."""
+
+    file: Path
+    kind: str
+    config: Any
+    variants: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def network(self) -> type[nn.Module]:
+        """The class of the model."""
+        found: type[nn.Module] = import_module(KINDS[self.kind].module).network(self.config)
+        return found
+
+    def make(self) -> nn.Module:
+        """Return the model with fresh weights."""
+        return self.network(self.config)
+
+    def variant(self, name: str) -> Path:
+        """Return the file of a variant. Raises ContainerError where the configuration names none."""
+        if name not in self.variants:
+            among = f"it has {', '.join(map(repr, self.variants))}" if self.variants else "it has none"
+            raise ContainerError(f"{self.file}: names no variant '{name}' of the model; {among}")
+        return self.file.parent / self.variants[name]
+
+
+def own_model(folder: Path, kind: str | None = None) -> OwnModel | None:
+    """Return what a folder says of a network of ours; None where it is of another library, or says nothing.
+
+    ``kind``: the one that is accepted; the folder must then be of it. Raises ContainerError naming the field for a
+    version, kind or size that is not accepted; with a ``kind`` FileNotFoundError where there is no configuration.
+    """
+    file = folder / CONFIG
+    if not file.exists() and kind in (None, "classifier"):
+        if (folder / SHAPE).exists():
+            return _former_classifier(folder / SHAPE)
+        if kind is None:
+            return None
+    values = read_json(file, finite=False)
+    if "model_type" in values or not ("octavo" in values or str(values.get("kind")) in KINDS):
+        if kind is None:
+            return None
+        raise ContainerError(f"{file}: of a model of another library; accepted is a folder of kind '{kind}'")
+    version, found = values.pop("octavo", None), values.pop("kind", None)
+    if type(version) is not int or version not in (FORMER, VERSION):
+        newer = "; update it" if type(version) is int and version > VERSION else ""
+        raise ContainerError(f"{file}: version {shown(version)}; this Octavo reads {FORMER} and {VERSION}{newer}")
+    accepted = list(KINDS) if kind is None else [kind]
+    if found not in accepted:
+        raise ContainerError(f"{file}: kind {shown(found)}; accepted is {' or '.join(map(repr, accepted))}")
+    if version == FORMER:
+        return OwnModel(file, found, _config(found, values, file), _FORMER_VARIANTS.get(found, {}))
+    variants = _variants(values.pop(VARIANTS, {}), file)
+    return OwnModel(file, found, _config(found, values, file), variants)
+
+
+def described(model: nn.Module) -> tuple[str, dict[str, Any]] | None:
+    """Return the kind and sizes of a network of ours, whose layers may be quantized; None for any other module."""
+    config = getattr(model, "config", None)
+    for name, kind in KINDS.items():
+        module = sys.modules.get(kind.module)  # loaded, if the model is one of its networks
+        if module is not None and isinstance(config, getattr(module, kind.config)):
+            own = OwnModel(Path(), name, config)
+            if type(model) is own.network:
+                return name, own.config.as_dict()
+    return None
+
+
+def config_text(kind: str, values: Mapping[str, Any], variants: Mapping[str, str] | None = None) -> str:
+    """Return the text of ``config.json``."""
+    named = {VARIANTS: dict(variants)} if variants else {}
+    return json.dumps({"octavo": VERSION, "kind": kind, **values, **named}, indent=2) + "\n"
+
+
+def variant_name(variant: str) -> str:
+    """Return the file name of a variant that is written."""
+    return f"{variant}{_SUFFIX}"
+
+
+def drop_variants(folder: Path) -> None:
+    """Rewrite the configuration of a folder whose weights were converted without its variants; any other stays."""
+    try:
+        found = own_model(folder)
+    except ContainerError:  # nothing that its readers would take
+        return
+    if found is not None and found.variants:
+        (folder / CONFIG).write_text(config_text(found.kind, found.config.as_dict()), encoding="utf-8")
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _config(kind: str, values: dict[str, Any], file: Path) -> Any:
+    made = KINDS[kind]
+    try:
+        return getattr(import_module(made.module), made.config).from_dict(values)
+    except SettingError as error:
+        raise ContainerError(f"{file}: {error}") from None
+
+
+def _variants(values: Any, file: Path) -> dict[str, str]:
+    """Return names of files in the folder, by variant."""
+    if not isinstance(values, dict):
+        raise ContainerError(f"{file}: {VARIANTS} is {shown(values)}; accepted is an object of names of files")
+    for variant, name in values.items():
+        is_name = isinstance(name, str) and Path(name).name == name and "\0" not in name
+        if not is_name or not name.endswith(".safetensors") or name.startswith("model."):
+            raise ContainerError(
+                f"{file}: {VARIANTS}: {shown(variant)} is {shown(name)}; accepted is the name of another safetensors "
+                "file in this folder"
+            )
+    return values
+
+
+def _former_classifier(file: Path) -> OwnModel:
+    return OwnModel(file, "classifier", _config("classifier", read_json(file), file))

@@ -1,0 +1,127 @@
+"""Networks of our own in folders: config.json says which and how large, load_model needs nothing else."""
+
+import json
+
+import octavo
+import pytest
+import torch
+from octavo import ContainerError, container
+from octavo.folder.own_kinds import own_model
+from octavo.folder.structure import DECODED, KEY
+from octavo.models.classifier import Classifier, ClassifierConfig
+from octavo.models.seq2seq import ARCHITECTURES, Seq2SeqConfig, build
+from torch import nn
+
+SIZES = {"embedding": 8, "encoder": 6, "hidden": 12, "heads": 3, "layers": 1, "feedforward": 20}
+IDS = torch.randint(3, 31, (3, 9), generator=torch.Generator().manual_seed(0))
+
+
+def classifier():
+    return Classifier(ClassifierConfig(vocabulary=40, width=32, layers=1, heads=2, feed_forward=64))
+
+
+NETWORKS = {
+    "classifier": (classifier, (IDS,)),
+    **{
+        kind: (lambda kind=kind: build(Seq2SeqConfig(architecture=kind, **SIZES)), (IDS, IDS)) for kind in ARCHITECTURES
+    },
+}
+
+
+def made(kind):
+    torch.manual_seed(0)
+    return NETWORKS[kind][0]().eval()
+
+
+def rewrite(folder, **changes):
+    """Change fields of config.json; None removes one."""
+    values = json.loads((folder / "config.json").read_text()) | changes
+    kept = {name: value for name, value in values.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
+
+
+@pytest.mark.parametrize("form", ["float", "bfloat16", "simulated", "packed"])
+@pytest.mark.parametrize("kind", NETWORKS)
+@torch.no_grad()
+def test_what_is_loaded_by_its_folder_alone_computes_what_was_saved(tmp_path, kind, form):
+    model = made(kind)
+    if form == "bfloat16":
+        model = model.bfloat16()
+    elif form != "float":
+        model = octavo.quantize_model(model, "mxint8; type:Linear mxint8 input=mxint8", progress=False)
+    if form == "packed":
+        model = octavo.pack_model(model)
+    octavo.save_model(model, tmp_path / "m")
+    loaded = octavo.load_model(tmp_path / "m")
+    assert [type(part) for part in loaded.modules()] == [type(part) for part in model.modules()]
+    assert torch.equal(loaded(*NETWORKS[kind][1]), model(*NETWORKS[kind][1])) and loaded.config == model.config
+    assert json.loads((tmp_path / "m" / "config.json").read_text())["octavo"] == 2
+
+
+def test_tensors_packed_for_their_bytes_alone_are_decoded(tmp_path):
+    model = nn.LSTM(32, 16)
+    packed = {
+        name: octavo.encode(value, "mxint8") if value.ndim == 2 else value for name, value in model.state_dict().items()
+    }
+    names = [name for name, value in packed.items() if isinstance(value, octavo.PackedTensor)]
+    structure = {"version": 1, "class": "LSTM", "layers": {}, "ties": {}, DECODED: names}
+    container.save(packed, tmp_path / "m.safetensors", metadata={KEY: json.dumps(structure)})
+    loaded = octavo.load_model(tmp_path / "m.safetensors", lambda: nn.LSTM(32, 16))
+    assert all(torch.equal(getattr(loaded, name), packed[name].decode()) for name in names)
+    for wrong, told in [
+        (["bias_ih_l0"], "not packed"),
+        (["x"], "x: missing"),
+        ([1], "parts of other types"),
+        ("x", "types"),
+    ]:
+        text = json.dumps(structure | {DECODED: wrong})
+        container.save(packed, tmp_path / "m.safetensors", metadata={KEY: text})
+        with pytest.raises(ContainerError, match=told):
+            octavo.load_model(tmp_path / "m.safetensors", lambda: nn.LSTM(32, 16))
+
+
+def test_a_network_of_somebody_else_has_no_configuration_of_ours(tmp_path):
+    class Mine(Classifier):
+        pass
+
+    octavo.save_model(Mine(classifier().config), tmp_path / "m")
+    assert {file.name for file in (tmp_path / "m").iterdir()} == {"model.octavo.safetensors"}
+    octavo.save_model(classifier(), tmp_path / "m")
+    octavo.save_model(nn.Linear(2, 2), tmp_path / "m")
+    assert {file.name for file in (tmp_path / "m").iterdir()} == {"model.octavo.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"octavo": 3}, "version 3; this Octavo reads 1 and 2; update it"),
+        ({"octavo": None}, "version None"),
+        ({"kind": "gpt"}, "kind 'gpt'; accepted is 'seq2seq' or 'classifier'"),
+        ({"width": 2**40}, "width is 1099511627776"),
+        ({"width": 4096}, "with width = 4096 it describes weights"),
+        ({"layers": 4000}, "with layers = 4000 it describes"),
+        ({"layers": 2}, "missing"),
+        ({"heads": 3}, "heads is 3"),
+        ({"colour": 1}, "colour"),
+        ({"variants": []}, "variants is"),
+        ({"variants": {"integer": "../x.safetensors"}}, "accepted is the name of another safetensors file"),
+        ({"variants": {"integer": "model.safetensors"}}, "accepted is the name of another"),
+        ({"variants": {"integer": "x.bin"}}, "accepted is the name of another"),
+        ({"variants": {"integer": 5}}, "accepted is the name of another"),
+    ],
+)
+def test_a_configuration_that_is_none_is_refused_by_field(tmp_path, changes, told):
+    octavo.save_model(classifier(), tmp_path / "m")
+    rewrite(tmp_path / "m", **changes)
+    with pytest.raises(ContainerError, match=told):
+        octavo.load_model(tmp_path / "m")
+
+
+def test_variants_are_files_that_the_configuration_names(tmp_path):
+    octavo.save_model(classifier(), tmp_path / "m")
+    with pytest.raises(ContainerError, match="names no variant 'integer' of the model; it has none"):
+        own_model(tmp_path / "m").variant("integer")
+    rewrite(tmp_path / "m", variants={"half": "half.octavo.safetensors"})
+    assert own_model(tmp_path / "m").variant("half") == tmp_path / "m" / "half.octavo.safetensors"
+    with pytest.raises(ContainerError, match="it has 'half'"):
+        own_model(tmp_path / "m").variant("integer")
