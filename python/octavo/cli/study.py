@@ -166,7 +166,7 @@ def memory(
     trained: TrainedOption = None,
     out: OutOption = None,
     recipes: Annotated[
-        str, typer.Option("--recipes", metavar="TEXTS", help="What models are packed by, separated by '|'.")
+        str, typer.Option("--recipes", metavar="TEXTS", help="Recipes that pack the models, separated by '|'.")
     ] = "mxint8 | int4:g32",
     texts: Annotated[int, typer.Option(help="Test texts that are answered while memory is measured.")] = 1000,
     quick: QuickOption = False,

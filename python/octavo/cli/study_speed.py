@@ -25,13 +25,13 @@ RoundsOption = Annotated[int, typer.Option(metavar="N", help="Timings of each co
 
 def compile_(
     recipe: Annotated[
-        str, typer.Option(metavar="TEXT", help="What the model is quantized and packed by.")
+        str, typer.Option(metavar="TEXT", help="Recipe that quantizes and packs the model.")
     ] = "type:Linear mxint8",
     backend: Annotated[
         str, typer.Option(metavar="NAME", help="inductor; aot_eager and eager capture graphs and compile nothing.")
     ] = "inductor",
-    batch: Annotated[int, typer.Option(metavar="N", help="Texts of a call.")] = 8,
-    length: Annotated[int, typer.Option(metavar="N", help="Tokens of a text.")] = 64,
+    batch: Annotated[int, typer.Option(metavar="N", help="Texts per call.")] = 8,
+    length: Annotated[int, typer.Option(metavar="N", help="Tokens per text.")] = 64,
     layers: Annotated[int, typer.Option(metavar="N", help="Layers of the BERT encoder.")] = 2,
     width: Annotated[int, typer.Option(metavar="N", help="Its width, a multiple of 64.")] = 128,
     rounds: RoundsOption = 15,
@@ -39,7 +39,7 @@ def compile_(
     out: OutOption = None,
     json: JsonOption = False,
 ) -> None:
-    """What torch.compile costs and gives: the first call, every later one, and graph breaks.
+    """torch.compile against eager: the first call, every later one, and graph breaks.
 
     A tiny BERT with fresh weights is called in float32, quantized (simulated) and packed, in eager mode and compiled.
     The first compiled call starts with empty caches; later calls are medians of rounds that take turns. A graph break
@@ -66,7 +66,7 @@ def attention(
     dtypes: Annotated[
         str, typer.Option(metavar="NAMES", help="float32, bfloat16, float16, separated by commas.")
     ] = "float32,bfloat16",
-    batch: Annotated[int, typer.Option(metavar="N", help="Texts of a call.")] = 1,
+    batch: Annotated[int, typer.Option(metavar="N", help="Texts per call.")] = 1,
     heads: Annotated[int, typer.Option(metavar="N", help="Heads of attention.")] = 8,
     width: Annotated[int, typer.Option(metavar="N", help="Width of a head.")] = 64,
     causal: Annotated[bool, typer.Option("--causal", help="No token sees a later one.")] = False,

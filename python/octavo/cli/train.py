@@ -14,13 +14,13 @@ from octavo.cli._own_lines import OwnLines
 from octavo.errors import SettingError
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Train a model; a run that was stopped goes on where it was."
+    no_args_is_help=True, rich_markup_mode=None, help="Train a model; the same command resumes a run that was stopped."
 )
 
 
 @app.callback()
 def _train() -> None:
-    """Train a model; a run that was stopped goes on where it was."""
+    """Train a model; the same command resumes a run that was stopped."""
 
 
 @app.command("polynomials")
@@ -34,16 +34,16 @@ def polynomials(
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Train on left=right lines of your own, plain, .xz or .gz.  [default: drawn]"
+            metavar="FILE", help="Train on left=right lines of your own, plain, .xz or .gz.  [default: generated lines]"
         ),
     ] = None,
     validation: Annotated[
         str | None,
-        typer.Option(metavar="N|FILE", help="Lines of --data held out to watch, or a file of them.  [default: 5 %]"),
+        typer.Option(metavar="N|FILE", help="Validation lines: N held out of --data, or a file.  [default: 5 %]"),
     ] = None,
     test: Annotated[
         str | None,
-        typer.Option(metavar="N|FILE", help="Lines of --data held out for the end, or a file of them.  [default: 5 %]"),
+        typer.Option(metavar="N|FILE", help="Test lines: N held out of --data, or a file.  [default: 5 %]"),
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the lines of --data, instead of --steps.")] = None,
     steps: Annotated[
@@ -52,7 +52,7 @@ def polynomials(
     batch: Annotated[int | None, typer.Option(help="Lines in an update, over all processes.")] = None,
     rate: Annotated[float | None, typer.Option("--lr", help="Largest learning rate.")] = None,
     seed: Annotated[
-        int, typer.Option(help="Of weights and data order; validation and test lines are always the same.")
+        int, typer.Option(help="Seed of weights and data order; validation and test lines are always the same.")
     ] = 0,
     precision: Annotated[str | None, typer.Option(metavar="NAME", help="fp32, bf16 or fp16.")] = None,
     accumulation: Annotated[int | None, typer.Option(help="Micro-batches that an update is cut into.")] = None,
