@@ -8,7 +8,7 @@ import test_rooms
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "ARCHITECTURE.md").read_text()
-PATHS = sorted(set(re.findall(r"`((?:rust|python|tests|benches)/[\w./-]+|[A-Z]+\.md)`", TEXT)))
+PATHS = sorted(set(re.findall(r"`((?:rust|python|tests|benches|docs|examples|fuzz)(?:/[\w./-]+)?|[A-Z]+\.md)`", TEXT)))
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -21,3 +21,16 @@ def test_the_table_of_rooms_is_the_order():
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
     told = [room for cell in cells for room in re.findall(r"`(\w+)`", cell)]
     assert told == [room for room in test_rooms.ORDER if not room.startswith("_")]
+
+
+SUBJECTS = ["A new format", "A new layer", "A new criterion for scales", "A kernel for AVX2", "A study"]
+
+
+@pytest.mark.parametrize("subject", SUBJECTS)
+def test_a_stranger_finds_the_files_to_change(subject):
+    """From README.md and ARCHITECTURE.md alone: a section of that name, with files of code and a file of tests."""
+    assert "[ARCHITECTURE.md](ARCHITECTURE.md)" in (ROOT / "README.md").read_text()
+    section = TEXT.split(f"### {subject}\n")[1].split("\n### ")[0]
+    named = re.findall(r"`([\w./-]+\.(?:rs|py|cu))`", section)
+    assert [path for path in named if path.startswith(("rust/", "python/"))], section
+    assert [path for path in named if "tests/" in path], section
