@@ -98,14 +98,16 @@ class Quantizer(nn.Module):
         for there, part, name in ((core.has_zeros, zeros, "zeros"), (core.has_levels, levels, "levels")):
             if there != (part is not None and part.numel() > 0):
                 raise ShapeError(f"{self.what}: '{self.format}' {'needs' if there else 'has no'} {name}")
-        if self.is_learned and self.scales.numel() == scales.numel():
+        held = self.scales
+        if isinstance(held, nn.Parameter) and held.numel() == scales.numel():
             with torch.no_grad():
-                self.scales.copy_(scales.flatten())
+                held.copy_(scales.flatten())
             return
         self._parameters.pop("scales", None)
-        self.register_buffer("scales", stored_scales(scales, core, self.what))
-        self.zeros = packed_zeros(zeros, self.scales, core, self.what) if core.has_zeros else None
-        self.levels = levels.detach().float().clone() if core.has_levels else None
+        kept = stored_scales(scales, core, self.what)
+        self.register_buffer("scales", kept)
+        self.zeros = packed_zeros(zeros, kept, core, self.what) if core.has_zeros and zeros is not None else None
+        self.levels = levels.detach().float().clone() if core.has_levels and levels is not None else None
 
     def clear_scales(self) -> None:
         """Choose scales from each tensor again."""
@@ -128,6 +130,7 @@ class Quantizer(nn.Module):
         Raises FormatError where the number of scales would change.
         """
         learned = self.scales
+        assert learned is not None  # callers ask for learned ones only
         if spec.format.core.has_zeros or scales.numel() != learned.numel():
             points = " and zero points" if spec.format.core.has_zeros else ""
             raise FormatError(
@@ -210,7 +213,7 @@ class Quantizer(nn.Module):
         """Move as the model moves, but keep the dtypes: scales in half precision would be other scales."""
         before = {part: getattr(self, part).dtype for part in PARTS if getattr(self, part) is not None}
         values = {part: getattr(self, part).detach() for part in before}
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call] # torch's has no types
         for part, dtype in before.items():
             now = getattr(self, part)
             if now.dtype == dtype:
@@ -235,34 +238,38 @@ class Quantizer(nn.Module):
         text = state_dict.get(prefix + "format")
         known = {prefix + name for name in (*PARTS, "format")}
         unexpected_keys.extend(key for key in state_dict if strict and key.startswith(prefix) and key not in known)
-        if found["scales"] is None:
+        scales = found["scales"]
+        if scales is None:
             return
         try:
             if text is not None and (name := format_text(text)) != str(self.format):
                 spec = Spec(Format(name), self.spec.calibration)
-                if self.is_learned and found["scales"].numel() == self.scales.numel():
-                    self.relearn(spec, found["scales"])
+                held = self.scales
+                if isinstance(held, nn.Parameter) and scales.numel() == held.numel():
+                    self.relearn(spec, scales)
                     return
                 self.adopt(spec)
             learned = self.is_learned or (
                 self.spec.calibration is not None
                 and self.spec.calibration.method == "lsq"
-                and found["scales"].is_floating_point()
+                and scales.is_floating_point()
             )
-            self._take(found, learned=learned)
+            self._take(scales, found["zeros"], found["levels"], learned=learned)
         except OctavoError as error:
             error_msgs.append(f"{prefix}scales: {error}")
 
-    def _take(self, found: dict[str, Tensor | None], *, learned: bool) -> None:
-        placed = self.scales is not None and not self.scales.is_meta
-        if placed and self.is_learned and self.scales.numel() == found["scales"].numel():
+    def _take(self, scales: Tensor, zeros: Tensor | None, levels: Tensor | None, *, learned: bool) -> None:
+        held = self.scales
+        placed = held is not None and not held.is_meta
+        if placed and isinstance(held, nn.Parameter) and held.numel() == scales.numel():
             with torch.no_grad():
-                self.scales.copy_(found["scales"].flatten())
+                held.copy_(scales.flatten())
             return
-        device = self.scales.device if placed else found["scales"].device
-        self.set_scales(*(part if part is None else part.to(device) for part in found.values()))
+        device = scales.device if held is None or held.is_meta else held.device
+        zeros, levels = (part if part is None else part.to(device) for part in (zeros, levels))
+        self.set_scales(scales.to(device), zeros, levels)
         if learned:
-            start = found["scales"].detach().to(device, torch.float32).flatten().clone()
+            start = scales.detach().to(device, torch.float32).flatten().clone()
             self.learn()
             self.scales = nn.Parameter(start)  # set_scales rounds fraction bits
 

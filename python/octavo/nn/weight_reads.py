@@ -79,10 +79,10 @@ class rounded_weights:
         return wrapped
 
 
-class _Steps(Generator):
+class _Steps(Generator[Any, Any, Any]):
     """A generator whose steps read rounded weights; its consumer, between them, does not."""
 
-    def __init__(self, made: Generator) -> None:
+    def __init__(self, made: Generator[Any, Any, Any]) -> None:
         self._made = made
 
     def send(self, value: Any) -> Any:
@@ -94,10 +94,10 @@ class _Steps(Generator):
             return self._made.throw(*error)
 
 
-class _AsyncSteps(AsyncGenerator):
+class _AsyncSteps(AsyncGenerator[Any, Any]):
     """As :class:`_Steps`, of an asynchronous generator."""
 
-    def __init__(self, made: AsyncGenerator) -> None:
+    def __init__(self, made: AsyncGenerator[Any, Any]) -> None:
         self._made = made
 
     async def asend(self, value: Any) -> Any:
@@ -161,7 +161,7 @@ class _Read(Tensor):
 
     @classmethod
     def __torch_function__(
-        cls, func: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Answer what is known, and compute the values for everything else."""
         if func in _KNOWN:
@@ -209,11 +209,12 @@ class LateTensor(_Read):
         """Return the tensor, computed once."""
         if self._make is not None:
             self._value, self._make = self._make(), None
+        assert self._value is not None
         return self._value
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: Callable[..., Any], types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    def __torch_dispatch__(  # type: ignore[override] # the stub forgets the function
+        cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Compute the values: what comes from C++ comes here."""
         args, kwargs = tree_map_only(LateTensor, LateTensor.value, (args, kwargs or {}))
@@ -238,13 +239,14 @@ def _written(what: str) -> ModelError:
     )
 
 
-_SET_DATA = Tensor.data.__set__
-_ALIASES = {Tensor.data.__get__, Tensor.detach}
+_DATA: Any = Tensor.data  # a descriptor at run time
+_SET_DATA = _DATA.__set__
+_ALIASES = {_DATA.__get__, Tensor.detach}
 _OPERATORS = {"__setitem__", *(f"__i{name}__" for name in (
     "add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift", "matmul",
 ))}  # fmt: skip
+_FACTS = ("shape", "dtype", "device", "ndim", "is_cuda", "is_meta", "layout", "requires_grad")
 _KNOWN = {
-    Tensor.shape.__get__, Tensor.dtype.__get__, Tensor.device.__get__, Tensor.ndim.__get__, Tensor.is_cuda.__get__,
-    Tensor.is_meta.__get__, Tensor.layout.__get__, Tensor.requires_grad.__get__, Tensor.size, Tensor.dim,
-    Tensor.numel, Tensor.element_size, Tensor.is_floating_point, Tensor.__len__,
+    *(getattr(Tensor, name).__get__ for name in _FACTS),
+    Tensor.size, Tensor.dim, Tensor.numel, Tensor.element_size, Tensor.is_floating_point, Tensor.__len__,
 }  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,6 +39,8 @@ from octavo.tensor import FLOATS, PackedTensor, Parts, part_specs
 
 if TYPE_CHECKING:
     import numpy as np
+
+_Values = TypeVar("_Values", Tensor, "np.ndarray")
 
 _library = torch.library.Library("octavo", "DEF")
 _OPTIONS = "str format, int axis=-1, str rule='floor', Tensor? scales=None, Tensor? zeros=None, Tensor? levels=None"
@@ -323,7 +325,7 @@ def pack_zeros(format: Format | str, zeros: Tensor, shape: tuple[int, ...], axis
 
 
 def quantize(
-    x: Tensor | np.ndarray,
+    x: _Values,
     format: Format | str,
     *,
     axis: int = -1,
@@ -332,8 +334,8 @@ def quantize(
     zeros: Tensor | None = None,
     levels: Tensor | None = None,
     ste: str = "clipped",
-    out: Tensor | None = None,
-) -> Tensor | np.ndarray:
+    out: _Values | None = None,
+) -> _Values:
     """Round every element of ``x`` to the nearest value that ``format`` can hold.
 
     ``x``: any shape, float32, float16 or bfloat16, a tensor on the CPU or a CUDA device, or a numpy array. Blocks and

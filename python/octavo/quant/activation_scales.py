@@ -14,7 +14,7 @@ from octavo.errors import CalibrationError, FormatError
 from octavo.formats import Format
 from octavo.ops.codec import encode, quantize
 from octavo.quant.activation_statistics import Statistics
-from octavo.recipe.spec import Spec
+from octavo.recipe.spec import Calibration, Spec
 
 Parts = tuple[Tensor, Tensor | None]  # scales, packed zeros
 Range = tuple[float, float]
@@ -37,6 +37,7 @@ def activation_scales(spec: Spec, seen: Statistics, what: str) -> Parts:
     """
     fmt, calibration = spec.format, spec.calibration
     check_format(spec, what)
+    assert calibration is not None  # callers ask where there is one
     if not seen.count:
         raise CalibrationError(
             f"{what}: '{spec}' got no calibration data: the layer was never called; "
@@ -48,13 +49,13 @@ def activation_scales(spec: Spec, seen: Statistics, what: str) -> Parts:
     if calibration.method == "minmax":
         return scales_of(fmt, full)
     if calibration.method == "quantile":
-        return scales_of(fmt, _quantile(fmt, seen, calibration.argument))
+        return scales_of(fmt, _quantile(fmt, seen, quantile_share(calibration)))
     return scales_of(fmt, _kl(fmt, seen, full) if calibration.method == "kl" else _mse(fmt, seen, full))
 
 
 def check_format(spec: Spec, what: str) -> None:
     """Refuse what has no single scale to calibrate. Raises FormatError with the way out."""
-    fmt, method = spec.format, spec.calibration.method
+    fmt, method = spec.format, None if spec.calibration is None else spec.calibration.method
     if fmt.granularity != "tensor" or fmt.core.scales_per_group != 1:
         raise FormatError(
             f"{what}: '{spec}': static scales of activations are one for the tensor; take intW, uintW or fixedW, "
@@ -75,11 +76,18 @@ def range_of(fmt: Format, scales: Tensor, zeros: Tensor | None) -> Range:
     low, high = fmt.range
     given = float(scales.flatten()[0])
     step = 2.0 ** -round(given) if fmt.core.scale_type == "int8" else given  # int8: fraction bits
-    if fmt.core.has_zeros:
+    zero = 0
+    if zeros is not None:
         # Packed little-endian; a tensor's zero point is a number of one or two bytes.
-        zero = sum(int(byte) << (8 * place) for place, byte in enumerate(zeros.flatten()))
+        zero = sum(byte << (8 * place) for place, byte in enumerate(zeros.flatten().tolist()))
         low, high = low - zero, high - zero
     return (low * step, high * step) if fmt.core.has_zeros else (-high * step, high * step)
+
+
+def quantile_share(calibration: Calibration) -> float:
+    """Return the share of magnitudes that ``quantile`` keeps."""
+    assert calibration.argument is not None  # the constructor gives one to quantile
+    return calibration.argument
 
 
 def _quantile(fmt: Format, seen: Statistics, share: float) -> Range:

@@ -90,7 +90,7 @@ def _change(layer: QuantLayer, role: str, quantizer: Quantizer, spec: Spec) -> N
         quantizer.adopt(spec)
         if spec.calibration is not None:
             calibrate_weight(layer)
-    elif quantizer.is_static and spec.format.granularity == "tensor":
+    elif quantizer.scales is not None and spec.format.granularity == "tensor":
         covered = range_of(quantizer.format, quantizer.scales, quantizer.zeros)
         quantizer.adopt(Spec(spec.format, quantizer.spec.calibration))
         quantizer.set_scales(*scales_of(spec.format, covered))
@@ -105,5 +105,6 @@ def _change_learned(layer: QuantLayer, role: str, quantizer: Quantizer, spec: Sp
         scales, _, _ = weight_scales(new, layer.weight_matrix().detach(), quantizer.what)
     else:
         given, zeros, _ = quantizer.given()
+        assert given is not None  # it is learned
         scales, _ = scales_of(spec.format, range_of(quantizer.format, given.detach(), zeros))
     quantizer.relearn(new, scales)

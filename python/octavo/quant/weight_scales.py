@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.errors import FormatError
 from octavo.formats import Format
 from octavo.ops.codec import encode
-from octavo.quant.activation_scales import activation_scales
+from octavo.quant.activation_scales import activation_scales, quantile_share
 from octavo.quant.activation_statistics import Statistics
 from octavo.recipe.spec import Spec
 from octavo.tensor import PackedTensor
@@ -37,6 +37,7 @@ def weight_scales(spec: Spec, weight: Tensor, what: str) -> Parts:
     ``kl``: as for activations, one scale a tensor. Raises FormatError for what does not fit, with the way out.
     """
     fmt, calibration = spec.format, spec.calibration
+    assert calibration is not None  # callers ask where there is one
     if fmt.scale_type is None:
         raise FormatError(f"{what}: '{spec}': '{fmt}' has no scale to calibrate; leave out @{calibration}")
     if fmt.is_block and calibration.method != "minmax":
@@ -57,9 +58,9 @@ def weight_scales(spec: Spec, weight: Tensor, what: str) -> Parts:
     if method not in ("quantile", "mse", "lsq"):
         raise FormatError(f"{what}: '{spec}': {method} is not chosen from the weight alone")
     chunks = [x] if fmt.granularity == "tensor" else x.split(max(_CHUNK // max(x.shape[-1], 1), 1))
+    share = quantile_share(calibration) if method == "quantile" else None
     chosen = [
-        _parts(encode(_clipped(part, fmt, calibration.argument), fmt)) if method == "quantile" else _least(part, fmt)
-        for part in chunks
+        _least(part, fmt) if share is None else _parts(encode(_clipped(part, fmt, share), fmt)) for part in chunks
     ]
     scales, zeros, _ = zip(*chosen, strict=True)
     return torch.cat(scales), None if zeros[0] is None else torch.cat(zeros), None

@@ -151,7 +151,7 @@ class _Problem:
                 fmt.core, rows, k, table.groups, self.weight.data_ptr(), address, 2.0, _REFITS, table.addresses
             )
         groups = self.ordered(torch.arange(k, dtype=torch.int32) // (size or k))
-        if entered:
+        if entered and size is not None:
             block = -(-block // size) * size
         spread = table.spread(rows)
         values, loss = self._columns(spread, groups, scale if entered else "given", min(block, k))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -138,14 +138,15 @@ def _outlier(largest: Tensor) -> float:
 @torch.no_grad()
 def _scale_norm(norm: nn.Module, scales: Tensor) -> bool:
     """Divide a norm's output by ``scales``; False, and nothing changed, where its weight does not do that."""
-    tensors = [norm.weight] + ([norm.bias] if getattr(norm, "bias", None) is not None else [])
+    weight, bias = cast("Tensor", norm.weight), getattr(norm, "bias", None)
+    tensors: list[Tensor] = [weight] if bias is None else [weight, bias]
     before = [tensor.clone() for tensor in tensors]
-    probe = torch.linspace(-2, 3, 3 * len(scales), dtype=norm.weight.dtype, device=norm.weight.device)
+    probe = torch.linspace(-2, 3, 3 * len(scales), dtype=weight.dtype, device=weight.device)
     probe = probe.view(3, -1)[:, torch.randperm(len(scales), generator=torch.Generator().manual_seed(0))]
-    wanted = norm(probe) / scales.to(norm.weight)
+    wanted = norm(probe) / scales.to(weight)
     for tensor in tensors:
         tensor.div_(scales.to(tensor))
-    close = 1e-4 if norm.weight.dtype == torch.float32 else 3e-2
+    close = 1e-4 if weight.dtype == torch.float32 else 3e-2
     if torch.allclose(norm(probe), wanted, rtol=close, atol=close * wanted.abs().max().item()):
         return True
     for tensor, values in zip(tensors, before, strict=True):
