@@ -1,4 +1,4 @@
-//! Devices: their facts, PyTorch's context on them, and the kernels loaded there.
+//! Devices: their properties, PyTorch's context on them, and the kernels loaded there.
 
 use std::ffi::c_char;
 use std::ptr::null_mut;
@@ -13,7 +13,7 @@ use crate::{Error, Result};
 /// Devices of a machine that are told apart.
 const MOST: usize = 64;
 
-/// What makers of calls may need to know about a device.
+/// Properties of a device that decide how kernels are launched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
     /// Its name.
@@ -24,7 +24,7 @@ pub struct Properties {
     pub multiprocessors: u32,
     /// Bytes of shared memory that one block may have.
     pub shared_per_block: u32,
-    /// Bytes of the second cache.
+    /// Bytes of the L2 cache.
     pub cache: u32,
     /// Bytes of memory.
     pub memory: u64,

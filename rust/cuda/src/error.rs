@@ -4,7 +4,7 @@
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// What runs or compiles kernels is not on this machine: driver, device or compiler. Says what was looked for.
+    /// Driver, device or compiler is missing on this machine. The text lists the places that were searched.
     #[error("{0}")]
     Unavailable(String),
     /// The compiler refused a program: a defect of Octavo, or an architecture it does not know.

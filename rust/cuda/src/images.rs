@@ -1,4 +1,4 @@
-//! Compiled programs of this process: from memory, from the cache's folder, or from the compiler.
+//! Compiled programs: from memory, from the cache folder, or from the compiler, in this order.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Tensor maps as the driver encodes them.
+//! Tensor maps (descriptors for the tensor memory accelerator), encoded by the driver.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -25,7 +25,7 @@ impl Default for Encoded {
 
 /// Encodes a map; `what` names the kernel that it is for. Takes about a microsecond and asks nothing of the device.
 pub(crate) fn encode(map: &TensorMap, what: impl Fn() -> String) -> Result<Encoded> {
-    // Only kernels for new devices need it, so a driver without it is none that is too old for all others.
+    // Only kernels for new devices need it: a driver without it still runs all others.
     static THERE: OnceLock<bool> = OnceLock::new();
     // SAFETY: the driver is loaded; the address is looked up, not called.
     let there = || unsafe { sys::culib().get::<*const ()>(b"cuTensorMapEncodeTiled").is_ok() };

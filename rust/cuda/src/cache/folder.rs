@@ -32,7 +32,7 @@ pub(super) fn prepare(folder: &Path) -> Result<(), Refusal> {
     if facts.mode() & 0o022 != 0 {
         return Err(Refusal::Unsafe(format!("others can write to {shown} (mode {:03o})", facts.mode() & 0o777)));
     }
-    Ok(()) // not to be written is no fault: what is there can be read
+    Ok(()) // a read-only folder is no error: its entries can be read
 }
 
 /// The user that this process acts for.

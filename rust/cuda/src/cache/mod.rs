@@ -56,8 +56,8 @@ pub struct Cache {
 impl Cache {
     /// Opens the folder that `keep` names and makes it where it is not there.
     ///
-    /// A folder that somebody named and that others can write to is an error; the default folder is then left alone. A
-    /// folder that cannot be written means that kernels are kept in memory only.
+    /// A folder named by the user that others can write to is an error; the default folder is then not used. Where the
+    /// folder cannot be written, kernels are kept in memory only.
     pub fn open(keep: &Keep) -> Result<Self> {
         let off = |why: String| Ok(Self { folder: None, why_not: Some(why), cap: CAP });
         match keep {
@@ -96,7 +96,7 @@ impl Cache {
         Some(image)
     }
 
-    /// Keeps an image. What the disk refuses is not kept: the next process compiles again.
+    /// Keeps an image. On a disk error it is not kept, and the next process compiles again.
     pub fn put(&self, key: &Key, image: &Image) {
         let (Some(folder), Some(path)) = (&self.folder, self.path(key)) else { return };
         let written = tempfile::Builder::new().prefix(".new").tempfile_in(folder).and_then(|mut file| {

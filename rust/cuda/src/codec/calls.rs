@@ -11,7 +11,7 @@ use super::shape::{Shape, THREADS, UNIT, check_last};
 use super::{Buffer, Parts};
 use crate::{Argument, Call, Result, blocks};
 
-/// Units that a thread of `decode` has under way; IN_FLIGHT in the kernel.
+/// Units that a thread of `decode` has in flight; IN_FLIGHT in the kernel.
 const IN_FLIGHT: u64 = 4;
 /// Outputs of more bytes leave the L2 cache before they are read: half of the 50 MB of the largest L2.
 const EVICT_ABOVE: usize = 25 << 20;

@@ -21,8 +21,8 @@ pub(super) const STEP: usize = 128;
 const LEAST: usize = 128;
 /// Two warpgroups that multiply, one that copies.
 pub(super) const THREADS: u32 = 384;
-/// Four stages, 4 KB for each of eight warps to turn outputs in, eight barriers, and what it takes to begin at a multiple of
-/// 1024.
+/// Bytes of shared memory: four stages, a transpose buffer of 4 KB for each of eight warps, eight barriers, and padding to
+/// a multiple of 1024.
 pub(super) const SHARED: u32 = 4 * (128 + 256) * 128 + 8 * 4096 + 8 * 8 + 1024;
 
 /// Whether the kernel takes a product: boxes begin at multiples of 16 bytes, and are copied as they are.

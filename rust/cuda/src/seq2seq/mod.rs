@@ -35,7 +35,7 @@ pub struct Sizes {
     pub max_target: usize,
 }
 
-/// What the number of rows of a block depends on.
+/// Properties of a device that decide the rows of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Device {
     /// Streaming multiprocessors.
@@ -69,7 +69,7 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// None where the kernels do not take the model, or no rows.
+    /// `None` where the kernels do not take the model, and for no rows.
     pub fn new(sizes: Sizes, rows: usize, device: Device) -> Option<Self> {
         let Sizes { vocabulary, encoder, hidden, heads, layers, feedforward, max_source, max_target } = sizes;
         let taken = matches!(hidden, 32 | 64 | 128 | 256)
@@ -83,7 +83,7 @@ impl Generation {
         if !taken {
             return None;
         }
-        // As few rows a block as keep all multiprocessors busy at once: blocks that are alone are sooner done.
+        // The fewest rows a block at which every block has a multiprocessor to itself: blocks that share one end later.
         // Wide encoders have registers for one tile.
         let fits = |tiles| {
             decode_bytes(&sizes, tiles).max(encode_bytes(&sizes, tiles)) <= device.shared && tiles * encoder <= 256
@@ -105,8 +105,8 @@ impl Generation {
     }
 
     /// Encodes `source` (bytes `[rows, max_source]`, padded with 0): writes the states of both directions side by side,
-    /// `[rows, max_source, 2, encoder]`, and the last ones, `[rows, 2, encoder]`, in bfloat16. What lies behind the end of a
-    /// row is not written.
+    /// `[rows, max_source, 2, encoder]`, and the last ones, `[rows, 2, encoder]`, in bfloat16. Positions behind the end
+    /// of a row are not written.
     pub fn encode(&self, weights: Weights, source: u64, states: u64, ends: u64) -> Result<Call> {
         let addresses = [weights.matrices, weights.vectors, source, states, ends];
         let arguments = addresses.map(Argument::Address).into_iter().chain([self.count()]).collect();
@@ -116,8 +116,8 @@ impl Generation {
     /// Writes the targets of encoded sources to `tokens`, bytes `[rows, max_target]`, 0 behind the end of a row; rows
     /// without a source have none.
     ///
-    /// `memory`: keys and values of each layer's cross-attention, `[rows, max_source, layers, 2, hidden]`. `bridged`: what
-    /// the first hidden state is the hyperbolic tangent of, and the first cells, `[rows, 2, hidden]`. Both in bfloat16, at
+    /// `memory`: keys and values of each layer's cross-attention, `[rows, max_source, layers, 2, hidden]`. `bridged`: the
+    /// first hidden state before its tanh, and the first cells, `[rows, 2, hidden]`. Both in bfloat16, at
     /// multiples of 16.
     pub fn decode(&self, weights: Weights, given: Encoded, scratch: u64, tokens: u64, epsilon: f32) -> Result<Call> {
         let Encoded { source, memory, bridged } = given;
@@ -145,7 +145,7 @@ impl Generation {
     }
 }
 
-/// Addresses of what is generated from.
+/// Addresses of the inputs of generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Encoded {
     /// Bytes `[rows, max_source]`, padded with 0.
