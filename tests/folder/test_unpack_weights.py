@@ -5,7 +5,6 @@ import pytest
 import torch
 from octavo import container
 from octavo.cli import app
-from octavo.errors import ContainerError
 from octavo.folder.structure import KEY
 from torch import nn
 from typer.testing import CliRunner
@@ -164,6 +163,8 @@ def test_octavo_pack_and_unpack_keep_names_shapes_and_dtypes(tmp_path, kind, dty
         tensors = {name: value.clone() for name, value in model.state_dict().items()}
         container.save(tensors, tmp_path / "model" / "model.safetensors")
     before = container.load(tmp_path / "model" / "model.safetensors")
+    if kind == "vit":  # transformers writes other names than its model has; both are read
+        before = model.state_dict()
     run("pack", tmp_path / "model", "-o", tmp_path / "small", "--recipe", f"**={FORMAT}")
     run("unpack", tmp_path / "small", "-o", tmp_path / "plain")
     after = container.load(tmp_path / "plain" / "model.safetensors")
@@ -212,8 +213,7 @@ def test_a_model_without_quantized_layers_is_packed_and_unpacked(tmp_path):
     run("unpack", tmp_path / "m", "-o", tmp_path / "plain")
     assert type(octavo.load_model(tmp_path / "plain")) is transformers.GPT2Model
     run("pack", tmp_path / "m", "-o", tmp_path / "small")
-    with pytest.raises(ContainerError, match="holds tensors but no model"):
-        octavo.load_model(tmp_path / "small")
+    assert type(octavo.load_model(tmp_path / "small")) is transformers.GPT2Model
 
 
 def test_a_description_of_other_tensors_is_refused(tmp_path):

@@ -3,38 +3,54 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from octavo.cli._app import ForceOption, OutOption, read_recipe
+from octavo.errors import ContainerError, ModelError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from octavo.folder.pack_checkpoint import TensorReport
+    from octavo.folder.pack_folder import OpenFolder
+    from octavo.folder.weight_files import Checkpoint
+    from octavo.recipe import Recipe
+
+DEFAULT = "mxint8"
 
 
 def run(
     path: Annotated[Path, typer.Argument(metavar="IN", help="A safetensors file or a Hugging Face model folder.")],
     out: OutOption,
     recipe: Annotated[
-        str, typer.Option(metavar="RULES|FILE", help="Which tensors get which format; see above.")
-    ] = "mxint8",
+        str | None,
+        typer.Option(metavar="RULES|FILE", help="Which tensors get which format; see above.  [default: mxint8]"),
+    ] = None,
     force: ForceOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show who would get what; write nothing.")] = False,
 ) -> None:
     """Pack the weights of a model.
 
-    A file becomes a file; a folder becomes a folder with model.octavo.safetensors and copies of the configuration and
-    tokenizer. The output appears whole or not at all.
+    A folder of transformers, in one file or in shards, becomes the folder that octavo.save_model writes of the packed
+    model: octavo.load_model reads it, octavo embed and unpack do. Weights are read one at a time. Where transformers is
+    not installed or does not know the model, its tensors are packed without the model, and the output says why. A file
+    becomes a file of tensors. The output appears whole or not at all.
 
-    A recipe is a list of rules separated by ';', or a file NAME.toml. The last rule that matches a tensor decides:
+    A recipe is a list of rules separated by ';', or a file NAME.toml. The last rule that matches decides:
 
     \b
-      FORMAT        all 2-D float weights, embeddings included
-      GLOB=FORMAT   weights of 2 and more dimensions whose layer or name matches; * stays between dots, ** crosses them
-      NAME=FORMAT   one tensor or layer, 1-D ones included
+      FORMAT        every Linear, Conv1d, Conv2d, Embedding; of a file all 2-D float weights
+      GLOB=FORMAT   layers whose name matches; * stays between dots, ** crosses them; of a file weights of 2 and more
+                    dimensions whose layer or name matches
+      NAME=FORMAT   one layer; of a file one tensor or layer, 1-D ones included
       GLOB=keep     leaves what matches as it is
 
     Block formats take the rule of their scales: mxfp4@floor (OCP), @ceil (nothing saturates), @mse (least squared
-    error). fp32, fp16 and bf16 cast and store plain tensors. What no rule matches is kept; a rule that matches nothing
-    is an error. octavo recipe --help has the whole grammar.
+    error). Of a file fp32, fp16 and bf16 cast and store plain tensors. What no rule matches is kept; a rule that
+    matches nothing is an error. octavo recipe --help has the whole grammar, octavo recipe RULES --model FOLDER shows
+    who gets what. Without a recipe, packed tensors of a folder of Octavo 0.1 keep their formats and become a model.
 
     \b
     Examples:
@@ -42,29 +58,99 @@ def run(
       octavo pack bert/ -o bert-small/ --recipe 'mxfp4@mse; embeddings.**=mxint8; pooler.**=keep'
       octavo pack model.safetensors -o small.safetensors --recipe 'fixed8:channel,mse' --dry-run
     """
-    from octavo.display.console import console, print_table, progress
-    from octavo.display.numbers import size
-    from octavo.folder.pack_checkpoint import pack_tensors, plan
-    from octavo.folder.weight_files import PACKED_NAME, Checkpoint, check_target, write
-    from octavo.folder.weight_tables import packing_table
+    from octavo.display.console import console
+    from octavo.folder.weight_files import PACKED_NAME, Checkpoint, check_target
 
-    rules = read_recipe(recipe)
+    rules = None if recipe is None else read_recipe(recipe)
     source = Checkpoint.open(path)
     check_target(source, out, PACKED_NAME, force=force)
-    tensors = source.tensors()
     stdout = console()
+    opened = _open(source, stdout) if source.is_folder else None
+    if opened is None:
+        _pack_tensors(source, rules or read_recipe(DEFAULT), out, stdout, force=force, dry_run=dry_run)
+    else:
+        given = rules if opened.is_packed else rules or read_recipe(DEFAULT)
+        _pack_model(source, opened, given, out, stdout, force=force, dry_run=dry_run)
+
+
+def _open(source: Checkpoint, stdout: Console) -> OpenFolder | None:
+    """Return the model of a folder of transformers; None where only tensors can be packed, and a line that says why.
+
+    Networks of our own need no line: their configuration is enough for octavo.load_model.
+    """
+    from octavo.folder.own_kinds import own_model
+    from octavo.folder.pack_folder import OpenFolder
+
+    try:
+        return None if own_model(source.folder) is not None else OpenFolder.open(source)
+    except (ModelError, ContainerError) as error:
+        stdout.print(f"tensors alone are packed, which octavo.load_model does not read: {error}")
+        return None
+
+
+def _pack_model(
+    source: Checkpoint,
+    opened: OpenFolder,
+    rules: Recipe | None,
+    out: Path,
+    stdout: Console,
+    *,
+    force: bool,
+    dry_run: bool,
+) -> None:
+    from octavo.display.console import progress
+    from octavo.folder.pack_folder import save_folder
+
     if dry_run:
-        reports = plan(tensors, rules)
-        before, after = source.nbytes, sum(report.nbytes for report in reports)
-        print_table(stdout, packing_table(reports))
-        stdout.print()
-        stdout.print(f"would pack {size(before)} to about {size(after)}; nothing was written")
+        _tell_plan(source, opened.plan(rules), stdout)
+        return
+    with progress("packing", opened.nbytes) as done:
+        packed = opened.pack(rules, progress=done)
+    file = save_folder(source, out, packed.model, force=force)
+    _tell(source, packed.reports, file, stdout)
+    if packed.left_out:
+        stdout.print(f"left out, for a {type(packed.model).__name__} has no place for them: {_some(packed.left_out)}")
+
+
+def _pack_tensors(source: Checkpoint, rules: Recipe, out: Path, stdout: Console, *, force: bool, dry_run: bool) -> None:
+    from octavo.display.console import progress
+    from octavo.folder.pack_checkpoint import pack_tensors, plan
+    from octavo.folder.weight_files import PACKED_NAME, write
+
+    tensors = source.tensors()
+    if dry_run:
+        _tell_plan(source, plan(tensors, rules), stdout)
         return
     with progress("packing", sum(tensor.nbytes for tensor in tensors.values())) as done:
         packing = pack_tensors(tensors, rules, progress=done)
-    file = write(source, out, PACKED_NAME, packing.tensors, force=force)
-    print_table(stdout, packing_table(packing.reports))
+    file = write(source, out, PACKED_NAME, packing.tensors, force=force, recipe=str(rules))
+    _tell(source, packing.reports, file, stdout)
+
+
+def _tell_plan(source: Checkpoint, reports: list[TensorReport], stdout: Console) -> None:
+    from octavo.display.console import print_table
+    from octavo.display.numbers import size
+    from octavo.folder.weight_tables import packing_table
+
+    print_table(stdout, packing_table(reports))
+    after = sum(report.nbytes for report in reports)
+    stdout.print()
+    stdout.print(f"would pack {size(source.nbytes)} to about {size(after)}; nothing was written")
+
+
+def _tell(source: Checkpoint, reports: list[TensorReport], file: Path, stdout: Console) -> None:
+    from octavo.display.console import print_table
+    from octavo.display.numbers import size
+    from octavo.folder.pack_checkpoint import bits_per_weight
+    from octavo.folder.weight_tables import packing_table
+
+    print_table(stdout, packing_table(reports))
     after = file.stat().st_size
     stdout.print()
-    stdout.print(f"packed weights: {packing.bits_per_weight:.4g} bits per element")
+    stdout.print(f"packed weights: {bits_per_weight(reports):.4g} bits per element")
     stdout.print(f"on disk: {size(source.nbytes)} -> {size(after)} ({source.nbytes / after:.2f}x smaller): {file}")
+
+
+def _some(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(names[:3])}{more}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -123,8 +123,13 @@ class Packing:
     @property
     def bits_per_weight(self) -> float:
         """Average bits per element of the tensors that were packed."""
-        packed = [report for report in self.reports if report.format]
-        return 8 * sum(report.nbytes for report in packed) / max(sum(report.elements for report in packed), 1)
+        return bits_per_weight(self.reports)
+
+
+def bits_per_weight(reports: Iterable[TensorReport]) -> float:
+    """Return the average bits per element of the tensors that were packed."""
+    packed = [report for report in reports if report.format]
+    return 8 * sum(report.nbytes for report in packed) / max(sum(report.elements for report in packed), 1)
 
 
 def plan(tensors: Mapping[str, Tensor | PackedTensor], recipe: Recipe) -> list[TensorReport]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,13 @@ from octavo.folder.structure import (
     simulated_plan,
 )
 from octavo.folder.transformers_door import CONFIG
-from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, Checkpoint, held
+from octavo.folder.undescribed import fitting, infer_structure
+from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, RECIPE, Checkpoint, held
 from octavo.lora import adapters
 from octavo.nn import PackedLayer, attention
 from octavo.nn.former_names import current_names
 from octavo.quant.apply_recipe import prepare_model
+from octavo.recipe.note import note_recipe, noted_recipe
 from octavo.tensor import PackedTensor
 
 
@@ -42,9 +45,10 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
     """Write a model to a folder: ``model.octavo.safetensors``, and ``config.json`` of a model of transformers or ours.
 
     Packed weights are in the file as ``LAYER.weight``, with their format; every other tensor of the state dict under
-    its name; tied tensors once. Its metadata say which layers are packed or simulated, and how. The folder appears
-    complete or not at all: of one that is there, weights and configuration are replaced in one step, whatever ends the
-    process, and other files kept. ``overwrite=False`` refuses it.
+    its name; tied tensors once. Its metadata say which layers are packed or simulated, and how, and the recipe where
+    one gave the whole model its formats. The folder appears complete or not at all: of one that is there, weights and
+    configuration are replaced in one step, whatever ends the process, and other files kept. ``overwrite=False`` refuses
+    it.
 
     Raises DTypeError for what is no module; ModelError for what a file cannot hold: adapters, state that is no tensor;
     ContainerError where the path is a file or holds weights under another name; FileExistsError and other OSErrors.
@@ -53,19 +57,25 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
         raise DTypeError(f"save_model writes a torch.nn.Module, got {type(model).__name__}")
     target = Path(path)
     _check_target(target, overwrite)
-    parts = _collect(model)
+    stored = _collect(model)
     with folders.whole(target, owned={PACKED_NAME, *CONFIGURATIONS, SHAPE}, overwrite=overwrite) as folder:
-        _write(model, folder, *parts)
+        _write(model, folder, stored)
+
+
+def save_weights(model: nn.Module, file: Path, metadata: Mapping[str, str]) -> None:
+    """Write the file of :func:`save_model` alone, with more metadata. Raises as it does."""
+    _save_weights(_collect(model), file, metadata)
 
 
 def load_model(
     path: str | os.PathLike[str], model: nn.Module | Callable[[], nn.Module] | None = None, *, mmap: bool = False
 ) -> nn.Module:
-    """Return the model of a folder (or file) that :func:`save_model` wrote, in evaluation mode.
+    """Return the model of a folder (or file) that :func:`save_model` or ``octavo pack`` wrote, in evaluation mode.
 
     ``model``: the model to fill, or a function without arguments that makes it, whose dense weights are then never
     allocated; layers are replaced by what the file holds. None: a model of transformers or a network of
-    :mod:`octavo.models`, built from the folder's ``config.json``, without code from the folder; of the latter also what
+    :mod:`octavo.models`, built from the folder's ``config.json``, without code from the folder; of the former also what
+    transformers wrote, in one file or in shards, whose weights keep their dtypes; of the latter also what
     ``octavo train``, ``compress`` and ``unpack`` wrote. Tensors that are packed in no layer, such as those of an LSTM,
     are decoded. ``mmap``: map the file instead of reading it, as :func:`octavo.load`.
 
@@ -78,41 +88,37 @@ def load_model(
             f"load_model fills a torch.nn.Module or what a function without arguments makes, got {type(model).__name__}"
         )
     source = Checkpoint.open(path)
+    metadata = source.metadata()
+    text = metadata.get(KEY)
+    own = own_model(source.folder) if model is None or text is None else None
+    if text is None and own is None and model is None and source.has_config:
+        return _load_undescribed(source, mmap)
     if len(source.files) != 1:
         raise ContainerError(f"{path}: {len(source.files)} files of weights; save_model writes one")
     file = source.files[0]
-    folder = source.path if source.is_folder else source.path.parent
-    text = container.metadata(file).get(KEY)
-    own = own_model(folder) if model is None or text is None else None
     known = text is None and own is not None  # by its configuration; nothing of it multiplies codes
     structure = _undescribed(file) if known else read_structure(file, text)
     if model is None and own is not None:
         model = build(own.make, Extent.of(source.entries(), str(own.file), own.config.as_dict()))
     elif model is None:
-        model = build_from_config(folder, structure["class"], source)
+        model = build_from_config(source.folder, structure["class"], source)
         if any(path.endswith(f".{attention.CHILD}") for path in structure["layers"]):
             attention.attach(model)
     elif not isinstance(model, nn.Module):
         model = build(model)
-    try:
-        filled = _fill(model, structure, current_names(container.load(file, mmap=mmap))).eval()
-    except ContainerError as error:
-        raise error if str(error).startswith(str(file)) else ContainerError(f"{file}: {error}") from None
-    write_our_folders(filled)
-    return filled
+    return _filled(model, structure, current_names(container.load(file, mmap=mmap)), file, metadata.get(RECIPE))
 
 
 def fill_folder(model: nn.Module, folder: Path) -> None:
     """Write what :func:`save_model` writes into a folder that is there and being filled. Raises as it does."""
-    _write(model, folder, *_collect(model))
+    _write(model, folder, _collect(model))
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def _write(model: nn.Module, folder: Path, tensors: Mapping[str, Any], structure: Mapping[str, Any]) -> None:
-    # transformers refuses weights without a format.
-    container.save(tensors, folder / PACKED_NAME, metadata={"format": "pt", KEY: json.dumps(structure)})
+def _write(model: nn.Module, folder: Path, stored: _Stored) -> None:
+    _save_weights(stored, folder / PACKED_NAME)
     _save_config(model, folder)
 
 
@@ -126,8 +132,16 @@ def _check_target(target: Path, overwrite: bool) -> None:
         raise FileExistsError(f"{target} exists; overwrite=True replaces the model in it")
 
 
-def _collect(model: nn.Module) -> tuple[dict[str, Tensor | PackedTensor], dict[str, Any]]:
-    """Return the tensors to store, and the description of the model."""
+@dataclass(frozen=True)
+class _Stored:
+    """What a file holds: the tensors, the description of the model, and its recipe where one is known."""
+
+    tensors: dict[str, Tensor | PackedTensor]
+    structure: dict[str, Any]
+    recipe: str | None
+
+
+def _collect(model: nn.Module) -> _Stored:
     _refuse_adapters(model)
     values, ties = stored_state(model)
     for name, value in values.items():
@@ -136,7 +150,17 @@ def _collect(model: nn.Module) -> tuple[dict[str, Tensor | PackedTensor], dict[s
         if value.device.type == "meta":
             raise ModelError(f"{name}: on the meta device, without values to save")
     described = {path: describe_layer(path, layer) for path, layer in described_layers(model).items()}
-    return values, {"version": VERSION, "class": type(model).__name__, "layers": described, "ties": ties}
+    structure = {"version": VERSION, "class": type(model).__name__, "layers": described, "ties": ties}
+    return _Stored(values, structure, noted_recipe(model))
+
+
+def _save_weights(stored: _Stored, file: Path, more: Mapping[str, str] | None = None) -> None:
+    # transformers refuses weights without a format.
+    metadata = {**(more or {}), "format": "pt", KEY: json.dumps(stored.structure)}
+    metadata.pop(RECIPE, None)
+    if stored.recipe is not None:
+        metadata[RECIPE] = stored.recipe
+    container.save(stored.tensors, file, metadata=metadata)
 
 
 def _refuse_adapters(model: nn.Module) -> None:
@@ -173,6 +197,36 @@ def _undescribed(file: Path) -> dict[str, Any]:
     return {"layers": {}, "ties": {}, DECODED: packed}
 
 
+def _load_undescribed(source: Checkpoint, mmap: bool) -> nn.Module:
+    """Return the model of a folder whose file does not describe it: of transformers, or of ``octavo pack`` of 0.1."""
+    tensors = source.tensors(mmap=mmap)
+    try:
+        model, found = fitting(source, tensors)
+        structure = infer_structure(model, found)
+    except (ContainerError, ModelError) as error:
+        packed = any(isinstance(tensor, PackedTensor) for tensor in tensors.values())
+        fix = f"; octavo pack {source.path} -o NEW writes the model" if packed else ""
+        raise type(error)(f"{source.files[0]}: holds tensors but no model: {error}{fix}") from None
+    return _filled(model, structure, found.tensors, source.path, None)
+
+
+def _filled(
+    model: nn.Module,
+    structure: dict[str, Any],
+    tensors: dict[str, Tensor | PackedTensor],
+    what: Path,
+    recipe: str | None,
+) -> nn.Module:
+    """Return a model with the tensors of a file, in evaluation mode; ``what`` names the file in errors."""
+    try:
+        filled = _fill(model, structure, tensors).eval()
+    except ContainerError as error:
+        raise error if str(error).startswith(str(what)) else ContainerError(f"{what}: {error}") from None
+    note_recipe(filled, recipe)
+    write_our_folders(filled)
+    return filled
+
+
 def _fill(model: nn.Module, structure: dict[str, Any], tensors: dict[str, Tensor | PackedTensor]) -> nn.Module:
     for name, source in structure["ties"].items():
         if source not in tensors or name in tensors:
@@ -200,11 +254,11 @@ def _fill(model: nn.Module, structure: dict[str, Any], tensors: dict[str, Tensor
         else:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, layer)
-    used |= _assign_plain(model, structure["ties"], held_by_name, used)
+    used |= assign_plain(model, structure["ties"], held_by_name, used)
     stray = sorted(held_by_name.keys() - used)
     if stray:
         raise ContainerError(f"{stray[0]}: has no place in this {type(model).__name__} ({len(stray)} such tensors)")
-    _refuse_empty(model)
+    refuse_empty(model)
     return model
 
 
@@ -239,10 +293,10 @@ def _own_names(layer: nn.Module) -> set[str]:
     return taken | {"weight", "bias"} if isinstance(layer, PackedLayer) else taken
 
 
-def _assign_plain(
-    model: nn.Module, ties: Mapping[str, str], tensors: Mapping[str, Tensor | PackedTensor], done: set[str]
+def assign_plain(
+    model: nn.Module, ties: Mapping[str, str], tensors: Mapping[str, Tensor | PackedTensor], done: Collection[str]
 ) -> set[str]:
-    """Put plain tensors in their places, tied ones as one object. Return their names."""
+    """Put plain tensors in their places but those of ``done``, tied ones as one object. Return their names."""
     packed = [path for path, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, PackedLayer)]
     own = {_join(path, name) for path in packed for name in PACKED_STATE}
     assigned: dict[str, Tensor] = {}
@@ -274,7 +328,7 @@ def _kind(value: object) -> str:
     return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def _refuse_empty(model: nn.Module) -> None:
+def refuse_empty(model: nn.Module) -> None:
     """Refuse a model with tensors that neither the file nor its own code gave a value."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.device.type == "meta":

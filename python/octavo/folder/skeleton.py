@@ -84,7 +84,7 @@ def build_from_config(folder: Path, architecture: str, source: Checkpoint | None
             f"{folder}: no config.json of transformers; give load_model the model, or a function making it"
         )
     config, values = load_config(folder)
-    found = known(folder, lambda transformers: _architecture(transformers, architecture), architecture)
+    found = known(folder, lambda transformers: model_class(transformers, architecture), architecture)
     if found is None:
         raise ContainerError(f"{folder}: transformers has no model {architecture!r}; give load_model the model")
     if not isinstance(config, found.config_class):
@@ -98,7 +98,8 @@ def build_class(folder: Path, architecture: Any, config: Any, extent: Extent) ->
         return build(lambda: architecture(config), extent)
 
 
-def _architecture(transformers: Any, name: str) -> Any:
+def model_class(transformers: Any, name: str) -> Any:
+    """Return a model of transformers by its name; None for another thing of that name."""
     found: Any = getattr(transformers, name, None)
     is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
     return found if is_model and isinstance(found.config_class, type) else None

@@ -113,6 +113,13 @@ def _role_quantizers(layer: nn.Module) -> dict[str, nn.Module]:
     return {role: quantizer for role, quantizer in names.items() if quantizer is not None}
 
 
+def packed_class(layer: nn.Module) -> type[PackedLayer] | None:
+    """Return the class of the packed form of a float layer, None where it has none."""
+    if is_transposed(layer):
+        return PackedLinear
+    return next((kind for kind in _PACKED.values() if kind.accepts(layer)), None)
+
+
 def plain(value: Any) -> Any:
     """Return a value as JSON gives it back: tuples become lists."""
     if isinstance(value, Mapping):

@@ -25,6 +25,8 @@ CONFIGURATIONS = ("config.json", "generation_config.json")
 """Files of a model folder that belong to its weights: they are never kept beside those of another model."""
 STRUCTURE = "structure"
 """Key in a file's metadata, under which :func:`octavo.save_model` describes the layers that its tensors belong to."""
+RECIPE = "recipe"
+"""Key in a file's metadata with the text of the recipe that gave its tensors their formats."""
 _NAMES = (PLAIN_NAME, INDEX_NAME, PACKED_NAME)
 
 
@@ -63,15 +65,28 @@ class Checkpoint:
         return self.path.is_dir()
 
     @property
+    def folder(self) -> Path:
+        """The model folder, or the one that the file lies in."""
+        return self.path if self.is_folder else self.path.parent
+
+    @property
+    def has_config(self) -> bool:
+        """Whether a configuration lies beside the weights."""
+        return (self.folder / CONFIGURATIONS[0]).exists()
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the files that hold the weights."""
         return sum(file.stat().st_size for file in self.files)
 
-    def tensors(self) -> dict[str, Tensor | PackedTensor]:
-        """Map every tensor by name; pages are read when they are touched. Raises ContainerError for a hostile file."""
+    def tensors(self, *, mmap: bool = True) -> dict[str, Tensor | PackedTensor]:
+        """Map every tensor by name; pages are read when they are touched. ``mmap=False`` reads them now.
+
+        Raises ContainerError for a hostile file.
+        """
         merged: dict[str, Tensor | PackedTensor] = {}
         for file in self.files:
-            loaded = container.load(file, mmap=True)
+            loaded = container.load(file, mmap=mmap)
             twice = merged.keys() & loaded.keys()
             if twice:
                 raise ContainerError(f"{file}: tensor {min(twice)} is in another shard, too")
@@ -157,34 +172,55 @@ def layers_of(source: Checkpoint) -> Mapping[str, Any]:
 
 
 def write(
-    source: Checkpoint, target: Path, weights_name: str, tensors: Mapping[str, Tensor | PackedTensor], *, force: bool
+    source: Checkpoint,
+    target: Path,
+    weights_name: str,
+    tensors: Mapping[str, Tensor | PackedTensor],
+    *,
+    force: bool,
+    recipe: str | None = None,
 ) -> Path:
     """Write ``tensors`` to ``target``, a file, or a folder with copies of the source's other files.
 
-    Returns the file with the weights. The target appears whole or not at all; with ``force``, weights, configuration
-    and files of the same name are replaced in one step, and others kept.
+    ``recipe``: the text of the one that packed them, for the metadata. Returns the file with the weights. The target
+    appears whole or not at all; with ``force``, weights, configuration and files of the same name are replaced in one
+    step, and others kept.
     """
     if not source.is_folder:
-        _save(source, target, tensors, overwrite=force)
+        _save(source, target, tensors, recipe, overwrite=force)
         return target
     with folders.whole(target, owned={weights_name, *CONFIGURATIONS}, overwrite=force) as folder:
-        fill_folder(source, folder, weights_name, tensors)
+        fill_folder(source, folder, weights_name, tensors, recipe)
     return target / weights_name
 
 
 def fill_folder(
-    source: Checkpoint, folder: Path, weights_name: str, tensors: Mapping[str, Tensor | PackedTensor]
+    source: Checkpoint,
+    folder: Path,
+    weights_name: str,
+    tensors: Mapping[str, Tensor | PackedTensor],
+    recipe: str | None = None,
 ) -> Path:
     """Write ``tensors`` and copies of the source's other files into ``folder``. Return the weights' file."""
     copy_companions(source.path, folder)
-    _save(source, folder / weights_name, tensors, overwrite=True)
+    _save(source, folder / weights_name, tensors, recipe, overwrite=True)
     return folder / weights_name
 
 
-def _save(source: Checkpoint, file: Path, tensors: Mapping[str, Tensor | PackedTensor], *, overwrite: bool) -> None:
+def _save(
+    source: Checkpoint,
+    file: Path,
+    tensors: Mapping[str, Tensor | PackedTensor],
+    recipe: str | None,
+    *,
+    overwrite: bool,
+) -> None:
     from octavo.tensor import PackedTensor
 
     metadata = {"format": "pt", **source.metadata()}  # transformers refuses weights without it
     if layers_of(source) or any(isinstance(tensor, PackedTensor) for tensor in tensors.values()):
-        metadata.pop(STRUCTURE, None)  # it describes the tensors as they were
+        for key in (STRUCTURE, RECIPE):  # of the tensors as they were
+            metadata.pop(key, None)
+    if recipe is not None:
+        metadata[RECIPE] = recipe
     container.save(tensors, file, metadata=metadata, overwrite=overwrite)

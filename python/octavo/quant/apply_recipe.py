@@ -10,6 +10,7 @@ from torch import nn
 
 from octavo.display.progress import Progress, Report
 from octavo.errors import CalibrationError, DTypeError, OctavoError
+from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.quant.activation_scales import activation_scales, check_format
@@ -17,8 +18,10 @@ from octavo.quant.algorithms.solve_in_order import solve_weights
 from octavo.quant.bypass import stop_watching, warn_of_shared, watch_first_pass
 from octavo.quant.calibration import Batches, activation_quantizers, observe
 from octavo.quant.coverage_report import tell_coverage
-from octavo.quant.replace_layers import Replacement, plan_of
+from octavo.quant.replace_layers import Plan, Replacement, plan_of
 from octavo.quant.weight_scales import weight_scales
+from octavo.recipe import Recipe
+from octavo.recipe.note import note_recipe
 
 _SOLVED = ("gptq", "hqq")
 
@@ -55,6 +58,7 @@ def quantize_model(
     that is missing or did not reach a layer, NonFiniteError for NaN or infinity on the way, all with the layer's name.
     """
     plan = plan_of(model, recipe)
+    text = None if plan is recipe or _is_quantized(model) else str(Recipe.of(recipe))
     batches = None if calibration is None else Batches(calibration, samples)
     show = Progress(progress)
     if not inplace:
@@ -74,7 +78,13 @@ def quantize_model(
     if plan is not recipe:  # a plan names each layer, a recipe means the model
         tell_coverage(quantized, show)
     warn_of_shared(quantized)
+    note_recipe(quantized, text)
     return quantized
+
+
+def _is_quantized(model: nn.Module) -> bool:
+    """Whether another recipe has been here: both together are none that could be written down."""
+    return any(isinstance(module, QuantLayer | Quantizer | PackedLayer) for module in model.modules())
 
 
 def prepare_model(model: nn.Module, recipe: Any, *, inplace: bool = False) -> nn.Module:
@@ -85,6 +95,25 @@ def prepare_model(model: nn.Module, recipe: Any, *, inplace: bool = False) -> nn
     """
     plan = plan_of(model, recipe)
     return Replacement(model if inplace else copy.deepcopy(model), plan).apply()
+
+
+def prepare_weights(model: nn.Module, plan: Plan) -> nn.Module:
+    """Return ``model`` with the quantized layers of ``plan``, in place; :func:`solve_weight` then takes one by one.
+
+    Raises as :func:`quantize_model` without calibration data.
+    """
+    replacement = Replacement(model, plan_of(model, plan))
+    _check(replacement, None)
+    return replacement.apply()
+
+
+def solve_weight(model: nn.Module, layer: QuantLayer) -> None:
+    """Fix the scales of one layer's weight, or the weight, as :func:`quantize_model` does without calibration data."""
+    method = _method(layer)
+    if method in _SOLVED:
+        solve_weights(model, [layer], None, Progress(False))
+    elif method is not None:
+        calibrate_weight(layer)
 
 
 def _check(replacement: Replacement, batches: Batches | None) -> None:

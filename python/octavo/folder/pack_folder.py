@@ -1,0 +1,252 @@
+"""A folder of transformers packed tensor by tensor: what quantize_model, pack_model and save_model make of its model.
+
+The architecture is built without memory for its weights, the recipe decides about its layers, and one weight at a time
+is read, packed and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from octavo import folders
+from octavo._reading import shown
+from octavo.errors import ContainerError, FormatError
+from octavo.folder.companion_files import copy_companions
+from octavo.folder.pack_checkpoint import Errors, Progress, TensorReport, bits_per_weight, measure
+from octavo.folder.save_load import assign_plain, refuse_empty, save_weights
+from octavo.folder.structure import build_layer, fits, packed_class, plain
+from octavo.folder.undescribed import as_layer, fitting, packable
+from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, Checkpoint, layers_of
+from octavo.folder.weight_places import Places, Stored
+from octavo.nn import PackedLayer, QuantLayer
+from octavo.quant.apply_recipe import prepare_weights, solve_weight
+from octavo.quant.pack_layers import pack_layer, share_codes
+from octavo.recipe import Recipe
+from octavo.recipe.model_decisions import decide_model, layer_plans
+from octavo.recipe.note import note_recipe
+from octavo.recipe.sites import dtype_name, join
+from octavo.recipe.spec import LayerPlan, Spec
+from octavo.tensor import PackedTensor
+
+
+@dataclass
+class PackedFolder:
+    """A packed model and a report for each tensor. ``left_out``: tensors of the folder that the model has not."""
+
+    model: nn.Module
+    reports: list[TensorReport] = field(default_factory=list)
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Average bits per element of the tensors that were packed."""
+        return bits_per_weight(self.reports)
+
+
+@dataclass
+class OpenFolder:
+    """The model that a folder is of, its weights not read: on the meta device, and the tensors by their names in it."""
+
+    source: Checkpoint
+    model: nn.Module
+    found: Places
+
+    @classmethod
+    def open(cls, source: Checkpoint) -> OpenFolder:
+        """Build the model.
+
+        Raises FormatError for a model that is packed already, ModelError where transformers or ``config.json`` is
+        missing, ContainerError where transformers does not know the model or a weight is missing.
+        """
+        for path, record in layers_of(source).items():
+            raise FormatError(
+                f"{source.path}: already packed, {shown(path)} is a {shown(record.get('class'))}; octavo.load_model "
+                "reads it (octavo unpack comes first to pack it anew)"
+            )
+        model, found = fitting(source, source.tensors())
+        return cls(source, model, found)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether ``octavo pack`` of 0.1 has packed tensors of it."""
+        return any(isinstance(tensor, PackedTensor) for tensor in self.found.tensors.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model's tensors."""
+        return sum(tensor.nbytes for tensor in self.found.tensors.values())
+
+    def plan(self, recipe: Recipe | None) -> list[TensorReport]:
+        """Tell what :meth:`pack` would do, from names and shapes alone. Raises as :meth:`Recipe.plan`."""
+        formats: dict[str, tuple[str, int]] = {}
+        if recipe is None:
+            for path, given in self._stored_plan().items():
+                name = self._first(join(path, "weight"))
+                spec, tensor = given.weight, self.found.tensors[name]
+                assert spec is not None
+                formats[name] = str(spec.format), tensor.nbytes
+        else:
+            for decision in decide_model(recipe.rules, self.model):
+                if decision.format is not None and decision.site.role == "weight":
+                    name = self._first(decision.site.path)
+                    formats[name] = str(decision.format), decision.site.nbytes(decision.format)
+        reports = []
+        for name, tensor in self.found.tensors.items():
+            text, nbytes = formats.get(name, (None, tensor.nbytes))
+            reports.append(_report(name, tensor, text, nbytes))
+        return reports
+
+    def pack(self, recipe: Recipe | None, *, progress: Progress | None = None) -> PackedFolder:
+        """Return the packed model: bit for bit what quantize_model and pack_model make of the float one.
+
+        ``recipe`` None: packed tensors keep their formats, for folders that ``octavo pack`` of 0.1 wrote. The model is
+        this one, whose layers are replaced. Raises FormatError and DTypeError as :func:`octavo.quantize_model`,
+        CalibrationError where the recipe asks for data, NonFiniteError with the tensor's name.
+        """
+        plan = self._stored_plan() if recipe is None else layer_plans(decide_model(recipe.rules, self.model))
+        if recipe is not None:
+            self._refuse_packed()
+        by_name = self.found.tensors | {name: self.found.tensors[first] for name, first in self.found.ties.items()}
+        skeletons = {path: self.model.get_submodule(path) for path in plan}
+        model = prepare_weights(self.model, plan)
+        reports, done = _pack_weights(model, skeletons, by_name, self.found, progress)
+        rest = {name: tensor if name in done else _plain(tensor) for name, tensor in by_name.items()}
+        assign_plain(model, self.found.ties, rest, done)
+        refuse_empty(model)
+        note_recipe(model, None if recipe is None else str(recipe))
+        for name, tensor in self.found.tensors.items():
+            reports.setdefault(name, _report(name, tensor, None, rest[name].nbytes))
+        return PackedFolder(model.eval(), [reports[name] for name in self.found.tensors], self.found.left_out)
+
+    def _stored_plan(self) -> dict[str, LayerPlan]:
+        """Return the formats that weights are packed in already, by layer."""
+        sites = packable(self.model)
+        plan = {}
+        for name, site in sites.items():
+            tensor = self.found.tensors.get(self._first(name))
+            if isinstance(tensor, PackedTensor):
+                plan[site.module] = LayerPlan(weight=Spec(tensor.format, None, tensor.scale))
+        return plan
+
+    def _first(self, name: str) -> str:
+        return self.found.ties.get(name, name)
+
+    def _refuse_packed(self) -> None:
+        for name, tensor in self.found.tensors.items():
+            if isinstance(tensor, PackedTensor):
+                raise FormatError(
+                    f"{name}: already packed as '{tensor.format}'; leave --recipe out, which keeps its format "
+                    "(to pack it anew, octavo unpack comes first)"
+                )
+
+
+def write_folder(source: Checkpoint, folder: Path, model: nn.Module) -> Path:
+    """Write a packed model of ``source`` and copies of its other files into ``folder``. Return the weights' file."""
+    copy_companions(source.folder, folder)
+    save_weights(model, folder / PACKED_NAME, source.metadata())
+    return folder / PACKED_NAME
+
+
+def save_folder(source: Checkpoint, target: Path, model: nn.Module, *, force: bool) -> Path:
+    """Write a packed model of ``source`` and copies of its other files to ``target``, whole or not at all.
+
+    Returns the file with the weights. With ``force``, weights, configuration and files of the same name are replaced.
+    """
+    with folders.whole(target, owned={PACKED_NAME, *CONFIGURATIONS}, overwrite=force) as folder:
+        write_folder(source, folder, model)
+    return target / PACKED_NAME
+
+
+def _pack_weights(
+    model: nn.Module,
+    skeletons: Mapping[str, nn.Module],
+    by_name: Mapping[str, Stored],
+    found: Places,
+    progress: Progress | None,
+) -> tuple[dict[str, TensorReport], set[str]]:
+    """Replace the simulated layers of ``model`` whose weight has a format, one weight at a time.
+
+    Returns a report for each weight, and the names of the tensors that are in packed layers now.
+    """
+    groups: dict[int, list[str]] = {}
+    paths: dict[int, list[str]] = {}
+    for path, layer in model.named_modules(remove_duplicate=False):
+        if isinstance(layer, QuantLayer) and layer.weight_quantizer is not None:
+            if id(layer) not in paths:
+                groups.setdefault(id(layer._own("weight")), []).append(path)
+            paths.setdefault(id(layer), []).append(path)
+    reports: dict[str, TensorReport] = {}
+    done: set[str] = set()
+    for group in groups.values():
+        twins: list[PackedLayer] = []
+        for path in group:
+            layer = model.get_submodule(path)
+            assert isinstance(layer, QuantLayer)
+            name = found.ties.get(join(path, "weight"), join(path, "weight"))
+            made, errors = _pack_one(model, path, layer, skeletons[path], by_name)
+            share_codes(made, twins)
+            for one in paths[id(layer)]:
+                parent, _, last = one.rpartition(".")
+                setattr(model.get_submodule(parent), last, made)
+                done |= {join(one, "weight"), join(one, "bias")}
+            if name not in reports:
+                text = str(made.format)
+                reports[name] = _report(name, by_name[name], text, made.packed_weight.nbytes, errors)
+                if progress:
+                    progress(name, by_name[name].nbytes)
+    return reports, done & by_name.keys()
+
+
+def _pack_one(
+    model: nn.Module, path: str, layer: QuantLayer, skeleton: nn.Module, by_name: Mapping[str, Stored]
+) -> tuple[PackedLayer, Errors | None]:
+    """Return the packed form of one layer, and what its weight lost."""
+    name = join(path, "weight")
+    stored, bias = by_name[name], by_name.get(join(path, "bias"))
+    place = skeleton.weight
+    assert isinstance(place, Tensor)
+    site = packable(skeleton).get("weight")
+    if isinstance(stored, PackedTensor) and site is not None and as_layer(site, stored):
+        kind = packed_class(skeleton)
+        assert kind is not None
+        geometry = plain(kind.geometry(skeleton))
+        inside = {"weight": stored} | ({} if bias is None else {"bias": _plain(bias)})
+        record = {"class": kind.__name__, "geometry": geometry}
+        kept = build_layer(path, record, skeleton, inside)
+        assert isinstance(kept, PackedLayer)
+        return kept, None
+    weight = _plain(stored)
+    _give(layer, "weight", weight, name)
+    if bias is not None:
+        _give(layer, "bias", _plain(bias), join(path, "bias"))
+    before = layer.weight_matrix().detach()
+    if layer.plan.weight is not None and layer.plan.weight.calibration is not None:
+        before = before.clone()  # hqq changes the weight
+    solve_weight(model, layer)
+    made = pack_layer(path, layer)
+    errors = measure(before, made.packed_weight.decode())
+    layer._parameters["weight"] = None
+    return made, errors
+
+
+def _give(layer: nn.Module, part: str, value: Tensor, name: str) -> None:
+    """Put a tensor of the file in the place of one without values."""
+    place = layer._parameters[part]
+    assert place is not None
+    if value.shape != place.shape:
+        raise ContainerError(f"{name}: shape {tuple(value.shape)}, but the model has {tuple(place.shape)} there")
+    if not fits(value.dtype, place.dtype):
+        raise ContainerError(f"{name}: dtype {value.dtype}, but the model has {place.dtype} there")
+    layer._parameters[part] = nn.Parameter(value, requires_grad=False)
+
+
+def _plain(tensor: Stored) -> Tensor:
+    return tensor.decode() if isinstance(tensor, PackedTensor) else tensor
+
+
+def _report(name: str, tensor: Stored, text: str | None, nbytes: int, errors: Errors | None = None) -> TensorReport:
+    return TensorReport(name, tuple(tensor.shape), dtype_name(tensor.dtype), text, tensor.nbytes, nbytes, errors)

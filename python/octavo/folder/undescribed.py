@@ -1,0 +1,117 @@
+"""Folders of transformers whose file does not describe the model: their class is that of ``config.json``, tensors go by
+the names that transformers gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from octavo.errors import ContainerError
+from octavo.folder.skeleton import build_class, build_from_config, model_class
+from octavo.folder.structure import VERSION, packed_class, plain, read_structure
+from octavo.folder.transformers_door import CONFIG, extent_of, known, load_config
+from octavo.folder.weight_files import STRUCTURE, Checkpoint, held
+from octavo.folder.weight_places import Places, Stored, places
+from octavo.recipe.sites import Site, model_sites
+from octavo.tensor import PackedTensor
+
+
+def skeleton(folder: Path) -> nn.Module:
+    """Return the model that a folder describes, on the meta device: its layers, without weights.
+
+    Its class is the one that the file of weights names, else the one of ``config.json`` that they fit, else the first
+    that it names. Raises ModelError where transformers is missing, ContainerError where it does not know the folder.
+    """
+    source = Checkpoint.open(folder) if held(folder) else None
+    if source is not None and STRUCTURE in (metadata := source.metadata()):
+        structure = read_structure(source.files[0], metadata[STRUCTURE])
+        return build_from_config(folder, structure["class"], source)
+    if source is not None:
+        with suppress(ContainerError):
+            return fitting(source, source.tensors())[0]
+    config, values = load_config(folder)
+    return build_class(folder, _architectures(folder, config)[0], config, extent_of(source, folder, values))
+
+
+def fitting(source: Checkpoint, tensors: Mapping[str, Stored]) -> tuple[nn.Module, Places]:
+    """Return the model of a folder without memory for its weights, and the tensors by their names in it.
+
+    The class is the first of those that ``config.json`` names of which no weight is missing, else the usual one of that
+    configuration. ``tensors``: those of ``source``. Raises ModelError where transformers or ``config.json`` is missing,
+    ContainerError where transformers does not know the model, or naming a weight that is missing.
+    """
+    folder = source.folder
+    config, values = load_config(folder)
+    if getattr(config, "quantization_config", None) is not None:
+        raise ContainerError(
+            f"{folder / CONFIG}: quantization_config asks for the packing of another library; save the model without it"
+        )
+    lacking = []
+    for architecture in _architectures(folder, config):
+        model = build_class(folder, architecture, config, extent_of(source, folder, values))
+        found = places(model, tensors, folder)
+        if not found.missing:
+            return model, found
+        lacking.append((len(found.missing), found.missing[0], architecture.__name__))
+    count, name, kind = min(lacking)
+    raise ContainerError(f"{folder}: {name} is missing ({count} of the weights of a {kind}); save the whole model")
+
+
+def _architectures(folder: Path, config: Any) -> list[Any]:
+    """Return the classes that a configuration may be of, the likeliest first. Raises ContainerError for none."""
+    named = [name for name in getattr(config, "architectures", None) or () if isinstance(name, str)]
+
+    def find(transformers: Any) -> list[Any]:
+        usual = transformers.MODEL_MAPPING.get(type(config), None)
+        # A mapping gives several classes for a few configurations; the first is the usual one.
+        usual = usual[0] if isinstance(usual, tuple) else usual
+        found = [*(model_class(transformers, name) for name in named[:8]), usual]
+        return [one for one in dict.fromkeys(found) if one is not None and isinstance(config, one.config_class)]
+
+    classes = known(folder, find, "model")
+    if not classes:
+        what = named[0] if named else type(config).__name__
+        raise ContainerError(f"{folder / CONFIG}: a {what} is no model that transformers builds")
+    return classes
+
+
+def infer_structure(model: nn.Module, found: Places) -> dict[str, Any]:
+    """Return the description that :func:`octavo.save_model` would write of a model with these tensors.
+
+    Raises ContainerError for a packed tensor that no packed layer has: of a norm, or with blocks along another axis.
+    """
+    layers: dict[str, Any] = {}
+    for name, tensor in found.tensors.items():
+        if not isinstance(tensor, PackedTensor):
+            continue
+        sites = packable(model)
+        for one in (name, *(tied for tied, first in found.ties.items() if first == name)):
+            path = one.rpartition(".")[0]
+            if one not in sites or not as_layer(sites[one], tensor):
+                raise ContainerError(
+                    f"{one}: packed as {tensor!r}, which no layer of a {type(model).__name__} multiplies"
+                )
+            layer = model.get_submodule(path)
+            kind = packed_class(layer)
+            assert kind is not None
+            geometry = plain(kind.geometry(layer))
+            layers[path] = {"class": kind.__name__, **({"geometry": geometry} if geometry else {})}
+    return {"version": VERSION, "class": type(model).__name__, "layers": layers, "ties": found.ties}
+
+
+def packable(model: nn.Module) -> dict[str, Site]:
+    """Return the weights that packed layers can hold, by every name they have."""
+    found: dict[str, Site] = {}
+    for site in model_sites(model):
+        if site.role == "weight" and site.name == "weight" and site.problem is None:
+            found |= {f"{path}.weight" if path else "weight": site for path in site.paths}
+    return found
+
+
+def as_layer(site: Site, tensor: PackedTensor) -> bool:
+    """Whether a packed tensor is the weight of a layer as :func:`octavo.pack_model` packs it."""
+    return tensor.ndim == 2 and tensor.axis == 1 and site.axis == -1 and site.shape == tensor.shape

@@ -1,0 +1,239 @@
+"""octavo pack of a folder of transformers: the folder that pack_model and save_model write of its model."""
+
+import json
+import re
+
+import octavo
+import pytest
+import torch
+from octavo import ContainerError, ModelError, PackedTensor, container
+from octavo.cli import app
+from octavo.folder.pack_checkpoint import pack_tensors
+from octavo.folder.weight_files import PACKED_NAME, Checkpoint, fill_folder
+from octavo.nn import PackedConv2d, PackedEmbedding, PackedLayer, PackedLinear
+from typer.testing import CliRunner
+
+transformers = pytest.importorskip("transformers")
+
+PICTURE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = {**PICTURE, "vocab_size": 61}
+GPT2 = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "vocab_size": 61,
+    "n_positions": 32,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2}
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 61}
+IDS = {"input_ids": torch.tensor([[5, 9, 2, 33, 60, 7, 3, 12], [3, 3, 8, 41, 50, 9, 19, 4]])}
+BOTH = {**IDS, "decoder_input_ids": IDS["input_ids"].flip(1)}
+PIXELS = {"pixel_values": torch.linspace(-2, 2, 2 * 3 * 32 * 32).view(2, 3, 32, 32).sin()}
+
+ARCHITECTURES = {
+    "bert": ("BertModel", "BertConfig", SMALL, IDS),
+    "bert with a tied head": ("BertForMaskedLM", "BertConfig", SMALL, IDS),
+    "bert with a classifier": ("BertForSequenceClassification", "BertConfig", SMALL, IDS),
+    "roberta": ("RobertaForMaskedLM", "RobertaConfig", {**SMALL, "max_position_embeddings": 64}, IDS),
+    "distilbert": ("DistilBertModel", "DistilBertConfig", {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "vocab_size": 61}, IDS),
+    "gpt2": ("GPT2Model", "GPT2Config", GPT2, IDS),
+    "gpt2 with a tied head": ("GPT2LMHeadModel", "GPT2Config", GPT2, IDS),
+    "llama": ("LlamaForCausalLM", "LlamaConfig", GROUPED, IDS),
+    "llama with a tied head": ("LlamaForCausalLM", "LlamaConfig", {**GROUPED, "tie_word_embeddings": True}, IDS),
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5, BOTH),
+    "vit": ("ViTForImageClassification", "ViTConfig", {**PICTURE, "image_size": 32, "patch_size": 8}, PIXELS),
+}  # fmt: skip
+RECIPES = ("mxint8", "int4:g32@mse", "weight=int8:channel input=mxint8")
+# Of Linear layers with biases, whose weights no embedding shares.
+OF_LINEAR = ("type:Linear weight=int8:channel input=int8 bias=bf16", "type:Linear int4:g32@hqq")
+UNTIED = ("bert", "bert with a classifier", "distilbert", "vit")
+
+
+def octavo_command(*arguments, code=0):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == code, f"{result.output}\n{result.exception!r}"
+    return result.output
+
+
+def source(folder, architecture, dtype=torch.float32, **options):
+    """A folder of transformers with random weights, and the inputs of its model."""
+    name, config, values, inputs = ARCHITECTURES[architecture]
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(getattr(transformers, config)(**values)).to(dtype)
+    model.save_pretrained(folder, **options)
+    return getattr(transformers, name).from_pretrained(folder), inputs
+
+
+def first(outputs):
+    return outputs[0] if isinstance(outputs, tuple) else next(iter(outputs.values()))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_file_is_that_of_pack_model(tmp_path, architecture, dtype):
+    """Every byte: tensors, structure and recipe; one file or shards, whatever recipe."""
+    model, inputs = source(tmp_path / "m", architecture, dtype, max_shard_size="20KB")
+    assert (tmp_path / "m" / "model.safetensors.index.json").exists()
+    for number, recipe in enumerate((*RECIPES, *(OF_LINEAR if architecture in UNTIED else ()))):
+        octavo_command("pack", tmp_path / "m", "-o", tmp_path / f"x{number}", "--recipe", recipe)
+        packed = octavo.pack_model(octavo.quantize_model(model, recipe, progress=False))
+        octavo.save_model(packed, tmp_path / f"y{number}")
+        written = [(tmp_path / f"{side}{number}" / PACKED_NAME).read_bytes() for side in "xy"]
+        assert written[0] == written[1], recipe
+    loaded = octavo.load_model(tmp_path / "x0")
+    packed = octavo.load_model(tmp_path / "y0")
+    assert type(loaded) is type(model)
+    with torch.inference_mode():
+        assert torch.equal(first(loaded(**inputs)), first(packed(**inputs)))
+
+
+def test_layers_multiply_codes(tmp_path):
+    kinds = {"gpt2": PackedLinear, "vit": PackedConv2d, "bert": PackedEmbedding}
+    for architecture, kind in kinds.items():
+        source(tmp_path / architecture, architecture)
+        octavo_command("pack", tmp_path / architecture, "-o", tmp_path / f"{architecture}-x")
+        loaded = octavo.load_model(tmp_path / f"{architecture}-x")
+        assert any(isinstance(layer, kind) for layer in loaded.modules())
+        dense = [
+            layer for layer in loaded.modules() if type(layer).__name__ in ("Linear", "Conv1D", "Conv2d", "Embedding")
+        ]
+        assert not dense
+        assert loaded.training is False
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2 with a tied head", "llama with a tied head", "t5", "vit"])
+def test_the_plan_that_is_told_is_what_happens(tmp_path, architecture):
+    """octavo recipe --model, pack --dry-run, pack and quantize_model name the same layers."""
+    model, _ = source(tmp_path / "m", architecture)
+    explained = json.loads(octavo_command("recipe", "mxint8", "--model", tmp_path / "m", "--json"))
+    assert explained == json.loads(octavo.Recipe.parse("mxint8").explain(model).to_json())
+    planned = octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x", "--dry-run")
+    assert not (tmp_path / "x").exists()
+    done = octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x")
+    rows = [[row.split()[:6] for row in text.splitlines() if " mxint8 " in row] for text in (planned, done)]
+    assert len(rows[0]) > 3 and rows[0] == rows[1]
+    assert f"{octavo.container.inspect(tmp_path / 'x' / PACKED_NAME)[0].name}"
+    layers = {row["module"] for row in explained["rows"] if row["format"]}
+    packed = {
+        path for path, layer in octavo.load_model(tmp_path / "x").named_modules() if isinstance(layer, PackedLayer)
+    }
+    assert packed == layers
+    again = json.loads(octavo_command("recipe", "mxint8", "--model", tmp_path / "x", "--json"))
+    assert {row["module"] for row in again["rows"]} == layers
+
+
+def test_a_checkpoint_of_another_head_or_none_is_the_model_it_holds(tmp_path):
+    """config.json may name a class that was saved without its head, or with one that it has not."""
+    head, _ = source(tmp_path / "m", "bert with a tied head")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    base = transformers.BertModel(head.config)
+    base.save_pretrained(tmp_path / "base")
+    (tmp_path / "base" / "config.json").write_text(json.dumps(config))  # names BertForMaskedLM
+    octavo_command("pack", tmp_path / "base", "-o", tmp_path / "x")
+    assert type(octavo.load_model(tmp_path / "x")) is transformers.BertModel
+    tensors = container.load(tmp_path / "m" / "model.safetensors") | {"cls.seq_relationship.weight": torch.ones(2, 32)}
+    old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in tensors.items()}
+    container.save(old, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
+    told = octavo_command("pack", tmp_path / "m", "-o", tmp_path / "y")
+    assert "left out" in told and "cls.seq_relationship.weight" in told
+    octavo.save_model(octavo.pack_model(octavo.quantize_model(head, "mxint8", progress=False)), tmp_path / "z")
+    assert (tmp_path / "y" / PACKED_NAME).read_bytes() == (tmp_path / "z" / PACKED_NAME).read_bytes()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_folders_of_transformers_are_loaded(tmp_path, dtype):
+    for architecture in ("gpt2 with a tied head", "vit"):
+        model, inputs = source(tmp_path / architecture, architecture, dtype, max_shard_size="20KB")
+        loaded = octavo.load_model(tmp_path / architecture)
+        with torch.inference_mode():
+            assert torch.equal(first(loaded(**inputs)), first(model(**inputs)))
+
+
+def packed_by_01(source_folder, target):
+    """What octavo pack of 0.1 wrote: tensors by name, each along its last axis, and no model."""
+    target.mkdir()
+    opened = Checkpoint.open(source_folder)
+    packing = pack_tensors(opened.tensors(), octavo.Recipe.parse("mxfp6e2m3"))
+    fill_folder(opened, target, PACKED_NAME, packing.tensors)
+    return target
+
+
+def test_folders_of_01_are_loaded_or_refused_with_the_command_that_converts_them(tmp_path):
+    model, inputs = source(tmp_path / "bert", "bert")
+    old = packed_by_01(tmp_path / "bert", tmp_path / "old")
+    packed = octavo.pack_model(octavo.quantize_model(model, "mxfp6e2m3", progress=False))
+    loaded = octavo.load_model(old)
+    with torch.inference_mode():
+        assert torch.equal(first(loaded(**inputs)), first(packed(**inputs)))
+    octavo_command("pack", old, "-o", tmp_path / "new")
+    for name, tensor in container.load(old / PACKED_NAME).items():  # the same codes
+        found = container.load(tmp_path / "new" / PACKED_NAME)[name]
+        assert found == tensor if isinstance(tensor, PackedTensor) else torch.equal(found, tensor)
+    source(tmp_path / "gpt2", "gpt2 with a tied head")
+    turned = packed_by_01(tmp_path / "gpt2", tmp_path / "turned")  # blocks of Conv1D along the outputs
+    with pytest.raises(ContainerError) as caught:
+        octavo.load_model(turned)
+    assert "holds tensors but no model" in str(caught.value)
+    command = re.search(r"octavo (pack \S+ -o) NEW", str(caught.value))[1]
+    octavo_command(*command.split(), tmp_path / "again")
+    again = octavo.load_model(tmp_path / "again")
+    assert type(again) is transformers.GPT2LMHeadModel
+    assert str(again.transformer.h[0].attn.c_attn.format) == "mxfp6e2m3"
+    assert "already packed" in octavo_command("pack", tmp_path / "again", "-o", tmp_path / "twice", code=2)
+    assert "already packed" in octavo_command("pack", old, "-o", tmp_path / "twice", "--recipe", "mxint8", code=2)
+    assert not (tmp_path / "twice").exists()
+
+
+def test_a_model_that_is_not_known_is_packed_as_tensors_and_says_so(tmp_path, monkeypatch):
+    source(tmp_path / "m", "bert")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps({**config, "model_type": "bort", "architectures": ["Bort"]}))
+    told = octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x")
+    assert told.startswith("tensors alone are packed") and "bort" in told.split("\n\n")[0]
+    with pytest.raises(ContainerError, match=r"holds tensors but no model.*octavo pack .* -o NEW"):
+        octavo.load_model(tmp_path / "x")
+    (tmp_path / "x" / "config.json").write_text(json.dumps(config))
+    assert type(octavo.load_model(tmp_path / "x")) is transformers.BertModel
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    assert "needs transformers" in octavo_command("pack", tmp_path / "m", "-o", tmp_path / "y")
+    with pytest.raises(ModelError, match="needs transformers"):
+        octavo.load_model(tmp_path / "y")
+
+
+def test_a_weight_that_is_missing_is_named(tmp_path):
+    source(tmp_path / "m", "bert")
+    tensors = container.load(tmp_path / "m" / "model.safetensors")
+    del tensors["encoder.layer.1.output.dense.weight"]
+    container.save(tensors, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
+    assert "encoder.layer.1.output.dense.weight is missing" in octavo_command(
+        "pack", tmp_path / "m", "-o", tmp_path / "x"
+    )
+    with pytest.raises(ContainerError, match=r"holds tensors but no model: .*dense.weight is missing"):
+        octavo.load_model(tmp_path / "m")
+
+
+def test_recipes_that_need_data_are_refused_before_anything_is_written(tmp_path):
+    source(tmp_path / "m", "bert")
+    for recipe in ("type:Linear int4:g32@gptq", "type:Linear weight=int8 input=int8@minmax"):
+        told = octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x", "--recipe", recipe, code=2)
+        assert "calibration=batches" in told
+    assert "matches no layer" in octavo_command(
+        "pack", tmp_path / "m", "-o", tmp_path / "x", "--recipe", "x=int8", code=2
+    )
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_recipe_goes_with_the_model(tmp_path):
+    model, _ = source(tmp_path / "m", "bert")
+    octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x", "--recipe", "mxint8; pooler.** keep")
+    loaded = octavo.load_model(tmp_path / "x")
+    octavo.save_model(loaded, tmp_path / "y")
+    assert container.metadata(tmp_path / "y" / PACKED_NAME)["recipe"] == "mxint8; pooler.** keep"
+    octavo_command("unpack", tmp_path / "y", "-o", tmp_path / "z")
+    assert "recipe" not in container.metadata(tmp_path / "z" / "model.safetensors")
+    twice = octavo.quantize_model(octavo.quantize_model(model, "type:Linear mxint8"), "type:Embedding mxint8")
+    octavo.save_model(twice, tmp_path / "twice")  # no one recipe gives what two gave
+    assert "recipe" not in container.metadata(tmp_path / "twice" / PACKED_NAME)
