@@ -1,6 +1,6 @@
 //! Lines a second of the native engine on one thread, by precision and SIMD level, and the time of a single line.
 //!
-//! `cargo bench -p octavo-engine --bench engine [-- FILTER]`; benches are named `expand/PRECISION/LEVEL` and
+//! `cargo bench -p octavo-polynomials --bench engine [-- FILTER]`; benches are named `expand/PRECISION/LEVEL` and
 //! `one line/PRECISION/LEVEL`, see README.md here. The level `highest` is that of this machine, AMX included.
 
 use std::hint::black_box;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use octavo_core::Level;
-use octavo_engine::{Engine, Options, Precision, Result};
+use octavo_engine::{Options, Precision, Result};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/octavo/systems/polynomials/shipped");
 /// Several tiles, so that rows follow each other as in a long run.
@@ -51,7 +51,10 @@ fn bench(criterion: &mut Criterion) -> Result<()> {
                     continue;
                 }
                 Level::force(force)?;
-                let engine = Engine::load(Path::new(MODEL), Options { precision, threads: 1, ..Options::default() })?;
+                let engine = octavo_polynomials::load(
+                    Path::new(MODEL),
+                    Options { precision, threads: 1, ..Options::default() },
+                )?;
                 if let Some(error) = engine.expand(lines, 1)?.into_iter().find_map(std::result::Result::err) {
                     return Err(octavo_engine::Error::Internal(error.to_string()));
                 }

@@ -14,7 +14,7 @@ use folder::Folder;
 
 static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
     let options = Options { threads: 1, ..Options::default() };
-    Engine::load(Folder::new("lines").path(), options).expect("the model of this folder is good")
+    octavo_polynomials::load(Folder::new("lines").path(), options).expect("the model of this folder is good")
 });
 
 /// What a stream gives for lines that come in pieces.

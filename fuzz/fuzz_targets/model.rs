@@ -9,7 +9,7 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use octavo_core::Error as CoreError;
-use octavo_engine::{Engine, Error, Options, Precision, Route};
+use octavo_engine::{Error, Options, Precision, Route};
 
 use folder::{FILES, Folder};
 
@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
         _ => &[FLOAT, INTEGER],
     };
     for options in ways {
-        match Engine::load(FOLDER.path(), *options) {
+        match octavo_polynomials::load(FOLDER.path(), *options) {
             Ok(engine) => {
                 let answers = engine.expand(&["a", "xyz", ""], 1).expect("a loaded model answers");
                 assert!(answers.len() == 3 && answers[2].is_err());

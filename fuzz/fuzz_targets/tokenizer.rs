@@ -4,8 +4,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use octavo_core::Error;
-use octavo_core::polynomial::Factors;
-use octavo_core::tokenizer::{Around, CharTokenizer};
+use octavo_core::text::characters::{Around, CharTokenizer};
+use octavo_polynomials::Factors;
 
 fn data<T>(answer: Result<T, Error>) -> Option<T> {
     match answer {

@@ -14,11 +14,9 @@ pub mod format;
 pub mod level;
 pub mod linear;
 mod pack;
-pub mod polynomial;
 pub mod pool;
 pub mod solve;
 pub mod text;
-pub mod tokenizer;
 
 pub use codec::{DType, Layout, Nonfinite, Options, Packed, PackedMut, ScaleRule, Sizes, Values, ValuesMut};
 pub use error::{Error, Result};

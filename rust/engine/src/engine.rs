@@ -8,14 +8,12 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 
 use octavo_core::Error as CoreError;
 use octavo_core::pool;
-use octavo_core::tokenizer::CharTokenizer;
+use octavo_core::text::characters::CharTokenizer;
 
 use crate::config::Config;
-use crate::decoder::Expander;
 use crate::error::{Error, Result, refuse};
-use crate::fused;
+use crate::expander::{Expander, Kernels, NoKernels};
 use crate::general::{Answer, General};
-use crate::integer_weights::{self, IntegerWeights};
 use crate::line::{Alphabet, LineError};
 use crate::options::{Options, Precision, Route, setting};
 use crate::weights::Weights;
@@ -47,14 +45,21 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    /// Loads a model folder: `config.json`, `tokenizer.json` and, by precision, `model.safetensors` or
-    /// `integer.safetensors`. All of it is checked before anything is run.
+    /// Loads a model folder: `config.json`, `tokenizer.json` and the weights. All of it is checked before anything is run.
     ///
     /// # Errors
     /// [`CoreError::Io`] where a file cannot be read; [`CoreError::Container`] naming the file, and in it the field or
     /// tensor, for everything that an exporter would not write; [`CoreError::Setting`] for options that the model does
     /// not allow.
     pub fn load(folder: &Path, options: Options) -> Result<Self> {
+        Self::load_with(folder, options, &NoKernels)
+    }
+
+    /// As [`Engine::load`], with hand-written kernels for the architectures that `kernels` knows.
+    ///
+    /// # Errors
+    /// As [`Engine::load`], and those of the kernels.
+    pub fn load_with(folder: &Path, options: Options, kernels: &dyn Kernels) -> Result<Self> {
         if options.threads > pool::MAX_THREADS {
             let most = pool::MAX_THREADS;
             return Err(setting(format!("{} threads; accepted are 0 (default) to {most}", options.threads)));
@@ -66,8 +71,8 @@ impl Engine {
                 let weights = Weights::load(folder, &config)?;
                 let fused = match (options.route, options.precision) {
                     (Route::General, _) => None,
-                    (_, Precision::Bfloat16) => fused::bfloat16(&config, &weights)?,
-                    _ => fused::float(&config, &weights)?,
+                    (_, Precision::Bfloat16) => kernels.bfloat16(&config, &weights)?,
+                    _ => kernels.float(&config, &weights)?,
                 };
                 (fused, Some(General::new(&config, &weights)?))
             }
@@ -75,11 +80,9 @@ impl Engine {
                 return Err(setting("precision integer runs on the fused route only; choose route auto or fused"));
             }
             Precision::Integer => {
-                let weights = IntegerWeights::load(folder, &config)?;
-                let fused = fused::integer(&config, &weights)?;
+                let fused = kernels.integer(folder, &config)?;
                 if fused.is_none() {
-                    let file = folder.join(integer_weights::FILE);
-                    return Err(setting(format!("{}: no integer kernels for a {config}", file.display())));
+                    return Err(setting(format!("{}: no integer kernels for a {config}", folder.display())));
                 }
                 (fused, None)
             }

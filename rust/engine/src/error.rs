@@ -22,6 +22,6 @@ impl From<candle_core::Error> for Error {
 }
 
 /// A refusal of the content of a model folder.
-pub(crate) fn refuse(message: impl Into<String>) -> Error {
+pub fn refuse(message: impl Into<String>) -> Error {
     Error::Core(octavo_core::Error::Container(message.into()))
 }

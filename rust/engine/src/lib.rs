@@ -1,18 +1,17 @@
-//! octavo-engine: runs exported sequence-to-sequence models without Python, on candle and octavo-core.
+//! octavo-engine: inference of packed models without Python, on candle and octavo-core.
 //!
-//! [`Engine::load`] reads a model folder, [`Engine::expand`] answers lines, [`Engine::expand_stream`] any number of them.
-//! The models are defined in Python (`octavo.models.seq2seq`); the general route runs all of them, the fused route the
-//! shipped architecture, much faster.
+//! [`Engine::load`] reads the folder of a sequence-to-sequence model, [`Engine::expand`] answers lines,
+//! [`Engine::expand_stream`] any number of them. The models are defined in Python (`octavo.models.seq2seq`); the general
+//! route runs all of them. A crate above this one may offer [`Kernels`] that are written for one architecture.
+//! [`Encoder`] turns texts into vectors.
 
 mod config;
-mod decoder;
 mod encoder;
 mod engine;
 mod error;
+mod expander;
 mod file;
-mod fused;
 mod general;
-mod integer_weights;
 mod line;
 mod options;
 mod schema;
@@ -23,12 +22,13 @@ mod tests;
 mod weights;
 
 pub use config::{Architecture, Config};
-pub use decoder::Expander;
 pub use encoder::Encoder;
 pub use engine::Engine;
-pub use error::{Error, Result};
-pub use integer_weights::{IntegerLinear, IntegerLstm, IntegerWeights, Norm};
+pub use error::{Error, Result, refuse};
+pub use expander::{Expander, Kernels};
 pub use line::LineError;
 pub use options::{Options, Precision, Route};
+pub use schema::tensors as demanded_tensors;
 pub use stream::{Failure, Form, Stream, Summary};
+pub use tensors::{Codes, Tensors};
 pub use weights::{Weight, Weights};

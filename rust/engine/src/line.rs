@@ -1,6 +1,6 @@
 //! From a line to its ids and from ids to a line, with what may be wrong with a line.
 
-use octavo_core::tokenizer::{CharTokenizer, PAD, SPECIALS};
+use octavo_core::text::characters::{CharTokenizer, PAD, SPECIALS};
 
 /// Characters of the vocabulary that a message shows.
 const MOST_SHOWN: usize = 64;

@@ -7,13 +7,12 @@ use crate::error::{Error, Result};
 /// In which numbers a model is run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Precision {
-    /// f32, from `model.safetensors`.
+    /// f32.
     #[default]
     Float,
-    /// bfloat16 products and float16 keys and values, from `model.safetensors`, on the fused route of a processor with
-    /// AMX; f32 elsewhere.
+    /// bfloat16 products and float16 keys and values on the fused route of a processor with AMX; f32 elsewhere.
     Bfloat16,
-    /// int8, from `integer.safetensors`; greedy only.
+    /// Static int8, on the fused route only; greedy only.
     Integer,
 }
 

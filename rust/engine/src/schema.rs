@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::config::{Architecture, Config};
 
-/// Names of the state dictionary of the PyTorch model, with their shapes.
-pub(crate) fn tensors(config: &Config) -> BTreeMap<String, Vec<usize>> {
+/// Names of the state dictionary of the PyTorch model of a configuration, with their shapes.
+pub fn tensors(config: &Config) -> BTreeMap<String, Vec<usize>> {
     let mut schema = Schema(BTreeMap::new());
     let (vocabulary, both, hidden) = (config.vocabulary, 2 * config.encoder, config.hidden);
     match config.architecture {
@@ -51,35 +51,6 @@ pub(crate) fn tensors(config: &Config) -> BTreeMap<String, Vec<usize>> {
         }
     }
     schema.0
-}
-
-/// Layers of the integer model: linear layers with outputs and inputs, LSTMs with units, norms with width.
-#[derive(Debug, Default)]
-pub(crate) struct IntegerSchema {
-    pub(crate) linears: BTreeMap<String, (usize, usize)>,
-    pub(crate) lstms: BTreeMap<String, usize>,
-    pub(crate) norms: BTreeMap<String, usize>,
-}
-
-/// The layers of an integer model of the architecture `hybrid`.
-pub(crate) fn integer_layers(config: &Config) -> IntegerSchema {
-    let mut schema = IntegerSchema::default();
-    for (name, shape) in tensors(config) {
-        // Weights alone tell the kinds apart: a matrix is a linear layer, a vector a norm. Embeddings and the input side
-        // of the LSTMs are folded into the tables.
-        let Some(layer) = name.strip_suffix(".weight").filter(|layer| !layer.ends_with("_embedding")) else { continue };
-        match shape[..] {
-            [rows, columns] => _ = schema.linears.insert(layer.to_owned(), (rows, columns)),
-            [width] => _ = schema.norms.insert(layer.to_owned(), width),
-            _ => {}
-        }
-    }
-    for (name, units) in
-        [("encoder.forwards", config.encoder), ("encoder.backwards", config.encoder), ("decoder", config.hidden)]
-    {
-        schema.lstms.insert(name.to_owned(), units);
-    }
-    schema
 }
 
 struct Schema(BTreeMap<String, Vec<usize>>);

@@ -14,15 +14,17 @@ use crate::error::{Error, Result, refuse};
 use crate::file::shown;
 
 /// A container of a model folder; its refusals begin with the path and the tensor's name.
-pub(crate) struct Tensors {
+pub struct Tensors {
     reader: Reader,
     place: String,
 }
 
 /// Codes of a packed tensor, with the bytes of their scales.
-pub(crate) struct Codes {
-    pub(crate) codes: Vec<u8>,
-    pub(crate) scales: Vec<u8>,
+pub struct Codes {
+    /// Codes, as many bits each as the format says, in the order of memory.
+    pub codes: Vec<u8>,
+    /// Scales, little-endian.
+    pub scales: Vec<u8>,
 }
 
 /// A packed matrix as it lies in the file.
@@ -44,17 +46,23 @@ impl Held {
 
 impl Tensors {
     /// Opens a file and checks its header.
-    pub(crate) fn open(path: &Path) -> Result<Self> {
+    ///
+    /// # Errors
+    /// [`CoreError::Io`] where the file cannot be read, [`CoreError::Container`] naming file and tensor for what is no container.
+    pub fn open(path: &Path) -> Result<Self> {
         Ok(Self { reader: Reader::open(path, false)?, place: path.display().to_string() })
     }
 
     /// A refusal that names the tensor.
-    pub(crate) fn refuse(&self, name: &str, message: impl Display) -> Error {
+    pub fn refuse(&self, name: &str, message: impl Display) -> Error {
         refuse(format!("{}: {}: {message}", self.place, shown(name)))
     }
 
     /// Checks that the names are those of `demanded`, each with its shape, and nothing else.
-    pub(crate) fn check_names(&self, demanded: &BTreeMap<String, Vec<usize>>) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`CoreError::Io`] where the file cannot be read, [`CoreError::Container`] naming file and tensor for the first name that does not fit.
+    pub fn check_names(&self, demanded: &BTreeMap<String, Vec<usize>>) -> Result<()> {
         let entries = self.reader.index().entries();
         for (name, shape) in demanded {
             let entry = entries.get(name).ok_or_else(|| {
@@ -75,7 +83,10 @@ impl Tensors {
     }
 
     /// The values of a tensor, plain f32, f16 or bf16 or packed in any format, which must be finite.
-    pub(crate) fn floats(&self, name: &str) -> Result<Vec<f32>> {
+    ///
+    /// # Errors
+    /// [`CoreError::Io`] where the file cannot be read, [`CoreError::Container`] naming file and tensor for another dtype, and for values that are not finite.
+    pub fn floats(&self, name: &str) -> Result<Vec<f32>> {
         let values = match self.entry(name)? {
             Entry::Plain { dtype, shape } => {
                 let dtype = match dtype {
@@ -101,7 +112,10 @@ impl Tensors {
     }
 
     /// The whole numbers of a plain I32 tensor.
-    pub(crate) fn integers(&self, name: &str) -> Result<Vec<i32>> {
+    ///
+    /// # Errors
+    /// [`CoreError::Io`] where the file cannot be read, [`CoreError::Container`] naming file and tensor for another dtype.
+    pub fn integers(&self, name: &str) -> Result<Vec<i32>> {
         match self.entry(name)? {
             Entry::Plain { dtype: Dtype::I32, .. } => {}
             Entry::Plain { dtype, .. } => return Err(self.refuse(name, format!("dtype {dtype}; accepted is I32"))),
@@ -115,7 +129,10 @@ impl Tensors {
     }
 
     /// The bytes of codes and scales of a tensor packed as `format` along its last axis.
-    pub(crate) fn codes(&self, name: &str, format: &str) -> Result<Codes> {
+    ///
+    /// # Errors
+    /// [`CoreError::Io`] where the file cannot be read, [`CoreError::Container`] naming file and tensor for a plain tensor, another format or another axis.
+    pub fn codes(&self, name: &str, format: &str) -> Result<Codes> {
         match self.entry(name)? {
             Entry::Packed(packing)
                 if packing.format.to_string() == format && packing.axis.checked_add(1) == Some(packing.shape.len()) =>

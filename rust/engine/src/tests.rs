@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use octavo_core::container::{Dtype, Entry, Packing, Writer};
-use octavo_core::tokenizer::CharTokenizer;
+use octavo_core::text::characters::CharTokenizer;
 use octavo_core::{DType, Format, Layout, Options as Encoding, Packed, PackedMut, ScaleRule, Sizes, Values, codec};
 
 use crate::schema;
-use crate::{Config, Engine, Form, IntegerWeights, Options, Precision, Route, Weights};
+use crate::{Config, Engine, Form, Options, Precision, Route, Weights};
 
 const CONFIG: &str = r#"{"octavo":1,"kind":"seq2seq","architecture":"hybrid","vocabulary":9,"embedding":3,"encoder":2,
     "hidden":4,"heads":2,"layers":1,"feedforward":5,"max_source":8,"max_target":8}"#;
@@ -25,11 +25,6 @@ type Tensors = BTreeMap<String, Tensor>;
 fn floats(shape: &[usize], values: impl Fn(usize) -> f32) -> Tensor {
     let count = shape.iter().product();
     Tensor::Plain(Dtype::F32, shape.to_vec(), (0..count).flat_map(|i| values(i).to_le_bytes()).collect())
-}
-
-fn integers(shape: &[usize], values: impl Fn(usize) -> i32) -> Tensor {
-    let count = shape.iter().product();
-    Tensor::Plain(Dtype::I32, shape.to_vec(), (0..count).flat_map(|i| values(i).to_le_bytes()).collect())
 }
 
 fn int8(shape: &[usize], value: i8) -> Tensor {
@@ -80,35 +75,12 @@ fn model() -> Tensors {
     schema::tensors(&config()).into_iter().map(|(name, shape)| (name, floats(&shape, value))).collect()
 }
 
-fn integer_model() -> Tensors {
-    let (layers, vocabulary) = (schema::integer_layers(&config()), config().vocabulary);
-    let mut tensors = Tensors::new();
-    for (name, (rows, columns)) in layers.linears {
-        tensors.insert(format!("{name}.weight"), int8(&[rows, columns], 3));
-        tensors.insert(format!("{name}.bias"), integers(&[rows], |i| i as i32 - 2));
-        tensors.insert(format!("{name}.input_scale"), floats(&[], |_| 0.25));
-        let bits = if name == "bridge" { 16 } else { 8 };
-        tensors.insert(format!("{name}.input_bits"), integers(&[], |_| bits));
-    }
-    for (name, units) in layers.lstms {
-        tensors.insert(format!("{name}.weight_hh"), int8(&[4 * units, units], -127));
-        tensors.insert(format!("{name}.table"), integers(&[vocabulary, 4 * units], |i| i as i32));
-        tensors.insert(format!("{name}.state_scale"), floats(&[], |_| 1.0 / 127.0));
-    }
-    for (name, width) in layers.norms {
-        tensors.insert(format!("{name}.weight"), floats(&[width], |_| 1.0));
-        tensors.insert(format!("{name}.bias"), floats(&[width], |_| 0.0));
-    }
-    tensors
-}
-
 /// A folder with the given files.
-fn folder(model: &Tensors, integer: &Tensors) -> tempfile::TempDir {
+fn folder(model: &Tensors) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("config.json"), CONFIG).unwrap();
     CharTokenizer::from_characters("abcxyz").unwrap().save(&folder.path().join("tokenizer.json")).unwrap();
     write(&folder.path().join("model.safetensors"), model);
-    write(&folder.path().join("integer.safetensors"), integer);
     folder
 }
 
@@ -122,7 +94,7 @@ fn every_way_to_store_a_tensor_is_read() {
     tensors.insert("output.bias".to_owned(), Tensor::Plain(Dtype::F16, vec![9], bytes(f16, 9)));
     tensors.insert("output_norm.bias".to_owned(), Tensor::Plain(Dtype::BF16, vec![4], bytes(bf16, 4)));
     tensors.insert("output.weight".to_owned(), int8(&[9, 4], -7));
-    let weights = Weights::load(folder(&tensors, &Tensors::new()).path(), &config()).unwrap();
+    let weights = Weights::load(folder(&tensors).path(), &config()).unwrap();
     assert_eq!(weights.get("bridge.weight").unwrap().shape, [8, 4]);
     assert_eq!(weights.values("bridge.weight").unwrap()[31], value(31));
     assert_eq!(weights.values("output.bias").unwrap()[3], half::f16::from_f32(value(3)).to_f32());
@@ -146,7 +118,7 @@ fn packed_tensors_are_what_the_codec_decodes() {
     let expected: Vec<f32> = codes.iter().enumerate().map(|(i, &code)| f32::from(code) * scales[i / 4]).collect();
     let packed = Tensor::Int8 { format: "int8:channel", shape: vec![9, 4], codes, scales };
     tensors.insert("output.weight".to_owned(), packed);
-    let weights = Weights::load(folder(&tensors, &Tensors::new()).path(), &config()).unwrap();
+    let weights = Weights::load(folder(&tensors).path(), &config()).unwrap();
     assert_eq!(weights.values("output.weight").unwrap(), expected);
 }
 
@@ -156,7 +128,11 @@ fn wrong_tensors_are_refused() {
         ("output.bias", None, "output.bias: is missing; the configuration demands it with shape [9]"),
         ("extra\u{1b}", Some(floats(&[1], value)), "extra\\u{1b}: is left over"),
         ("output.bias", Some(floats(&[9, 1], value)), "shape [9, 1]; the configuration demands [9]"),
-        ("output.bias", Some(integers(&[9], |i| i as i32)), "dtype I32; accepted are F32, F16, BF16 and packed"),
+        (
+            "output.bias",
+            Some(Tensor::Plain(Dtype::I32, vec![9], vec![0; 36])),
+            "dtype I32; accepted are F32, F16, BF16 and packed",
+        ),
         ("output.bias", Some(floats(&[9], |i| 1.0 / (i as f32 - 5.0))), "value inf at flat position 5"),
         ("output.weight", Some(int8(&[4, 9], 1)), "shape [4, 9]; the configuration demands [9, 4]"),
     ] {
@@ -165,69 +141,15 @@ fn wrong_tensors_are_refused() {
             Some(tensor) => tensors.insert(name.to_owned(), tensor),
             None => tensors.remove(name),
         };
-        let folder = folder(&tensors, &Tensors::new());
+        let folder = folder(&tensors);
         let error = Weights::load(folder.path(), &config()).unwrap_err().to_string();
         assert!(error.contains(reason) && error.contains("model.safetensors: "), "{error}");
     }
 }
 
 #[test]
-fn integer_models_are_read() {
-    let weights = IntegerWeights::load(folder(&model(), &integer_model()).path(), &config()).unwrap();
-    let layer = weights.linear("blocks.0.feedforward.expand").unwrap();
-    assert_eq!((layer.rows, layer.columns, layer.codes[19], layer.bias[4]), (5, 4, 3, 2));
-    assert_eq!((layer.scales[4], layer.input_scale, layer.wide), (0.5, 0.25, false));
-    assert!(weights.linear("bridge").unwrap().wide);
-    let lstm = weights.lstm("encoder.backwards").unwrap();
-    assert_eq!((lstm.units, lstm.codes[15], lstm.table[71], lstm.scales[7]), (2, -127, 71, 0.5));
-    assert_eq!(weights.norm("memory_norm").unwrap().weight, [1.0; 4]);
-    assert!(weights.linear("decoder").is_err() && weights.lstm("bridge").is_err() && weights.norm("norm").is_err());
-}
-
-#[test]
-fn wrong_integer_models_are_refused() {
-    let scales = |scale| {
-        let (codes, scales) = (vec![1; 36], vec![scale; 9]);
-        Some(Tensor::Int8 { format: "int8:channel", shape: vec![9, 4], codes, scales })
-    };
-    let other = Tensor::Int8 { format: "int8:tensor", shape: vec![9, 4], codes: vec![1; 36], scales: vec![1.0] };
-    for (name, tensor, reason) in [
-        ("output.input_scale", None, "is missing; the configuration demands it with shape []"),
-        ("output.scale", Some(floats(&[], value)), "output.scale: is left over"),
-        ("output.weight", Some(int8(&[9, 4], -128)), "code -128 at flat position 0; accepted are -127 to 127"),
-        ("output.weight", Some(floats(&[9, 4], value)), "plain F32; accepted is packed as 'int8:channel'"),
-        ("output.weight", Some(other), "packed as 'int8' along axis 1; accepted is 'int8:channel'"),
-        ("output.weight", scales(f32::NAN), "scale NaN of row 0"),
-        ("output.weight", scales(-0.5), "scale -0.5 of row 0"),
-        ("output.bias", Some(floats(&[9], value)), "dtype F32; accepted is I32"),
-        ("output.bias", Some(int8(&[9], 1)), "packed as 'int8:channel'; accepted is plain I32"),
-        ("output.bias", Some(integers(&[9], |_| i32::MIN)), "with its matrix a sum may reach 2147485172"),
-        ("decoder.table", Some(integers(&[9, 16], |_| i32::MAX)), "with its matrix a sum may reach"),
-        ("output.input_scale", Some(floats(&[], |_| 0.0)), "accepted is one number above 0 with a finite inverse"),
-        ("output.input_scale", Some(floats(&[], |_| 1e-40)), "accepted is one number above 0 with a finite inverse"),
-        ("decoder.state_scale", Some(floats(&[], |_| -1.0)), "accepted is one number above 0"),
-        ("self_attention.key.input_scale", Some(floats(&[], |_| 0.5)), "which reads the same tensor, has"),
-        ("output.input_bits", Some(integers(&[], |_| 12)), "[12]; accepted is one number, 8 or 16"),
-        ("self_attention.key.input_bits", Some(integers(&[], |_| 16)), "other than those of self_attention.key, which"),
-        ("bridge.bias", Some(integers(&[8], |_| i32::MAX - 300_000)), "with its matrix a sum may reach"),
-        ("self_norm.bias", Some(floats(&[4], |_| f32::NAN)), "value NaN at flat position 0"),
-    ] {
-        let mut tensors = integer_model();
-        match tensor {
-            Some(tensor) => tensors.insert(name.to_owned(), tensor),
-            None => tensors.remove(name),
-        };
-        let folder = folder(&model(), &tensors);
-        let error = IntegerWeights::load(folder.path(), &config()).unwrap_err().to_string();
-        assert!(error.contains(reason) && error.contains("integer.safetensors: "), "{name}: {error}");
-    }
-    let transformer = Config { architecture: crate::Architecture::Transformer, ..config() };
-    assert!(IntegerWeights::load(Path::new("absent"), &transformer).unwrap_err().to_string().contains("are hybrid"));
-}
-
-#[test]
 fn a_folder_answers_lines_and_streams() {
-    let folder = folder(&model(), &Tensors::new());
+    let folder = folder(&model());
     let options = |threads| Options { route: Route::General, threads, ..Options::default() };
     let engine = Engine::load(folder.path(), options(1)).unwrap();
     let lines = ["abc", "", "xyzxyzxyz", "q", "a", "zzzz"];
@@ -255,22 +177,6 @@ fn a_folder_answers_lines_and_streams() {
     assert!(crowd.contains("100000 threads; accepted are 0 (default) to 256"), "{crowd}");
 }
 
-#[test]
-fn answers_do_not_depend_on_threads_or_tiles() {
-    let folder = folder(&model(), &Tensors::new());
-    let lines: Vec<String> = (0..700).map(|i| "abcxyz".repeat(2)[i % 5..i % 5 + 1 + i % 7].to_owned()).collect();
-    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
-    for precision in [Precision::Float, Precision::Bfloat16] {
-        let load = |threads| Engine::load(folder.path(), Options { precision, threads, ..Options::default() }).unwrap();
-        let engine = load(1);
-        assert_eq!(engine.route(), Route::Fused);
-        let alone: Vec<_> = lines.iter().map(|line| engine.expand(&[line], 1).unwrap().remove(0)).collect();
-        for threads in [1, 2, 5] {
-            assert_eq!(load(threads).expand(&lines, 1).unwrap(), alone, "{threads} threads");
-        }
-    }
-}
-
 /// A writer whose other end is closed.
 struct Closed;
 
@@ -285,7 +191,7 @@ impl std::io::Write for Closed {
 
 #[test]
 fn a_closed_writer_ends_a_stream_quietly() {
-    let engine = Engine::load(folder(&model(), &Tensors::new()).path(), Options::default()).unwrap();
+    let engine = Engine::load(folder(&model()).path(), Options::default()).unwrap();
     let summary = engine.expand_stream("a\nb\n".repeat(9).as_bytes(), Closed, |_| Ok(()), 1, Form::Text).unwrap();
     assert!(summary.closed && summary.lines == 18);
 }

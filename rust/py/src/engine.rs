@@ -33,7 +33,7 @@ impl Engine {
     fn load(py: Python<'_>, path: PathBuf, precision: &str, route: &str, threads: usize) -> PyResult<Self> {
         run(py, || {
             let options = Options { precision: precision.parse()?, route: route.parse()?, threads };
-            Loaded::load(&path, options).map(Self)
+            octavo_polynomials::load(&path, options).map(Self)
         })
     }
     /// The fields of the configuration.

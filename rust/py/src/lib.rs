@@ -1,13 +1,14 @@
 //! `octavo._core`: arguments in, errors out. No logic lives here.
 
+mod characters;
 mod codec;
 mod container;
 mod cuda;
-mod data;
 mod engine;
 mod err;
 mod format;
 mod linear;
+mod polynomials;
 mod raw;
 mod solve;
 
@@ -16,6 +17,8 @@ use pyo3::prelude::*;
 /// Everything `octavo._core` exports.
 #[pymodule(gil_used = false)]
 mod _core {
+    #[pymodule_export]
+    use super::characters::CharTokenizer;
     #[pymodule_export]
     use super::codec::{decode, encode, pack, quantize, quantize_backward, unpack};
     #[pymodule_export]
@@ -34,13 +37,13 @@ mod _core {
     #[pymodule_export]
     use super::cuda::seq2seq::{cuda_seq2seq_decode, cuda_seq2seq_encode, cuda_seq2seq_scratch};
     #[pymodule_export]
-    use super::data::{CharTokenizer, PolynomialStream, polynomial_expand, polynomial_kind};
-    #[pymodule_export]
     use super::engine::{Encoder, Engine, EngineStream};
     #[pymodule_export]
     use super::format::{Format, formats};
     #[pymodule_export]
     use super::linear::{integer_linear, linear_kernel, packed_embedding, packed_linear};
+    #[pymodule_export]
+    use super::polynomials::{PolynomialStream, polynomial_expand, polynomial_kind};
     #[pymodule_export]
     use super::settings::{force_simd, num_threads, set_num_threads, simd_level};
     #[pymodule_export]

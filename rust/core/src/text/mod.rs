@@ -1,3 +1,4 @@
 //! Tokenizers of text: from characters to the ids that a model reads.
 
+pub mod characters;
 pub mod wordpiece;

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use octavo_core::tokenizer::{END, PAD, START};
+use octavo_core::text::characters::{END, PAD, START};
 
 use super::Model;
 use super::state::Source;

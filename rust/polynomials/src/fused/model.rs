@@ -3,11 +3,12 @@
 //! Embedding, input matrix and biases of the LSTMs are one table by token; query, key and value of the self-attention
 //! are one matrix, keys and values of all cross-attentions another; the scale of scores is in the queries.
 
+use octavo_engine::{Result, refuse};
+
 use super::lanes::{Floats, LANES, Line};
 use super::products::{Matrix, Number, PANELS, Weights};
 use super::shape::{Places, Shape};
 use super::source::{Layer, Source};
-use crate::error::{Result, refuse};
 
 /// A hybrid model with weights `W`.
 #[derive(Debug)]

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use octavo_engine::{Architecture, Config, Error, Result, demanded_tensors};
+
 use super::expand::{Expand, Tile};
 use super::lanes::*;
 use super::model::Model;
@@ -9,9 +11,7 @@ use super::products::*;
 use super::reference::{self, FloatLayers, QuantizedLayers};
 use super::shape::Shape;
 use super::source::*;
-use crate::config::{Architecture, Config};
-use crate::error::{Error, Result};
-use crate::integer_weights::{IntegerLinear, IntegerLstm, Norm};
+use crate::integer_weights::{IntegerLinear, IntegerLstm, Norm, integer_layers};
 
 pub(super) struct Random(pub(super) u64);
 
@@ -38,7 +38,7 @@ impl Values for Floats32 {
 
 fn random_floats(config: &Config, seed: u64) -> Floats32 {
     let mut random = Random(seed);
-    let tensors = crate::schema::tensors(config);
+    let tensors = demanded_tensors(config);
     Floats32(
         tensors
             .into_iter()
@@ -75,7 +75,7 @@ impl IntegerLayers for Ints {
 fn random_ints(config: &Config, seed: u64) -> Ints {
     let mut random = Random(seed);
     let mut ints = Ints::default();
-    let layers = crate::schema::integer_layers(config);
+    let layers = integer_layers(config);
     for (name, (rows, columns)) in layers.linears {
         let codes = (0..rows * columns).map(|_| (random.normal() * 50.0).clamp(-127.0, 127.0) as i8).collect();
         let scales = (0..rows).map(|_| (1.6 / 50.0 / (columns as f32).sqrt()) * (0.5 + random.unit())).collect();

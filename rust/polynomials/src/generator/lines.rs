@@ -1,26 +1,24 @@
-//! [`Stream`]: an endless, reproducible sequence of lines, read from any place.
+//! [`Generator`]: an endless, reproducible sequence of lines, read from any place.
 
-use std::sync::{Mutex, PoisonError};
+use octavo_core::text::characters::{CharTokenizer, END, PAD};
+use octavo_core::{Error, Result, pool};
 
 use super::excluded::Excluded;
 use super::law::{draw, next_word, word};
 use super::{CHARACTERS, Factors, LONGEST_LEFT, LONGEST_RIGHT};
-use crate::error::{Error, Result};
-use crate::pool;
-use crate::tokenizer::{CharTokenizer, END, PAD};
 
 /// Lines that one thread takes at a time. Fixed, though nothing depends on it: a line is a function of its number.
 const PIECE: usize = 4096;
 /// Most lines of one call, so that no number that a caller mistook asks for all memory there is.
 const MOST_LINES: usize = 1 << 24;
-/// Draws of one line before the stream gives up; with half of all lines excluded it happens once in 2^1024.
+/// Draws of one line before the generator gives up; with half of all lines excluded it happens once in 2^1024.
 const ATTEMPTS: usize = 1024;
 
 /// Line number i is a pure function of (seed, excluded set, i): independent of threads, of batches and of the machine.
 ///
 /// Line i is the first of the draws (seed, i, 0), (seed, i, 1), ... that is not excluded.
 #[derive(Clone, Debug)]
-pub struct Stream {
+pub struct Generator {
     seed: u64,
     excluded: Excluded,
 }
@@ -31,8 +29,8 @@ struct Printed {
     lengths: Vec<(u8, u8)>,
 }
 
-impl Stream {
-    /// The stream of a seed that never yields a line whose [`Factors::key`] is among `excluded`.
+impl Generator {
+    /// The generator of a seed that never yields a line whose [`Factors::key`] is among `excluded`.
     pub fn new(seed: u64, excluded: &[u64]) -> Self {
         Self { seed, excluded: Excluded::new(excluded) }
     }
@@ -70,7 +68,7 @@ impl Stream {
     /// The lines `start..start + count` as `left=right`, each followed by a line feed.
     ///
     /// # Errors
-    /// [`Error::Data`] for a range beyond 2^64, and as [`Stream::factors`].
+    /// [`Error::Data`] for a range beyond 2^64, and as [`Generator::factors`].
     pub fn text(&self, start: u64, count: usize) -> Result<Vec<u8>> {
         let pieces = self.pieces(start, count, |first, lines| {
             let mut text = Vec::with_capacity(lines * 40);
@@ -92,7 +90,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Data`] for a tokenizer without one of the [`CHARACTERS`], a line longer than `pad_to`, and as
-    /// [`Stream::text`]; [`Error::Shape`] for a buffer that is too small.
+    /// [`Generator::text`]; [`Error::Shape`] for a buffer that is too small.
     pub fn batch(
         &self,
         start: u64,
@@ -139,15 +137,14 @@ impl Stream {
                 start + count as u64 - 1
             )));
         }
-        let pieces = rows(source, width, count).zip(rows(target, target_width, count)).map(Mutex::new);
-        let pieces: Vec<_> = printed.iter().zip(pieces).collect();
-        pool::for_each(pieces.len(), count * (width + target_width), |at| {
-            let (piece, out) = &pieces[at];
-            // The lock is there for the compiler: each piece is taken by one thread, once.
-            let mut out = out.lock().unwrap_or_else(PoisonError::into_inner);
-            let (source, target) = &mut *out;
-            piece.write(ids, source, width, target, target_width);
-        })?;
+        let pieces = rows(source, width, count).zip(rows(target, target_width, count)).zip(&printed).collect();
+        pool::consume(
+            pieces,
+            count * (width + target_width),
+            |((source, target), piece): ((&mut [u8], _), &Printed)| {
+                piece.write(ids, source, width, target, target_width);
+            },
+        )?;
         Ok((width, target_width))
     }
 

@@ -2,10 +2,9 @@
 
 use std::borrow::Cow;
 
-use crate::config::Config;
-use crate::error::Result;
+use octavo_engine::{Config, Result, Weights};
+
 use crate::integer_weights::{IntegerLinear, IntegerLstm, IntegerWeights, Norm};
-use crate::weights::Weights;
 
 /// A linear layer, or the recurrent matrix of an LSTM.
 #[derive(Clone, Debug)]

@@ -1,7 +1,8 @@
 //! From a left side back to its factors, strictly: what SymPy would not print is refused.
 
+use octavo_core::{Error, Result};
+
 use super::{CHARACTERS, Factors, Function, LETTERS, LONGEST_LEFT, Linear, square_pair};
-use crate::error::{Error, Result};
 
 /// A symbol: the function and the letter.
 type Symbol = (Option<Function>, u8);

@@ -87,11 +87,6 @@ impl CharTokenizer {
         Self::from_set(&sets.into_iter().flatten().collect())
     }
 
-    /// The 28 characters of [`crate::polynomial`]: of both sides of a line, without the `=` that separates them.
-    pub fn polynomials() -> Self {
-        Self::build(crate::polynomial::CHARACTERS.chars().collect())
-    }
-
     fn from_set(set: &BTreeSet<char>) -> Result<Self> {
         if set.is_empty() || set.len() > MOST_CHARACTERS {
             let count = set.len();
@@ -125,7 +120,7 @@ impl CharTokenizer {
     }
 
     /// The id of each ASCII byte; [`PAD`] for bytes that are no character of the vocabulary.
-    pub(crate) const fn ascii(&self) -> &[u8; 256] {
+    pub const fn ascii(&self) -> &[u8; 256] {
         &self.ascii
     }
 

@@ -3,13 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use crate::config::{Architecture, Config};
-use crate::error::{Error, Result, refuse};
-use crate::schema::{self, IntegerSchema};
-use crate::tensors::Tensors;
+use octavo_engine::{Architecture, Config, Error, Result, Tensors, demanded_tensors, refuse};
 
 /// Name of the file in a model folder.
-pub(crate) const FILE: &str = "integer.safetensors";
+const FILE: &str = "integer.safetensors";
 /// Format of the matrices.
 const FORMAT: &str = "int8:channel";
 /// Largest magnitude of a code of a weight, and of an input of 8 bits.
@@ -74,7 +71,7 @@ impl IntegerWeights {
     /// Reads `integer.safetensors` of a folder.
     ///
     /// # Errors
-    /// As [`crate::Weights::load`]; [`octavo_core::Error::Container`] also for another architecture than `hybrid`, for
+    /// As [`octavo_engine::Weights::load`]; [`octavo_core::Error::Container`] also for another architecture than `hybrid`, for
     /// codes of -128, for scales that are out of range, for a sum that may leave int32, and for layers that read the same
     /// tensor with different scales.
     pub fn load(folder: &Path, config: &Config) -> Result<Self> {
@@ -83,7 +80,7 @@ impl IntegerWeights {
             let name = config.architecture.name();
             return Err(refuse(format!("{}: architecture {name}; integer models are hybrid", path.display())));
         }
-        let layers = schema::integer_layers(config);
+        let layers = integer_layers(config);
         let file = Tensors::open(&path)?;
         file.check_names(&demanded(&layers, config.vocabulary))?;
         let mut weights = Self::default();
@@ -143,6 +140,35 @@ impl IntegerWeights {
     pub fn norm(&self, name: &str) -> Result<&Norm> {
         self.norms.get(name).ok_or_else(|| absent(name))
     }
+}
+
+/// Layers of the integer model: linear layers with outputs and inputs, LSTMs with units, norms with width.
+#[derive(Debug, Default)]
+pub(crate) struct IntegerSchema {
+    pub(crate) linears: BTreeMap<String, (usize, usize)>,
+    pub(crate) lstms: BTreeMap<String, usize>,
+    pub(crate) norms: BTreeMap<String, usize>,
+}
+
+/// The layers of an integer model of the architecture `hybrid`.
+pub(crate) fn integer_layers(config: &Config) -> IntegerSchema {
+    let mut schema = IntegerSchema::default();
+    for (name, shape) in demanded_tensors(config) {
+        // Weights alone tell the kinds apart: a matrix is a linear layer, a vector a norm. Embeddings and the input side
+        // of the LSTMs are folded into the tables.
+        let Some(layer) = name.strip_suffix(".weight").filter(|layer| !layer.ends_with("_embedding")) else { continue };
+        match shape[..] {
+            [rows, columns] => _ = schema.linears.insert(layer.to_owned(), (rows, columns)),
+            [width] => _ = schema.norms.insert(layer.to_owned(), width),
+            _ => {}
+        }
+    }
+    for (name, units) in
+        [("encoder.forwards", config.encoder), ("encoder.backwards", config.encoder), ("decoder", config.hidden)]
+    {
+        schema.lstms.insert(name.to_owned(), units);
+    }
+    schema
 }
 
 fn absent(name: &str) -> Error {

@@ -8,19 +8,19 @@
 //! 3. Two independent factors aX+b: a is 1 with probability 0.2, else uniform over -9..=8 without 0; b is 0 with
 //!    probability 0.2, else uniform over -32..=31 without 0.
 //!
-//! [`Factors`] is one line by its factors; [`Stream`] draws line number i as a pure function of a seed and i.
+//! [`Factors`] is one line by its factors; [`Generator`] draws line number i as a pure function of a seed and i.
 
 mod excluded;
 mod law;
+mod lines;
 mod parse;
 mod print;
-mod stream;
 #[cfg(test)]
 mod tests;
 
-pub use stream::Stream;
+pub use lines::Generator;
 
-use crate::error::{Error, Result};
+use octavo_core::{Error, Result};
 
 /// Characters of the longest left side, `(-9*cos(n)-32)*(-9*cos(n)-31)`.
 pub const LONGEST_LEFT: usize = 29;

@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 
+use octavo_engine::Config;
+
 use super::lanes::{LANES, lines};
-use crate::config::Config;
 
 /// Heads that one vector of scores holds.
 pub(super) const HEADS: usize = 4;

@@ -23,12 +23,9 @@ mod tests;
 use std::any::Any;
 
 use octavo_core::Level;
+use octavo_engine::{Architecture, Config, Expander, Result, Weights};
 
-use crate::config::{Architecture, Config};
-use crate::decoder::Expander;
-use crate::error::Result;
 use crate::integer_weights::IntegerWeights;
-use crate::weights::Weights;
 use expand::{Expand, Tile};
 use lanes::Scalar;
 #[cfg(target_arch = "x86_64")]

@@ -2,8 +2,10 @@
 
 use std::collections::HashSet;
 
+use octavo_core::text::characters::{CharTokenizer, END, PAD};
+
 use super::*;
-use crate::tokenizer::{CharTokenizer, END, PAD};
+use crate::tokenizer;
 
 /// All 1,088 factors.
 fn linears() -> impl Iterator<Item = Linear> + Clone {
@@ -147,7 +149,7 @@ fn what_the_law_does_not_print_is_refused_with_column_and_reason() {
 #[test]
 fn a_line_is_a_function_of_seed_and_number() {
     let text = |lines: &str| lines.lines().map(str::to_owned).collect::<Vec<_>>();
-    let stream = Stream::new(7, &[]);
+    let stream = Generator::new(7, &[]);
     let whole = text(&String::from_utf8(stream.text(100, 20_000).unwrap()).unwrap());
     for (at, line) in whole.iter().enumerate().step_by(997) {
         let mut alone = Vec::new();
@@ -156,15 +158,15 @@ fn a_line_is_a_function_of_seed_and_number() {
     }
     // Recorded: a stream that changed would silently repeat or skip what a resumed run has seen.
     assert_eq!(whole[..2], ["(30-5*i)*(i+4)=-5*i**2+10*i+120", "(-6*y-17)*(y-13)=-6*y**2+61*y+221"]);
-    assert_ne!(whole[..10], text(&String::from_utf8(Stream::new(8, &[]).text(100, 10).unwrap()).unwrap()));
+    assert_ne!(whole[..10], text(&String::from_utf8(Generator::new(8, &[]).text(100, 10).unwrap()).unwrap()));
 }
 
 #[test]
 fn excluded_lines_never_come_and_leave_the_others_where_they_are() {
-    let free = Stream::new(3, &[]);
+    let free = Generator::new(3, &[]);
     let all: Vec<_> = (0..5000).map(|index| free.factors(index).unwrap()).collect();
     let keys: Vec<_> = all.iter().step_by(3).map(Factors::key).collect();
-    let stream = Stream::new(3, &keys);
+    let stream = Generator::new(3, &keys);
     assert_eq!(stream.excluded(), keys.iter().collect::<HashSet<_>>().len());
     for (index, factors) in all.iter().enumerate() {
         let drawn = stream.factors(index as u64).unwrap();
@@ -181,7 +183,7 @@ fn a_stream_of_which_nothing_is_left_ends_with_an_error() {
         drawn.push(super::law::draw(word).key());
         word = super::law::next_word(word);
     }
-    let stream = Stream::new(3, &drawn);
+    let stream = Generator::new(3, &drawn);
     let error = stream.factors(9).unwrap_err().to_string();
     assert!(error.contains("line 9 of stream 3") && error.contains("exclude fewer"), "{error}");
     assert!(stream.factors(8).is_ok());
@@ -190,11 +192,11 @@ fn a_stream_of_which_nothing_is_left_ends_with_an_error() {
 
 #[test]
 fn a_batch_holds_the_ids_of_the_lines() {
-    let (stream, tokenizer) = (Stream::new(5, &[]), CharTokenizer::polynomials());
+    let (generator, tokenizer) = (Generator::new(5, &[]), tokenizer().unwrap());
     let count = 9000;
-    let lines = stream.text(40, count).unwrap();
+    let lines = generator.text(40, count).unwrap();
     let (mut source, mut target) = (vec![9; count * LONGEST_LEFT], vec![9; count * (LONGEST_RIGHT + 1)]);
-    let (width, target_width) = stream.batch(40, count, &tokenizer, &mut source, &mut target, None).unwrap();
+    let (width, target_width) = generator.batch(40, count, &tokenizer, &mut source, &mut target, None).unwrap();
     let decoded = |ids: &[u8], width: usize| tokenizer.decode_batch(&ids[..count * width], count, width).unwrap();
     let (lefts, rights) = (decoded(&source, width), decoded(&target, target_width));
     for ((line, left), right) in String::from_utf8(lines).unwrap().lines().zip(lefts.lines()).zip(rights.lines()) {
@@ -204,18 +206,19 @@ fn a_batch_holds_the_ids_of_the_lines() {
         let end = row.iter().position(|&id| id == END).unwrap();
         row[end + 1..].iter().all(|&id| id == PAD)
     }));
-    let error = stream.batch(40, count, &tokenizer, &mut source, &mut target, Some((29, 20))).unwrap_err().to_string();
+    let error =
+        generator.batch(40, count, &tokenizer, &mut source, &mut target, Some((29, 20))).unwrap_err().to_string();
     assert!(error.contains("pad_to (29, 20)"), "{error}");
     let other = CharTokenizer::from_characters("0123456789").unwrap();
-    let error = stream.batch(0, 1, &other, &mut source, &mut target, None).unwrap_err().to_string();
+    let error = generator.batch(0, 1, &other, &mut source, &mut target, None).unwrap_err().to_string();
     assert!(error.contains("no character '('"), "{error}");
-    assert!(stream.batch(0, count + 1, &tokenizer, &mut source, &mut target, None).is_err());
-    assert_eq!(stream.batch(0, 0, &tokenizer, &mut [], &mut [], None).unwrap(), (0, 0));
+    assert!(generator.batch(0, count + 1, &tokenizer, &mut source, &mut target, None).is_err());
+    assert_eq!(generator.batch(0, 0, &tokenizer, &mut [], &mut [], None).unwrap(), (0, 0));
 }
 
 #[test]
 fn ranges_beyond_the_numbers_are_refused() {
-    let stream = Stream::new(0, &[]);
+    let stream = Generator::new(0, &[]);
     assert!(stream.text(u64::MAX - 1, 1).is_ok());
     assert!(stream.text(u64::MAX, 2).unwrap_err().to_string().contains("numbers of lines end"));
     assert!(stream.text(0, usize::MAX).unwrap_err().to_string().contains("at once"));

@@ -1,8 +1,8 @@
 //! The hybrid model, plainly: one row at a time, in float64, nothing folded. The specification of the fast path.
 
+use octavo_engine::{Config, Result};
+
 use super::source::{IntegerLayers, Values};
-use crate::config::Config;
-use crate::error::Result;
 
 const START: usize = 1;
 const END: usize = 2;

@@ -1,0 +1,184 @@
+//! Folders of the shipped architecture: what is read, what is refused, and that answers do not depend on threads.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use octavo_core::container::{Dtype, Entry, Packing, Writer};
+use octavo_core::text::characters::CharTokenizer;
+use octavo_core::{DType, Format, Packed, ScaleRule};
+use octavo_engine::{Architecture, Config, Options, Precision, Route, demanded_tensors};
+
+use crate::integer_weights::integer_layers;
+use crate::{IntegerWeights, load};
+
+const CONFIG: &str = r#"{"octavo":1,"kind":"seq2seq","architecture":"hybrid","vocabulary":9,"embedding":3,"encoder":2,
+    "hidden":4,"heads":2,"layers":1,"feedforward":5,"max_source":8,"max_target":8}"#;
+
+/// A tensor to be written.
+#[derive(Clone)]
+enum Tensor {
+    Plain(Dtype, Vec<usize>, Vec<u8>),
+    Int8 { format: &'static str, shape: Vec<usize>, codes: Vec<i8>, scales: Vec<f32> },
+}
+
+type Tensors = BTreeMap<String, Tensor>;
+
+fn floats(shape: &[usize], values: impl Fn(usize) -> f32) -> Tensor {
+    let count = shape.iter().product();
+    Tensor::Plain(Dtype::F32, shape.to_vec(), (0..count).flat_map(|i| values(i).to_le_bytes()).collect())
+}
+
+fn integers(shape: &[usize], values: impl Fn(usize) -> i32) -> Tensor {
+    let count = shape.iter().product();
+    Tensor::Plain(Dtype::I32, shape.to_vec(), (0..count).flat_map(|i| values(i).to_le_bytes()).collect())
+}
+
+fn int8(shape: &[usize], value: i8) -> Tensor {
+    let count: usize = shape.iter().product();
+    let rows = count / shape[shape.len() - 1];
+    Tensor::Int8 { format: "int8:channel", shape: shape.to_vec(), codes: vec![value; count], scales: vec![0.5; rows] }
+}
+
+fn write(path: &Path, tensors: &Tensors) {
+    let entries: Vec<_> = tensors
+        .iter()
+        .map(|(name, tensor)| {
+            let entry = match tensor {
+                Tensor::Plain(dtype, shape, _) => Entry::Plain { dtype: *dtype, shape: shape.clone() },
+                Tensor::Int8 { format, shape, .. } => {
+                    let (format, axis) = (Format::parse(format).unwrap(), shape.len() - 1);
+                    let (scale, dtype) = (ScaleRule::Floor, DType::F32);
+                    Entry::Packed(Packing { format, scale, shape: shape.clone(), dtype, axis })
+                }
+            };
+            (name.clone(), entry)
+        })
+        .collect();
+    let mut writer = Writer::create(path, &entries, &BTreeMap::new(), true).unwrap();
+    for (name, tensor) in tensors {
+        match tensor {
+            Tensor::Plain(_, _, bytes) => writer.put_plain(name, bytes).unwrap(),
+            Tensor::Int8 { codes, scales, .. } => {
+                let codes: Vec<u8> = codes.iter().map(|&code| code as u8).collect();
+                let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+                let packed = Packed { codes: &codes, scales: &scales, ..Packed::default() };
+                writer.put_packed(name, packed).unwrap();
+            }
+        }
+    }
+    writer.finish().unwrap();
+}
+
+fn config() -> Config {
+    Config::parse(CONFIG.as_bytes()).unwrap()
+}
+
+fn value(i: usize) -> f32 {
+    ((i * 7919 % 1013) as f32 - 506.0) / 311.0
+}
+
+fn model() -> Tensors {
+    demanded_tensors(&config()).into_iter().map(|(name, shape)| (name, floats(&shape, value))).collect()
+}
+
+fn integer_model() -> Tensors {
+    let (layers, vocabulary) = (integer_layers(&config()), config().vocabulary);
+    let mut tensors = Tensors::new();
+    for (name, (rows, columns)) in layers.linears {
+        tensors.insert(format!("{name}.weight"), int8(&[rows, columns], 3));
+        tensors.insert(format!("{name}.bias"), integers(&[rows], |i| i as i32 - 2));
+        tensors.insert(format!("{name}.input_scale"), floats(&[], |_| 0.25));
+        let bits = if name == "bridge" { 16 } else { 8 };
+        tensors.insert(format!("{name}.input_bits"), integers(&[], |_| bits));
+    }
+    for (name, units) in layers.lstms {
+        tensors.insert(format!("{name}.weight_hh"), int8(&[4 * units, units], -127));
+        tensors.insert(format!("{name}.table"), integers(&[vocabulary, 4 * units], |i| i as i32));
+        tensors.insert(format!("{name}.state_scale"), floats(&[], |_| 1.0 / 127.0));
+    }
+    for (name, width) in layers.norms {
+        tensors.insert(format!("{name}.weight"), floats(&[width], |_| 1.0));
+        tensors.insert(format!("{name}.bias"), floats(&[width], |_| 0.0));
+    }
+    tensors
+}
+
+/// A folder with the given files.
+fn folder(model: &Tensors, integer: &Tensors) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("config.json"), CONFIG).unwrap();
+    CharTokenizer::from_characters("abcxyz").unwrap().save(&folder.path().join("tokenizer.json")).unwrap();
+    write(&folder.path().join("model.safetensors"), model);
+    write(&folder.path().join("integer.safetensors"), integer);
+    folder
+}
+
+#[test]
+fn integer_models_are_read() {
+    let weights = IntegerWeights::load(folder(&model(), &integer_model()).path(), &config()).unwrap();
+    let layer = weights.linear("blocks.0.feedforward.expand").unwrap();
+    assert_eq!((layer.rows, layer.columns, layer.codes[19], layer.bias[4]), (5, 4, 3, 2));
+    assert_eq!((layer.scales[4], layer.input_scale, layer.wide), (0.5, 0.25, false));
+    assert!(weights.linear("bridge").unwrap().wide);
+    let lstm = weights.lstm("encoder.backwards").unwrap();
+    assert_eq!((lstm.units, lstm.codes[15], lstm.table[71], lstm.scales[7]), (2, -127, 71, 0.5));
+    assert_eq!(weights.norm("memory_norm").unwrap().weight, [1.0; 4]);
+    assert!(weights.linear("decoder").is_err() && weights.lstm("bridge").is_err() && weights.norm("norm").is_err());
+}
+
+#[test]
+fn wrong_integer_models_are_refused() {
+    let scales = |scale| {
+        let (codes, scales) = (vec![1; 36], vec![scale; 9]);
+        Some(Tensor::Int8 { format: "int8:channel", shape: vec![9, 4], codes, scales })
+    };
+    let other = Tensor::Int8 { format: "int8:tensor", shape: vec![9, 4], codes: vec![1; 36], scales: vec![1.0] };
+    for (name, tensor, reason) in [
+        ("output.input_scale", None, "is missing; the configuration demands it with shape []"),
+        ("output.scale", Some(floats(&[], value)), "output.scale: is left over"),
+        ("output.weight", Some(int8(&[9, 4], -128)), "code -128 at flat position 0; accepted are -127 to 127"),
+        ("output.weight", Some(floats(&[9, 4], value)), "plain F32; accepted is packed as 'int8:channel'"),
+        ("output.weight", Some(other), "packed as 'int8' along axis 1; accepted is 'int8:channel'"),
+        ("output.weight", scales(f32::NAN), "scale NaN of row 0"),
+        ("output.weight", scales(-0.5), "scale -0.5 of row 0"),
+        ("output.bias", Some(floats(&[9], value)), "dtype F32; accepted is I32"),
+        ("output.bias", Some(int8(&[9], 1)), "packed as 'int8:channel'; accepted is plain I32"),
+        ("output.bias", Some(integers(&[9], |_| i32::MIN)), "with its matrix a sum may reach 2147485172"),
+        ("decoder.table", Some(integers(&[9, 16], |_| i32::MAX)), "with its matrix a sum may reach"),
+        ("output.input_scale", Some(floats(&[], |_| 0.0)), "accepted is one number above 0 with a finite inverse"),
+        ("output.input_scale", Some(floats(&[], |_| 1e-40)), "accepted is one number above 0 with a finite inverse"),
+        ("decoder.state_scale", Some(floats(&[], |_| -1.0)), "accepted is one number above 0"),
+        ("self_attention.key.input_scale", Some(floats(&[], |_| 0.5)), "which reads the same tensor, has"),
+        ("output.input_bits", Some(integers(&[], |_| 12)), "[12]; accepted is one number, 8 or 16"),
+        ("self_attention.key.input_bits", Some(integers(&[], |_| 16)), "other than those of self_attention.key, which"),
+        ("bridge.bias", Some(integers(&[8], |_| i32::MAX - 300_000)), "with its matrix a sum may reach"),
+        ("self_norm.bias", Some(floats(&[4], |_| f32::NAN)), "value NaN at flat position 0"),
+    ] {
+        let mut tensors = integer_model();
+        match tensor {
+            Some(tensor) => tensors.insert(name.to_owned(), tensor),
+            None => tensors.remove(name),
+        };
+        let folder = folder(&model(), &tensors);
+        let error = IntegerWeights::load(folder.path(), &config()).unwrap_err().to_string();
+        assert!(error.contains(reason) && error.contains("integer.safetensors: "), "{name}: {error}");
+    }
+    let transformer = Config { architecture: Architecture::Transformer, ..config() };
+    assert!(IntegerWeights::load(Path::new("absent"), &transformer).unwrap_err().to_string().contains("are hybrid"));
+}
+
+#[test]
+fn answers_do_not_depend_on_threads_or_tiles() {
+    let folder = folder(&model(), &Tensors::new());
+    let lines: Vec<String> = (0..700).map(|i| "abcxyz".repeat(2)[i % 5..i % 5 + 1 + i % 7].to_owned()).collect();
+    let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+    for precision in [Precision::Float, Precision::Bfloat16] {
+        let with = |threads| load(folder.path(), Options { precision, threads, ..Options::default() }).unwrap();
+        let engine = with(1);
+        assert_eq!(engine.route(), Route::Fused);
+        let alone: Vec<_> = lines.iter().map(|line| engine.expand(&[line], 1).unwrap().remove(0)).collect();
+        for threads in [1, 2, 5] {
+            assert_eq!(with(threads).expand(&lines, 1).unwrap(), alone, "{threads} threads");
+        }
+    }
+}
