@@ -22,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 MANUAL = sorted((ROOT / "docs").glob("*.md"))
 DOCUMENTS = [README, *MANUAL]
+OTHERS = [ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "SECURITY")]  # named, not run
 MOST_README_LINES = 150
 BLOCK = re.compile(r"(?:^<!-- ([^\n]*) -->\n)?^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`\n]+)`")
@@ -199,7 +200,7 @@ def commands_of(line: str) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+@pytest.mark.parametrize("document", DOCUMENTS + OTHERS, ids=name)
 def test_commands_and_options_exist(document):
     for line in shell_lines(document):
         for words in commands_of(line):
@@ -223,7 +224,7 @@ def resolve(path: str) -> object:
     return found
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+@pytest.mark.parametrize("document", DOCUMENTS + OTHERS, ids=name)
 def test_names_of_the_package_exist(document):
     for code in INLINE.findall(prose(document)):
         match = re.match(r"octavo(?:\.[A-Za-z_]\w*)+", code)

@@ -1,4 +1,4 @@
-"""What the ops check before any work, on every device."""
+"""Checks of the operands of codec ops, before any work, for every device."""
 
 from __future__ import annotations
 

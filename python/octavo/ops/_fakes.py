@@ -1,7 +1,7 @@
-"""What the ops say of tensors without values: meta tensors, and those that torch.compile traces with.
+"""Fake kernels: the ops on tensors without values, such as meta tensors and those that torch.compile traces with.
 
-The same shapes, dtypes and errors as the kernels, as far as values do not decide. Symbolic sizes are compared where
-that is known without a guard; the kernels check the rest.
+They give the shapes, dtypes and errors of the kernels, as far as values do not decide. Symbolic sizes are compared
+where that is known without a guard; the kernels check the rest.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _decode_out(
 
 
 def register_codecs(library: registry.Library) -> None:
-    """Register the fakes of the ops of ``ops.py``."""
+    """Register the fakes of the codec ops."""
     for name, fake in (
         ("quantize", _quantize),
         ("quantize_plain", _quantize_plain),
@@ -299,7 +299,7 @@ def _packed_embedding(
 
 
 def register_products(library: registry.Library) -> None:
-    """Register the fakes of the ops of ``linear.py``."""
+    """Register the fakes of the products."""
     for name, fake in (
         ("packed_linear", _packed_linear),
         ("packed_linear_plain", _packed_linear),

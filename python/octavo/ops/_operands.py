@@ -1,4 +1,4 @@
-"""What products with packed weights check before any work, on every device."""
+"""Checks of the operands of products with packed weights, before any work, for every device."""
 
 from __future__ import annotations
 

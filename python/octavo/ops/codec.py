@@ -1,6 +1,6 @@
 """torch.library ops over the Rust codecs: ``octavo::quantize``, ``encode``, ``decode`` and their ``out`` forms.
 
-``ops_cuda.py`` holds those for CUDA tensors, which give the same bits.
+``codec_cuda.py`` holds those for CUDA tensors, which give the same bits.
 Python checks and allocates; Rust computes on addresses. The public functions below take torch tensors and numpy arrays.
 """
 

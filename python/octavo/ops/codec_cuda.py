@@ -291,4 +291,4 @@ OPS: dict[str, Callable[..., Any]] = {
     "decode": _decode,
     "decode_out": _decode_out,
 }
-"""Kernels of the ops of ``ops.py`` for the dispatch key CUDA."""
+"""Kernels of the codec ops for the dispatch key CUDA."""

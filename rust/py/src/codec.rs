@@ -93,7 +93,7 @@ pub(crate) fn encode(
         let [_, scales, zeros, levels] = given_memory(given, &sizes);
         let read = [Memory::values("x", x, layout.len(), dtype), scales, zeros, levels];
         apart(&memory(OUT, out, &sizes), &read)?;
-        // SAFETY: `ops.py` passes tensors that it has checked to be contiguous, on the CPU and of the sizes that follow from
+        // SAFETY: `octavo.ops.codec` passes tensors that it has checked to be contiguous, on the CPU and of the sizes that follow from
         // format, shape and axis, and keeps them alive; what is written is apart from the rest.
         unsafe {
             let out = PackedMut {
@@ -193,7 +193,7 @@ pub(crate) fn quantize_backward(
         let [_, scales, zeros, levels] = given_memory(given, &sizes);
         let to_scales = Memory::of::<f32>("scale gradient", scale_grad, sizes.groups);
         apart(&[all("x gradient", out), to_scales], &[all("grad", grad), all("x", x), scales, zeros, levels])?;
-        // SAFETY: as in `encode`; of `grad`, too, `ops.py` has checked that it is of the shape and dtype of x.
+        // SAFETY: as in `encode`; of `grad`, too, `octavo.ops.codec` has checked that it is of the shape and dtype of x.
         unsafe {
             let out = Gradients {
                 x: values_mut(out, layout.len(), dtype, "x gradient")?,
@@ -216,7 +216,7 @@ pub(crate) fn pack(py: Python<'_>, width: u32, rows: usize, k: usize, codes: usi
     enter(py, || {
         let (count, bytes) = lengths(width, rows, k)?;
         apart(&[Memory::new("out", out, bytes)], &[Memory::of::<u32>("codes", codes, count)])?;
-        // SAFETY: as in `encode`, of `ops.py` and `nn/parts.py`, which make both tensors themselves.
+        // SAFETY: as in `encode`, of `octavo.ops.codec` and `octavo.nn`, which make both tensors themselves.
         unsafe { octavo_core::pack_rows(slice(codes, count, "codes")?, rows, k, width, slice_mut(out, bytes, "out")?) }
     })
 }

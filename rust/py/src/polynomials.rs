@@ -73,7 +73,7 @@ impl PolynomialStream {
     ) -> PyResult<(usize, usize)> {
         enter(py, || {
             apart(&[Memory::new("source", source.0, source.1), Memory::new("target", target.0, target.1)], &[])?;
-            // SAFETY: `polynomials.py` passes two arrays of its own with their sizes and keeps them alive; they are apart.
+            // SAFETY: `octavo.systems.polynomials.data` passes two arrays of its own with their sizes and keeps them alive; they are apart.
             let (source, target) =
                 unsafe { (slice_mut(source.0, source.1, "source")?, slice_mut(target.0, target.1, "target")?) };
             self.0.batch(start, count, &tokenizer.0, source, target, pad_to)

@@ -58,7 +58,7 @@ pub(crate) fn cuda_encode(
         let (dtype, layout) = layout(format, shape)?;
         let how = Encoding { rule: rule.parse()?, nonfinite: nonfinite.parse()?, given, first };
         let calls = codec::encode(format.0, dtype, &layout, buffer(x), &parts(out), buffer(scratch), &how)?;
-        // SAFETY: `ops_cuda.py` passes the current stream of the device, and contiguous tensors there with their bytes, which
+        // SAFETY: `octavo.ops.codec_cuda` passes the current stream of the device, and contiguous tensors there with their bytes, which
         // the makers of calls check; PyTorch keeps their memory in the order of streams, as for operations of its own.
         unsafe { launch(on.0, on.1, &calls) }
     })
