@@ -3,6 +3,7 @@
 python examples/encoder.py [FOLDER], the folder of a BERT; without one a small BERT with random weights is made
 """
 
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -41,11 +42,10 @@ def main() -> None:
             folder = Path(sys.argv[1])
         else:
             make_bert(folder)
-        model = transformers.AutoModel.from_pretrained(folder)
-        packed = octavo.pack_model(octavo.quantize_model(model, "mxint8"))
-        packed.save_pretrained(small)  # the folder that octavo.save_model writes
-        (small / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
-        before, after = octavo.Encoder.load(folder).embed(TEXTS), octavo.Encoder.load(small).embed(TEXTS)
+        command = [sys.executable, "-m", "octavo", "pack", folder, "-o", small, "--recipe", "mxint8"]
+        subprocess.run(command, check=True)
+        print(octavo.load_model(small).encoder.layer[0].attention.self.query)  # runs in PyTorch, on its codes
+        before, after = (octavo.Encoder.load(path).embed(TEXTS) for path in (folder, small))  # run without torch
     print(np.round(after @ after.T, 3))
     print(f"smallest cosine between vectors in float32 and packed: {(before * after).sum(1).min():.4f}")
 
