@@ -1,4 +1,4 @@
-//! Small files of a model folder, read whole.
+//! Reads small files of a model folder, of bounded size.
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -1,4 +1,4 @@
-//! From a line to its ids and from ids to a line, with what may be wrong with a line.
+//! Encodes a line to ids and decodes ids to a line; the errors of a line.
 
 use octavo_core::text::characters::{CharTokenizer, PAD, SPECIALS};
 

@@ -1,4 +1,4 @@
-//! [`Options`]: in which numbers, by which code and on how many threads a model is run.
+//! [`Options`]: precision, route and number of threads of a model.
 
 use octavo_core::Error as CoreError;
 

@@ -1,4 +1,4 @@
-//! Streams of lines: any number of them through memory for a few thousand.
+//! Streams of lines: any number of lines, in memory for a few thousand.
 
 use std::io::{self, Read, Write};
 

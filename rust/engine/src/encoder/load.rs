@@ -1,4 +1,4 @@
-//! From the file of a model to its layers.
+//! Loads the layers of an encoder from the file of its weights.
 
 use std::collections::BTreeMap;
 use std::path::Path;

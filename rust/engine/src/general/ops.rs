@@ -1,4 +1,4 @@
-//! Operations that candle lacks or has with threads of its own, as custom ops on its tensors.
+//! Custom ops on candle tensors, for operations that candle lacks or runs on threads of its own.
 //!
 //! All take contiguous f32 tensors whose rows are the first dimension, and treat every row by itself.
 

@@ -1,4 +1,4 @@
-//! What generation works on: the sources of a tile, what the encoder made of them, and where the decoder stands.
+//! State of generation: the sources of a tile, the encoder's output, and the decoder's position.
 
 use candle_core::{Device, Result, Tensor};
 

@@ -1,7 +1,8 @@
-//! Attention of one row to the positions of its own memory.
+//! Attention of one row to its key/value cache.
 //!
-//! A vector holds the scores of four positions for four heads. Keys lie so that one load brings four elements of four
-//! positions: a line for every four positions and four elements, position by position. Values lie row by row.
+//! A vector holds the scores of four positions for four heads. The layout of keys lets one load bring four elements of four
+//! positions: there is a cache line for every four positions and four elements, position by position. Values are stored
+//! row by row.
 
 use super::kept::Kept;
 use super::lanes::{Floats, Lanes};

@@ -1,4 +1,4 @@
-//! The decoder: one token more for every row that goes on.
+//! One step of the decoder: the next token of every row that has not ended.
 
 use super::attention::{Memory, attend};
 use super::encode::Encoded;

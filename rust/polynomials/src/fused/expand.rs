@@ -1,4 +1,4 @@
-//! A tile of sources, expanded: as many rows as fit the caches are decoded together, and where one ends the next begins.
+//! Expands a tile of sources: as many rows as fit the caches are decoded together; a row that ends makes room for the next.
 
 use super::decode::{Decoder, END};
 use super::encode::{Encoded, Encoder, GROUP};

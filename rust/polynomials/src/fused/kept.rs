@@ -1,4 +1,4 @@
-//! [`Kept`]: 16 elements of a key or a value, as they are kept between steps.
+//! [`Kept`]: 16 elements of a key or a value in the key/value cache.
 
 use std::fmt::Debug;
 

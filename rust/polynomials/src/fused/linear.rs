@@ -1,4 +1,4 @@
-//! Layers over rows: products block by block, each block finished while its sums are near.
+//! Layers over rows: products block by block, with the epilogue of a block while its accumulators are in the L1 cache.
 
 use std::ops::Range;
 

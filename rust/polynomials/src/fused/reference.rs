@@ -1,4 +1,4 @@
-//! The hybrid model, plainly: one row at a time, in float64, nothing folded. The specification of the fast path.
+//! The reference of the hybrid model, which tests compare the kernels with: one row at a time, in float64, nothing folded.
 
 use octavo_engine::{Config, Result};
 

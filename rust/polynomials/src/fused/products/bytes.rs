@@ -1,10 +1,10 @@
 //! Products of int8: exact sums in int32, the same at every level.
 //!
-//! Inputs are stored 128 too large, as unsigned bytes, which is what the instructions want; a correction of every sum by
-//! -128 times its weights, part of the bias, takes that back.
+//! Inputs are stored as unsigned bytes with an offset of 128, which the instructions need. The bias holds the correction of
+//! each sum: -128 times the sum of its weights.
 //!
-//! Inputs of 16 bits are two such rows, of high and of low bytes, 32768 too large together: the sum of the products is
-//! 256 times that of the high bytes plus that of the low ones.
+//! Inputs of 16 bits are two such rows, high and low bytes, with an offset of 32768 together. The result is 256 times the
+//! sum of the high bytes plus the sum of the low bytes.
 
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -1,5 +1,5 @@
-//! Matrix products of a few rows with packed weights, in blocks: the sums of a block lie in the first cache while they
-//! are finished.
+//! Matrix products of a few rows with packed weights, in blocks: the accumulators of a block stay in the L1 cache for the
+//! epilogue.
 //!
 //! An [`Arithmetic`] is one way to compute them. The sums of a row do not depend on the other rows.
 

@@ -1,8 +1,8 @@
 //! Products of float32 with AMX, of factors split into bfloat16: almost float32.
 //!
-//! A float32 is the sum of two bfloat16 but for 2^-17 of it: its upper half and the nearest to what that leaves. Weights
-//! of at most 16 significant bits, such as mxint16, lose nothing. Of the four products of two such sums the smallest, of
-//! both lower halves, is left out; it is at most 2^-16 of the largest. Sums are float32.
+//! A float32 is the sum of two bfloat16 up to a relative error of 2^-17: its upper half, and the rounded remainder. Weights
+//! of at most 16 significant bits, such as mxint16, lose nothing. Two such sums have four products; the one of both lower
+//! halves, at most 2^-16 of the largest, is left out. Accumulators are float32.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
