@@ -10,7 +10,7 @@ import octavo
 import oracle
 import pytest
 import torch
-from octavo import DTypeError, Format, PackedTensor, ShapeError
+from octavo import DTypeError, Format, PackedTensor, ShapeError, late_binding
 from ops.test_codecs import DTYPES, takes
 from ops.test_laws import assert_same_bits, make
 from oracle import EXAMPLES
@@ -262,3 +262,11 @@ def test_rows_of_parts_whose_storage_was_shrunk_are_refused():
         getattr(packed, part).untyped_storage().resize_(0)
         with pytest.raises(octavo.ShapeError, match="storage was resized"):
             packed[2:3]
+
+
+def test_a_packed_tensor_decodes_inside_a_compiled_function():
+    """Also where nothing has loaded the function that decodes: ``decode`` is asked for by name."""
+    packed, x = octavo.encode(torch.randn(8, 64), "mxint8"), torch.randn(2, 64)
+    late_binding._loaded.pop("decode", None)
+    compiled = torch.compile(lambda x: x @ packed.decode().t(), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), x @ octavo.decode(packed).t())

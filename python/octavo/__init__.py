@@ -7,6 +7,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from octavo import _interpreter  # noqa: F401 - refuses subinterpreters before the core is loaded
+from octavo import late_binding as _late_binding
 from octavo import settings as _settings
 from octavo._core import __version__
 from octavo.errors import (
@@ -126,6 +127,18 @@ __all__ = [
 ]
 
 _settings.start()
+_late_binding.bind(
+    {
+        **_LAZY,
+        "cuda_device": "octavo.engine.cuda_engine",
+        "dumps": "octavo.container",
+        "float_kinds": "octavo.nn.registry",
+        "kind_of": "octavo.nn.registry",
+        "load_cuda_engine": "octavo.engine.cuda_engine:load",
+        "load_seq2seq": "octavo.systems.polynomials.export:load_model",
+        "loads_one": "octavo.container",
+    }
+)
 
 
 def __getattr__(name: str) -> object:

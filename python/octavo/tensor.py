@@ -15,6 +15,7 @@ from octavo import _core
 from octavo._memory import check_held
 from octavo.errors import DTypeError, ShapeError
 from octavo.formats import Format
+from octavo.late_binding import late
 
 if TYPE_CHECKING:
     import numpy as np
@@ -229,9 +230,7 @@ class PackedTensor:
 
     def decode(self, dtype: torch.dtype | None = None) -> Tensor:
         """Decode to a tensor of the logical shape; see :func:`octavo.decode`."""
-        from octavo.ops.codec import decode
-
-        return decode(self, dtype=dtype)
+        return late("decode")(self, dtype=dtype)
 
     def numpy(self) -> np.ndarray:
         """Decode to a numpy array (float32 where the logical dtype is bfloat16)."""
@@ -341,9 +340,7 @@ class PackedTensor:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle through the bytes of a container."""
-        from octavo.container import dumps, loads_one
-
-        return loads_one, (dumps({"tensor": self}),)
+        return late("loads_one"), (late("dumps")({"tensor": self}),)
 
     def __repr__(self) -> str:
         """Tell format, shape, dtype, axis, bytes and bits per element."""

@@ -468,7 +468,11 @@ def test_what_a_plan_cannot_mean_is_refused():
     refused(FormatError, "no module 'mixx'; nearest names: mix", {"mixx": LayerPlan(weight=spec("int8"))})
     twice = {"mix": LayerPlan(weight=spec("int8")), "again": LayerPlan(weight=spec("int4"))}
     refused(FormatError, "mix and again are one module", twice)
-    refused(DTypeError, "norm is a BatchNorm1d; accepted are Linear", {"norm": LayerPlan(weight=spec("int8"))})
+    refused(
+        DTypeError,
+        "norm is a BatchNorm1d; accepted are Conv1d, Conv2d, Embedding, Linear",
+        {"norm": LayerPlan(weight=spec("int8"))},
+    )
     refused(FormatError, "embed: a Embedding has no input", {"embed": LayerPlan(input=spec("int8"))})
     refused(FormatError, "mix: input: 'int8:channel@mse'", {"mix": LayerPlan(input=spec("int8:channel", "mse"))}, calibration=data())  # fmt: skip
     refused(FormatError, "mix: weight: 'e4m3@mse'", {"mix": LayerPlan(weight=spec("e4m3", "mse"))})

@@ -14,7 +14,7 @@ from octavo.errors import DataError, FormatError, SettingError
 from octavo.recipe import Recipe
 from octavo.report import study_plots
 from octavo.search.journal import NAME, Journal, identity
-from octavo.studies import candidates, format_families, memory, ptq_qat
+from octavo.studies import candidates, format_families, memory, probe_batches, ptq_qat
 from octavo.studies import result_files as report
 from octavo.studies.intervals import paired_error, spread, student
 from octavo.studies.measured_points import Laboratory, Point, Training
@@ -314,9 +314,9 @@ def test_components_are_told_by_paths(path, name):
 
 def test_batches_cross_to_another_process_unchanged():
     given = [{"input_ids": torch.ones(2, 3), "attention_mask": torch.zeros(2, 3)}] * 11
-    assert str(memory.batches(memory.flat(given))) == str(given)
+    assert str(probe_batches.batches(probe_batches.flat(given))) == str(given)
     pairs = [(torch.ones(2, 3), torch.zeros(2, 4))] * 11
-    assert str(memory.batches(memory.flat(pairs))) == str(pairs)
+    assert str(probe_batches.batches(probe_batches.flat(pairs))) == str(pairs)
 
 
 def test_a_study_of_memory_that_cannot_be_is_refused():

@@ -16,11 +16,11 @@ from octavo import _core
 from octavo.data.tokenizer import Lines
 from octavo.engine.native_engine import Engine
 from octavo.errors import CudaUnavailableError, DataError, SettingError
+from octavo.late_binding import late
 from octavo.models.seq2seq import HybridSeq2Seq
 from octavo.models.seq2seq.cuda_graphs import Graphs
 from octavo.models.seq2seq.folded import FoldedHybrid
 from octavo.models.seq2seq.fused import FusedHybrid
-from octavo.systems.polynomials.export import load_model
 
 DTYPES = {"float": torch.float32, "bfloat16": torch.bfloat16}
 # Rows that are generated together where there are no graphs.
@@ -49,7 +49,7 @@ class TorchEngine(Engine):
             raise SettingError(
                 f"device is '{device}', architecture {architecture}: only hybrid runs there; use device='cpu'"
             )
-        model, self._tokenizer = load_model(path)
+        model, self._tokenizer = late("load_seq2seq")(path)
         assert isinstance(model, HybridSeq2Seq)  # it is what the configuration says
         self._device, self._precision = device, precision
         self._generate, self._route = _generator(model, device, precision)

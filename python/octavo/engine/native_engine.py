@@ -16,6 +16,7 @@ from octavo import _core
 from octavo._streams import read_first, read_some, write_all
 from octavo.errors import DataError, DTypeError, OctavoError, SettingError
 from octavo.files import whole
+from octavo.late_binding import late
 
 Precision = Literal["float", "bfloat16", "integer"]
 Route = Literal["auto", "general", "fused"]
@@ -85,11 +86,9 @@ class Engine:
         if threads is not None and (type(threads) is not int or not 1 <= threads <= _MOST):
             raise SettingError(f"threads is {threads!r}; accepted is a whole number from 1 to {_MOST}, or None")
         if str(device) != "cpu":
-            from octavo.engine import cuda_engine as engine_torch
-
-            place = engine_torch.cuda_device(str(device))
+            place = late("cuda_device")(str(device))
             folder = _shipped() if path is None else Path(os.fspath(path))
-            return engine_torch.load(folder, place, precision, route, threads or 0)
+            return late("load_cuda_engine")(folder, place, precision, route, threads or 0)
         folder = _shipped() if path is None else Path(os.fspath(path))
         return cls(_core._Engine.load(folder, precision, route, threads or 0), folder)
 

@@ -17,12 +17,10 @@ from octavo.display.console import plain_text, table
 from octavo.display.numbers import shape_text, size
 from octavo.errors import DTypeError, ModelError
 from octavo.folder.stored_tensors import stored_state
-from octavo.nn import PackedEmbedding, PackedLayer, PackedLinear, QuantLayer
-from octavo.ops import linear
+from octavo.nn import PackedLayer, QuantLayer
+from octavo.nn.registry import kind_of
 from octavo.tensor import PackedTensor
 
-_FLOAT_LAYERS = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d)
-FALLBACK = "decode + torch"
 _MOST = 2**31  # rows of a batch
 
 
@@ -130,8 +128,7 @@ def explain(model: nn.Module, batch: int = 1) -> Costs:
     if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= _MOST:
         raise ModelError(f"explain: batch is {batch!r}; accepted are integers from 1 to {_MOST}")
     speed = bandwidth()
-    kinds = (PackedLayer, QuantLayer, *_FLOAT_LAYERS)
-    layers = {path: layer for path, layer in model.named_modules() if isinstance(layer, kinds)}
+    layers = {path: layer for path, layer in model.named_modules() if _has_weight(layer)}
     costs = {path: _cost(path, layer, batch, speed) for path, layer in layers.items()}
     stored, others = _stored(model, costs)
     if not costs and not others:
@@ -181,13 +178,19 @@ def bandwidth() -> float:
     return data.nbytes / best
 
 
+def _has_weight(module: nn.Module) -> bool:
+    """Whether a module is a layer with a weight: packed, simulated, or of a float class that Octavo quantizes."""
+    kind = kind_of(module)
+    return isinstance(module, PackedLayer) or (kind is not None and kind.float_class is not None)
+
+
 def _cost(path: str, layer: nn.Module, batch: int, speed: float) -> LayerCost:
     if isinstance(layer, PackedLayer):
-        kernel, nbytes = _packed(layer, batch)
+        kernel, nbytes = layer.cost(batch)
         weight, text = layer.packed_weight, str(layer.format)
     else:
         weight = layer.weight
-        rows = min(batch, len(weight)) if isinstance(layer, nn.Embedding) else len(weight)
+        rows = min(batch, len(weight)) if kind_of(layer).is_lookup else len(weight)
         nbytes = weight[:1].numel() * weight.element_size() * rows
         quantizer = getattr(layer, "weight_quantizer", None)
         text = None if quantizer is None else str(quantizer.format)
@@ -196,17 +199,3 @@ def _cost(path: str, layer: nn.Module, batch: int, speed: float) -> LayerCost:
     if isinstance(bias, Tensor):
         nbytes += bias.nbytes
     return LayerCost(path, type(layer).__name__, tuple(weight.shape), text, kernel, nbytes, nbytes / speed)
-
-
-def _packed(layer: PackedLayer, batch: int) -> tuple[str, int]:
-    """Return the kernel of a packed layer and the bytes of the weight that it moves."""
-    weight = layer.packed_weight
-    if isinstance(layer, PackedEmbedding):
-        return "gather", math.ceil(weight.nbytes / max(len(weight), 1) * min(batch, len(weight)))
-    kernel = FALLBACK
-    if isinstance(layer, PackedLinear):
-        x = str(layer.input_quantizer.format) if layer.is_integer else None
-        device = layer.weight_codes.device
-        kernel = linear.kernel(str(layer.format), batch, *weight.shape, layer.dtype, input_format=x, device=device)
-    dense = weight.numel() * layer.dtype.itemsize if kernel == FALLBACK else 0
-    return kernel, weight.nbytes + 2 * dense

@@ -213,9 +213,8 @@ def _pack_one(
     if isinstance(stored, PackedTensor) and site is not None and as_layer(site, stored):
         kind = packed_class(skeleton)
         assert kind is not None
-        geometry = plain(kind.geometry(skeleton))
         inside = {"weight": stored} | ({} if bias is None else {"bias": _plain(bias)})
-        record = {"class": kind.__name__, "geometry": geometry}
+        record = {"class": kind.stored_class(), **plain(kind.description(skeleton))}
         kept = build_layer(path, record, skeleton, inside)
         assert isinstance(kept, PackedLayer)
         return kept, None

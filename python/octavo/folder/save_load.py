@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from octavo import container, files, folders
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
 from octavo.folder.own_kinds import SHAPE, config_text, described, own_model
-from octavo.folder.save_pretrained import write_our_folders
 from octavo.folder.size_limits import Extent
 from octavo.folder.skeleton import build, build_from_config
 from octavo.folder.stored_tensors import PACKED_STATE, stored_state
@@ -37,6 +36,7 @@ from octavo.lora import adapters
 from octavo.nn import PackedLayer, attention
 from octavo.nn.former_names import current_names
 from octavo.quant.apply_recipe import prepare_model
+from octavo.quant.save_pretrained import write_our_folders
 from octavo.recipe.note import note_recipe, noted_recipe
 from octavo.tensor import PackedTensor
 

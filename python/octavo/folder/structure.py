@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,22 +12,14 @@ from torch import Tensor, nn
 from octavo._reading import parse_json
 from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.folder.weight_files import STRUCTURE
-from octavo.nn import (
-    PackedConv1d,
-    PackedConv2d,
-    PackedEmbedding,
-    PackedLayer,
-    PackedLinear,
-    QuantAttention,
-    Quantizer,
-    QuantLayer,
-    QuantMatmul,
-)
+from octavo.nn import PackedLayer, Quantizer
+from octavo.nn.format_layer import FormatLayer
 from octavo.nn.former_names import current_name
 from octavo.nn.int32_bias import Int32Bias
+from octavo.nn.registry import format_layers, kind_of, packed_classes, simulated_classes
 from octavo.nn.stored_scales import format_text
 from octavo.recipe.rule import read_spec
-from octavo.recipe.sites import is_transposed, join
+from octavo.recipe.sites import join
 from octavo.recipe.spec import ROLES, LayerPlan, Spec
 from octavo.tensor import FLOATS, SCALE_DTYPES, PackedTensor
 
@@ -36,11 +27,6 @@ KEY, VERSION = STRUCTURE, 1  # of the description in a file's metadata
 DECODED = "decoded"
 """Key in it of the names of tensors that are packed and the weight of no packed layer, such as those of an LSTM."""
 
-_PACKED = {kind.__name__: kind for kind in (PackedLinear, PackedEmbedding, PackedConv1d, PackedConv2d)}
-_SIMULATED = (
-    "QuantLinear", "QuantTransposedLinear", "QuantEmbedding", "QuantConv1d", "QuantConv2d", "QuantMatmul",
-    "QuantAttention",
-)  # fmt: skip
 # Dtypes of what a quantizer holds.
 _STATE = {
     "scales": tuple(dict.fromkeys(SCALE_DTYPES.values())),
@@ -48,30 +34,22 @@ _STATE = {
     "levels": (torch.float32,),
     "format": (torch.uint8,),
 }
-Described = PackedLayer | QuantLayer | QuantMatmul | QuantAttention
 
 
-def described_layers(model: nn.Module) -> dict[str, Described]:
+def described_layers(model: nn.Module) -> dict[str, FormatLayer]:
     """Return the layers that a file describes, by every path they have; not those inside another one."""
-    found: dict[str, Described] = {}
-    for path, module in model.named_modules(remove_duplicate=False):
-        inside = any(path.startswith(f"{parent}.") or not parent for parent in found)
-        if isinstance(module, Described) and not inside:
-            found[path] = module
-    return found
+    return dict(format_layers(model, duplicates=True))
 
 
-def describe_layer(path: str, layer: Described) -> dict[str, Any]:
+def describe_layer(path: str, layer: FormatLayer) -> dict[str, Any]:
     """Return what JSON holds of a layer: its class, geometry and quantizers. Raises ModelError for another class."""
-    kind = "QuantAttention" if isinstance(layer, QuantAttention) else type(layer).__name__
-    if kind not in _PACKED and kind not in _SIMULATED:
-        raise ModelError(f"{path}: files hold no {kind}; accepted are {', '.join([*_PACKED, *_SIMULATED])}")
+    kind, accepted = layer.stored_class(), [*packed_classes(), *simulated_classes()]
+    if kind not in accepted:
+        raise ModelError(f"{path}: files hold no {kind}; accepted are {', '.join(accepted)}")
     record: dict[str, Any] = {"class": kind}
-    if isinstance(layer, PackedLayer) and (geometry := plain(layer.geometry(layer))):
-        record["geometry"] = geometry
-    if isinstance(layer, PackedLinear):
-        record["transposed"] = layer.is_transposed
-    for role, quantizer in _role_quantizers(layer).items():
+    if isinstance(layer, PackedLayer):
+        record |= plain(layer.description(layer))
+    for role, quantizer in layer.role_quantizers().items():
         record[role] = _describe_spec(quantizer.spec)
     disabled = [name for name, part in _quantizers(layer).items() if not part.enabled]
     return {**record, "disabled": disabled} if disabled else record
@@ -84,13 +62,10 @@ def describe_packed(model: nn.Module, tensors: Mapping[str, Tensor | PackedTenso
     """
     layers: dict[str, Any] = {}
     for path, layer in model.named_modules(remove_duplicate=False):
-        kind = next((kind for kind in _PACKED.values() if kind.accepts(layer)), None)
+        kind = next((kind for kind in packed_classes().values() if kind.accepts(layer)), None)
         weight = tensors.get(join(path, "weight"))
         if kind is not None and isinstance(weight, PackedTensor) and weight.ndim == 2 and weight.axis == 1:
-            geometry = plain(kind.geometry(layer))
-            layers[path] = {"class": kind.__name__, **({"geometry": geometry} if geometry else {})}
-            if kind is PackedLinear:
-                layers[path]["transposed"] = False
+            layers[path] = {"class": kind.stored_class(), **plain(kind.description(layer))}
     packed = {name for name, tensor in tensors.items() if isinstance(tensor, PackedTensor)}
     rest = sorted(packed - {join(path, "weight") for path in layers})
     record = {"version": VERSION, "class": type(model).__name__, "layers": layers, "ties": {}}
@@ -102,22 +77,10 @@ def _quantizers(layer: nn.Module) -> dict[str, nn.Module]:
     return {name: part for name, part in layer.named_modules() if isinstance(part, Quantizer | Int32Bias)}
 
 
-def _role_quantizers(layer: nn.Module) -> dict[str, nn.Module]:
-    """Return a quantizer for each role of a layer that has one."""
-    if isinstance(layer, QuantAttention):
-        names = {"input": layer.scores.a_quantizer, "output": layer.values.output_quantizer}
-    elif isinstance(layer, QuantMatmul):
-        names = {"input": layer.a_quantizer, "output": layer.output_quantizer}
-    else:
-        names = {role: getattr(layer, f"{role}_quantizer", None) for role in ROLES}
-    return {role: quantizer for role, quantizer in names.items() if quantizer is not None}
-
-
 def packed_class(layer: nn.Module) -> type[PackedLayer] | None:
     """Return the class of the packed form of a float layer, None where it has none."""
-    if is_transposed(layer):
-        return PackedLinear
-    return next((kind for kind in _PACKED.values() if kind.accepts(layer)), None)
+    kind = kind_of(layer)
+    return None if kind is None else kind.packed
 
 
 def plain(value: Any) -> Any:
@@ -171,11 +134,12 @@ def fits(stored: torch.dtype, wanted: torch.dtype) -> bool:
 def simulated_plan(layers: Mapping[str, Mapping[str, Any]]) -> dict[str, LayerPlan]:
     """Return the plan of the simulated layers among ``layers``, by path. Raises ContainerError for another class."""
     plan = {}
+    packed, simulated = packed_classes(), simulated_classes()
     for path, record in layers.items():
         kind = record.get("class")
-        if kind in _SIMULATED:
+        if isinstance(kind, str) and kind in simulated:
             plan[path] = LayerPlan(**{role: _read_spec(path, record[role]) for role in ROLES if role in record})
-        elif not isinstance(kind, str) or kind not in _PACKED:
+        elif not isinstance(kind, str) or kind not in packed:
             raise ContainerError(f"{path}: unknown layer class {kind!r}")
     return plan
 
@@ -188,8 +152,8 @@ def build_layer(
     ``tensors``: those of the file below ``path``, by their names inside the layer. Raises ContainerError naming the
     tensor or layer where they do not fit.
     """
-    kind = record["class"]
-    layer = _build_packed(path, _PACKED[kind], record, skeleton, tensors) if kind in _PACKED else skeleton
+    kind = packed_classes().get(record["class"])
+    layer = skeleton if kind is None else _build_packed(path, kind, record, skeleton, tensors)
     disabled = {current_name(name) for name in record.get("disabled", ()) if isinstance(name, str)}
     for name, quantizer in _quantizers(layer).items():
         quantizer.enabled = name not in disabled
@@ -204,7 +168,11 @@ def _build_packed(
     skeleton: nn.Module,
     tensors: Mapping[str, Tensor | PackedTensor],
 ) -> PackedLayer:
-    rows = _matrix_shape(path, kind, skeleton)
+    rows = kind.matrix_shape(skeleton)
+    if rows is None:
+        raise ContainerError(
+            f"{path}: saved as {kind.stored_class()}, but the model has a {type(skeleton).__name__} there"
+        )
     weight, bias = tensors.get("weight"), tensors.get("bias")
     if not isinstance(weight, PackedTensor):
         raise ContainerError(
@@ -236,18 +204,6 @@ def _build_packed(
         raise ContainerError(f"{path}: {error}") from None
     layer.stand_for(skeleton, path or type(skeleton).__name__)
     return layer.train(skeleton.training)
-
-
-def _matrix_shape(path: str, kind: type[PackedLayer], skeleton: nn.Module) -> tuple[int, int]:
-    """Return ``(N, K)`` of the layer that is replaced."""
-    if isinstance(skeleton, kind):
-        return skeleton.packed_weight.shape
-    if kind is PackedLinear and is_transposed(skeleton):
-        return skeleton.weight.shape[1], skeleton.weight.shape[0]
-    if not kind.accepts(skeleton):
-        raise ContainerError(f"{path}: saved as {kind.__name__}, but the model has a {type(skeleton).__name__} there")
-    first, *rest = skeleton.weight.shape
-    return first, math.prod(rest)
 
 
 def _read_spec(path: str, record: Any) -> Spec:

@@ -98,8 +98,7 @@ def infer_structure(model: nn.Module, found: Places) -> dict[str, Any]:
             layer = model.get_submodule(path)
             kind = packed_class(layer)
             assert kind is not None
-            geometry = plain(kind.geometry(layer))
-            layers[path] = {"class": kind.__name__, **({"geometry": geometry} if geometry else {})}
+            layers[path] = {"class": kind.stored_class(), **plain(kind.description(layer))}
     return {"version": VERSION, "class": type(model).__name__, "layers": layers, "ties": found.ties}
 
 

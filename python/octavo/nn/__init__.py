@@ -8,17 +8,17 @@
 :func:`octavo.quantize_model` does it to a whole model, with calibrated scales.
 """
 
-from octavo.nn import attention
+from importlib import import_module
+from pkgutil import iter_modules
+
+from octavo.nn import attention, registry
 from octavo.nn.attention import QuantAttention
-from octavo.nn.conv import QuantConv1d, QuantConv2d
-from octavo.nn.embedding import QuantEmbedding
+from octavo.nn.conv import PackedConv1d, PackedConv2d, QuantConv1d, QuantConv2d
+from octavo.nn.embedding import PackedEmbedding, QuantEmbedding
 from octavo.nn.int32_bias import Int32Bias
-from octavo.nn.linear import QuantLinear, QuantTransposedLinear
+from octavo.nn.linear import PackedLinear, QuantLinear, QuantTransposedLinear
 from octavo.nn.matmul import QuantMatmul, quantized_matmul
-from octavo.nn.packed_conv import PackedConv1d, PackedConv2d
-from octavo.nn.packed_embedding import PackedEmbedding
 from octavo.nn.packed_layer import PackedLayer
-from octavo.nn.packed_linear import PackedLinear
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.weight_reads import rounded_weights
@@ -43,3 +43,13 @@ __all__ = [
     "quantized_matmul",
     "rounded_weights",
 ]
+
+for _file in iter_modules(__path__):  # a file of this folder that registers a layer needs no line here
+    import_module(f"{__name__}.{_file.name}")
+
+
+def __getattr__(name: str) -> type:
+    """Return a registered class that has no line above."""
+    if found := registry.class_named(name):
+        return found
+    raise AttributeError(f"module 'octavo.nn' has no attribute {name!r}")

@@ -18,15 +18,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.errors import DTypeError
+from octavo.nn.format_layer import FormatLayer
 from octavo.nn.matmul import QuantMatmul, check_roles
 from octavo.nn.quant_layer import copied_as
+from octavo.nn.registry import LayerKind, register
 from octavo.recipe.spec import LayerPlan
 
 NAME = "octavo"
 CHILD = "attention_products"
 
 
-class QuantAttention(nn.Module):
+class QuantAttention(FormatLayer):
     """Scaled dot-product attention whose two products are over rounded operands.
 
     The plan's input rounds queries and keys along the head's width, probabilities and values along the keys; its
@@ -53,6 +55,16 @@ class QuantAttention(nn.Module):
         for product in (made.scores, made.values):
             product.train(self.training)
         return made
+
+    @classmethod
+    def stored_class(cls) -> str:
+        """Return the name of the class in files, which is that of subclasses, too."""
+        return "QuantAttention"
+
+    def role_quantizers(self) -> dict[str, nn.Module]:
+        """Return a quantizer for each role that has one: of the input that of the queries, and that of the result."""
+        found = {"input": self.scores.a_quantizer, "output": self.values.output_quantizer}
+        return {role: quantizer for role, quantizer in found.items() if quantizer is not None}
 
     def forward(
         self,
@@ -146,3 +158,6 @@ def _attention(
     products = getattr(module, CHILD)
     y, probabilities = products(query, key, value, attention_mask, scale=scaling, dropout=dropout)
     return y.transpose(1, 2).contiguous(), probabilities
+
+
+register(LayerKind(None, QuantAttention))

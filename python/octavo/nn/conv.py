@@ -1,14 +1,24 @@
-"""QuantConv1d and QuantConv2d: convolutions over rounded operands."""
+"""Convolutions: QuantConv1d and QuantConv2d over rounded operands, PackedConv1d and PackedConv2d over codes."""
 
 from __future__ import annotations
 
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from octavo import settings
+from octavo.errors import KernelError, ModelError
+from octavo.formats import Format
+from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
-from octavo.recipe.spec import LayerPlan
+from octavo.nn.quantizer import Quantizer
+from octavo.nn.registry import LayerKind, register
+from octavo.recipe.spec import LayerPlan, Spec
+from octavo.tensor import PackedTensor
+
+_GEOMETRY = ("in_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 
 
 class _QuantConv(QuantLayer):
@@ -26,7 +36,7 @@ class _QuantConv(QuantLayer):
     @classmethod
     def from_conv(cls, conv: nn.Module, plan: LayerPlan, what: str = "") -> Self:
         """Return a layer that shares the Parameters, hooks and mode of ``conv``. Raises DTypeError, FormatError."""
-        return cls._take_over(conv, plan, what)
+        return cls.from_layer(conv, plan, what)
 
     def input_rows(self, x: Tensor) -> Tensor:
         """The patches ``[n, in * kernel]`` that the weight matrix multiplies. Raises FormatError for groups."""
@@ -72,3 +82,122 @@ class QuantConv2d(_QuantConv, nn.Conv2d):
     """
 
     replaces = nn.Conv2d
+
+
+class _PackedConv(PackedLayer):
+    """What both share: the weight is ``[out, in / groups * kernel]``, and there is no kernel for packed codes.
+
+    Each call decodes the weight and convolves with PyTorch: memory is saved, time is not. Under
+    :func:`octavo.strict` the call raises KernelError.
+    """
+
+    _float: type[Any]
+
+    def __init__(
+        self,
+        weight: PackedTensor,
+        bias: Tensor | None = None,
+        *,
+        in_channels: int,
+        kernel_size: tuple[int, ...],
+        stride: tuple[int, ...],
+        padding: tuple[int, ...] | str,
+        dilation: tuple[int, ...],
+        groups: int,
+        padding_mode: str,
+        input_quantizer: Quantizer | None = None,
+        output_quantizer: Quantizer | None = None,
+    ) -> None:
+        """Hold ``weight``; the rest is what the layer replaced was made with."""
+        super().__init__(weight, bias, input_quantizer=input_quantizer, output_quantizer=output_quantizer)
+        # A float layer on no memory checks the arguments and works out the padding.
+        shape = self._float(
+            in_channels, weight.shape[0], tuple(kernel_size), tuple(stride), _sizes(padding), tuple(dilation), groups,
+            bias=False, padding_mode=padding_mode, device="meta",
+        )  # fmt: skip
+        for name in (*_GEOMETRY, "out_channels", "_reversed_padding_repeated_twice"):
+            setattr(self, name, getattr(shape, name))
+        self._weight_shape = tuple(shape.weight.shape)
+        if shape.weight[0].numel() != weight.shape[1]:
+            expected = tuple(shape.weight.flatten(1).shape)
+            raise ModelError(f"{type(self).__name__}: weight has shape {weight.shape}, expected {expected}")
+
+    @classmethod
+    def from_conv(cls, conv: nn.Module, format: Format | Spec | str | None = None, what: str = "") -> Self:
+        """Return the packed form of a quantized convolution, or of a float one in ``format``.
+
+        ``what`` names the layer in errors. Raises as :meth:`octavo.nn.PackedLinear.from_linear`.
+        """
+        return cls.from_layer(conv, format, what)
+
+    @classmethod
+    def geometry(cls, layer: nn.Module) -> dict[str, Any]:
+        """Arguments of the constructor that the weight does not tell."""
+        return {name: getattr(layer, name) for name in _GEOMETRY}
+
+    @classmethod
+    def axis(cls, layer: nn.Module) -> int:
+        """Axis of the input and output along which blocks run: the channels."""
+        return -1 - len(layer.kernel_size)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the convolution of ``input``, ``[B, in, ...]`` or ``[in, ...]``."""
+        if self._needs_check(input):
+            self._check(input)
+        if settings.is_strict():
+            raise KernelError(
+                f"{type(self).__name__}: there is no kernel for packed convolutions; leave octavo.strict()"
+            )
+        bias = self._held_bias()
+        if self.input_quantizer is None:
+            y = self._multiply(input, self._decoded(input.dtype), bias)
+        elif self.is_integer:
+            y = self._integer_forward(input, bias)
+        else:
+            y = self._multiply(self.input_quantizer(input), self._decoded(input.dtype), bias)
+        return y if self.output_quantizer is None else self.output_quantizer(y)
+
+    def _integer_forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """As :class:`octavo.nn.QuantConv2d` does, bit for bit: exact sums in float64, then the steps."""
+        x_codes, x_scales = self.input_quantizer.integers(x.float())
+        scales = self.weight_scales
+        # A code is the only whole number near value / scale.
+        codes = (self._decoded(torch.float32).flatten(1).double() / torch.where(scales > 0, scales, 1.0)).round()
+        sums = self._multiply(x_codes, codes.view(self._weight_shape), None)
+        steps = self._along_channels(x_scales * scales.flatten())
+        if bias is not None and not bias.is_floating_point():
+            return ((sums + self._along_channels(bias)).float() * steps).to(x.dtype)
+        y = sums.float() * steps
+        return (y if bias is None else y + self._along_channels(bias.float())).to(x.dtype)
+
+    def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return self._float._conv_forward(self, x, weight, bias)
+
+    def _along_channels(self, values: Tensor) -> Tensor:
+        return values.view(-1, *[1] * len(self.kernel_size))
+
+
+class PackedConv1d(_PackedConv):
+    """``nn.Conv1d`` over a packed weight ``[out, in / groups * k]``; each call decodes it.
+
+    Equal to :class:`octavo.nn.QuantConv1d` in evaluation, bit for bit where both are integer.
+    """
+
+    replaces = _float = nn.Conv1d
+
+
+class PackedConv2d(_PackedConv):
+    """``nn.Conv2d`` over a packed weight ``[out, in / groups * kh * kw]``; each call decodes it.
+
+    Equal to :class:`octavo.nn.QuantConv2d` in evaluation, bit for bit where both are integer.
+    """
+
+    replaces = _float = nn.Conv2d
+
+
+def _sizes(padding: tuple[int, ...] | str) -> tuple[int, ...] | str:
+    return padding if isinstance(padding, str) else tuple(padding)
+
+
+register(LayerKind(nn.Conv1d, QuantConv1d, PackedConv1d))
+register(LayerKind(nn.Conv2d, QuantConv2d, PackedConv2d))

@@ -1,15 +1,23 @@
-"""QuantEmbedding: a table whose rows are rounded."""
+"""Embeddings: QuantEmbedding, whose rows are rounded, and PackedEmbedding, which decodes the rows it is asked for."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import octavo.ops.linear  # noqa: F401 registers the ops
+from octavo.errors import ModelError
+from octavo.formats import Format
+from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
-from octavo.recipe.spec import LayerPlan
+from octavo.nn.registry import LayerKind, register
+from octavo.recipe.spec import LayerPlan, Spec
+from octavo.tensor import PackedTensor
 
 
 class QuantEmbedding(QuantLayer, nn.Embedding):
@@ -30,7 +38,7 @@ class QuantEmbedding(QuantLayer, nn.Embedding):
     @classmethod
     def from_embedding(cls, embedding: nn.Embedding, plan: LayerPlan, what: str = "") -> Self:
         """Return a layer that shares the Parameter, hooks and mode of ``embedding``. Raises DTypeError, FormatError."""
-        return cls._take_over(embedding, plan, what)
+        return cls.from_layer(embedding, plan, what)
 
     @property
     def is_integer(self) -> bool:
@@ -60,3 +68,59 @@ def _round_rows(quantizer: Quantizer, rows: Tensor, ids: Tensor, table_rows: int
         scales = scales.view(table_rows, -1)[ids]
         zeros = None if zeros is None else zeros[ids]
     return quantizer.round(rows, scales, zeros, levels)
+
+
+class PackedEmbedding(PackedLayer):
+    """``nn.Embedding`` over a packed table ``[V, D]``: integer ``ids`` of any shape to rows ``[..., D]``.
+
+    Rows are bit for bit those of :class:`octavo.nn.QuantEmbedding`, in the logical dtype. Raises DTypeError for tensors
+    on devices other than the CPU and CUDA, ShapeError for ids outside the table.
+    """
+
+    replaces = nn.Embedding
+
+    def __init__(
+        self, weight: PackedTensor, *, padding_idx: int | None = None, output_quantizer: Quantizer | None = None
+    ) -> None:
+        """Hold the table ``weight``."""
+        super().__init__(weight, output_quantizer=output_quantizer)
+        self.num_embeddings, self.embedding_dim = weight.shape
+        self.padding_idx = padding_idx
+
+    @classmethod
+    def from_embedding(cls, embedding: nn.Embedding, format: Format | Spec | str | None = None, what: str = "") -> Self:
+        """Return the packed form of a QuantEmbedding, or of an ``nn.Embedding`` in ``format``.
+
+        ``what`` names the layer in errors. Raises ModelError where ``max_norm`` rewrites rows, else as
+        :meth:`octavo.nn.PackedLinear.from_linear`.
+        """
+        return cls.from_layer(embedding, format, what)
+
+    @classmethod
+    def from_layer(cls, layer: nn.Module, format: Format | Spec | str | None = None, what: str = "") -> Self:
+        """Return what :meth:`from_embedding` returns."""
+        if getattr(layer, "max_norm", None) is not None:
+            raise ModelError(f"{what or 'Embedding'}: max_norm rewrites rows at each call; codes stay as they are")
+        return super().from_layer(layer, format, what)
+
+    def cost(self, batch: int) -> tuple[str, int]:
+        """Return how ``batch`` rows are read, and their bytes."""
+        rows = min(batch, self.num_embeddings)
+        return "gather", math.ceil(self.packed_weight.nbytes / max(self.num_embeddings, 1) * rows)
+
+    @classmethod
+    def geometry(cls, layer: nn.Module) -> dict[str, object]:
+        """Arguments of the constructor that the weight does not tell."""
+        return {"padding_idx": layer.padding_idx}
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return the rows of the ids ``input``."""
+        if self._needs_check(input):
+            self._check(input)
+        y = torch.ops.octavo.packed_embedding.default(
+            input, *self.parts, self._text, self._rows, self._width, self.dtype
+        )
+        return y if self.output_quantizer is None else self.output_quantizer(y)
+
+
+register(LayerKind(nn.Embedding, QuantEmbedding, PackedEmbedding, is_lookup=True))

@@ -1,4 +1,4 @@
-"""QuantLinear and QuantTransposedLinear: linear layers over rounded operands."""
+"""Linear layers: QuantLinear over rounded operands, PackedLinear over codes, and Conv1D of transformers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from octavo.formats import Format
+from octavo.nn.packed_layer import DECODE, PackedLayer, has_transposed_weight
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
-from octavo.recipe.spec import LayerPlan
+from octavo.nn.registry import LayerKind, register
+from octavo.ops import linear  # also registers the ops
+from octavo.recipe.spec import LayerPlan, Spec
+from octavo.tensor import PackedTensor
+
+# The plain forms have no gradient, and are called in half the time.
+_PACKED, _PACKED_PLAIN = torch.ops.octavo.packed_linear.default, torch.ops.octavo.packed_linear_plain.default
+_INTEGER, _INTEGER_PLAIN = torch.ops.octavo.integer_linear.default, torch.ops.octavo.integer_linear_plain.default
 
 
 class QuantLinear(QuantLayer, nn.Linear):
@@ -45,7 +54,7 @@ class QuantLinear(QuantLayer, nn.Linear):
     @classmethod
     def from_linear(cls, linear: nn.Linear, plan: LayerPlan, what: str = "") -> Self:
         """Return a layer that shares the Parameters, hooks and mode of ``linear``. Raises DTypeError, FormatError."""
-        return cls._take_over(linear, plan, what)
+        return cls.from_layer(linear, plan, what)
 
     def input_rows(self, x: Tensor) -> Tensor:
         """The vectors ``[n, K]`` that the weight matrix multiplies."""
@@ -69,7 +78,7 @@ class QuantTransposedLinear(QuantLayer):
     @classmethod
     def from_conv1d(cls, layer: nn.Module, plan: LayerPlan, what: str = "") -> Self:
         """Return a layer that shares the Parameters, hooks and mode of ``layer``. Raises DTypeError, FormatError."""
-        return cls._take_over(layer, plan, what)
+        return cls.from_layer(layer, plan, what)
 
     @classmethod
     def _accepted(cls) -> str:
@@ -92,3 +101,90 @@ class QuantTransposedLinear(QuantLayer):
 
     def _multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(x, weight.t(), bias)
+
+
+class PackedLinear(PackedLayer):
+    """``nn.Linear`` over a packed weight ``[N, K]``: ``x`` ``[..., K]`` float32, float16 or bfloat16 to ``[..., N]``.
+
+    Equal to :class:`octavo.nn.QuantLinear` in evaluation: bit for bit where :attr:`is_integer`, else up to the order in
+    which products are summed. Gradients reach the input, never the codes. :func:`octavo.explain` tells the kernel that
+    runs. Raises DTypeError for tensors on devices other than the CPU and CUDA. Source: FORMATS.md sections 3 and 5.
+    """
+
+    replaces = nn.Linear
+
+    def __init__(
+        self,
+        weight: PackedTensor,
+        bias: Tensor | None = None,
+        *,
+        input_quantizer: Quantizer | None = None,
+        output_quantizer: Quantizer | None = None,
+    ) -> None:
+        """Hold ``weight``. ``bias``: ``[N]``, float, or int32 in steps of the accumulators of an integer layer."""
+        super().__init__(weight, bias, input_quantizer=input_quantizer, output_quantizer=output_quantizer)
+        self.out_features, self.in_features = weight.shape
+
+    @classmethod
+    def from_linear(cls, linear: nn.Linear, format: Format | Spec | str | None = None, what: str = "") -> Self:
+        """Return the packed form of a layer.
+
+        ``linear``: a QuantLinear or QuantTransposedLinear, whose formats and scales are kept, or an ``nn.Linear`` to
+        be packed in ``format``. ``what`` names the layer in errors. Raises ModelError for other layers, NonFiniteError
+        for weights that are not finite, and as :func:`octavo.encode`.
+        """
+        return cls.from_layer(linear, format, what)
+
+    @classmethod
+    def accepts(cls, layer: nn.Module) -> bool:
+        """Whether this class is the packed form of ``layer``: also of transformers' Conv1D, quantized."""
+        return isinstance(layer, nn.Linear | QuantTransposedLinear)
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the layer that it stands for holds its weight as ``[K, N]``."""
+        return self._transposed
+
+    @classmethod
+    def description(cls, layer: nn.Module) -> dict[str, object]:
+        """Return what a file says, beside class and formats, of a packed layer or of one that this class packs."""
+        return {**super().description(layer), "transposed": has_transposed_weight(layer)}
+
+    def cost(self, batch: int) -> tuple[str, int]:
+        """Return the kernel that multiplies ``batch`` rows, and the bytes of the weight that it moves."""
+        x = str(self.input_quantizer.format) if self.is_integer else None
+        kernel = linear.kernel(
+            str(self.format), batch, self._rows, self._width, self.dtype, input_format=x,
+            device=self.weight_codes.device,
+        )  # fmt: skip
+        return super().cost(batch) if kernel == DECODE else (kernel, self.packed_weight.nbytes)
+
+    def _factors(self, x: Quantizer) -> bool:
+        return x.granularity == "tensor" or (x.granularity == "channel" and not x.is_static)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Return ``input W^T + bias``."""
+        x = input
+        if self._needs_check(x):
+            self._check(x)
+        # The registries, not the attributes: nn.Module looks those up ten times as slowly.
+        held, quantizer = self._buffers, self.input_quantizer
+        bias = self._parameters["bias"] if "bias" in self._parameters else held["bias"]
+        graded = x.requires_grad and torch.is_grad_enabled()
+        if quantizer is not None and quantizer.enabled:
+            if self._integer:
+                y = (_INTEGER if graded else _INTEGER_PLAIN)(
+                    x, held["weight_codes"], held["weight_scales"], bias, quantizer.scales, self._text,
+                    quantizer.format.text, self._rows, self._width,
+                )  # fmt: skip
+                return y if self.output_quantizer is None else self.output_quantizer(y)
+            x = quantizer(x)
+        y = (_PACKED if graded else _PACKED_PLAIN)(
+            x, held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"], bias,
+            self._text, self._rows, self._width,
+        )  # fmt: skip
+        return y if self.output_quantizer is None else self.output_quantizer(y)
+
+
+register(LayerKind(nn.Linear, QuantLinear, PackedLinear))
+register(LayerKind("transformers.pytorch_utils.Conv1D", QuantTransposedLinear, PackedLinear, weight_axis=0))

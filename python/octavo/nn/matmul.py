@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from octavo.errors import FormatError
 from octavo.formats import Format
+from octavo.nn.format_layer import FormatLayer
 from octavo.nn.quant_layer import copied_as
 from octavo.nn.quantizer import Quantizer
+from octavo.nn.registry import LayerKind, register
 from octavo.ops.codec import quantize
 from octavo.recipe.spec import LayerPlan, Spec
 
@@ -23,7 +25,7 @@ def quantized_matmul(a: Tensor, b: Tensor, a_format: Format | str, b_format: For
     return quantize(a, a_format, axis=-1) @ quantize(b, b_format or a_format, axis=-2)
 
 
-class QuantMatmul(nn.Module):
+class QuantMatmul(FormatLayer):
     """``a @ b`` as a module, so that a recipe reaches it and its scales can be calibrated.
 
     ``a``: ``[..., M, K]``; ``b``: ``[..., K, N]``. The plan's input rounds both, along K; its output rounds the
@@ -49,6 +51,11 @@ class QuantMatmul(nn.Module):
         made._add_quantizers(plan, what)
         return made
 
+    def role_quantizers(self) -> dict[str, nn.Module]:
+        """Return a quantizer for each role that has one; both operands have that of the input."""
+        found = {"input": self.a_quantizer, "output": self.output_quantizer}
+        return {role: quantizer for role, quantizer in found.items() if quantizer is not None}
+
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the product."""
         a = a if self.a_quantizer is None else self.a_quantizer(a)
@@ -67,3 +74,6 @@ def check_roles(module: nn.Module, plan: LayerPlan, what: str) -> None:
     for role in ("weight", "bias"):
         if getattr(plan, role) is not None:
             raise FormatError(f"{what}: a {type(module).__name__} has no {role} to hold '{getattr(plan, role)}'")
+
+
+register(LayerKind(None, QuantMatmul))

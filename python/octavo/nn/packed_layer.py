@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -13,9 +14,11 @@ from torch.autograd import forward_ad
 from octavo import settings
 from octavo.errors import DTypeError, FormatError, KernelError, ModelError
 from octavo.formats import Format
+from octavo.nn.format_layer import FormatLayer
 from octavo.nn.int32_bias import Int32Bias
 from octavo.nn.quant_layer import QuantLayer, recomputed
 from octavo.nn.quantizer import Quantizer
+from octavo.nn.registry import kind_of
 from octavo.nn.stored_scales import format_bytes, format_text
 from octavo.nn.weight_reads import inside_forward, late
 from octavo.ops.codec import encode
@@ -26,10 +29,11 @@ from octavo.tensor import PackedTensor
 
 PARTS = ("codes", "scales", "zeros", "levels")
 FORMAT = "weight_format"
+DECODE = "decode + torch"  # the kernel of layers that have none
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 
 
-class PackedLayer(nn.Module):
+class PackedLayer(FormatLayer):
     """A layer that holds its weight as codes and scales, and never a dense copy.
 
     Buffers ``weight_codes``, ``weight_scales``, ``weight_zeros``, ``weight_levels``: the parts of :attr:`weight`, which
@@ -188,10 +192,12 @@ class PackedLayer(nn.Module):
             raise NotImplementedError(f"{kind}: forward-mode derivatives are not defined; use reverse mode")
 
     @classmethod
-    def _pack(cls, layer: nn.Module, format: Format | Spec | str | None, what: str) -> Self:
+    def from_layer(cls, layer: nn.Module, format: Format | Spec | str | None = None, what: str = "") -> Self:
         """Return a packed layer of the same shape, mode and hooks.
 
-        ``layer``: a quantized layer, packed as it rounds, or a float one with a ``format``.
+        ``layer``: a quantized layer, packed as it rounds, or a float one with a ``format``. ``what`` names it in
+        errors. Raises ModelError for other layers, NonFiniteError for weights that are not finite, and as
+        :func:`octavo.encode`.
         """
         what = what or type(layer).__name__
         if not cls.accepts(layer):
@@ -254,6 +260,7 @@ class PackedLayer(nn.Module):
     def stand_for(self, layer: nn.Module, what: str) -> None:
         """Remember the path for errors, and how code that knew ``layer`` reads the weight."""
         self.what = what
+        self._transposed = has_transposed_weight(layer)
         if vars(layer).get("bypassed"):  # as the first forward pass found
             self.bypassed = True
 
@@ -261,6 +268,28 @@ class PackedLayer(nn.Module):
     def accepts(cls, layer: nn.Module) -> bool:
         """Whether this class is the packed form of ``layer``."""
         return isinstance(layer, cls.replaces)
+
+    @classmethod
+    def matrix_shape(cls, layer: nn.Module) -> tuple[int, int] | None:
+        """Return ``(N, K)`` of the weight of a layer that this class stands in for; None for another layer."""
+        if isinstance(layer, cls):
+            return layer.packed_weight.shape
+        kind = kind_of(layer)
+        if kind is None or kind.packed is None or not issubclass(cls, kind.packed):
+            return None
+        first, *rest = layer.weight.shape
+        return (math.prod(rest), first) if kind.weight_axis == 0 else (first, math.prod(rest))
+
+    @classmethod
+    def description(cls, layer: nn.Module) -> dict[str, object]:
+        """Return what a file says, beside class and formats, of a packed layer or of one that this class packs."""
+        geometry = cls.geometry(layer)
+        return {"geometry": geometry} if geometry else {}
+
+    def cost(self, batch: int) -> tuple[str, int]:
+        """Return the kernel that multiplies ``batch`` rows, and the bytes of the weight that it moves."""
+        weight = self.packed_weight
+        return DECODE, weight.nbytes + 2 * weight.numel() * self.dtype.itemsize
 
     @classmethod
     def geometry(cls, layer: nn.Module) -> dict[str, object]:
@@ -309,6 +338,12 @@ class PackedLayer(nn.Module):
     def extra_repr(self) -> str:
         """Tell shape, format and bytes."""
         return f"{self._width}, {self._rows}, '{self.format}', bias={self._held_bias() is not None}"
+
+
+def has_transposed_weight(layer: nn.Module) -> bool:
+    """Whether a float or simulated layer, or the one that a packed layer stands for, has its weight as ``[K, N]``."""
+    kind = kind_of(layer)
+    return bool(getattr(layer, "_transposed", False)) if kind is None else kind.weight_axis == 0
 
 
 def _integer_width(spec: Spec) -> int:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.errors import DTypeError, FormatError
+from octavo.nn.format_layer import FormatLayer
 from octavo.nn.int32_bias import Int32Bias, Valued, is_int32
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.weight_reads import guarded, inside_forward, late
@@ -42,7 +43,7 @@ def recomputed(layer: nn.Module) -> str | None:
     return None
 
 
-class QuantLayer(nn.Module):
+class QuantLayer(FormatLayer):
     """A layer whose weight, input, output and bias are rounded where its plan says so.
 
     ``weight_quantizer``, ``input_quantizer``, ``output_quantizer``, ``bias_quantizer``: a Quantizer, or None where the
@@ -60,10 +61,11 @@ class QuantLayer(nn.Module):
     bias_quantizer: Quantizer | Int32Bias | None
 
     @classmethod
-    def _take_over(cls, module: nn.Module, plan: LayerPlan, what: str) -> Self:
+    def from_layer(cls, module: nn.Module, plan: LayerPlan, what: str = "") -> Self:
         """Return a layer with the Parameters, buffers, hooks and mode of ``module`` and the quantizers of ``plan``.
 
-        ``module``: of the class that this one replaces, or quantized already; its quantizers are left behind.
+        ``module``: of the class that this one replaces, or quantized already; its quantizers are left behind. ``what``
+        names it in errors. Raises DTypeError for other modules, FormatError for what the layer cannot hold.
         """
         what = what or type(module).__name__
         if not cls._replaces(module):
@@ -177,6 +179,10 @@ class QuantLayer(nn.Module):
         held = vars(self)
         return held[name] if name in held else getattr(self, name)  # of a parametrised layer, the class computes it
 
+    def _own_bias(self) -> Tensor | None:
+        """The bias before rounding; None for a layer that has none, or whose class has none."""
+        return self._own("bias") if "bias" in self.quant_roles else None
+
     @property
     def plan(self) -> LayerPlan:
         """The specs of the quantizers."""
@@ -221,7 +227,7 @@ class QuantLayer(nn.Module):
         return self._own("weight") if quantizer is None else self._weight_of(quantizer(self.weight_matrix()))
 
     def _bias(self) -> Tensor | None:
-        quantizer, bias = self.bias_quantizer, self._own("bias")
+        quantizer, bias = self.bias_quantizer, self._own_bias()
         if bias is None or quantizer is None:
             return bias
         if isinstance(quantizer, Int32Bias):
@@ -252,7 +258,7 @@ class QuantLayer(nn.Module):
         # Whole numbers below 2^53: float64 sums are exact in any order.
         sums = self._multiply(x_codes, self._weight_of(weight_codes), None)
         steps = x_scales * self._along_channels(weight_scales.flatten())
-        bias, quantizer = self._own("bias"), self.bias_quantizer
+        bias, quantizer = self._own_bias(), self.bias_quantizer
         if bias is not None and isinstance(quantizer, Int32Bias) and quantizer.enabled:
             whole = quantizer.integers(bias, x_scales * weight_scales.flatten().expand(len(bias)))
             y = (sums + self._along_channels(whole)).float() * steps

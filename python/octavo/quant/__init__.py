@@ -2,6 +2,8 @@
 
 from importlib import import_module as _import_module
 
+from octavo.late_binding import late as _late
+
 _LAZY = {
     "BiasCorrections": "octavo.quant.algorithms.bias",
     "Coverage": "octavo.quant.coverage_report",
@@ -13,11 +15,9 @@ _LAZY = {
     "freeze_scales": "octavo.quant.apply_recipe",
     "gptq": "octavo.quant.algorithms.gptq",
     "hqq": "octavo.quant.algorithms.hqq",
-    "load_model": "octavo.folder.save_load",
     "pack_model": "octavo.quant.pack_layers",
     "prepare_model": "octavo.quant.apply_recipe",
     "quantize_model": "octavo.quant.apply_recipe",
-    "save_model": "octavo.folder.save_load",
     "smooth_model": "octavo.quant.algorithms.smooth",
 }
 
@@ -47,6 +47,8 @@ def __getattr__(name: str) -> object:
         value = getattr(_import_module(_LAZY[name]), name)
         globals()[name] = value
         return value
+    if name in ("load_model", "save_model"):
+        return _late(name)
     raise AttributeError(f"module 'octavo.quant' has no attribute {name!r}")
 
 

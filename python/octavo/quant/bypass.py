@@ -10,12 +10,13 @@ import torch
 from torch import nn
 
 from octavo.errors import BypassWarning
-from octavo.nn import PackedLayer, QuantAttention, QuantLayer, QuantMatmul, weight_reads
+from octavo.nn import QuantLayer, weight_reads
+from octavo.nn.format_layer import FormatLayer
+from octavo.nn.registry import format_layers
 from octavo.recipe import Rule
 from octavo.recipe.sites import is_default, join
 
 _NAMED = 8  # paths in a message; the warning's ``layers`` has all
-_KINDS = (PackedLayer, QuantLayer, QuantAttention, QuantMatmul)
 
 
 def watch_first_pass(model: nn.Module) -> None:
@@ -25,7 +26,7 @@ def watch_first_pass(model: nn.Module) -> None:
     Later passes are not watched and cost nothing.
     """
     stop_watching(model)
-    if not isinstance(model, _KINDS):
+    if not isinstance(model, FormatLayer):
         model.register_forward_pre_hook(_FirstPass())
 
 
@@ -40,7 +41,7 @@ def warn_of_shared(model: nn.Module) -> None:
     """Warn of quantized weights that are also a Parameter of a module that is no layer, which reads it as it is."""
     quantized = {
         id(layer._own("weight")): path
-        for path, layer in _layers(model).items()
+        for path, layer in format_layers(model)
         if isinstance(layer, QuantLayer) and layer.weight_quantizer is not None
     }
     found = {
@@ -62,17 +63,7 @@ def warn_of_shared(model: nn.Module) -> None:
 
 def bypassed(model: nn.Module) -> list[str]:
     """Return the paths of the quantized layers that the first forward pass of a model did not use, or not in full."""
-    return [path for path, module in _layers(model).items() if vars(module).get("bypassed")]
-
-
-def _layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the quantized layers by path; not the products inside an attention."""
-    found: dict[str, nn.Module] = {}
-    for path, module in model.named_modules():
-        inside = any(path.startswith(f"{other}.") for other in found)
-        if isinstance(module, _KINDS) and not inside:
-            found[path] = module
-    return found
+    return [path for path, module in format_layers(model) if vars(module).get("bypassed")]
 
 
 class _FirstPass:
@@ -85,7 +76,7 @@ class _FirstPass:
         if torch.compiler.is_compiling() or self not in model._forward_pre_hooks.values():  # another thread watches
             return
         stop_watching(model)
-        layers = _layers(model)
+        layers = dict(format_layers(model))
         called: set[int] = set()
         read: set[int] = set()
         depth = 0  # of calls of the model: it may call itself, and other threads may call it meanwhile

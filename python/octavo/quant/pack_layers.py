@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 from torch import nn
 
 from octavo.errors import DTypeError, ModelError, OctavoError
-from octavo.folder.save_pretrained import write_our_folders
-from octavo.nn import (
-    PackedConv1d,
-    PackedConv2d,
-    PackedEmbedding,
-    PackedLayer,
-    PackedLinear,
-    QuantConv1d,
-    QuantConv2d,
-    QuantEmbedding,
-    QuantLayer,
-    QuantLinear,
-    QuantTransposedLinear,
-)
-
-_PACKERS: dict[type[QuantLayer], Callable[..., PackedLayer]] = {
-    QuantLinear: PackedLinear.from_linear,
-    QuantTransposedLinear: PackedLinear.from_linear,
-    QuantEmbedding: PackedEmbedding.from_embedding,
-    QuantConv1d: PackedConv1d.from_conv,
-    QuantConv2d: PackedConv2d.from_conv,
-}
+from octavo.nn import PackedLayer, QuantLayer
+from octavo.nn.registry import kind_of
+from octavo.quant.save_pretrained import write_our_folders
 
 
 def pack_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
@@ -85,8 +65,8 @@ def share_codes(made: PackedLayer, twins: list[PackedLayer]) -> None:
 
 def pack_layer(path: str, layer: QuantLayer) -> PackedLayer:
     """Return the packed form of a simulated layer with a quantized weight. Raises ModelError naming what it drops."""
-    packer = next((made for kind, made in _PACKERS.items() if isinstance(layer, kind)), None)
-    if packer is None:
+    kind = kind_of(layer)
+    if kind is None or kind.packed is None:
         raise ModelError(f"{path}: a {type(layer).__name__} has no packed form; keep it in the recipe")
     extra = next((name for name, _ in layer.named_children() if not name.endswith("_quantizer")), None)
     if extra is not None:
@@ -100,6 +80,6 @@ def pack_layer(path: str, layer: QuantLayer) -> PackedLayer:
             "around it"
         )
     try:
-        return packer(layer, what=path)
+        return kind.packed.from_layer(layer, what=path)
     except OctavoError as error:
         raise error if str(error).startswith(path) else type(error)(f"{path}: {error}") from None

@@ -9,14 +9,13 @@ from typing import Any
 from torch import nn
 
 from octavo.errors import DTypeError, FormatError
-from octavo.folder.save_pretrained import write_our_folders
-from octavo.nn import QuantConv1d, QuantConv2d, QuantEmbedding, QuantLinear, QuantTransposedLinear
 from octavo.nn.quant_layer import QuantLayer, recomputed
+from octavo.nn.registry import float_kinds, kind_of
+from octavo.quant.save_pretrained import write_our_folders
 from octavo.recipe import Recipe
 from octavo.recipe.spec import LayerPlan
 
 Plan = Mapping[str, LayerPlan]
-_KINDS: tuple[type[QuantLayer], ...] = (QuantTransposedLinear, QuantLinear, QuantConv1d, QuantConv2d, QuantEmbedding)
 _ABSENT = object()
 
 
@@ -118,11 +117,8 @@ def _quantized(module: nn.Module, plan: LayerPlan, path: str) -> nn.Module:
     what = path or type(module).__name__
     if hasattr(module, "with_plan"):
         return module.with_plan(plan, what)
-    for kind in _KINDS:
-        if isinstance(module, kind) or (kind._replaces(module)):
-            return kind._take_over(module, plan, what)
-    for kind in _KINDS[1:]:
-        if isinstance(module, kind.replaces):
-            return kind._take_over(module, plan, what)  # refuses, and says why
-    accepted = ", ".join(kind.replaces.__name__ for kind in _KINDS[1:])
-    raise DTypeError(f"{what} is a {type(module).__name__}; accepted are {accepted} and Conv1D of transformers")
+    kind = kind_of(module)
+    if kind is None:
+        accepted = ", ".join(kind.name for kind in float_kinds())
+        raise DTypeError(f"{what} is a {type(module).__name__}; accepted are {accepted}")
+    return kind.simulated.from_layer(module, plan, what)

@@ -11,7 +11,7 @@ from octavo.errors import FormatError
 from octavo.formats import Format
 from octavo.recipe.rule import Rule
 from octavo.recipe.selectors import Selector
-from octavo.recipe.sites import LAYERS, Site
+from octavo.recipe.sites import Site, default_layers
 from octavo.recipe.spec import ROLES, Spec
 
 
@@ -88,7 +88,8 @@ def _given(rule: Rule, role: str, spec: Spec | None, selected: list[Site]) -> li
         )
     site = max(matched, key=lambda site: (site.problem is not None, math.prod(site.shape or ())))  # the telling one
     problem = site.problem or f"shape {site.shape}; a vector is quantized where a rule names it in full"
-    others = f"; layers that do: {LAYERS}" if "takes no formats" in problem else ""
+    takes = f"; layers that do: {default_layers()} and modules that declare quant_roles"
+    others = takes if "takes no formats" in problem else ""
     raise FormatError(f"{site.path}: rule '{rule}' matches only what cannot be packed or quantized: {problem}{others}")
 
 

@@ -3,59 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from octavo.recipe.decide import Decision
+from octavo.recipe.explanation_rows import Row, Totals, Unreached
 from octavo.recipe.model_decisions import decide_model
+from octavo.recipe.rule import Rule
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from octavo.recipe.recipe import Recipe
-
-
-@dataclass(frozen=True)
-class Row:
-    """A tensor that a rule reached. ``format`` None: it is kept. ``bits`` per element, scales included.
-
-    ``calibration``: method, rule of block scales, or ``dynamic``: scales from each tensor that comes. ``rule`` decided,
-    ``overrode`` are the rules it won over. ``tied_to``: the tensor that the rule matched, where both are one parameter.
-    """
-
-    module: str
-    role: str
-    shape: tuple[int, ...] | None
-    format: str | None
-    bits: float | None
-    calibration: str | None
-    rule: str
-    overrode: tuple[str, ...] = ()
-    tied_to: str | None = None
-
-
-@dataclass(frozen=True)
-class Unreached:
-    """A parameter that stays as it is because no rule matches it, or none can."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    reason: str | None
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sizes of all parameters, each counted once however often it is shared. Bits are per element."""
-
-    parameters: int
-    quantized: int
-    bytes_before: int
-    bytes_after: int
-    bits_of_quantized: float | None
-    bits_of_all: float | None
-    inputs: int
-    outputs: int
 
 
 @dataclass(frozen=True)
@@ -90,16 +48,16 @@ class Explanation:
         return explanation_html(self)
 
 
-def explain(recipe: Recipe, model: nn.Module) -> Explanation:
-    """Return what ``recipe`` does to ``model``. Raises as :meth:`Recipe.plan`."""
-    decisions = decide_model(recipe.rules, model)
+def explain(rules: Sequence[Rule], model: nn.Module) -> Explanation:
+    """Return what the rules of a recipe do to ``model``. Raises as :meth:`octavo.Recipe.plan`."""
+    decisions = decide_model(rules, model)
     rows = tuple(_row(decision) for decision in decisions if decision.rule and _tells(decision))
     unreached = tuple(
         Unreached(site.path, site.shape, str(site.dtype).removeprefix("torch."), site.problem)
         for decision in decisions
         if (site := decision.site).shape is not None and not decision.rule
     )
-    return Explanation(str(recipe), rows, unreached, _totals(decisions))
+    return Explanation("; ".join(map(str, rules)), rows, unreached, _totals(decisions))
 
 
 def _tells(decision: Decision) -> bool:

@@ -13,12 +13,12 @@ from octavo.display.console import PLAIN_WIDTH, print_table, printable, table
 from octavo.display.numbers import shape_text, size
 
 if TYPE_CHECKING:
-    from octavo.recipe.explanation import Explanation, Row
+    from octavo.recipe.explanation_rows import Explained, Row
 
 COLUMNS = ("layer", "role", ">shape", "format", ">bits", "scales", "rule", "overrode")
 
 
-def print_explanation(out: Console, explained: Explanation) -> None:
+def print_explanation(out: Console, explained: Explained) -> None:
     """Print who got what, then what no rule reached, then the totals."""
     if explained.rows:
         reached = table(*COLUMNS)
@@ -36,7 +36,7 @@ def print_explanation(out: Console, explained: Explanation) -> None:
         out.print(f"{label:16} {text}")
 
 
-def explanation_text(explained: Explanation) -> str:
+def explanation_text(explained: Explained) -> str:
     """Return the tables as plain text, never cut."""
     written = StringIO()
     print_explanation(
@@ -54,7 +54,7 @@ def explanation_text(explained: Explanation) -> str:
     return printable(written.getvalue().rstrip("\n"))
 
 
-def explanation_html(explained: Explanation) -> str:
+def explanation_html(explained: Explained) -> str:
     """Return the tables as HTML, for notebooks."""
     reached = _html(COLUMNS, [_cells(row) for row in explained.rows])
     missed = [(t.name, shape_text(t.shape), t.dtype, t.reason or "") for t in explained.unreached]
@@ -76,7 +76,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _totals(explained: Explanation) -> list[tuple[str, str]]:
+def _totals(explained: Explained) -> list[tuple[str, str]]:
     totals = explained.totals
     share = 100 * totals.quantized / max(totals.parameters, 1)
     lines = [

@@ -62,7 +62,7 @@ def _check_embeddings(decisions: Sequence[Decision]) -> None:
     """Refuse gptq for embeddings."""
     for decision in decisions:
         spec, tensor = decision.spec, decision.site.tensor
-        if spec and spec.calibration and spec.calibration.method == "gptq" and "Embedding" in decision.site.classes:
+        if spec and spec.calibration and spec.calibration.method == "gptq" and decision.site.is_lookup:
             same = [other.site.path for other in decisions if tensor is not None and other.site.tensor is tensor]
             raise FormatError(
                 f"{decision.site.path}: rule '{decision.rule}' asks for gptq, which needs the inputs of a product, and "

@@ -122,7 +122,7 @@ class Recipe:
         """
         from octavo.recipe.explanation import explain
 
-        return explain(self, model)
+        return explain(self.rules, model)
 
     def assign(self, tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, Spec | None]:
         """Return what each tensor of a checkpoint gets, in the order of ``tensors``; None where it is kept.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from octavo.errors import FormatError
 from octavo.formats import Format
 from octavo.recipe.fit import misfit
-from octavo.recipe.selectors import KINDS, Selector
+from octavo.recipe.selectors import KINDS, PICKS, Selector
 from octavo.recipe.spec import BLOCK_RULES, INT32, ROLES, Calibration, Spec
 
 KEEP = "keep"
 RULE_KEYS = (*KINDS, "pick", *ROLES, "keep")
 
 Given = Spec | Format | str | None
+_SPECIAL = re.compile(r'[\s;="]')  # characters of a path that is quoted
 
 
 @dataclass(frozen=True, init=False)
@@ -84,9 +86,7 @@ class Rule:
 
     def __str__(self) -> str:
         """Return the rule as the short text has it."""
-        from octavo.recipe.text import write_rule  # reader and writer lie together, and the reader makes rules
-
-        return write_rule(self)
+        return _write(self)
 
     def __repr__(self) -> str:
         """Return the call that makes this rule."""
@@ -123,3 +123,44 @@ def read_spec(given: Given) -> Spec | None:
 def spec_text(spec: Spec | None) -> str:
     """Return the text that :func:`read_spec` reads."""
     return KEEP if spec is None else str(spec)
+
+
+def is_given(word: str) -> bool:
+    """Whether a word is a format, with or without a calibration, or ``keep``."""
+    try:
+        read_spec(word)
+    except FormatError:
+        return False
+    return True
+
+
+def _write(rule: Rule) -> str:
+    """Return the text that :func:`octavo.recipe.text.parse_rules` reads as ``rule``."""
+    selector = _write_selector(rule)
+    if rule.keeps_all:
+        given = KEEP
+    elif (
+        len(rule.gives) == 1 and rule.gives[0][0] == "weight" and rule.gives[0][1] is not None and not _names_bias(rule)
+    ):
+        given = spec_text(rule.gives[0][1])
+    else:
+        given = " ".join(f"{role}={spec_text(spec)}" for role, spec in rule.gives)
+    return f"{selector} {given}" if selector else given
+
+
+def _names_bias(rule: Rule) -> bool:
+    return rule.selector.is_path and re.search(r"(^|\.)bias$", rule.selector.pattern) is not None
+
+
+def _write_selector(rule: Rule) -> str:
+    selector = rule.selector
+    if selector.kind is None:
+        return ""
+    pattern = selector.pattern
+    quoted = '"' + pattern.replace('"', '""') + '"' if _SPECIAL.search(pattern) else pattern
+    bare = {"glob": not selector.pick, "type": bool(selector.pick), "name": False, "regex": False}[selector.kind]
+    if bare and selector.kind == "glob":
+        head = pattern.partition(":")[0]
+        bare = head not in (*KINDS, *PICKS, *ROLES) and not is_given(pattern)
+    pick = f"{selector.pick}:" if selector.pick else ""
+    return f"{pick}{quoted}" if bare else f"{pick}{selector.kind}:{quoted}"

@@ -13,11 +13,9 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from octavo.errors import DTypeError, ShapeError
 from octavo.formats import Format
+from octavo.late_binding import late
 from octavo.recipe.spec import ROLES
 from octavo.tensor import FLOATS, PackedTensor
-
-_BASES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Embedding)
-LAYERS = "Linear, Conv1d, Conv2d, Embedding, Conv1D of transformers and modules that declare quant_roles"
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,8 +24,8 @@ class Site:
 
     ``paths``: of its module, the first one that of ``named_modules()``; ``name``: of the parameter inside the module,
     None for activations. ``axis``: along which blocks run. ``needs_name``: a vector that is no bias, such as the
-    weight of a norm in a checkpoint: only a rule that names it in full means it. ``problem``: why no format can be
-    given.
+    weight of a norm in a checkpoint: only a rule that names it in full means it. ``is_lookup``: rows of the weight are
+    read, not multiplied. ``problem``: why no format can be given.
     """
 
     paths: tuple[str, ...]
@@ -39,6 +37,7 @@ class Site:
     classes: tuple[str, ...] = ()
     is_default: bool = False
     needs_name: bool = False
+    is_lookup: bool = False
     problem: str | None = None
     tensor: Tensor | None = field(default=None, repr=False)
 
@@ -126,45 +125,44 @@ def _class_names(module: nn.Module) -> tuple[str, ...]:
     return tuple(cls.__name__ for cls in type(module).__mro__)
 
 
+def default_layers() -> str:
+    """Return the names of the layers that the default selection means."""
+    return ", ".join(kind.name for kind in late("float_kinds")())
+
+
 def is_transposed(module: nn.Module) -> bool:
-    """Whether it is transformers' Conv1D: a Linear whose weight is stored ``[in, out]``."""
-    return any(
-        cls.__name__ == "Conv1D" and cls.__module__ == "transformers.pytorch_utils" for cls in type(module).__mro__
-    )
+    """Whether it is a layer whose weight is stored ``[in, out]``, as transformers' Conv1D does."""
+    kind = late("kind_of")(module)
+    return kind is not None and kind.weight_axis == 0
 
 
 def is_default(module: nn.Module) -> bool:
-    """Whether the default selection means the module: Linear, Conv1d, Conv2d, Embedding, Conv1D of transformers."""
-    return isinstance(module, _BASES) or is_transposed(module)
+    """Whether the default selection means the module: it is of a float class that :mod:`octavo.nn` replaces."""
+    kind = late("kind_of")(module)
+    return kind is not None and kind.float_class is not None
 
 
 def _roles(module: nn.Module) -> tuple[str, ...]:
     """Return the roles of a layer's tensors; none for a module that is no layer."""
     if declared := getattr(module, "quant_roles", None):
         return tuple(role for role in ROLES if role in declared)
-    if not is_default(module) or _computes_its_own(module):
-        return ()
-    return ("weight", "output") if isinstance(module, nn.Embedding) else ROLES
-
-
-def _computes_its_own(module: nn.Module) -> bool:
-    """Whether a subclass has another ``forward``, which a quantized layer in its place would not have."""
-    if hasattr(module, "weight_quantizer"):
-        return False
-    bases = [base for base in _BASES if isinstance(module, base)]
-    return bool(bases) and type(module).forward is not bases[0].forward
+    # A subclass with another ``forward`` is left: a quantized layer in its place would not have it.
+    kind = late("kind_of")(module)
+    return () if kind is None or not kind.computes(module) else kind.roles
 
 
 def _layer_sites(module: nn.Module, paths: tuple[str, ...], roles: tuple[str, ...]) -> Iterator[Site]:
     classes, default = _class_names(module), is_default(module)
+    kind = late("kind_of")(module)
+    lookup = kind is not None and kind.is_lookup
     for role in roles:
         if role in ("input", "output"):
             yield Site(role=role, name=None, paths=paths, classes=classes, is_default=default)
             continue
         tensor = getattr(module, role, None)
         if isinstance(tensor, Tensor):
-            axis = 0 if role == "weight" and is_transposed(module) else -1
-            yield _parameter_site(tensor, role, role, paths, classes, axis=axis, is_default=default)
+            axis = kind.weight_axis if role == "weight" and kind is not None else -1
+            yield _parameter_site(tensor, role, role, paths, classes, axis=axis, is_default=default, is_lookup=lookup)
 
 
 def _unreachable(module: nn.Module, paths: tuple[str, ...], reason: str) -> Iterator[Site]:
@@ -182,6 +180,7 @@ def _parameter_site(
     *,
     axis: int = -1,
     is_default: bool = False,
+    is_lookup: bool = False,
     problem: str | None = None,
 ) -> Site:
     if isinstance(tensor, UninitializedTensorMixin):
@@ -197,6 +196,7 @@ def _parameter_site(
         axis=axis,
         classes=classes,
         is_default=is_default,
+        is_lookup=is_lookup,
         problem=problem,
         tensor=tensor,
     )

@@ -16,14 +16,13 @@ import re
 from typing import Any
 
 from octavo.errors import FormatError
-from octavo.recipe.rule import KEEP, Rule, read_spec, spec_text
+from octavo.recipe.rule import KEEP, Rule, is_given, read_spec
 from octavo.recipe.selectors import KINDS, PICKS, Selector
 from octavo.recipe.spec import ROLES
 
 # Runs of anything but the separators, quoted parts included.
 _RULES = re.compile(r'(?:[^;"]|"[^"]*")*')
 _WORDS = re.compile(r'(?:[^\s"]|"[^"]*")+')
-_SPECIAL = re.compile(r'[\s;="]')
 
 
 def parse_rules(text: str) -> tuple[Rule, ...]:
@@ -72,7 +71,7 @@ def _split(words: list[str]) -> tuple[dict[str, str], list[str]]:
         if not left or not right:
             raise FormatError(f"{first!r} is not GLOB=FORMAT, GLOB=keep or FORMAT")
         return _read_selector(left), [right, *rest]
-    if equals or not rest or _is_given(first):
+    if equals or not rest or is_given(first):
         return {}, words
     return _read_selector(first), rest
 
@@ -86,14 +85,6 @@ def _partition(word: str) -> tuple[str, str, str]:
         elif word[place] == "=" and not quoted:
             return word[:place], "=", word[place + 1 :]
     return word, "", ""
-
-
-def _is_given(word: str) -> bool:
-    try:
-        read_spec(word)
-    except FormatError:
-        return False
-    return True
 
 
 def _read_selector(word: str) -> dict[str, str]:
@@ -133,35 +124,3 @@ def _read_given(words: list[str], selector: dict[str, str]) -> dict[str, str | b
         read_spec(value)  # here, so that the error comes first where a later word is wrong, too
         given[role] = value
     return given
-
-
-def write_rule(rule: Rule) -> str:
-    """Return the text that :func:`parse_rules` reads as ``rule``."""
-    selector = _write_selector(rule)
-    if rule.keeps_all:
-        given = KEEP
-    elif (
-        len(rule.gives) == 1 and rule.gives[0][0] == "weight" and rule.gives[0][1] is not None and not _names_bias(rule)
-    ):
-        given = spec_text(rule.gives[0][1])
-    else:
-        given = " ".join(f"{role}={spec_text(spec)}" for role, spec in rule.gives)
-    return f"{selector} {given}" if selector else given
-
-
-def _names_bias(rule: Rule) -> bool:
-    return rule.selector.is_path and re.search(r"(^|\.)bias$", rule.selector.pattern) is not None
-
-
-def _write_selector(rule: Rule) -> str:
-    selector = rule.selector
-    if selector.kind is None:
-        return ""
-    pattern = selector.pattern
-    quoted = '"' + pattern.replace('"', '""') + '"' if _SPECIAL.search(pattern) else pattern
-    bare = {"glob": not selector.pick, "type": bool(selector.pick), "name": False, "regex": False}[selector.kind]
-    if bare and selector.kind == "glob":
-        head = pattern.partition(":")[0]
-        bare = head not in (*KINDS, *PICKS, *ROLES) and not _is_given(pattern)
-    pick = f"{selector.pick}:" if selector.pick else ""
-    return f"{pick}{quoted}" if bare else f"{pick}{selector.kind}:{quoted}"

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import octavo
 from octavo import children, container, folders
 from octavo.errors import OctavoError, SettingError
 from octavo.recipe import Recipe
 from octavo.studies.measured_points import SAMPLES, Laboratory, made
+from octavo.studies.probe_batches import ANSWERS, INPUTS, call, classes, flat
 from octavo.studies.subject import Subject
 
 FP32 = "fp32"
@@ -30,7 +31,6 @@ COMPONENTS: dict[str, tuple[str, ...]] = {
 }
 #: Texts answered at once while memory is measured: few, so that activations do not hide the weights.
 BATCH = 8
-INPUTS, ANSWERS = "inputs.safetensors", "answers.safetensors"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def measured(
         octavo.save_model(packed, folder / "model")
         container.save(flat(inputs), folder / INPUTS)
         told = _probe(folder, blueprint)
-        answers = cast("Tensor", container.load(folder / ANSWERS)["classes"]).clone()
+        answers = cast("torch.Tensor", container.load(folder / ANSWERS)["classes"]).clone()
         size = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
     with torch.inference_mode():
         here = torch.cat([classes(call(simulated, batch)) for batch in inputs])
@@ -136,36 +136,6 @@ def _probe(folder: Path, blueprint: Mapping[str, Any]) -> dict[str, int]:
     if ran.returncode:
         raise OctavoError(f"the measuring process ended with {ran.returncode}: {ran.stderr.strip()[-500:]}")
     return json.loads(ran.stdout.splitlines()[-1])
-
-
-# --- what both processes do -----------------------------------------------------------------------------------------
-
-
-def flat(inputs: list[Any]) -> dict[str, Tensor]:
-    """Return batches as tensors by name: ``NUMBER.KEY`` of mappings, ``NUMBER.POSITION`` of tuples."""
-    parts = (batch.items() if isinstance(batch, Mapping) else enumerate(batch) for batch in inputs)
-    return {f"{number}.{key}": tensor.contiguous() for number, items in enumerate(parts) for key, tensor in items}
-
-
-def batches(tensors: Mapping[str, Tensor]) -> list[Any]:
-    """Return what :func:`flat` was given."""
-    found: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        number, _, key = name.partition(".")
-        found.setdefault(int(number), {})[key] = tensor
-    ordered = [found[number] for number in sorted(found)]
-    return [tuple(b[key] for key in sorted(b)) if "0" in b else b for b in ordered]
-
-
-def call(model: nn.Module, batch: Any) -> Any:
-    """Call a model on a batch: keywords of a mapping, positions of a tuple."""
-    return model(**batch) if isinstance(batch, Mapping) else model(*batch)
-
-
-def classes(output: Any) -> Tensor:
-    """Return the class, or next token, of highest score, flat."""
-    scores = output if isinstance(output, Tensor) else output.logits
-    return scores.argmax(-1).flatten()
 
 
 def _row(model: str, what: str, kind: str, count: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from octavo import container
 from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.models.seq2seq import Seq2SeqConfig
 from octavo.models.seq2seq import build as build_seq2seq
-from octavo.studies.memory import ANSWERS, INPUTS, batches, call, classes, flat
+from octavo.studies.probe_batches import ANSWERS, INPUTS, batches, call, classes, flat
 
 _STATUS = Path("/proc/self/status")
 

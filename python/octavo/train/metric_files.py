@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-import octavo
-from octavo import files
+from octavo import __version__, files
 from octavo._reading import RECORD_BYTES, check_own, member, parse_json, read_bytes, read_json
 from octavo.errors import CheckpointError, OctavoError, PackageError
 from octavo.train.distributed import Processes
@@ -111,7 +110,7 @@ def write_run(folder: Path, config: TrainConfig, processes: Processes, facts: di
 def versions() -> dict[str, str | None]:
     """Return the versions of what computes."""
     return {
-        "octavo": octavo.__version__,
+        "octavo": __version__,
         "python": platform.python_version(),
         "torch": str(torch.__version__),  # a subclass of str, which weights_only refuses
         "numpy": np.__version__,

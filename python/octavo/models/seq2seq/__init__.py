@@ -1,7 +1,8 @@
 """Small sequence-to-sequence models: three architectures behind one interface (:class:`Seq2Seq`)."""
 
+from octavo.models.seq2seq.decoder_state import END, PAD, START, State
 from octavo.models.seq2seq.hybrid import HybridSeq2Seq
-from octavo.models.seq2seq.interface import END, PAD, START, Seq2Seq, State
+from octavo.models.seq2seq.interface import Seq2Seq
 from octavo.models.seq2seq.lstm import LSTMSeq2Seq
 from octavo.models.seq2seq.seq2seq_config import ARCHITECTURES, Seq2SeqConfig
 from octavo.models.seq2seq.transformer import TransformerSeq2Seq

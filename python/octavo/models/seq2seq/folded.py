@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from octavo.models.seq2seq.decoder_state import END, PAD, START, State, Tensors
 from octavo.models.seq2seq.hybrid import HybridSeq2Seq
-from octavo.models.seq2seq.interface import END, PAD, START, Seq2Seq, State, Tensors
+from octavo.models.seq2seq.interface import Seq2Seq
 from octavo.models.seq2seq.key_value_cache import append, slabs
 from octavo.models.seq2seq.layers import Attention, last, lstm_parameters, padding_mask, reverse, stack
 

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from octavo.models.seq2seq.interface import END, PAD, START, Seq2Seq, State, Tensors
+from octavo.models.seq2seq.decoder_state import END, PAD, START, State, Tensors
+
+
+class Decoder(Protocol):
+    """What a search asks of a model: :class:`octavo.models.seq2seq.Seq2Seq` says what each returns."""
+
+    def decode(self, memory: Tensors, tokens_BT: Tensor) -> Tensor:
+        """Return the logits of the token after each."""
+
+    def begin(self, memory: Tensors, max_length: int) -> State:
+        """Return the state before the first token."""
+
+    def step(self, tokens_B: Tensor, state: State) -> Tensor:
+        """Return the logits of the token after one a row."""
 
 
 class _Whole:
     """The uncached way with the interface of the cached one: every token is computed from all before it."""
 
-    def __init__(self, model: Seq2Seq) -> None:
+    def __init__(self, model: Decoder) -> None:
         self.decode = model.decode
 
     def begin(self, memory: Tensors, max_length: int) -> State:
@@ -31,7 +46,7 @@ def _log_probabilities(logits_BV: Tensor) -> Tensor:
     return logits.log_softmax(-1)
 
 
-def greedy(model: Seq2Seq, memory: Tensors, max_length: int, *, cache: bool) -> tuple[Tensor, Tensor]:
+def greedy(model: Decoder, memory: Tensors, max_length: int, *, cache: bool) -> tuple[Tensor, Tensor]:
     """Take the most likely token until every row has ended; rows that have ended are computed no further."""
     decoder = model if cache else _Whole(model)
     state = decoder.begin(memory, max_length)
@@ -53,7 +68,7 @@ def greedy(model: Seq2Seq, memory: Tensors, max_length: int, *, cache: bool) -> 
     return tokens[:, : int((tokens != PAD).sum(1).max()) if total else 0], scores
 
 
-def beam_search(model: Seq2Seq, memory: Tensors, max_length: int, beam: int, *, cache: bool) -> tuple[Tensor, Tensor]:
+def beam_search(model: Decoder, memory: Tensors, max_length: int, beam: int, *, cache: bool) -> tuple[Tensor, Tensor]:
     """Keep the ``beam`` most likely hypotheses of each row; scores are sums of log-probabilities, not normalized.
 
     A hypothesis that has ended stays in the beam with its score; a row is done when all its hypotheses have ended.

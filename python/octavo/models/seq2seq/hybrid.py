@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from octavo.models.seq2seq.interface import PAD, Seq2Seq, State, Tensors
+from octavo.models.seq2seq.decoder_state import PAD, State, Tensors
+from octavo.models.seq2seq.interface import Seq2Seq
 from octavo.models.seq2seq.key_value_cache import append, slabs
 from octavo.models.seq2seq.layers import (
     Attention,

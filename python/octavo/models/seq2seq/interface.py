@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.errors import DTypeError, ShapeError
+from octavo.models.seq2seq.decoder_state import START, State, Tensors
+from octavo.models.seq2seq.generate import beam_search, greedy
 from octavo.models.seq2seq.seq2seq_config import Seq2SeqConfig
 from octavo.nn.weight_reads import rounded_weights
-
-PAD, START, END = 0, 1, 2
-
-Tensors = dict[str, Tensor]
-
-
-@dataclass
-class State:
-    """Where generation stands: tensors whose first dimension is the row, so that rows can be chosen and repeated.
-
-    ``memory``: what the decoder needs of the encoded source. ``cache``: what it keeps of the tokens so far; slabs of
-    keys and values are ``[B, heads, max_length, width]``, of which the first ``length`` positions are filled.
-    """
-
-    memory: Tensors
-    cache: Tensors = field(default_factory=dict)
-    length: int = 0
-
-    def select(self, rows: Tensor) -> State:
-        """Return the state of ``rows`` (indices, repeated or left out as given)."""
-        memory = {name: value[rows] for name, value in self.memory.items()}
-        return State(memory, {name: value[rows] for name, value in self.cache.items()}, self.length)
 
 
 class Seq2Seq(nn.Module):
@@ -81,8 +59,6 @@ class Seq2Seq(nn.Module):
         without it each token is computed from all before it, with the same result. Ends when all rows have.
         ``max_length``: tokens at most, the end token included; default: the configuration's.
         """
-        from octavo.models.seq2seq.generate import beam_search, greedy
-
         longest = self.config.max_target if max_length is None else max_length
         if not 1 <= longest <= self.config.max_target:
             raise ShapeError(f"max_length is {longest}; accepted are 1 to {self.config.max_target}")

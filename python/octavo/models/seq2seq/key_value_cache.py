@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from octavo.models.seq2seq.interface import State, Tensors
+from octavo.models.seq2seq.decoder_state import State, Tensors
 
 
 def slabs(like_BD: Tensor, layers: int, heads: int, max_length: int) -> Tensors:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from octavo.models.seq2seq.interface import PAD, Seq2Seq, State, Tensors
+from octavo.models.seq2seq.decoder_state import PAD, State, Tensors
+from octavo.models.seq2seq.interface import Seq2Seq
 from octavo.models.seq2seq.layers import BidirectionalLSTM, lstm_step, padding_mask
 from octavo.models.seq2seq.seq2seq_config import Seq2SeqConfig
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from octavo.display.progress import Progress, Report
 from octavo.errors import DTypeError, ModelError, NonFiniteError, ShapeError
 from octavo.nn.packed_layer import PackedLayer
+from octavo.nn.registry import kind_of
 from octavo.quant.algorithms.walk import run_to, stages
 from octavo.quant.calibration import Batches, run, undisturbed
 
@@ -85,9 +86,8 @@ def correct_bias_model(
 
 
 def _is_layer(module: nn.Module) -> bool:
-    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-    transposed = type(module).__name__ in ("Conv1D", "QuantTransposedLinear")
-    return isinstance(module, kinds) or transposed
+    kind = kind_of(module)
+    return isinstance(module, nn.Conv3d) or (kind is not None and kind.float_class is not None and "bias" in kind.roles)
 
 
 def _axis(layer: nn.Module) -> int:

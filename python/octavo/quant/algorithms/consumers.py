@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from octavo.quant.calibration import call
+from octavo.recipe.sites import is_transposed
 
 
 def is_norm(module: nn.Module) -> bool:
@@ -31,7 +32,7 @@ class Consumer:
         if isinstance(self.module, nn.MultiheadAttention):
             return self.module.in_proj_weight.data
         weight = self.module.weight.data
-        return weight if isinstance(self.module, nn.Linear) else weight.T  # Conv1D of transformers
+        return weight.T if is_transposed(self.module) else weight
 
     def columns(self) -> Tensor:
         """Return the largest magnitude of each column, float32."""
@@ -45,7 +46,7 @@ class Consumer:
 def _is_consumer(module: nn.Module) -> bool:
     if isinstance(module, nn.MultiheadAttention):
         return module.in_proj_weight is not None and module.bias_k is None
-    return isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D"
+    return isinstance(module, nn.Linear) or is_transposed(module)
 
 
 def find_consumers(model: nn.Module, norms: list[nn.Module], batch: Any) -> dict[nn.Module, list[Consumer] | str]:

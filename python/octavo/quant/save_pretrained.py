@@ -12,10 +12,10 @@ from typing import Any, Self
 from torch import nn
 
 from octavo.errors import ModelError
-from octavo.nn import PackedLayer, QuantAttention, QuantLayer, QuantMatmul
+from octavo.late_binding import late
+from octavo.nn.format_layer import FormatLayer
 
 _NAME = "save_pretrained"
-_KINDS = (PackedLayer, QuantLayer, QuantAttention, QuantMatmul)
 # Of transformers' function; they change nothing in the one file that is written.
 _NO_MATTER = {"max_shard_size", "token", "save_peft_format", "save_original_format", "safe_serialization"}
 
@@ -30,7 +30,7 @@ def write_our_folders(model: nn.Module, put: Callable[[dict[str, Any], str, Any]
         return
     for module in model.modules():
         # Its own models alone: those of peft, around them, write adapters.
-        if isinstance(module, loaded.PreTrainedModel) and any(isinstance(m, _KINDS) for m in module.modules()):
+        if isinstance(module, loaded.PreTrainedModel) and any(isinstance(m, FormatLayer) for m in module.modules()):
             put(vars(module), _NAME, _Saver(module))
 
 
@@ -54,8 +54,6 @@ class _Saver:
         Raises ModelError for ``state_dict``, ``push_to_hub`` (the method of that name works) and other options that
         would change the file; else as :func:`octavo.save_model`.
         """
-        from octavo.folder.save_load import save_model
-
         model = self._model()
         given = {"state_dict": state_dict is not None, "push_to_hub": push_to_hub}
         refused = [name for name, on in given.items() if on]
@@ -66,7 +64,7 @@ class _Saver:
                 f"{', '.join(refused)}; leave that out, and load the folder with octavo.load_model"
             )
         if is_main_process:
-            save_model(model, save_directory)
+            late("save_model")(model, save_directory)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Belong to the copy of the model, which is being made."""

@@ -1,0 +1,57 @@
+"""The rows of an explanation: tensors that a rule reached, parameters that none did, and totals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Row:
+    """A tensor that a rule reached. ``format`` None: it is kept. ``bits`` per element, scales included.
+
+    ``calibration``: method, rule of block scales, or ``dynamic``: scales from each tensor that comes. ``rule`` decided,
+    ``overrode`` are the rules it won over. ``tied_to``: the tensor that the rule matched, where both are one parameter.
+    """
+
+    module: str
+    role: str
+    shape: tuple[int, ...] | None
+    format: str | None
+    bits: float | None
+    calibration: str | None
+    rule: str
+    overrode: tuple[str, ...] = ()
+    tied_to: str | None = None
+
+
+@dataclass(frozen=True)
+class Unreached:
+    """A parameter that stays as it is because no rule matches it, or none can."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sizes of all parameters, each counted once however often it is shared. Bits are per element."""
+
+    parameters: int
+    quantized: int
+    bytes_before: int
+    bytes_after: int
+    bits_of_quantized: float | None
+    bits_of_all: float | None
+    inputs: int
+    outputs: int
+
+
+class Explained(Protocol):
+    """What tables are made of."""
+
+    rows: tuple[Row, ...]
+    unreached: tuple[Unreached, ...]
+    totals: Totals

@@ -1,0 +1,37 @@
+"""Batches and answers of the study of memory, as both of its processes write and read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+INPUTS, ANSWERS = "inputs.safetensors", "answers.safetensors"
+
+
+def flat(inputs: list[Any]) -> dict[str, Tensor]:
+    """Return batches as tensors by name: ``NUMBER.KEY`` of mappings, ``NUMBER.POSITION`` of tuples."""
+    parts = (batch.items() if isinstance(batch, Mapping) else enumerate(batch) for batch in inputs)
+    return {f"{number}.{key}": tensor.contiguous() for number, items in enumerate(parts) for key, tensor in items}
+
+
+def batches(tensors: Mapping[str, Tensor]) -> list[Any]:
+    """Return what :func:`flat` was given."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        number, _, key = name.partition(".")
+        found.setdefault(int(number), {})[key] = tensor
+    ordered = [found[number] for number in sorted(found)]
+    return [tuple(b[key] for key in sorted(b)) if "0" in b else b for b in ordered]
+
+
+def call(model: nn.Module, batch: Any) -> Any:
+    """Call a model on a batch: keywords of a mapping, positions of a tuple."""
+    return model(**batch) if isinstance(batch, Mapping) else model(*batch)
+
+
+def classes(output: Any) -> Tensor:
+    """Return the class, or next token, of highest score, flat."""
+    scores = output if isinstance(output, Tensor) else output.logits
+    return scores.argmax(-1).flatten()
