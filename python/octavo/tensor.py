@@ -70,7 +70,7 @@ def symbolic_specs(format: _core.Format, shape: tuple[int, ...], axis: int) -> l
 
 @lru_cache(maxsize=4096)
 def part_specs(format: _core.Format, shape: tuple[int, ...], axis: int) -> list[tuple[str, torch.dtype, torch.Size]]:
-    """What ``symbolic_specs`` says, for checked numbers. Raises ShapeError where the format does not take the shape."""
+    """``symbolic_specs`` of checked numbers. Raises ShapeError where the format does not take the shape."""
     try:
         format._sizes(list(shape), axis)
     except (OverflowError, TypeError) as error:

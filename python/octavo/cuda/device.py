@@ -83,7 +83,7 @@ class Cache:
 
 @dataclass(frozen=True)
 class Info:
-    """What this machine has; ``missing`` says of each part that is None, and of each broken device, why."""
+    """CUDA parts of this machine; ``missing`` has the reason for each part that is None and each broken device."""
 
     driver: Driver | None
     compiler: Compiler | None

@@ -83,7 +83,7 @@ class CharTokenizer:
 
     @property
     def size(self) -> int:
-        """How many ids there are, the special ones included; every id is below it."""
+        """Number of ids, special ones included; every id is below it."""
         return len(self.characters) + 3
 
     def encode(

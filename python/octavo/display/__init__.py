@@ -1,1 +1,1 @@
-"""What people see on a terminal: the console, tables, numbers, progress. The only room that imports rich."""
+"""Terminal output: console, tables, numbers, progress. The only room that imports rich."""

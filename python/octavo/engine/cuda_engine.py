@@ -67,7 +67,7 @@ class TorchEngine(Engine):
 
     @property
     def device(self) -> str:
-        """Where the model runs, such as ``cuda:0``."""
+        """The device of the model, such as ``cuda:0``."""
         return str(self._device)
 
     def _check_beam(self, beam: int) -> int:
@@ -167,7 +167,7 @@ class Stream:
         return lefts, rights, reasons
 
     def _reason(self, line: bytes) -> str:
-        """What the native engine says of bytes that are no text."""
+        """The native engine's error for bytes that are not UTF-8."""
         native = _core._EngineStream(self._engine._core, 1, "text")
         native.push(line + b"\n")
         return native.run()[2][0][1]

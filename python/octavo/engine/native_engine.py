@@ -29,7 +29,7 @@ _SHIPPED = Path(__file__).parents[1] / "systems" / "polynomials" / "shipped"
 
 @dataclass(frozen=True)
 class Summary:
-    """How a stream ended: ``lines`` answered, of which ``failed`` had an error."""
+    """The result of a stream: ``lines`` answered, of which ``failed`` had an error."""
 
     lines: int = 0
     failed: int = 0
@@ -109,7 +109,7 @@ class Engine:
 
     @property
     def device(self) -> str:
-        """Where the model runs: ``cpu``, or a GPU such as ``cuda:0``."""
+        """The device of the model: ``cpu``, or a GPU such as ``cuda:0``."""
         return "cpu"
 
     @overload

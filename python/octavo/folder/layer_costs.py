@@ -1,4 +1,4 @@
-"""What will run: the kernel, bytes and estimated time of every layer of a model."""
+"""explain: the kernel, bytes and estimated time of every layer of a model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST = 2**31  # rows of a batch
 
 @dataclass(frozen=True)
 class LayerCost:
-    """What one layer does when it is called.
+    """Kernel, bytes and estimated time of one call of a layer.
 
     ``kernel``: that runs. ``nbytes``: of weight, scales and bias that a call reads; where the weight is decoded first,
     also the dense copy, written and read. ``seconds``: those bytes at the bandwidth of the machine, a lower bound for

@@ -92,7 +92,7 @@ def _measure_chunk(a: Tensor, b: Tensor, squares: Tensor) -> Errors:
 
 @dataclass(frozen=True)
 class TensorReport:
-    """What became of one tensor: ``format`` is None where it was kept, and ``sqnr_db`` where nothing was measured."""
+    """The packing of one tensor: ``format`` is None where it was kept, ``sqnr_db`` where nothing was measured."""
 
     name: str
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""How large a model may be that a folder describes: its sizes are held against the tensors in the folder's file."""
+"""Limits of a model that an untrusted folder describes: its sizes may not exceed the tensors in the folder's file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _most(name: str) -> int | None:
 
 @dataclass
 class Extent:
-    """What building a model may allocate; building beyond it stops at once.
+    """Memory that building a model may allocate; building beyond it stops.
 
     ``elements``: of weights, which take no memory while a model is built. ``modules``: layers and parameters.
     ``tables``: bytes of tables that the model computes. ``what``: the file, for errors; ``values``: its configuration.

@@ -1,4 +1,4 @@
-"""How much longer a text may become in a tokenizer of somebody else: what it replaces, prepends and repeats."""
+"""The factor by which an untrusted tokenizer may lengthen a text: by replacing, prepending and repeating."""
 
 from __future__ import annotations
 

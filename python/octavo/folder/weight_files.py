@@ -32,7 +32,7 @@ _NAMES = (PLAIN_NAME, INDEX_NAME, PACKED_NAME)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a model's tensors lie: ``path`` as given, and the safetensors ``files`` that hold them."""
+    """The files of a model's tensors: ``path`` as given, and the safetensors ``files`` that hold them."""
 
     path: Path
     files: tuple[Path, ...]

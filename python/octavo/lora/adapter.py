@@ -57,7 +57,7 @@ class Adapter(nn.Module):
 
 @dataclass(frozen=True)
 class Kept:
-    """What a fused layer had before, by attribute: the very objects."""
+    """The attributes of a layer before fusing: the very objects, by name."""
 
     attributes: dict[str, Any]
 

@@ -19,7 +19,7 @@ from octavo.tensor import PackedTensor
 
 @dataclass(frozen=True)
 class FusedLayer:
-    """What fusing did to one layer.
+    """The effect of fusing on one layer.
 
     ``update``: Frobenius norm of the adapter's matrix over that of the weight. ``lost``: norm of what rounding to the
     format, or to a float of 16 bits, changed, over the norm of the adapter's matrix; 0 for wider floats.
@@ -35,7 +35,7 @@ class FusedLayer:
 
 @dataclass(frozen=True)
 class FuseReport:
-    """What fusing did: ``layers``, and ``output_change``, the largest absolute difference of the model's outputs on the
+    """Result of fusing: ``layers``, ``output_change``, the largest absolute difference of the model's outputs on the
     given samples over their largest magnitude, before against after; None without samples.
     """
 

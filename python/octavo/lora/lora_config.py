@@ -1,4 +1,4 @@
-"""What an adapter is: rank, scaling, dropout, and which layers it goes on."""
+"""LoraConfig: rank, scaling and dropout of an adapter, and the layers that it goes on."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class LoraConfig:
 
     @property
     def scaling(self) -> float:
-        """What B A is multiplied with."""
+        """The factor of B A."""
         assert self.alpha is not None  # the constructor sets it
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 

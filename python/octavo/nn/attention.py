@@ -147,7 +147,7 @@ def _attention(
     dropout: float = 0.0,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
-    """What transformers calls: ``[B, H, T, D]`` in, ``[B, T, H, D]`` and the probabilities out."""
+    """The function that transformers calls: ``[B, H, T, D]`` in, ``[B, T, H, D]`` and the probabilities out."""
     if options.get("softcap") is not None or options.get("position_bias") is not None:
         raise DTypeError(f"{type(module).__name__}: its attention caps or biases the scores, which octavo does not")
     groups = query.shape[1] // key.shape[1]

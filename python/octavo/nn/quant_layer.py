@@ -1,4 +1,4 @@
-"""What the quantized layers share: taking over a float layer, their quantizers, and the integer path."""
+"""The base of quantized layers: taking over a float layer, their quantizers, and the integer path."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ class QuantLayer(FormatLayer):
         del vars(self)[name]
 
     def _read(self, name: str, rounded: Callable[[], Tensor]) -> Tensor | None:
-        """What ``layer.weight`` is to the code that asks; the layer itself reads :meth:`_own`."""
+        """The value of ``layer.weight`` for other code; the layer itself reads :meth:`_own`."""
         registries = (self._parameters, vars(self), self._buffers)
         registry = next((registry for registry in registries if name in registry), None)
         if registry is None:

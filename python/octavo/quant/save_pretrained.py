@@ -35,7 +35,7 @@ def write_our_folders(model: nn.Module, put: Callable[[dict[str, Any], str, Any]
 
 
 class _Saver:
-    """What stands for ``model.save_pretrained``. It holds the model weakly, and that of a copy in the copy."""
+    """The replacement of ``model.save_pretrained``. It holds the model weakly; in a copied model it holds the copy."""
 
     def __init__(self, model: nn.Module) -> None:
         """Write ``model``."""

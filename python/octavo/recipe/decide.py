@@ -17,7 +17,7 @@ from octavo.recipe.spec import ROLES, Spec
 
 @dataclass
 class Decision:
-    """What a tensor gets: ``spec`` None is to stay as it is, by a rule, or because ``rule`` is None, too.
+    """The decision about a tensor: ``spec`` None leaves it as it is, by ``rule`` or for lack of one (None).
 
     ``overridden``: the rules that matched before, in their order. ``tied_to``: the tensor that the decision is of,
     where no rule matched this one and both are one parameter.

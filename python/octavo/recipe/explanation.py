@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a recipe does to a model: ``rows`` in the order of the model, ``unreached`` parameters, and ``totals``.
+    """The effect of a recipe on a model: ``rows`` in the order of the model, ``unreached`` parameters, and ``totals``.
 
     It prints as a table, in a notebook as HTML; :meth:`to_rows` and :meth:`to_json` are for programs.
     """

@@ -17,7 +17,7 @@ _QUANTILE = 0.999
 
 @dataclass(frozen=True)
 class Calibration:
-    """How scales are chosen from data.
+    """A method to choose scales from data.
 
     ``minmax``, ``quantile`` (``argument``: the share of magnitudes kept, 0 to 1), ``mse`` (least squared error), ``kl``
     (least relative entropy of histograms), ``lsq`` (learned in training, started from ``mse``); for weights also
@@ -136,7 +136,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """What a recipe gives the tensors of one module; None where a tensor stays as it is."""
+    """The specs of the tensors of one module; None where a tensor stays as it is."""
 
     weight: Spec | None = None
     input: Spec | None = None

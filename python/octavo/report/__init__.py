@@ -1,1 +1,1 @@
-"""What people read: tables, terminal plots and report files."""
+"""Reports: tables, terminal plots and report files."""

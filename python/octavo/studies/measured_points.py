@@ -58,7 +58,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Point:
-    """What is measured: ``recipe`` (None: the float32 model) by ``method``, with the draws of ``seed``.
+    """One point of a study: ``recipe`` (None: the float32 model) by ``method``, with the draws of ``seed``.
 
     ``label``: where the point stands in tables and pictures; plain values, part of its settings.
     """

@@ -23,7 +23,7 @@ REPORTS = ("report.json", "report.md")
 
 
 class Outcome(Protocol):
-    """What packing did to the model's job."""
+    """The effect of packing on the model's task."""
 
     @property
     def task(self) -> str:
@@ -114,7 +114,7 @@ class CompressReport:
 
     @property
     def ratio(self) -> float:
-        """How many times smaller the weights' file is."""
+        """Ratio of the sizes of the weights' file, before over after."""
         return self.bytes_before / self.bytes_after
 
     @property

@@ -41,7 +41,7 @@ Callback = Callable[[nn.Module, int], None]
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended.
+    """The result of a run.
 
     ``reason``: ``finished`` (all steps), ``early`` (patience) or ``interrupted`` (SIGINT, SIGTERM, whose number is
     ``signal``; the same call goes on). ``step``: updates made; ``tokens``: trained on. ``loss``: per token, in the last

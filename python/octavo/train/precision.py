@@ -10,7 +10,7 @@ _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Precision:
-    """How a run computes: ``fp32``, ``bf16`` or ``fp16``, with the loss scaler that fp16 needs.
+    """The precision of a run: ``fp32``, ``bf16`` or ``fp16``, with the loss scaler that fp16 needs.
 
     ``scaler`` multiplies the loss so that small gradients survive float16: it doubles after 2000 good updates, and an
     update with an infinite or NaN gradient is skipped and the scale halved. It does nothing in fp32 and bf16.

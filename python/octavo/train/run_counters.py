@@ -37,7 +37,7 @@ class Window:
 
 @dataclass
 class State:
-    """How far a run has come.
+    """Counters of a run.
 
     ``step``: updates made, on ``tokens`` tokens. ``best``: the best value of the task's metric, after ``best_step``
     updates; ``unimproved``: evaluations since then. ``loss`` and ``metrics``: as last written. ``unit``: of the

@@ -31,7 +31,7 @@ GOALS = ("max", "min")
 
 
 class Task(Protocol):
-    """What the loop needs of a task; see the module for what it may have besides."""
+    """The methods that every task has; the module lists the optional ones."""
 
     def batch(self, step: int, micro: int, start: int, size: int) -> Any:
         """Return sequences ``start`` to ``start + size`` of the ``batch_size`` sequences of update ``step``.

@@ -21,7 +21,7 @@ HOUSEKEEPING = frozenset({"checkpoint_every", "keep", "device"})
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """How a model is trained; what it is trained on is the task's.
+    """The configuration of a training run; the data belong to the task.
 
     ``steps``: updates of the weights. ``batch_size``: sequences in an update, over all micro-batches and processes.
     ``accumulation``: micro-batches that an update is cut into. ``learning_rate``: the largest of the schedule.

@@ -25,7 +25,7 @@ LEAST_SCALE = 2.0**-24
 
 @dataclass(frozen=True)
 class Update:
-    """What one update did, over all processes.
+    """The result of one update, over all processes.
 
     ``loss_sum`` over ``tokens``; ``counts`` are the task's other numbers, added up; ``gradient_norm`` before clipping,
     of the gradient of the loss per token; ``skipped``: fp16 met an infinite gradient, and the weights are as before;

@@ -21,13 +21,13 @@ WARMUP = 3
 
 
 class Generator(Protocol):
-    """What generates: :class:`FoldedHybrid` with kernels of libraries, :class:`FusedHybrid` with our own."""
+    """A generating model: :class:`FoldedHybrid` with kernels of libraries, :class:`FusedHybrid` with our own."""
 
     config: Seq2SeqConfig
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
 
     def generate_fixed(self, source_BS: Tensor) -> Tensor:
         """Return the tokens of sources, both uint8 and padded, without waiting for the device."""

@@ -13,7 +13,7 @@ Tensors = dict[str, Tensor]
 
 @dataclass
 class State:
-    """Where generation stands: tensors whose first dimension is the row, so that rows can be chosen and repeated.
+    """State of generation: tensors whose first dimension is the row, so that rows can be chosen and repeated.
 
     ``memory``: what the decoder needs of the encoded source. ``cache``: what it keeps of the tokens so far; slabs of
     keys and values are ``[B, heads, max_length, width]``, of which the first ``length`` positions are filled.

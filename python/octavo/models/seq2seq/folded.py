@@ -69,7 +69,7 @@ class FoldedHybrid(Seq2Seq):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """The device of the weights."""
         return self.decoder_table.device
 
     def encode(self, source_BS: Tensor) -> Tensors:

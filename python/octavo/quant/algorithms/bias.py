@@ -20,7 +20,7 @@ from octavo.quant.calibration import Batches, run, undisturbed
 
 @dataclass(frozen=True)
 class BiasCorrections:
-    """What :func:`correct_bias_model` did.
+    """The result of :func:`correct_bias_model`.
 
     ``added``: what each layer's bias gained, ``[channels]``, by the layer's name. ``without_bias``: layers that have
     no bias to correct. ``not_reached``: layers that no batch reached.

@@ -32,7 +32,7 @@ class Fold:
 
 @dataclass(frozen=True)
 class Smoothing:
-    """What :func:`smooth_model` did: ``folds``, and why the other norms were left, ``skipped``, by name."""
+    """The result of :func:`smooth_model`: ``folds``, and why the other norms were left, ``skipped``, by name."""
 
     folds: tuple[Fold, ...]
     skipped: dict[str, str]

@@ -80,7 +80,7 @@ class Table:
 
     @property
     def addresses(self) -> tuple[int, int, float]:
-        """What the Rust core takes."""
+        """The arguments of the Rust core."""
         level = self.levels.item() if self.format.core.has_levels else 0.0
         return self.scales.data_ptr(), self.zeros.data_ptr(), level
 

@@ -52,7 +52,7 @@ class SpeedConfig:
 
 @dataclass(frozen=True)
 class Speed:
-    """What was measured. Tokens are those of input and target that are not padding, end tokens included.
+    """A measured speed. Tokens of input and target count, end tokens included, padding not.
 
     In validation the target tokens are those of the right answers, so that fast wrong answers count no more.
     """

@@ -97,7 +97,7 @@ def _architecture(folder: Path, config: Any) -> Any:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How close the embeddings of two models are, sentence by sentence."""
+    """Similarity of the embeddings of two models, sentence by sentence."""
 
     sentences: int
     cosine_mean: float

@@ -75,7 +75,7 @@ class Stream:
 
     @property
     def excluded(self) -> int:
-        """How many distinct lines are excluded."""
+        """Number of distinct lines that are excluded."""
         return self._core.excluded
 
     def lines(self, start: int, count: int) -> list[str]:

@@ -104,7 +104,7 @@ def _lines(
 
 
 def _reason(raw: bytes, max_length: int) -> str:
-    """What is wrong with a line that is not blank."""
+    """The fault of a line that is not blank."""
     raw = raw.removesuffix(b"\n").removesuffix(b"\r")
     try:
         text = raw.decode()

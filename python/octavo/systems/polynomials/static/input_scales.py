@@ -49,7 +49,7 @@ def calibrate(model: Seq2Seq, batches: Iterable[Tensor], method: str = "absmax")
 
 
 class Counts:
-    """How often each magnitude was seen, by bins of a relative width of 1/1024."""
+    """A histogram of magnitudes, in bins of a relative width of 1/1024."""
 
     def __init__(self) -> None:
         """Begin with none."""

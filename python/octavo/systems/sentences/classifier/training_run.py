@@ -19,7 +19,7 @@ MODEL, REPORT = "model", "report.json"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a kind of model is trained: passes over the data, texts in an update, the largest learning rate."""
+    """Settings that train a kind of model: passes over the data, texts in an update, the largest learning rate."""
 
     epochs: float
     batch_size: int
