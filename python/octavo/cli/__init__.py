@@ -49,8 +49,9 @@ def _octavo(
       octavo formats                            every family of number formats
       octavo formats mxfp4                      one format, explained
       octavo compare model.safetensors --formats mxint8,mxfp4,nf4
-      octavo pack model.safetensors -o small.safetensors --recipe mxint8
-      octavo inspect small.safetensors
+      octavo pack bert/ -o small/ --recipe mxint8
+      octavo embed small/ 'a cat' 'a kitten'    run a packed text encoder; octavo.load_model runs any packed model
+      octavo inspect small/
       octavo recipe 'int4:g32; last:Linear keep' --model polynomials
       octavo study ptq-qat                      accuracy against width, on a model trained in a minute
       octavo doctor                             what this machine has, and what it lacks

@@ -33,10 +33,10 @@ def run(
 ) -> None:
     """Pack the weights of a model.
 
-    A folder of transformers, in one file or in shards, becomes the folder that octavo.save_model writes of the packed
-    model: octavo.load_model reads it, octavo embed and unpack do. Weights are read one at a time. Where transformers is
-    not installed or does not know the model, its tensors are packed without the model, and the output says why. A file
-    becomes a file of tensors. The output appears whole or not at all.
+    A folder of transformers, in one file or in shards, becomes a folder of packed layers: octavo.load_model runs it,
+    octavo embed runs a text encoder without torch, octavo unpack decodes it. Weights are read one at a time. Where
+    transformers is not installed or does not know the model, its tensors are packed without the model, and the output
+    says why. A safetensors file becomes a file of tensors. The output appears whole or not at all.
 
     A recipe is a list of rules separated by ';', or a file NAME.toml. The last rule that matches decides:
 
