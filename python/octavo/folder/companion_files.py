@@ -7,6 +7,7 @@ import shutil
 import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from octavo.errors import ContainerError
 from octavo.folder.own_kinds import drop_variants
@@ -124,10 +125,10 @@ def _copy(real: Path, place: Path) -> None:
 class _Limited:
     """A file of which no more is read than one may have."""
 
-    def __init__(self, reader: object) -> None:
+    def __init__(self, reader: BinaryIO) -> None:
         self._reader, self._left = reader, MOST_BYTES
 
-    def read(self, count: int) -> bytes:
+    def read(self, count: int = 1 << 16, /) -> bytes:
         data = self._reader.read(min(count, self._left))
         self._left -= len(data)
         return data

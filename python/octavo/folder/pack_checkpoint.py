@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -157,6 +158,7 @@ def pack_tensors(
         before = tensors[name]
         after, errors = before, None
         if spec is not None:
+            assert isinstance(before, Tensor)  # rules reach no packed tensor
             with _named(name):
                 after = _pack(before, spec)
                 errors = measure(before, after.decode() if isinstance(after, PackedTensor) else after)
@@ -253,7 +255,7 @@ def compare_formats(
         raise FormatError(f"unknown scale rule {scale!r}; accepted are {', '.join(BLOCK_RULES)}")
     compared = [Comparison(fmt) for fmt in formats]
     for name in select(tensors, glob):
-        x = tensors[name].clone()  # reads a mapped file now, so that no format's time includes it
+        x = cast("Tensor", tensors[name]).clone()  # reads a mapped file now, so that no format's time includes it
         with _named(name):
             for entry in compared:
                 _compare(x, entry, scale)

@@ -120,7 +120,7 @@ class Extent:
         if self._elements > self.elements:
             self._refuse(f"describes weights of more than {self.elements} elements", list(tensor.shape))
 
-    def check_call(self, func: Callable[..., Any], args: tuple, kwargs: Mapping[str, Any]) -> None:
+    def check_call(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Refuse a call whose result would be a table that is too large, before it is made."""
         leaves = tree_flatten((args, dict(kwargs)))[0]
         scale = 1.0

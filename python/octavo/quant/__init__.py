@@ -1,6 +1,7 @@
 """Quantizing and packing models."""
 
 from importlib import import_module as _import_module
+from typing import Any
 
 from octavo.late_binding import late as _late
 
@@ -41,7 +42,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     """Load what needs torch on first use; ``octavo.recipe.spec`` is a leaf that the layers import."""
     if name in _LAZY:
         value = getattr(_import_module(_LAZY[name]), name)

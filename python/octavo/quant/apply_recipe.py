@@ -130,7 +130,9 @@ def _check(replacement: Replacement, batches: Batches | None) -> None:
                     f"calibration=batches, or write '{quantizer.format}' to choose scales at run time"
                 )
     for path, layer in replacement.layers.items():
-        if _method(layer) == "gptq" and batches is None:
+        if not isinstance(layer, QuantLayer):
+            continue
+        if layer.weight_quantizer is not None and _method(layer) == "gptq" and batches is None:
             raise CalibrationError(
                 f"{path}: '{layer.weight_quantizer.spec}' needs inputs of the layer; give quantize_model "
                 f"calibration=batches, or take @hqq or @mse, which need none"
@@ -142,7 +144,7 @@ def _check(replacement: Replacement, batches: Batches | None) -> None:
             )
 
 
-def _shared(replacement: Replacement, layer: nn.Module, path: str) -> str | None:
+def _shared(replacement: Replacement, layer: QuantLayer, path: str) -> str | None:
     """Return the name of a weight of another module that is this layer's and would be changed under it.
 
     Not where hqq gives both the same scales: it finds the same weight for both.
@@ -153,7 +155,8 @@ def _shared(replacement: Replacement, layer: nn.Module, path: str) -> str | None
             if parameter is not layer._own("weight") or module is own:
                 continue
             twin = getattr(replacement.layers.get(other), "weight_quantizer", None)
-            if _method(layer) != "hqq" or twin is None or twin.spec != layer.weight_quantizer.spec:
+            own_quantizer = layer.weight_quantizer
+            if _method(layer) != "hqq" or twin is None or own_quantizer is None or twin.spec != own_quantizer.spec:
                 return f"{other}.{name}" if other else name
     return None
 
@@ -170,20 +173,23 @@ def _calibrate(model: nn.Module, replacement: Replacement, batches: Batches | No
     layers = list(replacement.layers.values())
     wanted = [quantizer for top in layers for quantizer in activation_quantizers(top) if quantizer.wants_scales]
     if wanted:
+        assert batches is not None  # checked before any work
         for quantizer, seen in observe(model, wanted, batches, show).items():
             quantizer.set_scales(*activation_scales(quantizer.spec, seen, quantizer.what))
             _learn(quantizer)
-    weighted = [layer for layer in layers if _method(layer) is not None and _method(layer) not in _SOLVED]
+    weighing = [layer for layer in layers if isinstance(layer, QuantLayer)]
+    weighted = [layer for layer in weighing if _method(layer) is not None and _method(layer) not in _SOLVED]
     with show.stage("choosing weight scales", len(weighted)) as advance:
         for layer in weighted:
             calibrate_weight(layer)
             advance()
-    solve_weights(model, [layer for layer in layers if _method(layer) in _SOLVED], batches, show)
+    solve_weights(model, [layer for layer in weighing if _method(layer) in _SOLVED], batches, show)
 
 
 def calibrate_weight(layer: QuantLayer) -> None:
     """Fix the scales of a layer's weight as its spec says, from the weight as it is. Raises FormatError."""
     quantizer = layer.weight_quantizer
+    assert quantizer is not None  # its spec asks for scales
     try:
         quantizer.set_scales(*weight_scales(quantizer.spec, layer.weight_matrix().detach(), quantizer.what))
     except OctavoError as error:
@@ -193,7 +199,7 @@ def calibrate_weight(layer: QuantLayer) -> None:
 
 
 def _learn(quantizer: Quantizer) -> None:
-    if quantizer.spec.calibration.method == "lsq":
+    if quantizer.spec.calibration is not None and quantizer.spec.calibration.method == "lsq":
         quantizer.learn()
 
 
@@ -214,6 +220,6 @@ def freeze_scales(model: nn.Module) -> nn.Module:
     for quantizer, packed in chosen:
         quantizer.set_scales(packed.scales, packed.zeros, packed.levels)
     for module in model.modules():
-        if isinstance(module, Quantizer) and module.is_learned:
+        if isinstance(module, Quantizer) and isinstance(module.scales, nn.Parameter):
             module.scales.requires_grad_(False)
     return model

@@ -172,8 +172,10 @@ class Products:
     def hessian(self) -> Tensor:
         """Return ``2/n X^T X`` ``[K, K]`` of the n vectors, float32. Raises CalibrationError where there are none."""
         if not self.n:
+            quantizer = self.layer.weight_quantizer
+            assert quantizer is not None  # its spec asks for the Hessian
             raise CalibrationError(
-                f"{self.layer.weight_quantizer.what}: '{self.layer.weight_quantizer.spec}' got no calibration data: "
+                f"{quantizer.what}: '{quantizer.spec}' got no calibration data: "
                 "the layer was never called; leave it out of the recipe, or give batches that reach it"
             )
         return (self.sums * (2 / self.n)).float()

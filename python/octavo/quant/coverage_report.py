@@ -94,7 +94,7 @@ class Coverage:
         """Return the elements that stayed as they were by the reason, most first."""
         counts: dict[str, int] = {}
         for part in self.parts:
-            if part.format is None:
+            if part.format is None and part.reason is not None:
                 counts[part.reason] = counts.get(part.reason, 0) + part.elements
         return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
@@ -191,7 +191,7 @@ def _parts(model: nn.Module, reasons: dict[int, str], unused: set[str]) -> Itera
                 continue
             quantizer = getattr(module, f"{name}_quantizer", None) if name in ("weight", "bias") else None
             fmt = None if quantizer is None or str(quantizer.spec.format) == "fp32" else quantizer.spec.format
-            off = fmt is not None and not quantizer.enabled
+            off = fmt is not None and quantizer is not None and not quantizer.enabled
             fmt = None if off else fmt
             reason = (
                 None

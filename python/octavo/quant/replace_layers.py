@@ -115,8 +115,9 @@ def _read_past(model: nn.Module) -> set[nn.Module]:
 
 def _quantized(module: nn.Module, plan: LayerPlan, path: str) -> nn.Module:
     what = path or type(module).__name__
-    if hasattr(module, "with_plan"):
-        return module.with_plan(plan, what)
+    with_plan = getattr(module, "with_plan", None)
+    if with_plan is not None:
+        return with_plan(plan, what)
     kind = kind_of(module)
     if kind is None:
         accepted = ", ".join(kind.name for kind in float_kinds())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -98,11 +98,11 @@ def _axis(layer: nn.Module) -> int:
 
 def _check_shapes(reference: nn.Module, layers: dict[str, nn.Module]) -> None:
     for name, layer in layers.items():
-        other = reference.get_submodule(name)
-        if layer.weight.shape != other.weight.shape:
+        own, other = (cast("Tensor", each.weight).shape for each in (layer, reference.get_submodule(name)))
+        if own != other:
             raise ShapeError(
-                f"{name}: the weight has shape {tuple(layer.weight.shape)}, in the reference "
-                f"{tuple(other.weight.shape)}; pass the model that this one was quantized from"
+                f"{name}: the weight has shape {tuple(own)}, in the reference "
+                f"{tuple(other)}; pass the model that this one was quantized from"
             )
 
 
@@ -161,16 +161,17 @@ def _correct(
 
 
 def _add(layer: nn.Module, delta: Tensor) -> Tensor:
-    delta = delta.to(layer.weight.device, layer.weight.dtype)
-    if layer.bias is None:
+    weight, bias = cast("Tensor", layer.weight), cast("Tensor | None", layer.bias)
+    delta = delta.to(weight.device, weight.dtype)
+    if bias is None:
         layer.bias = nn.Parameter(delta.clone())
     else:
-        layer.bias.data += delta
+        bias.data += delta
     return delta
 
 
 def _restore(layer: nn.Module, bias: Tensor | None) -> None:
     if bias is None:
-        layer.bias = None
+        layer.register_parameter("bias", None)
     else:
-        layer.bias.data.copy_(bias)
+        cast("Tensor", layer.bias).data.copy_(bias)

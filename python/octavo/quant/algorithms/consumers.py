@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
@@ -31,7 +31,7 @@ class Consumer:
         """The matrix that multiplies the input, ``[out, in]``."""
         if isinstance(self.module, nn.MultiheadAttention):
             return self.module.in_proj_weight.data
-        weight = self.module.weight.data
+        weight = cast("Tensor", self.module.weight).data
         return weight.T if is_transposed(self.module) else weight
 
     def columns(self) -> Tensor:
@@ -67,7 +67,7 @@ class _Watch(TorchDispatchMode):
     """Notes every operation on a tensor that shares memory with a norm's output, and the module it happens in."""
 
     def __init__(self, model: nn.Module, norms: list[nn.Module]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call] # torch's has no types
         self._inside: list[nn.Module] = []  # consumers that run now
         self._norms: dict[int, nn.Module] = {}  # by storage
         self._kept: list[Tensor] = []  # so that no storage is used again
@@ -81,7 +81,7 @@ class _Watch(TorchDispatchMode):
                 self._handles.append(module.register_forward_hook(self._leave))
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        super().__exit__(*error)  # type: ignore[no-untyped-call] # torch's has no types
         for handle in self._handles:
             handle.remove()
 
@@ -129,7 +129,8 @@ class _Watch(TorchDispatchMode):
             return f"its output is also read by {', '.join(sorted(others))}"
         if not readers:
             return "nothing reads its output"
-        for module in readers:
+        modules = [reader for reader in readers if not isinstance(reader, str)]
+        for module in modules:
             if self._pure[norm, module] != self.calls[module]:
                 return f"a {type(module).__name__} that reads its output reads others too"
             consumer = Consumer(module)
@@ -137,11 +138,11 @@ class _Watch(TorchDispatchMode):
                 return f"a {type(module).__name__} that reads its output shares its weight"
             if consumer.weight.shape[1] != len(weight):
                 return f"a {type(module).__name__} reads its output in another shape"
-        return [Consumer(module) for module in readers]
+        return [Consumer(module) for module in modules]
 
 
 def _parameter(module: nn.Module) -> Tensor:
-    return module.in_proj_weight if isinstance(module, nn.MultiheadAttention) else module.weight
+    return module.in_proj_weight if isinstance(module, nn.MultiheadAttention) else cast("Tensor", module.weight)
 
 
 def _name(func: Any) -> str:

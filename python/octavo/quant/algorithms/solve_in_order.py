@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ def solve_weights(model: nn.Module, layers: list[QuantLayer], batches: Batches |
     fitted. If anything fails the weights are as they were.
     """
     before = {layer: layer.weight_matrix().detach().clone() for layer in layers}
-    by_gptq = [layer for layer in layers if layer.weight_quantizer.spec.calibration.method == "gptq"]
+    by_gptq = [layer for layer in layers if _is_gptq(layer)]
     try:
         with show.stage("solving for weights", len(layers)) as advance:
             for layer in layers:
@@ -31,6 +31,7 @@ def solve_weights(model: nn.Module, layers: list[QuantLayer], batches: Batches |
                     _solve(layer, before[layer])  # not the weight as it is: it may be tied to one that was solved
                     advance()
             if by_gptq:
+                assert batches is not None  # checked before any work
                 _solve_in_order(model, by_gptq, batches, advance)
     except BaseException:
         for layer, weight in before.items():
@@ -43,7 +44,8 @@ def _solve_in_order(model: nn.Module, layers: list[QuantLayer], batches: Batches
         for layer in layers:
             _enable(layer, False)
         for stage in stages(model, layers, batches):
-            products = {layer: Products(layer) for layer in stage.layers}
+            staged = cast("list[QuantLayer]", stage.layers)
+            products = {layer: Products(layer) for layer in staged}
 
             def see(layer: QuantLayer, arguments: tuple[Tensor, ...], products: Any = products) -> None:
                 x = arguments[0]
@@ -51,10 +53,16 @@ def _solve_in_order(model: nn.Module, layers: list[QuantLayer], batches: Batches
 
             with hooked(stage.layers, see):
                 run_to(model, batches, stage)
-            for layer in stage.layers:
+            for layer in staged:
                 _solve(layer, layer.weight_matrix().detach(), products[layer].hessian())
                 _enable(layer, True)
                 advance()
+
+
+def _is_gptq(layer: QuantLayer) -> bool:
+    quantizer = layer.weight_quantizer
+    calibration = None if quantizer is None else quantizer.spec.calibration
+    return calibration is not None and calibration.method == "gptq"
 
 
 def _enable(layer: QuantLayer, enabled: bool) -> None:
@@ -67,6 +75,7 @@ def _solve(layer: QuantLayer, weight: Tensor, hessian: Tensor | None = None) -> 
     from octavo import quant
 
     quantizer = layer.weight_quantizer
+    assert quantizer is not None  # its spec asks for the method
     weight, fmt = weight.to(torch.float32), quantizer.format
     try:
         if hessian is None:
