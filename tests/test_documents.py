@@ -252,3 +252,38 @@ def test_the_index_names_every_page():
     index = ROOT / "docs" / "README.md"
     named = {(index.parent / link).resolve() for link in LINK.findall(prose(index)) if not link.startswith("http")}
     assert set(MANUAL) - {index} <= named
+
+
+# --- nothing is left out ------------------------------------------------------------------------------------------------
+
+
+def whole_manual() -> str:
+    return "\n".join(document.read_text(encoding="utf-8") for document in DOCUMENTS)
+
+
+def test_the_manual_names_every_command():
+    import typer
+    from octavo.cli import app
+
+    def paths(command, name: str) -> list[str]:
+        below = getattr(command, "commands", None)
+        return [name] if below is None else [p for key, other in below.items() for p in paths(other, f"{name} {key}")]
+
+    manual = whole_manual()
+    assert [path for path in paths(typer.main.get_command(app), "octavo") if path not in manual] == []
+
+
+def test_the_manual_names_every_setting():
+    sources = [ROOT / "python/octavo/settings.py", ROOT / "rust/cuda/src/settings.rs"]
+    names = {name for source in sources for name in re.findall(r"OCTAVO_[A-Z_]+", source.read_text(encoding="utf-8"))}
+    manual = whole_manual()
+    assert sorted(name for name in names if name not in manual) == []
+
+
+def test_the_manual_names_every_public_function_and_class():
+    import octavo
+
+    manual = whole_manual()
+    exceptions = {n for n in octavo.__all__ if isinstance(v := getattr(octavo, n), type) and issubclass(v, Exception)}
+    names = [n for n in octavo.__all__ if n not in exceptions and not n.startswith("__")]
+    assert [n for n in names if not re.search(rf"\b{n}\b", manual)] == []
