@@ -51,6 +51,57 @@ def test_a_budget_becomes_a_packed_model_and_a_report(octavo, tiny_bert, tmp_pat
     assert {entry["format"] for entry in inspected["tensors"]} == {"mxfp6e2m3", None}
 
 
+def test_the_packed_model_is_measured_as_it_is_loaded(octavo, tiny_bert, tmp_path, monkeypatch):
+    """octavo.load_model reads both sides, and what it writes is read by everything that reads model folders."""
+    import numpy as np
+    import octavo as package
+    from octavo.folder import save_load
+    from octavo.nn import PackedEmbedding, PackedLinear
+    from octavo.systems.sentences.examples import SENTENCES
+    from octavo.systems.sentences.text_encoder import Encoder, agreement
+
+    read, load = [], save_load.load_model
+    monkeypatch.setattr(save_load, "load_model", lambda path, *rest: read.append(load(path, *rest)) or read[-1])
+    out = tmp_path / "small"
+    report = octavo(
+        "compress", "--model", tiny_bert, "--formats", "mxint8", "--budget", "9", "-o", out, "--json"
+    ).stdout
+    kinds = [{type(layer) for layer in model.modules()} for model in read]
+    assert [kind >= {PackedLinear, PackedEmbedding} for kind in kinds] == [False, True]
+    assert not kinds[1] & {torch.nn.Linear, torch.nn.Embedding}
+    after = Encoder(out).embed(SENTENCES)
+    found = agreement(Encoder(tiny_bert).embed(SENTENCES), after)
+    assert json.loads(report)["agreement"]["cosine_min"] == found.cosine_min
+    float_model = load(tiny_bert).float()
+    simulated = package.quantize_model(float_model, "mxint8", progress=False)
+    assert torch.allclose(Encoder(tiny_bert, simulated).embed(SENTENCES), after, atol=2**-9)  # float16 without rounding
+    octavo("embed", out, *SENTENCES[:3], "-o", tmp_path / "vectors.npy")
+    assert np.allclose(np.load(tmp_path / "vectors.npy"), after[:3].numpy(), atol=2**-9)
+    octavo("unpack", out, "-o", tmp_path / "plain")
+    assert type(load(tmp_path / "plain")) is transformers.BertModel
+
+
+@pytest.mark.parametrize("saved", ["without its pooler", "with a head"])
+def test_encoders_with_other_parts_are_compressed(octavo, tiny_bert, tmp_path, saved):
+    import shutil
+
+    folder = shutil.copytree(tiny_bert, tmp_path / "m")
+    config = transformers.BertConfig.from_pretrained(folder)
+    if saved == "with a head":
+        model = transformers.BertForMaskedLM(config)
+    else:
+        model = transformers.BertModel(config, add_pooling_layer=False)
+    model.save_pretrained(folder)
+    octavo("compress", "--model", folder, "--formats", "mxint8", "--budget", "9", "-o", tmp_path / "small")
+    import octavo as package
+
+    loaded = package.load_model(tmp_path / "small")
+    assert type(loaded) is type(model)
+    assert loaded.base_model.pooler is None
+    package.save_model(loaded, tmp_path / "again")
+    assert package.load_model(tmp_path / "again").base_model.pooler is None
+
+
 def test_the_report_is_the_same_in_every_run(octavo, tiny_bert, tmp_path):
     args = ("compress", "--model", tiny_bert, "--formats", "mxint8,nf4", "--budget", "5", "--json")
     first = octavo(*args, "-o", tmp_path / "one").stdout
@@ -150,11 +201,10 @@ COSINE_BARS = {"mxint8": 0.999, "mxfp6e2m3": 0.994}
 @pytest.mark.parametrize("fmt", COSINE_BARS)
 def test_minilm_with_weights_and_activations_cast_keeps_its_embeddings(minilm, fmt):
     from octavo import quantize
-    from octavo.folder.weight_files import Checkpoint
     from octavo.systems.sentences.examples import SENTENCES
     from octavo.systems.sentences.text_encoder import Encoder, agreement
 
-    encoder = Encoder(minilm, Checkpoint.open(minilm).tensors())
+    encoder = Encoder(minilm)
     before = encoder.embed(SENTENCES)
     linears = [module for module in encoder.model.modules() if isinstance(module, torch.nn.Linear)]
     assert len(linears) == 6 * 6 + 1  # six a layer, and the pooler

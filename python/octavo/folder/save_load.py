@@ -16,7 +16,7 @@ from octavo import container, files, folders
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
 from octavo.folder.own_kinds import SHAPE, config_text, described, own_model
 from octavo.folder.size_limits import Extent
-from octavo.folder.skeleton import build, build_from_config
+from octavo.folder.skeleton import build, build_from_config, drop_pooler
 from octavo.folder.stored_tensors import PACKED_STATE, stored_state
 from octavo.folder.structure import (
     DECODED,
@@ -102,6 +102,7 @@ def load_model(
         model = build(own.make, Extent.of(source.entries(), str(own.file), own.config.as_dict()))
     elif model is None:
         model = build_from_config(source.folder, structure["class"], source)
+        drop_pooler(model, [entry.name for entry in source.entries()])
         if any(path.endswith(f".{attention.CHILD}") for path in structure["layers"]):
             attention.attach(model)
     elif not isinstance(model, nn.Module):

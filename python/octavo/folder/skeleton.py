@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Collection
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -96,6 +97,18 @@ def build_class(folder: Path, architecture: Any, config: Any, extent: Extent) ->
     """Return a class of transformers built from its configuration. Raises ContainerError where that fails."""
     with foreign(folder / CONFIG, extent.values):
         return build(lambda: architecture(config), extent)
+
+
+def drop_pooler(model: nn.Module, names: Collection[str]) -> bool:
+    """Leave out the pooler of an encoder whose checkpoint has none, as ``add_pooling_layer=False`` does.
+
+    ``names``: of the tensors that there are. Returns whether the model has lost it.
+    """
+    optional = "add_pooling_layer" in inspect.signature(type(model).__init__).parameters
+    if not optional or model._modules.get("pooler") is None or any(name.startswith("pooler.") for name in names):
+        return False
+    model._modules["pooler"] = None
+    return True
 
 
 def model_class(transformers: Any, name: str) -> Any:

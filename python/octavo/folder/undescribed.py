@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from octavo.errors import ContainerError
-from octavo.folder.skeleton import build_class, build_from_config, model_class
+from octavo.folder.skeleton import build_class, build_from_config, drop_pooler, model_class
 from octavo.folder.structure import VERSION, packed_class, plain, read_structure
 from octavo.folder.transformers_door import CONFIG, extent_of, known, load_config
 from octavo.folder.weight_files import STRUCTURE, Checkpoint, held
@@ -54,6 +54,8 @@ def fitting(source: Checkpoint, tensors: Mapping[str, Stored]) -> tuple[nn.Modul
     for architecture in _architectures(folder, config):
         model = build_class(folder, architecture, config, extent_of(source, folder, values))
         found = places(model, tensors, folder)
+        if drop_pooler(model, found.tensors):
+            found = places(model, tensors, folder)
         if not found.missing:
             return model, found
         lacking.append((len(found.missing), found.missing[0], architecture.__name__))
@@ -63,7 +65,8 @@ def fitting(source: Checkpoint, tensors: Mapping[str, Stored]) -> tuple[nn.Modul
 
 def _architectures(folder: Path, config: Any) -> list[Any]:
     """Return the classes that a configuration may be of, the likeliest first. Raises ContainerError for none."""
-    named = [name for name in getattr(config, "architectures", None) or () if isinstance(name, str)]
+    given = getattr(config, "architectures", None)
+    named = [name for name in given if isinstance(name, str)] if isinstance(given, list | tuple) else []
 
     def find(transformers: Any) -> list[Any]:
         usual = transformers.MODEL_MAPPING.get(type(config), None)

