@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rich.table import Table
@@ -78,7 +78,7 @@ class Costs:
     @property
     def stored(self) -> int:
         """Bytes of all tensors in the file that :func:`octavo.save_model` writes."""
-        return sum(part.stored for part in (*self.layers, *self.others))
+        return sum(layer.stored for layer in self.layers) + sum(other.stored for other in self.others)
 
     @property
     def seconds(self) -> float:
@@ -185,12 +185,14 @@ def _has_weight(module: nn.Module) -> bool:
 
 
 def _cost(path: str, layer: nn.Module, batch: int, speed: float) -> LayerCost:
+    text: str | None
     if isinstance(layer, PackedLayer):
         kernel, nbytes = layer.cost(batch)
-        weight, text = layer.packed_weight, str(layer.format)
+        shape, text = layer.packed_weight.shape, str(layer.format)
     else:
-        weight = layer.weight
-        rows = min(batch, len(weight)) if kind_of(layer).is_lookup else len(weight)
+        weight, kind = cast("Tensor", layer.weight), kind_of(layer)
+        shape = tuple(weight.shape)
+        rows = min(batch, len(weight)) if kind is not None and kind.is_lookup else len(weight)
         nbytes = weight[:1].numel() * weight.element_size() * rows
         quantizer = getattr(layer, "weight_quantizer", None)
         text = None if quantizer is None else str(quantizer.format)
@@ -198,4 +200,4 @@ def _cost(path: str, layer: nn.Module, batch: int, speed: float) -> LayerCost:
     bias = getattr(layer, "bias", None)
     if isinstance(bias, Tensor):
         nbytes += bias.nbytes
-    return LayerCost(path, type(layer).__name__, tuple(weight.shape), text, kernel, nbytes, nbytes / speed)
+    return LayerCost(path, type(layer).__name__, shape, text, kernel, nbytes, nbytes / speed)

@@ -179,7 +179,7 @@ def _save_config(model: nn.Module, folder: Path) -> None:
         return
     for name in ("config", "generation_config"):
         config = getattr(model, name, None)
-        if callable(getattr(config, "save_pretrained", None)):
+        if config is not None and callable(getattr(config, "save_pretrained", None)):
             config = copy.deepcopy(config)
             if name == "config":
                 config.architectures = [type(model).__name__]
@@ -318,7 +318,7 @@ def assign_plain(
             assigned[source] = nn.Parameter(value, requires_grad=place.requires_grad) if is_parameter else value
         path, _, last = name.rpartition(".")
         owner = model.get_submodule(path)
-        registry = owner._parameters if last in owner._parameters else owner._buffers
+        registry: dict[str, Any] = owner._parameters if last in owner._parameters else owner._buffers
         registry[last] = assigned[source]
     return {name for name in places if name not in own}
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from octavo._reading import parse_json
-from octavo.errors import ContainerError, ModelError, OctavoError
+from octavo.errors import ContainerError, FormatError, ModelError, OctavoError
 from octavo.folder.weight_files import STRUCTURE
 from octavo.nn import PackedLayer, Quantizer
 from octavo.nn.format_layer import FormatLayer
@@ -50,7 +50,7 @@ def describe_layer(path: str, layer: FormatLayer) -> dict[str, Any]:
     if isinstance(layer, PackedLayer):
         record |= plain(layer.description(layer))
     for role, quantizer in layer.role_quantizers().items():
-        record[role] = _describe_spec(quantizer.spec)
+        record[role] = _describe_spec(cast("Quantizer | Int32Bias", quantizer).spec)
     disabled = [name for name, part in _quantizers(layer).items() if not part.enabled]
     return {**record, "disabled": disabled} if disabled else record
 
@@ -72,7 +72,7 @@ def describe_packed(model: nn.Module, tensors: Mapping[str, Tensor | PackedTenso
     return {**record, DECODED: rest} if rest else record
 
 
-def _quantizers(layer: nn.Module) -> dict[str, nn.Module]:
+def _quantizers(layer: nn.Module) -> dict[str, Quantizer | Int32Bias]:
     """Return every quantizer of a layer by its name in it."""
     return {name: part for name, part in layer.named_modules() if isinstance(part, Quantizer | Int32Bias)}
 
@@ -212,18 +212,22 @@ def _read_spec(path: str, record: Any) -> Spec:
         if "calibration" in record:
             text = f"{text}@{record['calibration']}"
         spec = read_spec(text)
+        if spec is None:
+            raise FormatError(f"{text!r} is no format")
         return Spec(spec.format, spec.calibration, record.get("scale", "floor"))
     except (OctavoError, KeyError, TypeError, AttributeError) as error:
         raise ContainerError(f"{path}: {record!r} is no format of a tensor: {error}") from None
 
 
-def _fill(path: str, name: str, quantizer: nn.Module, tensors: Mapping[str, Tensor | PackedTensor]) -> None:
+def _fill(path: str, name: str, quantizer: Quantizer | Int32Bias, tensors: Mapping[str, Tensor | PackedTensor]) -> None:
     """Give a quantizer the scales of the file."""
     prefix = f"{name}."
-    state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
-    packed = next((key for key, value in state.items() if isinstance(value, PackedTensor)), None)
-    if packed is not None:
-        raise ContainerError(f"{path}.{name}.{packed}: packed, expected a plain tensor")
+    state: dict[str, Tensor] = {}
+    for key, value in tensors.items():
+        if key.startswith(prefix):
+            if isinstance(value, PackedTensor):
+                raise ContainerError(f"{path}.{name}.{key.removeprefix(prefix)}: packed, expected a plain tensor")
+            state[key.removeprefix(prefix)] = value
     if "format" in state and (text := format_text(state["format"])) != str(quantizer.spec.format):
         raise ContainerError(
             f"{path}.{name}.format: scales of '{text}', but the structure says '{quantizer.spec.format}'"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ class Checkpoint:
     files: tuple[Path, ...]
 
     @classmethod
-    def open(cls, path: Path | str) -> Checkpoint:
+    def open(cls, path: str | os.PathLike[str]) -> Checkpoint:
         """Find the weights of a file or folder; nothing is read but the index of a sharded model.
 
         Raises FileNotFoundError, or ContainerError for a folder without safetensors weights.

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from octavo.nn.matmul import QuantMatmul, check_roles
 from octavo.nn.quant_layer import copied_as
 from octavo.nn.registry import LayerKind, register
 from octavo.recipe.spec import LayerPlan
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 NAME = "octavo"
 CHILD = "attention_products"
@@ -99,7 +102,7 @@ class _Attached(QuantAttention):
     """One that transformers calls, in the process that made it and in one that unpickles it."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call] # torch's has no types
         _register()
 
 
@@ -120,7 +123,7 @@ def attach(model: nn.Module) -> nn.Module:
     for module in found:
         if not isinstance(getattr(module, CHILD, None), QuantAttention):
             module.add_module(CHILD, _Attached().train(module.training))
-    model.set_attn_implementation(NAME)
+    cast("PreTrainedModel", model).set_attn_implementation(NAME)
     return model
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from octavo.nn.registry import LayerKind, register
 from octavo.recipe.spec import LayerPlan, Spec
 from octavo.tensor import PackedTensor
 
+_PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 _GEOMETRY = ("in_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
 
 
@@ -27,6 +29,14 @@ class _QuantConv(QuantLayer):
     The weight is rounded as ``[out, in / groups * kernel]``: rows, groups and blocks run along everything that a sum
     of products runs over, input channels first, then the kernel. Input and output are rounded along their channels.
     """
+
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    padding_mode: _PaddingMode
+    _reversed_padding_repeated_twice: list[int]
+    _conv_forward: Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
     def __init__(self, *args: Any, plan: LayerPlan = LayerPlan(), what: str = "", **kwargs: Any) -> None:  # noqa: B008
         """Initialize as the float layer does. ``what`` names the layer in errors."""
@@ -92,6 +102,7 @@ class _PackedConv(PackedLayer):
     """
 
     _float: type[Any]
+    kernel_size: tuple[int, ...]
 
     def __init__(
         self,
@@ -138,7 +149,7 @@ class _PackedConv(PackedLayer):
     @classmethod
     def axis(cls, layer: nn.Module) -> int:
         """Axis of the input and output along which blocks run: the channels."""
-        return -1 - len(layer.kernel_size)
+        return -1 - len(cast("tuple[int, ...]", layer.kernel_size))
 
     def forward(self, input: Tensor) -> Tensor:
         """Return the convolution of ``input``, ``[B, in, ...]`` or ``[in, ...]``."""
@@ -159,7 +170,7 @@ class _PackedConv(PackedLayer):
 
     def _integer_forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """As :class:`octavo.nn.QuantConv2d` does, bit for bit: exact sums in float64, then the steps."""
-        x_codes, x_scales = self.input_quantizer.integers(x.float())
+        x_codes, x_scales = cast("Quantizer", self.input_quantizer).integers(x.float())
         scales = self.weight_scales
         # A code is the only whole number near value / scale.
         codes = (self._decoded(torch.float32).flatten(1).double() / torch.where(scales > 0, scales, 1.0)).round()

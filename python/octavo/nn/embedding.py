@@ -65,6 +65,7 @@ def _round_rows(quantizer: Quantizer, rows: Tensor, ids: Tensor, table_rows: int
     scales, zeros, levels = quantizer.given()
     if quantizer.granularity != "tensor":
         # One row of scales for each row of the table, however learned scales are laid out.
+        assert scales is not None  # it is static
         scales = scales.view(table_rows, -1)[ids]
         zeros = None if zeros is None else zeros[ids]
     return quantizer.round(rows, scales, zeros, levels)
@@ -109,7 +110,7 @@ class PackedEmbedding(PackedLayer):
         return "gather", math.ceil(self.packed_weight.nbytes / max(self.num_embeddings, 1) * rows)
 
     @classmethod
-    def geometry(cls, layer: nn.Module) -> dict[str, object]:
+    def geometry(cls, layer: nn.Module) -> dict[str, Any]:
         """Arguments of the constructor that the weight does not tell."""
         return {"padding_idx": layer.padding_idx}
 

@@ -22,7 +22,7 @@ _PACKED, _PACKED_PLAIN = torch.ops.octavo.packed_linear.default, torch.ops.octav
 _INTEGER, _INTEGER_PLAIN = torch.ops.octavo.integer_linear.default, torch.ops.octavo.integer_linear_plain.default
 
 
-class QuantLinear(QuantLayer, nn.Linear):
+class QuantLinear(QuantLayer, nn.Linear):  # type: ignore[misc] # weight and bias are properties here
     """``nn.Linear`` whose weight ``[N, K]``, input ``[..., K]``, output and bias are rounded as ``plan`` says.
 
     Rows, groups and blocks of weight and input run along K, the contraction. In training values are rounded and
@@ -152,7 +152,7 @@ class PackedLinear(PackedLayer):
 
     def cost(self, batch: int) -> tuple[str, int]:
         """Return the kernel that multiplies ``batch`` rows, and the bytes of the weight that it moves."""
-        x = str(self.input_quantizer.format) if self.is_integer else None
+        x = str(self.input_quantizer.format) if self.is_integer and self.input_quantizer is not None else None
         kernel = linear.kernel(
             str(self.format), batch, self._rows, self._width, self.dtype, input_format=x,
             device=self.weight_codes.device,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,10 @@ class PackedLayer(FormatLayer):
     """
 
     replaces: type[nn.Module]
+    weight_codes: Tensor
+    weight_scales: Tensor
+    weight_zeros: Tensor
+    weight_levels: Tensor
     input_quantizer: Quantizer | None
     output_quantizer: Quantizer | None
     what = "the layer"  # its path in the model it was packed or loaded in, for errors
@@ -108,7 +112,7 @@ class PackedLayer(FormatLayer):
                 f"it with the rule '{rule}', or leave octavo.strict()"
             )
         shape = self._weight_shape[::-1] if self._transposed else self._weight_shape
-        return late(self._read_weight, shape, self.dtype, self._buffers["weight_codes"].device, f"{self.what}: weight")
+        return late(self._read_weight, shape, self.dtype, self.parts[0].device, f"{self.what}: weight")
 
     @weight.setter
     def weight(self, weight: PackedTensor) -> None:
@@ -129,8 +133,9 @@ class PackedLayer(FormatLayer):
         bias = self._held_bias()
         if bias is None or bias.is_floating_point() or not inside_forward(self):
             return bias
-        scales, _, _ = self.input_quantizer.given()
-        steps = scales * self._buffers["weight_scales"].flatten().expand(len(bias))
+        scales, _, _ = cast("Quantizer", self.input_quantizer).given()
+        assert scales is not None  # an int32 bias is in steps of them
+        steps = scales * self.parts[1].flatten().expand(len(bias))
         return (bias * steps.double()).to(self.dtype)
 
     @bias.setter
@@ -151,13 +156,13 @@ class PackedLayer(FormatLayer):
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Codes, scales, zeros and levels of the weight."""
-        held = self._buffers
+        held = cast("dict[str, Tensor]", self._buffers)
         return held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
 
     @property
     def is_integer(self) -> bool:
         """Whether codes are multiplied, in integers: weight and input are ``intW`` whose scales factor out."""
-        return self._integer and self.input_quantizer.enabled
+        return self._integer and self.input_quantizer is not None and self.input_quantizer.enabled
 
     def _factors(self, x: Quantizer) -> bool:
         """Whether the input's scales can be taken out of the sums of products."""
@@ -165,7 +170,8 @@ class PackedLayer(FormatLayer):
 
     def _needs_check(self, x: Tensor) -> bool:
         """Whether :meth:`_check` has something to look at: the few nanoseconds of it that each call pays."""
-        plain = isinstance(x, Tensor) and x.is_cpu and self._buffers["weight_codes"].is_cpu
+        codes = self._buffers["weight_codes"]
+        plain = isinstance(x, Tensor) and x.is_cpu and codes is not None and codes.is_cpu
         return not plain or forward_ad._current_level >= 0
 
     def _check(self, x: Tensor) -> None:
@@ -213,12 +219,13 @@ class PackedLayer(FormatLayer):
                     f"{what} is a {type(layer).__name__} with a forward of its own, which packing would drop"
                 )
             spec = read_spec(format)
-            problem = "'keep' is no format to pack in" if spec is None else misfit("weight", spec)
-            if problem is not None:
+            if spec is None:
+                raise FormatError(f"{what}: 'keep' is no format to pack in")
+            if problem := misfit("weight", spec):
                 raise FormatError(f"{what}: {problem}")
             if spec.calibration is not None:
                 raise ModelError(f"{what}: '{format}' asks for calibration; octavo.quantize_model does it")
-            weight = encode(layer.weight.detach().flatten(1), spec.format, scale=spec.scale)
+            weight = encode(cast("Tensor", layer.weight).detach().flatten(1), spec.format, scale=spec.scale)
             return cls._like(layer, what, weight, getattr(layer, "bias", None), None, None)
         return cls._pack_quantized(layer, what)
 
@@ -251,7 +258,8 @@ class PackedLayer(FormatLayer):
         """Return the packed layer with the geometry, mode and hooks of ``layer``."""
         bias = None if bias is None else bias.detach().clone()
         parts = {"bias": bias, "input_quantizer": x, "output_quantizer": y}
-        packed = cls(weight, **cls.geometry(layer), **{name: part for name, part in parts.items() if part is not None})
+        given: dict[str, Any] = {name: part for name, part in parts.items() if part is not None}
+        packed = cls(weight, **cls.geometry(layer), **given)
         packed.stand_for(layer, what)
         for name in _HOOKS:
             packed.__dict__[name] = copy.copy(getattr(layer, name))
@@ -273,11 +281,11 @@ class PackedLayer(FormatLayer):
     def matrix_shape(cls, layer: nn.Module) -> tuple[int, int] | None:
         """Return ``(N, K)`` of the weight of a layer that this class stands in for; None for another layer."""
         if isinstance(layer, cls):
-            return layer.packed_weight.shape
+            return layer._rows, layer._width
         kind = kind_of(layer)
         if kind is None or kind.packed is None or not issubclass(cls, kind.packed):
             return None
-        first, *rest = layer.weight.shape
+        first, *rest = cast("Tensor", layer.weight).shape
         return (math.prod(rest), first) if kind.weight_axis == 0 else (first, math.prod(rest))
 
     @classmethod
@@ -292,7 +300,7 @@ class PackedLayer(FormatLayer):
         return DECODE, weight.nbytes + 2 * weight.numel() * self.dtype.itemsize
 
     @classmethod
-    def geometry(cls, layer: nn.Module) -> dict[str, object]:
+    def geometry(cls, layer: nn.Module) -> dict[str, Any]:
         """Arguments of the constructor that the weight does not tell."""
         return {}
 
@@ -309,7 +317,7 @@ class PackedLayer(FormatLayer):
             made = fn(tensor)
             return tensor.to(made.device) if id(tensor) in held and made.dtype != tensor.dtype else made
 
-        super()._apply(kept, recurse)
+        super()._apply(kept, recurse)  # type: ignore[no-untyped-call] # torch's has no types
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
         return self
 
@@ -357,6 +365,8 @@ def _frozen(quantizer: Quantizer | None) -> Quantizer | None:
         return copy.deepcopy(quantizer)
     # Not lsq any more: a file that is loaded would learn again.
     made = Quantizer(Spec(quantizer.format, Calibration("mse")), axis=quantizer.axis, what=quantizer.what)
-    made.set_scales(*quantizer.given())
+    scales, zeros, levels = quantizer.given()
+    assert scales is not None  # they are learned
+    made.set_scales(scales, zeros, levels)
     made.enabled = quantizer.enabled
     return made

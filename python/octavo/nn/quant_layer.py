@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Self, TypeVar
+from typing import Literal, Self, TypeVar, cast, overload
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +108,7 @@ class QuantLayer(FormatLayer):
                     f"{what}: bias int32 counts in steps of the products; weight and input must be intW of 2 to 8 "
                     f"bits, per tensor or channel, got {plan.weight} and {plan.input}"
                 )
+            assert plan.input is not None  # an integer layer has one
             if plan.input.calibration is None:
                 raise FormatError(
                     f"{what}: bias int32 needs an input scale that is fixed; calibrate the input, as "
@@ -127,7 +128,7 @@ class QuantLayer(FormatLayer):
     @property
     def weight(self) -> Tensor:
         """The Parameter; inside a forward pass the weight as the layer multiplies it."""
-        return self._read("weight", self._weight)
+        return cast("Tensor", self._read("weight", self._weight))
 
     @weight.setter
     def weight(self, value: Tensor) -> None:
@@ -155,7 +156,7 @@ class QuantLayer(FormatLayer):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         del vars(self)[name]
 
-    def _read(self, name: str, rounded: Callable[[], Tensor]) -> Tensor | None:
+    def _read(self, name: str, rounded: Callable[[], Tensor | None]) -> Tensor | None:
         """The value of ``layer.weight`` for other code; the layer itself reads :meth:`_own`."""
         registries = (self._parameters, vars(self), self._buffers)
         registry = next((registry for registry in registries if name in registry), None)
@@ -164,13 +165,18 @@ class QuantLayer(FormatLayer):
         held = registry[name]
         if held is None or not inside_forward(self):
             return held
-        quantizer = self._modules.get(f"{name}_quantizer")
+        quantizer = cast("Quantizer | Int32Bias | None", self._modules.get(f"{name}_quantizer"))
         if quantizer is None or not quantizer.enabled:
             return held
+        make = cast("Callable[[], Tensor]", rounded)  # what is held is not None
         if torch.is_grad_enabled():
-            return guarded(rounded(), quantizer.what)
-        return late(rounded, held.shape, held.dtype, held.device, quantizer.what)
+            return guarded(make(), quantizer.what)
+        return late(make, held.shape, held.dtype, held.device, quantizer.what)
 
+    @overload
+    def _own(self, name: Literal["weight"]) -> Tensor: ...
+    @overload
+    def _own(self, name: Literal["bias"]) -> Tensor | None: ...
     def _own(self, name: str) -> Tensor | None:
         """The weight or bias before rounding, wherever torch has put it."""
         held = self._parameters
@@ -198,6 +204,12 @@ class QuantLayer(FormatLayer):
             return False
         small = 2 <= weight.integer_width <= 8 and 2 <= x.integer_width <= 8
         return small and weight.granularity in ("tensor", "channel") and self._factors(x)
+
+    def _integer_quantizers(self) -> tuple[Quantizer, Quantizer]:
+        """The quantizers of weight and input of a layer that ``is_integer``."""
+        weight, x = self.weight_quantizer, self.input_quantizer
+        assert weight is not None and x is not None
+        return weight, x
 
     def _factors(self, x: Quantizer) -> bool:
         """Whether the input's scales can be taken out of the sums of products."""
@@ -236,9 +248,12 @@ class QuantLayer(FormatLayer):
 
     def _steps(self) -> Tensor:
         """``s_x * s_w[n]`` of a static input, float32 ``[N]``."""
-        _, weight_scales = self.weight_quantizer.integers(self.weight_matrix().detach().float())
-        scales, _, _ = self.input_quantizer.given()
-        return scales.detach() * weight_scales.flatten().expand(len(self._own("bias")))
+        weight, x = self._integer_quantizers()
+        _, weight_scales = weight.integers(self.weight_matrix().detach().float())
+        scales, _, _ = x.given()
+        bias = self._own("bias")
+        assert scales is not None and bias is not None  # as was checked when the bias got its format
+        return scales.detach() * weight_scales.flatten().expand(len(bias))
 
     def forward(self, input: Tensor) -> Tensor:
         """Return what the float layer would, of rounded operands; in evaluation from the codes where ``is_integer``."""
@@ -253,8 +268,9 @@ class QuantLayer(FormatLayer):
 
     def _integer_forward(self, x: Tensor) -> Tensor:
         """Evaluate ``fl32(acc) * (s_x * s_w[n]) + bias``, acc being the exact integer sum of products of codes."""
-        x_codes, x_scales = self.input_quantizer.integers(x.detach().float())
-        weight_codes, weight_scales = self.weight_quantizer.integers(self.weight_matrix().detach().float())
+        weight, given = self._integer_quantizers()
+        x_codes, x_scales = given.integers(x.detach().float())
+        weight_codes, weight_scales = weight.integers(self.weight_matrix().detach().float())
         # Whole numbers below 2^53: float64 sums are exact in any order.
         sums = self._multiply(x_codes, self._weight_of(weight_codes), None)
         steps = x_scales * self._along_channels(weight_scales.flatten())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -106,7 +107,7 @@ class _FirstPass:
         weight_reads.watches.append(read)
 
 
-def _tell(model: nn.Module, layers: dict[str, nn.Module], called: set[int], read: set[int]) -> None:
+def _tell(model: nn.Module, layers: Mapping[str, nn.Module], called: set[int], read: set[int]) -> None:
     unused = [path for path, layer in layers.items() if id(layer) not in called and id(layer) not in read]
     partly = [
         path

@@ -69,6 +69,7 @@ class _Saver:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Belong to the copy of the model, which is being made."""
         model = self._model()
+        assert model is not None  # it is being copied
         return type(self)(memo.get(id(model), model))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -52,6 +52,17 @@ class Totals:
 class Explained(Protocol):
     """What tables are made of."""
 
-    rows: tuple[Row, ...]
-    unreached: tuple[Unreached, ...]
-    totals: Totals
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The tensors that a rule reached."""
+        ...
+
+    @property
+    def unreached(self) -> tuple[Unreached, ...]:
+        """The parameters that no rule reached."""
+        ...
+
+    @property
+    def totals(self) -> Totals:
+        """Sizes of all parameters."""
+        ...

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from octavo.models.seq2seq.decoder_state import END, PAD, START, State, Tensors
 
+if TYPE_CHECKING:
+    from octavo.models.seq2seq.seq2seq_config import Seq2SeqConfig
+
 
 class Decoder(Protocol):
     """What a search asks of a model: :class:`octavo.models.seq2seq.Seq2Seq` says what each returns."""
+
+    config: Seq2SeqConfig
 
     def decode(self, memory: Tensors, tokens_BT: Tensor) -> Tensor:
         """Return the logits of the token after each."""
