@@ -1,5 +1,22 @@
 """Octavo: number formats for PyTorch models - choose, train, pack to real bytes, and run, bit-exact everywhere.
 
+What to call, by task; all of it is there after ``import octavo``:
+
+=====================  =================================================================================================
+one tensor             Format, formats, quantize, encode, decode, PackedTensor, linear, gemm, strict
+files of tensors       save, load, inspect
+a model                Recipe, Rule, quantize_model, pack_model, save_model, load_model, explain
+quantizing, further    quant (coverage, prepare_model, freeze_scales, FormatSchedule, smooth_model, gptq), nn, recipe
+adapters               lora (insert, fuse, commit, save_adapters, load_adapters)
+training               train (train, TrainConfig, Task)
+running without torch  Engine, Encoder
+GPUs                   cuda (info, warmup, prebuild)
+=====================  =================================================================================================
+
+Further rooms: data and models (tokenizers, networks), ops (the torch ops), folder (model folders), engine, search
+(journals), systems and studies (whole jobs, questions about formats), compat (rules of other libraries). Every error is
+an OctavoError. ``octavo --help`` lists the commands, ARCHITECTURE.md says where everything stands.
+
 Importing this package loads neither torch nor numpy; they load when a tensor is first touched.
 """
 
@@ -77,8 +94,8 @@ _LAZY = {
 }
 
 _MODULES = (
-    "compat", "cuda", "data", "engine", "folder", "lora", "models", "nn", "ops", "quant", "recipe", "search", "studies",
-    "systems", "train",
+    "compat", "container", "cuda", "data", "engine", "folder", "lora", "models", "nn", "ops", "quant", "recipe",
+    "search", "studies", "systems", "tensor", "train",
 )  # fmt: skip
 _ALIASES = {"gemm": "octavo.ops.gemm", "linear": "octavo.ops.linear"}
 
@@ -153,4 +170,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*__all__, *_MODULES, *_ALIASES, "errors"})

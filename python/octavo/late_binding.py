@@ -7,12 +7,26 @@ package's own ``__init__``, which knows all rooms, says in which module each nam
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any
 
 _modules: dict[str, str] = {}
 _loaded: dict[str, Any] = {}
+
+
+def parts_on_demand(package: str, path: Iterable[str]) -> Callable[[str], ModuleType]:
+    """Return the ``__getattr__`` of a package: a part of it is imported when it is first asked for."""
+    parts = {found.name for found in iter_modules(path)}
+
+    def part(name: str) -> ModuleType:
+        if name not in parts:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return import_module(f"{package}.{name}")
+
+    return part
 
 
 def bind(modules: Mapping[str, str]) -> None:

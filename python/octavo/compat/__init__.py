@@ -2,3 +2,7 @@
 
 Nothing else in octavo imports this package. Source: FORMATS.md section 7.
 """
+
+from octavo.late_binding import parts_on_demand
+
+__getattr__ = parts_on_demand(__name__, __path__)

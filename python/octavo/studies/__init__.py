@@ -5,3 +5,7 @@ every family at its best. :mod:`memory <octavo.studies.memory>`: bytes, counted 
 measured on test texts once, and found again in the journal after that. :mod:`compile <octavo.studies.compile_speed>`
 and :mod:`attention <octavo.studies.attention_speed>`: questions of speed.
 """
+
+from octavo.late_binding import parts_on_demand
+
+__getattr__ = parts_on_demand(__name__, __path__)
