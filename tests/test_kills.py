@@ -25,7 +25,7 @@ from octavo.systems.polynomials import compress as polynomials
 from octavo.systems.polynomials import export
 from octavo.systems.polynomials.data import Splits, signs
 from octavo.systems.sentences.classifier.kinds import tiny_classifier, vocabulary_of
-from octavo.systems.sentences.classifier.training_run import Recipe
+from octavo.systems.sentences.classifier.training_run import Hyperparameters
 from octavo.train import checkpoint, read_metrics, seed_all, without_clock
 from ptrace import needed, sweep
 from torch import nn
@@ -307,7 +307,7 @@ def test_a_study_ends_with_the_same_results_and_leaves_nothing_behind(tmp_path, 
     vocabulary = vocabulary_of(split.train.texts)
     sizes = {"width": 16, "layers": 1, "heads": 2, "feed_forward": 32, "positions": 64}
     model = Classifier(ClassifierConfig(vocabulary=vocabulary.size, classes=3, **sizes))
-    recipe = Recipe(epochs=1, batch_size=8, learning_rate=1e-3, precision="fp32")
+    recipe = Hyperparameters(epochs=1, batch_size=8, learning_rate=1e-3, precision="fp32")
     subject = ClassifierSubject("tiny", tiny_classifier(vocabulary, model), split, recipe, steps=20, judged=8)
     points = [
         Point({"study": "test", "method": method}, method, "type:Linear weight=int8:channel", training=Training(most=3))

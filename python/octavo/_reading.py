@@ -155,10 +155,10 @@ def _check_extent(text: str, what: str, most: int, error: type[OctavoError]) -> 
     """Refuse deep or long JSON before it is parsed: 3 bytes of text, ``[],``, become 64 of memory."""
     opened = text.count("[") + text.count("{")
     if opened > DEPTH:
-        level = 0
+        depth = 0
         for mark in re.findall(r"[\[\]{}]", _STRING.sub("", text)):
-            level += 1 if mark in "[{" else -1
-            if level > DEPTH:
+            depth += 1 if mark in "[{" else -1
+            if depth > DEPTH:
                 raise error(f"{what}: not JSON of up to {DEPTH} levels; write it flatter")
     if opened + text.count(",") > most and len(re.findall(r"[\[{,]", _STRING.sub("", text))) > most:
         raise error(f"{what}: not JSON of up to {most} values; write it shorter")

@@ -26,7 +26,7 @@ from octavo.errors import SettingError
 MAX_THREADS = 256
 """Most threads that can be asked for; the core refuses more."""
 
-LEVELS = ("scalar", "avx2", "avx512")
+SIMD_LEVELS = ("scalar", "avx2", "avx512")
 
 _always_strict = False
 _strict: ContextVar[bool | None] = ContextVar("octavo.strict", default=None)
@@ -102,8 +102,8 @@ def apply() -> None:
     _always_strict = given == "1"
     level = os.environ.get("OCTAVO_SIMD")
     if level:
-        if level not in LEVELS:
-            raise SettingError(f"OCTAVO_SIMD={_shown(level)}: accepted are {', '.join(LEVELS)}")
+        if level not in SIMD_LEVELS:
+            raise SettingError(f"OCTAVO_SIMD={_shown(level)}: accepted are {', '.join(SIMD_LEVELS)}")
         _core.force_simd(level)
     threads = os.environ.get("OCTAVO_NUM_THREADS")
     if threads:

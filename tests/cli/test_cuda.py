@@ -28,7 +28,7 @@ def test_doctor_shows_every_part_or_why_it_is_missing(octavo, kernels):
 def test_doctor_and_info_for_programs(octavo, kernels):
     report = json.loads(octavo("doctor", "--json").output)
     assert report["packages"]["octavo"] == _core.__version__
-    assert report["cpu"]["level"] == _core.simd_level()
+    assert report["cpu"]["simd_level"] == _core.simd_level()
     assert report["cuda"] == json.loads(octavo("cuda", "info", "--json").output)
     found = report["cuda"]
     assert found["cache"] == {"folder": str(kernels), "kernels": 0, "nbytes": 0}

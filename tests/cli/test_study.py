@@ -18,7 +18,9 @@ def small(monkeypatch):
     load = subject_catalogue.signs.load
     monkeypatch.setattr(subject_catalogue.signs, "load", lambda train, **_: load(64, validation=16, test=32))
     monkeypatch.setitem(
-        training_run.RECIPES, "tiny", training_run.Recipe(epochs=3, batch_size=16, learning_rate=1e-3, precision="fp32")
+        training_run.HYPERPARAMETERS,
+        "tiny",
+        training_run.Hyperparameters(epochs=3, batch_size=16, learning_rate=1e-3, precision="fp32"),
     )
 
 

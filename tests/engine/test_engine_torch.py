@@ -9,7 +9,7 @@ import json
 import pytest
 import torch
 from octavo import container
-from octavo.engine.cuda_engine import DTYPES, Stream, TorchEngine, cuda_device, load
+from octavo.engine.cuda_engine import DTYPES, AnswerStream, TorchEngine, cuda_device, load
 from octavo.engine.native_engine import Engine, Summary
 from octavo.errors import ContainerError, CudaUnavailableError, DataError, DTypeError, SettingError
 from octavo.models.seq2seq import ARCHITECTURES, END, Seq2SeqConfig, build
@@ -214,7 +214,7 @@ def run(engine, text: bytes, size: int, form: str):
 
 
 def test_what_was_read_of_an_endless_line_is_forgotten(engine):
-    stream = Stream(engine, "text")
+    stream = AnswerStream(engine, "text")
     for _ in range(100):
         stream.push(b"x" * 10_000)
         assert len(stream._last) < 200 and stream.run() == (0, b"", [])

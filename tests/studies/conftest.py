@@ -8,10 +8,10 @@ from octavo.studies.measured_points import Laboratory
 from octavo.studies.subject import ClassifierSubject
 from octavo.systems.polynomials.data import signs
 from octavo.systems.sentences.classifier.kinds import tiny_classifier, vocabulary_of
-from octavo.systems.sentences.classifier.training_run import Recipe
+from octavo.systems.sentences.classifier.training_run import Hyperparameters
 from octavo.train import seed_all
 
-RECIPE = Recipe(epochs=1, batch_size=8, learning_rate=1e-3, precision="fp32")
+RECIPE = Hyperparameters(epochs=1, batch_size=8, learning_rate=1e-3, precision="fp32")
 
 
 @pytest.fixture(scope="session")

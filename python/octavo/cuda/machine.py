@@ -22,7 +22,7 @@ Section = tuple[str, list[tuple[str, str]]]
 
 
 def cpu() -> dict[str, Any]:
-    """Return name, cores, instructions, and the level and number of threads that kernels use."""
+    """Return name, cores, instructions, and the SIMD level and number of threads that kernels use."""
     from octavo import _core
 
     facts: dict[str, str] = {}
@@ -37,7 +37,7 @@ def cpu() -> dict[str, Any]:
         "name": facts.get("model name") or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "instructions": [name for name in INSTRUCTIONS if name in flags],
-        "level": _core.simd_level(),
+        "simd_level": _core.simd_level(),
         "threads": _core.num_threads(),
     }
 
@@ -66,7 +66,7 @@ def cpu_section() -> Section:
     return "processor", [
         ("name", found["name"]),
         ("instructions", " ".join(found["instructions"]) or "unknown"),
-        ("kernels use", f"{found['level']}, {found['threads']} of {found['cores']} cores"),
+        ("kernels use", f"{found['simd_level']}, {found['threads']} of {found['cores']} cores"),
     ]
 
 

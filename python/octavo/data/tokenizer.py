@@ -17,7 +17,7 @@ from octavo._reading import check_regular
 from octavo.data._arguments import address, whole
 from octavo.errors import DataError, DTypeError, ShapeError
 
-Lines = Iterable[str] | bytes | bytearray | memoryview
+Texts = Iterable[str] | bytes | bytearray | memoryview
 
 
 class CharTokenizer:
@@ -50,7 +50,7 @@ class CharTokenizer:
         return tokenizer
 
     @classmethod
-    def from_lines(cls, lines: Lines) -> CharTokenizer:
+    def from_lines(cls, lines: Texts) -> CharTokenizer:
         """Make the vocabulary of all characters of ``lines``, given as to :meth:`encode`.
 
         Raises DataError as the class itself, and as :meth:`encode` for broken text.
@@ -88,7 +88,7 @@ class CharTokenizer:
 
     def encode(
         self,
-        lines: Lines,
+        lines: Texts,
         max_length: int | None = None,
         *,
         end: bool = True,
@@ -158,7 +158,7 @@ class CharTokenizer:
         return CharTokenizer, (self.characters,)
 
 
-def _text(lines: Lines) -> NDArray[np.uint8]:
+def _text(lines: Texts) -> NDArray[np.uint8]:
     """The bytes of all lines, in UTF-8 unless the caller gave other bytes."""
     if isinstance(lines, bytes | bytearray | memoryview):
         view = memoryview(lines)

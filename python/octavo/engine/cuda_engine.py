@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from octavo import _core
-from octavo.data.tokenizer import Lines
+from octavo.data.tokenizer import Texts
 from octavo.engine.native_engine import Engine
 from octavo.errors import CudaUnavailableError, DataError, SettingError
 from octavo.late_binding import late
@@ -89,18 +89,18 @@ class TorchEngine(Engine):
         _, failures = self._core.expand([rows[place] for place in wrong], beam)
         return answers, [(wrong[at], reason) for at, reason in failures]
 
-    def _texts(self, lines: Lines) -> list[str]:
+    def _texts(self, lines: Texts) -> list[str]:
         """Return the answers to lines, all in order. Raises DataError for others."""
         ids, lengths = self._tokenizer.encode(lines, self._limit, end=False)
         if not lengths.all():
             raise DataError("empty line")
         return self._tokenizer.decode(self._generate(torch.from_numpy(ids)).numpy())
 
-    def _stream(self, beam: int, form: str) -> Stream:
-        return Stream(self, form)
+    def _stream(self, beam: int, form: str) -> AnswerStream:
+        return AnswerStream(self, form)
 
 
-class Stream:
+class AnswerStream:
     """Lines on their way, with the methods of the native stream; numbers are counted from 1."""
 
     def __init__(self, engine: TorchEngine, form: str) -> None:

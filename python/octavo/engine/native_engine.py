@@ -35,7 +35,7 @@ class Summary:
     failed: int = 0
 
 
-class _Stream(Protocol):
+class _AnswerStream(Protocol):
     """Lines on their way through an engine; numbers are counted from 1."""
 
     def push(self, bytes: bytes | None, /) -> None: ...
@@ -215,7 +215,7 @@ class Engine:
         """Return an answer a line, and places (from 0) and reasons of those that have none."""
         return self._core.expand(rows, beam)
 
-    def _stream(self, beam: int, form: str) -> _Stream:
+    def _stream(self, beam: int, form: str) -> _AnswerStream:
         return _core._EngineStream(self._core, beam, form)
 
 

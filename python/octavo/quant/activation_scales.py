@@ -16,7 +16,7 @@ from octavo.ops.codec import encode, quantize
 from octavo.quant.activation_statistics import Statistics
 from octavo.recipe.spec import Calibration, Spec
 
-Parts = tuple[Tensor, Tensor | None]  # scales, packed zeros
+Scales = tuple[Tensor, Tensor | None]  # scales, packed zeros
 Range = tuple[float, float]
 
 # Shares of the range that `mse` tries: sixteen to the octave down to a thirty-second, then eight about the best.
@@ -29,7 +29,7 @@ _KL_FIRST, _KL_STRIDE = 128, 16
 _KL_LEAST = 1e-9
 
 
-def activation_scales(spec: Spec, seen: Statistics, what: str) -> Parts:
+def activation_scales(spec: Spec, seen: Statistics, what: str) -> Scales:
     """Return the scales, and packed zeros for ``uintW``, that ``spec.calibration`` chooses.
 
     ``seen``: what the tensor held; where it was all zeros, the range is taken as -1 to 1. ``lsq`` starts from ``mse``.
@@ -65,7 +65,7 @@ def check_format(spec: Spec, what: str) -> None:
         raise FormatError(f"{what}: '{spec}': {method} is for weights; activations take minmax, quantile, mse or kl")
 
 
-def scales_of(fmt: Format, ends: Range) -> Parts:
+def scales_of(fmt: Format, ends: Range) -> Scales:
     """Return the scales and zeros that the codec chooses for a tensor that spans a range."""
     packed = encode(torch.tensor(ends, dtype=torch.float32), fmt)
     return packed.scales, packed.zeros if fmt.core.has_zeros else None
@@ -131,7 +131,7 @@ def _mse(fmt: Format, seen: Statistics, full: Range) -> Range:
     return min(full, best, key=error)
 
 
-def quantize_to(values: Tensor, fmt: Format, parts: Parts) -> Tensor:
+def quantize_to(values: Tensor, fmt: Format, parts: Scales) -> Tensor:
     """:func:`octavo.quantize` with packed zeros."""
     scales, zeros = parts
     if zeros is None:

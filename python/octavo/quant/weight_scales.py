@@ -16,7 +16,7 @@ from octavo.quant.activation_statistics import Statistics
 from octavo.recipe.spec import Spec
 from octavo.tensor import PackedTensor
 
-Parts = tuple[Tensor, Tensor | None, Tensor | None]  # scales, packed zeros, levels
+Scales = tuple[Tensor, Tensor | None, Tensor | None]  # scales, packed zeros, levels
 
 # Shares of the rule's scale that `mse` tries: down to an eighth, then finer and finer about each group's best. Scales
 # that are means may be better larger, too.
@@ -29,7 +29,7 @@ _MORE_BITS = range(1, 8)  # fraction bits that `mse` adds
 _CHUNK = 1 << 15
 
 
-def weight_scales(spec: Spec, weight: Tensor, what: str) -> Parts:
+def weight_scales(spec: Spec, weight: Tensor, what: str) -> Scales:
     """Return the scales, packed zeros and levels that ``spec.calibration`` chooses for ``weight`` ``[N, K]``.
 
     ``minmax``: the codec's rule. ``quantile``: the same, of each group's magnitudes up to that quantile. ``mse`` (and
@@ -66,7 +66,7 @@ def weight_scales(spec: Spec, weight: Tensor, what: str) -> Parts:
     return torch.cat(scales), None if zeros[0] is None else torch.cat(zeros), None
 
 
-def _parts(packed: PackedTensor) -> Parts:
+def _parts(packed: PackedTensor) -> Scales:
     core = packed.format.core
     return packed.scales, packed.zeros if core.has_zeros else None, packed.levels if core.has_levels else None
 
@@ -94,7 +94,7 @@ def _clipped(x: Tensor, fmt: Format, share: float) -> Tensor:
     return kept.view(*x.shape[:-1], -1)[..., : x.shape[-1]]
 
 
-def _least(x: Tensor, fmt: Format) -> Parts:
+def _least(x: Tensor, fmt: Format) -> Scales:
     """Scales of least squared error, group by group."""
     start = encode(x, fmt)
     zeros = start.zeros if fmt.core.has_zeros else None

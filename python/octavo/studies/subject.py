@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from octavo.systems.polynomials.accuracy import Lines, exact_match
+from octavo.systems.polynomials.accuracy import EncodedLines, exact_match
 from octavo.systems.polynomials.data import splits
 from octavo.systems.polynomials.line_task import PolynomialTask
 from octavo.systems.polynomials.shipped import load_shipped
 from octavo.systems.polynomials.train_configs import SPLIT_SEED, TEST, VALIDATION
 from octavo.systems.sentences.classifier.kinds import TextClassifier
 from octavo.systems.sentences.classifier.texts import ClassifierTask, scores
-from octavo.systems.sentences.classifier.training_run import Recipe
+from octavo.systems.sentences.classifier.training_run import Hyperparameters
 from octavo.systems.sentences.sentiment import Split
 
 # Where in the stream of polynomial lines calibration begins: past all that training can read.
@@ -75,11 +75,19 @@ class ClassifierSubject:
     metric = "accuracy"
 
     def __init__(
-        self, name: str, made: TextClassifier, split: Split, recipe: Recipe, *, steps: int, judged: int = 512
+        self,
+        name: str,
+        made: TextClassifier,
+        split: Split,
+        hyperparameters: Hyperparameters,
+        *,
+        steps: int,
+        judged: int = 512,
     ) -> None:
-        """Take a classifier that ``recipe`` trained in ``steps``; ``judged``: validation texts that choices look at."""
+        """Take a classifier that was trained in ``steps``; ``judged``: validation texts that choices look at."""
         self.name, self.steps = name, steps
-        self.batch_size, self.learning_rate, self.precision = recipe.batch_size, recipe.learning_rate, recipe.precision
+        self.batch_size, self.precision = hyperparameters.batch_size, hyperparameters.precision
+        self.learning_rate = hyperparameters.learning_rate
         self._model, self._train = made.model.eval(), made.texts(split.train)
         self._parts = {"validation": made.texts(split.validation), "test": made.texts(split.test)}
         self._judged = self._parts["validation"].sample(judged, seed=0)
@@ -127,10 +135,10 @@ class PolynomialSubject:
         self._model, self._tokenizer = load_shipped()
         self._data = splits(SPLIT_SEED, VALIDATION, TEST)
         self._parts = {
-            "validation": Lines.of(self._data.validation[:lines], self._tokenizer),
-            "test": Lines.of(self._data.test[:lines], self._tokenizer),
+            "validation": EncodedLines.of(self._data.validation[:lines], self._tokenizer),
+            "test": EncodedLines.of(self._data.test[:lines], self._tokenizer),
         }
-        self._judged = Lines.of(self._data.validation[:judged], self._tokenizer)
+        self._judged = EncodedLines.of(self._data.validation[:judged], self._tokenizer)
         self._before = self._log_probabilities(self._model)
         self.blueprint = {"kind": self.name, "config": self._model.config.as_dict()}
         self.identity = {"model": self.name, "weights": digest(self._model), "lines": lines, "judged": judged}

@@ -10,7 +10,7 @@ from octavo.studies.subject import ClassifierSubject, PolynomialSubject, Subject
 from octavo.systems.polynomials.data import signs
 from octavo.systems.sentences import sentiment
 from octavo.systems.sentences.classifier import kinds
-from octavo.systems.sentences.classifier.training_run import MODEL, RECIPES, train_classifier
+from octavo.systems.sentences.classifier.training_run import HYPERPARAMETERS, MODEL, train_classifier
 from octavo.systems.sentences.sentiment import Split
 from octavo.systems.sentences.text_encoder import MINILM
 
@@ -65,7 +65,7 @@ def open_subject(
     if info.get("data") != split.digest():
         raise DataError(f"{run}: trained on other texts than these; give the same --data, or another --out")
     judged = 128 if quick else _JUDGED[name]
-    return ClassifierSubject(name, made, split, RECIPES[name], steps=info["steps"], judged=judged)
+    return ClassifierSubject(name, made, split, HYPERPARAMETERS[name], steps=info["steps"], judged=judged)
 
 
 def _split(data: Path | None, *, quick: bool) -> Split:

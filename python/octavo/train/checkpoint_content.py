@@ -24,7 +24,7 @@ from octavo.train.weight_average import Average
 
 
 @dataclass
-class Parts:
+class CheckpointContent:
     """The parts of a run that change while it lasts, with its configuration, task and processes."""
 
     model: nn.Module

@@ -17,7 +17,7 @@ from octavo import container, locks
 from octavo.display.training_output import Display
 from octavo.errors import CheckpointError, ConfigError, Interrupted, LockedError
 from octavo.train import checkpoint
-from octavo.train.checkpoint_content import Parts
+from octavo.train.checkpoint_content import CheckpointContent
 from octavo.train.clock import Clock
 from octavo.train.distributed import Processes, join
 from octavo.train.evaluation import evaluate, is_better, value_of
@@ -137,7 +137,7 @@ def _only_run(folder: Path, processes: Processes) -> Iterator[None]:
 
 def _parts(
     model: nn.Module, task: Any, config: TrainConfig, processes: Processes, make_optimizer: MakeOptimizer
-) -> Parts:
+) -> CheckpointContent:
     """Seed the generators, move the model, and make everything that a run changes."""
     if config.batch_size < config.accumulation * processes.world:
         parts = f"{config.accumulation} micro-batches in {processes.world} processes"
@@ -148,10 +148,10 @@ def _parts(
     check_coverage(model, optimizer)
     precision = Precision(config.precision, processes.device)
     average = Average(model, config.ema) if config.ema is not None else None
-    return Parts(model, task, config, processes, optimizer, precision, average, Clock(), State())
+    return CheckpointContent(model, task, config, processes, optimizer, precision, average, Clock(), State())
 
 
-def _take_up_newest(parts: Parts, folder: Path, *, resume: bool) -> None:
+def _take_up_newest(parts: CheckpointContent, folder: Path, *, resume: bool) -> None:
     """Go on from the newest whole checkpoint in ``folder`` if there is one, and write ``run.json``."""
     processes = parts.processes
     held = checkpoint.available(folder)
@@ -176,7 +176,7 @@ class _Run:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: CheckpointContent,
         folder: Path,
         metrics: Metrics,
         display: Display,

@@ -10,7 +10,7 @@ import torch
 from octavo.data import CharTokenizer
 from octavo.errors import DataError, SettingError, ShapeError
 from octavo.models.seq2seq import ARCHITECTURES, END, PAD, build
-from octavo.systems.polynomials.accuracy import Lines, _equivalent, exact_match, measure
+from octavo.systems.polynomials.accuracy import EncodedLines, _equivalent, exact_match, measure
 from octavo.systems.polynomials.data import KINDS, Stream, expand, generate, kind, splits
 from octavo.systems.polynomials.line_task import MULTIPLE, PolynomialTask
 from octavo.systems.polynomials.train_configs import SPLIT_SEED, TEST, VALIDATION, model_config, train_config
@@ -219,7 +219,7 @@ def test_whoever_errs_in_one_token_is_wrong(task, change, end):
 def test_answers_are_judged_in_the_order_of_the_lines():
     lines = generate(700, seed=5)
     model = Oracle(lambda right: right if "8" in right else right + "0")
-    found = exact_match(model, Lines.of(lines, TOKENIZER))
+    found = exact_match(model, EncodedLines.of(lines, TOKENIZER))
     assert found.tolist() == ["8" in line.split("=")[1] for line in lines]
     assert 0 < found.sum() < 700
     assert sorted(left for asked in model.asked for left in asked) == sorted(line.split("=")[0] for line in lines)
@@ -252,7 +252,7 @@ def test_exact_match_and_measure_agree():
         ids, _ = TOKENIZER.encode([left], end=False)
         answers[left] = TOKENIZER.decode(model.generate(torch.from_numpy(ids))[0])[0]
     lines = [f"{left}={answers[left] if number % 3 else '0'}" for number, left in enumerate(lefts)]
-    found = exact_match(model, Lines.of(lines, TOKENIZER))
+    found = exact_match(model, EncodedLines.of(lines, TOKENIZER))
     expected = measure(lambda asked: [answers[left] for left in asked], lines)
     # A row that was cut before its end is no answer to exact_match, and its text may be one to measure.
     assert found.sum() <= expected.exact
@@ -303,7 +303,7 @@ def test_nothing_has_no_accuracy_and_a_wrong_number_of_answers_is_refused():
 
 def test_a_line_of_an_unknown_character_is_refused():
     with pytest.raises(DataError):
-        Lines.of(["(x+1)*(w+1)=0"], TOKENIZER)
+        EncodedLines.of(["(x+1)*(w+1)=0"], TOKENIZER)
 
 
 @pytest.mark.parametrize(

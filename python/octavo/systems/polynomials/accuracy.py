@@ -25,30 +25,30 @@ _LONGEST = 48
 
 
 @dataclass(frozen=True)
-class Lines:
+class EncodedLines:
     """Lines as ids: sources [N, S] and targets [N, T] with the end token, uint8, padded with 0."""
 
     source: Tensor
     target: Tensor
 
     @classmethod
-    def of(cls, lines: Sequence[str], tokenizer: CharTokenizer) -> Lines:
+    def of(cls, lines: Sequence[str], tokenizer: CharTokenizer) -> EncodedLines:
         """Translate ``left=right`` lines. Raises DataError as the tokenizer."""
         sides = [line.partition("=") for line in lines]
         source, _ = tokenizer.encode([left for left, _, _ in sides], end=False)
         target, _ = tokenizer.encode([right for _, _, right in sides])
         return cls(torch.from_numpy(source), torch.from_numpy(target))
 
-    def part(self, index: int, parts: int) -> Lines:
+    def part(self, index: int, parts: int) -> EncodedLines:
         """Return every ``parts``-th line from ``index`` on."""
-        return Lines(self.source[index::parts], self.target[index::parts])
+        return EncodedLines(self.source[index::parts], self.target[index::parts])
 
     def __len__(self) -> int:
         """Lines."""
         return len(self.source)
 
 
-def exact_match(model: nn.Module, lines: Lines) -> Tensor:
+def exact_match(model: nn.Module, lines: EncodedLines) -> Tensor:
     """Return for each line whether greedy generation gives its target to the last token, ``[N]`` bool, on the CPU."""
     device = next(model.parameters()).device
     right = torch.zeros(len(lines), dtype=torch.bool)

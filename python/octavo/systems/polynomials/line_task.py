@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from octavo.data import CharTokenizer
 from octavo.models.seq2seq import PAD
-from octavo.systems.polynomials.accuracy import Lines, exact_match
+from octavo.systems.polynomials.accuracy import EncodedLines, exact_match
 from octavo.systems.polynomials.data import Passes, Splits, Stream
 
 # Lengths are padded to multiples of this: few different shapes, each of which a backend prepares once.
@@ -51,7 +51,7 @@ class PolynomialTask:
         self.tokenizer = CharTokenizer.polynomials()
         self.stream, self.data_digest, self._first = _stream(data, seed, self.tokenizer)
         self._batch_size = batch_size
-        self._validation = Lines.of(data.validation[:limit], self.tokenizer)
+        self._validation = EncodedLines.of(data.validation[:limit], self.tokenizer)
         self._lines = lru_cache(maxsize=2)(self._make_lines)
 
     def batch(self, step: int, micro: int, start: int, size: int) -> Batch:

@@ -136,7 +136,7 @@ def _measure_here(config: SpeedConfig) -> dict[str, float] | None:
     import torch
 
     from octavo.models.seq2seq import build
-    from octavo.systems.polynomials.accuracy import Lines
+    from octavo.systems.polynomials.accuracy import EncodedLines
     from octavo.systems.polynomials.data import splits
     from octavo.systems.polynomials.line_task import PolynomialTask
     from octavo.systems.polynomials.train_configs import SPLIT_SEED, model_config, train_config
@@ -150,7 +150,7 @@ def _measure_here(config: SpeedConfig) -> dict[str, float] | None:
     wanted = config.val_steps + 1
     data = splits(SPLIT_SEED, wanted * config.batch, 0)
     task = PolynomialTask(data, config.batch, limit=0)
-    lines = Lines.of(data.validation, task.tokenizer)
+    lines = EncodedLines.of(data.validation, task.tokenizer)
     settings = train_config(steps=10**6, batch_size=config.batch, precision=config.precision)
     model = build(model_config(config.architecture))
     with join("auto") as processes:

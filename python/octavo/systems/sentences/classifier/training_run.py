@@ -18,8 +18,8 @@ MODEL, REPORT = "model", "report.json"
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Settings that train a kind of model: passes over the data, texts in an update, the largest learning rate."""
+class Hyperparameters:
+    """What trains a kind of model: passes over the data, texts in an update, the largest learning rate."""
 
     epochs: float
     batch_size: int
@@ -28,9 +28,9 @@ class Recipe:
 
 
 # MiniLM: the usual fine-tuning of an encoder of its size. Tiny: from fresh weights, hence the larger rate.
-RECIPES = {
-    TINY: Recipe(epochs=3, batch_size=64, learning_rate=1e-3, precision="fp32"),
-    "minilm": Recipe(epochs=1, batch_size=32, learning_rate=5e-5, precision="bf16"),
+HYPERPARAMETERS = {
+    TINY: Hyperparameters(epochs=3, batch_size=64, learning_rate=1e-3, precision="fp32"),
+    "minilm": Hyperparameters(epochs=1, batch_size=32, learning_rate=5e-5, precision="bf16"),
 }
 
 
@@ -71,17 +71,17 @@ def train_config(kind: str, texts: int, *, epochs: float | None = None, **change
 
     ``changes``: fields of :class:`TrainConfig` that differ. The rate grows over 6 % of the steps, then falls to 0.
     """
-    recipe = RECIPES[kind]
-    batch_size = changes.get("batch_size", recipe.batch_size)
-    steps = changes.pop("steps", None) or max(1, round((epochs or recipe.epochs) * (texts // batch_size)))
+    usual = HYPERPARAMETERS[kind]
+    batch_size = changes.get("batch_size", usual.batch_size)
+    steps = changes.pop("steps", None) or max(1, round((epochs or usual.epochs) * (texts // batch_size)))
     config = TrainConfig(
         steps=steps,
         batch_size=batch_size,
-        learning_rate=recipe.learning_rate,
+        learning_rate=usual.learning_rate,
         schedule="linear",
         warmup=math.ceil(0.06 * steps),
         betas=(0.9, 0.98),
-        precision=recipe.precision,
+        precision=usual.precision,
         evaluate_every=max(1, steps // 4),
         checkpoint_every=200,
         log_every=50,
@@ -100,7 +100,7 @@ def train_classifier(
 ) -> ClassifierReport:
     """Train a classifier in ``folder``, going on with the run that is there, and measure its last weights.
 
-    ``epochs`` and ``changes`` (fields of :class:`TrainConfig`) differ from the recipe of the kind. The model folder
+    ``epochs`` and ``changes`` (fields of :class:`TrainConfig`) differ from the kind's hyperparameters. The model folder
     ``folder/model`` is what :func:`octavo.systems.sentences.classifier.kinds.load` reads. Raises Interrupted if a
     signal ended the training, LockedError if another process trains in ``folder``.
     """
