@@ -55,19 +55,29 @@ from octavo.settings import strict
 
 if _TYPE_CHECKING:
     from octavo import compat as compat
+    from octavo import container as container
     from octavo import cuda as cuda
     from octavo import data as data
+    from octavo import engine as engine
     from octavo import folder as folder
     from octavo import lora as lora
     from octavo import models as models
     from octavo import nn as nn
+    from octavo import ops as ops
     from octavo import quant as quant
+    from octavo import recipe as recipe
+    from octavo import search as search
+    from octavo import studies as studies
+    from octavo import systems as systems
+    from octavo import tensor as tensor
     from octavo import train as train
     from octavo.container import inspect, load, save
     from octavo.engine.native_encoder import Encoder
     from octavo.engine.native_engine import Engine
     from octavo.folder.layer_costs import explain
     from octavo.folder.save_load import load_model, save_model
+    from octavo.ops import gemm as gemm
+    from octavo.ops import linear as linear
     from octavo.ops.codec import decode, encode, quantize
     from octavo.quant.apply_recipe import quantize_model
     from octavo.quant.pack_layers import pack_model

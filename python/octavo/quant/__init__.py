@@ -1,9 +1,21 @@
 """Quantizing and packing models."""
 
 from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any
 
 from octavo.late_binding import late as _late
+
+if _TYPE_CHECKING:
+    from octavo.quant.algorithms.bias import BiasCorrections, correct_bias_model
+    from octavo.quant.algorithms.gptq import gptq
+    from octavo.quant.algorithms.hqq import hqq
+    from octavo.quant.algorithms.smooth import Smoothing, smooth_model
+    from octavo.quant.algorithms.solution import Solution
+    from octavo.quant.apply_recipe import freeze_scales, prepare_model, quantize_model
+    from octavo.quant.coverage_report import Coverage, coverage
+    from octavo.quant.format_schedule import FormatSchedule
+    from octavo.quant.pack_layers import pack_model
 
 _LAZY = {
     "BiasCorrections": "octavo.quant.algorithms.bias",

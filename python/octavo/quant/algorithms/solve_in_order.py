@@ -85,6 +85,6 @@ def _solve(layer: QuantLayer, weight: Tensor, hessian: Tensor | None = None) -> 
     except OctavoError as error:
         raise type(error)(f"{quantizer.what}: {error}") from None
     solved, scales, zeros, levels = found
-    if fmt.scale_type is not None:
+    if scales is not None:  # of formats that have some
         quantizer.set_scales(scales, zeros, levels)
     layer.set_weight_matrix(solved)
