@@ -71,12 +71,13 @@ def first(outputs):
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_file_is_that_of_pack_model(tmp_path, architecture, dtype):
     """Every byte: tensors, structure and recipe; one file or shards, whatever recipe."""
     model, inputs = source(tmp_path / "m", architecture, dtype, max_shard_size="20KB")
     assert (tmp_path / "m" / "model.safetensors.index.json").exists()
-    for number, recipe in enumerate((*RECIPES, *(OF_LINEAR if architecture in UNTIED else ()))):
+    recipes = (*RECIPES, *(OF_LINEAR if architecture in UNTIED else ()))
+    for number, recipe in enumerate(recipes if dtype == torch.float32 else recipes[:1]):
         octavo_command("pack", tmp_path / "m", "-o", tmp_path / f"x{number}", "--recipe", recipe)
         packed = octavo.pack_model(octavo.quantize_model(model, recipe, progress=False))
         octavo.save_model(packed, tmp_path / f"y{number}")
@@ -106,7 +107,7 @@ def test_layers_multiply_codes(tmp_path):
 @pytest.mark.parametrize("architecture", ["bert", "gpt2 with a tied head", "llama with a tied head", "t5", "vit"])
 def test_the_plan_that_is_told_is_what_happens(tmp_path, architecture):
     """octavo recipe --model, pack --dry-run, pack and quantize_model name the same layers."""
-    model, _ = source(tmp_path / "m", architecture)
+    model, _ = source(tmp_path / "m", architecture, torch.bfloat16)
     explained = json.loads(octavo_command("recipe", "mxint8", "--model", tmp_path / "m", "--json"))
     assert explained == json.loads(octavo.Recipe.parse("mxint8").explain(model).to_json())
     planned = octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x", "--dry-run")
@@ -142,9 +143,21 @@ def test_a_checkpoint_of_another_head_or_none_is_the_model_it_holds(tmp_path):
     assert (tmp_path / "y" / PACKED_NAME).read_bytes() == (tmp_path / "z" / PACKED_NAME).read_bytes()
 
 
+def test_names_of_the_hub_without_the_prefix_of_the_body(tmp_path):
+    """As gpt2 has them: a class with a head in config.json, tensors of the body, masks that every layer makes itself."""
+    model, _ = source(tmp_path / "m", "gpt2 with a tied head")
+    tensors = container.load(tmp_path / "m" / "model.safetensors")
+    old = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    old["h.0.attn.bias"] = torch.ones(1, 1, 32, 32).tril()
+    container.save(old, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
+    assert "left out" not in octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x")
+    octavo.save_model(octavo.pack_model(octavo.quantize_model(model, "mxint8", progress=False)), tmp_path / "y")
+    assert (tmp_path / "x" / PACKED_NAME).read_bytes() == (tmp_path / "y" / PACKED_NAME).read_bytes()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_folders_of_transformers_are_loaded(tmp_path, dtype):
-    for architecture in ("gpt2 with a tied head", "vit"):
+    for architecture in ("gpt2 with a tied head", "vit", "t5"):  # t5 holds some weights in float32
         model, inputs = source(tmp_path / architecture, architecture, dtype, max_shard_size="20KB")
         loaded = octavo.load_model(tmp_path / architecture)
         with torch.inference_mode():

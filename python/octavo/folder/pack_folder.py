@@ -120,17 +120,19 @@ class OpenFolder:
         plan = self._stored_plan() if recipe is None else layer_plans(decide_model(recipe.rules, self.model))
         if recipe is not None:
             self._refuse_packed()
-        by_name = self.found.tensors | {name: self.found.tensors[first] for name, first in self.found.ties.items()}
+        found = self.found
         skeletons = {path: self.model.get_submodule(path) for path in plan}
         model = prepare_weights(self.model, plan)
-        reports, done = _pack_weights(model, skeletons, by_name, self.found, progress)
-        rest = {name: tensor if name in done else _plain(tensor) for name, tensor in by_name.items()}
-        assign_plain(model, self.found.ties, rest, done)
+        reports, done = _pack_weights(model, skeletons, found, progress)
+        rest = {name: found.value(name) for name in (*found.tensors, *found.ties) if name not in done}
+        assign_plain(model, found.ties, rest, done)
         refuse_empty(model)
         note_recipe(model, None if recipe is None else str(recipe))
-        for name, tensor in self.found.tensors.items():
-            reports.setdefault(name, _report(name, tensor, None, rest[name].nbytes))
-        return PackedFolder(model.eval(), [reports[name] for name in self.found.tensors], self.found.left_out)
+        for name, tensor in found.tensors.items():
+            if name not in reports:
+                nbytes = rest[name].nbytes if name in rest else tensor.nbytes
+                reports[name] = _report(name, tensor, None, nbytes)
+        return PackedFolder(model.eval(), [reports[name] for name in found.tensors], found.left_out)
 
     def _stored_plan(self) -> dict[str, LayerPlan]:
         """Return the formats that weights are packed in already, by layer."""
@@ -174,7 +176,6 @@ def save_folder(source: Checkpoint, target: Path, model: nn.Module, *, force: bo
 def _pack_weights(
     model: nn.Module,
     skeletons: Mapping[str, nn.Module],
-    by_name: Mapping[str, Stored],
     found: Places,
     progress: Progress | None,
 ) -> tuple[dict[str, TensorReport], set[str]]:
@@ -197,41 +198,40 @@ def _pack_weights(
             layer = model.get_submodule(path)
             assert isinstance(layer, QuantLayer)
             name = found.ties.get(join(path, "weight"), join(path, "weight"))
-            made, errors = _pack_one(model, path, layer, skeletons[path], by_name)
+            made, errors = _pack_one(model, path, layer, skeletons[path], found)
             share_codes(made, twins)
             for one in paths[id(layer)]:
                 parent, _, last = one.rpartition(".")
                 setattr(model.get_submodule(parent), last, made)
-                done |= {join(one, "weight"), join(one, "bias")}
+                done |= {part for part in (join(one, "weight"), join(one, "bias")) if part in found}
             if name not in reports:
                 text = str(made.format)
-                reports[name] = _report(name, by_name[name], text, made.packed_weight.nbytes, errors)
+                reports[name] = _report(name, found.tensors[name], text, made.packed_weight.nbytes, errors)
                 if progress:
-                    progress(name, by_name[name].nbytes)
-    return reports, done & by_name.keys()
+                    progress(name, found.tensors[name].nbytes)
+    return reports, done
 
 
 def _pack_one(
-    model: nn.Module, path: str, layer: QuantLayer, skeleton: nn.Module, by_name: Mapping[str, Stored]
+    model: nn.Module, path: str, layer: QuantLayer, skeleton: nn.Module, found: Places
 ) -> tuple[PackedLayer, Errors | None]:
     """Return the packed form of one layer, and what its weight lost."""
-    name = join(path, "weight")
-    stored, bias = by_name[name], by_name.get(join(path, "bias"))
+    name, bias_name = join(path, "weight"), join(path, "bias")
+    stored, bias = found.stored(name), found.value(bias_name) if bias_name in found else None
     place = skeleton.weight
     assert isinstance(place, Tensor)
     site = packable(skeleton).get("weight")
     if isinstance(stored, PackedTensor) and site is not None and as_layer(site, stored):
         kind = packed_class(skeleton)
         assert kind is not None
-        inside = {"weight": stored} | ({} if bias is None else {"bias": _plain(bias)})
+        inside = {"weight": stored} | ({} if bias is None else {"bias": bias})
         record = {"class": kind.stored_class(), **plain(kind.description(skeleton))}
         kept = build_layer(path, record, skeleton, inside)
         assert isinstance(kept, PackedLayer)
         return kept, None
-    weight = _plain(stored)
-    _give(layer, "weight", weight, name)
+    _give(layer, "weight", found.value(name), name)
     if bias is not None:
-        _give(layer, "bias", _plain(bias), join(path, "bias"))
+        _give(layer, "bias", bias, bias_name)
     before = layer.weight_matrix().detach()
     if layer.plan.weight is not None and layer.plan.weight.calibration is not None:
         before = before.clone()  # hqq changes the weight
@@ -251,10 +251,6 @@ def _give(layer: nn.Module, part: str, value: Tensor, name: str) -> None:
     if not fits(value.dtype, place.dtype):
         raise ContainerError(f"{name}: dtype {value.dtype}, but the model has {place.dtype} there")
     layer._parameters[part] = nn.Parameter(value, requires_grad=False)
-
-
-def _plain(tensor: Stored) -> Tensor:
-    return tensor.decode() if isinstance(tensor, PackedTensor) else tensor
 
 
 def _report(name: str, tensor: Stored, text: str | None, nbytes: int, errors: Errors | None = None) -> TensorReport:

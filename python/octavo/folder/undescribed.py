@@ -15,7 +15,7 @@ from octavo.folder.skeleton import build_class, build_from_config, drop_pooler, 
 from octavo.folder.structure import VERSION, packed_class, plain, read_structure
 from octavo.folder.transformers_door import CONFIG, extent_of, known, load_config
 from octavo.folder.weight_files import STRUCTURE, Checkpoint, held
-from octavo.folder.weight_places import Places, Stored, places
+from octavo.folder.weight_places import Places, Stored, places, set_dtypes
 from octavo.recipe.sites import Site, model_sites
 from octavo.tensor import PackedTensor
 
@@ -57,6 +57,7 @@ def fitting(source: Checkpoint, tensors: Mapping[str, Stored]) -> tuple[nn.Modul
         if drop_pooler(model, found.tensors):
             found = places(model, tensors, folder)
         if not found.missing:
+            set_dtypes(model, found)
             return model, found
         lacking.append((len(found.missing), found.missing[0], architecture.__name__))
     count, name, kind = min(lacking)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +25,29 @@ class Places:
     ``tensors``: by name in the model's state dict; those of a tied parameter once, under the first of its names that
     the checkpoint has. ``ties``: other names of such parameters, each with the name that is in ``tensors``.
     ``missing``: names of the state dict without a tensor. ``left_out``: float tensors that the model has no place for;
-    tables of integers, such as positions, a model makes itself.
+    tables of integers, such as positions, a model makes itself. ``float32``: names of tensors in half precision that
+    the model computes with in float32.
     """
 
     tensors: dict[str, Stored]
     ties: dict[str, str]
     missing: tuple[str, ...]
     left_out: tuple[str, ...]
+    float32: frozenset[str] = frozenset()
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a tensor for a name of the state dict."""
+        return self.ties.get(name, name) in self.tensors
+
+    def stored(self, name: str) -> Stored:
+        """Return the tensor of a name as the checkpoint has it."""
+        return self.tensors[self.ties.get(name, name)]
+
+    def value(self, name: str) -> Tensor:
+        """Return the tensor of a name as the float model has it."""
+        stored = self.stored(name)
+        tensor = stored.decode() if isinstance(stored, PackedTensor) else stored
+        return tensor.float() if self.ties.get(name, name) in self.float32 else tensor
 
 
 def places(model: nn.Module, tensors: Mapping[str, Stored], folder: Path) -> Places:
@@ -71,7 +88,17 @@ def places(model: nn.Module, tensors: Mapping[str, Stored], folder: Path) -> Pla
             elif name != held[0]:
                 ties[name] = held[0]
                 found.pop(name, None)
-    return Places(found, ties, tuple(missing), tuple(left_out))
+    with foreign(folder, what="names of weights"):
+        return Places(found, ties, tuple(missing), _known(model, left_out), _in_float32(model, found))
+
+
+def set_dtypes(model: nn.Module, found: Places) -> None:
+    """Give the parameters of a model without memory the dtypes that they have once their tensors are in place."""
+    for name, place in model.state_dict(keep_vars=True).items():
+        if name in found and isinstance(place, nn.Parameter):
+            dtype = torch.float32 if name in found.float32 else found.stored(name).dtype
+            if dtype.is_floating_point:
+                place.data = place.data.to(dtype)
 
 
 def _renamed(model: Any, names: Iterable[str], state: dict[str, Any], folder: Path) -> dict[str, str]:
@@ -92,6 +119,24 @@ def _renamed(model: Any, names: Iterable[str], state: dict[str, Any], folder: Pa
             )
         renamed[name] = name if computed is not None else place
     return renamed
+
+
+def _known(model: Any, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names without those that transformers leaves out in silence, such as masks of attention."""
+    patterns = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
+    return tuple(name for name in names if not any(pattern.search(name) for pattern in patterns))
+
+
+def _in_float32(model: Any, found: Mapping[str, Stored]) -> frozenset[str]:
+    """Return the tensors in half precision that transformers holds in float32."""
+    from transformers.core_model_loading import build_glob_alternation
+
+    names: set[str] = set()
+    for dtype in {tensor.dtype for tensor in found.values()} & {torch.float16, torch.bfloat16}:
+        if patterns := list(model._get_dtype_plan(dtype)):
+            search = build_glob_alternation(patterns)[0].search
+            names |= {name for name, tensor in found.items() if tensor.dtype == dtype and search(name)}
+    return frozenset(name for name in names if isinstance(found[name], Tensor))
 
 
 def _same(a: Stored, b: Stored) -> bool:
