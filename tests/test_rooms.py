@@ -29,6 +29,7 @@ ORDER = [
     "report",
     "formats",
     "tensor",
+    "batches",
     "container",
     "recipe",
     "ops",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from octavo.batches import call_on, tensors_in
 from octavo.errors import ModelError, NonFiniteError, OctavoError
 from octavo.lora.adapter import Adapters, Kept, adapters
 from octavo.lora.insert import refuse_fused
@@ -202,27 +203,11 @@ def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        if isinstance(batch, dict):
-            out = model(**batch)
-        elif isinstance(batch, tuple | list):
-            out = model(*batch)
-        else:
-            out = model(batch)
+        out = call_on(model, batch)
     finally:
         for module, mode in modes.items():
             module.training = mode
-    found = [tensor for tensor in _tensors(out) if tensor.is_floating_point() and tensor.numel()]
+    found = [tensor for tensor in tensors_in(out) if tensor.is_floating_point() and tensor.numel()]
     if not found:
         raise ModelError("lora: the model returns no float tensor for these samples")
     return found
-
-
-def _tensors(value: Any) -> Iterable[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from _tensors(item)

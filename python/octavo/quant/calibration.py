@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from octavo.batches import call_on, tensors_in
 from octavo.display.progress import Progress
 from octavo.errors import CalibrationError
 from octavo.nn.int32_bias import Int32Bias
@@ -67,19 +68,8 @@ class Batches:
         return len(self._kept) if self._read and self._kept is not None else known
 
 
-def _tensors(item: Any) -> Iterator[Tensor]:
-    if isinstance(item, Tensor):
-        yield item
-    elif isinstance(item, Mapping):
-        for value in item.values():
-            yield from _tensors(value)
-    elif isinstance(item, tuple | list):
-        for value in item:
-            yield from _tensors(value)
-
-
 def _size(batch: Any) -> int:
-    first = next(_tensors(batch), None)
+    first = next(tensors_in(batch), None)
     return 1 if first is None or not first.ndim else len(first)
 
 
@@ -94,11 +84,7 @@ def run(model: nn.Module, batches: Batches, show: Progress, label: str) -> None:
 def call(model: nn.Module, batch: Any, number: int) -> Any:
     """Return what ``model`` gives for one batch; errors get a note of the batch's number."""
     try:
-        if isinstance(batch, Mapping):
-            return model(**batch)
-        if isinstance(batch, tuple | list):
-            return model(*batch)
-        return model(batch)
+        return call_on(model, batch)
     except Exception as error:
         error.add_note(f"while the model ran calibration batch {number}, counted from 0")
         raise

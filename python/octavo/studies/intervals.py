@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from octavo.errors import DataError
 
-# 97.5 % quantiles of Student's t for 1 to 10 degrees of freedom; beyond, the expansion below is good to 0.003.
+# 97.5 % quantiles of Student's t for 1 to 10 degrees of freedom; beyond, the expansion below is good to 0.003. Python's
+# statistics has the normal distribution alone, and scipy is no dependency of Octavo.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 _NORMAL = 1.959964
 

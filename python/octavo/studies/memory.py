@@ -15,10 +15,11 @@ from torch import nn
 
 import octavo
 from octavo import children, container, folders
+from octavo.batches import call_on
 from octavo.errors import OctavoError, SettingError
 from octavo.recipe import Recipe
 from octavo.studies.measured_points import SAMPLES, Laboratory, made
-from octavo.studies.probe_batches import ANSWERS, INPUTS, call, classes, flat
+from octavo.studies.probe_batches import ANSWERS, INPUTS, classes, flat
 from octavo.studies.subject import Subject
 
 FP32 = "fp32"
@@ -111,7 +112,7 @@ def measured(
         answers = cast("torch.Tensor", container.load(folder / ANSWERS)["classes"]).clone()
         size = sum(file.stat().st_size for file in (folder / "model").glob("*.safetensors"))
     with torch.inference_mode():
-        here = torch.cat([classes(call(simulated, batch)) for batch in inputs])
+        here = torch.cat([classes(call_on(simulated, batch)) for batch in inputs])
     return [
         _row(name, "file", "measured", size),
         _row(name, "loaded", "measured", told["loaded"] - told["imports"]),

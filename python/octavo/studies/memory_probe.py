@@ -15,10 +15,11 @@ from torch import Tensor, nn
 
 import octavo
 from octavo import container
+from octavo.batches import call_on
 from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.models.seq2seq import Seq2SeqConfig
 from octavo.models.seq2seq import build as build_seq2seq
-from octavo.studies.probe_batches import ANSWERS, INPUTS, batches, call, classes, flat
+from octavo.studies.probe_batches import ANSWERS, INPUTS, batches, classes, flat
 
 _STATUS = Path("/proc/self/status")
 
@@ -36,7 +37,7 @@ def main(folder: Path, blueprint: dict[str, Any]) -> dict[str, int]:
     gc.collect()
     told["loaded"] = resident()
     with torch.inference_mode():
-        found = torch.cat([classes(call(model, batch)) for batch in given])
+        found = torch.cat([classes(call_on(model, batch)) for batch in given])
     told["peak"] = peak()
     container.save({"classes": found}, folder / ANSWERS)
     return told
@@ -76,7 +77,7 @@ def rehearse(blueprint: dict[str, Any], folder: Path, batch: Any) -> None:
     octavo.save_model(packed, folder)
     ones = {key: torch.ones_like(item) for key, item in flat([batch]).items()}
     with torch.inference_mode():
-        call(octavo.load_model(folder, lambda: small.__class__(small.config)), batches(ones)[0])
+        call_on(octavo.load_model(folder, lambda: small.__class__(small.config)), batches(ones)[0])
 
 
 def resident() -> int:

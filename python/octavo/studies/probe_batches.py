@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 INPUTS, ANSWERS = "inputs.safetensors", "answers.safetensors"
 
@@ -24,11 +24,6 @@ def batches(tensors: Mapping[str, Tensor]) -> list[Any]:
         found.setdefault(int(number), {})[key] = tensor
     ordered = [found[number] for number in sorted(found)]
     return [tuple(b[key] for key in sorted(b)) if "0" in b else b for b in ordered]
-
-
-def call(model: nn.Module, batch: Any) -> Any:
-    """Call a model on a batch: keywords of a mapping, positions of a tuple."""
-    return model(**batch) if isinstance(batch, Mapping) else model(*batch)
 
 
 def classes(output: Any) -> Tensor:

@@ -14,7 +14,8 @@ class Average:
 
     After update ``n`` (from 1): ``average += (1 - d) * (weights - average)``, where ``d`` is the lesser of ``decay``
     and ``(1 + n) / (10 + n)``, so that the first weights are soon forgotten. Buffers and frozen parameters are not
-    averaged.
+    averaged. Not ``torch.optim.swa_utils.AveragedModel``, which copies the whole model, takes the weights of the first
+    update as they are and has one decay: runs that began with this would not go on bit for bit.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:

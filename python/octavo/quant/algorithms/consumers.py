@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from octavo.batches import tensors_in
 from octavo.quant.calibration import call
 from octavo.recipe.sites import is_transposed
 
@@ -104,8 +103,8 @@ class _Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
-        made = {_storage(x) for x in _tensors(output)}
-        for x in _tensors((args, kwargs or {})):
+        made = {_storage(x) for x in tensors_in(output)}
+        for x in tensors_in((args, kwargs or {})):
             norm = self._norms.get(_storage(x))
             # A view of it reads nothing yet; writing into it does.
             if norm is not None and (_storage(x) not in made or func._schema.is_mutable):
@@ -122,7 +121,7 @@ class _Watch(TorchDispatchMode):
             return "it has no weight for each channel"
         if any(owners[id(p)] > 1 for p in norm._parameters.values() if p is not None):
             return "it shares its weight with another module"
-        if any(self._norms.get(_storage(x)) is norm for x in _tensors(output)):
+        if any(self._norms.get(_storage(x)) is norm for x in tensors_in(output)):
             return "the model returns its output"
         others = [reader for reader in readers if isinstance(reader, str)]
         if others:
@@ -151,7 +150,3 @@ def _name(func: Any) -> str:
 
 def _storage(x: Tensor) -> int:
     return x.untyped_storage()._cdata
-
-
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor))
