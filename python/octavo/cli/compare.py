@@ -49,7 +49,8 @@ def run(
     """
     if (path is None) == (model is None):
         raise typer.BadParameter("give either FILE or --model NAME")
-    from octavo.display.console import console, print_json, print_table, progress
+    from octavo.display.console import console, print_json, print_table
+    from octavo.display.progress import progress
     from octavo.folder.pack_checkpoint import compare_formats
     from octavo.folder.weight_files import Checkpoint
     from octavo.folder.weight_tables import comparison_dict, comparison_table

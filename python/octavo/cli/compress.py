@@ -78,7 +78,7 @@ def run(
 def _polynomials(
     model: str, budget: float, candidates: list[Format], out: Path, lines: int, force: bool
 ) -> CompressReport:
-    from octavo.display.console import status
+    from octavo.display.progress import status
     from octavo.systems.polynomials.compress import compress_polynomials
     from octavo.systems.polynomials.shipped import shipped_folder
 

@@ -69,7 +69,8 @@ def prebuild(
     from dataclasses import asdict
 
     from octavo.cuda import device as cuda
-    from octavo.display.console import console, milestones, print_json
+    from octavo.display.console import console, print_json
+    from octavo.display.progress import milestones
 
     errors = console(stderr=True)
     if errors.is_terminal:

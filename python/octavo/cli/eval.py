@@ -93,7 +93,7 @@ def polynomials(
 
 def _bar(stack: ExitStack, data: Path) -> Callable[[int, int], None]:
     """Show a bar over the bytes of a file, on a terminal."""
-    from octavo.display.console import progress
+    from octavo.display.progress import progress
 
     advance: Any = stack.enter_context(progress("evaluating", data.stat().st_size))
     before = 0

@@ -111,7 +111,7 @@ def _bar(stack: ExitStack, file: Path, out: Path | None) -> Callable[[int, int],
     """Show a bar over the bytes of a file, on a terminal that no answers go to."""
     if not sys.stderr.isatty() or (out is None and sys.stdout.isatty()):
         return None
-    from octavo.display.console import progress
+    from octavo.display.progress import progress
 
     advance = stack.enter_context(progress("expanding", file.stat().st_size))
     before = 0

@@ -98,7 +98,7 @@ def _pack_model(
     force: bool,
     dry_run: bool,
 ) -> None:
-    from octavo.display.console import progress
+    from octavo.display.progress import progress
     from octavo.folder.pack_folder import save_folder
 
     if dry_run:
@@ -113,7 +113,7 @@ def _pack_model(
 
 
 def _pack_tensors(source: Checkpoint, rules: Recipe, out: Path, stdout: Console, *, force: bool, dry_run: bool) -> None:
-    from octavo.display.console import progress
+    from octavo.display.progress import progress
     from octavo.folder.pack_checkpoint import pack_tensors, plan
     from octavo.folder.weight_files import PACKED_NAME, write
 

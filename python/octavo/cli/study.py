@@ -211,7 +211,8 @@ def _run(
     json: bool,
 ) -> None:
     """Open the model and the journal, do the work, save and show what came of it."""
-    from octavo.display.console import console, milestones
+    from octavo.display.console import console
+    from octavo.display.progress import milestones
     from octavo.search.journal import Journal
     from octavo.studies.measured_points import Laboratory
     from octavo.studies.subject_catalogue import open_subject

@@ -100,7 +100,8 @@ def _run(name: str, study: Any, device: torch.device, out: Path | None, *, draw:
     """Measure what the journal does not hold yet; save and show all."""
     from dataclasses import asdict
 
-    from octavo.display.console import console, milestones
+    from octavo.display.console import console
+    from octavo.display.progress import milestones
     from octavo.search.journal import Journal
     from octavo.studies.stopwatch import machine
 

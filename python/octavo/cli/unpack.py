@@ -41,8 +41,9 @@ def run(
         raise DTypeError(f"unknown --dtype {dtype!r}; accepted are {', '.join(DTYPES)}")
     import torch
 
-    from octavo.display.console import console, progress
+    from octavo.display.console import console
     from octavo.display.numbers import size
+    from octavo.display.progress import progress
     from octavo.folder.unpack_weights import unpack
     from octavo.folder.weight_files import PLAIN_NAME, Checkpoint, check_target, write
     from octavo.tensor import PackedTensor

@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -14,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    pass
 
 PLAIN_WIDTH = 100_000  # wider than any row, so that nothing is wrapped or cut
 
@@ -82,50 +80,3 @@ def plain_text(rows: Table) -> str:
 def print_json(value: object) -> None:
     """Print a value as JSON for programs."""
     print(json.dumps(value, indent=2, allow_nan=False))
-
-
-@contextmanager
-def progress(task: str, total: int) -> Iterator[Callable[[str, int], None]]:
-    """Show a bar over bytes on stderr, with the name of the tensor that was last done; nothing off a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda name, nbytes: None
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn(task),
-        BarColumn(bar_width=24),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[name]}"),
-    )
-    with Progress(*columns, console=console(stderr=True), transient=True) as bar:
-        handle = bar.add_task(task, total=total, name="")
-        yield lambda name, nbytes: bar.update(handle, advance=nbytes, name=name)
-
-
-@contextmanager
-def status(first: str) -> Iterator[Callable[[str], None]]:
-    """Show what is being done on stderr, beside a spinner; nothing off a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda text: None
-        return
-    with console(stderr=True).status(printable(first)) as shown:
-        yield lambda text: shown.update(printable(text))
-
-
-@contextmanager
-def milestones(errors: Console) -> Iterator[Callable[..., None]]:
-    """Show how far long work is: yields ``tell(text, share=None)``, where ``share`` of it, 0 to 1, is done.
-
-    On a terminal a bar with the last text beside it; elsewhere each text is a line.
-    """
-    if not errors.is_terminal:
-        yield lambda text, share=None: errors.print(text)
-        return
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
-
-    columns = (SpinnerColumn(), BarColumn(bar_width=24), TaskProgressColumn(), TimeRemainingColumn())
-    with Progress(*columns, TextColumn("{task.fields[text]}"), console=errors, transient=True) as bar:
-        handle = bar.add_task("", total=1.0, text="")
-        yield lambda text, share=None: bar.update(handle, text=printable(text), completed=share)

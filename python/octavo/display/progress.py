@@ -1,21 +1,131 @@
-"""Showing how far work on a model has come: a bar on a terminal, nothing elsewhere, or a function of the caller's."""
+"""Progress of long work: one bar on stderr where that is a terminal, nothing or plain lines elsewhere."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
+from octavo.display.console import console, printable
 
-# Called with the name of a stage, how many of its parts are done, and how many there are; 0 where that is not known.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
+
+Unit = Literal["parts", "bytes", "share"]
 Report = Callable[[str, int, int], None]
+"""Called with the name of a stage, its finished parts, and their number; 0 where that is not known."""
 
 
-class Progress:
-    """Tells of stages. ``how``: True for a bar on stderr where that is a terminal, False for nothing, or a Report."""
+class Bar:
+    """The bar that Octavo draws: label, share, remaining time and a text. Nothing where stderr is no terminal.
+
+    ``total``: in ``unit``: parts, bytes, or a share of 1; None where it is not known. ``kept``: the bar stays on the
+    screen after its end.
+    """
+
+    def __init__(
+        self, label: str = "", total: float | None = None, *, unit: Unit = "parts", done: float = 0, kept: bool = False
+    ) -> None:
+        """Appear."""
+        self._bar: RichProgress | None = None
+        if not sys.stderr.isatty():
+            return
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            MofNCompleteColumn,
+            Progress,
+            TaskProgressColumn,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        measure = {"parts": MofNCompleteColumn, "bytes": DownloadColumn, "share": TaskProgressColumn}[unit]
+        self._bar = Progress(
+            *((TextColumn("{task.description}", markup=False),) if label else ()),
+            BarColumn(bar_width=24),
+            measure(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[text]}", markup=False),
+            console=console(stderr=True),
+            transient=not kept,
+        )
+        self._task = self._bar.add_task(label, total=total, completed=int(done), text="")
+        self._bar.start()
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether there is a terminal that shows it."""
+        return self._bar is not None
+
+    def move(self, done: float | None = None, *, advance: float | None = None, text: str | None = None) -> None:
+        """Set or advance the finished work, and the text."""
+        if self._bar is not None:
+            fields = {} if text is None else {"text": printable(text)}
+            self._bar.update(self._task, completed=done, advance=advance, **fields)
+
+    def say(self, text: str) -> None:
+        """Print a line above the bar."""
+        if self._bar is not None:
+            self._bar.console.print(text)
+
+    def stop(self) -> None:
+        """Take the bar away, or leave it as it is where it is kept."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take the bar away."""
+        self.stop()
+
+
+@contextmanager
+def progress(task: str, total: int) -> Iterator[Callable[[str, int], None]]:
+    """Show a bar over bytes: yields what is called with the name of each finished tensor and its bytes."""
+    with Bar(task, total, unit="bytes") as bar:
+        yield lambda name, nbytes: bar.move(advance=nbytes, text=name)
+
+
+@contextmanager
+def milestones(errors: Console) -> Iterator[Callable[..., None]]:
+    """Show the state of long work: yields ``tell(text, share=None)``, where ``share`` of it, 0 to 1, is done.
+
+    On a terminal a bar with the last text beside it; elsewhere each text is a line.
+    """
+    with Bar("", 1.0, unit="share") as bar:
+
+        def tell(text: str, share: float | None = None) -> None:
+            if bar.is_shown:
+                bar.move(share, text=text)
+            else:
+                errors.print(text)
+
+        yield tell
+
+
+@contextmanager
+def status(first: str) -> Iterator[Callable[[str], None]]:
+    """Show what is being done beside a spinner: yields what is called with the next text."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.text import Text  # whose brackets are no markup
+
+    with console(stderr=True).status(Text(printable(first))) as shown:
+        yield lambda text: shown.update(Text(printable(text)))
+
+
+class Stages:
+    """The stages of work on a model. ``how``: True for a bar, False for nothing, or a :data:`Report`."""
 
     def __init__(self, how: bool | Report) -> None:
         """Say nothing yet."""
@@ -24,7 +134,7 @@ class Progress:
     def tell(self, text: str) -> None:
         """Print a line where a bar would be shown."""
         if self._how is True and sys.stderr.isatty():
-            Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=True).print(text)
+            console(stderr=True).print(text, soft_wrap=True)
 
     @contextmanager
     def stage(self, label: str, total: int) -> Iterator[Callable[[], None]]:
@@ -38,10 +148,8 @@ class Progress:
                 how(label, done, total)
 
             yield advance
-        elif self._how and sys.stderr.isatty():
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-                task = bar.add_task(label, total=total or None)
-                yield lambda: bar.update(task, advance=1)
+        elif how:
+            with Bar(label, total or None) as bar:
+                yield lambda: bar.move(advance=1)
         else:
             yield lambda: None

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from octavo.display.progress import Bar
 
 
 class Display:
@@ -15,24 +14,17 @@ class Display:
     def __init__(self, steps: int, *, step: int, enabled: bool) -> None:
         """Begin at ``step`` of ``steps``; a bar appears if stderr is a terminal."""
         self._enabled, self._steps = enabled, steps
-        self._bar: Progress | None = None
-        if enabled and sys.stderr.isatty():
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[status]}"), TimeRemainingColumn())
-            self._bar = Progress(*columns, console=Console(stderr=True))
-            self._task = self._bar.add_task("train", total=steps, completed=step, status="")
-            self._bar.start()
+        self._bar = Bar("", steps, done=step, kept=True) if enabled else None
 
     def step(self, step: int, status: str = "") -> None:
         """Move the bar to ``step``, with a new status if there is one."""
         if self._bar is not None:
-            self._bar.update(self._task, completed=step)
-            if status:
-                self._bar.update(self._task, status=status)
+            self._bar.move(step, text=status or None)
 
     def line(self, line: dict[str, Any]) -> None:
         """Show a line of metrics: in the bar's status, or as text."""
         text = describe(line)
-        if self._bar is not None and line["kind"] == "train":
+        if self._bar is not None and self._bar.is_shown and line["kind"] == "train":
             self.step(line["step"], text)
         else:
             self.say(f"step {line['step']}/{self._steps}  {text}")
@@ -41,8 +33,8 @@ class Display:
         """Print one line."""
         if not self._enabled:
             return
-        if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+        if self._bar is not None and self._bar.is_shown:
+            self._bar.say(text)
         else:
             print(text, file=sys.stderr, flush=True)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from octavo.display.progress import Progress, Report
+from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, DTypeError, OctavoError
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
@@ -60,7 +60,7 @@ def quantize_model(
     plan = plan_of(model, recipe)
     text = None if plan is recipe or _is_quantized(model) else str(Recipe.of(recipe))
     batches = None if calibration is None else Batches(calibration, samples)
-    show = Progress(progress)
+    show = Stages(progress)
     if not inplace:
         model = copy.deepcopy(model)
     elif "" in plan:
@@ -111,7 +111,7 @@ def solve_weight(model: nn.Module, layer: QuantLayer) -> None:
     """Fix the scales of one layer's weight, or the weight, as :func:`quantize_model` does without calibration data."""
     method = _method(layer)
     if method in _SOLVED:
-        solve_weights(model, [layer], None, Progress(False))
+        solve_weights(model, [layer], None, Stages(False))
     elif method is not None:
         calibrate_weight(layer)
 
@@ -168,7 +168,7 @@ def _method(layer: nn.Module) -> str | None:
     return quantizer.spec.calibration.method
 
 
-def _calibrate(model: nn.Module, replacement: Replacement, batches: Batches | None, show: Progress) -> None:
+def _calibrate(model: nn.Module, replacement: Replacement, batches: Batches | None, show: Stages) -> None:
     """Fix the scales of everything that was replaced, and the weights that gptq and hqq are asked for."""
     layers = list(replacement.layers.values())
     wanted = [quantizer for top in layers for quantizer in activation_quantizers(top) if quantizer.wants_scales]

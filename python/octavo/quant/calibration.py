@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.batches import call_on, tensors_in
-from octavo.display.progress import Progress
+from octavo.display.progress import Stages
 from octavo.errors import CalibrationError
 from octavo.nn.int32_bias import Int32Bias
 from octavo.nn.quant_layer import QuantLayer
@@ -73,7 +73,7 @@ def _size(batch: Any) -> int:
     return 1 if first is None or not first.ndim else len(first)
 
 
-def run(model: nn.Module, batches: Batches, show: Progress, label: str) -> None:
+def run(model: nn.Module, batches: Batches, show: Stages, label: str) -> None:
     """Run every batch through ``model``."""
     with show.stage(label, len(batches)) as advance:
         for number, batch in enumerate(batches):
@@ -122,7 +122,7 @@ def activation_quantizers(model: nn.Module) -> Iterator[Quantizer]:
     return (module for module in model.modules() if isinstance(module, Quantizer) and module not in own)
 
 
-def observe(model: nn.Module, wanted: list[Quantizer], batches: Batches, show: Progress) -> dict[Quantizer, Statistics]:
+def observe(model: nn.Module, wanted: list[Quantizer], batches: Batches, show: Stages) -> dict[Quantizer, Statistics]:
     """Return what the tensors of some quantizers hold while nothing is quantized. Raises NonFiniteError with the name.
 
     All of ``wanted`` lie inside ``model``.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from octavo.display.progress import Progress
+from octavo.display.progress import Stages
 from octavo.errors import CoverageWarning, DTypeError
 from octavo.nn import PackedLayer, Quantizer
 from octavo.quant.bypass import bypassed
@@ -159,7 +159,7 @@ def coverage(model: nn.Module) -> Coverage:
     return Coverage(tuple(parts.values()))
 
 
-def tell_coverage(model: nn.Module, show: Progress) -> None:
+def tell_coverage(model: nn.Module, show: Stages) -> None:
     """Tell what share of a model's parameters is quantized; warn of less than half, but not of activations alone."""
     found = coverage(model)
     message = f"{type(model).__name__}: {found.summary()}"

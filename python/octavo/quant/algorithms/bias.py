@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from octavo.display.progress import Progress, Report
+from octavo.display.progress import Report, Stages
 from octavo.errors import DTypeError, ModelError, NonFiniteError, ShapeError
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.registry import kind_of
@@ -60,7 +60,7 @@ def correct_bias_model(
     for given, what in ((model, "model"), (reference, "reference")):
         if not isinstance(given, nn.Module):
             raise DTypeError(f"{what} is a {type(given).__name__}; accepted is a torch.nn.Module")
-    batches, show = Batches(calibration, samples), Progress(progress)
+    batches, show = Batches(calibration, samples), Stages(progress)
     layers = {name: layer for name, layer in model.named_modules() if _is_layer(layer)}
     twins = {name: layer for name, layer in reference.named_modules() if _is_layer(layer) and name in layers}
     if not twins:
@@ -144,7 +144,7 @@ def _observed(layers: dict[str, nn.Module]) -> Iterator[dict[str, _Mean]]:
 
 
 def _correct(
-    model: nn.Module, layers: dict[str, nn.Module], wanted: dict[str, Tensor], batches: Batches, show: Progress
+    model: nn.Module, layers: dict[str, nn.Module], wanted: dict[str, Tensor], batches: Batches, show: Stages
 ) -> dict[str, Tensor]:
     names = {layer: name for name, layer in layers.items()}
     added = {}

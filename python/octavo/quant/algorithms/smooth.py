@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from octavo.display.progress import Progress, Report
+from octavo.display.progress import Report, Stages
 from octavo.errors import DTypeError, FormatError, NonFiniteError
 from octavo.nn.quant_layer import QuantLayer
 from octavo.quant.algorithms.consumers import Consumer, find_consumers, is_norm
@@ -73,7 +73,7 @@ def smooth_model(
     for name, module in model.named_modules():
         if isinstance(module, QuantLayer):
             raise DTypeError(f"{name} is quantized already, with scales of its weight as it is; smooth the float model")
-    batches, show = Batches(calibration, samples), Progress(progress)
+    batches, show = Batches(calibration, samples), Stages(progress)
     names = {module: name for name, module in model.named_modules()}
     norms = [module for module in names if is_norm(module)]
     with undisturbed(model):
@@ -92,7 +92,7 @@ def smooth_model(
 
 
 def _largest(
-    model: nn.Module, norms: Iterable[nn.Module], names: dict[nn.Module, str], batches: Batches, show: Progress
+    model: nn.Module, norms: Iterable[nn.Module], names: dict[nn.Module, str], batches: Batches, show: Stages
 ) -> dict[nn.Module, Tensor]:
     """Return the largest magnitude of each channel of the norms' outputs."""
     largest: dict[nn.Module, Tensor] = {}

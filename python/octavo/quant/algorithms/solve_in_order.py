@@ -7,14 +7,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from octavo.display.progress import Progress
+from octavo.display.progress import Stages
 from octavo.errors import OctavoError
 from octavo.nn.quant_layer import QuantLayer
 from octavo.quant.algorithms.walk import run_to, stages
 from octavo.quant.calibration import Batches, Products, hooked, undisturbed
 
 
-def solve_weights(model: nn.Module, layers: list[QuantLayer], batches: Batches | None, show: Progress) -> None:
+def solve_weights(model: nn.Module, layers: list[QuantLayer], batches: Batches | None, show: Stages) -> None:
     """Give layers the weights and scales that their specs' ``gptq`` or ``hqq`` find.
 
     GPTQ goes in the order the layers run, each from its inputs in the model with everything before it quantized: up to

@@ -6,7 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from octavo import __version__, folders
-from octavo.display.console import progress
+from octavo.display.progress import progress
 from octavo.folder.pack_checkpoint import best_format, compare_formats
 from octavo.folder.pack_folder import OpenFolder, write_folder
 from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, Checkpoint
