@@ -1,4 +1,19 @@
-//! Exact helpers on float bits. Exponents are read from the bits, never from a rounded logarithm.
+//! Exact helpers on float bits, and the one order of float sums. Exponents are read from the bits, never from a rounded
+//! logarithm.
+
+/// Partial sums of every float sum, at every SIMD level: element `k` is added to sum `k mod 16`.
+pub const LANES: usize = 16;
+
+/// Sixteen partial sums, added as a tree: 8, 4, 2, 1.
+#[inline(always)]
+pub fn tree_sum<T: Copy + std::ops::Add<Output = T>>(mut lanes: [T; LANES]) -> T {
+    for half in [8, 4, 2, 1] {
+        for i in 0..half {
+            lanes[i] = lanes[i] + lanes[i + half];
+        }
+    }
+    lanes[0]
+}
 
 /// `2^e` as a float64; `e` must lie in -1022..=1023.
 pub const fn exp2(e: i32) -> f64 {

@@ -3,18 +3,16 @@
 //! FORMATS.md at the root of the repository is the normative arithmetic; `codec::grid` is its scalar reference, and every
 //! fast path gives the same bits.
 
-#[cfg(target_arch = "x86_64")]
-pub mod amx;
 pub mod codec;
 pub mod container;
 pub mod error;
 pub mod float;
 mod float_state;
 pub mod format;
-pub mod level;
 pub mod linear;
 mod pack;
 pub mod pool;
+pub mod simd;
 pub mod solve;
 pub mod text;
 
@@ -22,5 +20,5 @@ pub use codec::{DType, Layout, Nonfinite, Options, Packed, PackedMut, ScaleRule,
 pub use error::{Error, Result};
 pub use float_state::FloatState;
 pub use format::{Format, packed_bytes};
-pub use level::Level;
 pub use pack::{pack_rows, unpack_rows};
+pub use simd::Level;

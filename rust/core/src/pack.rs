@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::packed_bytes;
-use crate::level::Level;
+use crate::simd::Level;
 
 /// An unpacked code: u8 up to 8 bits, u16 up to 16, u32 above.
 pub(crate) trait Code: Copy + Default + Send + Sync {

@@ -1,7 +1,6 @@
 //! Tensors as the codecs see them: typed slices, their float32 view, and the shape with its axis.
 
 use crate::error::{Error, Result};
-use crate::float::{to_bf16_saturating, to_f16_saturating};
 use crate::format::{Format, Granularity, packed_bytes};
 
 /// Logical dtype of values.
@@ -152,14 +151,14 @@ impl Src {
     /// # Safety
     /// The range must lie inside the buffer, which must be alive and which nobody may write to meanwhile; `level` must be
     /// one that this processor has.
-    pub(crate) unsafe fn widen(self, at: usize, to: &mut [f32], level: crate::Level) {
+    pub(crate) unsafe fn widen(self, at: usize, to: &mut [f32], level: crate::simd::Level) {
         // SAFETY: as the caller promises; 16-bit floats may be unaligned.
         unsafe {
             let from = self.ptr.add(at * self.dtype.bytes());
             match self.dtype {
                 DType::F32 => std::ptr::copy_nonoverlapping(from, to.as_mut_ptr().cast(), to.len() * 4),
                 DType::F16 | DType::BF16 => {
-                    super::simd::widen(level, from.cast(), self.dtype == DType::F16, to);
+                    super::lanes::widen(level, from.cast(), self.dtype == DType::F16, to);
                 }
             }
         }
@@ -197,39 +196,15 @@ impl Dst {
     /// # Safety
     /// The range must lie inside the buffer, which must be alive, and nobody else may use it meanwhile; `level` must be one
     /// that this processor has.
-    pub(crate) unsafe fn narrow(self, at: usize, from: &[f32], level: crate::Level) {
+    pub(crate) unsafe fn narrow(self, at: usize, from: &[f32], level: crate::simd::Level) {
         // SAFETY: as the caller promises; 16-bit floats may be unaligned.
         unsafe {
             let to = self.ptr.add(at * self.dtype.bytes());
             match self.dtype {
                 DType::F32 => std::ptr::copy_nonoverlapping(from.as_ptr().cast(), to, from.len() * 4),
-                DType::F16 | DType::BF16 => super::simd::narrow(level, from, self.dtype == DType::F16, to.cast()),
+                DType::F16 | DType::BF16 => super::lanes::narrow(level, from, self.dtype == DType::F16, to.cast()),
             }
         }
-    }
-}
-
-/// Widens 16-bit floats, one by one.
-///
-/// # Safety
-/// `from` must be readable for `to.len()` values, aligned or not.
-pub(crate) unsafe fn widen_reference(from: *const u16, float16: bool, to: &mut [f32]) {
-    for (i, value) in to.iter_mut().enumerate() {
-        // SAFETY: as the caller promises.
-        let bits = unsafe { from.add(i).read_unaligned() };
-        *value = if float16 { half::f16::from_bits(bits).to_f32() } else { half::bf16::from_bits(bits).to_f32() };
-    }
-}
-
-/// Narrows to 16-bit floats, one by one.
-///
-/// # Safety
-/// `to` must be writable for `from.len()` values, aligned or not.
-pub(crate) unsafe fn narrow_reference(from: &[f32], float16: bool, to: *mut u16) {
-    for (i, &value) in from.iter().enumerate() {
-        let bits = if float16 { to_f16_saturating(value) } else { to_bf16_saturating(value) };
-        // SAFETY: as the caller promises.
-        unsafe { to.add(i).write_unaligned(bits) };
     }
 }
 

@@ -6,14 +6,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::format::{Format, Granularity};
-use crate::level::Level;
 use crate::pack::{Code, pack, unpack};
 use crate::pool;
+use crate::simd::Level;
 
 use super::buffers::{Dst, Layout, Sizes, Src};
-use super::scale::{CHUNK, Chooser, Query, Stat, choose, nvfp4_tensor_scale};
+use super::chooser::Chooser;
+use super::scale::{CHUNK, Query, Stat, choose, nvfp4_tensor_scale};
 use super::work::{Scales, Work};
-use super::{Nonfinite, Options, Packed, PackedMut, simd, transpose};
+use super::{Nonfinite, Options, Packed, PackedMut, lanes, transpose};
 
 /// Longest `:channel` row that one thread handles in one go; longer rows find their scale in parallel first.
 const LONG_ROW: usize = 1 << 18;
@@ -109,7 +110,7 @@ fn ask(work: &Work, src: Src, range: Range<usize>, query: &Query) -> Result<Stat
         let start = range.start + i * CHUNK;
         let len = (range.end - start).min(CHUNK);
         // SAFETY: start + len <= range.end, which lies inside the buffer.
-        unsafe { with_f32(src, start, len, work.level, |x| work.stat(x, query)) }
+        unsafe { with_f32(src, start, len, work.level, |x| lanes::stat(work, x, query)) }
     })?;
     stats.into_iter().try_fold(Stat::default(), |all, stat| Ok(all.join(&stat?)))
 }
@@ -282,9 +283,9 @@ fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Size
                 with_f32(src, piece.start, piece.len, work.level, |x| {
                     let failed = if direct {
                         let direct = std::slice::from_raw_parts_mut(packed.as_mut_ptr().cast::<C>(), piece.len);
-                        simd::encode_piece(work, x, piece.group, direct)
+                        lanes::encode_piece(work, x, piece.group, direct)
                     } else {
-                        let failed = simd::encode_piece(work, x, piece.group, &mut scratch);
+                        let failed = lanes::encode_piece(work, x, piece.group, &mut scratch);
                         pack(work.level, &scratch, work.width, packed);
                         failed
                     };
@@ -326,7 +327,7 @@ pub(crate) fn quantize(
             unsafe {
                 let (x, out) = (src.f32_at(piece.start), dst.f32_at(piece.start));
                 if src.dtype == super::DType::F32 {
-                    simd::quantize_piece(&work, x, out, piece.len, piece.group);
+                    lanes::quantize_piece(&work, x, out, piece.len, piece.group);
                 } else {
                     transpose::set_len(&mut wide, piece.len)?;
                     src.widen(piece.start, &mut wide, level);
@@ -334,7 +335,7 @@ pub(crate) fn quantize(
                     for value in &mut wide {
                         *value = value.clamp(-work.largest, work.largest);
                     }
-                    simd::quantize_piece(&work, wide.as_ptr(), wide.as_mut_ptr(), piece.len, piece.group);
+                    lanes::quantize_piece(&work, wide.as_ptr(), wide.as_mut_ptr(), piece.len, piece.group);
                     dst.narrow(piece.start, &wide, level);
                 }
             }
@@ -379,10 +380,10 @@ fn decode_segments<C: Code>(work: &Work, codes: &[u8], layout: &Layout, sizes: &
                     &scratch
                 };
                 if dst.dtype == super::DType::F32 {
-                    simd::decode_piece(work, unpacked, dst.f32_at(piece.start), piece.group);
+                    lanes::decode_piece(work, unpacked, dst.f32_at(piece.start), piece.group);
                 } else {
                     transpose::set_len(&mut wide, piece.len)?;
-                    simd::decode_piece(work, unpacked, wide.as_mut_ptr(), piece.group);
+                    lanes::decode_piece(work, unpacked, wide.as_mut_ptr(), piece.group);
                     dst.narrow(piece.start, &wide, work.level);
                 }
             }

@@ -3,15 +3,15 @@
 use crate::error::{Error, Result};
 use crate::float_state::FloatState;
 use crate::format::{Element, Format, Granularity};
-use crate::level::Level;
 use crate::pool;
+use crate::simd::Level;
 
 use super::buffers::{Dst, Layout, Sizes, Src, Values, ValuesMut};
+use super::chooser::{Chooser, ScaleRule};
 use super::drive::{Segments, prepare};
 use super::grid::{GroupScale, range};
-use super::scale::{Chooser, ScaleRule};
 use super::work::{Scales, Work};
-use super::{Options, check_len, check_options, transpose};
+use super::{Options, check_len, check_options, lanes, transpose};
 
 /// Where the gradients go.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ fn rows(
             }
             let each = work.group_len(piece.len);
             for (i, (values, grads)) in values.chunks(each).zip(grads.chunks_mut(each)).enumerate() {
-                let scale = work.group_scale(values, piece.group + i);
+                let scale = lanes::group_scale(&work, values, piece.group + i);
                 if wanted {
                     partial.push((piece.group + i, scale_sum(&work, values, grads, &scale)));
                 }

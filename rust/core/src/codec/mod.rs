@@ -1,31 +1,36 @@
 //! The three operations of every format: [`encode`], [`decode`] and the fused [`quantize`], and its gradient.
 //!
 //! `quantize(x) == decode(encode(x))` for every format, shape, dtype, SIMD level and number of threads.
+//!
+//! `grid` (elements), `scale` (scales) and `reference` (groups) are the definition, in plain scalar code that calls nothing
+//! fast. `lanes` gives the same bits with the instructions of a SIMD level. `drive` cuts a call into pieces for both.
 
 mod buffers;
+pub(crate) mod chooser;
 mod drive;
 mod grad;
 pub(crate) mod grid;
+pub(crate) mod lanes;
+pub(crate) mod reference;
 pub(crate) mod rows;
 pub(crate) mod scale;
-mod simd;
 mod transpose;
 pub(crate) mod work;
 
 /// A format lowered to arithmetic: what kernels that run elsewhere are made from.
 pub mod lowered {
+    pub use super::chooser::{Chooser, ExponentRule};
     pub use super::grid::{FloatGrid, Grid, Integers};
-    pub use super::scale::{Chooser, ExponentRule};
 }
 
 pub use buffers::{DType, Layout, Sizes, Values, ValuesMut};
+pub use chooser::ScaleRule;
 pub use grad::{Gradients, quantize_backward};
-pub use scale::ScaleRule;
 
 use crate::error::{Error, Result};
 use crate::float_state::FloatState;
 use crate::format::Format;
-use crate::level::Level;
+use crate::simd::Level;
 pub(crate) use buffers::{Dst, Src};
 pub(crate) use transpose::{set_len, zeroed};
 

@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use super::buffers::{Layout, Sizes};
+use super::chooser::RawScale;
 use super::grid::Grid;
-use super::scale::RawScale;
 use super::work::{Scales, Work};
-use super::{Packed, check_len, drive, simd};
+use super::{Packed, check_len, drive, lanes};
 use crate::error::Result;
 use crate::format::{Format, Granularity, ScaleType};
-use crate::level::Level;
 use crate::pack::{Code, unpack};
+use crate::simd::Level;
 
 /// An encoded matrix whose rows are read.
 pub(crate) struct Rows<'a> {
@@ -158,6 +158,6 @@ impl<'a> Rows<'a> {
         assert!(columns.end <= self.k && out.len() >= columns.len());
         // SAFETY: `out` covers the codes. The columns lie inside the row, and the row, as slicing its codes has checked,
         // inside the matrix; so scales and zero points of all groups lie behind their pointers, as `new` checked.
-        unsafe { simd::decode_piece(work, codes, out.as_mut_ptr(), group) };
+        unsafe { lanes::decode_piece(work, codes, out.as_mut_ptr(), group) };
     }
 }

@@ -1,18 +1,14 @@
-//! One call's work: the format lowered to a grid and a chooser, where scales come from and go to, and the scalar piece
-//! functions that define the results.
+//! One call's work: the format lowered to a grid and a chooser, and where scales come from and go to.
 
 use crate::error::{Error, Result};
 use crate::float::exp2;
 use crate::format::{Format, Granularity, ScaleType};
-use crate::level::Level;
-use crate::pack::Code;
+use crate::simd::Level;
 
-use super::grid::{Grid, GroupScale, decode_element, encode_element};
-use super::scale::{
-    CHUNK, Chooser, Query, RawScale, ScaleRule, Stat, block_code, block_error, block_step, ceil_code, choose,
-    load_scale, mse_candidates, resolve_real, stat_chunk, store_scale,
-};
-use super::{Nonfinite, Packed, simd};
+use super::chooser::{Chooser, RawScale, ScaleRule, load_scale, store_scale};
+use super::grid::{Grid, GroupScale};
+use super::scale::{block_step, resolve_real};
+use super::{Nonfinite, Packed};
 
 /// Where the scales of a piece come from.
 #[derive(Clone, Copy)]
@@ -89,76 +85,6 @@ impl Work {
         }
     }
 
-    /// Answers a query about values that may hold NaN and infinities: NaN takes no part, infinities count as the
-    /// largest finite value.
-    pub(crate) fn stat(&self, x: &[f32], query: &Query) -> Stat {
-        let mut all = Stat::default();
-        for chunk in x.chunks(CHUNK) {
-            let mut stat = simd::stat_chunk(self.level, chunk, query);
-            let tainted = stat.absmax >= 0x7f80_0000
-                || !stat.sum.is_finite()
-                || !stat.min.is_finite()
-                || !stat.max.is_finite()
-                || !stat.errors[0].is_finite();
-            if tainted {
-                let bounded: Vec<f32> = chunk.iter().map(|v| v.clamp(-self.largest, self.largest)).collect();
-                stat = stat_chunk(&bounded, query);
-            }
-            all = all.join(&stat);
-        }
-        all
-    }
-
-    /// A copy with NaN as 0 and infinities as the largest finite value.
-    fn clean(&self, x: &[f32]) -> Vec<f32> {
-        x.iter().map(|&v| if v.is_nan() { 0.0 } else { v.clamp(-self.largest, self.largest) }).collect()
-    }
-
-    /// The scale that the rules choose for a whole group.
-    pub(crate) fn choose(&self, x: &[f32]) -> RawScale {
-        match self.chooser {
-            Chooser::Unit(_) => RawScale::default(),
-            Chooser::Exponent { .. } | Chooser::NvFp4 => RawScale::code(self.choose_block(x)),
-            // The closure never fails, so neither does the choice.
-            _ => choose(&self.chooser, self.float16(), |query| Ok(self.stat(x, query))).unwrap_or_default(),
-        }
-    }
-
-    /// The scale code of a block.
-    pub(crate) fn choose_block(&self, x: &[f32]) -> u8 {
-        let clean;
-        let mut x = x;
-        if x.iter().any(|v| !v.is_finite()) {
-            clean = self.clean(x);
-            x = &clean;
-        }
-        let absmax = stat_chunk(x, &Query::AbsMax).absmax;
-        let default = block_code(&self.chooser, absmax, self.tensor);
-        match self.rule {
-            ScaleRule::Floor => default,
-            ScaleRule::Ceil => ceil_code(&self.chooser, &self.grid, absmax, self.tensor, default),
-            ScaleRule::Mse if absmax == 0 => default,
-            ScaleRule::Mse => {
-                let unit = match self.chooser {
-                    Chooser::NvFp4 => block_step(&self.chooser, default, self.tensor) as f32,
-                    _ => exp2(i32::from(default) - 127) as f32,
-                };
-                if unit == 0.0 {
-                    return default;
-                }
-                let mut best = (f32::INFINITY, default);
-                for code in mse_candidates(&self.chooser, default).into_iter().flatten() {
-                    let scale = self.resolve(&RawScale::code(code));
-                    let error = block_error(x, 1.0 / unit, |v| self.round(v, &scale));
-                    if error < best.0 {
-                        best = (error, code);
-                    }
-                }
-                best.1
-            }
-        }
-    }
-
     /// The arithmetic form of a stored scale.
     pub(crate) fn resolve(&self, raw: &RawScale) -> GroupScale {
         let mut scale = GroupScale::step(1.0);
@@ -209,70 +135,17 @@ impl Work {
         }
     }
 
-    /// The scale of a group: chosen and kept, or read.
-    pub(crate) fn group_scale(&self, x: &[f32], group: usize) -> GroupScale {
+    /// The scale of a group: chosen by `choose` and kept, or read.
+    pub(crate) fn group_scale(&self, group: usize, choose: impl FnOnce() -> RawScale) -> GroupScale {
         let raw = match self.scales {
             Scales::Stored => self.load(group),
             Scales::Choose => {
-                let raw = self.choose(x);
+                let raw = choose();
                 self.store(group, &raw);
                 raw
             }
         };
         self.resolve(&raw)
-    }
-
-    /// The nearest representable value of one finite number.
-    pub(crate) fn round(&self, v: f32, scale: &GroupScale) -> f32 {
-        decode_element(&self.grid, self.width, encode_element(&self.grid, self.width, v, scale), scale)
-    }
-
-    /// Scalar `quantize` of a group under a known scale. `out` may be `x`.
-    ///
-    /// # Safety
-    /// `x` must be readable, `out` writable, for `len` elements, aligned or not; where they are not the same address, they
-    /// must be apart.
-    pub(crate) unsafe fn quantize_group(&self, x: *const f32, out: *mut f32, len: usize, scale: &GroupScale) {
-        for i in 0..len {
-            // SAFETY: as the caller promises.
-            unsafe {
-                let v = x.add(i).read_unaligned();
-                let q = if v.is_nan() { v } else { self.round(v.clamp(-self.largest, self.largest), scale) };
-                out.add(i).write_unaligned(q);
-            }
-        }
-    }
-
-    /// Scalar `encode` of a group under a known scale; returns the position of the first value that the policy refuses.
-    pub(crate) fn encode_group<C: Code>(
-        &self,
-        x: &[f32],
-        codes: &mut [C],
-        scale: &GroupScale,
-        group: usize,
-    ) -> Option<usize> {
-        let mut first = None;
-        let mut nan_block = false;
-        for (i, (&v, code)) in x.iter().zip(codes.iter_mut()).enumerate() {
-            if !v.is_finite() && self.nonfinite == Nonfinite::Error && first.is_none() {
-                first = Some(i);
-            }
-            *code = C::from_u32(if v.is_nan() {
-                if self.nonfinite == Nonfinite::Nan {
-                    nan_block = true;
-                    self.format.nan_code()
-                } else {
-                    encode_element(&self.grid, self.width, 0.0, scale)
-                }
-            } else {
-                encode_element(&self.grid, self.width, v.clamp(-self.largest, self.largest), scale)
-            });
-        }
-        if nan_block && self.format.is_block() {
-            codes.fill(C::default());
-            self.store(group, &RawScale::code(255));
-        }
-        first
     }
 }
 

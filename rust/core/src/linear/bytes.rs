@@ -2,11 +2,12 @@
 
 use std::arch::x86_64::*;
 
-use super::tiles::{self, ACROSS, LINE, Line, ROWS, Run, Session, Sums};
-use super::transpose::transpose;
 use crate::codec::zeroed;
 use crate::error::Result;
-use crate::level::Level;
+use crate::simd::amx::products::{ACROSS, Run, Sums};
+use crate::simd::amx::{self, LINE, ROWS, Session};
+use crate::simd::transpose::transpose;
+use crate::simd::{Level, Line};
 
 /// Columns whose sums fit int32: `2^16 * 128 * 128 < 2^31`.
 const MOST_COLUMNS: usize = 1 << 16;
@@ -15,7 +16,7 @@ const SMALL: usize = 1 << 14;
 
 /// True where a product with `n` rows of `k` weights runs here.
 pub(super) fn applies(n: usize, k: usize, level: Level) -> bool {
-    k <= MOST_COLUMNS && n.saturating_mul(k) >= SMALL && tiles::available(level)
+    k <= MOST_COLUMNS && n.saturating_mul(k) >= SMALL && amx::available(level)
 }
 
 /// Rows of int8 inputs as tiles: by pass over the weights, then 64 columns, then sixteen rows.

@@ -8,14 +8,14 @@ use super::codes::Table;
 use super::digits::{Dot, FixedInputs, Plan, TOGETHER};
 use super::float::{Biased, PANEL, Panel};
 use super::output::Inputs;
-use super::tiles::{self, Session};
 use super::{Matrix, parts};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
 use crate::format::Format;
-use crate::level::Level;
 use crate::pool;
+use crate::simd::Level;
+use crate::simd::amx::{self, Session};
 
 /// Weights below which arranging inputs costs more than it saves, for few rows of inputs and for many.
 const SMALL: [usize; 2] = [1 << 12, 1 << 15];
@@ -42,7 +42,7 @@ pub(super) fn way(format: Format, m: usize, n: usize, k: usize, level: Level) ->
     digits.or_else(|| {
         let table = table(format);
         let better = m > FEW || table.is_some() && n.saturating_mul(k) >= SMALL[1];
-        (better && tiles::available(level)).then_some(Way::Parts(table))
+        (better && amx::available(level)).then_some(Way::Parts(table))
     })
 }
 

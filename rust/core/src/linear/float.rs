@@ -1,16 +1,17 @@
 //! `y = x W^T + bias` in float32, for weights of any format.
 
-use super::dot::{LANES, ROWS, Sums, accumulate, tree};
+use super::dot::{ROWS, Sums, accumulate};
 #[cfg(target_arch = "x86_64")]
 use super::fast;
 use super::output::{Inputs, Outputs, widened};
+use super::reference;
 use super::{Matrix, check_sizes};
 use crate::codec::rows::{Rows, Unpacked};
 use crate::codec::{Values, ValuesMut, zeroed};
 use crate::error::{Error, Result};
 use crate::float_state::FloatState;
-use crate::level::Level;
 use crate::pool;
+use crate::simd::{LANES, Level};
 
 /// Rows of weights in one unit of work.
 pub(super) const PANEL: usize = 16;
@@ -147,7 +148,7 @@ impl Panel<'_> {
             }
             for (products, sums) in products.iter_mut().zip(&sums) {
                 for (product, &lanes) in products[four..four + count].iter_mut().zip(sums) {
-                    *product = tree(lanes);
+                    *product = reference::product(lanes);
                 }
             }
         }

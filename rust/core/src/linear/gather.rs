@@ -5,8 +5,8 @@ use crate::codec::rows::{Rows, Unpacked};
 use crate::codec::{ValuesMut, set_len};
 use crate::error::{Error, Result};
 use crate::float_state::FloatState;
-use crate::level::Level;
 use crate::pool;
+use crate::simd::Level;
 
 /// Ids in one unit of work.
 const IDS: usize = 16;

@@ -3,17 +3,20 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-use super::output::{Outputs, widened};
-use super::{Matrix, check_sizes};
 #[cfg(target_arch = "x86_64")]
-use super::{bytes, tiles};
+use super::bytes;
+use super::output::{Outputs, widened};
+use super::reference::{self, Added};
+use super::{Matrix, check_sizes};
 use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, set_len, zeroed};
 use crate::error::{Error, Result};
 use crate::float_state::FloatState;
 use crate::format::{Element, Format, Granularity};
-use crate::level::Level;
 use crate::pack::unpack;
 use crate::pool;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::amx;
+use crate::simd::{Job, Lanes, Level, fast};
 
 /// Rows of weights in one unit of work.
 const PANEL: usize = 16;
@@ -105,9 +108,9 @@ pub fn multiply_integer(
     let x = Codes::quantize(x, m, k, input, scales, level)?;
     let floats = if let Bias::Float(bias) = bias { widened(bias, level)? } else { Vec::new() };
     let added = match bias {
-        Bias::None => Added::Nothing,
-        Bias::Float(_) => Added::Floats(&floats),
-        Bias::Integer(bias) => Added::Integers(bias),
+        Bias::None => Biases::Nothing,
+        Bias::Float(_) => Biases::Floats(&floats),
+        Bias::Integer(bias) => Biases::Integers(bias),
     };
     let product = Product {
         w,
@@ -125,12 +128,23 @@ pub fn multiply_integer(
     pool::try_for_each(n.div_ceil(PANEL), m.saturating_mul(n).saturating_mul(k), |panel| product.panel(panel, level))
 }
 
-/// What is added, as the product does it.
+/// What is added to the outputs of every row of weights.
 #[derive(Clone, Copy)]
-enum Added<'a> {
+enum Biases<'a> {
     Nothing,
     Floats(&'a [f32]),
     Integers(&'a [i32]),
+}
+
+impl Biases<'_> {
+    /// What is added for one row of weights.
+    fn of(&self, row: usize) -> Added {
+        match self {
+            Self::Nothing => Added::Nothing,
+            Self::Floats(bias) => Added::Float(bias[row]),
+            Self::Integers(bias) => Added::Integer(bias[row]),
+        }
+    }
 }
 
 /// A product of codes, ready to be computed panel by panel.
@@ -140,12 +154,12 @@ struct Product<'a> {
     x: &'a Codes,
     input_scales: Vec<f32>,
     weight_scales: Vec<f32>,
-    added: Added<'a>,
+    added: Biases<'a>,
     out: Outputs,
 }
 
 impl Product<'_> {
-    /// Computes the outputs of [`PANEL`] rows of weights: the reference.
+    /// Computes the outputs of [`PANEL`] rows of weights.
     fn panel(&self, panel: usize, level: Level) -> Result<()> {
         let (k, first) = (self.w.columns, panel * PANEL);
         let count = PANEL.min(self.w.rows - first);
@@ -159,11 +173,7 @@ impl Product<'_> {
             for (r, value) in values.iter_mut().enumerate().take(count) {
                 let sum = sum_of_products(level, self.x.row(row), &codes[r * k..][..k]);
                 let scale = input_scale * self.weight_scales[first + r];
-                *value = match self.added {
-                    Added::Nothing => sum as f32 * scale,
-                    Added::Floats(bias) => sum as f32 * scale + bias[first + r],
-                    Added::Integers(bias) => (sum + i64::from(bias[first + r])) as f32 * scale,
-                };
+                *value = reference::value(sum, scale, self.added.of(first + r));
             }
             // SAFETY: every panel writes its own columns.
             unsafe { self.out.write(row, first, &values[..count]) };
@@ -181,16 +191,16 @@ impl Product<'_> {
     fn some_on_amx(&self, first_row: usize, m: usize, level: Level) -> Result<()> {
         let (n, k) = (self.w.rows, self.w.columns);
         let x = bytes::Tiled::new(&self.x.codes[first_row * k..][..m * k], m, k)?;
-        let mut padded = zeroed::<f32>(m + tiles::ROWS)?;
+        let mut padded = zeroed::<f32>(m + amx::ROWS)?;
         padded[..m].copy_from_slice(&self.input_scales[first_row..][..m]);
         let finish = Scaled { input_scales: &padded, weight_scales: &self.weight_scales, added: self.added };
-        let (width, stride) = (self.w.format.width(), x.steps * tiles::LINE);
+        let (width, stride) = (self.w.format.width(), x.steps * amx::LINE);
         let out = self.out.after(first_row);
         pool::try_for_each(n.div_ceil(UNIT * PANEL), m.saturating_mul(n).saturating_mul(k), |unit| {
             let mut unpacked = Vec::new();
             // SAFETY: `bytes::applies` found the instructions; every panel writes its own columns.
             unsafe {
-                let session = tiles::Session::new();
+                let session = amx::Session::new();
                 for first in (unit * UNIT * PANEL..n.min((unit + 1) * UNIT * PANEL)).step_by(PANEL) {
                     let count = PANEL.min(n - first);
                     let packed = &self.w.packed.codes[first * self.row_bytes..][..count * self.row_bytes];
@@ -219,7 +229,7 @@ struct Scaled<'a> {
     /// Filled up to whole registers.
     input_scales: &'a [f32],
     weight_scales: &'a [f32],
-    added: Added<'a>,
+    added: Biases<'a>,
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -227,17 +237,17 @@ impl bytes::Finish for Scaled<'_> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
     unsafe fn values(&self, weight: usize, first: usize, sums: __m512i) -> __m512 {
-        let input_scales = &self.input_scales[first..first + tiles::ROWS];
+        let input_scales = &self.input_scales[first..first + amx::ROWS];
         // SAFETY: the slice holds sixteen scales.
         let scale = unsafe {
             _mm512_mul_ps(_mm512_loadu_ps(input_scales.as_ptr()), _mm512_set1_ps(self.weight_scales[weight]))
         };
         match self.added {
-            Added::Nothing => _mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale),
-            Added::Floats(bias) => {
+            Biases::Nothing => _mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale),
+            Biases::Floats(bias) => {
                 _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale), _mm512_set1_ps(bias[weight]))
             }
-            Added::Integers(bias) => {
+            Biases::Integers(bias) => {
                 // The sum may need 33 bits.
                 let bias = _mm512_set1_epi64(i64::from(bias[weight]));
                 let low = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(sums));
@@ -332,36 +342,24 @@ fn signed_codes(packed: &[u8], width: u32, codes: &mut [i8], level: Level) {
 /// The exact sum of products of codes.
 fn sum_of_products(level: Level, a: &[i8], b: &[i8]) -> i64 {
     let pieces = a.chunks(EXACT).zip(b.chunks(EXACT));
-    pieces.map(|(a, b)| i64::from(exact(level, a, b))).sum()
+    fast(level, Sum(pieces)).unwrap_or_else(|_| reference::sum_of_codes(a, b))
 }
 
-/// The sum of at most [`EXACT`] products.
-fn exact(level: Level, a: &[i8], b: &[i8]) -> i32 {
+/// Pieces of at most [`EXACT`] products to sum.
+struct Sum<P>(P);
+
+impl<'a, L: Lanes, P: Iterator<Item = (&'a [i8], &'a [i8])>> Job<L> for Sum<P> {
+    type Output = i64;
     #[inline(always)]
-    fn sum(a: &[i8], b: &[i8]) -> i32 {
-        a.iter().zip(b).map(|(&a, &b)| i32::from(a) * i32::from(b)).sum()
-    }
-    /// # Safety
-    /// The processor must have AVX2.
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx2")]
-    fn with_avx2(a: &[i8], b: &[i8]) -> i32 {
-        sum(a, b)
-    }
-    /// # Safety
-    /// The processor must have AVX-512 F and BW.
-    #[cfg(target_arch = "x86_64")]
-    #[target_feature(enable = "avx512f,avx512bw")]
-    fn with_avx512(a: &[i8], b: &[i8]) -> i32 {
-        sum(a, b)
-    }
-    match level {
-        // SAFETY: the caller's level is one that this processor has.
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => unsafe { with_avx512(a, b) },
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx2 => unsafe { with_avx2(a, b) },
-        _ => sum(a, b),
+    fn run(self, _: L) -> i64 {
+        let mut all = 0;
+        for (a, b) in self.0 {
+            let mut sum = 0i32;
+            for (&a, &b) in a.iter().zip(b) {
+                sum += i32::from(a) * i32::from(b);
+            }
+            all += i64::from(sum);
+        }
+        all
     }
 }

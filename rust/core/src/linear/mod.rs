@@ -18,10 +18,7 @@ mod integer;
 mod output;
 #[cfg(target_arch = "x86_64")]
 mod parts;
-#[cfg(target_arch = "x86_64")]
-mod tiles;
-#[cfg(target_arch = "x86_64")]
-mod transpose;
+mod reference;
 
 pub use float::multiply;
 pub use gather::gather;
@@ -30,7 +27,7 @@ pub use integer::{Bias, multiply_integer};
 use crate::codec::Packed;
 use crate::error::{Error, Result};
 use crate::format::Format;
-use crate::level::Level;
+use crate::simd::Level;
 
 /// A packed matrix, encoded along its rows.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::codec::{DType, Dst, Values, ValuesMut};
 use crate::error::Result;
-use crate::level::Level;
+use crate::simd::Level;
 
 /// Rows of float32, filled with zeros up to a multiple of a step.
 pub(super) struct Inputs<'a> {

@@ -11,14 +11,16 @@ use std::ops::Range;
 use super::codes::{Codes, Groups, Place, Table};
 use super::digits::is_moderate;
 use super::output::Inputs;
-use super::tiles::{Factors, FloatSums, LINE, Line, ROWS, Session, Step};
-use super::transpose::transpose;
 use crate::codec::grid::{Grid, Integers};
 use crate::codec::rows::{Rows, Unpacked};
 use crate::codec::{DType, zeroed};
 use crate::error::Result;
 use crate::format::{Format, Granularity, ScaleType};
 use crate::pool;
+use crate::simd::Line;
+use crate::simd::amx::products::{Factors, FloatSums, Step};
+use crate::simd::amx::{LINE, ROWS, Session};
+use crate::simd::transpose::transpose;
 
 /// Rows of weights that are multiplied at a time: two panels.
 const PAIR: usize = 2 * ROWS;

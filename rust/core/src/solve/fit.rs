@@ -5,16 +5,18 @@
 //! where the weight `|x - q|^(p - 2)` makes least squares descend on the p-norm (half-quadratic; Badri and Shaji 2023).
 //! Scales with few values are tried one by one. The scale to start from stays unless another is better.
 
-use super::lanes::{F, for_levels, power};
+use super::reference::{self, EXACT, SMALLEST, power};
 use super::round::{All, Book, Floats, Integers, Numbers, Round, Scales, Sums, with_round};
+use crate::codec::chooser::{Chooser, RawScale};
 use crate::codec::grid::GroupScale;
-use crate::codec::scale::{Chooser, LANES, RawScale, mse_candidates, real_bits, resolve_real, tree_sum};
+use crate::codec::scale::{mse_candidates, real_bits, resolve_real};
 use crate::codec::work::Work;
 use crate::float::to_f32_saturating;
+use crate::float::tree_sum;
 use crate::pool;
+use crate::simd::LANES;
+use crate::simd::{Floats as F, Job, Level, fast};
 
-/// Residuals, in units, below which the p-norm continues as a parabola.
-const SMALLEST: f32 = 1e-3;
 /// Steps below this have no exact inverse; their scales stay as they are.
 const TINY: f32 = 64.0 * f32::MIN_POSITIVE;
 /// Mean square of residuals, in steps, that rounding in float32 alone makes.
@@ -22,9 +24,6 @@ const NOISE: f64 = 1e-12;
 /// Factor between the clipped scales that are tried, and how many are at most.
 const SHRINK: f64 = 0.93;
 const SHRINKS: usize = 14;
-/// Elements whose sums are taken in float32.
-const EXACT: usize = 4096;
-const SUMS: usize = 7;
 /// Elements that one thread sums up; longer groups go to several.
 const LONG: usize = 16 * EXACT;
 
@@ -41,7 +40,16 @@ pub(super) struct Moments {
 }
 
 impl Moments {
-    fn plus(&self, other: &Self) -> Self {
+    /// Number of sums.
+    pub(super) const COUNT: usize = 7;
+
+    /// The sums in the order in which they are taken.
+    #[inline(always)]
+    pub(super) fn of([error, cc, uc, square, w, c, u]: [f64; Self::COUNT]) -> Self {
+        Self { error, square, w, c, u, cc, uc }
+    }
+
+    pub(super) fn plus(&self, other: &Self) -> Self {
         Self {
             error: self.error + other.error,
             square: self.square + other.square,
@@ -57,23 +65,33 @@ impl Moments {
 /// What [`measure`] is asked.
 #[derive(Clone, Copy)]
 pub(super) struct Query<'a> {
-    x: &'a [f32],
+    pub(super) x: &'a [f32],
     /// Empty: all 1.
-    weights: &'a [f32],
-    numbers: &'a Numbers,
-    power: f32,
+    pub(super) weights: &'a [f32],
+    pub(super) numbers: &'a Numbers,
+    pub(super) power: f32,
     affine: bool,
     /// Step in which errors are counted.
-    unit: f32,
+    pub(super) unit: f32,
 }
 
-for_levels! {
-    /// Error under a scale, and the sums that tell a better one.
-    fn measure(query: &Query<'_>, scale: &GroupScale) -> Moments = measure_at_level
+struct Measure<'a>(&'a Query<'a>, &'a GroupScale);
+
+impl<L> Job<L> for Measure<'_> {
+    type Output = Moments;
+    #[inline(always)]
+    fn run(self, _: L) -> Moments {
+        measure_in_lanes(self.0, self.1)
+    }
+}
+
+/// Error under a scale, and the sums that tell a better one.
+fn measure(level: Level, query: &Query<'_>, scale: &GroupScale) -> Moments {
+    fast(level, Measure(query, scale)).unwrap_or_else(|_| reference::measure(query, scale))
 }
 
 #[inline(always)]
-fn measure_at_level(query: &Query<'_>, scale: &GroupScale) -> Moments {
+fn measure_in_lanes(query: &Query<'_>, scale: &GroupScale) -> Moments {
     let scales = Scales::splat(query.numbers, scale);
     with_round!(query.numbers, &scales, |round| {
         let units = Units { inverse: scales.inverse.0[0], ratio: scales.step.0[0] / query.unit };
@@ -93,7 +111,7 @@ fn measure_as<R: Round, const LP: bool, const AFFINE: bool>(query: &Query<'_>, u
     let mut all = Moments::default();
     for start in (0..x.len()).step_by(EXACT) {
         let end = (start + EXACT).min(x.len());
-        let mut sums = [F::splat(0.0); SUMS];
+        let mut sums = [F::splat(0.0); Moments::COUNT];
         let (whole, rest) = x[start..end].as_chunks::<LANES>();
         if weights.is_empty() {
             for x in whole {
@@ -113,9 +131,11 @@ fn measure_as<R: Round, const LP: bool, const AFFINE: bool>(query: &Query<'_>, u
                 add_to::<R, LP, AFFINE>(&mut sums, &F::part(rest).0, &weights.0, units, power, round);
             }
         }
-        let [error, cc, uc, square, w, c, u] = sums.map(|lanes| f64::from(tree_sum(lanes.0)));
-        let square = if LP { square } else { error };
-        all = all.plus(&Moments { error, square, w, c, u, cc, uc });
+        let mut part = Moments::of(sums.map(|lanes| f64::from(tree_sum(lanes.0))));
+        if !LP {
+            part.square = part.error;
+        }
+        all = all.plus(&part);
     }
     all
 }
@@ -129,7 +149,7 @@ struct Units {
 /// Adds sixteen elements to the sums.
 #[inline(always)]
 fn add_to<R: Round, const LP: bool, const AFFINE: bool>(
-    sums: &mut [F; SUMS],
+    sums: &mut [F; Moments::COUNT],
     x: &[f32; LANES],
     weights: &[f32; LANES],
     units: &Units,

@@ -6,10 +6,13 @@
 
 use super::Table;
 use super::fit::Fit;
-use super::lanes::{F, for_levels};
+use super::reference;
 use super::round::{All, Book, Floats, Integers, Numbers, Round, Scales, Sums, with_round};
-use crate::codec::scale::{LANES, RawScale};
+use crate::codec::chooser::RawScale;
+use crate::codec::lanes;
 use crate::codec::work::Work;
+use crate::simd::LANES;
+use crate::simd::{Floats as F, Job, fast};
 
 /// How scales are chosen when a group is entered.
 #[derive(Clone, Copy)]
@@ -48,9 +51,50 @@ pub(super) struct Tile<'a> {
     pub(super) loss: &'a mut [f64],
 }
 
-for_levels! {
-    /// Rounds the rows of a tile.
-    fn solve(tile: &mut Tile<'_>, shared: &Shared<'_>) = solve_at_level
+struct Solve<'a, 't>(&'a mut Tile<'t>, &'a Shared<'a>);
+
+impl<L> Job<L> for Solve<'_, '_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self, _: L) {
+        solve_in_lanes(self.0, self.1);
+    }
+}
+
+/// Rounds the rows of a tile.
+pub(super) fn solve(tile: &mut Tile<'_>, shared: &Shared<'_>) {
+    if let Err(Solve(tile, shared)) = fast(shared.work.level, Solve(tile, shared)) {
+        solve_row_by_row(tile, shared);
+    }
+}
+
+/// The reference, row after row.
+fn solve_row_by_row(tile: &mut Tile<'_>, shared: &Shared<'_>) {
+    let Shared { work, numbers, feedback, weights, groups, .. } = *shared;
+    let rows = tile.values.chunks_mut(groups.len()).zip(tile.errors.chunks_mut(groups.len()));
+    for (i, ((values, errors), loss)) in rows.zip(tile.loss.iter_mut()).enumerate() {
+        let chosen = !matches!(shared.choose, Choose::Given);
+        let row = reference::Row { values, errors, feedback, weights, groups, chosen };
+        let added = row.solve(numbers, |x, weights, group| {
+            if chosen {
+                tile.table.set(i, group, &chosen_scale(shared, x, weights));
+            }
+            work.resolve(&tile.table.get(i, group))
+        });
+        *loss += f64::from(added);
+    }
+}
+
+/// The scale of a group with these values.
+fn chosen_scale(shared: &Shared<'_>, x: &[f32], weights: &[f32]) -> RawScale {
+    let raw = lanes::choose(shared.work, x);
+    match shared.choose {
+        Choose::Fit { iterations } => {
+            let fit = Fit { work: shared.work, numbers: shared.numbers, power: 2.0, iterations };
+            fit.best(x, weights, raw)
+        }
+        _ => raw,
+    }
 }
 
 /// Columns of a tile, one lane a row.
@@ -87,7 +131,7 @@ fn feed(v: F, errors: &[F], feedback: &[f32]) -> F {
 }
 
 #[inline(always)]
-fn solve_at_level(tile: &mut Tile<'_>, shared: &Shared<'_>) {
+fn solve_in_lanes(tile: &mut Tile<'_>, shared: &Shared<'_>) {
     let columns = shared.groups.len();
     let mut values = transpose(tile.values, columns);
     let mut errors = transpose(tile.errors, columns);
@@ -137,11 +181,7 @@ fn choose(tile: &mut Tile<'_>, shared: &Shared<'_>, values: &[F], weights: &[f32
         for (x, v) in x.iter_mut().zip(values) {
             *x = v.0[lane];
         }
-        let mut raw: RawScale = shared.work.choose(&x);
-        if let Choose::Fit { iterations } = shared.choose {
-            let fit = Fit { work: shared.work, numbers: shared.numbers, power: 2.0, iterations };
-            raw = fit.best(&x, weights, raw);
-        }
+        let raw = chosen_scale(shared, &x, weights);
         tile.table.set(lane, group, &raw);
     }
 }

@@ -2,25 +2,27 @@
 //!
 //! Both work on float32 matrices whose rows are quantized along the columns. They choose scales, in their storage type,
 //! and values that these scales can represent up to an ulp; the codec makes the final codes.
+//!
+//! `reference` is the definition, in plain scalar code that calls nothing fast; `gptq` and `fit` run it in lanes.
 
 mod fit;
 mod gptq;
-mod lanes;
+mod reference;
 mod round;
 
-use crate::codec::scale::{RawScale, ScaleRule, load_scale, store_scale};
+use crate::codec::chooser::{RawScale, ScaleRule, load_scale, store_scale};
 use crate::codec::work::Work;
 use crate::error::{Error, Result};
 use crate::float_state::FloatState;
 use crate::format::{Format, Granularity, ScaleType};
-use crate::level::Level;
 use crate::pool;
+use crate::simd::Level;
 use fit::Fit;
 use gptq::{Choose, Shared, Tile};
 use round::Numbers;
 
 /// Rows that are solved together, one a lane.
-const ROWS: usize = crate::codec::scale::LANES;
+const ROWS: usize = crate::simd::LANES;
 /// Refits of a real scale inside GPTQ.
 const REFITS: usize = 4;
 
@@ -159,6 +161,17 @@ pub fn gptq_block(
     block: Block<'_>,
     table: ScaleTable<'_>,
 ) -> Result<()> {
+    gptq_at(Level::current(), format, choice, groups, block, table)
+}
+
+fn gptq_at(
+    level: Level,
+    format: Format,
+    choice: Choice,
+    groups: usize,
+    block: Block<'_>,
+    table: ScaleTable<'_>,
+) -> Result<()> {
     let _state = FloatState::standard();
     let (rows, columns) = (block.loss.len(), block.groups.len());
     check(format, "values", block.values.len(), rows * columns)?;
@@ -172,7 +185,7 @@ pub fn gptq_block(
     if columns == 0 {
         return Ok(());
     }
-    let mut work = Work::new(format, Level::current());
+    let mut work = Work::new(format, level);
     work.tensor = table.tensor;
     let choose = match choice {
         Choice::Given => Choose::Given,
@@ -194,7 +207,7 @@ pub fn gptq_block(
         .map(|(((values, errors), loss), table)| Tile { values, errors, table, loss })
         .collect();
     // Every element meets on average half of the block's columns.
-    pool::consume(tiles, rows * columns * columns, |mut tile: Tile<'_>| gptq::solve(work.level, &mut tile, &shared))
+    pool::consume(tiles, rows * columns * columns, |mut tile: Tile<'_>| gptq::solve(&mut tile, &shared))
 }
 
 /// Improves the scales of a table, which holds those to start from, for `x` of `rows` rows: least sum of
@@ -210,6 +223,18 @@ pub fn fit_scales(
     weights: &[f32],
     power: f32,
     iterations: usize,
+    table: ScaleTable<'_>,
+) -> Result<()> {
+    fit_at(Level::current(), format, x, rows, weights, (power, iterations), table)
+}
+
+fn fit_at(
+    level: Level,
+    format: Format,
+    x: &[f32],
+    rows: usize,
+    weights: &[f32],
+    (power, iterations): (f32, usize),
     table: ScaleTable<'_>,
 ) -> Result<()> {
     let _state = FloatState::standard();
@@ -232,7 +257,7 @@ pub fn fit_scales(
     if k == 0 || format.scale_type().is_none() {
         return Ok(());
     }
-    let mut work = Work::new(format, Level::current());
+    let mut work = Work::new(format, level);
     work.tensor = table.tensor;
     let numbers = Numbers::of(&work.grid);
     let fit = Fit { work: &work, numbers: &numbers, power, iterations };
@@ -245,3 +270,6 @@ pub fn fit_scales(
         }
     })
 }
+
+#[cfg(test)]
+mod tests;

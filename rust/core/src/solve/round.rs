@@ -1,11 +1,12 @@
-//! Rounding to the numbers of a format's codes at scale 1, sixteen at once.
+//! Rounding to the numbers of a format's codes at scale 1, sixteen at once: the element functions of `reference` in lanes.
 //!
 //! Searches may be an ulp off where the codec is exact (a product with the inverse scale instead of a quotient): what
 //! they choose is brought to exact values by the codec afterwards.
 
-use super::lanes::F;
+use super::reference::{self, step_and_inverse};
 use crate::codec::grid::{FloatGrid, Grid, GroupScale, level_sum};
 use crate::float::{exp2, to_f32_saturating};
+use crate::simd::{Floats as F, Line};
 
 /// The numbers that codes stand for.
 #[derive(Clone, Copy, Debug)]
@@ -78,12 +79,6 @@ impl Scales {
     }
 }
 
-/// Step and its inverse, both finite. A group of zeros has step 0, and everything in it becomes 0.
-fn step_and_inverse(scale: &GroupScale) -> (f32, f32) {
-    let step = to_f32_saturating(scale.step);
-    (step, if step > 0.0 { (1.0 / step).min(f32::MAX) } else { 0.0 })
-}
-
 /// The value of each code where numbers are sums of levels.
 fn sums_of(numbers: &Numbers, scale: &GroupScale) -> impl Iterator<Item = f32> {
     let count = if let Numbers::Sums(count) = *numbers { count } else { 0 };
@@ -112,7 +107,7 @@ pub(super) struct Integers {
 impl Integers {
     #[inline(always)]
     pub(super) fn new(lo: f32, hi: f32, scales: &Scales) -> Self {
-        let from = |end: f32| F(std::array::from_fn(|lane| end - scales.zero.0[lane]));
+        let from = |end: f32| Line(std::array::from_fn(|lane| end - scales.zero.0[lane]));
         Self { lo: from(lo), hi: from(hi) }
     }
 }
@@ -120,9 +115,7 @@ impl Integers {
 impl Round for Integers {
     #[inline(always)]
     fn round(&self, u: f32, lane: usize) -> f32 {
-        let k = u.round_ties_even();
-        let k = if k > self.lo.0[lane] { k } else { self.lo.0[lane] };
-        if k < self.hi.0[lane] { k } else { self.hi.0[lane] }
+        reference::integer(u, self.lo.0[lane], self.hi.0[lane])
     }
 }
 
@@ -136,40 +129,24 @@ pub(super) struct Floats {
 impl Round for Floats {
     #[inline(always)]
     fn round(&self, u: f32, _: usize) -> f32 {
-        let bits = u.to_bits() & 0x7fff_ffff;
-        let magnitude = f32::from_bits(bits);
-        let odd = (bits >> self.drop) & 1;
-        let whole = (bits + ((1 << (self.drop - 1)) - 1) + odd) & (u32::MAX << self.drop);
-        let near = (magnitude + self.magic) - self.magic;
-        let rounded = if magnitude < self.smallest { near } else { f32::from_bits(whole) };
-        let clipped = if rounded < self.top { rounded } else { self.top };
-        f32::from_bits(clipped.to_bits() | (u.to_bits() & 0x8000_0000))
+        reference::float(u, self.drop, self.smallest, self.magic, self.top)
     }
 }
 
-pub(super) struct Book {
-    numbers: [f32; 16],
-    /// Above this, the next number is nearer.
-    middles: [f32; 15],
-}
+pub(super) struct Book([f32; 16], [f32; 15]);
 
 impl Book {
     #[inline(always)]
     pub(super) fn new(levels: &[f32]) -> Self {
-        let at = |i: usize| levels[i.min(levels.len() - 1)];
-        let middle = |i: usize| if i + 1 < levels.len() { 0.5 * (at(i) + at(i + 1)) } else { f32::INFINITY };
-        Self { numbers: std::array::from_fn(at), middles: std::array::from_fn(middle) }
+        let (levels, middles) = reference::book(levels);
+        Self(levels, middles)
     }
 }
 
 impl Round for Book {
     #[inline(always)]
     fn round(&self, u: f32, _: usize) -> f32 {
-        let mut number = self.numbers[0];
-        for i in 0..15 {
-            number = if u > self.middles[i] { self.numbers[i + 1] } else { number };
-        }
-        number
+        reference::level(u, &self.0, &self.1)
     }
 }
 
@@ -180,8 +157,7 @@ impl Round for Sums<'_> {
     fn round(&self, u: f32, lane: usize) -> f32 {
         let mut number = self.0[0].0[lane];
         for sum in &self.0[1..] {
-            let other = sum.0[lane];
-            number = if (u - other).abs() < (u - number).abs() { other } else { number };
+            number = reference::nearer(u, number, sum.0[lane]);
         }
         number
     }
@@ -221,7 +197,7 @@ mod tests {
     use super::*;
     use crate::codec::work::Work;
     use crate::format::{Format, catalogue};
-    use crate::level::Level;
+    use crate::simd::Level;
 
     /// The codec's own rounding, but for numbers that lie halfway between two.
     #[test]
@@ -241,7 +217,7 @@ mod tests {
                 let x = (i as f32 * 0.004).sinh() * 1e-3 + i as f32 * 1.37e-3;
                 let number = with_round!(&numbers, &scales, |round| round.round(x * scales.inverse.0[5], 5));
                 let value = number * step as f32;
-                let exact = work.round(x, &scale);
+                let exact = crate::codec::reference::round(&work, x, &scale);
                 let (got, best) = ((value - x).abs(), (exact - x).abs());
                 assert!(value == exact || (got - best).abs() <= 1e-6 * x.abs().max(1.0), "{text}: {x} {value} {exact}");
             }

@@ -11,10 +11,11 @@ use std::ops::Range;
 use self::table::{AFTER, BYTES, CHECKED, EXPONENT, NARROW, NONFINITE, TIMES, WIDE, ZEROS};
 use super::digits::{Scale, Scales};
 use super::parts::{STEP, TILE, upper};
-use super::tiles::{LINE, Line, ROWS};
 use crate::codec::rows::Rows;
 use crate::codec::set_len;
 use crate::error::Result;
+use crate::simd::Line;
+use crate::simd::amx::{LINE, ROWS};
 
 pub(super) use self::table::Table;
 

@@ -6,7 +6,7 @@ use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
 use crate::format::Format;
 use crate::linear::digits::{Scale, grouping};
 use crate::linear::parts::{MOST, STEP};
-use crate::linear::tiles::Line;
+use crate::simd::Line;
 
 /// Bits of the difference of a code and a zero point.
 const DIFFERENCE: u32 = 6;

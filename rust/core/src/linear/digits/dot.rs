@@ -13,8 +13,9 @@ use super::{CHUNK, MOST_DIGITS};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
-use crate::linear::dot::tree;
-use crate::linear::tiles::{LINE, Line};
+use crate::float::tree_sum;
+use crate::simd::Line;
+use crate::simd::amx::LINE;
 
 /// Rows of weights at work at a time: they share loads of inputs and hide each other's latency.
 pub(in crate::linear) const TOGETHER: usize = 4;
@@ -403,7 +404,7 @@ impl<'a> Dot<'a> {
             totals.map(|total| {
                 let mut lanes = Line([0.0; 16]);
                 _mm512_store_ps(lanes.0.as_mut_ptr(), total);
-                tree(lanes.0)
+                tree_sum(lanes.0)
             })
         }
     }

@@ -140,7 +140,7 @@ unsafe fn convert(x: &[f32], digits: usize, planes: *mut i8, stride: usize) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::level::Level;
+    use crate::simd::Level;
 
     #[test]
     fn digits_are_the_rounded_inputs() {

@@ -1,7 +1,7 @@
 //! Which formats are integers in disguise, and their codes as digits.
 
+use crate::codec::chooser::Chooser;
 use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
-use crate::codec::scale::Chooser;
 use crate::format::{Format, Granularity, ScaleType};
 
 /// Digits of a weight, at most.

@@ -22,7 +22,7 @@ pub(super) const SUMS: usize = PANELS * 64;
 impl Amx {
     /// The instructions, if machine and system allow them.
     pub(in crate::fused) fn new() -> Option<Self> {
-        Avx512::new().filter(|_| is_x86_feature_detected!("avx512bf16") && octavo_core::amx::allowed()).map(Self)
+        Avx512::new().filter(|_| is_x86_feature_detected!("avx512bf16") && octavo_core::simd::amx::allowed()).map(Self)
     }
 
     /// Configures the tiles of this thread.

@@ -1,8 +1,26 @@
 //! Sixteen float32 lanes: the operations that the kernels are written in, once for every instruction set.
 //!
-//! All functions are unsafe because they may run only on processors of the level; the kernels are reached through
-//! `#[target_feature]` wrappers alone. Semantics are those of x86: `min` and `max` return the second operand if either is
-//! NaN, conversions round to nearest even.
+//! [`Lanes`] has them as functions, which are unsafe because they may run only where the processor has the instructions.
+//! A value of a lane type proves that it has: [`Proven`] has the same operations as safe methods of such a value. All
+//! levels give the same bits. Semantics are those of x86: `min` and `max` return the second operand if either is NaN,
+//! conversions round to nearest even.
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+mod proven;
+mod scalar;
+
+#[cfg(target_arch = "x86_64")]
+pub use avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+pub use avx512::Avx512;
+pub use proven::Proven;
+pub use scalar::Scalar;
+
+use super::Job;
+use crate::float::LANES;
 
 /// Declares operations that touch registers alone.
 macro_rules! registers {
@@ -16,7 +34,10 @@ macro_rules! registers {
 }
 
 /// Lanes of one instruction set. No address need be aligned.
-pub(super) trait Lanes: Copy {
+///
+/// # Safety
+/// A value of the type must exist only where the processor has the instructions.
+pub unsafe trait Lanes: Copy + Send + Sync + 'static {
     /// 16 float32.
     type F: Copy;
     /// 16 integers of 32 bits.
@@ -25,6 +46,11 @@ pub(super) trait Lanes: Copy {
     type M: Copy;
     /// 16 float64.
     type D: Copy;
+    /// Vectors of sixteen lanes that the registers hold.
+    const VECTORS: usize;
+
+    /// Does `job` inside a function compiled for this instruction set.
+    fn run<J: Job<Self>>(self, job: J) -> J::Output;
 
     /// # Safety
     /// The processor must have the features of this level; 16 values must be readable at `p`.
@@ -45,6 +71,8 @@ pub(super) trait Lanes: Copy {
         fn div(a: Self::F, b: Self::F) -> Self::F;
         fn min(a: Self::F, b: Self::F) -> Self::F;
         fn max(a: Self::F, b: Self::F) -> Self::F;
+        /// `a * b + c` with one rounding.
+        fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
         /// `c - a * b` with one rounding.
         fn fnmadd(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
         /// Nearest integer, ties to even.
@@ -95,7 +123,7 @@ pub(super) trait Lanes: Copy {
         fn accumulate_squares(sum: Self::D, v: Self::F) -> Self::D;
         /// `(a - b) / c` in float64, rounded to float32.
         fn range_over(a: Self::F, b: Self::F, c: f64) -> Self::F;
-        fn to_array(sum: Self::D) -> [f64; 16];
+        fn to_array(sum: Self::D) -> [f64; LANES];
     }
 
     /// Low bytes of the lanes.
@@ -168,7 +196,7 @@ pub(super) trait Lanes: Copy {
     /// aligned for them.
     #[inline(always)]
     unsafe fn load_part(p: *const f32, n: usize) -> Self::F {
-        let mut lanes = [0.0f32; 16];
+        let mut lanes = [0.0f32; LANES];
         // SAFETY: as the caller promises; the array holds 16 lanes.
         unsafe {
             std::ptr::copy_nonoverlapping(p, lanes.as_mut_ptr(), n);
@@ -182,7 +210,7 @@ pub(super) trait Lanes: Copy {
     /// aligned for them.
     #[inline(always)]
     unsafe fn store_part(p: *mut f32, v: Self::F, n: usize) {
-        let mut lanes = [0.0f32; 16];
+        let mut lanes = [0.0f32; LANES];
         // SAFETY: as the caller promises; the array holds 16 lanes.
         unsafe {
             Self::store(lanes.as_mut_ptr(), v);
@@ -194,10 +222,13 @@ pub(super) trait Lanes: Copy {
     /// # Safety
     /// The processor must have the features of this level.
     #[inline(always)]
-    unsafe fn store_i(v: Self::I) -> [u32; 16] {
-        let mut lanes = [0.0f32; 16];
+    unsafe fn store_i(v: Self::I) -> [u32; LANES] {
+        let mut lanes = [0.0f32; LANES];
         // SAFETY: as the caller promises; the array holds 16 lanes. Bits pass through unchanged.
         unsafe { Self::store(lanes.as_mut_ptr(), Self::from_bits(v)) };
         lanes.map(f32::to_bits)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,15 +1,15 @@
 //! Floating-point formats with a path of their own: float32's exponent, float32 itself, and E2M1 under a real step.
 
 use super::{Factors, Kernel, sign_bit};
+use crate::codec::chooser::Chooser;
 use crate::codec::grid::{Grid, GroupScale};
-use crate::codec::scale::Chooser;
-use crate::codec::simd::lanes::Lanes;
 use crate::codec::work::Work;
 use crate::format::Specials;
+use crate::simd::Lanes;
 
 /// Formats with float32's own exponent: bf16, e8mM. Rounding is integer arithmetic on the bits.
 #[derive(Clone, Copy)]
-pub(in crate::codec::simd) struct Truncated {
+pub(in crate::codec::lanes) struct Truncated {
     mantissa: u32,
     width: u32,
     top: f32,
@@ -76,7 +76,7 @@ impl<V: Lanes> Kernel<V> for Truncated {
 
 /// E2M1 under a real step: nvfp4.
 #[derive(Clone, Copy)]
-pub(in crate::codec::simd) struct ScaledE2M1<V: Lanes> {
+pub(in crate::codec::lanes) struct ScaledE2M1<V: Lanes> {
     step: V::F,
     inverse: V::F,
 }
@@ -182,7 +182,7 @@ impl<V: Lanes> Kernel<V> for ScaledE2M1<V> {
 
 /// fp32: the number itself, infinities saturated.
 #[derive(Clone, Copy)]
-pub(in crate::codec::simd) struct Identity;
+pub(in crate::codec::lanes) struct Identity;
 
 impl<V: Lanes> Kernel<V> for Identity {
     type Base = ();

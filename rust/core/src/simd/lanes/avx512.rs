@@ -2,20 +2,44 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::Lanes;
+use super::Lanes;
+use crate::simd::{Job, Level};
 
 /// Sixteen lanes in one 512-bit register.
-#[derive(Clone, Copy)]
-pub(super) struct Avx512;
+/// A value exists only where the processor has the features of [`Level::Avx512`].
+#[derive(Clone, Copy, Debug)]
+pub struct Avx512(());
+
+impl Avx512 {
+    /// The instructions, if the processor has them.
+    #[inline]
+    pub fn new() -> Option<Self> {
+        Level::Avx512.is_here().then_some(Self(()))
+    }
+}
+
+/// # Safety
+/// The processor must have the features of [`Level::Avx512`], as a value of [`Avx512`] proves.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi2,popcnt")]
+fn compiled<J: Job<Avx512>>(lanes: Avx512, job: J) -> J::Output {
+    job.run(lanes)
+}
 
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 #[expect(clippy::undocumented_unsafe_blocks, reason = "every block is intrinsics under the contract of the trait")]
-impl Lanes for Avx512 {
+// SAFETY: `new` makes the only values.
+unsafe impl Lanes for Avx512 {
     type F = __m512;
     type I = __m512i;
     type M = __mmask16;
     type D = [__m512d; 2];
+    const VECTORS: usize = 32;
+
+    #[inline(always)]
+    fn run<J: Job<Self>>(self, job: J) -> J::Output {
+        unsafe { compiled(self, job) }
+    }
 
     #[inline(always)]
     unsafe fn load(p: *const f32) -> __m512 {
@@ -64,6 +88,10 @@ impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn max(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        unsafe { _mm512_fmadd_ps(a, b, c) }
     }
     #[inline(always)]
     unsafe fn fnmadd(a: __m512, b: __m512, c: __m512) -> __m512 {

@@ -1,14 +1,14 @@
 //! Integers times a step.
 
 use super::{Factors, Kernel, exponent_of, power, sign_bit};
+use crate::codec::chooser::Chooser;
 use crate::codec::grid::{Grid, GroupScale, Integers};
-use crate::codec::scale::Chooser;
-use crate::codec::simd::lanes::Lanes;
 use crate::codec::work::Work;
+use crate::simd::Lanes;
 
 /// Integers in steps of a power of two: fixed, mxint, bfp.
 #[derive(Clone, Copy)]
-pub(in crate::codec::simd) struct PowerSteps<V: Lanes> {
+pub(in crate::codec::lanes) struct PowerSteps<V: Lanes> {
     multiplier: V::F,
     step: V::F,
     lo: V::F,
@@ -97,7 +97,7 @@ impl<V: Lanes> Kernel<V> for PowerSteps<V> {
 
 /// Integers in steps of a real number: int, uint, ternary.
 #[derive(Clone, Copy)]
-pub(in crate::codec::simd) struct RealSteps<V: Lanes> {
+pub(in crate::codec::lanes) struct RealSteps<V: Lanes> {
     step: V::F,
     inverse: V::F,
     lo: V::F,
@@ -113,7 +113,7 @@ impl<V: Lanes> RealSteps<V> {
     /// # Safety
     /// The processor must have the features of `V`.
     #[inline(always)]
-    pub(in crate::codec::simd) unsafe fn quotient(x: V::F, step: V::F, inverse: V::F, lo: V::F, hi: V::F) -> V::F {
+    pub(in crate::codec::lanes) unsafe fn quotient(x: V::F, step: V::F, inverse: V::F, lo: V::F, hi: V::F) -> V::F {
         // SAFETY: as the caller promises.
         unsafe {
             let one = V::splat(1.0);

@@ -4,12 +4,12 @@ use std::sync::LazyLock;
 
 use super::{Factors, Kernel, exponent_of, power};
 use crate::codec::grid::{Grid, GroupScale, NF3, NF4, level_sum, reaches_mean, sorted_sums};
-use crate::codec::simd::lanes::Lanes;
 use crate::codec::work::Work;
+use crate::simd::Lanes;
 
 /// Up to 16 levels times a scale, by comparison with exact thresholds: nf4, nf3, binaryN.
 #[derive(Clone, Copy)]
-pub(in crate::codec::simd) struct Book<V: Lanes> {
+pub(in crate::codec::lanes) struct Book<V: Lanes> {
     /// Smallest float32 that goes to level i + 1; infinity behind the last.
     thresholds: V::F,
     /// Values by level.
@@ -24,7 +24,7 @@ pub(in crate::codec::simd) struct Book<V: Lanes> {
 
 /// What the groups of a book format share.
 #[derive(Clone, Copy)]
-pub(in crate::codec::simd) enum BookBase {
+pub(in crate::codec::lanes) enum BookBase {
     /// Levels, and their thresholds for every float16 significand (`nf4`, `nf3`).
     Scaled { levels: [f32; 16], thresholds: &'static [[f32; 16]], half: i32 },
     /// Levels of `binaryN`, whose sums belong to each group's scale.
@@ -185,7 +185,7 @@ fn smallest_reaching(lower: f32, upper: f32) -> f32 {
 
 /// The sign times one scale: binary.
 #[derive(Clone, Copy)]
-pub(in crate::codec::simd) struct Signs<V: Lanes> {
+pub(in crate::codec::lanes) struct Signs<V: Lanes> {
     plus: V::F,
     minus: V::F,
 }

@@ -1,15 +1,15 @@
 //! Floating-point grids under a power of two.
 
 use super::{Factors, Kernel, exponent_of, power, sign_bit};
+use crate::codec::chooser::Chooser;
 use crate::codec::grid::{FloatGrid, Grid, GroupScale};
-use crate::codec::scale::Chooser;
-use crate::codec::simd::lanes::Lanes;
 use crate::codec::work::Work;
 use crate::format::{Minifloat, Specials};
+use crate::simd::Lanes;
 
 /// What the floating-point kernels share: the grid moved by `shift` binades to the middle of the float32 range.
 #[derive(Clone, Copy)]
-pub(in crate::codec::simd) struct FloatBase {
+pub(in crate::codec::lanes) struct FloatBase {
     grid: FloatGrid,
     shift: i32,
     emax: i32,
@@ -42,7 +42,7 @@ impl FloatBase {
 
 /// Floating-point grids with mantissa bits: minifloat, bm, mxfp, fp16 and, with `EXPLICIT_ONE`, denorm.
 #[derive(Clone, Copy)]
-pub(in crate::codec::simd) struct Floats<V: Lanes, const EXPLICIT_ONE: bool> {
+pub(in crate::codec::lanes) struct Floats<V: Lanes, const EXPLICIT_ONE: bool> {
     multiplier: V::F,
     step: V::F,
     top: V::F,
@@ -58,7 +58,7 @@ impl<V: Lanes, const EXPLICIT_ONE: bool> Floats<V, EXPLICIT_ONE> {
     /// # Safety
     /// The processor must have the features of `V`.
     #[inline(always)]
-    pub(in crate::codec::simd) unsafe fn unscaled(float: Minifloat) -> Option<Self> {
+    pub(in crate::codec::lanes) unsafe fn unscaled(float: Minifloat) -> Option<Self> {
         // SAFETY: as the caller promises.
         unsafe { Self::make(&FloatBase::new(FloatGrid::mini(float))?, &GroupScale::step(1.0)) }
     }
@@ -180,7 +180,7 @@ impl<V: Lanes, const EXPLICIT_ONE: bool> Kernel<V> for Floats<V, EXPLICIT_ONE> {
 
 /// Zero and powers of two: log, blog, eEm0.
 #[derive(Clone, Copy)]
-pub(in crate::codec::simd) struct Powers<V: Lanes> {
+pub(in crate::codec::lanes) struct Powers<V: Lanes> {
     multiplier: V::F,
     step: V::F,
     top: V::F,

@@ -1,11 +1,12 @@
 //! Scales of sixteen groups at a time: chosen from their largest magnitudes, or read, with vector arithmetic.
 
 use super::kernels::{Factors, Floats, Kernel, RealSteps};
-use super::lanes::Lanes;
-use super::run::{absmax, block_error, extremes};
-use crate::codec::scale::{Chooser, ExponentRule, RawScale, ScaleRule, e4m3_value};
+use super::statistics::{absmax, block_error, extremes};
+use crate::codec::chooser::{Chooser, ExponentRule, RawScale, ScaleRule};
+use crate::codec::scale::e4m3_value;
 use crate::codec::work::{Scales, Work};
 use crate::format::{Granularity, Minifloat, ScaleType};
+use crate::simd::Lanes;
 
 /// The factors of up to sixteen groups, for [`Kernel::with`].
 pub(super) struct Batch {

@@ -1,4 +1,4 @@
-//! AMX: whether this process may use its tiles.
+//! Whether this process may use tiles.
 
 #[cfg(target_os = "linux")]
 use std::arch::asm;

@@ -22,6 +22,7 @@ pub enum Level {
 
 const UNSET: u8 = u8::MAX;
 static FORCED: AtomicU8 = AtomicU8::new(UNSET);
+static DETECTED: std::sync::LazyLock<Level> = std::sync::LazyLock::new(Level::detect);
 
 impl Level {
     /// The highest level this machine has.
@@ -48,9 +49,14 @@ impl Level {
         Self::Scalar
     }
 
+    /// True where this machine has the level; found out once.
+    #[inline]
+    pub(super) fn is_here(self) -> bool {
+        self <= *DETECTED
+    }
+
     /// The level in use: the forced one, else the highest.
     pub fn current() -> Self {
-        static DETECTED: std::sync::LazyLock<Level> = std::sync::LazyLock::new(Level::detect);
         match FORCED.load(Ordering::Relaxed) {
             0 => Self::Scalar,
             1 => Self::Avx2,

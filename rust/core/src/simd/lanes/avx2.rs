@@ -2,11 +2,28 @@
 
 use std::arch::x86_64::*;
 
-use super::lanes::Lanes;
+use super::Lanes;
+use crate::simd::{Job, Level};
 
 /// Sixteen lanes in two 256-bit registers.
-#[derive(Clone, Copy)]
-pub(super) struct Avx2;
+/// A value exists only where the processor has the features of [`Level::Avx2`].
+#[derive(Clone, Copy, Debug)]
+pub struct Avx2(());
+
+impl Avx2 {
+    /// The instructions, if the processor has them.
+    #[inline]
+    pub fn new() -> Option<Self> {
+        Level::Avx2.is_here().then_some(Self(()))
+    }
+}
+
+/// # Safety
+/// The processor must have the features of [`Level::Avx2`], as a value of [`Avx2`] proves.
+#[target_feature(enable = "avx2,fma,f16c,bmi2,popcnt")]
+fn compiled<J: Job<Avx2>>(lanes: Avx2, job: J) -> J::Output {
+    job.run(lanes)
+}
 
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
@@ -21,11 +38,18 @@ macro_rules! halves {
 }
 
 #[expect(clippy::undocumented_unsafe_blocks, reason = "every block is intrinsics under the contract of the trait")]
-impl Lanes for Avx2 {
+// SAFETY: `new` makes the only values.
+unsafe impl Lanes for Avx2 {
     type F = F;
     type I = I;
     type M = F;
     type D = [__m256d; 4];
+    const VECTORS: usize = 8;
+
+    #[inline(always)]
+    fn run<J: Job<Self>>(self, job: J) -> J::Output {
+        unsafe { compiled(self, job) }
+    }
 
     #[inline(always)]
     unsafe fn load(p: *const f32) -> F {
@@ -77,6 +101,10 @@ impl Lanes for Avx2 {
     #[inline(always)]
     unsafe fn max(a: F, b: F) -> F {
         unsafe { halves!(_mm256_max_ps, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: F, b: F, c: F) -> F {
+        unsafe { halves!(_mm256_fmadd_ps, a, b, c) }
     }
     #[inline(always)]
     unsafe fn fnmadd(a: F, b: F, c: F) -> F {

@@ -14,9 +14,9 @@ pub(super) use floats::{Floats, Powers};
 pub(super) use steps::{PowerSteps, RealSteps};
 pub(super) use whole::{Identity, ScaledE2M1, Truncated};
 
-use super::lanes::Lanes;
 use crate::codec::grid::GroupScale;
 use crate::codec::work::Work;
+use crate::simd::Lanes;
 
 /// How a batch of groups gets its scales; see `batch`.
 #[derive(Clone, Copy, PartialEq)]

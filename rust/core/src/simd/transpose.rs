@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 /// # Safety
 /// The processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn transpose(rows: [__m512; 16]) -> [__m512; 16] {
+pub(crate) unsafe fn transpose(rows: [__m512; 16]) -> [__m512; 16] {
     // Pairs of values, then fours, inside the quarters of the registers; then the quarters themselves.
     let mut pairs = rows;
     for i in (0..16).step_by(2) {
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn columns_are_rows_afterwards() {
-        if crate::level::Level::detect() < crate::level::Level::Avx512 {
+        if crate::simd::Level::detect() < crate::simd::Level::Avx512 {
             return;
         }
         let rows: [[f32; 16]; 16] = std::array::from_fn(|r| std::array::from_fn(|c| (16 * r + c) as f32));

@@ -1,54 +1,25 @@
-//! AMX: tiles of 16 rows of 64 bytes, and their products in int8 and in bfloat16.
-//!
-//! Rust has no stable intrinsics for it, so the products are assembly: each is one block that leaves no tile alive. What
-//! stays is the configuration of the tiles, which a [`Session`] holds.
+//! Products of tiles in int8 and in bfloat16. Each is one block of assembly that leaves no tile alive.
 
 use std::arch::asm;
-use std::marker::PhantomData;
 
-use crate::level::Level;
-
-/// Rows of a tile of weights.
-pub(super) const ROWS: usize = 16;
-/// Bytes of a row of a whole tile.
-pub(super) const LINE: usize = 64;
-
-/// 64 bytes that begin a cache line.
-#[derive(Clone, Copy, Debug)]
-#[repr(C, align(64))]
-pub(super) struct Line<T, const N: usize>(pub(super) [T; N]);
-
-impl<T: Copy + Default, const N: usize> Default for Line<T, N> {
-    fn default() -> Self {
-        Self([T::default(); N])
-    }
-}
-
-/// True where `level` is AVX-512, the processor has AMX for int8 and bfloat16 and the byte permutations that feed it,
-/// and the system saves its registers.
-pub(super) fn available(level: Level) -> bool {
-    level == Level::Avx512 && is_x86_feature_detected!("avx512vbmi") && crate::amx::allowed()
-}
-
-/// Holds the tiles of this thread configured, all whole, while it lives.
-#[derive(Debug)]
-pub(super) struct Session(PhantomData<*const ()>); // no other thread's
+use super::{LINE, ROWS, Session};
+use crate::simd::Line;
 
 /// Tiles of inputs that one pass over the weights is multiplied with, at most.
-pub(super) const ACROSS: usize = 4;
+pub(crate) const ACROSS: usize = 4;
 
 /// Sums of 16 rows of weights and 16 times [`ACROSS`] columns of inputs.
-pub(super) type Sums = [[Line<i32, 16>; ROWS]; ACROSS];
+pub(crate) type Sums = [[Line<i32, 16>; ROWS]; ACROSS];
 
 /// Where factors of 64 columns after the other lie.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Run {
+pub(crate) struct Run {
     /// 16 rows of weights, `stride` bytes apart, 64 a step.
-    pub(super) weights: *const u8,
-    pub(super) stride: usize,
+    pub(crate) weights: *const u8,
+    pub(crate) stride: usize,
     /// For each step, tiles of inputs.
-    pub(super) inputs: *const u8,
-    pub(super) steps: usize,
+    pub(crate) inputs: *const u8,
+    pub(crate) steps: usize,
 }
 
 /// Assembly that multiplies one tile of weights with several of inputs, step after step.
@@ -76,25 +47,25 @@ macro_rules! across {
 /// given.
 #[derive(Clone, Copy, Debug, Default)]
 #[repr(C)]
-pub(super) struct Step {
+pub(crate) struct Step {
     /// A tile of 16 rows of weights.
-    pub(super) weights: usize,
+    pub(crate) weights: usize,
     /// Lines of 16 columns of 2 inputs: for each part one or two tiles.
-    pub(super) inputs: usize,
+    pub(crate) inputs: usize,
     /// Parts of the inputs, at least one.
-    pub(super) parts: usize,
+    pub(crate) parts: usize,
 }
 
 /// The factors of [`Session::add_products`]: two panels of weights, and one or two tiles of columns of inputs.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Factors<'a> {
-    pub(super) steps: &'a [Step],
-    pub(super) weights: *const u8,
+pub(crate) struct Factors<'a> {
+    pub(crate) steps: &'a [Step],
+    pub(crate) weights: *const u8,
     /// Bytes from the first panel's tiles to the second's.
-    pub(super) panel: usize,
-    pub(super) inputs: *const u8,
+    pub(crate) panel: usize,
+    pub(crate) inputs: *const u8,
     /// Tiles of a part of the inputs: 1 or 2.
-    pub(super) across: usize,
+    pub(crate) across: usize,
 }
 
 /// Assembly that multiplies two tiles of weights with those of each part of the inputs, step after step.
@@ -131,31 +102,15 @@ macro_rules! products {
 }
 
 /// Sums of two panels of 16 rows of weights and two tiles of 16 columns of inputs.
-pub(super) type FloatSums = [[[Line<f32, 16>; ROWS]; 2]; 2];
+pub(crate) type FloatSums = [[[Line<f32, 16>; ROWS]; 2]; 2];
 
 impl Session {
-    /// Configures the tiles.
-    ///
-    /// # Safety
-    /// [`available`] must have said yes.
-    pub(super) unsafe fn new() -> Self {
-        let mut configuration = Line::<u8, 64>::default();
-        configuration.0[0] = 1; // palette
-        for tile in 0..8 {
-            configuration.0[16 + 2 * tile] = LINE as u8;
-            configuration.0[48 + tile] = ROWS as u8;
-        }
-        // SAFETY: the instruction exists, as the caller promises; the configuration is a valid one of 64 bytes.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) configuration.0.as_ptr(), options(nostack, readonly)) };
-        Self(PhantomData)
-    }
-
     /// Writes the sums of the products of int8 over all steps: 16 rows of weights times `across` tiles of inputs, which
     /// is 1, 2 or [`ACROSS`].
     ///
     /// # Safety
     /// All that the run names must be readable: at least one step, with `across` tiles of inputs each.
-    pub(super) unsafe fn multiply_across(&self, across: usize, run: Run, sums: &mut Sums) {
+    pub(crate) unsafe fn multiply_across(&self, across: usize, run: Run, sums: &mut Sums) {
         debug_assert!(run.steps > 0 && matches!(across, 1 | 2 | ACROSS));
         // SAFETY: as the caller promises; a session is alive, and no tile outlives the block.
         unsafe {
@@ -191,7 +146,7 @@ impl Session {
     /// # Safety
     /// All that the factors name must be readable: tiles of 1024 bytes, of inputs at least one part a step, with as many
     /// tiles as `across` says.
-    pub(super) unsafe fn add_products(&self, factors: &Factors<'_>, fresh: bool, sums: &mut FloatSums) {
+    pub(crate) unsafe fn add_products(&self, factors: &Factors<'_>, fresh: bool, sums: &mut FloatSums) {
         if factors.steps.is_empty() {
             if fresh {
                 *sums = FloatSums::default();
@@ -230,13 +185,6 @@ impl Session {
                 ),
             }
         }
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        // SAFETY: a session exists only where the instruction does.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
     }
 }
 

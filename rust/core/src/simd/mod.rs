@@ -1,0 +1,23 @@
+//! What every kernel is built from: lanes, cache lines, AMX tiles, and the choice of the SIMD level.
+//!
+//! Codecs, packed products, solvers and the engine's kernels share this room. A kernel is a [`Job`], written once over the
+//! operations of [`Lanes`]; [`fast`] compiles it for each instruction set and runs it at the level in use. Scalar
+//! references (`codec::grid`, `codec::reference`, `linear::reference`, `solve::reference`) are below the dispatch: they use
+//! nothing from here, and every fast path is compared with them bit for bit.
+
+#[cfg(target_arch = "x86_64")]
+pub mod amx;
+mod dispatch;
+mod lanes;
+mod level;
+mod line;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod transpose;
+
+pub use crate::float::LANES;
+pub use dispatch::{Job, fast};
+#[cfg(target_arch = "x86_64")]
+pub use lanes::{Avx2, Avx512};
+pub use lanes::{Lanes, Proven, Scalar};
+pub use level::Level;
+pub use line::{Bytes, Floats, Halves, Line, Sums};

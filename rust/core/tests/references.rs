@@ -1,0 +1,21 @@
+//! The scalar references stand below the dispatch.
+
+/// The definition of codecs, products and solvers, by file.
+const REFERENCES: [(&str, &str); 5] = [
+    ("codec/grid.rs", include_str!("../src/codec/grid.rs")),
+    ("codec/scale.rs", include_str!("../src/codec/scale.rs")),
+    ("codec/reference.rs", include_str!("../src/codec/reference.rs")),
+    ("linear/reference.rs", include_str!("../src/linear/reference.rs")),
+    ("solve/reference.rs", include_str!("../src/solve/reference.rs")),
+];
+
+#[test]
+fn references_call_nothing_fast() {
+    for (name, text) in REFERENCES {
+        for line in text.lines().map(str::trim_start).filter(|line| !line.starts_with("//")) {
+            for fast in ["simd", "lanes::", "Level", "target_feature", "std::arch", "pool::"] {
+                assert!(!line.contains(fast), "{name}: {line}");
+            }
+        }
+    }
+}
