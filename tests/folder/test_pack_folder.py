@@ -2,6 +2,9 @@
 
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import octavo
 import pytest
@@ -49,6 +52,8 @@ RECIPES = ("mxint8", "int4:g32@mse", "weight=int8:channel input=mxint8")
 # Of Linear layers with biases, whose weights no embedding shares.
 OF_LINEAR = ("type:Linear weight=int8:channel input=int8 bias=bf16", "type:Linear int4:g32@hqq")
 UNTIED = ("bert", "bert with a classifier", "distilbert", "vit")
+
+SLACK = 24 << 20  # one weight decoded, its errors in float64, and what the allocator keeps
 
 
 def octavo_command(*arguments, code=0):
@@ -250,3 +255,55 @@ def test_the_recipe_goes_with_the_model(tmp_path):
     twice = octavo.quantize_model(octavo.quantize_model(model, "type:Linear mxint8"), "type:Embedding mxint8")
     octavo.save_model(twice, tmp_path / "twice")  # no one recipe gives what two gave
     assert "recipe" not in container.metadata(tmp_path / "twice" / PACKED_NAME)
+
+
+PACKS = """
+import sys, threading, time
+from pathlib import Path
+import octavo, torch
+from octavo.folder.pack_folder import OpenFolder, save_folder
+from octavo.folder.weight_files import Checkpoint
+
+def own_bytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+def pack(folder, target):
+    source = Checkpoint.open(folder)
+    packed = OpenFolder.open(source).pack(octavo.Recipe.parse("mxint8"))
+    save_folder(source, Path(target), packed.model, force=False)
+
+def watch():
+    while not over:
+        seen.append(own_bytes())
+        time.sleep(0.002)
+
+torch.set_num_threads(1)
+pack(sys.argv[1], sys.argv[2])  # what Python loads on first use
+seen, over = [own_bytes()], False
+watcher = threading.Thread(target=watch)
+watcher.start()
+pack(sys.argv[3], sys.argv[4])
+over = True
+watcher.join()
+print(max(seen) - seen[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_packing_takes_the_packed_bytes_and_one_weight(tmp_path):
+    """Pages of the mapped checkpoint do not count: the system takes them back when it needs them."""
+    sizes = {
+        "small": {**GROUPED, "vocab_size": 64},
+        "large": {**GROUPED, "hidden_size": 512, "intermediate_size": 2048},
+    }
+    sizes["large"]["num_hidden_layers"] = 8
+    for name, values in sizes.items():
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**values))
+        model.save_pretrained(tmp_path / name, max_shard_size="40MB")
+    given = [tmp_path / part for part in ("small", "x", "large", "y")]
+    done = subprocess.run([sys.executable, "-c", PACKS, *given], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    dense, packed = sum(p.nbytes for p in model.parameters()), (tmp_path / "y" / PACKED_NAME).stat().st_size
+    assert int(done.stdout.splitlines()[-1]) <= packed + SLACK < dense / 2
