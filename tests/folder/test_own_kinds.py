@@ -6,11 +6,13 @@ import octavo
 import pytest
 import torch
 from octavo import ContainerError, container
+from octavo.cli import app
 from octavo.folder.own_kinds import own_model
 from octavo.folder.structure import DECODED, KEY
 from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.models.seq2seq import ARCHITECTURES, Seq2SeqConfig, build
 from torch import nn
+from typer.testing import CliRunner
 
 SIZES = {"embedding": 8, "encoder": 6, "hidden": 12, "heads": 3, "layers": 1, "feedforward": 20}
 IDS = torch.randint(3, 31, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -125,3 +127,21 @@ def test_variants_are_files_that_the_configuration_names(tmp_path):
     assert own_model(tmp_path / "m").variant("half") == tmp_path / "m" / "half.octavo.safetensors"
     with pytest.raises(ContainerError, match="it has 'half'"):
         own_model(tmp_path / "m").variant("integer")
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+@torch.no_grad()
+def test_what_octavo_pack_writes_runs_on_codes(tmp_path, kind):
+    """Linear layers and embeddings multiply codes; weights of an LSTM, which are packed too, are decoded."""
+    model = made(kind)
+    octavo.save_model(model, tmp_path / "m")
+    told = CliRunner().invoke(app, ["pack", str(tmp_path / "m"), "-o", str(tmp_path / "x"), "--recipe", "mxint8"])
+    assert told.exit_code == 0 and "alone" not in told.output, told.output
+    loaded = octavo.load_model(tmp_path / "x")
+    assert type(loaded) is type(model)
+    assert not any(isinstance(layer, nn.Linear | nn.Embedding) for layer in loaded.modules())
+    assert container.metadata(tmp_path / "x" / "model.octavo.safetensors")["recipe"] == "mxint8"
+    for name, value in container.load(tmp_path / "m" / "model.octavo.safetensors").items():
+        if value.ndim == 2:
+            model.get_parameter(name).copy_(octavo.quantize(value, "mxint8"))
+    assert torch.allclose(loaded(*NETWORKS[kind][1]), model(*NETWORKS[kind][1]), atol=1e-5)

@@ -74,9 +74,8 @@ def run(
 
 
 def _open(source: Checkpoint, stdout: Console) -> OpenFolder | None:
-    """Return the model of a folder of transformers; None where only tensors can be packed, and a line that says why.
-
-    Networks of our own need no line: their configuration is enough for octavo.load_model.
+    """Return the model of a folder of transformers; None where its tensors are packed, and, unless it is one of our own
+    networks, whose every matrix is packed, a line that says why.
     """
     from octavo.folder.own_kinds import own_model
     from octavo.folder.pack_folder import OpenFolder
@@ -115,7 +114,8 @@ def _pack_model(
 def _pack_tensors(source: Checkpoint, rules: Recipe, out: Path, stdout: Console, *, force: bool, dry_run: bool) -> None:
     from octavo.display.progress import progress
     from octavo.folder.pack_checkpoint import pack_tensors, plan
-    from octavo.folder.weight_files import PACKED_NAME, write
+    from octavo.folder.pack_folder import own_structure
+    from octavo.folder.weight_files import PACKED_NAME, RECIPE, write
 
     tensors = source.tensors()
     if dry_run:
@@ -123,7 +123,8 @@ def _pack_tensors(source: Checkpoint, rules: Recipe, out: Path, stdout: Console,
         return
     with progress("packing", sum(tensor.nbytes for tensor in tensors.values())) as done:
         packing = pack_tensors(tensors, rules, progress=done)
-    file = write(source, out, PACKED_NAME, packing.tensors, force=force, recipe=str(rules))
+    metadata = {RECIPE: str(rules)} | own_structure(source, packing.tensors)
+    file = write(source, out, PACKED_NAME, packing.tensors, force=force, metadata=metadata)
     _tell(source, packing.reports, file, stdout)
 
 

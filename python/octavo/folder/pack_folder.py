@@ -6,6 +6,7 @@ is read, packed and dropped.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +17,14 @@ from octavo import folders
 from octavo._reading import shown
 from octavo.errors import ContainerError, FormatError
 from octavo.folder.companion_files import copy_companions
+from octavo.folder.own_kinds import own_model
 from octavo.folder.pack_checkpoint import Errors, Progress, TensorReport, bits_per_weight, measure
 from octavo.folder.save_load import assign_plain, refuse_empty, save_weights
-from octavo.folder.structure import build_layer, fits, packed_class, plain
+from octavo.folder.size_limits import Extent
+from octavo.folder.skeleton import build
+from octavo.folder.structure import build_layer, describe_packed, fits, packed_class, plain
 from octavo.folder.undescribed import as_layer, fitting, packable
-from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, Checkpoint, layers_of
+from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, STRUCTURE, Checkpoint, layers_of
 from octavo.folder.weight_places import Places, Stored
 from octavo.nn import PackedLayer, QuantLayer
 from octavo.quant.apply_recipe import prepare_weights, solve_weight
@@ -154,6 +158,21 @@ class OpenFolder:
                     f"{name}: already packed as '{tensor.format}'; leave --recipe out, which keeps its format "
                     "(to pack it anew, octavo unpack comes first)"
                 )
+
+
+def own_structure(source: Checkpoint, tensors: Mapping[str, Stored]) -> dict[str, str]:
+    """Return the metadata that let :func:`octavo.load_model` run the packed tensors of a network of ours on its codes.
+
+    Nothing for other folders, and for files. Raises ContainerError for sizes beyond those of the tensors.
+    """
+    try:
+        own = own_model(source.folder) if source.is_folder else None
+    except ContainerError:  # a configuration that nobody reads
+        own = None
+    if own is None:
+        return {}
+    model = build(own.make, Extent.of(source.entries(), str(own.file), own.config.as_dict()))
+    return {STRUCTURE: json.dumps(describe_packed(model, tensors))}
 
 
 def write_folder(source: Checkpoint, folder: Path, model: nn.Module) -> Path:

@@ -179,19 +179,19 @@ def write(
     tensors: Mapping[str, Tensor | PackedTensor],
     *,
     force: bool,
-    recipe: str | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> Path:
     """Write ``tensors`` to ``target``, a file, or a folder with copies of the source's other files.
 
-    ``recipe``: the text of the one that packed them, for the metadata. Returns the file with the weights. The target
-    appears whole or not at all; with ``force``, weights, configuration and files of the same name are replaced in one
-    step, and others kept.
+    ``metadata``: beside that of the source, such as the recipe. Returns the file with the weights. The target appears
+    whole or not at all; with ``force``, weights, configuration and files of the same name are replaced in one step, and
+    others kept.
     """
     if not source.is_folder:
-        _save(source, target, tensors, recipe, overwrite=force)
+        _save(source, target, tensors, metadata, overwrite=force)
         return target
     with folders.whole(target, owned={weights_name, *CONFIGURATIONS}, overwrite=force) as folder:
-        fill_folder(source, folder, weights_name, tensors, recipe)
+        fill_folder(source, folder, weights_name, tensors, metadata)
     return target / weights_name
 
 
@@ -200,11 +200,11 @@ def fill_folder(
     folder: Path,
     weights_name: str,
     tensors: Mapping[str, Tensor | PackedTensor],
-    recipe: str | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> Path:
     """Write ``tensors`` and copies of the source's other files into ``folder``. Return the weights' file."""
     copy_companions(source.path, folder)
-    _save(source, folder / weights_name, tensors, recipe, overwrite=True)
+    _save(source, folder / weights_name, tensors, metadata, overwrite=True)
     return folder / weights_name
 
 
@@ -212,7 +212,7 @@ def _save(
     source: Checkpoint,
     file: Path,
     tensors: Mapping[str, Tensor | PackedTensor],
-    recipe: str | None,
+    more: Mapping[str, str] | None,
     *,
     overwrite: bool,
 ) -> None:
@@ -222,6 +222,4 @@ def _save(
     if layers_of(source) or any(isinstance(tensor, PackedTensor) for tensor in tensors.values()):
         for key in (STRUCTURE, RECIPE):  # of the tensors as they were
             metadata.pop(key, None)
-    if recipe is not None:
-        metadata[RECIPE] = recipe
-    container.save(tensors, file, metadata=metadata, overwrite=overwrite)
+    container.save(tensors, file, metadata=metadata | dict(more or {}), overwrite=overwrite)
