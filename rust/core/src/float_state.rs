@@ -1,4 +1,4 @@
-//! A floating-point state that callers cannot change.
+//! The standard floating-point state, set for the time of a call and restored after it.
 
 /// Holds the standard floating-point state (round to nearest, no flushing of subnormals) while it lives, then gives the
 /// thread its own back.

@@ -1,4 +1,4 @@
-//! Tensors as the codecs see them: typed slices, their float32 view, and the shape with its axis.
+//! Operands of the codecs: typed slices, their float32 view, and the shape seen from one axis.
 
 use crate::error::{Error, Result};
 use crate::format::{Format, Granularity, packed_bytes};

@@ -1,5 +1,5 @@
-//! How a format chooses its scales: the rule that a format and an option name, and a scale as it is stored. FORMATS.md
-//! section 3.
+//! The rule by which a format chooses scales, from the format and the option `scale=`; the stored form of a scale.
+//! FORMATS.md section 3.
 
 use crate::error::{Error, Result};
 use crate::float::exp2;

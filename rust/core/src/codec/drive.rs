@@ -1,5 +1,5 @@
-//! Cutting a call into segments, and running them: first the scales that need the whole tensor or very long rows, then
-//! all segments in parallel. Segments depend on the shape alone, so results do not depend on the number of threads.
+//! The driver of a codec call. First it finds scales that need the whole tensor or very long rows. Then it runs segments of
+//! the tensor in parallel. Segments depend on the shape alone, so results do not depend on the number of threads.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! The gradient of `quantize`: straight-through, clipped to the representable range; and that of a learned scale (LSQ).
+//! Gradients of `quantize`: straight-through for values, clipped to the representable range; LSQ for learned scales.
 
 use crate::error::{Error, Result};
 use crate::float_state::FloatState;

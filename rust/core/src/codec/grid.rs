@@ -1,4 +1,5 @@
-//! The scalar reference: what codes mean at scale 1, and which code is nearest. Every fast path is compared with this.
+//! The scalar reference: the value of each code at scale 1, and the nearest code of a value. Tests compare every fast path
+//! with this file.
 
 use crate::float::{exp2, floor_log2};
 use crate::format::{Element, Format, Minifloat, Specials};

@@ -1,4 +1,4 @@
-//! Rows of an encoded matrix, decoded one by one: what products and gathers read instead of a whole decoded tensor.
+//! Decodes single rows of an encoded matrix, for products and gathers.
 
 use std::ops::Range;
 

@@ -13,7 +13,7 @@ pub(crate) const CHUNK: usize = 16_384;
 /// Fraction bits that `fixedW:mse` tries.
 pub(crate) const FRACTION_CANDIDATES: usize = 8;
 
-/// What a rule wants to know about the values of a group.
+/// The statistic of a group's values that a rule needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Query {
     /// Largest magnitude.

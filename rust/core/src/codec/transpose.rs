@@ -1,4 +1,4 @@
-//! Moving an inner axis last and back. The codecs work on rows; this is the only place that knows of other axes.
+//! Transposes: an inner axis is moved last, and back. The codecs work on rows; only this file knows other axes.
 
 use super::buffers::{Dst, Layout, Src};
 use crate::error::{Error, Result};

@@ -1,4 +1,4 @@
-//! One call's work: the format lowered to a grid and a chooser, and where scales come from and go to.
+//! The description of one codec call: grid and chooser of the format, source and target of scales.
 
 use crate::error::{Error, Result};
 use crate::float::exp2;
@@ -121,7 +121,7 @@ impl Work {
         }
     }
 
-    /// Keeps a chosen scale, where somebody wants it.
+    /// Stores a chosen scale, where the caller keeps scales.
     pub(crate) fn store(&self, group: usize, raw: &RawScale) {
         let Some(kind) = self.format.scale_type() else { return };
         // SAFETY: there is room for the group's, as the type says, and no other thread has the group.

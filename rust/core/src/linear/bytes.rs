@@ -1,4 +1,4 @@
-//! Integer products on AMX: codes as int8, sums in int32 over all columns.
+//! Integer products on AMX: int8 codes, int32 accumulators over all columns.
 
 use std::arch::x86_64::*;
 
@@ -11,7 +11,7 @@ use crate::simd::{Level, Line};
 
 /// Columns whose sums fit int32: `2^16 * 128 * 128 < 2^31`.
 const MOST_COLUMNS: usize = 1 << 16;
-/// Weights below which configuring tiles costs more than they save.
+/// Number of weights below which configuring AMX tiles costs more than AMX saves.
 const SMALL: usize = 1 << 14;
 
 /// True where a product with `n` rows of `k` weights runs here.

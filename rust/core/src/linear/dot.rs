@@ -1,7 +1,7 @@
-//! Sums of products of float32, in one order at every SIMD level, that of [`reference`]: sixteen partial sums, each a chain
-//! of fused multiply-adds.
+//! Float32 dot products, with the order of summation of [`reference`] at every SIMD level: sixteen partial sums, each a
+//! chain of fused multiply-adds.
 //!
-//! Chains of several rows run beside each other, which hides the latency of one and changes none.
+//! Chains of several rows are interleaved, which hides latency and changes no result.
 
 use super::reference;
 use crate::simd::{Job, LANES, Lanes, Level, fast};

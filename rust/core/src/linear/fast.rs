@@ -1,4 +1,4 @@
-//! Products with instructions for bytes and tiles: which there are, and how they are cut into work.
+//! Products on VNNI and AMX: the choice of the kernel, and the division of a product into units of work.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -19,7 +19,7 @@ use crate::simd::amx::{self, Session};
 
 /// Weights below which arranging inputs costs more than it saves, for few rows of inputs and for many.
 const SMALL: [usize; 2] = [1 << 12, 1 << 15];
-/// Rows of inputs for which codes are cheaper to unpack again than to decode for tiles.
+/// Rows of inputs up to which unpacking codes again for VNNI is cheaper than decoding them for AMX.
 const FEW: usize = 4;
 /// Rows of weights in one unit of work on bytes.
 const UNIT: usize = 64;
@@ -33,7 +33,8 @@ pub(super) enum Way {
     Parts(Option<Arc<Table>>),
 }
 
-/// How `m` rows are multiplied with `n` rows of `k` weights, but for extreme inputs and scales; `None` for the plain way.
+/// The kernel for `m` rows times `n` rows of `k` weights; `None` for the float32 kernel, which also takes over rows with
+/// extreme inputs or scales.
 pub(super) fn way(format: Format, m: usize, n: usize, k: usize, level: Level) -> Option<Way> {
     if n.saturating_mul(k) < SMALL[usize::from(m > FEW)] {
         return None;
@@ -47,7 +48,7 @@ pub(super) fn way(format: Format, m: usize, n: usize, k: usize, level: Level) ->
 }
 
 thread_local! {
-    /// The plans and tables made so far: making one takes longer than a small product.
+    /// Cache of plans and tables: making one takes longer than a small product.
     static PLANS: RefCell<HashMap<Format, Option<Arc<Plan>>>> = RefCell::default();
     static TABLES: RefCell<HashMap<Format, Option<Arc<Table>>>> = RefCell::default();
 }
@@ -66,8 +67,8 @@ fn table(format: Format) -> Option<Arc<Table>> {
     TABLES.with_borrow_mut(|tables| tables.entry(format).or_insert_with(|| Table::new(format).map(Arc::new)).clone())
 }
 
-/// Multiplies as `multiply` does. What a kernel cannot take goes the plain way: single rows of inputs, and weights of
-/// extreme scales. Which these are depends on that row and the weights alone, so no row of inputs changes another's result.
+/// Multiplies as `multiply` does. The float32 kernel takes over rows of inputs, and weights of extreme scales, that a fast
+/// kernel cannot. That depends on the row and the weights alone, so no row of inputs changes the result of another.
 ///
 /// # Errors
 /// Where memory is short or threads cannot be started.
@@ -137,7 +138,7 @@ pub(super) fn multiply(
     }
 }
 
-/// Rows of inputs that a kernel leaves to the plain way, side by side.
+/// Rows of inputs that a kernel leaves to the float32 kernel, gathered.
 struct Left {
     rows: Vec<usize>,
     values: Vec<f32>,

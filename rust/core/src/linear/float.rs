@@ -15,10 +15,10 @@ use crate::simd::{LANES, Level};
 
 /// Rows of weights in one unit of work.
 pub(super) const PANEL: usize = 16;
-/// Columns decoded at a time, about: [`ROWS`] rows of them stay in the first cache.
+/// Columns decoded at a time, about: [`ROWS`] rows of them stay in the L1 cache.
 const COLUMNS: usize = 1024;
 
-/// Rows of inputs that are multiplied in one go, at most: a multiple of what any kernel takes at a time.
+/// Most rows of inputs per pass over the weights: a multiple of the rows that any kernel takes at a time.
 const MOST_ROWS: usize = 4096;
 /// The same, at least, however many columns there are.
 const LEAST_ROWS: usize = 64;

@@ -1,4 +1,4 @@
-//! Rows of a packed embedding.
+//! Gathers rows of a packed embedding.
 
 use super::Matrix;
 use crate::codec::rows::{Rows, Unpacked};

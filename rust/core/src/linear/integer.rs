@@ -1,4 +1,4 @@
-//! `y = x W^T + bias` in integers: inputs are quantized, codes multiplied exactly, sums scaled once.
+//! `y = x W^T + bias` in integers: inputs are quantized, codes multiplied exactly, accumulators scaled once.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
@@ -20,7 +20,7 @@ use crate::simd::{Job, Lanes, Level, fast};
 
 /// Rows of weights in one unit of work.
 const PANEL: usize = 16;
-/// Rows of inputs that are arranged for AMX in one go: weights are seldom unpacked again, and little is held.
+/// Rows of inputs arranged for AMX per pass: enough that weights are rarely unpacked again, few enough to bound memory.
 #[cfg(target_arch = "x86_64")]
 const MOST_ROWS: usize = 4096;
 /// Panels in one unit of work on AMX.
@@ -29,7 +29,7 @@ const UNIT: usize = 4;
 /// Products that int32 can sum: `2^16 * 128 * 128 < 2^31`.
 const EXACT: usize = 1 << 16;
 
-/// What is added to a product.
+/// The bias of a product.
 #[derive(Clone, Copy, Debug)]
 pub enum Bias<'a> {
     /// Nothing.

@@ -1,7 +1,7 @@
-//! Products that read packed weights, and gathers of packed rows.
+//! Products with packed weights, and gathers of packed rows.
 //!
-//! [`multiply`] is `y = x W^T + bias` for any format of W, [`multiply_integer`] the same in integers where inputs and
-//! weights are scaled integers, [`gather`] looks rows up. W is read in its packed form, a panel of rows at a time.
+//! [`multiply`] is `y = x W^T + bias` for any format of W. [`multiply_integer`] computes it in integers, where inputs and
+//! weights are scaled integers. [`gather`] decodes rows by id. Kernels read W in its packed form, a panel of rows at a time.
 
 #[cfg(target_arch = "x86_64")]
 mod bytes;
@@ -42,10 +42,10 @@ pub struct Matrix<'a> {
     pub columns: usize,
 }
 
-/// The products there are.
+/// The kernels of products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kernel {
-    /// Rows decoded to float32 in the cache, sixteen chains of fused multiply-adds.
+    /// Rows decoded to float32 in the L1 cache; sixteen chains of fused multiply-adds.
     Fma(Level),
     /// Fixed point with VNNI: digits of int8 multiplied exactly, groups scaled in float32.
     Digits,

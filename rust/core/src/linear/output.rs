@@ -1,4 +1,4 @@
-//! Inputs widened to float32, outputs rounded to their dtype.
+//! The ends of a product: inputs widened to float32, outputs rounded to their dtype.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! Sixteen rows of sixteen values, turned.
+//! Transposes sixteen rows of sixteen values in registers.
 
 use std::arch::x86_64::*;
 

@@ -1,4 +1,4 @@
-//! Scales of sixteen groups at a time: chosen from their largest magnitudes, or read, with vector arithmetic.
+//! Scales of sixteen groups at a time, chosen from absmax or read, in vector arithmetic.
 
 use super::kernels::{Factors, Floats, Kernel, RealSteps};
 use super::statistics::{absmax, block_error, extremes};

@@ -1,4 +1,4 @@
-//! Loops over the groups of a piece: find the scale, make its kernel, run it over the elements.
+//! Loops over the groups of a piece: find the scale of a group, make its kernel, run it over the elements.
 
 use super::batch::Batches;
 use super::kernels::Kernel;

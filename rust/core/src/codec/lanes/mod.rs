@@ -1,8 +1,8 @@
-//! Fast paths of the codecs. Each function here gives the bits of its scalar twin in `reference` or `scale`.
+//! SIMD paths of the codecs. Each function here gives the bits of its scalar twin in `reference` or `scale`.
 //!
-//! `kernels` is the element arithmetic on lanes, `batch` chooses the scales of sixteen groups at a time, `groups` has the
-//! loops, `statistics` and `convert` what they need beside. The functions below run one job for each piece, compiled for
-//! the level, and do without kernels by the reference.
+//! `kernels` has the arithmetic of elements on lanes, `batch` chooses the scales of sixteen groups at a time, `groups` has
+//! the loops, `statistics` finds absmax and errors of groups, `convert` widens and narrows 16-bit floats. The functions
+//! below run one job per piece, compiled for the level. Where the format has no kernel they call the reference.
 
 mod batch;
 mod convert;

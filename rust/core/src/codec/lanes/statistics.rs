@@ -5,8 +5,8 @@ use crate::codec::scale::{CHUNK, FRACTION_CANDIDATES, Query, Stat, stat_chunk};
 use crate::float::tree_sum;
 use crate::simd::Lanes;
 
-/// Elements between the one in work and the one prefetched: choosing scales and rounding alternate, which leaves the
-/// hardware's own prefetching too little time.
+/// Prefetch distance in elements. Choosing scales and rounding alternate, which leaves the hardware prefetcher too little
+/// time.
 pub(super) const AHEAD: usize = 1024;
 
 /// Bits of the largest magnitude.

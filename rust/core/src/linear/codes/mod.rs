@@ -1,7 +1,7 @@
-//! Weights of up to eight bits as bfloat16 numbers, looked up by code.
+//! Weights of up to 8 bits decoded to bfloat16 by table lookup, for AMX.
 //!
-//! What a group is multiplied with goes into the numbers where that is a power of two, and beside them where groups are
-//! short; otherwise it is left to whoever sums their products.
+//! The scale of a group is applied in one of three places: to the exponent of the values, where it is a power of two; to
+//! the values, where groups are short; otherwise to the accumulators, by the caller.
 
 mod table;
 
@@ -21,7 +21,7 @@ pub(super) use self::table::Table;
 
 /// Columns unpacked at a time.
 const BLOCK: usize = 64;
-/// Codes of exponents with which numbers and products of moderate inputs neither vanish nor overflow.
+/// Exponent codes for which weights, and their products with moderate inputs, neither underflow nor overflow.
 const EXPONENTS: Range<u8> = 91..164;
 
 /// The weights of a matrix, to be looked up.
@@ -29,15 +29,15 @@ pub(super) struct Codes<'a> {
     pub(super) table: &'a Table,
     rows: &'a Rows<'a>,
     scales: Scales<'a>,
-    /// What the numbers written count, beside the factor of a row or tensor.
+    /// Value of 1 in the numbers that are written, apart from the factor of a row or tensor.
     unit: f32,
-    /// Which bytes of packed codes hold each eight of them.
+    /// Byte permutation: for each run of eight codes, the bytes of packed codes that hold it.
     gather: Line<u8, LINE>,
-    /// Where in them each code begins, in bits.
+    /// First bit of each code inside its run.
     shifts: Line<u8, LINE>,
 }
 
-/// Which weights are written, and where.
+/// The weights to write, and where.
 pub(super) struct Place {
     /// Rows: the first, and how many.
     pub(super) first: usize,

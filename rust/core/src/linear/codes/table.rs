@@ -1,4 +1,4 @@
-//! The numbers of a format as bfloat16, by code, and how they are come by.
+//! Tables from code to bfloat16 value, and how each format uses them.
 
 use std::ops::Range;
 
@@ -10,26 +10,26 @@ use crate::simd::Line;
 
 /// Bits of the difference of a code and a zero point.
 const DIFFERENCE: u32 = 6;
-/// Magnitudes that numbers may have, with which products of moderate inputs neither vanish nor overflow.
+/// Magnitudes of table values for which products with moderate inputs neither underflow nor overflow.
 const NUMBERS: Range<f32> = 1.0 / (1u64 << 40) as f32..(1u64 << 40) as f32;
 /// The bits of an infinite bfloat16.
 pub(super) const NONFINITE: u16 = 0x7f80;
-/// What becomes of a group's scale: numbers are left as they are,
+/// How a group's scale is applied. Later: values are left unscaled, accumulators are scaled.
 pub(super) const AFTER: u8 = 0;
-/// it is an exponent, added to that of the numbers,
+/// Added to the exponents of the values.
 pub(super) const EXPONENT: u8 = 1;
-/// it is one, and may be too extreme for numbers other than 0,
+/// As [`EXPONENT`], with a check for values other than 0 whose exponent would leave the range.
 pub(super) const CHECKED: u8 = 3;
-/// or numbers are multiplied with it.
+/// Multiplied with the values.
 pub(super) const TIMES: u8 = 2;
 
-/// How codes become numbers: looked up with six bits,
+/// How codes become values. Looked up with six bits.
 pub(super) const NARROW: u8 = 0;
-/// with eight,
+/// Looked up with eight bits.
 pub(super) const WIDE: u8 = 1;
-/// with six bits of the difference of a code and its zero point,
+/// Looked up with six bits of the difference of code and zero point.
 pub(super) const ZEROS: u8 = 2;
-/// or converted, being integers.
+/// Converted: codes are integers.
 pub(super) const BYTES: u8 = 3;
 
 /// The numbers of a format by code.

@@ -1,19 +1,19 @@
-//! Scales of groups as float32.
+//! Reads the stored scales of groups as float32.
 
 use std::arch::x86_64::*;
 
 use super::plan::Scale;
 use crate::codec::rows::Rows;
 
-/// Exponents are raised by this, so that those of blocks of zeros are not subnormal, which is slow.
+/// Added to exponents, so that the scales of blocks of zeros are not subnormal: arithmetic on subnormals is slow.
 const RAISED: i32 = 32;
-/// Largest exponent code that is taken: beyond it sums could overflow that the product of small inputs does not.
+/// Largest exponent code accepted: beyond it accumulators could overflow although the result would not.
 const MOST_CODE: u8 = 127 + 40;
-/// Largest other scale that is taken, and factor of a row, for the same reason.
+/// Largest scale of another type, and largest factor of a row, for the same reason.
 const MOST_SCALE: f32 = (1u64 << 40) as f32;
 /// Smallest one but 0: below it decoded weights could be subnormal, which rounds them.
 const LEAST_SCALE: f32 = f32::from_bits((127 - 100) << 23);
-/// Scales read below this are looked at again: those of blocks of zeros become 0.
+/// Scales below this are checked again: those of blocks of zeros become 0.
 const LOW: f32 = f32::from_bits((127 - 40) << 23);
 
 /// True for a scale, or a factor of a row, that neither overflows nor vanishes in products of moderate inputs.

@@ -1,4 +1,4 @@
-//! Whether this process may use tiles.
+//! Permission to use AMX tiles: Linux is asked once, for the whole process.
 
 #[cfg(target_os = "linux")]
 use std::arch::asm;

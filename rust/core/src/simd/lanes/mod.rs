@@ -180,7 +180,7 @@ pub unsafe trait Lanes: Copy + Send + Sync + 'static {
         // SAFETY: as the caller promises. Rounding to nearest, the sum of zeros of both signs is +0.
         unsafe { Self::add(v, Self::splat(0.0)) }
     }
-    /// Asks for the cache line at `p`, which may lie anywhere.
+    /// Prefetches the cache line at `p`, which may be any address.
     #[inline(always)]
     fn prefetch(p: *const f32) {
         #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! Levels that are looked up: quantiles of a normal distribution, residual levels, signs.
+//! Kernels of code books: quantiles of a normal distribution (`nf`), residual levels, signs.
 
 use std::sync::LazyLock;
 

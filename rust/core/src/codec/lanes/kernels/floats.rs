@@ -1,4 +1,4 @@
-//! Floating-point grids under a power of two.
+//! Kernels of floating-point elements whose scale is a power of two.
 
 use super::{Factors, Kernel, exponent_of, power, sign_bit};
 use crate::codec::chooser::Chooser;

@@ -1,8 +1,8 @@
-//! The element arithmetic of each kind of grid on sixteen lanes.
+//! Kernels: the arithmetic of each kind of element on sixteen lanes.
 //!
-//! A kernel is made for one group's scale, or declines (`None`) where float32 lanes could not give the bits of the
-//! scalar reference: steps near the ends of the exponent range, elements of more than 16 bits. The scalar code then
-//! does that group.
+//! A kernel is made for the scale of one group. It declines (`None`) where float32 lanes could not give the bits of the
+//! scalar reference: steps near the ends of the exponent range, elements of more than 16 bits. The scalar code then takes
+//! the group.
 
 mod books;
 mod floats;

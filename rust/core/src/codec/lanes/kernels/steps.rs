@@ -1,4 +1,4 @@
-//! Integers times a step.
+//! Kernels of integers times a step.
 
 use super::{Factors, Kernel, exponent_of, power, sign_bit};
 use crate::codec::chooser::Chooser;

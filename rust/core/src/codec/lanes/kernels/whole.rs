@@ -1,4 +1,4 @@
-//! Floating-point formats with a path of their own: float32's exponent, float32 itself, and E2M1 under a real step.
+//! Kernels of floating-point formats with arithmetic of their own: float32's exponent, float32, and E2M1 under a real step.
 
 use super::{Factors, Kernel, sign_bit};
 use crate::codec::chooser::Chooser;
