@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from octavo.display.console import console, printable
 
@@ -64,7 +64,7 @@ class Bar:
     def move(self, done: float | None = None, *, advance: float | None = None, text: str | None = None) -> None:
         """Set or advance the finished work, and the text."""
         if self._bar is not None:
-            fields = {} if text is None else {"text": printable(text)}
+            fields: dict[str, Any] = {} if text is None else {"text": printable(text)}
             self._bar.update(self._task, completed=done, advance=advance, **fields)
 
     def say(self, text: str) -> None:
