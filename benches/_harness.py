@@ -119,11 +119,9 @@ def quiet_rounds(rounds: int, force: bool, one_round: Callable[[int], Samples]) 
 
 def cpu_model() -> str:
     """Model name of the CPU."""
-    try:
-        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
-    return found[1].strip() if found else platform.processor() or platform.machine()
+    from octavo.cuda.machine import cpu
+
+    return str(cpu()["name"])
 
 
 def slug(text: str) -> str:

@@ -4,7 +4,7 @@ from collections import OrderedDict, UserDict, namedtuple
 
 import pytest
 import torch
-from octavo.batches import call_on, tensors_in
+from octavo.batches import call_on, map_leaves, tensors_in
 from torch import nn
 
 A, B, C = (torch.full((1,), float(number)) for number in range(3))
@@ -28,6 +28,14 @@ def test_tensors_come_in_the_order_of_their_container(kind):
     tree, expected = TREES[kind]
     found = list(tensors_in(tree))
     assert len(found) == len(expected) and all(a is b for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_containers_stay_when_leaves_are_mapped(kind):
+    tree, expected = TREES[kind]
+    made = map_leaves(lambda leaf: leaf + 1 if isinstance(leaf, torch.Tensor) else leaf, tree)
+    assert [float(tensor) for tensor in tensors_in(made)] == [float(tensor) + 1 for tensor in expected]
+    assert type(made) is (dict if isinstance(tree, UserDict) else type(tree))
 
 
 class Told(nn.Module):

@@ -157,7 +157,6 @@ _settings.start()
 _late_binding.bind(
     {
         **_LAZY,
-        "cuda_device": "octavo.engine.cuda_engine",
         "dumps": "octavo.container",
         "float_kinds": "octavo.nn.registry",
         "kind_of": "octavo.nn.registry",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
@@ -18,6 +18,15 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
             yield leaf
         elif isinstance(leaf, Mapping):
             yield from tensors_in(dict(leaf))
+
+
+def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Return a tree whose leaves are those of ``tree``, each through ``function``; other mappings become dicts."""
+
+    def leaf(item: Any) -> Any:
+        return map_leaves(function, dict(item)) if isinstance(item, Mapping) else function(item)
+
+    return tree_map(leaf, tree)
 
 
 def call_on(model: nn.Module, batch: Any) -> Any:

@@ -9,7 +9,8 @@ import json
 import pytest
 import torch
 from octavo import container
-from octavo.engine.cuda_engine import DTYPES, AnswerStream, TorchEngine, cuda_device, load
+from octavo.cuda.device_names import torch_device
+from octavo.engine.cuda_engine import DTYPES, AnswerStream, TorchEngine, load
 from octavo.engine.native_engine import Engine, Summary
 from octavo.errors import ContainerError, CudaUnavailableError, DataError, DTypeError, SettingError
 from octavo.models.seq2seq import ARCHITECTURES, END, Seq2SeqConfig, build
@@ -241,9 +242,9 @@ def test_unknown_devices_are_refused(device):
 def test_a_device_that_is_not_there_is_counted(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert cuda_device("cuda:1") == torch.device("cuda:1")
+    assert torch_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(CudaUnavailableError, match="there are 2"):
-        cuda_device("cuda:2")
+        torch_device("cuda:2")
 
 
 def test_options_that_a_gpu_has_not_are_refused(engine, tmp_path):

@@ -438,7 +438,9 @@ def test_a_task_that_cannot_be_used_is_refused(tmp_path, task, error, message):
 def test_a_device_that_is_not_there_is_refused(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(ConfigError, match="device is 'cuda', and torch finds no GPU"):
+    with pytest.raises(
+        ConfigError, match=r"device is 'cuda', but PyTorch .* finds no GPU.*use device='cpu', or 'auto'"
+    ):
         run(tmp_path, device="cuda")
 
 

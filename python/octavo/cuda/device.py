@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo import _core
 from octavo.cuda._prebuild import Prebuilt, compile_all
+from octavo.cuda.device_names import parse_device
 from octavo.errors import CudaUnavailableError, DTypeError, FormatError, SettingError
 from octavo.formats import Format, formats
 
@@ -181,10 +182,13 @@ def _ordinal(device: torch.device | str | int | None, what: object) -> int:
         return device
     if device is None and hasattr(what, "buffers"):
         device = next((buffer.device for buffer in what.buffers() if buffer.device.type == "cuda"), None)
-    kind, colon, number = str("cuda" if device is None else device).partition(":")
-    if kind != "cuda" or bool(colon) != (number.isascii() and number.isdigit()):
+    try:
+        kind, number = parse_device("cuda" if device is None else device)
+    except SettingError:
+        kind, number = "", None
+    if kind != "cuda":
         raise CudaUnavailableError(f"'{device}' is no CUDA device; accepted are a number, 'cuda' and 'cuda:N'")
-    if number:
-        return int(number)
+    if number is not None:
+        return number
     torch = sys.modules.get("torch")
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else 0

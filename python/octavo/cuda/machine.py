@@ -1,4 +1,4 @@
-"""The machine as ``octavo doctor`` reports it: packages, processor, driver, GPUs, NVRTC, cache of kernels."""
+"""The machine, described in one place: packages, processor, driver, GPUs, NVRTC, cache of kernels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from octavo.display.numbers import size
 
 if TYPE_CHECKING:
+    import torch
+
     from octavo.cuda.device import Info
 
 INSTRUCTIONS = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx512_vbmi", "avx512_bf16", "amx_int8", "amx_bf16")
@@ -35,10 +37,46 @@ def cpu() -> dict[str, Any]:
     flags = set(facts.get("flags", "").split())
     return {
         "name": facts.get("model name") or platform.processor() or platform.machine(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cores(),
         "instructions": [name for name in INSTRUCTIONS if name in flags],
         "simd_level": _core.simd_level(),
         "threads": _core.num_threads(),
+    }
+
+
+def cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def computer(device: torch.device) -> dict[str, Any]:
+    """Return what a run on ``device`` computes on: system, cores, threads, instructions, GPU."""
+    import torch
+
+    return {
+        "system": platform.platform(),
+        "machine": platform.machine(),
+        "cores": cores(),
+        "threads": torch.get_num_threads(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "device": str(device),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+    }
+
+
+def versions() -> dict[str, str | None]:
+    """Return the versions of what computes."""
+    import numpy as np
+    import torch
+
+    from octavo import __version__
+
+    return {
+        "octavo": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),  # a subclass of str, which weights_only refuses
+        "numpy": np.__version__,
+        "cuda": torch.version.cuda,
     }
 
 

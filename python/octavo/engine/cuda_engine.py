@@ -15,7 +15,7 @@ from torch import Tensor
 from octavo import _core
 from octavo.data.tokenizer import Texts
 from octavo.engine.native_engine import Engine
-from octavo.errors import CudaUnavailableError, DataError, SettingError
+from octavo.errors import DataError, SettingError
 from octavo.late_binding import late
 from octavo.models.seq2seq import HybridSeq2Seq
 from octavo.models.seq2seq.cuda_graphs import Graphs
@@ -180,22 +180,6 @@ class AnswerStream:
     def _keep(self, line: bytes) -> None:
         self._last, rest = line[: self._most], line[self._most :]
         self._cut += _characters(rest)
-
-
-def cuda_device(name: str) -> torch.device:
-    """Return a GPU by its name, ``cuda`` or ``cuda:N``. Raises SettingError for others, CudaUnavailableError."""
-    kind, _, number = name.partition(":")
-    if kind != "cuda" or (":" in name and not (number.isascii() and number.isdigit() and len(number) < 4)):
-        raise SettingError(f"device is {name!r}; accepted are 'cpu', 'cuda' and 'cuda:N'")
-    if not torch.cuda.is_available():
-        raise CudaUnavailableError(
-            f"device is {name!r}, but PyTorch {torch.__version__} finds no GPU; octavo doctor shows what this machine "
-            "lacks; use device='cpu'"
-        )
-    ordinal = int(number) if number else torch.cuda.current_device()
-    if ordinal >= (count := torch.cuda.device_count()):
-        raise CudaUnavailableError(f"device is {name!r}; there are {count}, counted from 0")
-    return torch.device("cuda", ordinal)
 
 
 def load(path: Path, device: torch.device, precision: str, route: str, threads: int) -> TorchEngine:

@@ -14,6 +14,7 @@ from typing import IO, Any, Literal, Protocol, overload
 
 from octavo import _core
 from octavo._streams import read_first, read_some, write_all
+from octavo.cuda.device_names import torch_device
 from octavo.errors import DataError, DTypeError, OctavoError, SettingError
 from octavo.files import whole
 from octavo.late_binding import late
@@ -86,7 +87,7 @@ class Engine:
         if threads is not None and (type(threads) is not int or not 1 <= threads <= _MOST):
             raise SettingError(f"threads is {threads!r}; accepted is a whole number from 1 to {_MOST}, or None")
         if str(device) != "cpu":
-            place = late("cuda_device")(str(device))
+            place = torch_device(device)
             folder = _shipped() if path is None else Path(os.fspath(path))
             return late("load_cuda_engine")(folder, place, precision, route, threads or 0)
         folder = _shipped() if path is None else Path(os.fspath(path))

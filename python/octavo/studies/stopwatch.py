@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -10,7 +9,8 @@ from statistics import median
 
 import torch
 
-from octavo.errors import CudaUnavailableError, SettingError
+from octavo.cuda.device_names import best_device, torch_device
+from octavo.cuda.machine import computer, versions
 
 BURST_S = 0.02
 """Time that a burst of calls takes at least, so that a clock and a wait for the device do not count."""
@@ -18,31 +18,19 @@ MOST = 50  # calls of a burst
 
 
 def device_of(text: str | None) -> torch.device:
-    """Return a device by name, ``cpu`` or ``cuda``; None: CUDA where there is a GPU, else the CPU.
-
-    Raises SettingError for another name, CudaUnavailableError for ``cuda`` without a GPU that torch can use.
-    """
-    if text is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if text not in ("cpu", "cuda"):
-        raise SettingError(f"--device: {text!r}; accepted are cpu and cuda")
-    if text == "cuda" and not torch.cuda.is_available():
-        raise CudaUnavailableError("--device cuda: torch finds no GPU here; octavo doctor tells what is missing")
-    return torch.device(text)
+    """Return a device by name; None: CUDA where there is a GPU, else the CPU. Raises as :func:`torch_device`."""
+    return best_device() if text is None else torch_device(text)
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
     """Return what decides times beside the code: device, torch and threads."""
-    if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    else:
-        name = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    found, made = computer(device), versions()
     return {
         "device": device.type,
-        "name": name,
-        "torch": str(torch.__version__),
-        "python": platform.python_version(),
-        "threads": torch.get_num_threads(),
+        "name": found["gpu"] or f"{found['machine']} {found['cpu']}",
+        "torch": str(made["torch"]),
+        "python": str(made["python"]),
+        "threads": found["threads"],
     }
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from octavo.cuda.machine import versions
 from octavo.errors import CheckpointError, ConfigError
 from octavo.train.checkpoint_outline import check_alike, check_outline, taken_up
 from octavo.train.clock import Clock
 from octavo.train.distributed import Processes
-from octavo.train.metric_files import versions
 from octavo.train.precision import Precision
 from octavo.train.randomness import random_state, restore_random_state
 from octavo.train.run_counters import State

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from octavo import children
-from octavo.errors import ConfigError
+from octavo.cuda.device_names import torch_device
+from octavo.errors import ConfigError, CudaUnavailableError
 
 _T = TypeVar("_T")
 
@@ -91,10 +92,11 @@ def join(device: str) -> Iterator[Processes]:
 
 
 def _device(name: str, local_rank: int) -> torch.device:
-    if name == "cpu" or (name == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise ConfigError("device is 'cuda', and torch finds no GPU; accepted here: 'cpu', 'auto'")
+    if name == "cpu" or not torch.cuda.is_available():
+        try:
+            return torch_device("cpu" if name == "auto" else name)
+        except CudaUnavailableError as error:
+            raise ConfigError(f"{error}, or 'auto'") from None
     if local_rank >= torch.cuda.device_count():
         raise ConfigError(
             f"process {local_rank} of this machine has no GPU of its own; there are {torch.cuda.device_count()}"

@@ -9,17 +9,14 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
-from octavo import __version__, files
+from octavo import files
 from octavo._reading import RECORD_BYTES, check_own, member, parse_json, read_bytes, read_json
+from octavo.cuda.machine import computer, versions
 from octavo.errors import CheckpointError, OctavoError, PackageError
 from octavo.train.distributed import Processes
 from octavo.train.train_config import TrainConfig
@@ -100,34 +97,11 @@ def write_run(folder: Path, config: TrainConfig, processes: Processes, facts: di
             "command": sys.argv,
             "processes": processes.world,
             "versions": versions(),
-            "machine": machine(processes.device),
+            "machine": computer(processes.device),
         }
     )
     record = {"config": config.as_dict(), "fingerprint": config.fingerprint(), **facts, "starts": starts}
     files.write(path, json.dumps(record, indent=2) + "\n")
-
-
-def versions() -> dict[str, str | None]:
-    """Return the versions of what computes."""
-    return {
-        "octavo": __version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),  # a subclass of str, which weights_only refuses
-        "numpy": np.__version__,
-        "cuda": torch.version.cuda,
-    }
-
-
-def machine(device: torch.device) -> dict[str, Any]:
-    """Describe what the run computes on."""
-    return {
-        "system": platform.platform(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "device": str(device),
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-    }
 
 
 def _complete(path: Path) -> list[str]:

@@ -18,12 +18,12 @@ Optional members:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from octavo.batches import map_leaves
 from octavo.errors import ConfigError, TaskError
 from octavo.train.train_config import TrainConfig
 
@@ -63,21 +63,19 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
     Raises TaskError for anything but tensors, numbers, texts and dicts, tuples or lists of them.
     """
-    if isinstance(batch, Tensor):
-        if device.type == "cuda" and batch.device.type == "cpu":
-            return batch.pin_memory().to(device, non_blocking=True)
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {name: to_device(item, device) for name, item in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(item, device) for item in batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(to_device(item, device) for item in batch)
-    if batch is None or isinstance(batch, int | float | str):
-        return batch
-    raise TaskError(
-        f"batch holds a {type(batch).__name__}; accepted: tensors, numbers, and dicts, tuples, lists of them"
-    )
+
+    def moved(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            if device.type == "cuda" and leaf.device.type == "cpu":
+                return leaf.pin_memory().to(device, non_blocking=True)
+            return leaf.to(device)
+        if leaf is None or isinstance(leaf, int | float | str):
+            return leaf
+        raise TaskError(
+            f"batch holds a {type(leaf).__name__}; accepted: tensors, numbers, and dicts, tuples, lists of them"
+        )
+
+    return map_leaves(moved, batch)
 
 
 def check_task(task: Any, config: TrainConfig) -> None:

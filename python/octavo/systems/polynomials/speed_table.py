@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 from octavo import files
+from octavo.cuda.machine import computer
 from octavo.display.console import table
 
 if TYPE_CHECKING:
@@ -86,8 +86,9 @@ class SpeedReport:
         """Return plain values for JSON."""
         import torch
 
+        found = computer(torch.device("cpu"))
         return {
-            "machine": f"{platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}",
+            "machine": f"{found['machine']}, {found['threads']} threads, torch {torch.__version__}",
             "counting": COUNTING,
             "config": asdict(self._baseline.config),
             "configurations": {
