@@ -126,8 +126,10 @@ def parse_json(
         table = dict(pairs)
         if len(table) != len(pairs):
             seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise error(f"{what}: the key {shown(twice)} appears twice; keep one of them")
+            for key, _ in pairs:
+                if key in seen:
+                    raise error(f"{what}: the key {shown(key)} appears twice; keep one of them")
+                seen.add(key)
         return table
 
     def constant(name: str) -> float:

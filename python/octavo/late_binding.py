@@ -47,4 +47,4 @@ def _load(name: str) -> None:
 
 
 # torch.compile runs it while it traces, as it does an import statement; torch is not loaded to say so.
-_load._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_load._dynamo_marked_constant = True  # type: ignore[attr-defined] # an attribute of torch's own

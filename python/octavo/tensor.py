@@ -333,7 +333,7 @@ class PackedTensor:
         name = getattr(func, "__name__", str(func))
         raise DTypeError(f"{name} takes no PackedTensor; decode() it, or call the layer that holds it")
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment] # as the language has it for what compares and may change
 
     def _key(self) -> tuple[object, ...]:
         return self.format, self.shape, self.dtype, self.axis, self.scale

@@ -65,7 +65,7 @@ def polynomials(
         raise SettingError(f"--mistakes is {mistakes}; accepted are 0 and more")
     if out is not None and out.is_file() and data.is_file() and out.samefile(data):
         raise SettingError(f"--out is {out}, the file of --data, whose lines would be lost; give another --out")
-    engine = Engine.load(model, precision=precision, threads=threads, device=device)  # type: ignore[arg-type]
+    engine = Engine.load(model, precision=precision, threads=threads, device=device)  # type: ignore[arg-type] # load checks it
     shown: list[Mistake] = []
     with ExitStack() as stack:
         file = None if out is None else stack.enter_context(whole(out, "w"))

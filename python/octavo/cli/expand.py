@@ -78,7 +78,7 @@ def run(
     from octavo.engine.native_engine import Engine
     from octavo.files import whole
 
-    engine = Engine.load(model, precision=precision, route=route, threads=threads, device=device)  # type: ignore[arg-type]
+    engine = Engine.load(model, precision=precision, route=route, threads=threads, device=device)  # type: ignore[arg-type] # load checks it
     options: dict[str, Any] = {"beam": beam, "format": format, "failed": _failed}
     with ExitStack() as stack:
         if file is not None:

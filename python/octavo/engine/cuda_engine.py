@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -132,10 +133,10 @@ class AnswerStream:
         if not lines:
             return 0, b"", []
         try:
-            block = b"\n".join(lines)  # type: ignore[arg-type]
+            block = b"\n".join(cast("list[bytes]", lines))  # a number among them is the TypeError
             rights, reasons = self._engine._texts(block + b"\n"), dict[int, str]()
             lefts = block.decode().split("\n") if self._form != "text" else [""] * len(lines)
-        except (DataError, TypeError):  # TypeError: one is a number
+        except (DataError, TypeError):
             lefts, rights, reasons = self._one_by_one(lines)
         first, self._number = self._number, self._number + len(lines)
         out = [

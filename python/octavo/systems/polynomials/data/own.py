@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from typing import cast
 
 from octavo.errors import DataError
 from octavo.systems.polynomials.data.pair_files import Line, read
@@ -35,7 +36,8 @@ def own_lines(
     for line in lines:
         for name, held in ((validation, watched), (test, tested)):
             if held.get(line.left, line.right) != line.right:
-                given = f"{line.left!r} is {line.right!r} here and {held[line.left]!r} in {os.fsdecode(name)}"  # type: ignore[arg-type]
+                other = os.fsdecode(cast("str | os.PathLike[str]", name))  # numbers and None hold no lines
+                given = f"{line.left!r} is {line.right!r} here and {held[line.left]!r} in {other}"
                 raise DataError(f"{os.fsdecode(path)}: line {line.number}: {given}")
         if line.left not in watched and line.left not in tested:
             kept.append(line)

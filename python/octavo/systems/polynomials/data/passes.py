@@ -74,10 +74,11 @@ class Passes:
             raise DataError(f"these lines are translated by {self._tokenizer!r}; got {tokenizer!r}")
         rows = self._rows(start, count)
         widths = (int(lengths[rows].max(initial=0)) for lengths in (self._lengths, self._target_lengths))
-        return tuple(  # type: ignore[return-value]
+        source, target = (
             _fit(ids[rows, :width], width if pad_to is None else wanted)
             for ids, width, wanted in zip((self._source, self._target), widths, pad_to or (0, 0), strict=True)
         )
+        return source, target
 
     def __len__(self) -> int:
         """Lines of one pass."""
