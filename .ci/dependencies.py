@@ -1,7 +1,7 @@
 """Hold the crates to deny.toml without a network: licences, versions, sources. What `cargo deny` checks beside that,
 advisories among it, needs a database and runs in the public workflow.
 
-    python .ci/dependencies.py [MANIFEST]
+    python .ci/dependencies.py
 """
 
 import json
@@ -73,11 +73,10 @@ def accepts(expression: str, allowed: Collection[str]) -> bool:
 
 
 def main() -> None:
-    """Check the workspace, or the one of the manifest that is given."""
-    manifest = sys.argv[1] if len(sys.argv) > 1 else str(ROOT / "Cargo.toml")
+    """Check the workspace."""
     told = subprocess.run(
-        ["cargo", "metadata", "--locked", "--all-features", "--format-version", "1", "--manifest-path", manifest],
-        check=True, stdout=subprocess.PIPE,
+        ["cargo", "metadata", "--locked", "--all-features", "--format-version", "1"],
+        cwd=ROOT, check=True, stdout=subprocess.PIPE,
     )  # fmt: skip
     packages = json.loads(told.stdout)["packages"]
     found = problems(packages, tomllib.loads((ROOT / "deny.toml").read_text(encoding="utf-8")))
