@@ -286,7 +286,10 @@ _MODEL: nn.Module | None = None
 
 # Kind: makers of valid folders, and the reader.
 READERS: dict[str, tuple[list[Callable[[Path], None]], Callable[[Path], Any]]] = {
-    "saved-bert": ([lambda folder, kind=kind: _saved(kind, folder) for kind in ARCHITECTURES], octavo.load_model),
+    "saved-bert": (
+        [_encoder, _sharded, *(lambda folder, kind=kind: _saved(kind, folder) for kind in ARCHITECTURES)],
+        octavo.load_model,
+    ),
     "saved-module": ([_saved_module], lambda folder: octavo.load_model(folder, Module)),
     "recipe-model": (
         [_encoder, _sharded, _seq2seq, *(lambda folder, kind=kind: _saved(kind, folder) for kind in ARCHITECTURES)],

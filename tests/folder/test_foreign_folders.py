@@ -17,6 +17,7 @@ import torch
 from octavo import ContainerError, ModelError, OctavoError
 from octavo.cli import pack
 from octavo.folder.companion_files import companions, copy_companions
+from octavo.folder.pack_folder import OpenFolder
 from octavo.folder.size_limits import Extent
 from octavo.folder.skeleton import build as build_module
 from octavo.folder.weight_files import PACKED_NAME, Checkpoint
@@ -65,6 +66,11 @@ def compress(folder):
     return compress_encoder(str(folder), source, 8.5, parse_formats("mxint8"), folder.parent / "out")
 
 
+def pack_model(folder):
+    """The model that octavo pack writes; where it has none it falls back to tensors."""
+    return OpenFolder.open(Checkpoint.open(folder)).pack(octavo.Recipe.parse("mxint8")).model
+
+
 def recipe(folder):
     return octavo.Recipe.parse("mxint8").explain(build(str(folder)))
 
@@ -77,7 +83,7 @@ def classify(folder):
 
 
 # Every way from a folder of transformers to a model: what makes a valid one, and what reads it.
-DOORS = {"load_model": (saved, octavo.load_model), "recipe": (encoder, recipe), "compress": (encoder, compress), "classifier": (encoder, classify)}  # fmt: skip
+DOORS = {"load_model": (saved, octavo.load_model), "plain": (encoder, octavo.load_model), "pack": (encoder, pack_model), "recipe": (encoder, recipe), "compress": (encoder, compress), "classifier": (encoder, classify)}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +308,7 @@ def test_configurations_that_are_wrong_are_typed_errors_naming_the_field(door, c
 @pytest.mark.parametrize("kind", ["pipe", "device", "sparse", "deep", "text"])
 def test_files_that_are_none_are_refused_at_once(door, name, kind):
     folder, read = door
-    if read in (octavo.load_model, recipe) and name != "config.json":
+    if read in (octavo.load_model, recipe, pack_model) and name != "config.json":
         return  # it reads no tokenizer
     (folder / name).unlink(missing_ok=True)
     if kind == "pipe":

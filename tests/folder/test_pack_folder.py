@@ -160,13 +160,49 @@ def test_names_of_the_hub_without_the_prefix_of_the_body(tmp_path):
     assert (tmp_path / "x" / PACKED_NAME).read_bytes() == (tmp_path / "y" / PACKED_NAME).read_bytes()
 
 
+@pytest.mark.parametrize("told", ["float32", "bfloat16", None])
+def test_the_dtype_is_that_of_the_configuration(tmp_path, told):
+    """Whatever dtype the file has, as in from_pretrained; without one it is that of the file."""
+    source(tmp_path / "m", "bert", torch.float16)
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config | {"dtype": told}))
+    model = transformers.BertModel.from_pretrained(tmp_path / "m")
+    octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x")
+    octavo.save_model(octavo.pack_model(octavo.quantize_model(model, "mxint8", progress=False)), tmp_path / "y")
+    assert (tmp_path / "x" / PACKED_NAME).read_bytes() == (tmp_path / "y" / PACKED_NAME).read_bytes()
+    assert torch.get_default_dtype() == torch.float32
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_folders_of_transformers_are_loaded(tmp_path, dtype):
     for architecture in ("gpt2 with a tied head", "vit", "t5"):  # t5 holds some weights in float32
         model, inputs = source(tmp_path / architecture, architecture, dtype, max_shard_size="20KB")
+        inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
         loaded = octavo.load_model(tmp_path / architecture)
         with torch.inference_mode():
             assert torch.equal(first(loaded(**inputs)), first(model(**inputs)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("architecture", ["llama with a tied head", "vit"])
+def test_shards_in_half_precision_are_read_everywhere(tmp_path, architecture, dtype):
+    model, inputs = source(tmp_path / "m", architecture, dtype, max_shard_size="20KB")
+    count = len(list((tmp_path / "m").glob("*.safetensors")))
+    assert count > 1
+    inspected = json.loads(octavo_command("inspect", tmp_path / "m", "--json"))
+    assert {entry["dtype"] for entry in inspected["tensors"]} == {str(dtype).removeprefix("torch.")}
+    assert len(json.loads(octavo_command("compare", tmp_path / "m", "--formats", "mxint8,nf4", "--json"))) == 2
+    octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x", "--recipe", "fp16")
+    octavo_command("unpack", tmp_path / "x", "-o", tmp_path / "y", "--dtype", "float32")
+    octavo_command("unpack", tmp_path / "m", "-o", tmp_path / "z")  # one file of the same tensors
+    inputs = {name: value.to(dtype) if value.is_floating_point() else value for name, value in inputs.items()}
+    with torch.inference_mode():
+        wanted = first(model(**inputs))
+        for folder in ("m", "z"):
+            assert torch.equal(first(octavo.load_model(tmp_path / folder)(**inputs)), wanted)
+        for folder in ("x", "y"):
+            found = first(octavo.load_model(tmp_path / folder)(**inputs))
+            assert (found.float() - wanted.float()).abs().max() <= 0.05 * wanted.float().abs().max()
 
 
 def packed_by_01(source_folder, target):

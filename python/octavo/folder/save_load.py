@@ -208,8 +208,9 @@ def _load_undescribed(source: Checkpoint, mmap: bool) -> nn.Module:
         packed = any(isinstance(tensor, PackedTensor) for tensor in tensors.values())
         fix = f"; octavo pack {source.path} -o NEW writes the model" if packed else ""
         raise type(error)(f"{source.files[0]}: holds tensors but no model: {error}{fix}") from None
-    for name in found.float32:
-        found.tensors[name] = found.value(name)
+    for name, tensor in found.tensors.items():
+        if isinstance(tensor, Tensor):
+            found.tensors[name] = found.value(name)
     return _filled(model, structure, found.tensors, source.path, None)
 
 

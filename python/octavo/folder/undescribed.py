@@ -3,11 +3,12 @@ the names that transformers gives them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from octavo.errors import ContainerError
@@ -15,9 +16,9 @@ from octavo.folder.skeleton import build_class, build_from_config, drop_pooler, 
 from octavo.folder.structure import VERSION, packed_class, plain, read_structure
 from octavo.folder.transformers_door import CONFIG, extent_of, known, load_config
 from octavo.folder.weight_files import STRUCTURE, Checkpoint, held
-from octavo.folder.weight_places import Places, Stored, places, set_dtypes
+from octavo.folder.weight_places import Places, Stored, places
 from octavo.recipe.sites import Site, model_sites
-from octavo.tensor import PackedTensor
+from octavo.tensor import FLOATS, PackedTensor
 
 
 def skeleton(folder: Path) -> nn.Module:
@@ -52,12 +53,12 @@ def fitting(source: Checkpoint, tensors: Mapping[str, Stored]) -> tuple[nn.Modul
         )
     lacking = []
     for architecture in _architectures(folder, config):
-        model = build_class(folder, architecture, config, extent_of(source, folder, values))
+        with _default_dtype(_dtype(config, tensors)):
+            model = build_class(folder, architecture, config, extent_of(source, folder, values))
         found = places(model, tensors, folder)
         if drop_pooler(model, found.tensors):
             found = places(model, tensors, folder)
         if not found.missing:
-            set_dtypes(model, found)
             return model, found
         lacking.append((len(found.missing), found.missing[0], architecture.__name__))
     count, name, kind = min(lacking)
@@ -81,6 +82,26 @@ def _architectures(folder: Path, config: Any) -> list[Any]:
         what = named[0] if named else type(config).__name__
         raise ContainerError(f"{folder / CONFIG}: a {what} is no model that transformers builds")
     return classes
+
+
+def _dtype(config: Any, tensors: Mapping[str, Stored]) -> torch.dtype:
+    """Return the dtype in which transformers loads a model: that of its configuration, else of its first tensor."""
+    given = getattr(config, "dtype", None)
+    given = getattr(torch, given, None) if isinstance(given, str) else given
+    if isinstance(given, torch.dtype) and given in (*FLOATS, torch.float64):
+        return given
+    return next((tensor.dtype for tensor in tensors.values() if tensor.dtype in FLOATS), torch.float32)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Let constructors allocate in a dtype."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def infer_structure(model: nn.Module, found: Places) -> dict[str, Any]:

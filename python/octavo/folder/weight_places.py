@@ -25,15 +25,15 @@ class Places:
     ``tensors``: by name in the model's state dict; those of a tied parameter once, under the first of its names that
     the checkpoint has. ``ties``: other names of such parameters, each with the name that is in ``tensors``.
     ``missing``: names of the state dict without a tensor. ``left_out``: float tensors that the model has no place for;
-    tables of integers, such as positions, a model makes itself. ``float32``: names of tensors in half precision that
-    the model computes with in float32.
+    tables of integers, such as positions, a model makes itself. ``dtypes``: those that the model has, by name in the
+    state dict.
     """
 
     tensors: dict[str, Stored]
     ties: dict[str, str]
     missing: tuple[str, ...]
     left_out: tuple[str, ...]
-    float32: frozenset[str] = frozenset()
+    dtypes: dict[str, torch.dtype]
 
     def __contains__(self, name: str) -> bool:
         """Whether there is a tensor for a name of the state dict."""
@@ -44,16 +44,17 @@ class Places:
         return self.tensors[self.ties.get(name, name)]
 
     def value(self, name: str) -> Tensor:
-        """Return the tensor of a name as the float model has it."""
-        stored = self.stored(name)
+        """Return the tensor of a name as the float model has it: decoded, and in the model's dtype."""
+        stored, dtype = self.stored(name), self.dtypes[name]
         tensor = stored.decode() if isinstance(stored, PackedTensor) else stored
-        return tensor.float() if self.ties.get(name, name) in self.float32 else tensor
+        return tensor.to(dtype) if tensor.is_floating_point() and dtype.is_floating_point else tensor
 
 
 def places(model: nn.Module, tensors: Mapping[str, Stored], folder: Path) -> Places:
     """Return where ``tensors`` go in ``model``, by the names that transformers gives them when it loads a checkpoint.
 
-    A tied parameter of which the checkpoint has two different tensors is untied in ``model``, as transformers does.
+    A tied parameter of which the checkpoint has two different tensors is untied in ``model``, and parameters that a
+    class computes with in float32 have that dtype there, as transformers does.
     Raises ContainerError for two tensors of one name, and where transformers computes weights from several tensors.
     """
     state: dict[str, Any] = model.state_dict(keep_vars=True)
@@ -89,16 +90,10 @@ def places(model: nn.Module, tensors: Mapping[str, Stored], folder: Path) -> Pla
                 ties[name] = held[0]
                 found.pop(name, None)
     with foreign(folder, what="names of weights"):
-        return Places(found, ties, tuple(missing), _known(model, left_out), _in_float32(model, found))
-
-
-def set_dtypes(model: nn.Module, found: Places) -> None:
-    """Give the parameters of a model without memory the dtypes that they have once their tensors are in place."""
-    for name, place in model.state_dict(keep_vars=True).items():
-        if name in found and isinstance(place, nn.Parameter):
-            dtype = torch.float32 if name in found.float32 else found.stored(name).dtype
-            if dtype.is_floating_point:
-                place.data = place.data.to(dtype)
+        _set_float32(model)
+        told = _known(model, left_out)
+    dtypes = {name: value.dtype for name, value in model.state_dict(keep_vars=True).items()}
+    return Places(found, ties, tuple(missing), told, dtypes)
 
 
 def _renamed(model: Any, names: Iterable[str], state: dict[str, Any], folder: Path) -> dict[str, str]:
@@ -127,16 +122,16 @@ def _known(model: Any, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if not any(pattern.search(name) for pattern in patterns))
 
 
-def _in_float32(model: Any, found: Mapping[str, Stored]) -> frozenset[str]:
-    """Return the tensors in half precision that transformers holds in float32."""
+def _set_float32(model: Any) -> None:
+    """Give parameters in half precision that transformers holds in float32 that dtype."""
     from transformers.core_model_loading import build_glob_alternation
 
-    names: set[str] = set()
-    for dtype in {tensor.dtype for tensor in found.values()} & {torch.float16, torch.bfloat16}:
+    for dtype in (torch.float16, torch.bfloat16):
         if patterns := list(model._get_dtype_plan(dtype)):
             search = build_glob_alternation(patterns)[0].search
-            names |= {name for name, tensor in found.items() if tensor.dtype == dtype and search(name)}
-    return frozenset(name for name in names if isinstance(found[name], Tensor))
+            for name, place in model.named_parameters():
+                if place.dtype == dtype and search(name):
+                    place.data = place.data.float()
 
 
 def _same(a: Stored, b: Stored) -> bool:
