@@ -21,6 +21,26 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a small random model of the polynomials' vocabulary, as 0.1 wrote it; tests do not write to it."""
+    import json
+
+    import torch
+    from octavo import container
+    from octavo.data import CharTokenizer
+    from octavo.models.seq2seq import Seq2SeqConfig, build
+
+    folder = tmp_path_factory.mktemp("models") / "hybrid"
+    folder.mkdir()
+    config = Seq2SeqConfig(embedding=8, encoder=8, hidden=16, feedforward=16)
+    torch.manual_seed(0)
+    container.save(dict(build(config).state_dict()), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"octavo": 1, "kind": "seq2seq", **config.as_dict()}))
+    CharTokenizer.polynomials().save(folder / "tokenizer.json")
+    return folder
+
+
 @pytest.fixture(params=["scalar", "avx2", "avx512"])
 def simd(request):
     """Force one SIMD level; a level this machine lacks skips."""

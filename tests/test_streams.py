@@ -3,7 +3,6 @@
 import contextlib
 import fcntl
 import io
-import json
 import os
 import random
 import resource
@@ -17,13 +16,9 @@ import time
 from pathlib import Path
 
 import pytest
-import torch
-from octavo import container
 from octavo._streams import read_some, write_all
-from octavo.data import CharTokenizer
 from octavo.engine.native_engine import Engine
 from octavo.errors import DTypeError
-from octavo.models.seq2seq import Seq2SeqConfig, build
 
 MAIN = "from octavo.cli import main; main()"
 LINES = 6000  # their answers are more than a pipe or a socket holds
@@ -32,19 +27,6 @@ LIMIT = 70_000  # bytes of a file
 INPUTS = ("file", "pipe", "late", "socket", "late socket", "terminal")
 OUTPUTS = ("file", "pipe", "slow", "socket", "slow socket", "full", "limited", "closed", "gone")
 WHOLE = OUTPUTS[:5]
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """A small random model of the polynomials' vocabulary."""
-    folder = tmp_path_factory.mktemp("models") / "hybrid"
-    folder.mkdir()
-    config = Seq2SeqConfig(embedding=8, encoder=8, hidden=16, feedforward=16)
-    torch.manual_seed(0)
-    container.save(dict(build(config).state_dict()), folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"octavo": 1, "kind": "seq2seq", **config.as_dict()}))
-    CharTokenizer.polynomials().save(folder / "tokenizer.json")
-    return folder
 
 
 @pytest.fixture(scope="module")

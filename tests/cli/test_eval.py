@@ -8,25 +8,8 @@ import sys
 import threading
 
 import pytest
-import torch
-from octavo import container
-from octavo.data import CharTokenizer
 from octavo.engine.native_engine import Engine
-from octavo.models.seq2seq import Seq2SeqConfig, build
 from octavo.systems.polynomials import data as polynomials
-
-
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
-    """A small random model of the polynomials' vocabulary."""
-    folder = tmp_path_factory.mktemp("models") / "hybrid"
-    folder.mkdir()
-    config = Seq2SeqConfig(embedding=8, encoder=8, hidden=16, feedforward=16)
-    torch.manual_seed(0)
-    container.save(dict(build(config).state_dict()), folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({"octavo": 1, "kind": "seq2seq", **config.as_dict()}))
-    CharTokenizer.polynomials().save(folder / "tokenizer.json")
-    return folder
 
 
 @pytest.fixture(scope="module")
