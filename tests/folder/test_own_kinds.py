@@ -145,3 +145,14 @@ def test_what_octavo_pack_writes_runs_on_codes(tmp_path, kind):
         if value.ndim == 2:
             model.get_parameter(name).copy_(octavo.quantize(value, "mxint8"))
     assert torch.allclose(loaded(*NETWORKS[kind][1]), model(*NETWORKS[kind][1]), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_octavo_recipe_explains_folders_of_our_networks(tmp_path, kind):
+    model = made(kind)
+    octavo.save_model(model, tmp_path / "m")
+    CliRunner().invoke(app, ["pack", str(tmp_path / "m"), "-o", str(tmp_path / "x")])
+    wanted = json.loads(octavo.Recipe.parse("mxint8").explain(model).to_json())
+    for folder in ("m", "x"):
+        told = CliRunner().invoke(app, ["recipe", "mxint8", "--model", str(tmp_path / folder), "--json"])
+        assert told.exit_code == 0 and json.loads(told.output) == wanted, told.output

@@ -20,10 +20,8 @@ from octavo.folder.companion_files import copy_companions
 from octavo.folder.own_kinds import own_model
 from octavo.folder.pack_checkpoint import Errors, Progress, TensorReport, bits_per_weight, measure
 from octavo.folder.save_load import assign_plain, refuse_empty, save_weights
-from octavo.folder.size_limits import Extent
-from octavo.folder.skeleton import build
 from octavo.folder.structure import build_layer, describe_packed, fits, packed_class, plain
-from octavo.folder.undescribed import as_layer, fitting, packable
+from octavo.folder.undescribed import as_layer, fitting, own_skeleton, packable
 from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, STRUCTURE, Checkpoint, layers_of
 from octavo.folder.weight_places import Places, Stored
 from octavo.nn import PackedLayer, QuantLayer
@@ -171,8 +169,7 @@ def own_structure(source: Checkpoint, tensors: Mapping[str, Stored]) -> dict[str
         own = None
     if own is None:
         return {}
-    model = build(own.make, Extent.of(source.entries(), str(own.file), own.config.as_dict()))
-    return {STRUCTURE: json.dumps(describe_packed(model, tensors))}
+    return {STRUCTURE: json.dumps(describe_packed(own_skeleton(own, source), tensors))}
 
 
 def write_folder(source: Checkpoint, folder: Path, model: nn.Module) -> Path:

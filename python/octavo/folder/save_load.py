@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from octavo import container, files, folders
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
 from octavo.folder.own_kinds import SHAPE, config_text, described, own_model
-from octavo.folder.size_limits import Extent
 from octavo.folder.skeleton import build, build_from_config, drop_pooler
 from octavo.folder.stored_tensors import PACKED_STATE, stored_state
 from octavo.folder.structure import (
@@ -30,7 +29,7 @@ from octavo.folder.structure import (
     simulated_plan,
 )
 from octavo.folder.transformers_door import CONFIG
-from octavo.folder.undescribed import fitting, infer_structure
+from octavo.folder.undescribed import fitting, infer_structure, own_skeleton
 from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, RECIPE, Checkpoint, held
 from octavo.lora import adapters
 from octavo.nn import PackedLayer, attention
@@ -99,7 +98,7 @@ def load_model(
     known = text is None and own is not None  # by its configuration; nothing of it multiplies codes
     structure = _undescribed(file) if known else read_structure(file, text)
     if model is None and own is not None:
-        model = build(own.make, Extent.of(source.entries(), str(own.file), own.config.as_dict()))
+        model = own_skeleton(own, source)
     elif model is None:
         model = build_from_config(source.folder, structure["class"], source)
         drop_pooler(model, [entry.name for entry in source.entries()])

@@ -1,5 +1,5 @@
-"""Folders of transformers whose file does not describe the model: their class is that of ``config.json``, tensors go by
-the names that transformers gives them."""
+"""Folders whose file does not describe the model: the class is that of ``config.json``, of transformers or ours, and
+tensors of transformers go by the names that it gives them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from octavo.errors import ContainerError
-from octavo.folder.skeleton import build_class, build_from_config, drop_pooler, model_class
+from octavo.folder.own_kinds import OwnModel, own_model
+from octavo.folder.size_limits import Extent
+from octavo.folder.skeleton import build, build_class, build_from_config, drop_pooler, model_class
 from octavo.folder.structure import VERSION, packed_class, plain, read_structure
 from octavo.folder.transformers_door import CONFIG, extent_of, known, load_config
 from octavo.folder.weight_files import STRUCTURE, Checkpoint, held
@@ -24,10 +26,13 @@ from octavo.tensor import FLOATS, PackedTensor
 def skeleton(folder: Path) -> nn.Module:
     """Return the model that a folder describes, on the meta device: its layers, without weights.
 
-    Its class is the one that the file of weights names, else the one of ``config.json`` that they fit, else the first
-    that it names. Raises ModelError where transformers is missing, ContainerError where it does not know the folder.
+    Its class is that of a network of ours; of transformers the one that the file of weights names, else the one of
+    ``config.json`` that they fit, else the first that it names. Raises ModelError where transformers is missing,
+    ContainerError where it does not know the folder.
     """
     source = Checkpoint.open(folder) if held(folder) else None
+    if (own := own_model(folder)) is not None:
+        return own_skeleton(own, source)
     if source is not None and STRUCTURE in (metadata := source.metadata()):
         structure = read_structure(source.files[0], metadata[STRUCTURE])
         return build_from_config(folder, structure["class"], source)
@@ -36,6 +41,12 @@ def skeleton(folder: Path) -> nn.Module:
             return fitting(source, source.tensors())[0]
     config, values = load_config(folder)
     return build_class(folder, _architectures(folder, config)[0], config, extent_of(source, folder, values))
+
+
+def own_skeleton(own: OwnModel, source: Checkpoint | None) -> nn.Module:
+    """Return a network of ours on the meta device. Raises ContainerError for sizes beyond those of its weights."""
+    what, values = str(own.file), own.config.as_dict()
+    return build(own.make, Extent(what, values) if source is None else Extent.of(source.entries(), what, values))
 
 
 def fitting(source: Checkpoint, tensors: Mapping[str, Stored]) -> tuple[nn.Module, Places]:

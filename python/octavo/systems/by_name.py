@@ -22,17 +22,19 @@ def is_polynomial(model: str) -> bool:
 
 
 def build(model: str) -> nn.Module:
-    """Return a model's layers: ``polynomials``, ``minilm``, or a folder that ``octavo train`` or transformers wrote.
+    """Return a model's layers: ``polynomials``, ``minilm``, or a model folder, of transformers or of Octavo.
 
-    The weights of a Hugging Face model are not read: its parameters lie on the meta device. Raises OctavoError for a
-    model that is not known, and as the readers of folders do.
+    Weights are not read: parameters lie on the meta device. Raises OctavoError for a model that is not known, and as
+    the readers of folders do.
     """
+    from octavo.folder.undescribed import skeleton
+
+    if Path(model).exists():
+        return skeleton(Path(model))
     if is_polynomial(model):
-        from octavo.systems.polynomials.export import load_model
         from octavo.systems.polynomials.shipped import shipped_folder
 
-        return load_model(model if Path(model).exists() else shipped_folder())[0]
-    from octavo.folder.undescribed import skeleton
+        return skeleton(shipped_folder())
     from octavo.systems.sentences.text_encoder import find
 
-    return skeleton(Path(model) if Path(model).exists() else find(model))
+    return skeleton(find(model))

@@ -44,7 +44,7 @@ class EmbeddingOutcome:
     """Sentence embeddings before and after."""
 
     agreement: Agreement
-    task: str = "sentence embeddings of built-in sentences: mean pooling, fp32 arithmetic"
+    task: str = "sentence embeddings of built-in sentences, mean pooling; after: the packed model, octavo.load_model"
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
