@@ -232,6 +232,15 @@ def test_names_of_the_package_exist(document):
             resolve(match.group())
 
 
+def test_references_in_docstrings_exist():
+    """``:func:`octavo.encode``` and the like, in all of the package."""
+    reference = re.compile(r":(?:mod|func|class|attr|data|meth):`(?:[^<`]*<)?(octavo[\w.]*)>?`")
+    found = {name for file in (ROOT / "python").rglob("*.py") for name in reference.findall(file.read_text("utf-8"))}
+    assert len(found) > 30
+    for path in sorted(found):
+        resolve(path)
+
+
 def anchors(document: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", prose(document), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
