@@ -269,6 +269,16 @@ def test_a_weight_that_is_missing_is_named(tmp_path):
         octavo.load_model(tmp_path / "m")
 
 
+def test_what_a_file_says_of_layers_is_not_trusted_when_it_is_packed(tmp_path):
+    source(tmp_path / "m", "bert")
+    tensors = container.load(tmp_path / "m" / "model.safetensors")
+    for layers, told in (({"a": [1]}, "already packed"), ([], "packed weights"), ({}, "packed weights")):
+        structure = json.dumps({"version": 1, "class": "BertModel", "layers": layers, "ties": {}})
+        container.save(tensors, tmp_path / "m" / "model.safetensors", metadata={"format": "pt", "structure": structure})
+        command = ("pack", tmp_path / "m", "-o", tmp_path / f"x{len(told)}{len(layers)}{type(layers).__name__}")
+        assert told in octavo_command(*command, code=2 if layers else 0)
+
+
 def test_recipes_that_need_data_are_refused_before_anything_is_written(tmp_path):
     source(tmp_path / "m", "bert")
     for recipe in ("type:Linear int4:g32@gptq", "type:Linear weight=int8 input=int8@minmax"):

@@ -18,7 +18,7 @@ from octavo._reading import shown
 from octavo.errors import ContainerError, FormatError
 from octavo.folder.companion_files import copy_companions
 from octavo.folder.own_kinds import own_model
-from octavo.folder.pack_checkpoint import Errors, Progress, TensorReport, bits_per_weight, measure
+from octavo.folder.pack_checkpoint import Errors, Progress, TensorReport, measure
 from octavo.folder.save_load import assign_plain, refuse_empty, save_weights
 from octavo.folder.structure import build_layer, describe_packed, fits, packed_class, plain
 from octavo.folder.undescribed import as_layer, fitting, own_skeleton, packable
@@ -43,11 +43,6 @@ class PackedFolder:
     reports: list[TensorReport] = field(default_factory=list)
     left_out: tuple[str, ...] = ()
 
-    @property
-    def bits_per_weight(self) -> float:
-        """Average bits per element of the tensors that were packed."""
-        return bits_per_weight(self.reports)
-
 
 @dataclass
 class OpenFolder:
@@ -64,10 +59,10 @@ class OpenFolder:
         Raises FormatError for a model that is packed already, ModelError where transformers or ``config.json`` is
         missing, ContainerError where transformers does not know the model or a weight is missing.
         """
-        for path, record in layers_of(source).items():
+        if layers := layers_of(source):
             raise FormatError(
-                f"{source.path}: already packed, {shown(path)} is a {shown(record.get('class'))}; octavo.load_model "
-                "reads it (octavo unpack comes first to pack it anew)"
+                f"{source.path}: already packed, as {shown(next(iter(layers)))} is; octavo.load_model reads it (octavo "
+                "unpack comes first to pack it anew)"
             )
         model, found = fitting(source, source.tensors())
         return cls(source, model, found)

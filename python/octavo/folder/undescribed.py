@@ -121,10 +121,10 @@ def infer_structure(model: nn.Module, found: Places) -> dict[str, Any]:
     Raises ContainerError for a packed tensor that no packed layer has: of a norm, or with blocks along another axis.
     """
     layers: dict[str, Any] = {}
+    sites = packable(model)
     for name, tensor in found.tensors.items():
         if not isinstance(tensor, PackedTensor):
             continue
-        sites = packable(model)
         for one in (name, *(tied for tied, first in found.ties.items() if first == name)):
             path = one.rpartition(".")[0]
             if one not in sites or not as_layer(sites[one], tensor):

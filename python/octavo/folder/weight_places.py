@@ -92,7 +92,8 @@ def places(model: nn.Module, tensors: Mapping[str, Stored], folder: Path) -> Pla
     with foreign(folder, what="names of weights"):
         _set_float32(model)
         told = _known(model, left_out)
-    dtypes = {name: value.dtype for name, value in model.state_dict(keep_vars=True).items()}
+    held_now = model.state_dict(keep_vars=True)
+    dtypes = {name: value.dtype for name, value in held_now.items() if isinstance(value, Tensor)}
     return Places(found, ties, tuple(missing), told, dtypes)
 
 
@@ -104,15 +105,18 @@ def _renamed(model: Any, names: Iterable[str], state: dict[str, Any], folder: Pa
     rules = get_model_conversion_mapping(model)
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    prefix = model.base_model_prefix or None
     renamed = {}
     for name in names:
-        place, computed = rename_source_key(name, renamings, converters, model.base_model_prefix or None, state)
-        if computed is not None and name not in state:
+        place, computed = rename_source_key(name, renamings, converters, prefix, state)
+        if name in state and (computed is not None or place not in state):  # it has the model's name already
+            place, computed = name, None
+        if computed is not None:
             raise ContainerError(
                 f"{folder}: transformers computes {place} from {name} and other tensors; load the model with it, then "
                 "octavo.quantize_model, pack_model and save_model"
             )
-        renamed[name] = name if computed is not None else place
+        renamed[name] = place
     return renamed
 
 
