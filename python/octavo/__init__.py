@@ -163,6 +163,7 @@ _late_binding.bind(
         "load_cuda_engine": "octavo.engine.cuda_engine:load",
         "load_seq2seq": "octavo.systems.polynomials.export:load_model",
         "loads_one": "octavo.container",
+        "shipped_folder": "octavo.systems.polynomials.shipped",
     }
 )
 

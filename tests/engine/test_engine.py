@@ -487,8 +487,8 @@ def test_options_are_checked(hybrid, tmp_path):
 
 
 def test_a_package_without_a_model_says_so(monkeypatch, tmp_path):
-    monkeypatch.setattr("octavo.engine.native_engine._SHIPPED", tmp_path)
-    with pytest.raises(OctavoError, match="this installation comes without a model"):
+    monkeypatch.setattr("octavo.systems.polynomials.shipped.__file__", str(tmp_path / "shipped.py"))
+    with pytest.raises(OctavoError, match="this installation comes without the polynomial model"):
         Engine.load()
 
 

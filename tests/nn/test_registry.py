@@ -162,3 +162,43 @@ def test_bytes_and_kernels_are_those_of_the_class():
     assert layer.cost(4) == ("gather", math.ceil(layer.packed_weight.nbytes / 50 * 4))
     conv = octavo.nn.PackedConv2d.from_conv(nn.Conv2d(3, 4, 3), "mxint8")
     assert conv.cost(4) == ("decode + torch", conv.packed_weight.nbytes + 2 * 4 * 27 * 4)
+
+
+def shaped() -> list[tuple[nn.Module, str]]:
+    """A float layer of every kind that is packed, none of them square."""
+    made = [nn.Linear(48, 32), nn.Conv1d(16, 24, 3), nn.Conv2d(16, 24, (3, 5)), nn.Embedding(40, 32)]
+    return [(layer, type(layer).__name__) for layer in made]
+
+
+@pytest.mark.parametrize("name", ["Linear", "Conv1d", "Conv2d", "Embedding", "Conv1D"])
+def test_every_form_of_a_layer_tells_the_same_matrix(name):
+    """A file is loaded into float, simulated and packed layers alike: ``(N, K)`` is one for all three."""
+    if name == "Conv1D":
+        layer = pytest.importorskip("transformers.pytorch_utils").Conv1D(32, 48)  # its weight is [48, 32]
+    else:
+        layer = next(made for made, kind in shaped() if kind == name)
+    kind = kind_of(layer)
+    simulated = octavo.quantize_model(nn.Sequential(layer), "mxint8", progress=False)[0]
+    packed = kind.packed.from_layer(simulated)
+    rows = tuple(simulated.weight_matrix().shape)
+    assert rows[0] != rows[1]
+    assert {kind.packed.matrix_shape(form) for form in (layer, simulated, packed)} == {rows}
+    assert kind.packed.matrix_shape(nn.LayerNorm(4)) is None
+
+
+def test_conv1d_of_transformers_is_a_layer_in_all_forms(tmp_path):
+    """Explained as other layers are, quantized twice alike, and loaded into a model that is quantized already."""
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(conv1d(32, 48), nn.Linear(32, 16))
+
+    x = torch.randn(3, 48)
+    assert [cost.path for cost in octavo.explain(model()).layers] == ["0", "1"]
+    simulated = octavo.quantize_model(model(), "mxint8", progress=False).eval()
+    assert list(Recipe.of("mxint8").plan(simulated)) == ["0", "1"]
+    packed = octavo.pack_model(simulated)
+    octavo.save_model(packed, tmp_path / "m")
+    for place in (model, lambda: octavo.quantize_model(model(), "mxint4", progress=False), lambda: packed):
+        torch.testing.assert_close(octavo.load_model(tmp_path / "m", place())(x), simulated(x))

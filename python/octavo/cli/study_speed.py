@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import torch
 
 DeviceOption = Annotated[
-    str | None, typer.Option("--device", metavar="NAME", help="cpu or cuda.  [default: cuda where torch finds a GPU]")
+    str | None,
+    typer.Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.  [default: cuda where torch finds a GPU]"),
 ]
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.  [default: octavo-STUDY-DEVICE]")

@@ -15,7 +15,7 @@ from typing import IO, Any, Literal, Protocol, overload
 from octavo import _core
 from octavo._streams import read_first, read_some, write_all
 from octavo.cuda.device_names import torch_device
-from octavo.errors import DataError, DTypeError, OctavoError, SettingError
+from octavo.errors import DataError, DTypeError, SettingError
 from octavo.files import whole
 from octavo.late_binding import late
 
@@ -25,7 +25,6 @@ Form = Literal["text", "pairs", "json"]
 
 # Most threads of a pool, and most tokens of a vocabulary.
 _MOST = 256
-_SHIPPED = Path(__file__).parents[1] / "systems" / "polynomials" / "shipped"
 
 
 @dataclass(frozen=True)
@@ -86,11 +85,10 @@ class Engine:
         """
         if threads is not None and (type(threads) is not int or not 1 <= threads <= _MOST):
             raise SettingError(f"threads is {threads!r}; accepted is a whole number from 1 to {_MOST}, or None")
-        if str(device) != "cpu":
-            place = torch_device(device)
-            folder = _shipped() if path is None else Path(os.fspath(path))
+        place = None if str(device) == "cpu" else torch_device(device)
+        folder = late("shipped_folder")() if path is None else Path(os.fspath(path))
+        if place is not None:
             return late("load_cuda_engine")(folder, place, precision, route, threads or 0)
-        folder = _shipped() if path is None else Path(os.fspath(path))
         return cls(_core._Engine.load(folder, precision, route, threads or 0), folder)
 
     @property
@@ -218,14 +216,6 @@ class Engine:
 
     def _stream(self, beam: int, form: str) -> _AnswerStream:
         return _core._EngineStream(self._core, beam, form)
-
-
-def _shipped() -> Path:
-    if not (_SHIPPED / "config.json").is_file():
-        raise OctavoError(
-            f"this installation comes without a model: {_SHIPPED} has none; give the path of an exported one"
-        )
-    return _SHIPPED
 
 
 def _lines(lines: Iterable[str]) -> list[str]:

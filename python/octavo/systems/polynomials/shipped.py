@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from octavo.data import CharTokenizer
 from octavo.errors import OctavoError
-from octavo.models.seq2seq import Seq2Seq
-from octavo.systems.polynomials.export import CONFIG, load_model
+
+if TYPE_CHECKING:
+    from octavo.data import CharTokenizer
+    from octavo.models.seq2seq import Seq2Seq
+
+CONFIG = "config.json"
 
 
 def shipped_folder() -> Path:
@@ -17,10 +21,15 @@ def shipped_folder() -> Path:
     """
     folder = Path(__file__).with_suffix("")
     if not (folder / CONFIG).is_file():
-        raise OctavoError(f"the shipped polynomial model is not in this installation: {folder / CONFIG} is absent")
+        raise OctavoError(
+            f"this installation comes without the polynomial model: {folder / CONFIG} is absent; give the path of an "
+            "exported model"
+        )
     return folder
 
 
 def load_shipped() -> tuple[Seq2Seq, CharTokenizer]:
     """Return the shipped model, in eval mode, and its tokenizer. Raises OctavoError where it is absent."""
+    from octavo.systems.polynomials.export import load_model  # with torch, which the folder alone does not need
+
     return load_model(shipped_folder())
