@@ -199,14 +199,15 @@ def _undescribed(file: Path) -> dict[str, Any]:
 
 def _load_undescribed(source: Checkpoint, mmap: bool) -> nn.Module:
     """Return the model of a folder whose file does not describe it: of transformers, or of ``octavo pack`` of 0.1."""
-    tensors = source.tensors(mmap=mmap)
+    what = f"{source.files[0]}: holds tensors but no model"
     try:
-        model, found = fitting(source, tensors)
-        structure = infer_structure(model, found)
+        model, found = fitting(source, source.tensors(mmap=mmap))
     except (ContainerError, ModelError) as error:
-        packed = any(isinstance(tensor, PackedTensor) for tensor in tensors.values())
-        fix = f"; octavo pack {source.path} -o NEW writes the model" if packed else ""
-        raise type(error)(f"{source.files[0]}: holds tensors but no model: {error}{fix}") from None
+        raise type(error)(f"{what}: {error}; octavo.load reads the tensors") from None
+    try:
+        structure = infer_structure(model, found)
+    except ContainerError as error:
+        raise ContainerError(f"{what}: {error}; octavo pack {source.path} -o NEW writes the model") from None
     for name, tensor in found.tensors.items():
         if isinstance(tensor, Tensor):
             found.tensors[name] = found.value(name)
