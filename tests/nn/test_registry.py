@@ -1,5 +1,6 @@
 """The one table of layers: a kind that is registered here, in the test, goes the whole way of a model."""
 
+import json
 import math
 import re
 from collections.abc import Iterator
@@ -8,6 +9,9 @@ from pathlib import Path
 import octavo
 import pytest
 import torch
+from octavo import container
+from octavo.folder.unpack_weights import unpack
+from octavo.folder.weight_files import STRUCTURE, Checkpoint
 from octavo.nn import PackedLayer, QuantLayer, registry
 from octavo.nn.registry import LayerKind, kind_of, layer_kinds, packed_classes, register, simulated_classes
 from octavo.recipe import Recipe
@@ -42,7 +46,7 @@ class PackedDoubling(PackedLayer):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x if self.input_quantizer is None else self.input_quantizer(x)
-        y = 2 * x @ self._decoded(x.dtype).t()
+        y = 2 * x @ self._decoded(x.dtype).flatten(1).t()
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
 
@@ -75,6 +79,9 @@ def test_a_layer_of_one_file_goes_the_whole_way(doubling, tmp_path):
         loaded = octavo.load_model(tmp_path / folder, Model)
         assert type(loaded.first) is kind
         torch.testing.assert_close(loaded(X), simulated(X))
+    plain = unpack(Checkpoint.open(tmp_path / "packed"))
+    assert plain["first.weight"].shape == model.first.weight.shape == (32, 2, 32)
+    torch.testing.assert_close(plain["first.weight"].flatten(1), simulated.first.weight_matrix(), atol=0.1, rtol=0)
     costs = {cost.path: cost for cost in octavo.explain(packed).layers}
     assert costs["first"].kernel == "decode + torch" and costs["first"].format == "mxint8"
     assert {cost.path for cost in octavo.explain(model).layers} == {"first", "second"}
@@ -202,3 +209,19 @@ def test_conv1d_of_transformers_is_a_layer_in_all_forms(tmp_path):
     octavo.save_model(packed, tmp_path / "m")
     for place in (model, lambda: octavo.quantize_model(model(), "mxint4", progress=False), lambda: packed):
         torch.testing.assert_close(octavo.load_model(tmp_path / "m", place())(x), simulated(x))
+
+
+@pytest.mark.parametrize(
+    "shape", [[7, 64], "x", 5, {}, [-8, -64], [True, 512], [512.0], [1] * 60 + [512], [0], [2**70]]
+)
+def test_shapes_in_a_file_are_those_of_its_weight(shape, tmp_path):
+    octavo.save_model(
+        octavo.pack_model(octavo.quantize_model(nn.Sequential(nn.Linear(64, 8)), "mxint8", progress=False)), tmp_path
+    )
+    file = next(tmp_path.glob("*.safetensors"))
+    metadata, tensors = container.metadata(file), container.load(file)
+    structure = json.loads(metadata[STRUCTURE])
+    structure["layers"]["0"]["shape"] = shape
+    container.save(tensors, file, metadata={**metadata, STRUCTURE: json.dumps(structure)})
+    with pytest.raises(octavo.ContainerError, match=r"0\.weight: shape \(8, 64\), but its structure says"):
+        unpack(Checkpoint.open(tmp_path))

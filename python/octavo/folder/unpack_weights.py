@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from octavo._reading import shown
 from octavo.errors import ContainerError
 from octavo.folder.skeleton import build_from_config
 from octavo.folder.structure import read_structure
@@ -20,6 +21,8 @@ from octavo.tensor import PackedTensor
 
 if TYPE_CHECKING:
     from octavo.folder.pack_checkpoint import Progress
+
+_DIMENSIONS = 8  # of a weight
 
 
 def unpack(
@@ -83,7 +86,12 @@ def _layer_of(name: str, layers: Mapping[str, Any]) -> tuple[str | None, str]:
 
 
 def _with_kernel(name: str, weight: Tensor, record: Mapping[str, Any]) -> Tensor:
-    """Return a packed weight ``[N, K]`` with the sizes of its kernel, where its layer is a convolution."""
+    """Return a packed weight ``[N, K]`` with the sizes of its kernel, or in the shape that its record has."""
+    if (shape := record.get("shape")) is not None:
+        fits = isinstance(shape, list) and len(shape) <= _DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
+        if not fits or math.prod(shape) != weight.numel():
+            raise ContainerError(f"{name}: shape {tuple(weight.shape)}, but its structure says {shown(shape)}")
+        return weight.reshape(shape)
     kernel = _kernel(record)
     if kernel is None:
         return weight

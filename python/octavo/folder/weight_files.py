@@ -153,9 +153,11 @@ def check_target(source: Checkpoint, target: Path, weights_name: str, *, force: 
 
 def _refuse_simulated(source: Checkpoint) -> None:
     """Refuse a model whose layers round what goes through them: its tensors alone are another model."""
+    from octavo.nn.registry import simulated_classes  # and torch, which reading a table of contents does without
+
     for path, record in layers_of(source).items():
         kind = record.get("class") if isinstance(record, dict) else None
-        if isinstance(kind, str) and kind.startswith("Quant"):
+        if isinstance(kind, str) and kind in simulated_classes():
             raise ContainerError(
                 f"{source.path}: {shown(path)} is a simulated layer ({shown(kind)}), whose quantizers would be lost; "
                 "octavo.pack_model packs what octavo.load_model reads, octavo.save_model writes it"

@@ -269,6 +269,8 @@ class PackedLayer(FormatLayer):
         """Remember the path for errors, and how code that knew ``layer`` reads the weight."""
         self.what = what
         self._transposed = has_transposed_weight(layer)
+        if not self._transposed:
+            self._weight_shape = _weight_shape(layer)
         if vars(layer).get("bypassed"):  # as the first forward pass found
             self.bypassed = True
 
@@ -291,8 +293,9 @@ class PackedLayer(FormatLayer):
     @classmethod
     def description(cls, layer: nn.Module) -> dict[str, object]:
         """Return what a file says, beside class and formats, of a packed layer or of one that this class packs."""
-        geometry = cls.geometry(layer)
-        return {"geometry": geometry} if geometry else {}
+        geometry, shape = cls.geometry(layer), _weight_shape(layer)
+        told: dict[str, object] = {"geometry": geometry} if geometry else {}
+        return told if len(shape) <= 2 or "kernel_size" in geometry else {**told, "shape": shape}
 
     def cost(self, batch: int) -> tuple[str, int]:
         """Return the kernel that multiplies ``batch`` rows, and the bytes of the weight that it moves."""
@@ -352,6 +355,15 @@ def has_transposed_weight(layer: nn.Module) -> bool:
     """Whether a float or simulated layer, or the one that a packed layer stands for, has its weight as ``[K, N]``."""
     kind = kind_of(layer)
     return bool(getattr(layer, "_transposed", False)) if kind is None else kind.weight_axis == 0
+
+
+def _weight_shape(layer: nn.Module) -> tuple[int, ...]:
+    """Shape of the weight of a float or simulated layer, or of the one that a packed layer stands for."""
+    if isinstance(layer, PackedLayer):
+        return layer._weight_shape
+    weight = layer.weight
+    assert isinstance(weight, Tensor)  # a layer without one is no kind of layer
+    return tuple(weight.shape)
 
 
 def _integer_width(spec: Spec) -> int:
