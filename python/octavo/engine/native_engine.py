@@ -107,6 +107,14 @@ class Engine:
         return self._core.route
 
     @property
+    def prepared_nbytes(self) -> int:
+        """Bytes of the weights that the fused kernels prepared when the model was loaded; 0 on the general route.
+
+        They stand beside the packed weights of the file, which the general route multiplies as they are.
+        """
+        return self._core.prepared_nbytes
+
+    @property
     def device(self) -> str:
         """The device of the model: ``cpu``, or a GPU such as ``cuda:0``."""
         return "cpu"

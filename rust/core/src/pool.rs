@@ -1,5 +1,6 @@
 //! Threads: one rayon pool of our own, rebuilt after `fork`. Work runs in the standard floating-point state.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use rayon::prelude::*;
@@ -78,6 +79,27 @@ fn pool(threads: usize) -> Result<&'static Pool> {
     }
 }
 
+thread_local! {
+    static ALONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Calls `work`, whose products and codecs stay on this thread: the caller has shared out larger pieces.
+pub fn alone<T>(work: impl FnOnce() -> T) -> T {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            ALONE.set(self.0);
+        }
+    }
+    let _before = Before(ALONE.replace(true));
+    work()
+}
+
+/// True for work that is worth several threads.
+fn shared(bytes: usize) -> bool {
+    bytes > SERIAL_BYTES && !ALONE.get()
+}
+
 /// Calls `work` for every index below `count`, on several threads if there are `bytes` enough to be worth it.
 ///
 /// # Errors
@@ -88,7 +110,7 @@ pub(crate) fn for_each(count: usize, bytes: usize, work: impl Fn(usize) + Sync) 
         work(i);
     };
     if count > 1
-        && bytes > SERIAL_BYTES
+        && shared(bytes)
         && let Some(threads) = &pool(num_threads())?.rayon
     {
         threads.install(|| (0..count).into_par_iter().for_each(guarded));
@@ -109,7 +131,7 @@ pub(crate) fn try_for_each(count: usize, bytes: usize, work: impl Fn(usize) -> R
         work(i)
     };
     if count > 1
-        && bytes > SERIAL_BYTES
+        && shared(bytes)
         && let Some(threads) = &pool(num_threads())?.rayon
     {
         threads.install(|| (0..count).into_par_iter().try_for_each(guarded))
@@ -127,7 +149,7 @@ pub(crate) fn for_each_chunk<T: Send>(all: &mut [T], each: usize, work: impl Fn(
         let _state = FloatState::standard();
         work(i, piece);
     };
-    if size_of_val(all) > SERIAL_BYTES
+    if shared(size_of_val(all))
         && let Some(threads) = &pool(num_threads())?.rayon
     {
         threads.install(|| all.par_chunks_mut(each).enumerate().for_each(guarded));
@@ -149,7 +171,7 @@ pub fn map<T: Send>(count: usize, bytes: usize, work: impl Fn(usize) -> T + Sync
     let mut answers = Vec::new();
     answers.try_reserve_exact(count).map_err(|_| Error::OutOfMemory(count.saturating_mul(size_of::<T>())))?;
     if count > 1
-        && bytes > SERIAL_BYTES
+        && shared(bytes)
         && let Some(threads) = &pool(num_threads())?.rayon
     {
         threads.install(|| (0..count).into_par_iter().map(guarded).collect_into_vec(&mut answers));
@@ -169,7 +191,7 @@ pub fn consume<T: Send>(items: Vec<T>, bytes: usize, work: impl Fn(T) + Sync) ->
         work(item);
     };
     if items.len() > 1
-        && bytes > SERIAL_BYTES
+        && shared(bytes)
         && let Some(threads) = &pool(num_threads())?.rayon
     {
         threads.install(|| items.into_par_iter().for_each(guarded));

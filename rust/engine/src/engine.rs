@@ -110,6 +110,12 @@ impl Engine {
         if self.fused.is_some() { Route::Fused } else { Route::General }
     }
 
+    /// Bytes of the weights that the fused route prepared when the model was loaded, beside the file's own that the
+    /// general route multiplies; 0 where there is no fused route.
+    pub fn prepared_nbytes(&self) -> usize {
+        self.fused.as_ref().map_or(0, |fused| fused.nbytes())
+    }
+
     /// The characters that lines may have, in the order of their ids.
     pub(crate) const fn alphabet(&self) -> &Alphabet {
         &self.alphabet
@@ -193,7 +199,8 @@ impl Engine {
 
     fn generally(&self, rows: &[&[u8]], beam: usize) -> Result<Vec<Answer>> {
         let general = self.general.as_ref().ok_or_else(|| setting("precision integer has no general route"))?;
-        self.in_tiles(rows, General::tile(beam), |rows| general.expand(rows, beam))
+        // Threads take tiles; the products of one stay on its thread.
+        self.in_tiles(rows, General::tile(beam), |rows| pool::alone(|| general.expand(rows, beam)))
     }
 
     /// Works on rows in tiles of alike lengths, several at once; the answers are in the order of the rows.

@@ -48,6 +48,9 @@ pub trait Expander: Send + Sync {
     /// Most rows that [`Expander::expand`] takes at once, 1 or more.
     fn tile(&self) -> usize;
 
+    /// Bytes of the weights as they were prepared when the model was loaded.
+    fn nbytes(&self) -> usize;
+
     /// Memory for one call of [`Expander::expand`] at a time, to be used again by later calls.
     fn new_scratch(&self) -> Box<dyn Any + Send>;
 

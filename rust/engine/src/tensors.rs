@@ -27,9 +27,10 @@ pub struct Codes {
     pub scales: Vec<u8>,
 }
 
-/// A packed matrix as it lies in the file.
-pub(crate) struct Held {
-    pub(crate) format: Format,
+/// A packed tensor as it lies in the file.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Held {
+    packing: Packing,
     codes: Vec<u8>,
     scales: Vec<u8>,
     zeros: Vec<u8>,
@@ -37,10 +38,52 @@ pub(crate) struct Held {
 }
 
 impl Held {
+    /// Format of the codes.
+    pub(crate) const fn format(&self) -> Format {
+        self.packing.format
+    }
+
+    /// Bytes of codes, scales, zeros and levels.
+    pub fn nbytes(&self) -> usize {
+        self.codes
+            .len()
+            .saturating_add(self.scales.len())
+            .saturating_add(self.zeros.len())
+            .saturating_add(self.levels.len())
+    }
+
+    fn packed(&self) -> Packed<'_> {
+        let Self { codes, scales, zeros, levels, .. } = self;
+        Packed { codes, scales, zeros, levels }
+    }
+
     /// The matrix for products and gathers.
     pub(crate) fn matrix(&self, rows: usize, columns: usize) -> Matrix<'_> {
-        let Self { format, codes, scales, zeros, levels } = self;
-        Matrix { format: *format, packed: Packed { codes, scales, zeros, levels }, rows, columns }
+        Matrix { format: self.packing.format, packed: self.packed(), rows, columns }
+    }
+
+    /// What `octavo.decode` gives, widened to f32: a tensor of 16-bit floats is rounded to them first.
+    ///
+    /// # Errors
+    /// [`CoreError::Shape`] for parts that do not fit the shape, [`CoreError::OutOfMemory`] where memory is short.
+    pub(crate) fn decode(&self) -> Result<Vec<f32>> {
+        let Packing { format, ref shape, dtype, axis, .. } = self.packing;
+        let axis = isize::try_from(axis).unwrap_or(isize::MAX);
+        let layout = Layout::new(shape, axis, format)?;
+        let count = shape.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
+        let count = count.ok_or_else(|| refuse(format!("shape {shape:?} overflows")))?;
+        let mut values = reserved(count)?;
+        if dtype == DType::F32 {
+            values.resize(count, 0.0);
+            codec::decode(self.packed(), layout, format, ValuesMut::F32(&mut values))?;
+            return Ok(values);
+        }
+        let mut bits = reserved(count)?;
+        bits.resize(count, 0u16);
+        let out = if dtype == DType::F16 { ValuesMut::F16(&mut bits) } else { ValuesMut::BF16(&mut bits) };
+        codec::decode(self.packed(), layout, format, out)?;
+        values.extend(bits.iter().map(|&bits| widen(bits, dtype)));
+        Ok(values)
     }
 }
 
@@ -101,7 +144,10 @@ impl Tensors {
                 };
                 self.plain(name, shape, dtype)?
             }
-            Entry::Packed(packing) => self.decoded(name, packing)?,
+            Entry::Packed(packing) => self.parts(name, packing)?.decode().map_err(|error| match error {
+                Error::Core(CoreError::OutOfMemory(bytes)) => Error::Core(CoreError::OutOfMemory(bytes)),
+                other => self.refuse(name, other),
+            })?,
         };
         match values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
             Some((position, value)) => {
@@ -183,9 +229,19 @@ impl Tensors {
                 format!("shape {shape:?} packed along axis {axis}; accepted are matrices along axis 1"),
             ));
         }
+        self.parts(name, packing).map(Some)
+    }
+
+    /// Whether a tensor is a matrix that is packed along its rows.
+    pub(crate) fn is_packed_matrix(&self, name: &str) -> bool {
+        let entry = self.reader.index().entries().get(name);
+        matches!(entry, Some(Entry::Packed(packing)) if packing.shape.len() == 2 && packing.axis == 1)
+    }
+
+    fn parts(&self, name: &str, packing: &Packing) -> Result<Held> {
         let part = |suffix: &str| self.bytes(&format!("{name}{suffix}"));
         let (codes, scales, zeros, levels) = (part(".codes")?, part(".scales")?, part(".zeros")?, part(".levels")?);
-        Ok(Some(Held { format: packing.format, codes, scales, zeros, levels }))
+        Ok(Held { packing: packing.clone(), codes, scales, zeros, levels })
     }
 
     /// All bytes of a plain tensor of whatever dtype; empty where there is none of this name.
@@ -223,29 +279,6 @@ impl Tensors {
         if values.len() != count {
             return Err(self.refuse(name, format!("{} values; its shape demands {count}", values.len())));
         }
-        Ok(values)
-    }
-
-    /// What `octavo.decode` gives, widened to f32: a tensor of 16-bit floats is rounded to them first.
-    fn decoded(&self, name: &str, packing: &Packing) -> Result<Vec<f32>> {
-        let part = |suffix: &str| self.bytes(&format!("{name}{suffix}"));
-        let (codes, scales, zeros, levels) = (part(".codes")?, part(".scales")?, part(".zeros")?, part(".levels")?);
-        let packed = Packed { codes: &codes, scales: &scales, zeros: &zeros, levels: &levels };
-        let at_name = |error: CoreError| self.refuse(name, error);
-        let axis = isize::try_from(packing.axis).unwrap_or(isize::MAX);
-        let layout = Layout::new(&packing.shape, axis, packing.format).map_err(at_name)?;
-        let count = self.count(name, &packing.shape)?;
-        let mut values = reserved(count)?;
-        if packing.dtype == DType::F32 {
-            values.resize(count, 0.0);
-            codec::decode(packed, layout, packing.format, ValuesMut::F32(&mut values)).map_err(at_name)?;
-            return Ok(values);
-        }
-        let mut bits = reserved(count)?;
-        bits.resize(count, 0u16);
-        let out = if packing.dtype == DType::F16 { ValuesMut::F16(&mut bits) } else { ValuesMut::BF16(&mut bits) };
-        codec::decode(packed, layout, packing.format, out).map_err(at_name)?;
-        values.extend(bits.iter().map(|&bits| widen(bits, packing.dtype)));
         Ok(values)
     }
 

@@ -8,7 +8,7 @@ use octavo_core::text::characters::CharTokenizer;
 use octavo_core::{DType, Format, Layout, Options as Encoding, Packed, PackedMut, ScaleRule, Sizes, Values, codec};
 
 use crate::schema;
-use crate::{Config, Engine, Form, Options, Precision, Route, Weights};
+use crate::{Config, Engine, Form, Options, Precision, Route, Weight, Weights};
 
 const CONFIG: &str = r#"{"octavo":1,"kind":"seq2seq","architecture":"hybrid","vocabulary":9,"embedding":3,"encoder":2,
     "hidden":4,"heads":2,"layers":1,"feedforward":5,"max_source":8,"max_target":8}"#;
@@ -95,11 +95,12 @@ fn every_way_to_store_a_tensor_is_read() {
     tensors.insert("output_norm.bias".to_owned(), Tensor::Plain(Dtype::BF16, vec![4], bytes(bf16, 4)));
     tensors.insert("output.weight".to_owned(), int8(&[9, 4], -7));
     let weights = Weights::load(folder(&tensors).path(), &config()).unwrap();
-    assert_eq!(weights.get("bridge.weight").unwrap().shape, [8, 4]);
+    assert_eq!(weights.get("bridge.weight").unwrap().0, [8, 4]);
+    assert!(matches!(weights.get("output.weight").unwrap().1, Weight::Packed(held) if held.nbytes() == 36 + 9 * 4));
     assert_eq!(weights.values("bridge.weight").unwrap()[31], value(31));
     assert_eq!(weights.values("output.bias").unwrap()[3], half::f16::from_f32(value(3)).to_f32());
     assert_eq!(weights.values("output_norm.bias").unwrap()[3], half::bf16::from_f32(value(3)).to_f32());
-    assert_eq!(weights.values("output.weight").unwrap(), [-3.5; 36]);
+    assert_eq!(*weights.values("output.weight").unwrap(), [-3.5; 36]);
     assert!(weights.get("nonsense").is_err());
 }
 
@@ -119,7 +120,7 @@ fn packed_tensors_are_what_the_codec_decodes() {
     let packed = Tensor::Int8 { format: "int8:channel", shape: vec![9, 4], codes, scales };
     tensors.insert("output.weight".to_owned(), packed);
     let weights = Weights::load(folder(&tensors).path(), &config()).unwrap();
-    assert_eq!(weights.values("output.weight").unwrap(), expected);
+    assert_eq!(*weights.values("output.weight").unwrap(), expected);
 }
 
 #[test]

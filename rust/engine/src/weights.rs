@@ -1,30 +1,32 @@
-//! [`Weights`]: the decoded tensors of `model.safetensors`.
+//! [`Weights`]: the tensors of `model.safetensors`, packed where the file has them packed.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::schema;
-use crate::tensors::Tensors;
+use crate::tensors::{Held, Tensors};
 
 /// Name of the file in a model folder.
 pub(crate) const FILE: &str = "model.safetensors";
 
-/// One tensor, row-major.
+/// One tensor of the shape that the configuration demands. All values are finite.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Weight {
-    /// Its shape, that which the configuration demands.
-    pub shape: Vec<usize>,
-    /// Its values, all finite; as many as the shape says.
-    pub values: Vec<f32>,
+pub enum Weight {
+    /// A matrix that is packed along its rows, as it lies in the file.
+    Packed(Arc<Held>),
+    /// Values, row-major; as many as the shape says.
+    Plain(Arc<[f32]>),
 }
 
-/// All tensors of a model by their PyTorch names, decoded to f32: none missing, none left over, shapes as the
-/// configuration demands.
+/// All tensors of a model by their PyTorch names: none missing, none left over, shapes as the configuration demands.
+/// Matrices that are packed along their rows stay packed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Weights {
-    tensors: BTreeMap<String, Weight>,
+    tensors: BTreeMap<String, (Vec<usize>, Weight)>,
 }
 
 impl Weights {
@@ -39,25 +41,32 @@ impl Weights {
         let file = Tensors::open(&folder.join(FILE))?;
         file.check_names(&demanded)?;
         let read = demanded.into_iter().map(|(name, shape)| {
+            // Packed tensors are decoded once to see that their values are finite, one at a time.
             let values = file.floats(&name)?;
-            Ok((name, Weight { shape, values }))
+            let held = if file.is_packed_matrix(&name) { file.held(&name)? } else { None };
+            let weight = held.map_or_else(|| Weight::Plain(values.into()), |held| Weight::Packed(Arc::new(held)));
+            Ok((name, (shape, weight)))
         });
         Ok(Self { tensors: read.collect::<Result<_>>()? })
     }
 
-    /// The tensor of a name.
+    /// The shape and the tensor of a name.
     ///
     /// # Errors
     /// [`Error::Internal`] for a name that the architecture does not have.
-    pub fn get(&self, name: &str) -> Result<&Weight> {
-        self.tensors.get(name).ok_or_else(|| Error::Internal(format!("{name}: the architecture has no such tensor")))
+    pub fn get(&self, name: &str) -> Result<(&[usize], &Weight)> {
+        let found = self.tensors.get(name).map(|(shape, weight)| (shape.as_slice(), weight));
+        found.ok_or_else(|| Error::Internal(format!("{name}: the architecture has no such tensor")))
     }
 
-    /// The values of a name.
+    /// The values of a name, decoded where they are packed.
     ///
     /// # Errors
-    /// As [`Weights::get`].
-    pub fn values(&self, name: &str) -> Result<&[f32]> {
-        self.get(name).map(|weight| weight.values.as_slice())
+    /// As [`Weights::get`]; [`octavo_core::Error::OutOfMemory`] where memory is short.
+    pub fn values(&self, name: &str) -> Result<Cow<'_, [f32]>> {
+        match self.get(name)?.1 {
+            Weight::Packed(held) => held.decode().map(Cow::Owned),
+            Weight::Plain(values) => Ok(Cow::Borrowed(values)),
+        }
     }
 }

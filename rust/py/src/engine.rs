@@ -66,6 +66,11 @@ impl Engine {
     fn route(&self) -> &'static str {
         self.0.route().name()
     }
+    /// Bytes of the weights that the fused route prepared.
+    #[getter]
+    fn prepared_nbytes(&self) -> usize {
+        self.0.prepared_nbytes()
+    }
     /// The answers to lines, and what is wrong with those that have none: place, counted from 0, and reason. Signals are
     /// heard between blocks.
     fn expand(

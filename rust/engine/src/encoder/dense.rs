@@ -1,11 +1,10 @@
-//! [`Dense`]: a linear layer whose weight stays packed; [`Table`]: an embedding whose rows stay packed.
+//! [`Dense`]: a linear layer whose weight stays packed, with inputs and outputs rounded as the recipe asked.
 
 use octavo_core::linear::{self, Bias};
 use octavo_core::{Format, Layout, Options, Packed, ScaleRule, Values, ValuesMut, codec};
 
 use crate::error::{Error, Result};
-use crate::general::Matrix;
-use crate::tensors::Held;
+use crate::packed::Weight;
 
 /// How a layer rounds what goes in or comes out; with fixed scales, or with those of each input.
 pub(super) struct Rounding {
@@ -29,14 +28,6 @@ impl Rounding {
         let options = Options { rule: self.rule, given: self.given(), ..Options::default() };
         Ok(codec::quantize_in_place(ValuesMut::F32(values), layout, self.format, &options)?)
     }
-}
-
-/// What a layer multiplies with.
-pub(super) enum Weight {
-    /// `[outputs, inputs]`, in the codes of the file.
-    Packed(Held),
-    /// Plain numbers.
-    Plain(Matrix),
 }
 
 /// What a layer adds.
@@ -107,36 +98,6 @@ impl Dense {
             }
             // The bias lies in the matrix.
             Weight::Plain(matrix) => matrix.apply(x, out),
-        }
-        Ok(())
-    }
-}
-
-/// Rows that ids look up.
-pub(super) enum Table {
-    /// Packed rows and their width.
-    Packed(Held, usize, usize),
-    /// Plain rows and their width.
-    Plain(Vec<f32>, usize),
-}
-
-impl Table {
-    /// Adds the rows of `ids` to `out`, `[ids, width]`.
-    pub(super) fn add(&self, ids: &[i64], out: &mut [f32]) -> Result<()> {
-        match self {
-            Self::Packed(held, rows, width) => {
-                let mut found = vec![0.0; ids.len() * width];
-                linear::gather(ids, &held.matrix(*rows, *width), ValuesMut::F32(&mut found))?;
-                out.iter_mut().zip(found).for_each(|(out, found)| *out += found);
-            }
-            Self::Plain(rows, width) => {
-                for (out, &id) in out.chunks_exact_mut(*width).zip(ids) {
-                    let row =
-                        usize::try_from(id).ok().and_then(|id| rows.get(id.checked_mul(*width)?..)?.get(..*width));
-                    let row = row.ok_or_else(|| Error::Internal(format!("id {id} is outside its table")))?;
-                    out.iter_mut().zip(row).for_each(|(out, row)| *out += row);
-                }
-            }
         }
         Ok(())
     }

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use octavo_core::format::{Element, Granularity};
 use octavo_core::{Format, ScaleRule};
 use serde::Deserialize;
 
-use super::dense::{Added, Dense, Rounding, Table, Weight};
+use super::dense::{Added, Dense, Rounding};
 use crate::error::{Result, refuse};
 use crate::file::shown;
-use crate::general::{Matrix, Norm};
+use crate::general::Norm;
+use crate::packed::{Matrix, Table, Weight};
 use crate::tensors::Tensors;
 
 /// Names of the files that may hold the weights; the first that is there is read.
@@ -151,7 +153,7 @@ impl Source {
         }
         let stored = self.stored(&weight);
         Ok(match self.file.held(stored)? {
-            Some(held) => Table::Packed(held, rows, width),
+            Some(held) => Table::Packed(Arc::new(held), rows, width),
             None => Table::Plain(self.file.floats(stored)?, width),
         })
     }
@@ -183,7 +185,7 @@ impl Source {
         let output = role("output_quantizer", |record| &record.output)?;
         let held = self.file.held(self.stored(&weight))?;
         let integer = match (&held, &input) {
-            (Some(held), Some(input)) => multiplies_integers(held.format, input),
+            (Some(held), Some(input)) => multiplies_integers(held.format(), input),
             _ => false,
         };
         self.check_shape(&bias, &[outputs])?;
@@ -195,7 +197,7 @@ impl Source {
             return Err(self.file.refuse(&bias, "int32 beside a layer whose products are not integers"));
         };
         let weight = match held {
-            Some(held) => Weight::Packed(held),
+            Some(held) => Weight::Packed(Arc::new(held)),
             None => {
                 let values = self.file.floats(self.stored(&weight))?;
                 let bias = if let Added::Floats(bias) = &bias { bias.as_slice() } else { &[] };

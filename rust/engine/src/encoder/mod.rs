@@ -15,8 +15,9 @@ use octavo_core::text::wordpiece::WordPiece;
 use crate::error::{Result, refuse};
 use crate::file;
 use crate::general::{Attend, Norm, Visible};
+use crate::packed::Table;
 use config::{Activation, Config};
-use dense::{Dense, Table};
+use dense::Dense;
 use load::Source;
 
 /// Name of the tokenizer's file in a model folder.

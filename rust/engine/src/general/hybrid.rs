@@ -5,17 +5,17 @@ use candle_core::Tensor;
 use super::Model;
 use super::layers::{BidirectionalLstm, Cross, FeedForward, Output, Own, Path, TokenLstm, bridge};
 use super::ops::{Norm, Visible};
-use super::product::Matrix;
-use super::state::{Encoded, Memory, Source, State, ids};
+use super::state::{Encoded, Memory, Source, State};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::packed::Linear;
 use crate::weights::Weights;
 
 /// Bidirectional LSTM encoder; decoder of LSTM cell, self-attention and blocks of cross-attention and feed-forward.
 pub(super) struct Hybrid {
     encoder: BidirectionalLstm,
     memory_norm: Norm,
-    bridge: Matrix,
+    bridge: Linear,
     decoder: TokenLstm,
     own: Own,
     blocks: Vec<(Cross, FeedForward)>,
@@ -30,10 +30,10 @@ impl Hybrid {
             Ok((Cross::new(&path, config.heads)?, FeedForward::new(&path)?))
         };
         Ok(Self {
-            encoder: BidirectionalLstm::new(&root.at("encoder"), &root.tensor("source_embedding.weight")?)?,
+            encoder: BidirectionalLstm::new(&root.at("encoder"), || root.table("source_embedding.weight"))?,
             memory_norm: root.at("memory_norm").norm()?,
             bridge: root.at("bridge").linear()?,
-            decoder: TokenLstm::new(&root.at("decoder"), &root.tensor("target_embedding.weight")?)?,
+            decoder: TokenLstm::new(&root.at("decoder"), root.table("target_embedding.weight")?)?,
             own: Own::new(&root, config.heads)?,
             blocks: (0..config.layers).map(block).collect::<Result<_>>()?,
             output: Output::new(&root)?,
@@ -61,7 +61,7 @@ impl Model for Hybrid {
     fn step(&self, tokens: &[u8], encoded: &Encoded, state: &mut State) -> Result<Tensor> {
         let before = state.recurrent.as_ref();
         let (hidden, cell) = before.ok_or_else(|| Error::Internal("a decoder without a state".to_owned()))?;
-        let after = self.decoder.step(&ids(tokens.iter().copied())?, hidden, cell)?;
+        let after = self.decoder.step(tokens, hidden, cell)?;
         let mut x = after.0.clone();
         state.recurrent = Some(after);
         state.advance();

@@ -1,12 +1,15 @@
 //! Layers that the architectures share, by the names of their weights.
 
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use candle_core::{DType, Device, Tensor};
 
-use super::ops::{Cell, Norm, Visible};
-use super::product::Matrix;
+use super::ops::{Cell, Each, Norm, Sum, Visible};
 use super::state::{Memory, Source, ids, linear};
 use crate::error::{Error, Result};
-use crate::weights::Weights;
+use crate::packed::{Linear, Table};
+use crate::weights::{Weight, Weights};
 
 /// Layer norms add this to the variance, as PyTorch does by default.
 const EPSILON: f32 = 1e-5;
@@ -30,53 +33,64 @@ impl<'a> Path<'a> {
         Self { weights: self.weights, path }
     }
 
-    fn values(&self, name: &str) -> Result<&'a [f32]> {
+    fn values(&self, name: &str) -> Result<Cow<'a, [f32]>> {
         self.weights.values(&self.at(name).path)
     }
 
-    /// A tensor as candle holds it.
-    pub(super) fn tensor(&self, name: &str) -> Result<Tensor> {
-        let weight = self.weights.get(&self.at(name).path)?;
-        Ok(Tensor::from_slice(&weight.values, weight.shape.as_slice(), &Device::Cpu)?)
-    }
-
-    fn matrix(&self, weight: &str, bias: &[f32]) -> Result<Matrix> {
-        let weight = self.weights.get(&self.at(weight).path)?;
-        match weight.shape[..] {
-            [outputs, inputs] => Ok(Matrix::new(inputs, outputs, &weight.values, bias)),
-            _ => Err(Error::Internal(format!("{}: a matrix of shape {:?}", self.path, weight.shape))),
+    /// Rows and columns of a matrix, and its weights.
+    fn matrix(&self, name: &str) -> Result<(usize, usize, &'a Weight)> {
+        match self.weights.get(&self.at(name).path)? {
+            (&[rows, columns], weight) => Ok((rows, columns, weight)),
+            (shape, _) => Err(Error::Internal(format!("{}: a matrix of shape {shape:?}", self.path))),
         }
     }
 
+    /// The rows of a matrix that ids look up.
+    pub(super) fn table(&self, name: &str) -> Result<Table> {
+        let (rows, width, weight) = self.matrix(name)?;
+        Ok(match weight {
+            Weight::Packed(held) => Table::Packed(Arc::clone(held), rows, width),
+            Weight::Plain(values) => Table::Plain(values.to_vec(), width),
+        })
+    }
+
+    fn layer(&self, weight: &str, bias: &[f32]) -> Result<Linear> {
+        let (outputs, inputs, weight) = self.matrix(weight)?;
+        Ok(match weight {
+            Weight::Packed(held) => Linear::packed(Arc::clone(held), inputs, outputs, bias),
+            Weight::Plain(values) => Linear::plain(values, inputs, outputs, bias),
+        })
+    }
+
     /// `weight` and `bias` as a linear layer.
-    pub(super) fn linear(&self) -> Result<Matrix> {
-        self.matrix("weight", self.values("bias")?)
+    pub(super) fn linear(&self) -> Result<Linear> {
+        self.layer("weight", &self.values("bias")?)
     }
 
     /// `weight` alone as a linear layer.
-    pub(super) fn linear_without_bias(&self) -> Result<Matrix> {
-        self.matrix("weight", &[])
+    pub(super) fn linear_without_bias(&self) -> Result<Linear> {
+        self.layer("weight", &[])
     }
 
     /// `weight` and `bias` as a layer norm.
     pub(super) fn norm(&self) -> Result<Norm> {
-        let (weight, bias) = (self.values("weight")?.to_vec(), self.values("bias")?.to_vec());
+        let (weight, bias) = (self.values("weight")?.into_owned(), self.values("bias")?.into_owned());
         Ok(Norm { weight, bias, epsilon: EPSILON })
     }
 
     /// The numbers of `weight`.
     pub(super) fn vector(&self) -> Result<Vec<f32>> {
-        self.values("weight").map(<[f32]>::to_vec)
+        self.values("weight").map(Cow::into_owned)
     }
 }
 
 /// Multi-head attention: four projections.
 pub(super) struct Attention {
     heads: usize,
-    query: Matrix,
-    key: Matrix,
-    value: Matrix,
-    output: Matrix,
+    query: Linear,
+    key: Linear,
+    value: Linear,
+    output: Linear,
 }
 
 impl Attention {
@@ -116,7 +130,7 @@ impl Cross {
 
     pub(super) fn forward(&self, x: &Tensor, memory: &Memory, visible: Visible<'_>) -> Result<Tensor> {
         let normed = x.apply_op1_no_bwd(&self.norm)?;
-        Ok((x + self.attention.forward(&normed, memory, visible)?)?)
+        Ok(x.apply_op2_no_bwd(&self.attention.forward(&normed, memory, visible)?, &Sum)?)
     }
 }
 
@@ -135,15 +149,15 @@ impl Own {
     pub(super) fn forward(&self, x: &Tensor, memory: &mut Memory, visible: Visible<'_>) -> Result<Tensor> {
         let normed = x.apply_op1_no_bwd(&self.norm)?;
         self.attention.remember(&normed, memory)?;
-        Ok((x + self.attention.forward(&normed, memory, visible)?)?)
+        Ok(x.apply_op2_no_bwd(&self.attention.forward(&normed, memory, visible)?, &Sum)?)
     }
 }
 
 /// `x += contract(relu(expand(norm(x))))`.
 pub(super) struct FeedForward {
     norm: Norm,
-    expand: Matrix,
-    contract: Matrix,
+    expand: Linear,
+    contract: Linear,
 }
 
 impl FeedForward {
@@ -153,15 +167,15 @@ impl FeedForward {
     }
 
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let inner = linear(&x.apply_op1_no_bwd(&self.norm)?, &self.expand)?.relu()?;
-        Ok((x + linear(&inner, &self.contract)?)?)
+        let inner = linear(&x.apply_op1_no_bwd(&self.norm)?, &self.expand)?.apply_op1_no_bwd(&Each(|x| x.max(0.0)))?;
+        Ok(x.apply_op2_no_bwd(&linear(&inner, &self.contract)?, &Sum)?)
     }
 }
 
 /// A layer norm and the last linear layer.
 pub(super) struct Output {
     norm: Norm,
-    linear: Matrix,
+    linear: Linear,
 }
 
 impl Output {
@@ -175,22 +189,21 @@ impl Output {
 }
 
 /// Hidden and cell states `[rows, units]` of an LSTM, from the input's share of its gates `[rows, 4 units]`.
-fn cell_step(input: &Tensor, recurrent: &Matrix, hidden: &Tensor, cell: &Tensor) -> Result<(Tensor, Tensor)> {
-    let gates = (input + linear(hidden, recurrent)?)?;
-    let states = gates.apply_op2_no_bwd(cell, &Cell)?;
+fn cell_step(input: &Tensor, recurrent: &Linear, hidden: &Tensor, cell: &Tensor) -> Result<(Tensor, Tensor)> {
+    let states = input.apply_op3_no_bwd(&linear(hidden, recurrent)?, cell, &Cell)?;
     Ok((states.get(0)?, states.get(1)?))
 }
 
 /// One layer of an LSTM.
 pub(super) struct Lstm {
-    input: Matrix,
-    recurrent: Matrix,
+    input: Linear,
+    recurrent: Linear,
 }
 
 impl Lstm {
     pub(super) fn new(path: &Path<'_>) -> Result<Self> {
-        let input = path.matrix("weight_ih_l0", path.values("bias_ih_l0")?)?;
-        Ok(Self { input, recurrent: path.matrix("weight_hh_l0", path.values("bias_hh_l0")?)? })
+        let input = path.layer("weight_ih_l0", &path.values("bias_ih_l0")?)?;
+        Ok(Self { input, recurrent: path.layer("weight_hh_l0", &path.values("bias_hh_l0")?)? })
     }
 
     /// Hidden and cell states `[rows, units]` after one more input.
@@ -199,39 +212,56 @@ impl Lstm {
     }
 }
 
-/// An LSTM whose inputs are tokens: their vectors and the input matrix are folded into one table.
+/// An LSTM whose inputs are tokens.
 pub(super) struct TokenLstm {
-    table: Tensor,
-    recurrent: Matrix,
+    embedding: Table,
+    lstm: Lstm,
 }
 
 impl TokenLstm {
     /// `embedding`: vectors of the tokens, `[vocabulary, inputs]`.
-    pub(super) fn new(path: &Path<'_>, embedding: &Tensor) -> Result<Self> {
-        let Lstm { input, recurrent } = Lstm::new(path)?;
-        Ok(Self { table: linear(embedding, &input)?, recurrent })
+    pub(super) fn new(path: &Path<'_>, embedding: Table) -> Result<Self> {
+        Ok(Self { embedding, lstm: Lstm::new(path)? })
+    }
+
+    /// The share of the gates, `[tokens, 4 units]`, that each token brings in; equal tokens are computed once.
+    fn shares(&self, tokens: &[u8]) -> Result<Tensor> {
+        let mut places = [None; 256];
+        let mut distinct = Vec::new();
+        let of_each = tokens.iter().map(|&token| {
+            *places[usize::from(token)].get_or_insert_with(|| {
+                distinct.push(token);
+                distinct.len() as u32 - 1
+            })
+        });
+        let of_each = Tensor::new(of_each.collect::<Vec<_>>(), &Device::Cpu)?;
+        let shares = linear(&self.embedding.look_up(&ids(&distinct))?, &self.lstm.input)?;
+        Ok(shares.index_select(&of_each, 0)?)
     }
 
     /// Hidden and cell states `[rows, units]` after one more token a row.
-    pub(super) fn step(&self, tokens: &Tensor, hidden: &Tensor, cell: &Tensor) -> Result<(Tensor, Tensor)> {
-        cell_step(&self.table.index_select(tokens, 0)?, &self.recurrent, hidden, cell)
+    pub(super) fn step(&self, tokens: &[u8], hidden: &Tensor, cell: &Tensor) -> Result<(Tensor, Tensor)> {
+        cell_step(&self.shares(tokens)?, &self.lstm.recurrent, hidden, cell)
     }
 
     /// States of all steps, `[steps, units]`: the first step of all rows that have one, then the second, and so on.
     ///
     /// `order`: the rows by descending length, the order within each step. `token(row, step)` is the input.
     fn run(&self, rows: &[&[u8]], order: &[usize], token: impl Fn(&[u8], usize) -> u8) -> Result<Tensor> {
-        let shape = (rows.len(), self.recurrent.inputs());
+        let lengths = || (0..).map(|step| order.partition_point(|&row| rows[row].len() > step)).take_while(|&n| n > 0);
+        let tokens = lengths()
+            .enumerate()
+            .flat_map(|(step, going)| order[..going].iter().map(move |&row| (row, step)).collect::<Vec<_>>());
+        let shares = self.shares(&tokens.map(|(row, step)| token(rows[row], step)).collect::<Vec<_>>())?;
+        let shape = (rows.len(), self.lstm.recurrent.inputs());
         let mut hidden = Tensor::zeros(shape, DType::F32, &Device::Cpu)?;
         let mut cell = hidden.clone();
-        let mut all = Vec::new();
-        for step in 0.. {
-            let going = order.partition_point(|&row| rows[row].len() > step);
-            if going == 0 {
-                break;
-            }
-            let tokens = ids(order[..going].iter().map(|&row| token(rows[row], step)))?;
-            (hidden, cell) = self.step(&tokens, &hidden.narrow(0, 0, going)?, &cell.narrow(0, 0, going)?)?;
+        let (mut all, mut first) = (Vec::new(), 0);
+        for going in lengths() {
+            let input = shares.narrow(0, first, going)?;
+            first += going;
+            let (before, cells) = (hidden.narrow(0, 0, going)?, cell.narrow(0, 0, going)?);
+            (hidden, cell) = cell_step(&input, &self.lstm.recurrent, &before, &cells)?;
             all.push(hidden.clone());
         }
         Ok(Tensor::cat(&all, 0)?)
@@ -245,8 +275,8 @@ pub(super) struct BidirectionalLstm {
 }
 
 impl BidirectionalLstm {
-    pub(super) fn new(path: &Path<'_>, embedding: &Tensor) -> Result<Self> {
-        let lstm = |name: &str| TokenLstm::new(&path.at(name), embedding);
+    pub(super) fn new(path: &Path<'_>, embedding: impl Fn() -> Result<Table>) -> Result<Self> {
+        let lstm = |name: &str| TokenLstm::new(&path.at(name), embedding()?);
         Ok(Self { forwards: lstm("forwards")?, backwards: lstm("backwards")? })
     }
 
@@ -284,11 +314,11 @@ impl BidirectionalLstm {
 }
 
 /// Hidden and cell state of a decoder from the last states of the encoder.
-pub(super) fn bridge(matrix: &Matrix, ends: &Tensor) -> Result<(Tensor, Tensor)> {
+pub(super) fn bridge(matrix: &Linear, ends: &Tensor) -> Result<(Tensor, Tensor)> {
     let both = linear(ends, matrix)?;
     let halves = both.chunk(2, 1)?;
     match &halves[..] {
-        [hidden, cell] => Ok((hidden.contiguous()?.tanh()?, cell.contiguous()?)),
+        [hidden, cell] => Ok((hidden.contiguous()?.apply_op1_no_bwd(&Each(f32::tanh))?, cell.contiguous()?)),
         _ => Err(Error::Internal("the bridge has an odd number of outputs".to_owned())),
     }
 }

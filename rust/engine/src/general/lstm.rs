@@ -5,29 +5,29 @@ use candle_core::Tensor;
 use super::Model;
 use super::layers::{BidirectionalLstm, Lstm, Path, bridge};
 use super::ops::Visible;
-use super::product::Matrix;
 use super::state::{Encoded, Memory, Source, State, ids, linear};
 use crate::error::{Error, Result};
+use crate::packed::{Linear, Table};
 use crate::weights::Weights;
 
 /// Bidirectional LSTM encoder; LSTM decoder with additive attention.
 pub(super) struct Recurrent {
-    target_embedding: Tensor,
+    target_embedding: Table,
     encoder: BidirectionalLstm,
-    bridge: Matrix,
-    attention_query: Matrix,
-    attention_key: Matrix,
+    bridge: Linear,
+    attention_query: Linear,
+    attention_key: Linear,
     attention_score: Vec<f32>,
     decoder: Lstm,
-    output: Matrix,
+    output: Linear,
 }
 
 impl Recurrent {
     pub(super) fn new(weights: &Weights) -> Result<Self> {
         let root = Path::root(weights);
         Ok(Self {
-            target_embedding: root.tensor("target_embedding.weight")?,
-            encoder: BidirectionalLstm::new(&root.at("encoder"), &root.tensor("source_embedding.weight")?)?,
+            target_embedding: root.table("target_embedding.weight")?,
+            encoder: BidirectionalLstm::new(&root.at("encoder"), || root.table("source_embedding.weight"))?,
             bridge: root.at("bridge").linear()?,
             attention_query: root.at("attention_query").linear_without_bias()?,
             attention_key: root.at("attention_key").linear()?,
@@ -57,7 +57,7 @@ impl Model for Recurrent {
         let query = linear(hidden, &self.attention_query)?;
         let visible = Visible::Runs(&state.runs);
         let context = memory.additive(&query, &self.attention_score, self.attention_key.inputs(), visible)?;
-        let token = self.target_embedding.index_select(&ids(tokens.iter().copied())?, 0)?;
+        let token = self.target_embedding.look_up(&ids(tokens))?;
         let (hidden, cell) = self.decoder.step(&Tensor::cat(&[&token, &context], 1)?, hidden, cell)?;
         let logits = linear(&Tensor::cat(&[&hidden, &context], 1)?, &self.output)?;
         state.recurrent = Some((hidden, cell));

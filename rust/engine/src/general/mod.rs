@@ -1,13 +1,15 @@
-//! The general route: every architecture in f32 on candle's tensors, greedy and with a beam.
+//! The general route: every architecture on candle's tensors, greedy and with a beam.
+//!
+//! Attention, norms, embeddings and caches are float32; products read the weights as the file packs them ([`Linear`]).
 //!
 //! Rows stand one after the other without padding, and every operation treats each row by itself, so an answer depends
 //! neither on the other lines of its tile nor on the thread, to the last bit. Parallelism is over tiles.
 
+mod functions;
 mod hybrid;
 mod layers;
 mod lstm;
 mod ops;
-mod product;
 mod search;
 mod state;
 mod transformer;
@@ -17,13 +19,12 @@ use candle_core::Tensor;
 use crate::config::{Architecture, Config};
 use crate::error::Result;
 use crate::weights::Weights;
-pub(crate) use ops::{Attend, Norm, Visible};
-pub(crate) use product::Matrix;
+pub(crate) use ops::{Attend, Norm, Visible, values};
 pub(crate) use search::Answer;
 use state::{Encoded, Source, State};
 
 /// Hypotheses that are computed together.
-const TILE: usize = 64;
+const TILE: usize = 256;
 
 /// What every architecture offers to the search.
 trait Model: Send + Sync {

@@ -2,12 +2,12 @@
 //!
 //! All take contiguous f32 tensors whose rows are the first dimension, and treat every row by itself.
 
-use candle_core::{CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, bail};
+use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, bail};
 
-use super::product::Matrix;
+use super::functions::{Loops, at_level, dot, sigmoid, softmax, sum, tanh};
 
 /// The values of a contiguous f32 tensor.
-pub(super) fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
+pub(crate) fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&storage.as_slice::<f32>()?[start..end]),
         None => bail!("a tensor of shape {:?} is not contiguous", layout.shape()),
@@ -16,23 +16,6 @@ pub(super) fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a
 
 fn width(layout: &Layout) -> usize {
     layout.dims().last().copied().unwrap_or(1)
-}
-
-impl CustomOp1 for Matrix {
-    fn name(&self) -> &'static str {
-        "linear"
-    }
-
-    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let x = values(storage, layout)?;
-        if width(layout) != self.inputs() {
-            bail!("a linear layer of {} inputs got shape {:?}", self.inputs(), layout.shape());
-        }
-        let rows = x.len() / self.inputs();
-        let mut out = vec![0.0; rows * self.outputs()];
-        self.apply(x, &mut out);
-        Ok((CpuStorage::F32(out), (rows, self.outputs()).into()))
-    }
 }
 
 /// A layer norm over the last dimension.
@@ -46,16 +29,31 @@ pub(crate) struct Norm {
 impl Norm {
     /// The rows of `x` with mean 0 and variance 1, times the weight plus the bias.
     pub(crate) fn apply(&self, x: &[f32]) -> Vec<f32> {
-        let mut out = Vec::with_capacity(x.len());
-        for row in x.chunks_exact(self.weight.len()) {
-            let count = row.len() as f32;
-            let mean = row.iter().sum::<f32>() / count;
-            let variance = row.iter().map(|x| (x - mean) * (x - mean)).sum::<f32>() / count;
-            let scale = 1.0 / (variance + self.epsilon).sqrt();
-            let affine = self.weight.iter().zip(&self.bias);
-            out.extend(row.iter().zip(affine).map(|(x, (weight, bias))| (x - mean) * scale * weight + bias));
-        }
+        let mut out = vec![0.0; x.len()];
+        at_level(Normed { norm: self, x, out: &mut out });
         out
+    }
+}
+
+struct Normed<'a> {
+    norm: &'a Norm,
+    x: &'a [f32],
+    out: &'a mut [f32],
+}
+
+impl Loops for Normed<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { norm: Norm { weight, bias, epsilon }, x, out } = self;
+        let count = weight.len() as f32;
+        for (row, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
+            let mean = sum(row, |x| x) / count;
+            let variance = sum(row, |x| (x - mean) * (x - mean)) / count;
+            let scale = 1.0 / (variance + epsilon).sqrt();
+            for (((out, x), weight), bias) in out.iter_mut().zip(row).zip(weight).zip(bias) {
+                *out = (x - mean) * scale * weight + bias;
+            }
+        }
     }
 }
 
@@ -73,39 +71,94 @@ impl CustomOp1 for Norm {
     }
 }
 
-/// The cell of an LSTM: gates `[rows, 4 units]` in PyTorch's order i, f, g, o and cell states `[rows, units]` give
-/// `[2, rows, units]`, hidden states and then cell states.
+/// The cell of an LSTM: two summands of the gates `[rows, 4 units]`, in PyTorch's order i, f, g, o, and cell states
+/// `[rows, units]` give `[2, rows, units]`, hidden states and then cell states.
 pub(super) struct Cell;
 
-impl CustomOp2 for Cell {
+impl CustomOp3 for Cell {
     fn name(&self) -> &'static str {
         "cell"
     }
 
-    fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (gates, cells) = (values(s1, l1)?, values(s2, l2)?);
-        if gates.len() != 4 * cells.len() {
-            bail!("gates of shape {:?} with cells of shape {:?}", l1.shape(), l2.shape());
+    fn cpu_fwd(
+        &self,
+        s1: &CpuStorage,
+        l1: &Layout,
+        s2: &CpuStorage,
+        l2: &Layout,
+        s3: &CpuStorage,
+        l3: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        let (gates, cells) = ([values(s1, l1)?, values(s2, l2)?], values(s3, l3)?);
+        if gates.iter().any(|gates| gates.len() != 4 * cells.len()) {
+            bail!("gates of shapes {:?} and {:?} with cells of shape {:?}", l1.shape(), l2.shape(), l3.shape());
         }
-        let units = width(l2);
+        let units = width(l3);
         let mut out = vec![0.0; 2 * cells.len()];
-        let (hidden, cell) = out.split_at_mut(cells.len());
-        let states = hidden.chunks_exact_mut(units).zip(cell.chunks_exact_mut(units));
-        for ((gates, before), (hidden, cell)) in
-            gates.chunks_exact(4 * units).zip(cells.chunks_exact(units)).zip(states)
-        {
-            for unit in 0..units {
-                let gate = |number: usize| gates[number * units + unit];
-                cell[unit] = sigmoid(gate(1)) * before[unit] + sigmoid(gate(0)) * gate(2).tanh();
-                hidden[unit] = sigmoid(gate(3)) * cell[unit].tanh();
-            }
-        }
+        at_level(States { gates, cells, units, out: &mut out });
         Ok((CpuStorage::F32(out), (2, cells.len() / units, units).into()))
     }
 }
 
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
+struct States<'a> {
+    gates: [&'a [f32]; 2],
+    cells: &'a [f32],
+    units: usize,
+    out: &'a mut [f32],
+}
+
+impl Loops for States<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { gates: [input, state], cells, units, out } = self;
+        let (hidden, cell) = out.split_at_mut(cells.len());
+        let mut gates = vec![0.0; 4 * units];
+        for (row, before) in cells.chunks_exact(units).enumerate() {
+            let summands = input[4 * units * row..].iter().zip(&state[4 * units * row..]);
+            gates.iter_mut().zip(summands).for_each(|(gate, (input, state))| *gate = input + state);
+            let (hidden, cell) = (&mut hidden[units * row..][..units], &mut cell[units * row..][..units]);
+            let (enter, rest) = gates.split_at(units);
+            let (forget, rest) = rest.split_at(units);
+            let (new, leave) = rest.split_at(units);
+            for unit in 0..units {
+                cell[unit] = sigmoid(forget[unit]) * before[unit] + sigmoid(enter[unit]) * tanh(new[unit]);
+            }
+            for unit in 0..units {
+                hidden[unit] = sigmoid(leave[unit]) * tanh(cell[unit]);
+            }
+        }
+    }
+}
+
+/// The sum of two tensors of one shape. candle's own starts threads for large ones.
+pub(super) struct Sum;
+
+impl CustomOp2 for Sum {
+    fn name(&self) -> &'static str {
+        "sum"
+    }
+
+    fn cpu_fwd(&self, s1: &CpuStorage, l1: &Layout, s2: &CpuStorage, l2: &Layout) -> Result<(CpuStorage, Shape)> {
+        if l1.shape() != l2.shape() {
+            bail!("a sum of shapes {:?} and {:?}", l1.shape(), l2.shape());
+        }
+        let sums = values(s1, l1)?.iter().zip(values(s2, l2)?).map(|(a, b)| a + b).collect();
+        Ok((CpuStorage::F32(sums), l1.shape().clone()))
+    }
+}
+
+/// A function of each number.
+pub(super) struct Each(pub(super) fn(f32) -> f32);
+
+impl CustomOp1 for Each {
+    fn name(&self) -> &'static str {
+        "each"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let found = values(storage, layout)?.iter().map(|&x| self.0(x)).collect();
+        Ok((CpuStorage::F32(found), layout.shape().clone()))
+    }
 }
 
 /// Which rows of a memory each row of queries sees, never none.
@@ -145,27 +198,42 @@ pub(crate) struct Attend<'a> {
 impl Attend<'_> {
     /// What each row of queries `[rows, width]` sees: the mean of the values, weighted with the softmax of its scores.
     pub(crate) fn apply(&self, queries: &[f32], width: usize) -> Vec<f32> {
-        let share = width / self.heads;
-        let scale = 1.0 / (share as f32).sqrt();
         let mut out = vec![0.0; queries.len()];
+        at_level(Attended { attend: self, queries, width, out: &mut out });
+        out
+    }
+}
+
+struct Attended<'a> {
+    attend: &'a Attend<'a>,
+    queries: &'a [f32],
+    width: usize,
+    out: &'a mut [f32],
+}
+
+impl Loops for Attended<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { attend: Attend { heads, keys, values, visible }, queries, width, out } = self;
+        let share = width / heads;
+        let scale = 1.0 / (share as f32).sqrt();
         let (mut seen, mut scores) = (Vec::new(), Vec::new());
         for (row, (queries, out)) in queries.chunks_exact(width).zip(out.chunks_exact_mut(width)).enumerate() {
-            self.visible.collect(row, &mut seen);
-            for head in 0..self.heads {
+            visible.collect(row, &mut seen);
+            for head in 0..*heads {
                 let part = head * share..(head + 1) * share;
                 let query = &queries[part.clone()];
                 scores.clear();
-                scores.extend(seen.iter().map(|&at| dot(query, &self.keys[at * width..][part.clone()]) * scale));
+                scores.extend(seen.iter().map(|&at| dot(query, &keys[at * width..][part.clone()]) * scale));
                 softmax(&mut scores);
                 let out = &mut out[part.clone()];
                 for (&at, &share) in seen.iter().zip(&scores) {
-                    for (out, value) in out.iter_mut().zip(&self.values[at * width..][part.clone()]) {
+                    for (out, value) in out.iter_mut().zip(&values[at * width..][part.clone()]) {
                         *out += share * value;
                     }
                 }
             }
         }
-        out
     }
 }
 
@@ -205,45 +273,38 @@ impl CustomOp1 for Additive<'_> {
             bail!("queries of shape {:?} for {rows} rows of width {}", layout.shape(), self.score.len());
         }
         let mut out = vec![0.0; rows * self.deep];
-        let (mut seen, mut scores) = (Vec::new(), Vec::new());
-        for (row, (query, out)) in queries.chunks_exact(width).zip(out.chunks_exact_mut(self.deep)).enumerate() {
-            self.visible.collect(row, &mut seen);
-            scores.clear();
-            scores.extend(seen.iter().map(|&at| {
-                let sums = query.iter().zip(&self.keys[at * width..][..width]).map(|(query, key)| (query + key).tanh());
-                sums.zip(self.score).map(|(sum, score)| sum * score).sum::<f32>()
-            }));
-            softmax(&mut scores);
-            for (&at, &share) in seen.iter().zip(&scores) {
-                for (out, value) in out.iter_mut().zip(&self.values[at * self.deep..][..self.deep]) {
-                    *out += share * value;
-                }
-            }
-        }
+        at_level(Mixed { additive: self, queries, width, out: &mut out });
         Ok((CpuStorage::F32(out), (rows, self.deep).into()))
     }
 }
 
-/// Eight sums side by side, then one: the compiler makes vectors of it, and the order never changes.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let mut sums = [0.0f32; 8];
-    let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<8>(), b.as_chunks::<8>());
-    for (a, b) in a.iter().zip(b) {
-        for (sum, (a, b)) in sums.iter_mut().zip(a.iter().zip(b)) {
-            *sum += a * b;
-        }
-    }
-    a_rest.iter().zip(b_rest).fold(sums.iter().sum(), |sum, (a, b)| sum + a * b)
+struct Mixed<'a> {
+    additive: &'a Additive<'a>,
+    queries: &'a [f32],
+    width: usize,
+    out: &'a mut [f32],
 }
 
-/// Scores to shares that add up to 1.
-fn softmax(scores: &mut [f32]) {
-    let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    for score in scores.iter_mut() {
-        *score = (*score - largest).exp();
-    }
-    let total: f32 = scores.iter().sum();
-    for score in scores {
-        *score /= total;
+impl Loops for Mixed<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { additive: Additive { score, keys, values, deep, visible }, queries, width, out } = self;
+        let (mut seen, mut scores, mut sums) = (Vec::new(), Vec::new(), vec![0.0; width]);
+        for (row, (query, out)) in queries.chunks_exact(width).zip(out.chunks_exact_mut(*deep)).enumerate() {
+            visible.collect(row, &mut seen);
+            scores.clear();
+            for &at in &seen {
+                for ((sum, query), key) in sums.iter_mut().zip(query).zip(&keys[at * width..][..width]) {
+                    *sum = tanh(query + key);
+                }
+                scores.push(dot(&sums, score));
+            }
+            softmax(&mut scores);
+            for (&at, &share) in seen.iter().zip(&scores) {
+                for (out, value) in out.iter_mut().zip(&values[at * deep..][..*deep]) {
+                    *out += share * value;
+                }
+            }
+        }
     }
 }

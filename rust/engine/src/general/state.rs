@@ -3,7 +3,7 @@
 use candle_core::{Device, Result, Tensor};
 
 use super::ops::{Additive, Attend, Visible};
-use super::product::Matrix;
+use crate::packed::Linear;
 
 /// The rows of a tile, one after the other without padding.
 pub(super) struct Source<'a> {
@@ -121,11 +121,11 @@ impl State {
 }
 
 /// Applies a linear layer to rows.
-pub(super) fn linear(x: &Tensor, matrix: &Matrix) -> Result<Tensor> {
-    x.apply_op1_no_bwd(matrix)
+pub(super) fn linear(x: &Tensor, layer: &Linear) -> Result<Tensor> {
+    x.apply_op1_no_bwd(layer)
 }
 
-/// The ids of tokens as candle wants them.
-pub(super) fn ids(tokens: impl Iterator<Item = u8>) -> Result<Tensor> {
-    Tensor::new(tokens.map(u32::from).collect::<Vec<_>>(), &Device::Cpu)
+/// The ids of tokens as tables want them.
+pub(super) fn ids(tokens: &[u8]) -> Vec<i64> {
+    tokens.iter().copied().map(i64::from).collect()
 }

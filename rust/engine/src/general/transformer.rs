@@ -1,21 +1,22 @@
 //! The architecture `transformer`: see `octavo.models.seq2seq.transformer`.
 
-use candle_core::{Device, Tensor};
+use candle_core::Tensor;
 
 use super::Model;
 use super::layers::{Cross, FeedForward, Output, Own, Path};
-use super::ops::{Norm, Visible};
+use super::ops::{Norm, Sum, Visible};
 use super::state::{Encoded, Memory, Source, State, ids};
 use crate::config::Config;
 use crate::error::Result;
+use crate::packed::Table;
 use crate::weights::Weights;
 
 /// Encoder-decoder with norms before the branches and learned positions.
 pub(super) struct Transformer {
-    source_embedding: Tensor,
-    target_embedding: Tensor,
-    source_positions: Tensor,
-    target_positions: Tensor,
+    source_embedding: Table,
+    target_embedding: Table,
+    source_positions: Table,
+    target_positions: Table,
     encoder: Vec<(Own, FeedForward)>,
     memory_norm: Norm,
     decoder: Vec<(Own, Cross, FeedForward)>,
@@ -34,10 +35,10 @@ impl Transformer {
             Ok((Own::new(&path, heads)?, Cross::new(&path, heads)?, FeedForward::new(&path)?))
         };
         Ok(Self {
-            source_embedding: root.tensor("source_embedding.weight")?,
-            target_embedding: root.tensor("target_embedding.weight")?,
-            source_positions: root.tensor("source_positions.weight")?,
-            target_positions: root.tensor("target_positions.weight")?,
+            source_embedding: root.table("source_embedding.weight")?,
+            target_embedding: root.table("target_embedding.weight")?,
+            source_positions: root.table("source_positions.weight")?,
+            target_positions: root.table("target_positions.weight")?,
             encoder: (0..config.layers).map(encoder).collect::<Result<_>>()?,
             memory_norm: root.at("memory_norm").norm()?,
             decoder: (0..config.layers).map(decoder).collect::<Result<_>>()?,
@@ -48,10 +49,10 @@ impl Transformer {
 
 impl Model for Transformer {
     fn encode(&self, source: &Source<'_>) -> Result<Encoded> {
-        let tokens = ids(source.rows.iter().flat_map(|row| row.iter().copied()))?;
-        let places: Vec<u32> = source.rows.iter().flat_map(|row| 0..row.len() as u32).collect();
-        let positions = self.source_positions.index_select(&Tensor::new(places, &Device::Cpu)?, 0)?;
-        let mut x = (self.source_embedding.index_select(&tokens, 0)? + positions)?;
+        let places: Vec<i64> = source.rows.iter().flat_map(|row| 0..row.len() as i64).collect();
+        let positions = self.source_positions.look_up(&places)?;
+        let tokens = self.source_embedding.look_up(&ids(&source.rows.concat()))?;
+        let mut x = tokens.apply_op2_no_bwd(&positions, &Sum)?;
         let runs = source.positions();
         for (own, feedforward) in &self.encoder {
             x = feedforward.forward(&own.forward(&x, &mut Memory::default(), Visible::Runs(&runs))?)?;
@@ -70,8 +71,9 @@ impl Model for Transformer {
     }
 
     fn step(&self, tokens: &[u8], encoded: &Encoded, state: &mut State) -> Result<Tensor> {
-        let position = self.target_positions.get(state.pasts.first().map_or(0, Vec::len))?;
-        let mut x = self.target_embedding.index_select(&ids(tokens.iter().copied())?, 0)?.broadcast_add(&position)?;
+        let place = state.pasts.first().map_or(0, Vec::len) as i64;
+        let positions = self.target_positions.look_up(&vec![place; tokens.len()])?;
+        let mut x = self.target_embedding.look_up(&ids(tokens))?.apply_op2_no_bwd(&positions, &Sum)?;
         state.advance();
         for (((own, cross, feedforward), cache), memory) in
             self.decoder.iter().zip(&mut state.caches).zip(&encoded.memories)

@@ -113,6 +113,10 @@ impl<A: Arithmetic> Expander for Fused<A> {
         TILE
     }
 
+    fn nbytes(&self) -> usize {
+        self.model.nbytes()
+    }
+
     fn new_scratch(&self) -> Box<dyn Any + Send> {
         Box::new(Tile::<A>::new(&self.model, A::TOGETHER))
     }

@@ -142,6 +142,22 @@ impl<W: Weights> Model<W> {
         })
     }
 
+    /// Bytes of the matrices, tables, biases and norms as they were prepared.
+    pub(super) fn nbytes(&self) -> usize {
+        let Self { encoder: [ahead, back], memory, bridge, decoder, self_input, self_output, blocks, output, .. } =
+            self;
+        let recurrent = [ahead, back, decoder].map(|lstm| lstm.gates.nbytes() + size_of_val(lstm.table.as_slice()));
+        let inside = |block: &Block<W>| {
+            let Block { cross_norm, query, output, inner_norm, expand, contract } = block;
+            let linears = [query, output, expand, contract].map(Linear::nbytes);
+            linears.iter().sum::<usize>() + cross_norm.nbytes() + inner_norm.nbytes()
+        };
+        let linears = [memory, bridge, self_input, self_output, output].map(Linear::nbytes);
+        let norms = [&self.memory_norm, &self.self_norm, &self.output_norm].map(Norm::nbytes);
+        let parts = recurrent.iter().chain(&linears).chain(&norms).sum::<usize>();
+        size_of_val(self.lines.as_slice()) + parts + blocks.iter().map(inside).sum::<usize>()
+    }
+
     /// The weights of a layer's panels from `panel`, at most [`PANELS`] of them, and their number.
     #[inline(always)]
     pub(super) fn block(&self, linear: &Linear<W>, panel: usize) -> (&[W::Line], usize) {
@@ -151,6 +167,11 @@ impl<W: Weights> Model<W> {
 }
 
 impl<W: Weights> Linear<W> {
+    /// Bytes besides the matrix.
+    fn nbytes(&self) -> usize {
+        size_of_val(self.bias.as_slice()) + size_of_val(self.scales.as_slice())
+    }
+
     /// Packs layers that read the same input, one below the other.
     fn new(
         layers: &[Layer<W::Code, W::Number>],
@@ -221,6 +242,10 @@ impl<W: Weights> Recurrent<W> {
 }
 
 impl Norm {
+    fn nbytes(&self) -> usize {
+        [&self.gain, &self.bias, &self.mask].map(|lines| size_of_val(lines.as_slice())).iter().sum()
+    }
+
     fn new(source: &impl Source, name: &str, places: &Places) -> Result<Self> {
         let (gain, bias) = source.norm(name)?;
         let padded =

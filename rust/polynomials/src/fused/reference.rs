@@ -1,5 +1,7 @@
 //! The reference of the hybrid model, which tests compare the kernels with: one row at a time, in float64, nothing folded.
 
+use std::borrow::Cow;
+
 use octavo_engine::{Config, Result};
 
 use super::source::{IntegerLayers, Values};
@@ -27,7 +29,7 @@ fn product(weight: &[f32], bias: &[f32], x: &[f64]) -> Vec<f64> {
 
 impl<V: Values> Layers for FloatLayers<'_, V> {
     fn linear(&self, name: &str, x: &[f64]) -> Result<Vec<f64>> {
-        Ok(product(self.1.values(&format!("{name}.weight"))?, self.1.values(&format!("{name}.bias"))?, x))
+        Ok(product(&self.1.values(&format!("{name}.weight"))?, &self.1.values(&format!("{name}.bias"))?, x))
     }
 
     fn gates(&self, name: &str, token: usize, hidden: &[f64]) -> Result<Vec<f64>> {
@@ -35,13 +37,13 @@ impl<V: Values> Layers for FloatLayers<'_, V> {
         let width = self.0.embedding;
         let x: Vec<f64> = self.1.values(embedding)?[token * width..][..width].iter().map(|&x| f64::from(x)).collect();
         let part = |part: &str| self.1.values(&format!("{name}.{part}_l0"));
-        let from_token = product(part("weight_ih")?, part("bias_ih")?, &x);
-        let from_state = product(part("weight_hh")?, part("bias_hh")?, hidden);
+        let from_token = product(&part("weight_ih")?, &part("bias_ih")?, &x);
+        let from_state = product(&part("weight_hh")?, &part("bias_hh")?, hidden);
         Ok(from_token.iter().zip(from_state).map(|(a, b)| a + b).collect())
     }
 
     fn norm(&self, name: &str) -> Result<(Vec<f32>, Vec<f32>)> {
-        let part = |part: &str| self.1.values(&format!("{name}.{part}")).map(<[f32]>::to_vec);
+        let part = |part: &str| self.1.values(&format!("{name}.{part}")).map(Cow::into_owned);
         Ok((part("weight")?, part("bias")?))
     }
 }

@@ -33,11 +33,11 @@ impl<C: Copy + Default, N> Layer<'_, C, N> {
 /// Tensors by name.
 pub(super) trait Values {
     /// The values of a tensor, row-major.
-    fn values(&self, name: &str) -> Result<&[f32]>;
+    fn values(&self, name: &str) -> Result<Cow<'_, [f32]>>;
 }
 
 impl Values for Weights {
-    fn values(&self, name: &str) -> Result<&[f32]> {
+    fn values(&self, name: &str) -> Result<Cow<'_, [f32]>> {
         Weights::values(self, name)
     }
 }
@@ -111,7 +111,7 @@ impl<V: Values> Source for FloatSource<'_, V> {
         let get = |part: &str| self.weights.values(&format!("{name}.{part}_l0"));
         let (input, codes) = (get("weight_ih")?, get("weight_hh")?);
         let bias: Vec<f64> =
-            get("bias_ih")?.iter().zip(get("bias_hh")?).map(|(&a, &b)| f64::from(a) + f64::from(b)).collect();
+            get("bias_ih")?.iter().zip(&*get("bias_hh")?).map(|(&a, &b)| f64::from(a) + f64::from(b)).collect();
         let embedding = if name == "decoder" { "target_embedding.weight" } else { "source_embedding.weight" };
         let width = self.config.embedding;
         let mut table = Vec::new();
@@ -124,7 +124,7 @@ impl<V: Values> Source for FloatSource<'_, V> {
         let layer = Layer {
             name: name.to_owned(),
             columns: codes.len() / bias.len(),
-            codes: codes.into(),
+            codes,
             bias: vec![0.0; bias.len()],
             scales: Vec::new(),
             inverse: 1.0,
@@ -135,7 +135,7 @@ impl<V: Values> Source for FloatSource<'_, V> {
 
     fn norm(&self, name: &str) -> Result<(Vec<f32>, Vec<f32>)> {
         let get = |part: &str| self.weights.values(&format!("{name}.{part}"));
-        Ok((get("weight")?.to_vec(), get("bias")?.to_vec()))
+        Ok((get("weight")?.into_owned(), get("bias")?.into_owned()))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Laws of the fused route.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use octavo_engine::{Architecture, Config, Error, Result, demanded_tensors};
@@ -31,8 +32,8 @@ impl Random {
 struct Floats32(BTreeMap<String, Vec<f32>>);
 
 impl Values for Floats32 {
-    fn values(&self, name: &str) -> Result<&[f32]> {
-        self.0.get(name).map(Vec::as_slice).ok_or_else(|| Error::Internal(name.to_owned()))
+    fn values(&self, name: &str) -> Result<Cow<'_, [f32]>> {
+        self.0.get(name).map(|values| values.as_slice().into()).ok_or_else(|| Error::Internal(name.to_owned()))
     }
 }
 

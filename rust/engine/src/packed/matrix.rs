@@ -1,4 +1,4 @@
-//! Products of matrices whose rows are independent of each other, bit for bit.
+//! [`Matrix`]: products of plain float32 matrices whose rows are independent of each other, bit for bit.
 //!
 //! candle's own product is not used: it reads `/proc/cpuinfo` at every call to choose its threads, hands large products to
 //! a pool that is not ours, and may round a row differently when it stands alone.
@@ -33,16 +33,6 @@ impl Matrix {
         let mut bias = bias.to_vec();
         bias.resize(padded, 0.0);
         Self { inputs, outputs, blocks, bias }
-    }
-
-    /// Columns of the matrix.
-    pub(super) const fn inputs(&self) -> usize {
-        self.inputs
-    }
-
-    /// Rows of the matrix.
-    pub(super) const fn outputs(&self) -> usize {
-        self.outputs
     }
 
     /// Writes `x` times the transposed matrix plus the bias, `[rows, outputs]`, for `x` `[rows, inputs]`.

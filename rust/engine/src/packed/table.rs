@@ -1,0 +1,47 @@
+//! [`Table`]: an embedding whose rows stay packed.
+
+use std::sync::Arc;
+
+use candle_core::{Device, Tensor};
+use octavo_core::{ValuesMut, linear};
+
+use crate::error::{Error, Result};
+use crate::tensors::Held;
+
+/// Rows that ids look up.
+pub(crate) enum Table {
+    /// Packed rows, their number and their width.
+    Packed(Arc<Held>, usize, usize),
+    /// Plain rows and their width.
+    Plain(Vec<f32>, usize),
+}
+
+impl Table {
+    /// Adds the rows of `ids` to `out`, `[ids, width]`.
+    pub(crate) fn add(&self, ids: &[i64], out: &mut [f32]) -> Result<()> {
+        match self {
+            Self::Packed(held, rows, width) => {
+                let mut found = vec![0.0; ids.len() * width];
+                linear::gather(ids, &held.matrix(*rows, *width), ValuesMut::F32(&mut found))?;
+                out.iter_mut().zip(found).for_each(|(out, found)| *out += found);
+            }
+            Self::Plain(rows, width) => {
+                for (out, &id) in out.chunks_exact_mut(*width).zip(ids) {
+                    let row =
+                        usize::try_from(id).ok().and_then(|id| rows.get(id.checked_mul(*width)?..)?.get(..*width));
+                    let row = row.ok_or_else(|| Error::Internal(format!("id {id} is outside its table")))?;
+                    out.iter_mut().zip(row).for_each(|(out, row)| *out += row);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The rows of `ids`, `[ids, width]`.
+    pub(crate) fn look_up(&self, ids: &[i64]) -> Result<Tensor> {
+        let (Self::Packed(_, _, width) | Self::Plain(_, width)) = *self;
+        let mut rows = vec![0.0; ids.len() * width];
+        self.add(ids, &mut rows)?;
+        Ok(Tensor::from_vec(rows, (ids.len(), width), &Device::Cpu)?)
+    }
+}
