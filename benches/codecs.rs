@@ -67,7 +67,7 @@ fn benched_formats() -> Result<Vec<Format>> {
     for text in catalogue() {
         let listed = family(Format::parse(text)?);
         if !formats.iter().any(|&format| family(format) == listed) {
-            return Err(Error::Format(format!("no bench for the family of '{text}'; add one to FORMATS")));
+            return Err(Error::format(format!("no bench for the family of '{text}'; add one to FORMATS")));
         }
     }
     Ok(formats)
@@ -114,7 +114,7 @@ fn bench(criterion: &mut Criterion) -> Result<()> {
     let threads = rayon::ThreadPoolBuilder::new()
         .num_threads(pool::num_threads())
         .build()
-        .map_err(|e| Error::Setting(format!("cannot start threads: {e}")))?;
+        .map_err(|e| Error::setting(format!("cannot start threads: {e}")))?;
     let threads = (pool::num_threads() > 1).then_some(&threads);
     let most = SIZES.iter().map(|&(_, rows)| rows * ROW).max().unwrap_or(0);
     let all = normal(most);

@@ -7,7 +7,8 @@ use octavo_core::{Error, Format};
 fuzz_target!(|text: &str| {
     let format = match Format::parse(text) {
         Ok(format) => format,
-        Err(Error::Format(message)) => {
+        Err(Error::Format(fault)) => {
+            let message = fault.to_string();
             assert!(message.len() < 1000, "{message}");
             return;
         }

@@ -10,7 +10,8 @@ use octavo_polynomials::Factors;
 fn data<T>(answer: Result<T, Error>) -> Option<T> {
     match answer {
         Ok(value) => Some(value),
-        Err(Error::Data(message)) => {
+        Err(Error::Data(fault)) => {
+            let message = fault.to_string();
             assert!(message.len() < 2000, "{message}");
             None
         }

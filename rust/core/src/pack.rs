@@ -1,6 +1,6 @@
 //! Dense packing: codes of W bits as a little-endian bit stream per row, each row from a byte boundary. FORMATS.md section 5.
 
-use crate::error::{Error, Result};
+use crate::error::{Result, ShapeError};
 use crate::format::packed_bytes;
 use crate::simd::Level;
 
@@ -28,13 +28,11 @@ impl_code!(u8, u16, u32);
 
 fn check(rows: usize, k: usize, width: u32, codes: usize, bytes: usize) -> Result<usize> {
     if !(1..=32).contains(&width) {
-        return Err(Error::Shape(format!("{width} bits per code; accepted are 1 to 32")));
+        return Err(ShapeError::CodeWidth { width }.into());
     }
     let row = packed_bytes(k, width)?;
     if rows.checked_mul(k) != Some(codes) || rows.checked_mul(row) != Some(bytes) {
-        return Err(Error::Shape(format!(
-            "{rows} rows of {k} codes of {width} bits are {row} bytes a row; got {codes} codes and {bytes} bytes"
-        )));
+        return Err(ShapeError::PackedRows { rows, columns: k, width, row_bytes: row, codes, bytes }.into());
     }
     Ok(row)
 }
@@ -42,7 +40,7 @@ fn check(rows: usize, k: usize, width: u32, codes: usize, bytes: usize) -> Resul
 /// Packs rows of `k` codes of `width` bits, each row from a byte boundary; higher bits of a code are dropped.
 ///
 /// # Errors
-/// [`Error::Shape`] where a length does not fit or `width` is outside 1..32.
+/// [`crate::Error::Shape`] where a length does not fit or `width` is outside 1..32.
 pub fn pack_rows(codes: &[u32], rows: usize, k: usize, width: u32, out: &mut [u8]) -> Result<()> {
     let row = check(rows, k, width, codes.len(), out.len())?;
     if k == 0 {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SettingError};
 use crate::float_state::FloatState;
 
 /// Work below this many bytes stays on the calling thread.
@@ -29,7 +29,7 @@ static REQUESTED: AtomicUsize = AtomicUsize::new(0);
 /// [`Error::Setting`] above [`MAX_THREADS`].
 pub fn set_num_threads(threads: usize) -> Result<()> {
     if threads > MAX_THREADS {
-        return Err(Error::Setting(format!("{threads} threads; accepted are 0 (default) to {MAX_THREADS}")));
+        return Err(SettingError::Threads { threads, limit: MAX_THREADS }.into());
     }
     REQUESTED.store(threads, Ordering::Relaxed);
     Ok(())
@@ -61,7 +61,7 @@ fn pool(threads: usize) -> Result<&'static Pool> {
                 .num_threads(threads)
                 .thread_name(|i| format!("octavo-{i}"))
                 .build()
-                .map_err(|e| Error::Setting(format!("cannot start {threads} threads: {e}")))?,
+                .map_err(|error| SettingError::ThreadStart { threads, reason: error.to_string() })?,
         ),
     };
     let old = found.map_or(std::ptr::null_mut(), |pool| std::ptr::from_ref(pool).cast_mut());
@@ -209,7 +209,7 @@ pub fn consume<T: Send>(items: Vec<T>, bytes: usize, work: impl Fn(T) + Sync) ->
 /// [`Error::Setting`] above [`MAX_THREADS`], or if threads cannot be started.
 pub fn map_on<T: Send>(threads: usize, count: usize, work: impl Fn(usize) -> T + Sync) -> Result<Vec<T>> {
     if threads > MAX_THREADS {
-        return Err(Error::Setting(format!("{threads} threads; accepted are 0 (default) to {MAX_THREADS}")));
+        return Err(SettingError::Threads { threads, limit: MAX_THREADS }.into());
     }
     let threads = if threads == 0 { num_threads() } else { threads };
     let guarded = |i| {

@@ -23,5 +23,5 @@ impl From<candle_core::Error> for Error {
 
 /// A refusal of the content of a model folder.
 pub fn refuse(message: impl Into<String>) -> Error {
-    Error::Core(octavo_core::Error::Container(message.into()))
+    Error::Core(octavo_core::Error::container(message))
 }

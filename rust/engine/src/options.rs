@@ -81,5 +81,5 @@ pub struct Options {
 
 /// A refusal of an option.
 pub(crate) fn setting(message: impl Into<String>) -> Error {
-    Error::Core(CoreError::Setting(message.into()))
+    Error::Core(CoreError::setting(message))
 }

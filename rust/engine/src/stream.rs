@@ -39,7 +39,7 @@ impl std::str::FromStr for Form {
     type Err = Error;
     fn from_str(text: &str) -> Result<Self> {
         let found = [Self::Text, Self::Pairs, Self::Json].into_iter().find(|form| form.name() == text);
-        let refusal = || CoreError::Setting(format!("unknown format '{text}'; accepted are text, pairs, json"));
+        let refusal = || CoreError::setting(format!("unknown format '{text}'; accepted are text, pairs, json"));
         found.ok_or_else(|| refusal().into())
     }
 }

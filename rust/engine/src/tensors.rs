@@ -7,6 +7,7 @@ use std::fmt::Display;
 use std::path::Path;
 
 use octavo_core::container::{Dtype, Entry, Packing, Reader};
+use octavo_core::error::ContainerError;
 use octavo_core::linear::Matrix;
 use octavo_core::{DType, Error as CoreError, Format, Layout, Packed, ValuesMut, codec};
 
@@ -259,7 +260,10 @@ impl Tensors {
         let mut bytes = reserved(part.bytes)?;
         bytes.resize(part.bytes, 0);
         self.reader.read_into(stored, &mut bytes).map_err(|error| match error {
-            CoreError::Container(text) => refuse(format!("{}: {text}", self.place)),
+            CoreError::Container(fault) => {
+                let fault = ContainerError::At { place: self.place.clone(), fault: Box::new(fault) };
+                Error::Core(fault.into())
+            }
             other => Error::Core(other),
         })?;
         Ok(bytes)

@@ -100,6 +100,6 @@ impl CharTokenizer {
 }
 
 fn elements(rows: usize, width: usize) -> Result<usize> {
-    let too_large = || Error::Shape(format!("{rows} rows of {width} ids overflow the address space"));
+    let too_large = || Error::shape(format!("{rows} rows of {width} ids overflow the address space"));
     rows.checked_mul(width).ok_or_else(too_large)
 }

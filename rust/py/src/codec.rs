@@ -38,7 +38,7 @@ pub(crate) fn dtype(code: u8) -> Result<DType> {
         0 => Ok(DType::F32),
         1 => Ok(DType::F16),
         2 => Ok(DType::BF16),
-        _ => Err(Error::Shape(format!("dtype code {code}"))),
+        _ => Err(Error::shape(format!("dtype code {code}"))),
     }
 }
 
@@ -236,7 +236,7 @@ pub(crate) fn unpack(py: Python<'_>, width: u32, rows: usize, k: usize, packed: 
 }
 
 fn lengths(width: u32, rows: usize, k: usize) -> Result<(usize, usize)> {
-    let too_large = || Error::Shape(format!("{rows} rows of {k} codes of {width} bits overflow the address space"));
+    let too_large = || Error::shape(format!("{rows} rows of {k} codes of {width} bits overflow the address space"));
     let count = rows.checked_mul(k).ok_or_else(too_large)?;
     let bytes = octavo_core::packed_bytes(k, width)?.checked_mul(rows).ok_or_else(too_large)?;
     Ok((count, bytes))

@@ -99,7 +99,7 @@ impl ContainerWriter {
 }
 
 fn finished() -> Error {
-    Error::Container("this writer is finished".to_owned())
+    Error::container("this writer is finished")
 }
 
 /// What an entry is: name, format, scale rule, shape, dtype, axis, bytes; format, rule and axis are None for a plain

@@ -102,7 +102,7 @@ impl Engine {
         run(py, || {
             let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
             let answers = self.0.expand_scored(&lines, beam)?;
-            let refused = |error: LineError| Error::Core(CoreError::Data(error.to_string()));
+            let refused = |error: LineError| Error::Core(CoreError::data(error.to_string()));
             answers.into_iter().map(|answer| answer.map_err(refused)).collect()
         })
     }

@@ -40,7 +40,7 @@ fn bias_memory(bias: Option<BiasAt>, n: usize) -> octavo_core::Result<Memory> {
 }
 
 fn count(m: usize, each: usize) -> octavo_core::Result<usize> {
-    m.checked_mul(each).ok_or_else(|| octavo_core::Error::Shape(format!("{m} rows of {each} values overflow")))
+    m.checked_mul(each).ok_or_else(|| octavo_core::Error::shape(format!("{m} rows of {each} values overflow")))
 }
 
 /// Writes `x W^T + bias` for `m` rows at address x to address out; both are of the same dtype.

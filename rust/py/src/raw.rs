@@ -10,13 +10,13 @@ use octavo_core::{DType, Error, Result, Values, ValuesMut};
 fn check(address: usize, count: usize, align: usize, what: &str) -> Result<()> {
     let bytes = count.checked_mul(align).filter(|&bytes| bytes <= isize::MAX as usize);
     if bytes.is_none_or(|bytes| address.checked_add(bytes).is_none()) {
-        return Err(Error::Shape(format!("{what}: {count} elements of {align} bytes overflow the address space")));
+        return Err(Error::shape(format!("{what}: {count} elements of {align} bytes overflow the address space")));
     }
     if address == 0 && count > 0 {
-        return Err(Error::Shape(format!("{what}: null pointer with {count} elements (a fake or meta tensor?)")));
+        return Err(Error::shape(format!("{what}: null pointer with {count} elements (a fake or meta tensor?)")));
     }
     if !address.is_multiple_of(align) {
-        return Err(Error::Shape(format!("{what}: address is not a multiple of {align} bytes; pass an aligned copy")));
+        return Err(Error::shape(format!("{what}: address is not a multiple of {align} bytes; pass an aligned copy")));
     }
     Ok(())
 }
@@ -58,7 +58,7 @@ pub(crate) fn apart(written: &[Memory], read: &[Memory]) -> Result<()> {
     for (i, to) in written.iter().enumerate() {
         if let Some(other) = written[i + 1..].iter().chain(read).find(|other| to.shares(other)) {
             let text = format!("{} and {} share memory; pass memory of its own to write to", to.what, other.what);
-            return Err(Error::Shape(text));
+            return Err(Error::shape(text));
         }
     }
     Ok(())

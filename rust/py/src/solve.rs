@@ -39,7 +39,7 @@ unsafe fn table<'a>((scales, zeros, tensor): Table, (bytes, points): (usize, usi
 }
 
 fn count(rows: usize, each: usize) -> Result<usize> {
-    rows.checked_mul(each).ok_or_else(|| Error::Shape(format!("{rows} times {each} values overflow the address space")))
+    rows.checked_mul(each).ok_or_else(|| Error::shape(format!("{rows} times {each} values overflow the address space")))
 }
 
 /// Rounds the columns of a block of `rows` rows in order, feeding errors back; all addresses are of contiguous tensors.

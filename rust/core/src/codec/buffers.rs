@@ -1,6 +1,6 @@
 //! Operands of the codecs: typed slices, their float32 view, and the shape seen from one axis.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::format::{Format, Granularity, packed_bytes};
 
 /// Logical dtype of values.
@@ -44,7 +44,7 @@ impl std::str::FromStr for DType {
             "float32" => Ok(Self::F32),
             "float16" => Ok(Self::F16),
             "bfloat16" => Ok(Self::BF16),
-            _ => Err(Error::Format(format!("unknown dtype '{text}'; accepted are float32, float16, bfloat16"))),
+            _ => Err(FormatError::UnknownDtype { name: text.to_owned() }.into()),
         }
     }
 }
@@ -229,27 +229,23 @@ impl Layout {
     pub fn new(shape: &[usize], axis: isize, format: Format) -> Result<Self> {
         if shape.is_empty() {
             if matches!(format.granularity(), Granularity::Block(_) | Granularity::Channel) {
-                return Err(Error::Shape(format!("'{format}' needs at least 1 dimension, got shape ()")));
+                return Err(ShapeError::NoDimension { format }.into());
             }
             if axis != -1 && axis != 0 {
-                return Err(Error::Shape(format!("axis {axis} is outside shape ()")));
+                return Err(ShapeError::Axis { axis, shape: Vec::new() }.into());
             }
             return Ok(Self { outer: 1, k: 1, inner: 1 });
         }
         let rank = shape.len() as isize;
         let index = if axis < 0 { axis + rank } else { axis };
         if !(0..rank).contains(&index) {
-            return Err(Error::Shape(format!(
-                "axis {axis} is outside shape {shape:?}: accepted are {}..{}",
-                -rank,
-                rank - 1
-            )));
+            return Err(ShapeError::Axis { axis, shape: shape.to_vec() }.into());
         }
         let product = |dims: &[usize]| {
             dims.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim)).filter(|&all| all <= isize::MAX as usize / 8)
         };
         let index = index as usize;
-        let overflow = || Error::Shape(format!("shape {shape:?} has too many elements"));
+        let overflow = || ShapeError::TooManyElements { shape: shape.to_vec() };
         let layout = Self {
             outer: product(&shape[..index]).ok_or_else(overflow)?,
             k: shape[index],
@@ -299,7 +295,7 @@ impl Sizes {
     /// # Errors
     /// [`Error::Shape`] where a size overflows.
     pub fn new(format: Format, layout: &Layout) -> Result<Self> {
-        let too_large = || Error::Shape(format!("'{format}': {} elements give too many bytes", layout.len()));
+        let too_large = || ShapeError::TooManyBytes { format, elements: layout.len() };
         let rows = layout.rows();
         let row_bytes = format.row_bytes(layout.k)?;
         let (rows_of_groups, per_row) = match format.granularity() {

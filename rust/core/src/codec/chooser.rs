@@ -1,7 +1,7 @@
 //! The rule by which a format chooses scales, from the format and the option `scale=`; the stored form of a scale.
 //! FORMATS.md section 3.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, FormatError, Result};
 use crate::float::exp2;
 use crate::format::{Element, Format, Granularity, ScaleType};
 
@@ -24,7 +24,7 @@ impl std::str::FromStr for ScaleRule {
             "floor" => Ok(Self::Floor),
             "ceil" => Ok(Self::Ceil),
             "mse" => Ok(Self::Mse),
-            _ => Err(Error::Format(format!("unknown scale rule '{text}'; accepted are floor, ceil, mse"))),
+            _ => Err(FormatError::UnknownScaleRule { name: text.to_owned() }.into()),
         }
     }
 }

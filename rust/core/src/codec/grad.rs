@@ -1,6 +1,6 @@
 //! Gradients of `quantize`: straight-through for values, clipped to the representable range; LSQ for learned scales.
 
-use crate::error::{Error, Result};
+use crate::error::{FormatError, Result};
 use crate::float_state::FloatState;
 use crate::format::{Element, Format, Granularity};
 use crate::pool;
@@ -30,7 +30,7 @@ pub struct Gradients<'a> {
 /// `-ln 2 * s` for F. Source: FORMATS.md section 4; Esser et al., Learned Step Size Quantization (2020), equations 3 to 5.
 ///
 /// # Errors
-/// As for [`super::quantize`]; [`Error::Format`] where a gradient of scales is asked for and the format is neither
+/// As for [`super::quantize`]; [`crate::Error::Format`] where a gradient of scales is asked for and the format is neither
 /// `intW` nor `fixedW`, or no scales are given.
 pub fn quantize_backward(
     grad: Values<'_>,
@@ -51,7 +51,7 @@ pub fn quantize_backward(
         let learnable =
             matches!(format.element(), Element::Int { signed: true, .. } | Element::Fixed { fraction: None, .. });
         if !learnable || options.given.is_none() {
-            return Err(Error::Format(format!("'{format}': only given scales of intW and fixedW can learn")));
+            return Err(FormatError::NotLearnable { format }.into());
         }
         check_len(format, "scale gradient (elements)", scales.len(), sizes.groups)?;
         scales.fill(0.0);

@@ -27,7 +27,7 @@ pub use buffers::{DType, Layout, Sizes, Values, ValuesMut};
 pub use chooser::ScaleRule;
 pub use grad::{Gradients, quantize_backward};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::format::Format;
 use crate::simd::Level;
@@ -53,7 +53,7 @@ impl std::str::FromStr for Nonfinite {
             "error" => Ok(Self::Error),
             "saturate" => Ok(Self::Saturate),
             "nan" => Ok(Self::Nan),
-            _ => Err(Error::Format(format!("unknown nonfinite policy '{text}'; accepted are error, saturate, nan"))),
+            _ => Err(FormatError::UnknownNonfinite { name: text.to_owned() }.into()),
         }
     }
 }
@@ -95,22 +95,21 @@ pub struct Options<'a> {
     pub given: Option<Packed<'a>>,
 }
 
-fn check_len(format: Format, what: &str, got: usize, wanted: usize) -> Result<()> {
-    if got == wanted { Ok(()) } else { Err(Error::Shape(format!("'{format}': {what} holds {got}, expected {wanted}"))) }
+/// Refuses a buffer whose length is not that of the shape and the format.
+pub(crate) fn check_len(format: Format, what: &'static str, got: usize, expected: usize) -> Result<()> {
+    if got == expected { Ok(()) } else { Err(ShapeError::Length { format, what, got, expected }.into()) }
 }
 
 fn check_options(format: Format, sizes: &Sizes, options: &Options<'_>) -> Result<()> {
     if options.rule != ScaleRule::Floor && !format.is_block() {
-        return Err(Error::Format(format!(
-            "'{format}' has no block scale, so scale='ceil' and 'mse' do not apply; they are for mx*, bfp, bm, blog and nvfp4"
-        )));
+        return Err(FormatError::NoBlockScale { format }.into());
     }
     if options.nonfinite == Nonfinite::Nan && !format.has_nan() {
-        return Err(Error::Format(format!("'{format}' cannot store NaN; nonfinite=\"saturate\" maps it to 0")));
+        return Err(FormatError::NoNan { format }.into());
     }
     if let Some(given) = options.given {
         if sizes.scales == 0 && format.scale_type().is_none() {
-            return Err(Error::Format(format!("'{format}' has no scales, but scales were given")));
+            return Err(FormatError::NoScales { format }.into());
         }
         check_len(format, "scales (bytes)", given.scales.len(), sizes.scales)?;
         check_len(format, "zeros (bytes)", given.zeros.len(), sizes.zeros)?;
@@ -171,7 +170,7 @@ pub fn quantize(
     check_len(format, "out (elements)", out.len(), layout.len())?;
     let dst = out.dst();
     if dst.dtype != x.src().dtype {
-        return Err(Error::Shape(format!("out is {}, x is {}", dst.dtype.name(), x.src().dtype.name())));
+        return Err(ShapeError::Dtypes { out: dst.dtype, x: x.src().dtype }.into());
     }
     check_len(format, "x (elements)", x.len(), layout.len())?;
     quantize_raw(x.src(), dst, layout, format, options)

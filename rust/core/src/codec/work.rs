@@ -1,6 +1,6 @@
 //! The description of one codec call: grid and chooser of the format, source and target of scales.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, FormatError, Result};
 use crate::float::exp2;
 use crate::format::{Format, Granularity, ScaleType};
 use crate::simd::Level;
@@ -151,13 +151,9 @@ impl Work {
 
 /// Refuses given scales that are NaN, infinite or negative.
 pub(crate) fn check_given(format: Format, given: &Packed<'_>) -> Result<()> {
-    let wrong = |position: usize, value: f32| {
-        Error::Format(format!(
-            "'{format}': given scale {value} at position {position}; scales must be finite and not negative"
-        ))
-    };
+    let wrong = |position: usize, value: f32| FormatError::GivenScale { format, value, position };
     let check = |position: usize, value: f32| {
-        if value.is_finite() && value >= 0.0 { Ok(()) } else { Err(wrong(position, value)) }
+        if value.is_finite() && value >= 0.0 { Ok(()) } else { Err(Error::from(wrong(position, value))) }
     };
     match format.scale_type() {
         Some(ScaleType::F32) => {
@@ -172,15 +168,12 @@ pub(crate) fn check_given(format: Format, given: &Packed<'_>) -> Result<()> {
         }
         Some(ScaleType::E8M0) => {
             if let Some(i) = given.scales.iter().position(|&code| code == 255) {
-                return Err(Error::Format(format!("'{format}': given scale code 255 (NaN) at position {i}")));
+                return Err(FormatError::GivenScaleNan { format, position: i }.into());
             }
         }
         Some(ScaleType::E4M3) => {
             if let Some(i) = given.scales.iter().position(|&code| code > 126) {
-                return Err(Error::Format(format!(
-                    "'{format}': given scale code {} at position {i} is negative or NaN",
-                    given.scales[i]
-                )));
+                return Err(FormatError::GivenScaleCode { format, code: given.scales[i], position: i }.into());
             }
         }
         Some(ScaleType::I8) | None => {}

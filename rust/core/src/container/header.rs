@@ -11,8 +11,8 @@ use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeMap};
 
 use super::limits::{MAX_DIMENSION, MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_RANK, MAX_TENSORS};
-use super::{refuse, refuse_tensor, shown};
-use crate::error::{Error, Result};
+use super::{refuse_tensor, shown};
+use crate::error::{ContainerError, Error, Result, TensorFault};
 
 /// Bytes of the length before the header.
 pub(super) const LENGTH_BYTES: u64 = 8;
@@ -40,29 +40,27 @@ pub(super) struct Header {
 pub(super) fn header_length(first: [u8; 8], file_bytes: u64) -> Result<u64> {
     let length = u64::from_le_bytes(first);
     if length > MAX_HEADER_BYTES {
-        return Err(refuse(format!("header of {length} bytes; accepted are up to {MAX_HEADER_BYTES}")));
+        return Err(ContainerError::HeaderLimit { bytes: length, limit: MAX_HEADER_BYTES }.into());
     }
     let room = file_bytes.saturating_sub(LENGTH_BYTES);
     if length > room {
-        return Err(refuse(format!(
-            "header of {length} bytes in a file with {room} bytes after its length: truncated"
-        )));
+        return Err(ContainerError::HeaderTruncated { bytes: length, room }.into());
     }
     Ok(length)
 }
 
 /// Parses and checks a header whose tensors must fill `data_bytes` bytes.
 pub(super) fn parse(text: &[u8], data_bytes: u64) -> Result<Header> {
-    let text = std::str::from_utf8(text).map_err(|error| refuse(format!("header is not UTF-8: {error}")))?;
+    let text = std::str::from_utf8(text).map_err(ContainerError::HeaderUtf8)?;
     if !text.starts_with('{') {
-        return Err(refuse("header does not begin with '{'"));
+        return Err(ContainerError::HeaderStart.into());
     }
     let mut current = String::new();
     let mut json = serde_json::Deserializer::from_str(text);
     let raw = RawHeader { current: &mut current }.deserialize(&mut json).and_then(|raw| json.end().map(|()| raw));
     let (metadata, infos) = raw.map_err(|error| match current.as_str() {
-        "" => refuse(format!("header: {error}")),
-        name => refuse_tensor(name, error),
+        "" => ContainerError::Header(error).into(),
+        name => refuse_tensor(name, TensorFault::Header(error)),
     })?;
     let mut tensors = infos.into_iter().map(|(name, info)| check(name, &info)).collect::<Result<Vec<_>>>()?;
     tensors.sort_by(|a, b| (a.begin, a.end, &a.name).cmp(&(b.begin, b.end, &b.name)));
@@ -72,10 +70,9 @@ pub(super) fn parse(text: &[u8], data_bytes: u64) -> Result<Header> {
 
 /// Prints a header, padded with spaces so that the data starts at a multiple of 8 bytes; the length comes first.
 pub(super) fn print(header: &Header) -> Result<Vec<u8>> {
-    let failed = |error: serde_json::Error| refuse(format!("header: {error}"));
-    let mut json = serde_json::to_vec(header).map_err(failed)?;
+    let mut json = serde_json::to_vec(header).map_err(ContainerError::Header)?;
     json.resize(json.len().next_multiple_of(8), b' ');
-    let length = u64::try_from(json.len()).map_err(|error| refuse(error.to_string()))?;
+    let length = json.len() as u64;
     let mut out = length.to_le_bytes().to_vec();
     out.append(&mut json);
     Ok(out)
@@ -91,22 +88,21 @@ pub(super) fn byte_length(dtype: Dtype, shape: &[usize]) -> Option<u64> {
 /// Checks shape, bytes and the offsets' difference of one tensor.
 fn check(name: String, info: &Info) -> Result<Stored> {
     if let Some(dim) = info.shape.iter().find(|&&dim| dim > MAX_DIMENSION) {
-        return Err(refuse_tensor(&name, format!("a dimension of {dim} elements; accepted are up to {MAX_DIMENSION}")));
+        return Err(refuse_tensor(&name, TensorFault::Dimension { elements: *dim, limit: MAX_DIMENSION }));
     }
     let shape = info
         .shape
         .iter()
         .map(|&dim| usize::try_from(dim))
         .collect::<std::result::Result<Vec<_>, _>>()
-        .map_err(|_| refuse_tensor(&name, format!("shape {:?} overflows", info.shape)))?;
+        .map_err(|_| refuse_tensor(&name, TensorFault::Shape { shape: info.shape.clone() }))?;
     let Some(bytes) = byte_length(info.dtype, &shape) else {
-        let what = format!("shape {shape:?} of {} overflows or does not fill whole bytes", info.dtype);
-        return Err(refuse_tensor(&name, what));
+        return Err(refuse_tensor(&name, TensorFault::Bytes { shape, dtype: info.dtype }));
     };
     let (begin, end) = info.data_offsets;
     if end.checked_sub(begin) != Some(bytes) {
-        let what = format!("shape {shape:?} of {} is {bytes} bytes, data_offsets are [{begin}, {end}]", info.dtype);
-        return Err(refuse_tensor(&name, what));
+        let fault = TensorFault::Offsets { shape, dtype: info.dtype, bytes, begin, end };
+        return Err(refuse_tensor(&name, fault));
     }
     Ok(Stored { name, dtype: info.dtype, shape, begin, end })
 }
@@ -116,16 +112,13 @@ fn check_cover(tensors: &[Stored], data_bytes: u64) -> Result<()> {
     let (mut at, mut before) = (0, "the header");
     for tensor in tensors {
         if tensor.begin != at {
-            let kind = if tensor.begin < at { "overlaps" } else { "leaves a gap after" };
-            let what =
-                format!("data_offsets [{}, {}] {kind} {}, which ends at {at}", tensor.begin, tensor.end, shown(before));
-            return Err(refuse_tensor(&tensor.name, what));
+            let fault = TensorFault::NotAdjacent { begin: tensor.begin, end: tensor.end, before: shown(before), at };
+            return Err(refuse_tensor(&tensor.name, fault));
         }
         (at, before) = (tensor.end, tensor.name.as_str());
     }
     if at != data_bytes {
-        let kind = if at > data_bytes { ": truncated" } else { "" };
-        return Err(refuse(format!("tensors take {at} bytes, the file has {data_bytes} bytes of data{kind}")));
+        return Err(ContainerError::DataBytes { tensors: at, data: data_bytes }.into());
     }
     Ok(())
 }

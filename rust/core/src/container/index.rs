@@ -8,8 +8,8 @@ use safetensors::Dtype;
 
 use super::header::{self, Header, LENGTH_BYTES, METADATA, Stored};
 use super::packing::{Packing, SUFFIXES};
-use super::{VERSION, refuse, refuse_tensor, shown};
-use crate::error::Result;
+use super::{VERSION, refuse_tensor, shown};
+use crate::error::{ContainerError, Result, TensorFault};
 
 const RESERVED: &str = "octavo.";
 const VERSION_KEY: &str = "octavo.version";
@@ -72,7 +72,7 @@ impl Index {
             } else if !key.starts_with(RESERVED) {
                 user.insert(key, value);
             } else if key != VERSION_KEY {
-                return Err(refuse(format!("unknown metadata key '{}'", shown(&key))));
+                return Err(ContainerError::UnknownKey { key: shown(&key) }.into());
             }
         }
         for (stored, part) in &parts {
@@ -82,7 +82,7 @@ impl Index {
                 continue;
             }
             if entries.contains_key(stored) {
-                return Err(refuse_tensor(stored, "is stored both packed and plain"));
+                return Err(refuse_tensor(stored, TensorFault::PackedAndPlain));
             }
             entries.insert(stored.clone(), Entry::Plain { dtype: part.dtype, shape: part.shape.clone() });
         }
@@ -145,7 +145,8 @@ impl Index {
 
 fn part(tensor: Stored, start: u64) -> Result<(String, Part)> {
     let Stored { name, dtype, shape, begin, end } = tensor;
-    let bytes = usize::try_from(end.saturating_sub(begin)).map_err(|error| refuse_tensor(&name, error))?;
+    let bytes = usize::try_from(end.saturating_sub(begin))
+        .map_err(|error| refuse_tensor(&name, TensorFault::Address(error)))?;
     Ok((name, Part { dtype, shape, offset: start.saturating_add(begin), bytes }))
 }
 
@@ -154,13 +155,13 @@ fn check_version(metadata: &BTreeMap<String, String>) -> Result<bool> {
     match metadata.get(VERSION_KEY) {
         Some(version) if version == VERSION => Ok(true),
         Some(version) => {
-            let what = format!("{VERSION_KEY} is '{}'; this version of octavo reads '{VERSION}'", shown(version));
             let newer =
                 version.parse::<u32>().is_ok_and(|number| VERSION.parse::<u32>().is_ok_and(|ours| number > ours));
-            Err(refuse(if newer { format!("{what}; a newer octavo reads this file") } else { what }))
+            let found = shown(version);
+            Err(ContainerError::Version { key: VERSION_KEY, found, accepted: VERSION, newer }.into())
         }
         None => match metadata.keys().find(|key| key.starts_with(RESERVED)) {
-            Some(key) => Err(refuse(format!("metadata key '{}' without {VERSION_KEY}", shown(key)))),
+            Some(key) => Err(ContainerError::NoVersion { key: shown(key), version_key: VERSION_KEY }.into()),
             None => Ok(false),
         },
     }
@@ -172,20 +173,24 @@ fn check_parts(name: &str, packing: &Packing, parts: &BTreeMap<String, Part>) ->
     for demand in &demands {
         let suffix = demand.suffix.trim_start_matches('.');
         let Some(part) = parts.get(&format!("{name}{}", demand.suffix)) else {
-            return Err(refuse_tensor(name, format!("'{}' has {suffix}, the file has none", packing.format)));
+            return Err(refuse_tensor(name, TensorFault::PartMissing { format: packing.format, part: suffix }));
         };
         if part.dtype != demand.dtype || part.shape != demand.shape {
-            let what = format!(
-                "'{}' of shape {:?} along axis {} has {suffix} {} {:?}, the file has {} {:?}",
-                packing.format, packing.shape, packing.axis, demand.dtype, demand.shape, part.dtype, part.shape
-            );
-            return Err(refuse_tensor(name, what));
+            let fault = TensorFault::Part {
+                format: packing.format,
+                shape: packing.shape.clone(),
+                axis: packing.axis,
+                part: suffix,
+                expected: (demand.dtype, demand.shape.clone()),
+                found: (part.dtype, part.shape.clone()),
+            };
+            return Err(refuse_tensor(name, fault));
         }
     }
     for suffix in SUFFIXES.iter().filter(|suffix| demands.iter().all(|demand| demand.suffix != **suffix)) {
         if parts.contains_key(&format!("{name}{suffix}")) {
             let kind = suffix.trim_start_matches('.');
-            return Err(refuse_tensor(name, format!("'{}' has no {kind}, the file has {kind}", packing.format)));
+            return Err(refuse_tensor(name, TensorFault::PartUnexpected { format: packing.format, part: kind }));
         }
     }
     Ok(())
@@ -197,7 +202,7 @@ fn layout(
     metadata: &BTreeMap<String, String>,
 ) -> Result<(Vec<Stored>, BTreeMap<String, String>)> {
     if let Some(key) = metadata.keys().find(|key| key.starts_with(RESERVED)) {
-        return Err(refuse(format!("metadata key '{}': keys that begin with '{RESERVED}' are reserved", shown(key))));
+        return Err(ContainerError::ReservedKey { key: shown(key), prefix: RESERVED }.into());
     }
     let mut all = metadata.clone();
     all.insert(VERSION_KEY.to_owned(), VERSION.to_owned());
@@ -207,7 +212,7 @@ fn layout(
             Entry::Plain { dtype, shape } => vec![(name.clone(), *dtype, shape.clone())],
             Entry::Packed(packing) => {
                 if all.insert(format!("{TENSOR_KEY}{name}"), packing.print(name)?).is_some() {
-                    return Err(refuse_tensor(name, "is given twice"));
+                    return Err(refuse_tensor(name, TensorFault::Twice));
                 }
                 let demands = packing.demands(name)?.into_iter();
                 demands.map(|part| (format!("{name}{}", part.suffix), part.dtype, part.shape)).collect()
@@ -215,16 +220,14 @@ fn layout(
         };
         for (stored, dtype, shape) in parts {
             if stored == METADATA {
-                return Err(refuse_tensor(name, "is a name that safetensors reserves"));
+                return Err(refuse_tensor(name, TensorFault::ReservedName));
             }
             let Some(bytes) = header::byte_length(dtype, &shape) else {
-                let what = format!("shape {shape:?} of {dtype} overflows or does not fill whole bytes");
-                return Err(refuse_tensor(name, what));
+                return Err(refuse_tensor(name, TensorFault::Bytes { shape, dtype }));
             };
             let tensor = Stored { name: stored.clone(), dtype, shape, begin: 0, end: bytes };
             if tensors.insert(stored.clone(), tensor).is_some() {
-                let what = format!("clashes with another tensor, both are stored as '{}'", shown(&stored));
-                return Err(refuse_tensor(name, what));
+                return Err(refuse_tensor(name, TensorFault::Clash { stored: shown(&stored) }));
             }
         }
     }
@@ -234,7 +237,7 @@ fn layout(
     for tensor in &mut tensors {
         let bytes = tensor.end;
         tensor.begin = at;
-        at = at.checked_add(bytes).ok_or_else(|| refuse_tensor(&tensor.name, "the file would exceed 2^64 bytes"))?;
+        at = at.checked_add(bytes).ok_or_else(|| refuse_tensor(&tensor.name, TensorFault::FileTooLong))?;
         tensor.end = at;
     }
     Ok((tensors, all))

@@ -26,7 +26,7 @@ use serde::Deserialize;
 use serde::de::IntoDeserializer;
 use serde::de::value::StrDeserializer;
 
-use crate::error::{Error, Result};
+use crate::error::{ContainerError, Error, Result, TensorFault};
 
 /// Version of the layout, the value of the key `octavo.version`. Readers refuse files of another version.
 pub const VERSION: &str = "1";
@@ -37,7 +37,7 @@ pub const VERSION: &str = "1";
 /// [`Error::Container`] listing the names that are known.
 pub fn parse_dtype(name: &str) -> Result<Dtype> {
     let text: StrDeserializer<'_, serde::de::value::Error> = name.into_deserializer();
-    Dtype::deserialize(text).map_err(|error| refuse(error.to_string()))
+    Dtype::deserialize(text).map_err(|error| ContainerError::UnknownDtype(error.to_string()).into())
 }
 
 /// A text from a file as messages show it: escaped, and cut where it is long.
@@ -49,11 +49,7 @@ fn shown(text: &str) -> String {
     out
 }
 
-fn refuse(message: impl Into<String>) -> Error {
-    Error::Container(message.into())
-}
-
-/// A refusal that begins with the tensor's name.
-fn refuse_tensor(name: &str, message: impl std::fmt::Display) -> Error {
-    Error::Container(format!("{}: {message}", shown(name)))
+/// A refusal of one tensor.
+fn refuse_tensor(name: &str, fault: TensorFault) -> Error {
+    ContainerError::Tensor { name: shown(name), fault }.into()
 }

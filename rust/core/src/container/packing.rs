@@ -9,7 +9,7 @@ use super::header::Shape;
 use super::limits::{MAX_DIMENSION, MAX_PACKING_BYTES, MAX_RANK};
 use super::{refuse_tensor, shown};
 use crate::codec::{DType, Layout, ScaleRule, Sizes};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, TensorFault};
 use crate::format::{Element, Format, Granularity, Minifloat, ScaleType};
 
 /// Suffixes of the parts of a packed tensor, in the order of [`crate::Packed`]'s fields.
@@ -59,18 +59,21 @@ impl Packing {
     pub(super) fn parse(name: &str, json: &str) -> Result<Self> {
         // The derived reader takes an array for an object, in the order of the fields.
         if json.len() > MAX_PACKING_BYTES || !json.starts_with('{') {
-            let what = format!("description '{}' is not an object of up to {MAX_PACKING_BYTES} bytes", shown(json));
-            return Err(refuse_tensor(name, what));
+            let fault = TensorFault::DescriptionText { text: shown(json), limit: MAX_PACKING_BYTES };
+            return Err(refuse_tensor(name, fault));
         }
-        let wrong = |what: String| refuse_tensor(name, what);
-        let text: Text = serde_json::from_str(json).map_err(|error| wrong(format!("description: {error}")))?;
+        let wrong = |fault: TensorFault| refuse_tensor(name, fault);
+        let refused = |error: Error| wrong(Box::new(error).into());
+        let text: Text = serde_json::from_str(json).map_err(|error| wrong(TensorFault::Description(error)))?;
         let dims = text.shape.iter().map(|&dim| usize::try_from(dim).ok().filter(|_| dim <= MAX_DIMENSION));
         let shape = dims.collect::<Option<Vec<_>>>();
         Ok(Self {
-            format: Format::parse(&text.format).map_err(|error| wrong(error.to_string()))?,
-            scale: text.scale.parse().map_err(|error: Error| wrong(error.to_string()))?,
-            shape: shape.ok_or_else(|| wrong(format!("shape {:?}; accepted are up to {MAX_DIMENSION}", text.shape)))?,
-            dtype: text.dtype.parse().map_err(|error: Error| wrong(error.to_string()))?,
+            format: Format::parse(&text.format).map_err(refused)?,
+            scale: text.scale.parse().map_err(refused)?,
+            shape: shape.ok_or_else(|| {
+                wrong(TensorFault::DescriptionShape { shape: text.shape.clone(), limit: MAX_DIMENSION })
+            })?,
+            dtype: text.dtype.parse().map_err(refused)?,
             axis: text.axis,
         })
     }
@@ -93,15 +96,15 @@ impl Packing {
             dtype: self.dtype.name().to_owned(),
             axis: self.axis,
         };
-        serde_json::to_string(&text).map_err(|error| refuse_tensor(name, error))
+        serde_json::to_string(&text).map_err(|error| refuse_tensor(name, TensorFault::Header(error)))
     }
 
     /// The parts that this packing demands, codes first. Shapes are those of `PackedTensor`'s parts, except that codes
     /// under a dtype of their own have the logical shape, the axis moved last.
     pub(super) fn demands(&self, name: &str) -> Result<Vec<Demand>> {
-        let wrong = |error: Error| refuse_tensor(name, error);
+        let wrong = |error: Error| refuse_tensor(name, Box::new(error).into());
         if self.shape.len() > MAX_RANK {
-            return Err(refuse_tensor(name, format!("more than {MAX_RANK} dimensions")));
+            return Err(refuse_tensor(name, TensorFault::Rank { limit: MAX_RANK }));
         }
         let axis = isize::try_from(self.axis).unwrap_or(isize::MAX);
         let layout = Layout::new(&self.shape, axis, self.format).map_err(wrong)?;

@@ -12,8 +12,8 @@ use memmap2::{MmapMut, MmapOptions};
 
 use super::header::{self, LENGTH_BYTES};
 use super::index::{Index, Part};
-use super::{refuse, refuse_tensor, shown};
-use crate::error::{Error, Result};
+use super::{refuse_tensor, shown};
+use crate::error::{ContainerError, Error, Result, ShapeError, TensorFault};
 use crate::pool;
 
 /// Bytes of a file that one thread reads at a time.
@@ -59,7 +59,7 @@ impl Reader {
             return Err(io(io::ErrorKind::IsADirectory.into()));
         }
         if !about.is_file() {
-            return Err(refuse(format!("{place}: is not a regular file")));
+            return Err(ContainerError::NotAFile { place }.into());
         }
         let file = File::open(path).map_err(io)?;
         let bytes = file.metadata().map_err(io)?.len();
@@ -86,7 +86,9 @@ impl Reader {
 
     fn new(source: Source, bytes: u64, place: String) -> Result<Self> {
         let at_place = |error: Error| match error {
-            Error::Container(text) if !place.is_empty() => Error::Container(format!("{place}: {text}")),
+            Error::Container(fault) if !place.is_empty() => {
+                ContainerError::At { place: place.clone(), fault: Box::new(fault) }.into()
+            }
             Error::Io { context, source } if context.is_empty() => Error::Io { context: place.clone(), source },
             other => other,
         };
@@ -107,8 +109,8 @@ impl Reader {
     pub fn read_into(&self, stored: &str, out: &mut [u8]) -> Result<()> {
         let part = self.part(stored)?;
         if out.len() != part.bytes {
-            let what = format!("{}: {} bytes to read into, the file has {}", shown(stored), out.len(), part.bytes);
-            return Err(Error::Shape(what));
+            let (name, got) = (shown(stored), out.len());
+            return Err(ShapeError::ReadLength { name, got, stored: part.bytes }.into());
         }
         self.read_range(stored, 0, out)
     }
@@ -120,12 +122,12 @@ impl Reader {
     pub fn read_range(&self, stored: &str, start: usize, out: &mut [u8]) -> Result<()> {
         let part = self.part(stored)?;
         if start.checked_add(out.len()).is_none_or(|end| end > part.bytes) {
-            let what = format!("{}: {} bytes from {start} on are outside {}", shown(stored), out.len(), part.bytes);
-            return Err(Error::Shape(what));
+            let (name, bytes) = (shown(stored), out.len());
+            return Err(ShapeError::ReadRange { name, bytes, start, stored: part.bytes }.into());
         }
         let offset = part.offset.saturating_add(start as u64);
         self.source.read_exact_at(offset, out).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => refuse_tensor(stored, "the file has become shorter while it was read"),
+            io::ErrorKind::UnexpectedEof => refuse_tensor(stored, TensorFault::Shortened),
             _ => Error::Io { context: self.place.clone(), source: error },
         })
     }
@@ -142,7 +144,7 @@ impl Reader {
     }
 
     fn part(&self, stored: &str) -> Result<&Part> {
-        self.index.part(stored).ok_or_else(|| refuse_tensor(stored, "no tensor of this name in the file"))
+        self.index.part(stored).ok_or_else(|| refuse_tensor(stored, TensorFault::Missing))
     }
 }
 
@@ -188,10 +190,10 @@ fn read_file(file: &File, offset: u64, out: &mut [u8]) -> io::Result<()> {
 /// Reads and checks the header of a source of `bytes` bytes.
 fn read_index(source: &Source, bytes: u64) -> Result<Index> {
     if bytes < LENGTH_BYTES {
-        return Err(refuse(format!("{bytes} bytes; a safetensors file has at least {LENGTH_BYTES}")));
+        return Err(ContainerError::TooShort { bytes, least: LENGTH_BYTES }.into());
     }
     let io = |error: io::Error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => refuse("the file has become shorter while it was read"),
+        io::ErrorKind::UnexpectedEof => ContainerError::Shortened.into(),
         _ => Error::Io { context: String::new(), source: error },
     };
     let mut first = [0; 8];

@@ -13,7 +13,7 @@ use super::index::{Entry, Index};
 use super::packing::SUFFIXES;
 use super::{refuse_tensor, shown};
 use crate::codec::Packed;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ShapeError, TensorFault};
 
 /// Where the bytes go.
 enum Sink {
@@ -112,7 +112,7 @@ impl Writer {
     pub fn put_plain(&mut self, name: &str, data: &[u8]) -> Result<()> {
         match self.index.entries().get(name) {
             Some(Entry::Plain { .. }) => self.put(name, &[("", data)]),
-            _ => Err(refuse_tensor(name, "was not announced as a plain tensor")),
+            _ => Err(refuse_tensor(name, TensorFault::NotAnnounced { kind: "plain" })),
         }
     }
 
@@ -125,7 +125,7 @@ impl Writer {
         let parts: Vec<_> = SUFFIXES.into_iter().zip(data).collect();
         match self.index.entries().get(name) {
             Some(Entry::Packed(_)) => self.put(name, &parts),
-            _ => Err(refuse_tensor(name, "was not announced as a packed tensor")),
+            _ => Err(refuse_tensor(name, TensorFault::NotAnnounced { kind: "packed" })),
         }
     }
 
@@ -134,12 +134,12 @@ impl Writer {
         for (suffix, data) in parts {
             let wanted = self.index.part(&stored(suffix)).map_or(0, |part| part.bytes);
             if data.len() != wanted {
-                let what = format!("{}: {} bytes given, {wanted} expected", shown(&stored(suffix)), data.len());
-                return Err(Error::Shape(what));
+                let name = shown(&stored(suffix));
+                return Err(ShapeError::WriteLength { name, got: data.len(), expected: wanted }.into());
             }
         }
         if !self.waiting.remove(name) {
-            return Err(refuse_tensor(name, "is given twice"));
+            return Err(refuse_tensor(name, TensorFault::Twice));
         }
         for (suffix, data) in parts {
             if let Some(part) = self.index.part(&stored(suffix)) {
@@ -157,7 +157,7 @@ impl Writer {
     /// fails, or the path has come into being and `overwrite` is false.
     pub fn finish(self) -> Result<Option<Vec<u8>>> {
         if let Some(name) = self.waiting.first() {
-            return Err(refuse_tensor(name, "was announced and never given"));
+            return Err(refuse_tensor(name, TensorFault::NeverGiven));
         }
         let (temporary, path, overwrite) = match self.sink {
             Sink::Memory(bytes) => return Ok(Some(bytes)),

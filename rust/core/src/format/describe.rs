@@ -3,7 +3,7 @@
 use super::{Element, Format, Granularity};
 use crate::codec::grid::{Grid, GroupScale, Integers, decode_element, range};
 use crate::codec::{Layout, Sizes};
-use crate::error::{Error, Result};
+use crate::error::{FormatError, Result};
 
 /// A code and the number it stands for at scale 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -83,9 +83,7 @@ impl Format {
     pub fn values(self) -> Result<Vec<ElementValue>> {
         let width = self.width();
         if width > 16 {
-            return Err(Error::Format(format!(
-                "'{self}' has 2^{width} codes; values() lists formats of up to 16 bits"
-            )));
+            return Err(FormatError::TooManyValues { format: self, width }.into());
         }
         let grid = Grid::of(self);
         let step = match self.element() {

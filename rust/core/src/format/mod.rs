@@ -6,7 +6,7 @@ mod parse;
 pub use describe::ElementValue;
 pub use parse::catalogue;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, ShapeError};
 
 /// Largest magnitude of a bias or of a number of fraction bits.
 pub const MAX_OFFSET: i32 = 511;
@@ -305,7 +305,7 @@ pub fn packed_bytes(count: usize, width: u32) -> Result<usize> {
     count
         .checked_mul(width as usize)
         .map(|bits| bits.div_ceil(8))
-        .ok_or_else(|| Error::Shape(format!("{count} codes of {width} bits overflow the address space")))
+        .ok_or_else(|| ShapeError::TooManyCodes { count, width }.into())
 }
 
 impl std::str::FromStr for Format {

@@ -6,7 +6,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use super::{Element, Format, Granularity, MAX_BLOCK, MAX_OFFSET, Minifloat, Specials, default_bias};
-use crate::error::{Error, Result};
+use crate::error::{Error, FormatError, Result, TextFault};
 
 /// Longest text looked at; the longest valid one is shorter than this.
 const MAX_TEXT: usize = 64;
@@ -89,15 +89,12 @@ fn unknown(text: &str) -> Error {
     let shown: String = text.chars().take(MAX_TEXT).collect();
     let lower = shown.to_lowercase();
     let nearest = catalogue().iter().min_by_key(|candidate| (edit_distance(&lower, candidate), candidate.len()));
-    let hint = match nearest {
-        Some(name) if edit_distance(&lower, name) <= 3 => format!("; did you mean '{name}'?"),
-        _ => "; `octavo formats` lists the families".to_owned(),
-    };
-    Error::Format(format!("unknown format '{shown}'{hint}"))
+    let nearest = nearest.copied().filter(|name| edit_distance(&lower, name) <= 3);
+    FormatError::Unknown { text: shown, nearest }.into()
 }
 
-fn wrong(text: &str, what: impl fmt::Display) -> Error {
-    Error::Format(format!("format '{text}': {what}"))
+fn wrong(text: &str, fault: TextFault) -> Error {
+    FormatError::Text { text: text.to_owned(), fault }.into()
 }
 
 /// Levenshtein distance, one row at a time.
@@ -128,7 +125,7 @@ impl Scanner<'_> {
         self.0.strip_prefix(prefix).map(|rest| self.0 = rest).is_some()
     }
     /// A number without leading zeros, of at most five digits, in `range`; `Ok(None)` if no digit follows.
-    fn number(&mut self, text: &str, what: &str, range: RangeInclusive<u32>) -> Result<Option<u32>> {
+    fn number(&mut self, text: &str, what: &'static str, range: RangeInclusive<u32>) -> Result<Option<u32>> {
         let end = self.0.find(|c: char| !c.is_ascii_digit()).unwrap_or(self.0.len());
         let (digits, rest) = self.0.split_at(end);
         if digits.is_empty() {
@@ -136,24 +133,27 @@ impl Scanner<'_> {
         }
         self.0 = rest;
         if digits.len() > 1 && digits.starts_with('0') {
-            return Err(wrong(text, format_args!("{what} '{digits}' has a leading zero")));
+            return Err(wrong(text, TextFault::LeadingZero { what, digits: digits.to_owned() }));
         }
         match digits.parse::<u32>() {
             Ok(value) if range.contains(&value) => Ok(Some(value)),
-            _ => Err(wrong(text, format_args!("{what} {digits} is outside {}..{}", range.start(), range.end()))),
+            _ => {
+                let (least, most) = range.into_inner();
+                Err(wrong(text, TextFault::Outside { what, digits: digits.to_owned(), least, most }))
+            }
         }
     }
-    fn width(&mut self, text: &str, what: &str, range: RangeInclusive<u32>) -> Result<u8> {
+    fn width(&mut self, text: &str, what: &'static str, range: RangeInclusive<u32>) -> Result<u8> {
         match self.number(text, what, range)? {
             Some(value) => u8::try_from(value).map_err(|_| unknown(text)),
             None => Err(unknown(text)),
         }
     }
     /// An integer with optional minus sign within +-[`MAX_OFFSET`].
-    fn offset(&mut self, text: &str, what: &str) -> Result<i16> {
+    fn offset(&mut self, text: &str, what: &'static str) -> Result<i16> {
         let negative = self.eat("-");
         let Some(magnitude) = self.number(text, what, 0..=MAX_OFFSET.unsigned_abs())? else {
-            return Err(wrong(text, format_args!("{what} is missing")));
+            return Err(wrong(text, TextFault::Missing { what }));
         };
         let magnitude = i16::try_from(magnitude).map_err(|_| unknown(text))?;
         Ok(if negative { magnitude.saturating_neg() } else { magnitude })
@@ -183,20 +183,17 @@ pub(super) fn parse(text: &str) -> Result<Format> {
     let mut granularity = default_granularity(&element);
     if let Some(block) = block {
         let Granularity::Block(_) = granularity else {
-            let why = format_args!("'{name}' takes no block size '/{block}'");
-            return Err(match element {
-                Element::Int { .. } => wrong(text, format_args!("{why}; groups are written '{name}:g{block}'")),
-                _ => wrong(text, why),
-            });
+            let groups = matches!(element, Element::Int { .. });
+            return Err(wrong(text, TextFault::NoBlock { name: name.to_owned(), block: block.to_owned(), groups }));
         };
         let mut scan = Scanner(block);
         let size = scan.number(text, "block size", 1..=MAX_BLOCK)?;
         match size {
             Some(size) if scan.0.is_empty() => granularity = Granularity::Block(size),
-            _ => return Err(wrong(text, format_args!("block size '{block}' is no number"))),
+            _ => return Err(wrong(text, TextFault::BlockSize { block: block.to_owned() })),
         }
     } else if granularity == Granularity::Block(0) {
-        return Err(wrong(text, format_args!("the block size is missing; write for example '{name}/16'")));
+        return Err(wrong(text, TextFault::BlockMissing { name: name.to_owned() }));
     }
     if let Some(options) = options {
         apply_options(text, name, options, &mut element, &mut granularity)?;
@@ -251,10 +248,7 @@ fn parse_element(text: &str, scan: &mut Scanner<'_>) -> Result<Element> {
         }
         let exponent = scan.width(text, "exponent width", 1..=8)?;
         if exponent.saturating_add(2) > width {
-            return Err(wrong(
-                text,
-                format_args!("{width} bits leave no mantissa beside {exponent} exponent bits and a sign"),
-            ));
+            return Err(wrong(text, TextFault::NoMantissa { width, exponent }));
         }
         return Ok(Element::Denorm { width, exponent, bias: scan.bias(text, default_bias(exponent))? });
     }
@@ -276,12 +270,7 @@ fn parse_element(text: &str, scan: &mut Scanner<'_>) -> Result<Element> {
         let exponent = scan.width(text, "exponent width", 1..=8)?;
         return match i16::from(width).saturating_sub(1).saturating_sub(i16::from(exponent)) {
             0..=10 => Ok(Element::BlockMinifloat { width, exponent }),
-            mantissa => Err(wrong(
-                text,
-                format_args!(
-                    "{width} bits with {exponent} exponent bits and a sign give {mantissa} mantissa bits, outside 0..10"
-                ),
-            )),
+            mantissa => Err(wrong(text, TextFault::Mantissa { width, exponent, mantissa })),
         };
     }
     if scan.eat("nf") {
@@ -334,14 +323,14 @@ fn apply_options(
             "channel" if grouped || signs || calibrated => Granularity::Channel,
             "unit" if signs => {
                 if matches!(element, Element::Binary { levels: 2.. }) {
-                    return Err(wrong(text, "'unit' contradicts residual levels, which need scales"));
+                    return Err(wrong(text, TextFault::UnitLevels));
                 }
                 Granularity::None
             }
             "mse" if calibrated => {
                 if let Element::Fixed { mse, .. } = element {
                     if *mse {
-                        return Err(wrong(text, "option 'mse' is given twice"));
+                        return Err(wrong(text, TextFault::Twice { option: "mse" }));
                     }
                     *mse = true;
                 }
@@ -349,10 +338,10 @@ fn apply_options(
             }
             "finite" => {
                 let Element::Minifloat(float) = element else {
-                    return Err(wrong(text, format_args!("'{name}' has no option 'finite'")));
+                    return Err(wrong(text, TextFault::NoOption { name: name.to_owned(), option: "finite" }));
                 };
                 if chosen.is_some() {
-                    return Err(wrong(text, "option 'finite' is given twice"));
+                    return Err(wrong(text, TextFault::Twice { option: "finite" }));
                 }
                 float.specials = Specials::Finite;
                 chosen = Some(option);
@@ -360,7 +349,7 @@ fn apply_options(
             }
             _ if grouped && group.eat("g") => match group.number(text, "group size", 1..=MAX_BLOCK)? {
                 Some(size) if group.0.is_empty() => Granularity::Block(size),
-                _ => return Err(wrong(text, format_args!("group '{option}' is not of the form g32"))),
+                _ => return Err(wrong(text, TextFault::Group { option: option.to_owned() })),
             },
             _ => {
                 let accepted = if grouped {
@@ -374,11 +363,13 @@ fn apply_options(
                 } else {
                     "none"
                 };
-                return Err(wrong(text, format_args!("unknown option '{option}'; '{name}' takes: {accepted}")));
+                let (option, name) = (option.to_owned(), name.to_owned());
+                return Err(wrong(text, TextFault::UnknownOption { option, name, accepted }));
             }
         };
         if let Some(first) = chosen.replace(option) {
-            return Err(wrong(text, format_args!("options '{first}' and '{option}' contradict each other")));
+            let (first, second) = (first.to_owned(), option.to_owned());
+            return Err(wrong(text, TextFault::Contradiction { first, second }));
         }
         *granularity = next;
     }

@@ -8,7 +8,7 @@ use super::reference;
 use super::{Matrix, check_sizes};
 use crate::codec::rows::{Rows, Unpacked};
 use crate::codec::{Values, ValuesMut, zeroed};
-use crate::error::{Error, Result};
+use crate::error::{Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::pool;
 use crate::simd::{LANES, Level};
@@ -36,7 +36,7 @@ const BYTES_PER_INPUT: usize = 10;
 /// rows, and on AMX, for more: within the bound of FORMATS.md section 6, with other last bits.
 ///
 /// # Errors
-/// [`Error::Shape`] where a length does not fit, [`Error::OutOfMemory`] where memory is short.
+/// [`crate::Error::Shape`] where a length does not fit, [`crate::Error::OutOfMemory`] where memory is short.
 pub fn multiply(
     x: Values<'_>,
     m: usize,
@@ -51,7 +51,7 @@ pub fn multiply(
     let rows = Rows::new(w.packed, n, k, w.format, level)?;
     let bias = match bias {
         Some(bias) if bias.len() != n => {
-            return Err(Error::Shape(format!("bias holds {} values, the weight has {n} rows", bias.len())));
+            return Err(ShapeError::Bias { got: bias.len(), rows: n }.into());
         }
         Some(bias) => widened(bias, level)?,
         None => Vec::new(),

@@ -3,7 +3,7 @@
 use super::Matrix;
 use crate::codec::rows::{Rows, Unpacked};
 use crate::codec::{ValuesMut, set_len};
-use crate::error::{Error, Result};
+use crate::error::{RangeError, Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::pool;
 use crate::simd::Level;
@@ -16,23 +16,24 @@ const COLUMNS: usize = 4096;
 /// Decodes the rows `ids` of a packed matrix into `out`, `[ids, columns]`: the bits that decoding the whole would give.
 ///
 /// # Errors
-/// [`Error::Range`] for an id outside `0..rows`, [`Error::Shape`] where a length does not fit.
+/// [`crate::Error::Range`] for an id outside `0..rows`, [`crate::Error::Shape`] where a length does not fit.
 pub fn gather(ids: &[i64], w: &Matrix<'_>, mut out: ValuesMut<'_>) -> Result<()> {
     let _state = FloatState::standard();
     let level = Level::current();
     let k = w.columns;
     let rows = Rows::new(w.packed, w.rows, k, w.format, level)?;
     if ids.len().checked_mul(k) != Some(out.len()) {
-        return Err(Error::Shape(format!(
-            "{} ids of a table of width {k} give {} values; out holds {}",
-            ids.len(),
-            ids.len().saturating_mul(k),
-            out.len()
-        )));
+        return Err(ShapeError::Gather {
+            ids: ids.len(),
+            columns: k,
+            expected: ids.len().saturating_mul(k),
+            got: out.len(),
+        }
+        .into());
     }
     let in_range = |id: i64| usize::try_from(id).is_ok_and(|id| id < w.rows);
     if let Some((position, id)) = ids.iter().enumerate().find(|(_, id)| !in_range(**id)) {
-        return Err(Error::Range(format!("id {id} at position {position} is outside 0..{}", w.rows)));
+        return Err(RangeError::Id { id: *id, position, rows: w.rows }.into());
     }
     if k == 0 {
         return Ok(());

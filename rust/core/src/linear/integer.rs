@@ -9,7 +9,7 @@ use super::output::{Outputs, widened};
 use super::reference::{self, Added};
 use super::{Matrix, check_sizes};
 use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, set_len, zeroed};
-use crate::error::{Error, Result};
+use crate::error::{FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::format::{Element, Format, Granularity};
 use crate::pack::unpack;
@@ -55,9 +55,7 @@ pub(super) fn check_formats(weight: Format, input: Format) -> Result<()> {
     for (what, format) in [("weight", weight), ("input", input)] {
         let small = matches!(format.element(), Element::Int { width: 2..=8, signed: true });
         if !small || matches!(format.granularity(), Granularity::Block(_)) {
-            return Err(Error::Format(format!(
-                "integer products take int2 to int8 with :tensor or :channel scales; the {what} format is '{format}'"
-            )));
+            return Err(FormatError::IntegerProduct { what, format }.into());
         }
     }
     Ok(())
@@ -71,8 +69,8 @@ pub(super) fn check_formats(weight: Format, input: Format) -> Result<()> {
 /// and the result to the dtype of `out`.
 ///
 /// # Errors
-/// [`Error::Format`] for formats other than `int2` to `int8` with `:tensor` or `:channel` scales, [`Error::Shape`] where
-/// a length does not fit, [`Error::NonFinite`] for an input that is NaN or infinite, [`Error::OutOfMemory`] where memory is
+/// [`crate::Error::Format`] for formats other than `int2` to `int8` with `:tensor` or `:channel` scales, [`crate::Error::Shape`] where
+/// a length does not fit, [`crate::Error::NonFinite`] for an input that is NaN or infinite, [`crate::Error::OutOfMemory`] where memory is
 /// short.
 pub fn multiply_integer(
     x: Values<'_>,
@@ -90,17 +88,17 @@ pub fn multiply_integer(
     check_sizes(m, w, x.len(), out.len())?;
     let sizes = Sizes::new(w.format, &Layout::new(&[n, k], -1, w.format)?)?;
     if w.packed.codes.len() != sizes.codes || w.packed.scales.len() != sizes.scales {
-        return Err(Error::Shape(format!(
-            "'{}' of shape ({n}, {k}) takes {} bytes of codes and {} of scales; got {} and {}",
-            w.format,
-            sizes.codes,
-            sizes.scales,
-            w.packed.codes.len(),
-            w.packed.scales.len()
-        )));
+        return Err(ShapeError::WeightBytes {
+            format: w.format,
+            n,
+            k,
+            expected: (sizes.codes, sizes.scales),
+            got: (w.packed.codes.len(), w.packed.scales.len()),
+        }
+        .into());
     }
     if let Some(len) = bias.len().filter(|&len| len != n) {
-        return Err(Error::Shape(format!("bias holds {len} values, the weight has {n} rows")));
+        return Err(ShapeError::Bias { got: len, rows: n }.into());
     }
     if m == 0 {
         return Ok(());

@@ -25,7 +25,7 @@ pub use gather::gather;
 pub use integer::{Bias, multiply_integer};
 
 use crate::codec::Packed;
-use crate::error::{Error, Result};
+use crate::error::{Result, ShapeError};
 use crate::format::Format;
 use crate::simd::Level;
 
@@ -77,7 +77,7 @@ impl Kernel {
 /// The kernel that multiplies `m` rows with `n` rows of `k` weights; with `input`, that of [`multiply_integer`].
 ///
 /// # Errors
-/// [`Error::Format`] where [`multiply_integer`] does not take the formats.
+/// [`crate::Error::Format`] where [`multiply_integer`] does not take the formats.
 pub fn kernel(format: Format, input: Option<Format>, m: usize, n: usize, k: usize) -> Result<Kernel> {
     let level = Level::current();
     if let Some(input) = input {
@@ -102,9 +102,7 @@ pub fn kernel(format: Format, input: Option<Format>, m: usize, n: usize, k: usiz
 fn check_sizes(m: usize, w: &Matrix<'_>, x: usize, out: usize) -> Result<()> {
     let (n, k) = (w.rows, w.columns);
     if m.checked_mul(k) != Some(x) || m.checked_mul(n) != Some(out) {
-        return Err(Error::Shape(format!(
-            "{m} rows times a weight of shape ({n}, {k}) take {m} x {k} inputs and {m} x {n} outputs; got {x} and {out}"
-        )));
+        return Err(ShapeError::Product { m, n, k, inputs: x, outputs: out }.into());
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, SettingError};
 
 /// Instruction sets that the kernels know. Results of the codecs do not depend on the level; products agree within the
 /// bound of FORMATS.md section 6.
@@ -71,11 +71,9 @@ impl Level {
     /// [`Error::Setting`] for a level that this machine lacks.
     pub fn force(level: Option<Self>) -> Result<()> {
         match level {
-            Some(level) if level > Self::detect() => Err(Error::Setting(format!(
-                "SIMD level '{}' is not available; this machine has '{}'",
-                level.name(),
-                Self::detect().name()
-            ))),
+            Some(level) if level > Self::detect() => {
+                Err(SettingError::LevelMissing { level, highest: Self::detect() }.into())
+            }
             Some(level) => {
                 FORCED.store(level as u8, Ordering::Relaxed);
                 Ok(())
@@ -104,7 +102,7 @@ impl std::str::FromStr for Level {
             "scalar" => Ok(Self::Scalar),
             "avx2" => Ok(Self::Avx2),
             "avx512" => Ok(Self::Avx512),
-            _ => Err(Error::Setting(format!("unknown SIMD level '{text}'; accepted are scalar, avx2, avx512"))),
+            _ => Err(SettingError::UnknownLevel { name: text.to_owned() }.into()),
         }
     }
 }

@@ -10,9 +10,10 @@ mod gptq;
 mod reference;
 mod round;
 
+use crate::codec::check_len;
 use crate::codec::chooser::{RawScale, ScaleRule, load_scale, store_scale};
 use crate::codec::work::Work;
-use crate::error::{Error, Result};
+use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::format::{Format, Granularity, ScaleType};
 use crate::pool;
@@ -111,10 +112,6 @@ impl<'a> Table<'a> {
     }
 }
 
-fn check(format: Format, what: &str, got: usize, wanted: usize) -> Result<()> {
-    if got == wanted { Ok(()) } else { Err(Error::Shape(format!("'{format}': {what} holds {got}, expected {wanted}"))) }
-}
-
 /// Bytes of the scales and number of zero points of a row.
 fn row_sizes(format: Format, groups: usize) -> (usize, usize) {
     let bytes = format.scale_type().map_or(0, |kind| kind.bytes() * format.scales_per_group());
@@ -123,8 +120,8 @@ fn row_sizes(format: Format, groups: usize) -> (usize, usize) {
 
 fn check_table(format: Format, rows: usize, groups: usize, table: &ScaleTable<'_>) -> Result<()> {
     let (scales, zeros) = row_sizes(format, groups);
-    check(format, "scales (bytes)", table.scales.len(), rows * scales)?;
-    check(format, "zeros", table.zeros.len(), rows * zeros)
+    check_len(format, "scales (bytes)", table.scales.len(), rows * scales)?;
+    check_len(format, "zeros", table.zeros.len(), rows * zeros)
 }
 
 /// The rows of a table, `rows` at a time.
@@ -174,13 +171,13 @@ fn gptq_at(
 ) -> Result<()> {
     let _state = FloatState::standard();
     let (rows, columns) = (block.loss.len(), block.groups.len());
-    check(format, "values", block.values.len(), rows * columns)?;
-    check(format, "errors", block.errors.len(), rows * columns)?;
-    check(format, "feedback", block.feedback.len(), columns * columns)?;
-    check(format, "weights", block.weights.len(), columns)?;
+    check_len(format, "values", block.values.len(), rows * columns)?;
+    check_len(format, "errors", block.errors.len(), rows * columns)?;
+    check_len(format, "feedback", block.feedback.len(), columns * columns)?;
+    check_len(format, "weights", block.weights.len(), columns)?;
     check_table(format, rows, groups, &table)?;
     if let Some(group) = block.groups.iter().find(|&&group| group as usize >= groups) {
-        return Err(Error::Shape(format!("'{format}': group {group} of {groups}")));
+        return Err(ShapeError::Group { format, group: *group, groups }.into());
     }
     if columns == 0 {
         return Ok(());
@@ -239,14 +236,14 @@ fn fit_at(
 ) -> Result<()> {
     let _state = FloatState::standard();
     if !(power > 0.0 && power <= 2.0) {
-        return Err(Error::Format(format!("norm p = {power}; accepted are numbers above 0 and up to 2")));
+        return Err(FormatError::Norm { power }.into());
     }
     // One scale for the whole tensor: it is one long row.
     let rows = if format.granularity() == Granularity::Tensor { 1 } else { rows };
     let k = x.len() / rows.max(1);
-    check(format, "x (elements)", x.len(), rows * k)?;
+    check_len(format, "x (elements)", x.len(), rows * k)?;
     if !weights.is_empty() {
-        check(format, "weights", weights.len(), k)?;
+        check_len(format, "weights", weights.len(), k)?;
     }
     let each = match format.granularity() {
         Granularity::Block(block) => block as usize,

@@ -127,7 +127,7 @@ pub(super) fn check_options(format: Format, how: &Encoding) -> Result<()> {
     } else {
         return Ok(());
     };
-    Err(Error::Format(text).into())
+    Err(Error::format(text).into())
 }
 
 #[expect(clippy::too_many_arguments, reason = "what encode and quantize share")]

@@ -1,6 +1,7 @@
 //! Calls for the gradients of quantizing.
 
 use octavo_core::codec::lowered::Chooser;
+use octavo_core::error::FormatError;
 use octavo_core::{DType, Error, Format, Layout, Nonfinite, ScaleRule, Sizes};
 
 use super::calls::{Encoding, addresses, check_options, flag};
@@ -80,7 +81,7 @@ pub fn scale_gradient(
 ) -> Result<Vec<Call>> {
     check_last(format, layout)?;
     if !programs::learns(format) || !how.given {
-        return Err(Error::Format(format!("'{format}': only given scales of intW and fixedW can learn")).into());
+        return Err(Error::from(FormatError::NotLearnable { format }).into());
     }
     let sizes = Sizes::new(format, layout)?;
     given.check(format, &sizes, false)?;

@@ -56,7 +56,7 @@ impl Parts {
 
 impl Buffer {
     fn check(self, format: Format, what: &str, wanted: usize, align: usize) -> Result<()> {
-        let wrong = |text: String| Err(Error::Shape(format!("'{format}': {what} {text}")).into());
+        let wrong = |text: String| Err(Error::shape(format!("'{format}': {what} {text}")).into());
         if self.bytes != wanted {
             return wrong(format!("(bytes) holds {}, expected {wanted}", self.bytes));
         }

@@ -1,6 +1,7 @@
 //! Scratch memory of a launch: its size, and its layout.
 
 use octavo_core::codec::lowered::Chooser;
+use octavo_core::error::ShapeError;
 use octavo_core::format::Granularity;
 use octavo_core::{Error, Format, Layout, Sizes};
 
@@ -79,7 +80,7 @@ pub(super) fn chunks_of_group(format: Format, layout: &Layout) -> usize {
 }
 
 fn too_large(format: Format, layout: &Layout) -> Error {
-    Error::Shape(format!("'{format}': {} elements give too many bytes", layout.len()))
+    ShapeError::TooManyBytes { format, elements: layout.len() }.into()
 }
 
 /// Bytes of scratch memory, at a multiple of 16, for choosing scales of a tensor; and whether they must be zero before.

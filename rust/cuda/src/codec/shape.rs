@@ -63,6 +63,6 @@ pub(super) fn check_last(format: Format, layout: &Layout) -> Result<()> {
     if layout.inner == 1 {
         Ok(())
     } else {
-        Err(Error::Shape(format!("'{format}': kernels take rows along the last dimension; move the axis there")).into())
+        Err(Error::shape(format!("'{format}': kernels take rows along the last dimension; move the axis there")).into())
     }
 }

@@ -250,7 +250,7 @@ pub const fn is_narrow(m: usize) -> bool {
 }
 
 fn refused(text: String) -> Error {
-    Error::Core(octavo_core::Error::Shape(text))
+    Error::Core(octavo_core::Error::shape(text))
 }
 
 fn program(product: &Product, kernel: Kernel, load: u32) -> Program {

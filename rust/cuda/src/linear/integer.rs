@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use octavo_core::error::FormatError;
 use octavo_core::format::{Element, Granularity};
 use octavo_core::{DType, Format};
 
@@ -56,14 +57,12 @@ pub struct Plan {
 }
 
 /// Bits of the codes of a format that integer products take, or an error.
-fn bits(format: Format, what: &str) -> Result<u32> {
+fn bits(format: Format, what: &'static str) -> Result<u32> {
     match (format.element(), format.granularity()) {
         (Element::Int { width: width @ 2..=8, signed: true }, Granularity::Tensor | Granularity::Channel) => {
             Ok(u32::from(width))
         }
-        _ => Err(Error::Core(octavo_core::Error::Format(format!(
-            "integer products take int2 to int8 with :tensor or :channel scales; the {what} format is '{format}'"
-        )))),
+        _ => Err(Error::Core(FormatError::IntegerProduct { what, format }.into())),
     }
 }
 

@@ -100,7 +100,7 @@ impl Linear {
 }
 
 fn refused(text: String) -> Error {
-    Error::Core(octavo_core::Error::Shape(text))
+    Error::Core(octavo_core::Error::shape(text))
 }
 
 /// The number by which kernels know a dtype.

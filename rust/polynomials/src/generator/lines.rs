@@ -59,7 +59,7 @@ impl Generator {
             word = next_word(word);
         }
         let excluded = self.excluded.len();
-        Err(Error::Data(format!(
+        Err(Error::data(format!(
             "line {index} of stream {}: {ATTEMPTS} draws met one of the {excluded} excluded lines each; exclude fewer",
             self.seed
         )))
@@ -102,14 +102,14 @@ impl Generator {
     ) -> Result<(usize, usize)> {
         let ids = tokenizer.ascii();
         if let Some(missing) = CHARACTERS.chars().find(|&character| ids[character as usize] == PAD) {
-            return Err(Error::Data(format!(
+            return Err(Error::data(format!(
                 "the tokenizer has no character {missing:?}; polynomials need {CHARACTERS:?}"
             )));
         }
         let room = pad_to.unwrap_or((LONGEST_LEFT, LONGEST_RIGHT + 1));
         for (what, width, buffer) in [("source", room.0, source.len()), ("target", room.1, target.len())] {
             if count.checked_mul(width).is_none_or(|needed| needed > buffer) {
-                return Err(Error::Shape(format!(
+                return Err(Error::shape(format!(
                     "{what}: {count} rows of {width} ids do not fit into {buffer} bytes"
                 )));
             }
@@ -131,7 +131,7 @@ impl Generator {
         });
         let (width, target_width) = pad_to.unwrap_or(longest);
         if longest.0 > width || longest.1 > target_width {
-            return Err(Error::Data(format!(
+            return Err(Error::data(format!(
                 "pad_to ({width}, {target_width}): the longest sides of lines {start} to {} take {longest:?} tokens, the \
                  end token included",
                 start + count as u64 - 1
@@ -156,10 +156,10 @@ impl Generator {
         work: impl Fn(u64, usize) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
         if count > MOST_LINES {
-            return Err(Error::Data(format!("{count} lines at once; accepted are up to {MOST_LINES}")));
+            return Err(Error::data(format!("{count} lines at once; accepted are up to {MOST_LINES}")));
         }
         if start.checked_add(count as u64).is_none() {
-            return Err(Error::Data(format!("{count} lines from line {start}: numbers of lines end at {}", u64::MAX)));
+            return Err(Error::data(format!("{count} lines from line {start}: numbers of lines end at {}", u64::MAX)));
         }
         let answers = pool::map(count.div_ceil(PIECE), count.saturating_mul(40), |piece| {
             let first = piece * PIECE;

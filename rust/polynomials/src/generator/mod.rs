@@ -70,10 +70,10 @@ impl Linear {
     /// [`Error::Data`] for numbers that the law does not have.
     pub fn new(a: i16, b: i16) -> Result<Self> {
         if a == 0 || !(-9..=8).contains(&a) {
-            return Err(Error::Data(format!("coefficient {a}; accepted are -9 to 8 without 0")));
+            return Err(Error::data(format!("coefficient {a}; accepted are -9 to 8 without 0")));
         }
         if !(-32..=31).contains(&b) {
-            return Err(Error::Data(format!("constant {b}; accepted are -32 to 31")));
+            return Err(Error::data(format!("constant {b}; accepted are -32 to 31")));
         }
         Ok(Self { a: a as i8, b: b as i8 })
     }
@@ -128,7 +128,7 @@ impl Factors {
     pub fn new(function: Option<Function>, letter: u8, one: Linear, other: Linear) -> Result<Self> {
         if !LETTERS.contains(&letter) {
             let letter = char::from(letter);
-            return Err(Error::Data(format!("letter {letter:?}; accepted are the letters of 'sincostanhijkxyz'")));
+            return Err(Error::data(format!("letter {letter:?}; accepted are the letters of 'sincostanhijkxyz'")));
         }
         Ok(Self::canonical(function, letter, one, other))
     }

@@ -19,7 +19,7 @@ impl Factors {
         let refuse = |column: usize, reason: &str| {
             let shown: String = left.chars().take(LONGEST_LEFT + 1).collect();
             let more = if shown.len() < left.len() { "..." } else { "" };
-            Error::Data(format!("{shown:?}{more}, column {column}: {reason}"))
+            Error::data(format!("{shown:?}{more}, column {column}: {reason}"))
         };
         if let Some(at) = left.chars().position(|character| !CHARACTERS.contains(character)) {
             let reason =

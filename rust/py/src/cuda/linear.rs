@@ -74,7 +74,7 @@ pub(crate) fn cuda_packed_linear(
         let linear = linear(format, sizes, x, parts, bias, out)?;
         let Some(way) = way(&linear, Device::get(on.0)?)? else {
             let text = format!("no kernel takes the product with a '{}' weight", format.0);
-            return Err(Error::Core(octavo_core::Error::Shape(text)));
+            return Err(Error::Core(octavo_core::Error::shape(text)));
         };
         let calls = way.calls(&linear, scratch)?;
         // SAFETY: `linear_cuda.py` passes the current stream of the device, and contiguous tensors there that it has checked

@@ -111,7 +111,7 @@ pub(crate) fn cuda_programs(py: Python<'_>, format: &Format, arch: &str) -> PyRe
 pub(crate) fn cuda_prebuild(py: Python<'_>, format: &Format, arch: &str, index: usize) -> PyResult<bool> {
     enter_cuda(py, || {
         let arch: Arch = arch.parse()?;
-        let missing = || octavo_core::Error::Range(format!("'{}' has no program {index} for {arch}", format.0));
+        let missing = || octavo_core::Error::range(format!("'{}' has no program {index} for {arch}", format.0));
         let made = programs(format.0, arch).into_iter().nth(index).ok_or_else(missing)?;
         Ok(prebuild(&made, Target::Cubin(arch))?.1)
     })

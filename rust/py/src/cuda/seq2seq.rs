@@ -24,7 +24,7 @@ fn generation(number: i32, model: Model, rows: usize) -> Result<Option<Generatio
 }
 
 fn taken(number: i32, model: Model, rows: usize) -> Result<Generation, Error> {
-    let refused = || octavo_core::Error::Shape(format!("no kernel generates {rows} rows with a model of {model:?}"));
+    let refused = || octavo_core::Error::shape(format!("no kernel generates {rows} rows with a model of {model:?}"));
     Ok(generation(number, model, rows)?.ok_or_else(refused)?)
 }
 

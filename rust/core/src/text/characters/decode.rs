@@ -1,7 +1,7 @@
 //! From rows of ids to lines.
 
 use super::{CharTokenizer, END, PAD, SPECIALS, START};
-use crate::error::{Error, Result};
+use crate::error::{DataError, Result, ShapeError};
 use crate::pool;
 
 /// Rows that one thread takes at a time.
@@ -13,14 +13,14 @@ impl CharTokenizer {
     /// A row is read up to the first [`END`]; what stands behind it is not looked at. [`PAD`] and [`START`] are skipped.
     ///
     /// # Errors
-    /// [`Error::Data`] with row and column, counted from 1, for a number that is no id; [`Error::Shape`] where `ids` has
+    /// [`crate::Error::Data`] with row and column, counted from 1, for a number that is no id; [`crate::Error::Shape`] where `ids` has
     /// another length.
     pub fn decode_batch<T>(&self, ids: &[T], rows: usize, width: usize) -> Result<String>
     where
         T: Copy + Sync + std::fmt::Display + TryInto<usize>,
     {
         if rows.checked_mul(width) != Some(ids.len()) {
-            return Err(Error::Shape(format!("{rows} rows of {width} ids in an array of {}", ids.len())));
+            return Err(ShapeError::TokenRows { rows, width, ids: ids.len() }.into());
         }
         let pieces = pool::map(rows.div_ceil(PIECE), ids.len(), |piece| {
             let first = piece * PIECE;
@@ -47,9 +47,7 @@ impl CharTokenizer {
                     Some(&character) => text.push(character),
                     None => {
                         let (row, column, most) = (row + 1, at + 1, self.size() - 1);
-                        return Err(Error::Data(format!(
-                            "row {row}, column {column}: id {given}; accepted are 0 to {most}"
-                        )));
+                        return Err(DataError::UnknownId { row, column, id: given.to_string(), most }.into());
                     }
                 },
             }

@@ -4,7 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::lines::{Lines, Piece, utf8};
 use super::{Around, CharTokenizer, END, PAD, START};
-use crate::error::{Error, Result};
+use crate::error::{DataError, Result, ShapeError};
 use crate::pool;
 
 impl CharTokenizer {
@@ -12,7 +12,7 @@ impl CharTokenizer {
     /// [`CharTokenizer::encode_batch`] must have room for.
     ///
     /// # Errors
-    /// [`Error::Setting`] if threads cannot be started.
+    /// [`crate::Error::Setting`] if threads cannot be started.
     pub fn measure(text: &[u8]) -> Result<(usize, usize)> {
         let lines = Lines::of(text)?;
         Ok((lines.count, lines.longest))
@@ -24,8 +24,8 @@ impl CharTokenizer {
     /// other tokens. `out` has `lengths.len() * width` elements, u8 or i64; `lengths` one for each line.
     ///
     /// # Errors
-    /// [`Error::Data`] with line and column, counted from 1, for a character that the vocabulary lacks and for broken
-    /// UTF-8, with length and limit for a line that does not fit into `width`; of several the first. [`Error::Shape`]
+    /// [`crate::Error::Data`] with line and column, counted from 1, for a character that the vocabulary lacks and for broken
+    /// UTF-8, with length and limit for a line that does not fit into `width`; of several the first. [`crate::Error::Shape`]
     /// where the arrays have another size. After an error the arrays hold nothing of use.
     pub fn encode_batch<T: From<u8> + Copy + Send>(
         &self,
@@ -37,12 +37,9 @@ impl CharTokenizer {
     ) -> Result<()> {
         let lines = Lines::of(text)?;
         if lengths.len() != lines.count || lines.count.checked_mul(width) != Some(out.len()) {
-            return Err(Error::Shape(format!(
-                "{} lines of {width} ids into arrays of {} lengths and {} ids",
-                lines.count,
-                lengths.len(),
-                out.len()
-            )));
+            return Err(
+                ShapeError::TokenArrays { lines: lines.count, width, lengths: lengths.len(), ids: out.len() }.into()
+            );
         }
         let (mut out, mut lengths) = (out, lengths);
         let mut work = Vec::with_capacity(lines.pieces.len());
@@ -118,19 +115,13 @@ impl CharTokenizer {
         let count = line.chars().count();
         let number = number + 1;
         if count + around.tokens() > width {
-            let specials = match around.tokens() {
-                0 => String::new(),
-                specials => format!(", {specials} of them special"),
-            };
-            let tokens = count + around.tokens();
-            return Err(Error::Data(format!("line {number}: {tokens} tokens{specials}; the limit is {width}")));
+            let (specials, tokens) = (around.tokens(), count + around.tokens());
+            return Err(DataError::LineTokens { line: number, tokens, specials, limit: width }.into());
         }
         for (at, (slot, character)) in row.iter_mut().zip(line.chars()).enumerate() {
             let id = self.id(character).ok_or_else(|| {
-                let (column, allowed) = (at + 1, self.shown());
-                Error::Data(format!(
-                    "line {number}, column {column}: character {character:?} is not in the vocabulary; allowed are {allowed}"
-                ))
+                let allowed = self.shown();
+                DataError::UnknownCharacter { line: number, column: at + 1, character, allowed }
             })?;
             *slot = T::from(id);
         }

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::{CharTokenizer, END, MOST_CHARACTERS, PAD, START};
-use crate::error::{Error, Result};
+use crate::error::{DataError, Error, Result};
 
 /// Most bytes of a file. 253 characters, each escaped as two surrogates, take 3,036.
 const MOST_BYTES: usize = 64 * 1024;
@@ -41,7 +41,7 @@ impl CharTokenizer {
     pub fn to_json(&self) -> Result<String> {
         let characters = self.characters.iter().collect();
         let content = Content { r#type: "char".to_owned(), version: 1, special: SPECIAL, characters };
-        serde_json::to_string(&content).map(|text| text + "\n").map_err(|error| Error::Data(error.to_string()))
+        serde_json::to_string(&content).map(|text| text + "\n").map_err(|error| DataError::Json(error).into())
     }
 
     /// Reads the text of a file.
@@ -50,31 +50,27 @@ impl CharTokenizer {
     /// [`Error::Data`] for everything that [`CharTokenizer::to_json`] would not write, white space aside.
     pub fn from_json(text: &[u8]) -> Result<Self> {
         if text.len() > MOST_BYTES {
-            let bytes = text.len();
-            return Err(Error::Data(format!("{bytes} bytes; a file of a tokenizer has at most {MOST_BYTES}")));
+            return Err(DataError::FileBytes { bytes: text.len(), limit: MOST_BYTES }.into());
         }
-        let content: Content = serde_json::from_slice(text).map_err(|error| Error::Data(error.to_string()))?;
+        let content: Content = serde_json::from_slice(text).map_err(DataError::Json)?;
         if content.r#type != "char" || content.version != 1 {
             let (kind, version) = (content.r#type, content.version);
             let kind: String = kind.chars().take(32).collect();
-            return Err(Error::Data(format!("type {kind:?}, version {version}; accepted is \"char\", version 1")));
+            return Err(DataError::Kind { kind, version }.into());
         }
         if content.special != SPECIAL {
             let Special { pad, start, end } = content.special;
-            return Err(Error::Data(format!(
-                "special tokens pad {pad}, start {start}, end {end}; accepted are pad {PAD}, start {START}, end {END}"
-            )));
+            let (found, accepted) = ([pad, start, end], [PAD, START, END].map(u64::from));
+            return Err(DataError::SpecialTokens { found, accepted }.into());
         }
         let mut before = None;
         for (at, character) in content.characters.chars().enumerate() {
             if before.is_some_and(|before| before >= character) {
                 let fault = if before == Some(character) { "stands twice" } else { "is out of order" };
-                return Err(Error::Data(format!(
-                    "characters: {character:?} at position {at} {fault}; accepted are distinct ones in ascending order"
-                )));
+                return Err(DataError::CharacterOrder { character, position: at, fault }.into());
             }
             if at == MOST_CHARACTERS {
-                return Err(Error::Data(format!("characters: more than {MOST_CHARACTERS}")));
+                return Err(DataError::CharacterLimit { limit: MOST_CHARACTERS }.into());
             }
             before = Some(character);
         }
@@ -99,7 +95,10 @@ impl CharTokenizer {
         File::open(path)
             .and_then(|file| file.take(MOST_BYTES as u64 + 1).read_to_end(&mut text))
             .map_err(|source| Error::Io { context: path.display().to_string(), source })?;
-        Self::from_json(&text).map_err(|error| Error::Data(format!("{}: {error}", path.display())))
+        Self::from_json(&text).map_err(|error| match error {
+            Error::Data(fault) => DataError::At { place: path.display().to_string(), fault: Box::new(fault) }.into(),
+            other => other,
+        })
     }
 }
 

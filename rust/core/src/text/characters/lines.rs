@@ -1,6 +1,6 @@
 //! A text taken apart into pieces of whole lines that threads can work on.
 
-use crate::error::{Error, Result};
+use crate::error::{DataError, Result};
 use crate::pool;
 
 /// Bytes that one thread takes at a time, about.
@@ -68,6 +68,6 @@ pub(super) fn utf8(line: &[u8], row: usize) -> Result<&str> {
     std::str::from_utf8(line).map_err(|error| {
         let column = String::from_utf8_lossy(&line[..error.valid_up_to()]).chars().count() + 1;
         let byte = line[error.valid_up_to()];
-        Error::Data(format!("line {}, column {column}: broken UTF-8 at byte 0x{byte:02x}", row + 1))
+        DataError::BrokenUtf8 { line: row + 1, column, byte }.into()
     })
 }

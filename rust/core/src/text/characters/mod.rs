@@ -12,7 +12,7 @@ mod tests;
 
 use std::collections::BTreeSet;
 
-use crate::error::{Error, Result};
+use crate::error::{DataError, Result};
 use crate::pool;
 use lines::Lines;
 
@@ -56,7 +56,7 @@ impl CharTokenizer {
     /// The vocabulary of the characters of `text`, in any order, repeated ones counting once.
     ///
     /// # Errors
-    /// [`Error::Data`] for more than [`MOST_CHARACTERS`] distinct ones, for none, and for a line feed.
+    /// [`crate::Error::Data`] for more than [`MOST_CHARACTERS`] distinct ones, for none, and for a line feed.
     pub fn from_characters(text: &str) -> Result<Self> {
         Self::from_set(&text.chars().collect())
     }
@@ -64,7 +64,7 @@ impl CharTokenizer {
     /// The vocabulary of all characters of some lines, separated by line feeds.
     ///
     /// # Errors
-    /// [`Error::Data`] with line and column for bytes that are not UTF-8, and as [`CharTokenizer::from_characters`].
+    /// [`crate::Error::Data`] with line and column for bytes that are not UTF-8, and as [`CharTokenizer::from_characters`].
     pub fn from_lines(text: &[u8]) -> Result<Self> {
         let lines = Lines::of(text)?;
         let sets = pool::map(lines.pieces.len(), text.len(), |at| {
@@ -90,12 +90,10 @@ impl CharTokenizer {
     fn from_set(set: &BTreeSet<char>) -> Result<Self> {
         if set.is_empty() || set.len() > MOST_CHARACTERS {
             let count = set.len();
-            return Err(Error::Data(format!(
-                "a vocabulary of {count} characters; accepted are 1 to {MOST_CHARACTERS}"
-            )));
+            return Err(DataError::VocabularySize { count, limit: MOST_CHARACTERS }.into());
         }
         if set.contains(&'\n') {
-            return Err(Error::Data("a vocabulary with a line feed, which separates lines".to_owned()));
+            return Err(DataError::LineFeed.into());
         }
         Ok(Self::build(set.iter().copied().collect()))
     }

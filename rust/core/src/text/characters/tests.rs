@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::Error;
 
 fn encode(tokenizer: &CharTokenizer, text: &str, width: usize, around: Around) -> Result<(Vec<u8>, Vec<i64>)> {
     let (rows, _) = CharTokenizer::measure(text.as_bytes())?;

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::WordPiece;
 use super::normalize::Normalizer;
-use crate::error::{Error, Result};
+use crate::error::{DataError, Error, FieldFault, Result};
 
 /// Most bytes of a file: a vocabulary of a million pieces takes about 25 MB.
 const MOST_BYTES: usize = 64 << 20;
@@ -96,8 +96,8 @@ struct Special {
     ids: Vec<u32>,
 }
 
-fn refuse(field: &str, what: impl std::fmt::Display) -> Error {
-    Error::Data(format!("{field}: {what}"))
+fn refuse(field: &'static str, fault: FieldFault) -> Error {
+    DataError::Field { field, fault }.into()
 }
 
 impl WordPiece {
@@ -108,9 +108,9 @@ impl WordPiece {
     /// that is not known here: ids would be wrong.
     pub fn from_json(text: &[u8]) -> Result<Self> {
         if text.len() > MOST_BYTES {
-            return Err(refuse("tokenizer", format!("{} bytes; accepted are {MOST_BYTES}", text.len())));
+            return Err(refuse("tokenizer", FieldFault::Bytes { bytes: text.len(), limit: MOST_BYTES }));
         }
-        let all: Value = serde_json::from_slice(text).map_err(|error| Error::Data(error.to_string()))?;
+        let all: Value = serde_json::from_slice(text).map_err(DataError::Json)?;
         demand("model", all.get("model"), &["WordPiece"])?;
         demand("normalizer", all.get("normalizer"), &["BertNormalizer"])?;
         demand("pre_tokenizer", all.get("pre_tokenizer"), &["BertPreTokenizer"])?;
@@ -118,21 +118,20 @@ impl WordPiece {
             demand("post_processor", Some(around), &["BertProcessing", "TemplateProcessing"])?;
         }
         drop(all);
-        let content: Content = serde_json::from_slice(text).map_err(|error| Error::Data(error.to_string()))?;
+        let content: Content = serde_json::from_slice(text).map_err(DataError::Json)?;
         Self::build(content)
     }
 
     fn build(content: Content) -> Result<Self> {
         let Content { model, normalizer, post_processor, added_tokens } = content;
         let Some(&unknown) = model.vocab.get(&model.unk_token) else {
-            return Err(refuse("model.vocab", format!("has no {:?}, the unk_token", model.unk_token)));
+            return Err(refuse("model.vocab", FieldFault::NoUnknown { token: model.unk_token }));
         };
         let mut special: Vec<(Box<str>, u32)> = Vec::new();
         for token in added_tokens {
             let Added { id, content, single_word, lstrip, rstrip, normalized } = token;
             if single_word || lstrip || rstrip || normalized || content.is_empty() {
-                let what = "single_word, lstrip, rstrip, normalized and empty contents are not known here";
-                return Err(refuse("added_tokens", format!("{content:?}: {what}")));
+                return Err(refuse("added_tokens", FieldFault::TokenRules { token: content }));
             }
             special.push((content.into(), id));
         }
@@ -140,7 +139,7 @@ impl WordPiece {
         let ids = model.vocab.values().chain(special.iter().map(|(_, id)| id)).chain(&around.0).chain(&around.1);
         let largest = ids.copied().max().unwrap_or(0);
         if largest >= MOST_IDS {
-            return Err(refuse("model.vocab", format!("id {largest}; accepted are ids below {MOST_IDS}")));
+            return Err(refuse("model.vocab", FieldFault::Id { id: largest, limit: MOST_IDS }));
         }
         let Rules { clean_text: clean, handle_chinese_chars: chinese, strip_accents, lowercase } = normalizer;
         // Uncased models strip accents, cased ones keep them, unless they say otherwise.
@@ -159,7 +158,7 @@ impl WordPiece {
 }
 
 /// Refuses a part of a file whose type is not one of `accepted`.
-fn demand(field: &str, part: Option<&Value>, accepted: &[&str]) -> Result<()> {
+fn demand(field: &'static str, part: Option<&Value>, accepted: &'static [&'static str]) -> Result<()> {
     let name = part.and_then(|part| part.get("type"));
     // Old files name no type for the model; its fields are then held against those of WordPiece.
     let older =
@@ -167,8 +166,7 @@ fn demand(field: &str, part: Option<&Value>, accepted: &[&str]) -> Result<()> {
     match name.and_then(Value::as_str) {
         Some(name) if accepted.contains(&name) => Ok(()),
         _ if older => Ok(()),
-        Some(name) => Err(refuse(field, format!("type {name:?}; accepted is {}", accepted.join(" or ")))),
-        None => Err(refuse(field, format!("has no type; accepted is {}", accepted.join(" or ")))),
+        found => Err(refuse(field, FieldFault::Type { found: found.map(str::to_owned), accepted })),
     }
 }
 
@@ -185,14 +183,14 @@ fn around(post_processor: Option<Around>) -> Result<(Vec<u32>, Vec<u32>)> {
             Piece::Sequence {} => sequences += 1,
             Piece::SpecialToken { id } => {
                 let Some(token) = special.get(&id) else {
-                    return Err(refuse("post_processor", format!("{id:?} is not among its special_tokens")));
+                    return Err(refuse("post_processor", FieldFault::NoSpecial { token: id }));
                 };
                 (if sequences == 0 { &mut before } else { &mut behind }).extend_from_slice(&token.ids);
             }
         }
     }
     if sequences != 1 {
-        return Err(refuse("post_processor", format!("{sequences} sequences in a text alone; accepted is one")));
+        return Err(refuse("post_processor", FieldFault::Sequences { count: sequences }));
     }
     Ok((before, behind))
 }
