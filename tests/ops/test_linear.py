@@ -397,8 +397,8 @@ def test_integer_products_refuse_other_formats_and_inputs():
 
 def test_the_kernel_has_a_name(simd):
     assert linear.kernel("int12", 1, 64, 64, torch.float32) == f"fma {simd}"
-    assert linear.kernel("int12", 32, 4096, 4096, torch.float32) in (f"fma {simd}", "bfloat16 parts amx")
-    assert linear.kernel("mxfp4", 1, 4096, 4096, torch.float32) in (f"fma {simd}", "int8 digits vnni")
+    assert linear.kernel("int12", 32, 4096, 4096, torch.float32) in (f"fma {simd}", "bfloat16 limbs amx")
+    assert linear.kernel("mxfp4", 1, 4096, 4096, torch.float32) in (f"fma {simd}", "int8 limbs vnni")
     assert linear.kernel("int8:channel", 1, 64, 64, torch.float32, "int8") in (f"int8 {simd}", "int8 amx")
     with pytest.raises(FormatError):
         linear.kernel("mxint8", 1, 64, 64, torch.float32, "int8")

@@ -181,7 +181,7 @@ def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -
 
     ``x``: ``[..., K]``, float32, float16 or bfloat16, on the CPU or a CUDA device. ``weight``: shape ``(N, K)``, any
     format, encoded along its last axis, on the same device. ``bias``: ``[N]``, a float dtype. Returns ``[..., N]`` in
-    the dtype of ``x``, rounded once from sums as exact as float32 ones; kernels in fixed point ("int8 digits") err by
+    the dtype of ``x``, rounded once from sums as exact as float32 ones; kernels in fixed point ("int8 limbs") err by
     at most ``2**-22`` of the largest input of 256 columns times the magnitudes of their weights. A row's result does
     not depend on the number of threads, nor on the other rows except for their number: above four rows large weights
     have another kernel, as they have on other machines (:func:`kernel` names it). Gradients and

@@ -51,5 +51,5 @@ fn shown(text: &str) -> String {
 
 /// A refusal of one tensor.
 fn refuse_tensor(name: &str, fault: TensorFault) -> Error {
-    ContainerError::Tensor { name: shown(name), fault }.into()
+    ContainerError::Tensor { name: shown(name), fault: Box::new(fault) }.into()
 }

@@ -23,7 +23,7 @@ pub enum ContainerError {
         /// Its name, escaped and cut.
         name: String,
         /// The refusal.
-        fault: TensorFault,
+        fault: Box<TensorFault>,
     },
     /// A path that is no file.
     #[error("{place}: is not a regular file")]

@@ -1,10 +1,10 @@
 //! `y = x W^T + bias` in float32, for weights of any format.
 
-use super::dot::{ROWS, Sums, accumulate};
-#[cfg(target_arch = "x86_64")]
-use super::fast;
+use super::f32_fma::{ROWS, Sums, accumulate};
 use super::output::{Inputs, Outputs, widened};
 use super::reference;
+#[cfg(target_arch = "x86_64")]
+use super::route;
 use super::{Matrix, check_sizes};
 use crate::codec::rows::{Rows, Unpacked};
 use crate::codec::{Values, ValuesMut, zeroed};
@@ -24,7 +24,7 @@ const MOST_ROWS: usize = 4096;
 const LEAST_ROWS: usize = 64;
 /// Bytes of inputs, widened and arranged for a kernel, that are held in one go, about.
 const HELD_BYTES: usize = 256 << 20;
-/// Bytes that a column of a row of inputs takes there: float32, and three parts of 16 bits.
+/// Bytes that a column of a row of inputs takes there: float32, and three limbs of 16 bits.
 const BYTES_PER_INPUT: usize = 10;
 
 /// Multiplies `m` rows of inputs with the transposed weights and adds the bias, if there is one.
@@ -58,7 +58,7 @@ pub fn multiply(
     };
     let out = Outputs::new(&mut out, n, level);
     #[cfg(target_arch = "x86_64")]
-    let way = fast::way(w.format, m, n, k, level);
+    let way = route::way(w.format, m, n, k, level);
     let each = rows_at_a_time(k);
     for first in (0..m).step_by(each) {
         let count = each.min(m - first);
@@ -66,7 +66,7 @@ pub fn multiply(
         let out = Biased { out: out.after(first), bias: &bias };
         #[cfg(target_arch = "x86_64")]
         if let Some(way) = &way {
-            fast::multiply(way, &rows, &x, count, w, &out)?;
+            route::multiply(way, &rows, &x, count, w, &out)?;
             continue;
         }
         pool::try_for_each(n.div_ceil(PANEL), count.saturating_mul(n).saturating_mul(k), |panel| {

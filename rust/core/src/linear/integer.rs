@@ -4,7 +4,7 @@
 use std::arch::x86_64::*;
 
 #[cfg(target_arch = "x86_64")]
-use super::bytes;
+use super::int8_amx;
 use super::output::{Outputs, widened};
 use super::reference::{self, Added};
 use super::{Matrix, check_sizes};
@@ -120,7 +120,7 @@ pub fn multiply_integer(
         out: Outputs::new(&mut out, n, level),
     };
     #[cfg(target_arch = "x86_64")]
-    if bytes::applies(n, k, level) {
+    if int8_amx::applies(n, k, level) {
         return product.on_amx(m, level);
     }
     pool::try_for_each(n.div_ceil(PANEL), m.saturating_mul(n).saturating_mul(k), |panel| product.panel(panel, level))
@@ -188,7 +188,7 @@ impl Product<'_> {
     #[cfg(target_arch = "x86_64")]
     fn some_on_amx(&self, first_row: usize, m: usize, level: Level) -> Result<()> {
         let (n, k) = (self.w.rows, self.w.columns);
-        let x = bytes::Tiled::new(&self.x.codes[first_row * k..][..m * k], m, k)?;
+        let x = int8_amx::Tiled::new(&self.x.codes[first_row * k..][..m * k], m, k)?;
         let mut padded = zeroed::<f32>(m + amx::ROWS)?;
         padded[..m].copy_from_slice(&self.input_scales[first_row..][..m]);
         let finish = Scaled { input_scales: &padded, weight_scales: &self.weight_scales, added: self.added };
@@ -196,7 +196,7 @@ impl Product<'_> {
         let out = self.out.after(first_row);
         pool::try_for_each(n.div_ceil(UNIT * PANEL), m.saturating_mul(n).saturating_mul(k), |unit| {
             let mut unpacked = Vec::new();
-            // SAFETY: `bytes::applies` found the instructions; every panel writes its own columns.
+            // SAFETY: `int8_amx::applies` found the instructions; every panel writes its own columns.
             unsafe {
                 let session = amx::Session::new();
                 for first in (unit * UNIT * PANEL..n.min((unit + 1) * UNIT * PANEL)).step_by(PANEL) {
@@ -211,7 +211,7 @@ impl Product<'_> {
                         }
                         &unpacked
                     };
-                    bytes::multiply(&session, weights, (first, count), &x, &finish, |row, values| {
+                    int8_amx::multiply(&session, weights, (first, count), &x, &finish, |row, values| {
                         out.write(row, first, values);
                     });
                 }
@@ -231,7 +231,7 @@ struct Scaled<'a> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl bytes::Finish for Scaled<'_> {
+impl int8_amx::Finish for Scaled<'_> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
     unsafe fn values(&self, weight: usize, first: usize, sums: __m512i) -> __m512 {

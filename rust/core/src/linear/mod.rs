@@ -4,21 +4,21 @@
 //! weights are scaled integers. [`gather`] decodes rows by id. Kernels read W in its packed form, a panel of rows at a time.
 
 #[cfg(target_arch = "x86_64")]
-mod bytes;
+mod bf16_codes_vbmi;
 #[cfg(target_arch = "x86_64")]
-mod codes;
-#[cfg(target_arch = "x86_64")]
-mod digits;
-mod dot;
-#[cfg(target_arch = "x86_64")]
-mod fast;
+mod bf16_limbs_amx;
+mod f32_fma;
 mod float;
 mod gather;
+#[cfg(target_arch = "x86_64")]
+mod int8_amx;
+#[cfg(target_arch = "x86_64")]
+mod int8_limbs_vnni;
 mod integer;
 mod output;
-#[cfg(target_arch = "x86_64")]
-mod parts;
 mod reference;
+#[cfg(target_arch = "x86_64")]
+mod route;
 
 pub use float::multiply;
 pub use gather::gather;
@@ -47,14 +47,14 @@ pub struct Matrix<'a> {
 pub enum Kernel {
     /// Rows decoded to float32 in the L1 cache; sixteen chains of fused multiply-adds.
     Fma(Level),
-    /// Fixed point with VNNI: digits of int8 multiplied exactly, groups scaled in float32.
-    Digits,
+    /// Fixed point with VNNI: limbs of int8 multiplied exactly, groups scaled in float32.
+    Int8Limbs,
     /// Decoded weights and inputs as sums of bfloat16 numbers on AMX.
-    Parts,
+    Bf16Limbs,
     /// int8 products summed in int32 on AMX.
-    Tiles,
+    Int8Amx,
     /// int8 products summed in int32.
-    Bytes(Level),
+    Int8(Level),
 }
 
 impl Kernel {
@@ -64,12 +64,12 @@ impl Kernel {
             Self::Fma(Level::Scalar) => "fma scalar",
             Self::Fma(Level::Avx2) => "fma avx2",
             Self::Fma(Level::Avx512) => "fma avx512",
-            Self::Digits => "int8 digits vnni",
-            Self::Parts => "bfloat16 parts amx",
-            Self::Tiles => "int8 amx",
-            Self::Bytes(Level::Scalar) => "int8 scalar",
-            Self::Bytes(Level::Avx2) => "int8 avx2",
-            Self::Bytes(Level::Avx512) => "int8 avx512",
+            Self::Int8Limbs => "int8 limbs vnni",
+            Self::Bf16Limbs => "bfloat16 limbs amx",
+            Self::Int8Amx => "int8 amx",
+            Self::Int8(Level::Scalar) => "int8 scalar",
+            Self::Int8(Level::Avx2) => "int8 avx2",
+            Self::Int8(Level::Avx512) => "int8 avx512",
         }
     }
 }
@@ -83,16 +83,16 @@ pub fn kernel(format: Format, input: Option<Format>, m: usize, n: usize, k: usiz
     if let Some(input) = input {
         integer::check_formats(format, input)?;
         #[cfg(target_arch = "x86_64")]
-        if bytes::applies(n, k, level) {
-            return Ok(Kernel::Tiles);
+        if int8_amx::applies(n, k, level) {
+            return Ok(Kernel::Int8Amx);
         }
-        return Ok(Kernel::Bytes(level));
+        return Ok(Kernel::Int8(level));
     }
     #[cfg(target_arch = "x86_64")]
-    if let Some(way) = fast::way(format, m, n, k, level) {
+    if let Some(way) = route::way(format, m, n, k, level) {
         return Ok(match way {
-            fast::Way::Digits(_) => Kernel::Digits,
-            fast::Way::Parts(_) => Kernel::Parts,
+            route::Way::Int8Limbs(_) => Kernel::Int8Limbs,
+            route::Way::Bf16Limbs(_) => Kernel::Bf16Limbs,
         });
     }
     Ok(Kernel::Fma(level))

@@ -1,4 +1,4 @@
-//! What every kernel is built from: lanes, cache lines, AMX tiles, and the choice of the SIMD level.
+//! What every kernel is built from: lanes, cache lines, AMX tiles, `exp` and friends, and the choice of the SIMD level.
 //!
 //! Codecs, packed products, solvers and the engine's kernels share this room. A kernel is a [`Job`], written once over the
 //! operations of [`Lanes`]; [`fast`] compiles it for each instruction set and runs it at the level in use. Scalar
@@ -8,6 +8,7 @@
 #[cfg(target_arch = "x86_64")]
 pub mod amx;
 mod dispatch;
+pub mod exp;
 mod lanes;
 mod level;
 mod line;

@@ -6,9 +6,9 @@
 
 use super::kept::Kept;
 use super::lanes::{Floats, Lanes};
-use super::math;
 use super::products::Row;
 use super::shape::{HEADS, Shape};
+use octavo_core::simd::exp;
 
 /// Positions that one vector of scores holds.
 const POSITIONS: usize = 4;
@@ -159,7 +159,7 @@ unsafe fn weigh<L: Lanes, K: Kept<L>>(
     let greatest = l.max_groups(greatest);
     let mut total = l.splat(0.0);
     for (group, scores) in scores.iter_mut().enumerate() {
-        let mut weight = math::exp(l, l.sub(l.load(scores), greatest));
+        let mut weight = exp::exp(l, l.sub(l.load(scores), greatest));
         if group == last {
             weight = l.first(held, weight, l.splat(0.0));
         }

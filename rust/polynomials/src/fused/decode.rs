@@ -3,7 +3,7 @@
 use super::attention::{Memory, attend};
 use super::encode::Encoded;
 use super::kept::Kept;
-use super::lanes::{Floats, LANES, Lanes};
+use super::lanes::{Floats, LANES, Lanes, Proven};
 use super::linear::{Sink, Step, apply, recur};
 use super::model::{Linear, Model, Norm};
 use super::norm::normalize;

@@ -2,12 +2,12 @@
 
 use super::attention::Memory;
 use super::kept::Kept;
-use super::lanes::{Floats, Lanes};
+use super::lanes::{Floats, Lanes, Proven};
 use super::linear::{Sink, Step, apply, recur};
-use super::math;
 use super::model::Model;
 use super::norm::normalize;
 use super::products::{Arithmetic, Blocks, Input, NumberOf, Row};
+use octavo_core::simd::exp;
 
 /// Most sources of a group.
 pub(super) const GROUP: usize = 16;
@@ -216,7 +216,7 @@ impl<L: Lanes, K> Sink<L> for Start<'_, K> {
     fn take<const P: usize>(&mut self, l: L, row: usize, panel: usize, values: [L::F; P]) {
         let start = &mut self.encoded[self.slots[row]].start[panel..panel + P];
         for (at, (v, to)) in values.into_iter().zip(start).enumerate() {
-            let v = if panel + at < self.hidden_lines { math::tanh(l, v) } else { v };
+            let v = if panel + at < self.hidden_lines { exp::tanh(l, v) } else { v };
             l.store(v, to);
         }
     }

@@ -39,7 +39,7 @@ mod small {
     use std::arch::x86_64::*;
 
     use super::Kept;
-    use crate::fused::lanes::{Avx512, Lanes};
+    use crate::fused::lanes::{Avx512, Proven};
 
     /// 16 float16: 11 bits of each element, more than factors of bfloat16 have, and half of what float32 takes to read.
     /// Elements beyond the largest float16 are cut.

@@ -1,9 +1,10 @@
 //! Laws of the kernels: functions against float64, products against products of float64.
 
+use super::cell;
 use super::lanes::*;
-use super::math;
 use super::products::*;
 use super::tests::Random;
+use octavo_core::simd::exp;
 
 /// Applies a function to all of `x`, 16 at a time.
 fn map<L: Lanes>(l: L, x: &[f32], f: impl Fn(L, L::F) -> L::F) -> Vec<f32> {
@@ -45,7 +46,7 @@ fn grid(from: f32, to: f32) -> Vec<f32> {
 #[test]
 fn the_exponential_is_as_exact_as_it_says() {
     let x = grid(-87.0, 0.0);
-    for (x, found) in x.iter().zip(at_all_levels!(&x, math::exp)) {
+    for (x, found) in x.iter().zip(at_all_levels!(&x, exp::exp)) {
         let want = f64::from(*x).exp();
         assert!((f64::from(found) / want - 1.0).abs() <= 2e-7, "exp({x}) = {found}");
     }
@@ -54,7 +55,7 @@ fn the_exponential_is_as_exact_as_it_says() {
 #[test]
 fn tanh_is_as_exact_as_it_says() {
     let x = [grid(-12.0, 12.0), grid(-1e-3, 1e-3), grid(-1e30, 1e30)].concat();
-    for (x, found) in x.iter().zip(at_all_levels!(&x, math::tanh)) {
+    for (x, found) in x.iter().zip(at_all_levels!(&x, exp::tanh)) {
         let want = f64::from(*x).tanh();
         assert!((f64::from(found) - want).abs() <= 4e-7 * want.abs(), "tanh({x}) = {found}");
     }
@@ -67,7 +68,7 @@ fn cells_are_as_exact_as_they_say() {
     for _ in 0..2000 {
         let gates: [Floats; 4] = std::array::from_fn(|_| Line(std::array::from_fn(|_| 6.0 * random.normal())));
         let before = Line(std::array::from_fn(|_| 2.0 * random.unit() - 1.0));
-        let (hidden, cell) = math::cell(Scalar, gates.map(|gate| Scalar.load(&gate)), Scalar.load(&before));
+        let (hidden, cell) = cell::cell(Scalar, gates.map(|gate| Scalar.load(&gate)), Scalar.load(&before));
         let (mut found, mut after) = (Floats::default(), Floats::default());
         Scalar.store(hidden, &mut found);
         Scalar.store(cell, &mut after);
@@ -150,7 +151,7 @@ fn products_are_those_of_float64_almost() {
         if let Some(l) = Avx512::new() {
             check(Float(l), chain);
         }
-        if let Some(a) = Split::new() {
+        if let Some(a) = Limbs::new() {
             check(a, split);
         }
         if let Some(a) = Half::new() {

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::lanes::{Floats, Lanes};
-use super::math;
+use super::cell;
+use super::lanes::{Floats, Lanes, Proven};
 use super::model::{Linear, Model, Recurrent};
 use super::products::{Arithmetic, Block, Blocks, Factors, FloatsOf, Input, NumberOf, PANELS, ROWS, Row, Weights};
 
@@ -180,7 +180,7 @@ impl<A: Arithmetic> Finish<A> for Cells<'_, A> {
                 gates[gate] = a.value(&sums[gate], a.added(&added[gate]), scale[gate]);
             }
             let cell = &mut self.cells[row * self.lines + line];
-            let (hidden, new) = math::cell(l, gates, l.load(cell));
+            let (hidden, new) = cell::cell(l, gates, l.load(cell));
             l.store(new, cell);
             l.store(hidden, &mut self.states[self.places[row] + line]);
             self.after.row(row).put(l, line, hidden, self.inverse);

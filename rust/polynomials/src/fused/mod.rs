@@ -1,6 +1,7 @@
 //! The fused route: the shipped architecture, `hybrid`, with kernels of our own, in float32 and in static int8.
 
 mod attention;
+mod cell;
 mod decode;
 mod encode;
 mod expand;
@@ -9,7 +10,6 @@ mod kept;
 mod kernel_tests;
 mod lanes;
 mod linear;
-mod math;
 mod model;
 mod norm;
 mod products;
@@ -32,7 +32,7 @@ use lanes::Scalar;
 use lanes::{Avx2, Avx512};
 use model::Model;
 #[cfg(target_arch = "x86_64")]
-use products::{Amx, Half, Split, Vnni};
+use products::{Amx, Half, Limbs, Vnni};
 use products::{Arithmetic, Float, Integer, NumberOf, Weights as Packed};
 use shape::Shape;
 use source::{FloatSource, IntegerSource, Source};
@@ -47,7 +47,7 @@ pub(crate) fn float(config: &Config, weights: &Weights) -> Found {
     let source = FloatSource { config, weights };
     match Level::current() {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => match (Split::new(), Avx512::new()) {
+        Level::Avx512 => match (Limbs::new(), Avx512::new()) {
             (Some(a), _) => kernels(a, config, &source),
             (None, Some(l)) => kernels(Float(l), config, &source),
             (None, None) => kernels(Float(Scalar), config, &source),

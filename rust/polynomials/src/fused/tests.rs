@@ -196,7 +196,7 @@ fn float_tokens_are_those_of_the_reference() {
                 assert_eq!(run(Float(lanes), &model, &source, rows), want, "avx512");
             }
         }
-        if let Some(a) = Split::new() {
+        if let Some(a) = Limbs::new() {
             let model = Model::new(Shape::new(&config), &FloatSource { config: &config, weights: &weights }).unwrap();
             for rows in [1, 3, 16, 32] {
                 assert_eq!(run(a, &model, &source, rows), want, "split");
@@ -279,7 +279,7 @@ fn tokens_do_not_depend_on_other_rows() {
         if let Some(l) = Avx512::new() {
             in_any_company(Float(l), &config, &floats);
         }
-        if let Some(a) = Split::new() {
+        if let Some(a) = Limbs::new() {
             in_any_company(a, &config, &floats);
         }
         if let Some(a) = Half::new() {

@@ -35,7 +35,6 @@ impl Session {
     ///
     /// # Safety
     /// [`allowed`] must have said yes.
-    #[expect(clippy::new_without_default, reason = "unsafe")]
     pub unsafe fn new() -> Self {
         let mut configuration = Line::<u8, 64>::default();
         configuration.0[0] = 1; // palette

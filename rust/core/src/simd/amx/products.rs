@@ -50,10 +50,10 @@ macro_rules! across {
 pub(crate) struct Step {
     /// A tile of 16 rows of weights.
     pub(crate) weights: usize,
-    /// Lines of 16 columns of 2 inputs: for each part one or two tiles.
+    /// Lines of 16 columns of 2 inputs: for each limb one or two tiles.
     pub(crate) inputs: usize,
-    /// Parts of the inputs, at least one.
-    pub(crate) parts: usize,
+    /// Limbs of the inputs, at least one.
+    pub(crate) limbs: usize,
 }
 
 /// The factors of [`Session::add_products`]: two panels of weights, and one or two tiles of columns of inputs.
@@ -64,11 +64,11 @@ pub(crate) struct Factors<'a> {
     /// Bytes from the first panel's tiles to the second's.
     pub(crate) panel: usize,
     pub(crate) inputs: *const u8,
-    /// Tiles of a part of the inputs: 1 or 2.
+    /// Tiles of a limb of the inputs: 1 or 2.
     pub(crate) across: usize,
 }
 
-/// Assembly that multiplies two tiles of weights with those of each part of the inputs, step after step.
+/// Assembly that multiplies two tiles of weights with those of each limb of the inputs, step after step.
 macro_rules! products {
     ($factors:ident, $sums:ident, [$($load:literal)*], [$($product:literal)*], [$($store:literal)*], $bytes:literal) => {
         asm!(
@@ -144,7 +144,7 @@ impl Session {
     /// Adds the products of bfloat16 of all steps to sums, in order; `fresh` sums begin at zero.
     ///
     /// # Safety
-    /// All that the factors name must be readable: tiles of 1024 bytes, of inputs at least one part a step, with as many
+    /// All that the factors name must be readable: tiles of 1024 bytes, of inputs at least one limb a step, with as many
     /// tiles as `across` says.
     pub(crate) unsafe fn add_products(&self, factors: &Factors<'_>, fresh: bool, sums: &mut FloatSums) {
         if factors.steps.is_empty() {

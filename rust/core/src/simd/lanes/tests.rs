@@ -97,6 +97,9 @@ impl<V: Lanes> Job<V> for All<'_> {
 
 impl All<'_> {
     /// Operations on memory and over lanes; the latter of values without NaN.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
     #[inline(always)]
     unsafe fn in_memory<V: Lanes>(&self, a: V::F) -> Vec<(&'static str, [u32; LANES])> {
         let (mut bytes, mut halves, mut f16s) = ([0u8; LANES], [0u16; LANES], [0u16; LANES]);

@@ -2,31 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use octavo_core::Level;
-
-use super::{Floats, Job, LANES, Lanes, Sums};
-
-/// AVX2 and FMA; exists only where the machine has them.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::fused) struct Avx2(());
-
-impl Avx2 {
-    /// The instructions, if the machine has them.
-    pub(in crate::fused) fn new() -> Option<Self> {
-        (Level::detect() >= Level::Avx2).then_some(Self(()))
-    }
-}
-
-/// # Safety
-/// The processor must have AVX2, FMA, F16C, BMI2 and POPCNT, as an [`Avx2`] proves.
-#[target_feature(enable = "avx2,fma,f16c,bmi2,popcnt")]
-fn compiled<J: Job<Avx2>>(lanes: Avx2, job: J) -> J::Output {
-    job.run(lanes)
-}
-
-/// Lanes 0 to 7 and 8 to 15.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::fused) struct Two<T>(T, T);
+use super::{Avx2, LANES, Lanes};
 
 /// One bit set in each lane below the place, read from `16 - count`.
 static FIRST: [i32; 2 * LANES] = {
@@ -50,89 +26,45 @@ macro_rules! methods {
     };
 }
 
-/// Methods that do the same to both registers.
-macro_rules! both {
-    ($($name:ident($($argument:ident: $type:ty),*) -> $output:ty = $intrinsic:ident $(::<$constant:literal>)?;)*) => {
-        methods! { $($name($($argument: $type),*) -> $output =
-            Two($intrinsic$(::<$constant>)?($($argument.0),*), $intrinsic$(::<$constant>)?($($argument.1),*));)* }
-    };
-}
-
 impl Lanes for Avx2 {
-    type F = Two<__m256>;
-    type I = Two<__m256i>;
     const BLOCK: (usize, usize) = (6, 1);
 
-    both! {
-        add(a: Self::F, b: Self::F) -> Self::F = _mm256_add_ps;
-        sub(a: Self::F, b: Self::F) -> Self::F = _mm256_sub_ps;
-        mul(a: Self::F, b: Self::F) -> Self::F = _mm256_mul_ps;
-        div(a: Self::F, b: Self::F) -> Self::F = _mm256_div_ps;
-        min(a: Self::F, b: Self::F) -> Self::F = _mm256_min_ps;
-        max(a: Self::F, b: Self::F) -> Self::F = _mm256_max_ps;
-        fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F = _mm256_fmadd_ps;
-        add_sums(a: Self::I, b: Self::I) -> Self::I = _mm256_add_epi32;
-        to_floats(v: Self::I) -> Self::F = _mm256_cvtepi32_ps;
-        bits(v: Self::F) -> Self::I = _mm256_castps_si256;
-        bits_to_float(v: Self::I) -> Self::F = _mm256_castsi256_ps;
-        to_exponent(v: Self::I) -> Self::I = _mm256_slli_epi32::<23>;
-        to_high_bytes(v: Self::I) -> Self::I = _mm256_slli_epi32::<8>;
-    }
-
     methods! {
-        load(from: &Floats) -> Self::F =
-            Two(_mm256_load_ps(from.0.as_ptr()), _mm256_load_ps(from.0.as_ptr().add(8)));
-        store(v: Self::F, to: &mut Floats) = {
-            _mm256_store_ps(to.0.as_mut_ptr(), v.0);
-            _mm256_store_ps(to.0.as_mut_ptr().add(8), v.1);
-        };
-        splat(v: f32) -> Self::F = Two(_mm256_set1_ps(v), _mm256_set1_ps(v));
         quad(v: &[f32; 4]) -> Self::F = {
             let four = _mm_loadu_ps(v.as_ptr());
-            Two(_mm256_set_m128(four, four), _mm256_set_m128(four, four))
+            [_mm256_set_m128(four, four), _mm256_set_m128(four, four)]
         };
-        load_sums(from: &Sums) -> Self::I = {
-            let at = from.0.as_ptr().cast::<__m256i>();
-            Two(_mm256_load_si256(at), _mm256_load_si256(at.add(1)))
-        };
-        splat_sum(v: i32) -> Self::I = Two(_mm256_set1_epi32(v), _mm256_set1_epi32(v));
         first(count: usize, a: Self::F, b: Self::F) -> Self::F = {
             let masks = &FIRST[LANES - count..][..LANES];
             let low = _mm256_loadu_si256(masks.as_ptr().cast());
             let high = _mm256_loadu_si256(masks[8..].as_ptr().cast());
-            Two(
-                _mm256_blendv_ps(b.0, a.0, _mm256_castsi256_ps(low)),
-                _mm256_blendv_ps(b.1, a.1, _mm256_castsi256_ps(high)),
-            )
-        };
-        sum(v: Self::F) -> f32 = {
-            let halves = _mm256_add_ps(v.0, v.1);
-            let quarters = _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps::<1>(halves));
-            let eighths = _mm_add_ps(quarters, _mm_movehl_ps(quarters, quarters));
-            _mm_cvtss_f32(_mm_add_ss(eighths, _mm_movehdup_ps(eighths)))
+            [
+                _mm256_blendv_ps(b[0], a[0], _mm256_castsi256_ps(low)),
+                _mm256_blendv_ps(b[1], a[1], _mm256_castsi256_ps(high)),
+            ]
         };
         add_groups(v: Self::F) -> Self::F = {
-            let halves = _mm256_add_ps(v.0, v.1);
+            let halves = _mm256_add_ps(v[0], v[1]);
             let all = _mm256_add_ps(halves, _mm256_permute2f128_ps::<1>(halves, halves));
-            Two(all, all)
+            [all, all]
         };
         max_groups(v: Self::F) -> Self::F = {
-            let halves = _mm256_max_ps(v.0, v.1);
+            let halves = _mm256_max_ps(v[0], v[1]);
             let all = _mm256_max_ps(halves, _mm256_permute2f128_ps::<1>(halves, halves));
-            Two(all, all)
+            [all, all]
         };
         group_sums(v: [Self::F; 4]) -> Self::F = {
             let [a, b, c, d] = v;
-            Two(group_sums([a.0, b.0, c.0, d.0]), group_sums([a.1, b.1, c.1, d.1]))
+            [group_sums([a[0], b[0], c[0], d[0]]), group_sums([a[1], b[1], c[1], d[1]])]
         };
         to_bytes(v: Self::F, inverse: Self::F) -> [u8; LANES] = {
             let shift = _mm256_set1_epi32(128);
-            let whole = [whole(v.0, inverse.0, 127.0), whole(v.1, inverse.1, 127.0)];
+            let whole = [whole(v[0], inverse[0], 127.0), whole(v[1], inverse[1], 127.0)];
             low_bytes(whole.map(|v| _mm256_add_epi32(v, shift)))
         };
         to_words(v: Self::F, inverse: Self::F) -> [[u8; LANES]; 2] = {
             let (shift, byte) = (_mm256_set1_epi32(32768), _mm256_set1_epi32(255));
-            let whole = [whole(v.0, inverse.0, 32767.0), whole(v.1, inverse.1, 32767.0)];
+            let whole = [whole(v[0], inverse[0], 32767.0), whole(v[1], inverse[1], 32767.0)];
             let words = whole.map(|v| _mm256_add_epi32(v, shift));
             let [high, low] = [words.map(|v| _mm256_srli_epi32::<8>(v)), words.map(|v| _mm256_and_si256(v, byte))];
             [low_bytes(high), low_bytes(low)]
@@ -143,11 +75,6 @@ impl Lanes for Avx2 {
     fn fetch<T>(self, line: *const T) {
         // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T1>(line.cast()) };
-    }
-    #[inline(always)]
-    fn run<J: Job<Self>>(self, job: J) -> J::Output {
-        // SAFETY: `self` exists only where the instructions do.
-        unsafe { compiled(self, job) }
     }
 }
 

@@ -4,34 +4,34 @@
 //! An [`Arithmetic`] is one way to compute them. The sums of a row do not depend on the other rows.
 
 #[cfg(target_arch = "x86_64")]
-pub(super) mod amx;
-mod bytes;
-mod float;
+mod bf16_amx;
 #[cfg(target_arch = "x86_64")]
-mod half;
+mod bf16_limbs_amx;
+mod f32_fma;
+mod int8;
 #[cfg(target_arch = "x86_64")]
-mod split;
+mod int8_avx2;
 #[cfg(target_arch = "x86_64")]
-mod vnni;
+mod int8_vnni;
 #[cfg(target_arch = "x86_64")]
-mod words;
+pub(super) mod tiles_amx;
 
 use std::fmt::Debug;
 use std::ops::Range;
 
 use super::kept::Kept;
-use super::lanes::{Floats, Job, LANES, Lanes, Line};
+use super::lanes::{Floats, Job, LANES, Lanes, Line, Registers};
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use amx::Amx;
-pub(super) use bytes::Integer;
-pub(super) use float::Float;
+pub(super) use bf16_amx::Half;
 #[cfg(target_arch = "x86_64")]
-pub(super) use half::Half;
+pub(super) use bf16_limbs_amx::Limbs;
+pub(super) use f32_fma::Float;
+pub(super) use int8::Integer;
 #[cfg(target_arch = "x86_64")]
-pub(super) use split::Split;
+pub(super) use int8_vnni::Vnni;
 #[cfg(target_arch = "x86_64")]
-pub(super) use vnni::Vnni;
+pub(super) use tiles_amx::Amx;
 
 /// Most rows of a block.
 pub(super) const ROWS: usize = 32;
@@ -187,4 +187,4 @@ pub(super) trait Arithmetic: Copy + Send + Sync + 'static {
 /// What the sums of an arithmetic are counted in.
 pub(super) type NumberOf<A> = <<A as Arithmetic>::Weights as Weights>::Number;
 /// 16 float32 of an arithmetic's lanes.
-pub(super) type FloatsOf<A> = <<A as Arithmetic>::Lanes as Lanes>::F;
+pub(super) type FloatsOf<A> = <<A as Arithmetic>::Lanes as Registers>::F;

@@ -5,14 +5,14 @@
 //! the group.
 
 mod books;
-mod floats;
-mod steps;
-mod whole;
+mod float32_bits;
+mod integers;
+mod minifloats;
 
 pub(super) use books::{Book, Signs};
-pub(super) use floats::{Floats, Powers};
-pub(super) use steps::{PowerSteps, RealSteps};
-pub(super) use whole::{Identity, ScaledE2M1, Truncated};
+pub(super) use float32_bits::{Identity, ScaledE2M1, Truncated};
+pub(super) use integers::{PowerSteps, RealSteps};
+pub(super) use minifloats::{Floats, Powers};
 
 use crate::codec::grid::GroupScale;
 use crate::codec::work::Work;

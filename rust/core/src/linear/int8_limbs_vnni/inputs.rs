@@ -1,34 +1,34 @@
-//! Inputs as digits.
+//! Inputs as limbs.
 
 use std::arch::x86_64::*;
 
-use super::{CHUNK, MOST_DIGITS};
+use super::{CHUNK, MOST_LIMBS};
 use crate::codec::zeroed;
 use crate::error::Result;
 
 /// Binary exponents that the largest number of a chunk may have; others would overflow or vanish in the scaling.
 const EXPONENTS: std::ops::RangeInclusive<i32> = -60..=60;
-/// Ratio of the largest magnitude of a chunk to the mean, above which three digits lose more than float32 sums do.
+/// Ratio of the largest magnitude of a chunk to the mean, above which three limbs lose more than float32 sums do.
 const OUTLIER: f32 = 16.0;
 
-/// Largest number of so many digits that are bytes with a sign.
-const fn largest(digits: usize) -> i32 {
-    if digits == 3 { 127 * 0x0001_0101 } else { 127 * 0x0101_0101 }
+/// Largest number of so many limbs that are bytes with a sign.
+const fn largest(limbs: usize) -> i32 {
+    if limbs == 3 { 127 * 0x0001_0101 } else { 127 * 0x0101_0101 }
 }
 
 /// Rows of inputs as planes of int8 and a power of two for each chunk of columns.
 pub(in crate::linear) struct FixedInputs {
     planes: Vec<i8>,
     units: Vec<f32>,
-    /// Digits of each row: three, four where there are outliers, or none where the row has no fixed-point form.
-    digits: Vec<usize>,
+    /// Limbs of each row: three, four where there are outliers, or none where the row has no fixed-point form.
+    limbs: Vec<usize>,
     /// Columns, filled with zeros up to whole chunks.
     pub(super) columns: usize,
     pub(super) rows: usize,
 }
 
 impl FixedInputs {
-    /// Digits of `rows` rows, `stride` values apart, the columns from `k` to a multiple of 16 being zero. A row has none
+    /// Limbs of `rows` rows, `stride` values apart, the columns from `k` to a multiple of 16 being zero. A row has none
     /// where a value is not finite, or a chunk lies beyond [`EXPONENTS`].
     ///
     /// # Safety
@@ -36,8 +36,8 @@ impl FixedInputs {
     pub(in crate::linear) unsafe fn new(x: &[f32], rows: usize, stride: usize, k: usize) -> Result<Self> {
         let columns = k.next_multiple_of(CHUNK);
         let chunks = columns / CHUNK;
-        let (planes, units) = (zeroed(rows * MOST_DIGITS * columns)?, zeroed(rows * chunks)?);
-        let mut fixed = Self { planes, units, digits: vec![3; rows], columns, rows };
+        let (planes, units) = (zeroed(rows * MOST_LIMBS * columns)?, zeroed(rows * chunks)?);
+        let mut fixed = Self { planes, units, limbs: vec![3; rows], columns, rows };
         'rows: for row in 0..rows {
             let even = |x: &[f32]| {
                 // SAFETY: as the caller promises.
@@ -45,18 +45,18 @@ impl FixedInputs {
                 most * x.len() as f32 <= OUTLIER * sum
             };
             let values = &x[row * stride..][..k.next_multiple_of(16)];
-            fixed.digits[row] = if values.chunks(CHUNK).all(even) { 3 } else { 4 };
+            fixed.limbs[row] = if values.chunks(CHUNK).all(even) { 3 } else { 4 };
             for chunk in 0..chunks {
                 let start = chunk * CHUNK;
                 let len = (k.next_multiple_of(16) - start).min(CHUNK);
                 let x = &x[row * stride + start..][..len];
-                let plane = row * MOST_DIGITS * columns + start;
+                let plane = row * MOST_LIMBS * columns + start;
                 // SAFETY: as the caller promises; each of the planes has `len` places from `start` on.
-                let unit = unsafe { convert(x, fixed.digits[row], fixed.planes.as_mut_ptr().add(plane), columns) };
+                let unit = unsafe { convert(x, fixed.limbs[row], fixed.planes.as_mut_ptr().add(plane), columns) };
                 match unit {
                     Some(unit) => fixed.units[row * chunks + chunk] = unit,
                     None => {
-                        fixed.digits[row] = 0;
+                        fixed.limbs[row] = 0;
                         continue 'rows;
                     }
                 }
@@ -65,17 +65,17 @@ impl FixedInputs {
         Ok(fixed)
     }
 
-    /// Digits of a row; 0 where it has no fixed-point form.
-    pub(super) fn digits(&self, row: usize) -> usize {
-        self.digits[row]
+    /// Limbs of a row; 0 where it has no fixed-point form.
+    pub(super) fn limbs(&self, row: usize) -> usize {
+        self.limbs[row]
     }
 
-    /// A plane of digits of a row, the lowest first.
-    pub(super) fn plane(&self, row: usize, digit: usize) -> &[i8] {
-        &self.planes[(row * MOST_DIGITS + digit) * self.columns..][..self.columns]
+    /// A plane of limbs of a row, the lowest first.
+    pub(super) fn plane(&self, row: usize, limb: usize) -> &[i8] {
+        &self.planes[(row * MOST_LIMBS + limb) * self.columns..][..self.columns]
     }
 
-    /// What the lowest digit counts, in a chunk.
+    /// What the lowest limb counts, in a chunk.
     pub(super) fn unit(&self, row: usize, chunk: usize) -> f32 {
         self.units[row * (self.columns / CHUNK) + chunk]
     }
@@ -96,13 +96,13 @@ unsafe fn magnitudes(x: &[f32]) -> (f32, f32) {
     (_mm512_reduce_max_ps(most), _mm512_reduce_add_ps(sum))
 }
 
-/// Writes digits of values, a multiple of 16 of them, to as many planes; returns what the lowest counts.
+/// Writes limbs of values, a multiple of 16 of them, to as many planes; returns what the lowest counts.
 ///
 /// # Safety
 /// The processor must have AVX-512 F, BW and VL; each of the planes, `stride` apart, must have room for the values, which
 /// nobody else may use meanwhile.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-unsafe fn convert(x: &[f32], digits: usize, planes: *mut i8, stride: usize) -> Option<f32> {
+unsafe fn convert(x: &[f32], limbs: usize, planes: *mut i8, stride: usize) -> Option<f32> {
     let vectors = x.as_chunks::<16>().0;
     // SAFETY: every vector is read and written whole.
     unsafe {
@@ -120,15 +120,15 @@ unsafe fn convert(x: &[f32], digits: usize, planes: *mut i8, stride: usize) -> O
             return None;
         }
         let power = |e: i32| f32::from_bits(((e + 127) as u32) << 23);
-        let bits = 8 * digits as i32 - 2;
-        // Close below a power of two, digits with a sign fall short of it.
+        let bits = 8 * limbs as i32 - 2;
+        // Close below a power of two, limbs with a sign fall short of it.
         let most = (f32::from_bits(most) * power(bits - exponent)).round_ties_even() as i32;
-        let exponent = exponent + i32::from(most > largest(digits));
+        let exponent = exponent + i32::from(most > largest(limbs));
         let factor = _mm512_set1_ps(power(bits - exponent));
         for (i, v) in vectors.iter().enumerate() {
             let mut rest = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(v.as_ptr()), factor));
-            for digit in 0..digits {
-                _mm_storeu_si128(planes.add(digit * stride + i * 16).cast(), _mm512_cvtepi32_epi8(rest));
+            for limb in 0..limbs {
+                _mm_storeu_si128(planes.add(limb * stride + i * 16).cast(), _mm512_cvtepi32_epi8(rest));
                 let low = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(rest));
                 rest = _mm512_srai_epi32::<8>(_mm512_sub_epi32(rest, low));
             }
@@ -143,19 +143,19 @@ mod tests {
     use crate::simd::Level;
 
     #[test]
-    fn digits_are_the_rounded_inputs() {
+    fn limbs_are_the_rounded_inputs() {
         if Level::detect() < Level::Avx512 {
             return;
         }
         let mut x: Vec<f32> = (0..512).map(|i| ((i * 7919 % 1000) as f32 - 500.0) * 1e-3).collect();
-        // Neither fits the digits of its own binade; the second is an outlier.
-        for (largest, digits) in [(1.999_999_9, 3), (1_023.999_94, 4)] {
+        // Neither fits the limbs of its own binade; the second is an outlier.
+        for (largest, limbs) in [(1.999_999_9, 3), (1_023.999_94, 4)] {
             x[300] = largest;
             // SAFETY: the level was detected.
             let fixed = unsafe { FixedInputs::new(&x, 1, 512, 512) }.unwrap();
-            assert_eq!(fixed.digits(0), digits);
+            assert_eq!(fixed.limbs(0), limbs);
             for (i, &v) in x.iter().enumerate() {
-                let sum = (0..digits).rev().fold(0.0, |sum, d| sum * 256.0 + f64::from(fixed.plane(0, d)[i]));
+                let sum = (0..limbs).rev().fold(0.0, |sum, d| sum * 256.0 + f64::from(fixed.plane(0, d)[i]));
                 let unit = f64::from(fixed.unit(0, i / CHUNK));
                 assert!((sum * unit - f64::from(v)).abs() <= unit / 2.0, "{i}: {v}");
             }
@@ -163,7 +163,7 @@ mod tests {
         for wrong in [f32::NAN, f32::INFINITY, 1e30, 1e-30] {
             x[256..].fill(wrong);
             // SAFETY: as above.
-            assert_eq!(unsafe { FixedInputs::new(&x, 1, 512, 512) }.unwrap().digits(0), 0);
+            assert_eq!(unsafe { FixedInputs::new(&x, 1, 512, 512) }.unwrap().limbs(0), 0);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Products of float32 with AMX, of factors split into bfloat16: almost float32.
+//! Products of float32 with AMX, of factors as limbs, sums of bfloat16 numbers: almost float32.
 //!
 //! A float32 is the sum of two bfloat16 up to a relative error of 2^-17: its upper half, and the rounded remainder. Weights
 //! of at most 16 significant bits, such as mxint16, lose nothing. Two such sums have four products; the one of both lower
@@ -9,21 +9,23 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::amx::{Amx, Place, SUMS, Session, TILE, tiles};
-use super::bytes::ByteProducts;
+use octavo_core::simd::amx::Session;
+
+use super::int8::ByteProducts;
+use super::tiles_amx::{Amx, Place, SUMS, TILE, tiles};
 use super::{Arithmetic, Block, Factors, Input, Matrix, PANELS, ROWS, Row, Weights};
-use crate::fused::lanes::{Avx512, Floats, Halves, Job, LANES, Lanes};
+use crate::fused::lanes::{Avx512, Floats, Halves, Job, LANES, Proven};
 
 /// Inputs that one step of AMX takes.
 const STEP: usize = 32;
 /// The upper and the lower half.
 const PARTS: usize = 2;
 
-/// Split float32 on AMX.
+/// Float32 as limbs of bfloat16 on AMX.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::fused) struct Split(Amx);
+pub(in crate::fused) struct Limbs(Amx);
 
-impl Split {
+impl Limbs {
     /// The instructions, if machine and system allow them.
     pub(in crate::fused) fn new() -> Option<Self> {
         Amx::new().map(Self)
@@ -33,7 +35,7 @@ impl Split {
 /// Weights by block, then step of 32 inputs, then half, then panel, then pair of inputs: a line holds a panel's weights
 /// of a pair of inputs, by column. Sixteen lines are a tile.
 #[derive(Debug)]
-pub(in crate::fused) struct SplitWeights;
+pub(in crate::fused) struct LimbsWeights;
 
 /// Nearest bfloat16, ties to even, of a finite number that is not close to infinity.
 pub(super) fn nearest(v: f32) -> u16 {
@@ -47,7 +49,7 @@ pub(super) fn halves(v: f32) -> [u16; PARTS] {
     [upper, nearest(v - f32::from_bits(u32::from(upper) << 16))]
 }
 
-impl Weights for SplitWeights {
+impl Weights for LimbsWeights {
     type Code = f32;
     type Number = f32;
     type Line = Halves;
@@ -82,30 +84,30 @@ fn line(matrix: &Matrix<f32>, panel: usize, column: usize, part: usize) -> Halve
 
 /// Rows of bfloat16: for each step 32 upper halves, then 32 lower ones.
 #[derive(Debug)]
-pub(in crate::fused) struct SplitRows {
+pub(in crate::fused) struct LimbsRows {
     steps: usize,
     lines: Vec<Halves>,
 }
 
-/// A row of [`SplitRows`], in vectors of 16 halves.
+/// A row of [`LimbsRows`], in vectors of 16 halves.
 #[derive(Debug)]
-pub(in crate::fused) struct SplitRow<'a> {
+pub(in crate::fused) struct LimbsRow<'a> {
     first: *mut [u16; LANES],
     steps: usize,
     row: PhantomData<&'a mut [Halves]>,
 }
 
-impl Input<Avx512> for SplitRows {
-    type Row<'a> = SplitRow<'a>;
+impl Input<Avx512> for LimbsRows {
+    type Row<'a> = LimbsRow<'a>;
 
     fn new(rows: usize, lines: usize) -> Self {
         let steps = (lines * LANES).div_ceil(STEP);
         Self { steps, lines: vec![Halves::default(); rows.next_multiple_of(ROWS) * steps * PARTS] }
     }
     #[inline(always)]
-    fn row(&mut self, row: usize) -> SplitRow<'_> {
+    fn row(&mut self, row: usize) -> LimbsRow<'_> {
         let row = &mut self.lines[row * self.steps * PARTS..][..self.steps * PARTS];
-        SplitRow { first: row.as_mut_ptr().cast(), steps: self.steps, row: PhantomData }
+        LimbsRow { first: row.as_mut_ptr().cast(), steps: self.steps, row: PhantomData }
     }
     fn copy(&mut self, from: usize, to: usize) {
         let stride = self.steps * PARTS;
@@ -113,13 +115,13 @@ impl Input<Avx512> for SplitRows {
     }
 }
 
-impl Row<Avx512> for SplitRow<'_> {
+impl Row<Avx512> for LimbsRow<'_> {
     #[inline(always)]
     fn put(&mut self, l: Avx512, line: usize, v: __m512, _inverse: __m512) {
         let (step, half) = (line / 2, line % 2);
         assert!(step < self.steps);
         // SAFETY: the row, borrowed for as long as `self` lives, holds four vectors for each step. Rows are made for
-        // `Split` alone, which exists only where the instructions do.
+        // `Limbs` alone, which exists only where the instructions do.
         unsafe {
             let upper = _mm512_cvtneps_pbh(v);
             let lower = _mm512_cvtneps_pbh(l.sub(v, _mm512_cvtpbh_ps(upper)));
@@ -137,10 +139,10 @@ pub(super) fn compiled<J: Job<Avx512>>(lanes: Avx512, job: J) -> J::Output {
     job.run(lanes)
 }
 
-impl Arithmetic for Split {
+impl Arithmetic for Limbs {
     type Lanes = Avx512;
-    type Weights = SplitWeights;
-    type Input = SplitRows;
+    type Weights = LimbsWeights;
+    type Input = LimbsRows;
     type Kept = Floats;
     type Added = __m512;
     type Session = Session;
@@ -158,7 +160,7 @@ impl Arithmetic for Split {
     fn session(self) -> Session {
         self.0.session()
     }
-    fn multiply(self, factors: Factors<'_, SplitWeights, SplitRows>, sums: &mut Block<f32>) {
+    fn multiply(self, factors: Factors<'_, LimbsWeights, LimbsRows>, sums: &mut Block<f32>) {
         let Factors { weights, panels, input, rows } = factors;
         let (steps, tiles) = (input.steps, rows.len().div_ceil(TILE));
         assert!(steps > 0 && panels <= PANELS && rows.len() <= ROWS);

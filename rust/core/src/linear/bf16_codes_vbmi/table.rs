@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
 use crate::format::Format;
-use crate::linear::digits::{Scale, grouping};
-use crate::linear::parts::{MOST, STEP};
+use crate::linear::bf16_limbs_amx::{MOST, STEP};
+use crate::linear::int8_limbs_vnni::{Scale, grouping};
 use crate::simd::Line;
 
 /// Bits of the difference of a code and a zero point.
@@ -45,9 +45,9 @@ pub(in crate::linear) struct Table {
     pub(super) shift: i32,
     /// Some codes are infinite or NaN: rows that hold one are refused.
     pub(super) nonfinite: bool,
-    /// Parts of the numbers as they are looked up.
-    pub(super) parts: usize,
-    /// By part and code, the lower and the upper bytes.
+    /// Limbs of the numbers as they are looked up.
+    pub(super) limbs: usize,
+    /// By limb and code, the lower and the upper bytes.
     pub(super) bytes: [[Line<u8, 256>; 2]; MOST],
 }
 
@@ -68,7 +68,7 @@ impl Table {
         } as f32 + if zeros { 0.0 } else { decode_element(&grid, width, code, &one) };
         let codes = 1u32 << if zeros { DIFFERENCE } else { width };
         let mut bytes = [[Line([0; 256]); 2]; MOST];
-        let (mut parts, mut nonfinite) = (1, false);
+        let (mut limbs, mut nonfinite) = (1, false);
         for index in 0..256 {
             let mut rest = number(index & (codes - 1));
             if !rest.is_finite() {
@@ -80,10 +80,10 @@ impl Table {
             if rest != 0.0 && !NUMBERS.contains(&rest.abs()) {
                 return None;
             }
-            for (part, [low, high]) in bytes.iter_mut().enumerate() {
+            for (limb, [low, high]) in bytes.iter_mut().enumerate() {
                 let bits = rest.to_bits() >> 16;
                 if bits != 0 {
-                    parts = parts.max(part + 1);
+                    limbs = limbs.max(limb + 1);
                 }
                 [low.0[index as usize], high.0[index as usize]] = (bits as u16).to_le_bytes();
                 rest -= f32::from_bits(bits << 16);
@@ -105,13 +105,13 @@ impl Table {
             _ => WIDE,
         };
         let shift = if integers { -unit.log2() as i32 } else { 0 };
-        let fits = parts == 1 || scaling != TIMES;
-        fits.then_some(Self { width, group, scale, way, scaling, shift, nonfinite, parts, bytes })
+        let fits = limbs == 1 || scaling != TIMES;
+        fits.then_some(Self { width, group, scale, way, scaling, shift, nonfinite, limbs, bytes })
     }
 
-    /// Parts of what [`super::Codes::put`] writes, if decoded weights have so many.
-    pub(in crate::linear) fn parts(&self, decoded: usize) -> usize {
-        if self.scaling == TIMES { decoded } else { self.parts }
+    /// Limbs of what [`super::Codes::put`] writes, if decoded weights have so many.
+    pub(in crate::linear) fn limbs(&self, decoded: usize) -> usize {
+        if self.scaling == TIMES { decoded } else { self.limbs }
     }
 
     /// True if sums over a group are to be multiplied with its scale.
@@ -125,16 +125,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_add_up_to_the_numbers() {
+    fn limbs_add_up_to_the_numbers() {
         for text in ["int8", "mxint6", "mxfp4", "mxfp8e4m3", "e3m4", "bm8e4/16", "nvfp4", "nf4", "ternary", "log6"] {
             let format = Format::parse(text).unwrap();
             let table = Table::new(format).unwrap();
             for code in 0..1u32 << table.width {
-                let part = |p: usize| {
+                let limb = |p: usize| {
                     let [low, high] = &table.bytes[p];
                     f32::from_bits(u32::from(low.0[code as usize]) << 16 | u32::from(high.0[code as usize]) << 24)
                 };
-                let sum = (0..table.parts).rev().fold(0.0, |sum, p| sum + part(p));
+                let sum = (0..table.limbs).rev().fold(0.0, |sum, p| sum + limb(p));
                 let wanted = decode_element(&Grid::of(format), table.width, code, &GroupScale::step(1.0));
                 assert!(sum == wanted || !(sum.is_finite() || wanted.is_finite()), "{text}, code {code}");
             }

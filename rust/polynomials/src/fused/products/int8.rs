@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::{Arithmetic, Block, Factors, Input, Matrix, PANELS, ROWS, Row, Weights};
-use crate::fused::lanes::{Bytes, Floats, LANES, Lanes, Scalar, Sums};
+use crate::fused::lanes::{Bytes, Floats, LANES, Lanes, Proven, Registers, Scalar, Sums};
 
 /// Inputs are filled up to a multiple of this: what one step of AMX takes.
 const STEP: usize = 64;
@@ -152,7 +152,7 @@ impl<P: ByteProducts> Arithmetic for Integer<P> {
     type Weights = ByteWeights;
     type Input = ByteRows;
     type Kept = Floats;
-    type Added = <P::Lanes as Lanes>::I;
+    type Added = <P::Lanes as Registers>::I;
     type Session = P::Session;
     const TOGETHER: usize = P::TOGETHER;
 
@@ -177,11 +177,11 @@ impl<P: ByteProducts> Arithmetic for Integer<P> {
         self.0.lanes().load_sums(line)
     }
     #[inline(always)]
-    fn scale(self, scales: &[Floats], panel: usize) -> <P::Lanes as Lanes>::F {
+    fn scale(self, scales: &[Floats], panel: usize) -> <P::Lanes as Registers>::F {
         self.0.lanes().load(&scales[panel])
     }
     #[inline(always)]
-    fn value(self, sums: &Sums, added: Self::Added, scale: <P::Lanes as Lanes>::F) -> <P::Lanes as Lanes>::F {
+    fn value(self, sums: &Sums, added: Self::Added, scale: <P::Lanes as Registers>::F) -> <P::Lanes as Registers>::F {
         let l = self.0.lanes();
         l.mul(l.to_floats(l.add_sums(l.load_sums(sums), added)), scale)
     }
@@ -191,8 +191,8 @@ impl<P: ByteProducts> Arithmetic for Integer<P> {
         sums: &Sums,
         low: &Sums,
         added: Self::Added,
-        scale: <P::Lanes as Lanes>::F,
-    ) -> <P::Lanes as Lanes>::F {
+        scale: <P::Lanes as Registers>::F,
+    ) -> <P::Lanes as Registers>::F {
         let l = self.0.lanes();
         let high = l.add_sums(l.to_high_bytes(l.load_sums(sums)), added);
         l.mul(l.to_floats(l.add_sums(high, l.load_sums(low))), scale)

@@ -1,55 +1,33 @@
 //! Products with AMX: tiles of 16 rows of 64 bytes, a thousand multiply-adds a cycle.
 //!
 //! Rust has no stable intrinsics for it, so the kernels are assembly. Every kernel is one block that leaves no tile
-//! alive; the configuration of the tiles, all of the full size, is what a [`Session`] holds.
+//! alive; a [`Session`] holds the configuration of the tiles, all of the full size.
 
-use std::arch::asm;
-use std::marker::PhantomData;
+use octavo_core::simd::amx::{self, Session};
 
-use super::bytes::{ByteProducts, Operands};
+use super::int8::{ByteProducts, Operands};
 use super::{Block, PANELS, ROWS};
-use crate::fused::lanes::{Avx512, LANES, Line};
+use crate::fused::lanes::{Avx512, LANES};
 
 /// AVX-512 with AMX for int8 and bfloat16; exists only where machine and system allow it.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::fused) struct Amx(Avx512);
 
 /// Rows of a tile.
-pub(super) const TILE: usize = 16;
+pub(super) const TILE: usize = amx::ROWS;
 /// Bytes between rows of a block's sums.
 pub(super) const SUMS: usize = PANELS * 64;
 
 impl Amx {
     /// The instructions, if machine and system allow them.
     pub(in crate::fused) fn new() -> Option<Self> {
-        Avx512::new().filter(|_| is_x86_feature_detected!("avx512bf16") && octavo_core::simd::amx::allowed()).map(Self)
+        Avx512::new().filter(|_| is_x86_feature_detected!("avx512bf16") && amx::allowed()).map(Self)
     }
 
     /// Configures the tiles of this thread.
     pub(in crate::fused) fn session(self) -> Session {
-        let mut configuration = Line::<u8, 64>::default();
-        configuration.0[0] = 1; // palette
-        for tile in 0..8 {
-            configuration.0[16 + 2 * tile] = 64; // bytes a row
-            configuration.0[48 + tile] = TILE as u8;
-        }
-        // SAFETY: `self` exists only where the instruction does; the configuration is a valid one of 64 bytes.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) configuration.0.as_ptr(), options(nostack, readonly)) };
-        Session(PhantomData)
-    }
-}
-
-/// Holds the tiles of its thread configured while it lives.
-///
-/// The configuration is whole tiles. Without one the instructions of the kernels end the process (SIGILL); they never read
-/// or write more than whole tiles.
-#[derive(Debug)]
-pub(in crate::fused) struct Session(PhantomData<*const ()>); // no other thread's
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        // SAFETY: a session exists only where the instruction does.
-        unsafe { asm!("tilerelease", options(nostack, nomem)) };
+        // SAFETY: `self` exists only where the tiles are allowed.
+        unsafe { Session::new() }
     }
 }
 

@@ -1,12 +1,12 @@
-//! Which formats are integers in disguise, and their codes as digits.
+//! Which formats are integers in disguise, and their codes as limbs.
 
 use crate::codec::chooser::Chooser;
 use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
 use crate::format::{Format, Granularity, ScaleType};
 
-/// Digits of a weight, at most.
-pub(super) const MOST_WEIGHT_DIGITS: usize = 3;
-/// Fraction bits to which the levels of code books are rounded: with their range of 2 they fill three digits.
+/// Limbs of a weight, at most.
+pub(super) const MOST_WEIGHT_LIMBS: usize = 3;
+/// Fraction bits to which the levels of code books are rounded: with their range of 2 they fill three limbs.
 const BOOK_BITS: i32 = 22;
 
 /// What the stored scale of a group is.
@@ -27,12 +27,12 @@ pub(in crate::linear) enum Scale {
 pub(in crate::linear) struct Plan {
     /// Bits of a code.
     pub(super) width: u32,
-    /// Codes are bytes of two's complement: their own digits.
+    /// Codes are bytes of two's complement: their own limbs.
     pub(super) bytes: bool,
-    /// Digits of a weight: 1 to 3.
-    pub(super) digits: usize,
-    /// Each digit by code.
-    pub(super) tables: [[u8; 256]; MOST_WEIGHT_DIGITS],
+    /// Limbs of a weight: 1 to 3.
+    pub(super) limbs: usize,
+    /// Each limb by code.
+    pub(super) tables: [[u8; 256]; MOST_WEIGHT_LIMBS],
     /// Fraction bits of the numbers.
     pub(super) shift: i32,
     /// Columns that share a stored scale; all of a row where that is `usize::MAX`.
@@ -58,22 +58,22 @@ impl Plan {
         let one = GroupScale { step: 1.0, zero: 0, levels: [1.0; 4] };
         let numbers: Vec<f64> =
             (0..1u32 << width).map(|code| f64::from(decode_element(&grid, width, code, &one))).collect();
-        let (shift, digits) = match grid {
-            Grid::Book(_) => (BOOK_BITS, MOST_WEIGHT_DIGITS),
+        let (shift, limbs) = match grid {
+            Grid::Book(_) => (BOOK_BITS, MOST_WEIGHT_LIMBS),
             _ => integers(&numbers)?,
         };
-        let mut tables = [[0; 256]; MOST_WEIGHT_DIGITS];
+        let mut tables = [[0; 256]; MOST_WEIGHT_LIMBS];
         for code in 0..256 {
             let number = numbers[code & (numbers.len() - 1)];
             let mut rest = (number * crate::float::exp2(shift)).round_ties_even() as i64;
-            for table in &mut tables[..digits] {
-                let digit = rest as i8;
-                table[code] = digit.cast_unsigned();
-                rest = (rest - i64::from(digit)) >> 8;
+            for table in &mut tables[..limbs] {
+                let limb = rest as i8;
+                table[code] = limb.cast_unsigned();
+                rest = (rest - i64::from(limb)) >> 8;
             }
         }
-        let bytes = width == 8 && digits == 1 && (0..256).all(|code| usize::from(tables[0][code]) == code);
-        Some(Self { width, bytes, digits, tables, shift, group, scale, zeros })
+        let bytes = width == 8 && limbs == 1 && (0..256).all(|code| usize::from(tables[0][code]) == code);
+        Some(Self { width, bytes, limbs, tables, shift, group, scale, zeros })
     }
 }
 
@@ -91,7 +91,7 @@ pub(in crate::linear) fn grouping(format: Format) -> Option<(usize, Scale)> {
     fits.then_some((block as usize, scale))
 }
 
-/// The fewest fraction bits with which all numbers are integers of at most three digits, and the digits they need.
+/// The fewest fraction bits with which all numbers are integers of at most three limbs, and the limbs they need.
 fn integers(numbers: &[f64]) -> Option<(i32, usize)> {
     let (low, high) = numbers.iter().fold((0.0f64, 0.0f64), |(low, high), &v| (low.min(v), high.max(v)));
     let finite = numbers.iter().all(|v| v.is_finite());
@@ -100,11 +100,11 @@ fn integers(numbers: &[f64]) -> Option<(i32, usize)> {
         if numbers.iter().any(|&v| scaled(v).fract() != 0.0) {
             return None;
         }
-        // `d` digits, bytes with a sign, reach from -128 to 127 times 1 + 256 + 256^2 + ...
+        // `d` limbs, bytes with a sign, reach from -128 to 127 times 1 + 256 + 256^2 + ...
         let mut ones = 0.0;
-        (1..=MOST_WEIGHT_DIGITS).find_map(|digits| {
+        (1..=MOST_WEIGHT_LIMBS).find_map(|limbs| {
             ones = ones * 256.0 + 1.0;
-            (scaled(low) >= -128.0 * ones && scaled(high) <= 127.0 * ones).then_some((shift, digits))
+            (scaled(low) >= -128.0 * ones && scaled(high) <= 127.0 * ones).then_some((shift, limbs))
         })
     })
 }
@@ -118,14 +118,14 @@ mod tests {
     }
 
     #[test]
-    fn digits_add_up_to_the_numbers_of_the_format() {
+    fn limbs_add_up_to_the_numbers_of_the_format() {
         for text in
             ["int8", "int4:g32", "mxint6", "mxfp4", "mxfp6e3m2", "e3m4", "bm8e4/16", "nvfp4", "bfp8/16", "ternary"]
         {
             let (format, plan) = (Format::parse(text).unwrap(), plan(text).unwrap());
             for code in 0..1u32 << plan.width {
-                let digits = plan.tables[..plan.digits].iter().rev();
-                let sum = digits.fold(0.0, |sum, table| sum * 256.0 + f64::from(table[code as usize].cast_signed()));
+                let limbs = plan.tables[..plan.limbs].iter().rev();
+                let sum = limbs.fold(0.0, |sum, table| sum * 256.0 + f64::from(table[code as usize].cast_signed()));
                 let wanted = decode_element(&Grid::of(format), plan.width, code, &GroupScale::step(1.0));
                 assert_eq!(sum * crate::float::exp2(-plan.shift), f64::from(wanted), "{text}, code {code}");
             }

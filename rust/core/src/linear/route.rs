@@ -4,11 +4,11 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::codes::Table;
-use super::digits::{Dot, FixedInputs, Plan, TOGETHER};
+use super::bf16_codes_vbmi::Table;
 use super::float::{Biased, PANEL, Panel};
+use super::int8_limbs_vnni::{Dot, FixedInputs, Plan, TOGETHER};
 use super::output::Inputs;
-use super::{Matrix, parts};
+use super::{Matrix, bf16_limbs_amx};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
@@ -28,9 +28,9 @@ const UNIT: usize = 64;
 #[derive(Clone, Debug)]
 pub(super) enum Way {
     /// Dot products of bytes.
-    Digits(Arc<Plan>),
+    Int8Limbs(Arc<Plan>),
     /// Tiles of bfloat16, looked up where there is a table.
-    Parts(Option<Arc<Table>>),
+    Bf16Limbs(Option<Arc<Table>>),
 }
 
 /// The kernel for `m` rows times `n` rows of `k` weights; `None` for the float32 kernel, which also takes over rows with
@@ -39,11 +39,11 @@ pub(super) fn way(format: Format, m: usize, n: usize, k: usize, level: Level) ->
     if n.saturating_mul(k) < SMALL[usize::from(m > FEW)] {
         return None;
     }
-    let digits = if m > FEW { None } else { plan(format, level).map(Way::Digits) };
-    digits.or_else(|| {
+    let limbs = if m > FEW { None } else { plan(format, level).map(Way::Int8Limbs) };
+    limbs.or_else(|| {
         let table = table(format);
         let better = m > FEW || table.is_some() && n.saturating_mul(k) >= SMALL[1];
-        (better && amx::available(level)).then_some(Way::Parts(table))
+        (better && amx::available(level)).then_some(Way::Bf16Limbs(table))
     })
 }
 
@@ -53,7 +53,7 @@ thread_local! {
     static TABLES: RefCell<HashMap<Format, Option<Arc<Table>>>> = RefCell::default();
 }
 
-/// The codes of a format as digits, where `level` is AVX-512 and the processor has products and permutations of bytes.
+/// The codes of a format as limbs, where `level` is AVX-512 and the processor has products and permutations of bytes.
 fn plan(format: Format, level: Level) -> Option<Arc<Plan>> {
     let bytes = || is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("avx512vnni");
     if level < Level::Avx512 || !bytes() {
@@ -93,7 +93,7 @@ pub(super) fn multiply(
         Ok(())
     };
     match way {
-        Way::Digits(plan) => {
+        Way::Int8Limbs(plan) => {
             // SAFETY: `way` found the instructions.
             let fixed = unsafe { FixedInputs::new(x.values(), m, x.stride, k)? };
             // SAFETY: as above.
@@ -117,13 +117,13 @@ pub(super) fn multiply(
                 Ok(())
             })
         }
-        Way::Parts(table) => {
+        Way::Bf16Limbs(table) => {
             // SAFETY: as above.
-            let product = unsafe { parts::Product::new(w.format, table.as_deref(), rows, x, (m, n))? };
+            let product = unsafe { bf16_limbs_amx::Product::new(w.format, table.as_deref(), rows, x, (m, n))? };
             let left = Left::new(&product, x)?;
-            pool::try_for_each(n.div_ceil(parts::UNIT), bytes, |unit| {
-                let first = unit * parts::UNIT;
-                let count = parts::UNIT.min(n - first);
+            pool::try_for_each(n.div_ceil(bf16_limbs_amx::UNIT), bytes, |unit| {
+                let first = unit * bf16_limbs_amx::UNIT;
+                let count = bf16_limbs_amx::UNIT.min(n - first);
                 // SAFETY: as above; every unit writes its own columns.
                 let write = |row: usize, column: usize, values: &mut [f32]| unsafe { out.write(row, column, values) };
                 // SAFETY: as above.
@@ -146,7 +146,7 @@ struct Left {
 }
 
 impl Left {
-    fn new(product: &parts::Product<'_>, x: &Inputs<'_>) -> Result<Self> {
+    fn new(product: &bf16_limbs_amx::Product<'_>, x: &Inputs<'_>) -> Result<Self> {
         let mut rows = zeroed(product.left().count())?;
         rows.iter_mut().zip(product.left()).for_each(|(to, row)| *to = row);
         let mut values = zeroed(rows.len() * x.stride)?;

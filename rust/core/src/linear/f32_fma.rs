@@ -74,6 +74,7 @@ impl<L: Lanes> Job<L> for Accumulate<'_> {
 /// The processor must have the instructions of `L`. `w` must hold [`ROWS`] rows of `len` values, `w_stride` apart, `x` one
 /// for each of `sums`, `x_stride` apart; `len` must be a multiple of [`LANES`].
 #[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
 unsafe fn block<L: Lanes, const N: usize>(
     w: *const f32,
     w_stride: usize,
@@ -84,26 +85,55 @@ unsafe fn block<L: Lanes, const N: usize>(
 ) {
     // SAFETY: as the caller promises.
     unsafe {
+        // Loops over constants: unrolled, they leave the sums in registers.
         let mut all = [[L::splat(0.0); ROWS]; N];
-        for (to, from) in all.iter_mut().flatten().zip(sums.iter().flatten()) {
-            *to = L::load(from.as_ptr());
+        for n in 0..N {
+            for r in 0..ROWS {
+                all[n][r] = L::load(sums[n][r].as_ptr());
+            }
         }
         let mut k = 0;
         while k < len {
-            let mut rows = [L::splat(0.0); ROWS];
-            for (r, row) in rows.iter_mut().enumerate() {
-                *row = L::load(w.add(r * w_stride + k));
+            // Inputs stay in registers, weights are loaded as they are used: AVX2 has no registers for more.
+            let mut inputs = [L::splat(0.0); N];
+            for n in 0..N {
+                inputs[n] = L::load(x.add(n * x_stride + k));
             }
-            for (n, all) in all.iter_mut().enumerate() {
-                let x = L::load(x.add(n * x_stride + k));
-                for (sum, w) in all.iter_mut().zip(rows) {
-                    *sum = L::fma(w, x, *sum);
+            for r in 0..ROWS {
+                let w = L::load(w.add(r * w_stride + k));
+                for n in 0..N {
+                    all[n][r] = L::fma(w, inputs[n], all[n][r]);
                 }
             }
             k += LANES;
         }
-        for (from, to) in all.iter().flatten().zip(sums.iter_mut().flatten()) {
-            L::store(to.as_mut_ptr(), *from);
+        for n in 0..N {
+            for r in 0..ROWS {
+                L::store(sums[n][r].as_mut_ptr(), all[n][r]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_level_gives_the_bits_of_the_reference() {
+        let (len, w_stride, x_stride) = (96, 112, 128);
+        let noise = |i: usize| ((i as u32).wrapping_mul(0x9e37_79b9) >> 8) as f32 / 8_388_608.0 - 1.0;
+        let w: Vec<f32> = (0..ROWS * w_stride).map(noise).collect();
+        let x: Vec<f32> = (0..11 * x_stride).map(|i| noise(i + 12_345)).collect();
+        for rows in 0..=11 {
+            let start: Vec<Sums> = vec![[[0.5; LANES]; ROWS]; rows];
+            let mut wanted = start.clone();
+            accumulate(Level::Scalar, &w, w_stride, &x, x_stride, len, &mut wanted);
+            for level in [Level::Avx2, Level::Avx512] {
+                let mut got = start.clone();
+                accumulate(level, &w, w_stride, &x, x_stride, len, &mut got);
+                assert_eq!(got, wanted, "{rows} rows at {level:?}");
+            }
         }
     }
 }

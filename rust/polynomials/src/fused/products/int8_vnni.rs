@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::bytes::{ByteProducts, Operands};
+use super::int8::{ByteProducts, Operands};
 use super::{Block, PANELS, ROWS};
 use crate::fused::lanes::{Avx512, Bytes, Sums};
 

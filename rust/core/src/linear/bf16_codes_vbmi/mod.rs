@@ -9,8 +9,8 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use self::table::{AFTER, BYTES, CHECKED, EXPONENT, NARROW, NONFINITE, TIMES, WIDE, ZEROS};
-use super::digits::{Scale, Scales};
-use super::parts::{STEP, TILE, upper};
+use super::bf16_limbs_amx::{STEP, TILE, upper};
+use super::int8_limbs_vnni::{Scale, Scales};
 use crate::codec::rows::Rows;
 use crate::codec::set_len;
 use crate::error::Result;
@@ -45,8 +45,8 @@ pub(super) struct Place {
     /// Rows whose groups were read together.
     pub(super) stride: usize,
     pub(super) columns: Range<usize>,
-    /// Parts of a number.
-    pub(super) parts: usize,
+    /// Limbs of a number.
+    pub(super) limbs: usize,
     /// Bytes of sixteen rows of tiles.
     pub(super) panel: usize,
 }
@@ -132,7 +132,7 @@ impl<'a> Codes<'a> {
     }
 
     /// Writes up to 64 columns of `count` rows from `first` on, which begin at a multiple of 64, to panels of tiles: lines of
-    /// 32 numbers by row, those of the parts a tile apart. False where a scale is out of range. The `groups` are those read
+    /// 32 numbers by row, those of the limbs a tile apart. False where a scale is out of range. The `groups` are those read
     /// of the rows.
     ///
     /// # Safety
@@ -168,8 +168,8 @@ impl<'a> Codes<'a> {
     /// As for [`Self::put`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
     unsafe fn put_as<const WAY: u8, const SCALING: u8>(&self, place: &Place, groups: &Groups, tiles: *mut u8) -> bool {
-        let Place { first, count, ref columns, parts, panel, .. } = *place;
-        let (width, table_parts) = (self.table.width as usize, if WAY == BYTES { 1 } else { self.table.parts });
+        let Place { first, count, ref columns, limbs, panel, .. } = *place;
+        let (width, table_limbs) = (self.table.width as usize, if WAY == BYTES { 1 } else { self.table.limbs });
         let (codes, row_bytes) = self.rows.codes();
         let (start, bytes) = (columns.start / 8 * width, BLOCK / 8 * width);
         let mask = u64::MAX >> (64 - (row_bytes - start).min(bytes));
@@ -180,7 +180,7 @@ impl<'a> Codes<'a> {
         let mut next = codes.as_ptr().wrapping_add((first + place.stride) * row_bytes + place.stride * start);
         let second = columns.len() > STEP;
         let mut extreme = 0;
-        // SAFETY: masks keep inside the rows; there is a line for each part of 32 columns, and all groups were read.
+        // SAFETY: masks keep inside the rows; there is a line for each limb of 32 columns, and all groups were read.
         unsafe {
             let gather = _mm512_load_si512(self.gather.0.as_ptr().cast());
             let shifts = _mm512_load_si512(self.shifts.0.as_ptr().cast());
@@ -189,7 +189,7 @@ impl<'a> Codes<'a> {
                 next = next.wrapping_add(bytes);
                 let loaded = _mm512_maskz_loadu_epi8(mask, codes.as_ptr().add((first + r) * row_bytes + start).cast());
                 let to = tiles.add(r / ROWS * panel + r % ROWS * LINE);
-                let after = to.wrapping_add(parts * TILE); // of columns that may not be there
+                let after = to.wrapping_add(limbs * TILE); // of columns that may not be there
                 if WAY == BYTES {
                     let (low, high) = (_mm512_castsi512_si256(loaded), _mm512_extracti64x4_epi64::<1>(loaded));
                     extreme |= self.finish::<SCALING>(place, groups, r, (at[0], at[1]), converted(low), to);
@@ -211,14 +211,14 @@ impl<'a> Codes<'a> {
                     let zeros = _mm512_mask_set1_epi8(first, 0xff00_ff00_ff00_ff00, second.cast_signed());
                     indices = _mm512_sub_epi8(codes, zeros);
                 }
-                for part in 0..table_parts {
-                    let [low, high] = &self.table.bytes[part];
+                for limb in 0..table_limbs {
+                    let [low, high] = &self.table.bytes[limb];
                     let (low, high) = (look_up::<WAY>(low, indices), look_up::<WAY>(high, indices));
                     let line = _mm512_unpacklo_epi8(low, high);
-                    extreme |= self.finish::<SCALING>(place, groups, r, (at[0], at[1]), line, to.add(part * TILE));
+                    extreme |= self.finish::<SCALING>(place, groups, r, (at[0], at[1]), line, to.add(limb * TILE));
                     if second {
                         let line = _mm512_unpackhi_epi8(low, high);
-                        let to = after.add(part * TILE);
+                        let to = after.add(limb * TILE);
                         extreme |= self.finish::<SCALING>(place, groups, r, (at[2], at[3]), line, to);
                     }
                 }
@@ -231,7 +231,7 @@ impl<'a> Codes<'a> {
     /// are not finite or have an extreme scale.
     ///
     /// # Safety
-    /// As for [`Self::put`]; `to` must be their line, or the first of one for each part, a tile apart.
+    /// As for [`Self::put`]; `to` must be their line, or the first of one for each limb, a tile apart.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
     unsafe fn finish<const SCALING: u8>(
@@ -252,7 +252,7 @@ impl<'a> Codes<'a> {
         unsafe {
             if SCALING == TIMES {
                 let (first, second) = (groups.scales[at.0 * place.stride + r], groups.scales[at.1 * place.stride + r]);
-                multiplied(line, first, second, place.parts, to);
+                multiplied(line, first, second, place.limbs, to);
                 return extreme;
             }
             if SCALING != AFTER {
@@ -309,18 +309,18 @@ fn converted(bytes: __m256i) -> __m512i {
     _mm512_mask_blend_epi16(0xaaaa_aaaa, low, _mm512_castps_si512(odd))
 }
 
-/// Writes the parts of 32 numbers times two scales, of sixteen each, a tile apart.
+/// Writes the limbs of 32 numbers times two scales, of sixteen each, a tile apart.
 ///
 /// # Safety
-/// The processor must have AVX-512 F; `to` must be a row of the first of `parts` tiles, which begin a cache line.
+/// The processor must have AVX-512 F; `to` must be a row of the first of `limbs` tiles, which begin a cache line.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn multiplied(line: __m512i, first: f32, second: f32, parts: usize, mut to: *mut u8) {
+unsafe fn multiplied(line: __m512i, first: f32, second: f32, limbs: usize, mut to: *mut u8) {
     let scale = _mm512_mask_blend_ps(0xff00, _mm512_set1_ps(first), _mm512_set1_ps(second));
     // Pairs of columns in a lane: the even one below, the odd one above.
     let mut even = _mm512_mul_ps(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(line)), scale);
     let mut odd = _mm512_mul_ps(upper(_mm512_castsi512_ps(line)), scale);
-    for _ in 0..parts {
+    for _ in 0..limbs {
         let low = _mm512_srli_epi32::<16>(_mm512_castps_si512(even));
         // SAFETY: as the caller promises.
         unsafe { _mm512_store_si512(to.cast(), _mm512_or_si512(low, _mm512_castps_si512(upper(odd)))) };

@@ -7,9 +7,9 @@
 use std::arch::x86_64::*;
 
 use super::inputs::FixedInputs;
-use super::plan::{MOST_WEIGHT_DIGITS, Plan, Scale};
+use super::plan::{MOST_WEIGHT_LIMBS, Plan, Scale};
 use super::scales::{Scales, is_moderate};
-use super::{CHUNK, MOST_DIGITS};
+use super::{CHUNK, MOST_LIMBS};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
@@ -37,8 +37,8 @@ pub(in crate::linear) struct Dot<'a> {
     all: u8,
     /// The code of zeros is 0.
     clear_zeros: bool,
-    /// Digits of weights by code, as bytes without a sign.
-    tables: [Line<u8, 256>; MOST_WEIGHT_DIGITS],
+    /// Limbs of weights by code, as bytes without a sign.
+    tables: [Line<u8, 256>; MOST_WEIGHT_LIMBS],
     /// Which bytes of packed codes hold each eight of them.
     gather: Line<u8, LINE>,
     /// Where in them each code begins, in bits.
@@ -53,13 +53,13 @@ const BYTES: u8 = 3;
 
 /// One row of inputs.
 struct Input {
-    /// Digits of a number.
+    /// Limbs of a number.
     count: usize,
-    /// By block and digit, one line, or two of nibbles.
-    digits: Vec<Line<i8, LINE>>,
-    /// By block and digit of the products, what the sums start with.
+    /// By block and limb, one line, or two of nibbles.
+    limbs: Vec<Line<i8, LINE>>,
+    /// By block and limb of the products, what the sums start with.
     starts: Vec<Line<i32, 16>>,
-    /// By block and digit, the sums of inputs that zero points are multiplied with.
+    /// By block and limb, the sums of inputs that zero points are multiplied with.
     sums: Vec<Line<f32, 16>>,
     /// By group, what the sums count.
     units: Vec<f32>,
@@ -90,16 +90,16 @@ impl<'a> Dot<'a> {
         // Numbers as integers, from 0 up.
         let numbers: Vec<i32> = (0..256)
             .map(|code| {
-                plan.tables[..plan.digits].iter().rev().fold(0, |n, t| n * 256 + i32::from(t[code].cast_signed()))
+                plan.tables[..plan.limbs].iter().rev().fold(0, |n, t| n * 256 + i32::from(t[code].cast_signed()))
             })
             .collect();
         let offset = -numbers.iter().copied().min().unwrap_or(0);
-        let tables = std::array::from_fn(|digit| {
-            Line(std::array::from_fn(|code| ((numbers[code] + offset) >> (8 * digit)) as u8))
+        let tables = std::array::from_fn(|limb| {
+            Line(std::array::from_fn(|code| ((numbers[code] + offset) >> (8 * limb)) as u8))
         });
         let raised = crate::float::exp2(-plan.shift - scales.raised()) as f32;
         let arrange = |row: usize| -> Result<Option<Input>> {
-            let (count, blocks) = (x.digits(row), x.columns / block);
+            let (count, blocks) = (x.limbs(row), x.columns / block);
             let mut units = zeroed::<f32>(x.columns / group)?;
             let (mut moderate, mut least) = (count > 0, f32::INFINITY);
             for (g, to) in units.iter_mut().enumerate() {
@@ -114,32 +114,32 @@ impl<'a> Dot<'a> {
                 return Ok(None);
             }
             let lines = block / LINE;
-            let mut digits = zeroed::<Line<i8, LINE>>(blocks * count * lines)?;
-            let places = count + plan.digits - 1;
+            let mut limbs = zeroed::<Line<i8, LINE>>(blocks * count * lines)?;
+            let places = count + plan.limbs - 1;
             let mut starts = zeroed::<Line<i32, 16>>(blocks * places)?;
             let mut sums = zeroed::<Line<f32, 16>>(if plan.zeros { blocks * count } else { 0 })?;
-            for digit in 0..count {
-                let plane = x.plane(row, digit).chunks_exact(block);
-                let to = digits.chunks_exact_mut(lines).skip(digit).step_by(count);
+            for limb in 0..count {
+                let plane = x.plane(row, limb).chunks_exact(block);
+                let to = limbs.chunks_exact_mut(lines).skip(limb).step_by(count);
                 for (columns, to) in plane.zip(to) {
                     // SAFETY: as the caller promises.
                     unsafe { if nibbles { split(columns, to) } else { to[0].0.copy_from_slice(columns) } }
                 }
             }
             for (block, starts) in starts.chunks_exact_mut(places).enumerate() {
-                let mut all = [[0i32; 16]; MOST_DIGITS];
+                let mut all = [[0i32; 16]; MOST_LIMBS];
                 let all = &mut all[..count];
-                for (digit, all) in all.iter_mut().enumerate() {
-                    for line in &digits[(block * count + digit) * lines..][..lines] {
+                for (limb, all) in all.iter_mut().enumerate() {
+                    for line in &limbs[(block * count + limb) * lines..][..lines] {
                         for (sum, quad) in all.iter_mut().zip(line.0.as_chunks::<4>().0) {
                             *sum += quad.iter().map(|&d| i32::from(d)).sum::<i32>();
                         }
                     }
                 }
-                for (digit, all) in all.iter().enumerate() {
-                    for place in 0..plan.digits {
+                for (limb, all) in all.iter().enumerate() {
+                    for place in 0..plan.limbs {
                         let offset = offset >> (8 * place) & 255;
-                        let start = &mut starts[digit + place].0;
+                        let start = &mut starts[limb + place].0;
                         start.iter_mut().zip(all).for_each(|(start, sum)| *start -= offset * sum);
                     }
                 }
@@ -147,7 +147,7 @@ impl<'a> Dot<'a> {
                     sums.0 = all.map(|sum| sum as f32);
                 }
             }
-            Ok(Some(Input { count, digits, starts, sums, units, least }))
+            Ok(Some(Input { count, limbs, starts, sums, units, least }))
         };
         let inputs: Vec<_> = (0..x.rows).map(arrange).collect::<Result<_>>()?;
         let all = inputs.iter().fold(0, |all, _| all << 1 | 1);
@@ -263,29 +263,29 @@ impl<'a> Dot<'a> {
         left
     }
 
-    /// [`Self::sum`] for the weights' own way and number of digits.
+    /// [`Self::sum`] for the weights' own way and number of limbs.
     ///
     /// # Safety
     /// As for [`Self::sum`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
-    unsafe fn product<const DIGITS: usize>(&self, place: &Place<'_>, way: u8) -> [f32; TOGETHER] {
+    unsafe fn product<const LIMBS: usize>(&self, place: &Place<'_>, way: u8) -> [f32; TOGETHER] {
         // SAFETY: as the caller promises.
         unsafe {
-            match (way, self.plan.digits, self.plan.zeros) {
-                (NIBBLES, 1, false) => self.sum::<DIGITS, NIBBLES, 1, false>(place),
-                (NIBBLES, 1, true) => self.sum::<DIGITS, NIBBLES, 1, true>(place),
-                (NIBBLES, 2, _) => self.sum::<DIGITS, NIBBLES, 2, false>(place),
-                (NIBBLES, ..) => self.sum::<DIGITS, NIBBLES, 3, false>(place),
-                (NARROW, 1, false) => self.sum::<DIGITS, NARROW, 1, false>(place),
-                (NARROW, 1, true) => self.sum::<DIGITS, NARROW, 1, true>(place),
-                (NARROW, 2, _) => self.sum::<DIGITS, NARROW, 2, false>(place),
-                (NARROW, ..) => self.sum::<DIGITS, NARROW, 3, false>(place),
-                (WIDE, 1, false) => self.sum::<DIGITS, WIDE, 1, false>(place),
-                (WIDE, 1, true) => self.sum::<DIGITS, WIDE, 1, true>(place),
-                (WIDE, 2, false) => self.sum::<DIGITS, WIDE, 2, false>(place),
-                (WIDE, _, true) => self.sum::<DIGITS, WIDE, 2, true>(place),
-                (WIDE, ..) => self.sum::<DIGITS, WIDE, 3, false>(place),
-                _ => self.sum::<DIGITS, BYTES, 1, false>(place),
+            match (way, self.plan.limbs, self.plan.zeros) {
+                (NIBBLES, 1, false) => self.sum::<LIMBS, NIBBLES, 1, false>(place),
+                (NIBBLES, 1, true) => self.sum::<LIMBS, NIBBLES, 1, true>(place),
+                (NIBBLES, 2, _) => self.sum::<LIMBS, NIBBLES, 2, false>(place),
+                (NIBBLES, ..) => self.sum::<LIMBS, NIBBLES, 3, false>(place),
+                (NARROW, 1, false) => self.sum::<LIMBS, NARROW, 1, false>(place),
+                (NARROW, 1, true) => self.sum::<LIMBS, NARROW, 1, true>(place),
+                (NARROW, 2, _) => self.sum::<LIMBS, NARROW, 2, false>(place),
+                (NARROW, ..) => self.sum::<LIMBS, NARROW, 3, false>(place),
+                (WIDE, 1, false) => self.sum::<LIMBS, WIDE, 1, false>(place),
+                (WIDE, 1, true) => self.sum::<LIMBS, WIDE, 1, true>(place),
+                (WIDE, 2, false) => self.sum::<LIMBS, WIDE, 2, false>(place),
+                (WIDE, _, true) => self.sum::<LIMBS, WIDE, 2, true>(place),
+                (WIDE, ..) => self.sum::<LIMBS, WIDE, 3, false>(place),
+                _ => self.sum::<LIMBS, BYTES, 1, false>(place),
             }
         }
     }
@@ -314,13 +314,13 @@ impl<'a> Dot<'a> {
         fits
     }
 
-    /// Sums of products of [`TOGETHER`] rows of weights, with codes unpacked one `WAY` to `EACH` digits, and inputs of
-    /// `DIGITS`.
+    /// Sums of products of [`TOGETHER`] rows of weights, with codes unpacked one `WAY` to `EACH` limbs, and inputs of
+    /// `LIMBS`.
     ///
     /// # Safety
     /// As for [`Self::run`]; the place must hold factors and zero points for all groups of the rows.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
-    unsafe fn sum<const DIGITS: usize, const WAY: u8, const EACH: usize, const ZEROS: bool>(
+    unsafe fn sum<const LIMBS: usize, const WAY: u8, const EACH: usize, const ZEROS: bool>(
         &self,
         place: &Place<'_>,
     ) -> [f32; TOGETHER] {
@@ -352,8 +352,8 @@ impl<'a> Dot<'a> {
             for block in 0..self.rows.k.div_ceil(self.block) {
                 let left = (row_bytes - block * bytes).min(bytes);
                 let mask = u64::MAX >> (64 - left);
-                let digits = input.digits.as_ptr().add(block * DIGITS * lines);
-                let starts = input.starts.as_ptr().add(block * (DIGITS + EACH - 1));
+                let limbs = input.limbs.as_ptr().add(block * LIMBS * lines);
+                let starts = input.starts.as_ptr().add(block * (LIMBS + EACH - 1));
                 for (r, total) in totals.iter_mut().enumerate() {
                     let at = rows[r].wrapping_add(block * bytes);
                     _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
@@ -364,10 +364,10 @@ impl<'a> Dot<'a> {
                         WIDE if self.plan.width == 8 => [packed; 2],
                         _ => [_mm512_multishift_epi64_epi8(shifts, _mm512_permutexvar_epi8(gather, packed)); 2],
                     };
-                    // A second digit counts 256 times as much, as the next digit of the inputs does.
-                    let mut sums = [_mm512_setzero_si512(); MOST_DIGITS + MOST_WEIGHT_DIGITS - 1];
-                    for (digit, sum) in sums.iter_mut().enumerate().take(DIGITS + EACH - 1) {
-                        *sum = _mm512_load_si512((*starts.add(digit)).0.as_ptr().cast());
+                    // A second limb counts 256 times as much, as the next limb of the inputs does.
+                    let mut sums = [_mm512_setzero_si512(); MOST_LIMBS + MOST_WEIGHT_LIMBS - 1];
+                    for (limb, sum) in sums.iter_mut().enumerate().take(LIMBS + EACH - 1) {
+                        *sum = _mm512_load_si512((*starts.add(limb)).0.as_ptr().cast());
                     }
                     for (line, codes) in codes.into_iter().enumerate().take(lines) {
                         for (each, [a, b, c, d]) in tables.iter().enumerate() {
@@ -381,22 +381,22 @@ impl<'a> Dot<'a> {
                                 // Tables repeat with the width: higher bits of an index do not matter.
                                 _ => _mm512_permutexvar_epi8(codes, *a),
                             };
-                            for digit in 0..DIGITS {
-                                let inputs = _mm512_load_si512((*digits.add(digit * lines + line)).0.as_ptr().cast());
-                                sums[digit + each] = _mm512_dpbusd_epi32(sums[digit + each], weights, inputs);
+                            for limb in 0..LIMBS {
+                                let inputs = _mm512_load_si512((*limbs.add(limb * lines + line)).0.as_ptr().cast());
+                                sums[limb + each] = _mm512_dpbusd_epi32(sums[limb + each], weights, inputs);
                             }
                         }
                     }
                     let byte = _mm512_set1_ps(256.0);
                     let mut sum = _mm512_setzero_ps();
-                    for (digit, of_digit) in sums[..DIGITS + EACH - 1].iter().enumerate().rev() {
-                        let mut of_digit = _mm512_cvtepi32_ps(*of_digit);
-                        if ZEROS && digit < DIGITS {
+                    for (limb, of_limb) in sums[..LIMBS + EACH - 1].iter().enumerate().rev() {
+                        let mut of_limb = _mm512_cvtepi32_ps(*of_limb);
+                        if ZEROS && limb < LIMBS {
                             // Exact: what codes have in common with their zero point leaves nothing behind.
-                            let inputs = _mm512_load_ps(input.sums[block * DIGITS + digit].0.as_ptr());
-                            of_digit = _mm512_fnmadd_ps(groups_at(place.zeros, r, block), inputs, of_digit);
+                            let inputs = _mm512_load_ps(input.sums[block * LIMBS + limb].0.as_ptr());
+                            of_limb = _mm512_fnmadd_ps(groups_at(place.zeros, r, block), inputs, of_limb);
                         }
-                        sum = if digit == DIGITS + EACH - 2 { of_digit } else { _mm512_fmadd_ps(sum, byte, of_digit) };
+                        sum = if limb == LIMBS + EACH - 2 { of_limb } else { _mm512_fmadd_ps(sum, byte, of_limb) };
                     }
                     *total = _mm512_fmadd_ps(sum, groups_at(place.factors, r, block), *total);
                 }

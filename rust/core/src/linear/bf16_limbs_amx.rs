@@ -2,14 +2,14 @@
 //!
 //! A float32 is the sum of three bfloat16 numbers, its own upper eight bits, the next and the last. Weights need one
 //! where code and scale have eight significant bits together, two up to sixteen; inputs of dtype bfloat16 need one,
-//! float16 two. Products of parts that lie beyond the 24th bit are left out. Sums are float32, in the order of the
+//! float16 two. Products of limbs that lie beyond the 24th bit are left out. Sums are float32, in the order of the
 //! columns, and subnormal numbers count as zero.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::codes::{Codes, Groups, Place, Table};
-use super::digits::is_moderate;
+use super::bf16_codes_vbmi::{Codes, Groups, Place, Table};
+use super::int8_limbs_vnni::is_moderate;
 use super::output::Inputs;
 use crate::codec::grid::{Grid, Integers};
 use crate::codec::rows::{Rows, Unpacked};
@@ -30,24 +30,24 @@ pub(super) const UNIT: usize = PAIR;
 pub(super) const STEP: usize = 32;
 /// Columns decoded at a time by the codec, about.
 const COLUMNS: usize = 512;
-/// Columns unpacked at a time: inputs of all parts of 32 rows stay in the first cache.
+/// Columns unpacked at a time: inputs of all limbs of 32 rows stay in the first cache.
 const FEW_COLUMNS: usize = 64;
 /// Columns after which sums are added to those before: a tile's own round as often as there are columns.
 const FOLD: usize = 512;
-/// Parts of a float32.
+/// Limbs of a float32.
 pub(super) const MOST: usize = 3;
 /// Bytes of a tile.
 pub(super) const TILE: usize = ROWS * LINE;
 /// Columns of a row whose largest magnitude is looked at together.
 const CHUNK: usize = 256;
 /// Largest magnitudes of a chunk of inputs, as the bits of float32, which neither overflow nor vanish when multiplied with
-/// those of decoded weights: even the third part of a product is a normal number.
+/// those of decoded weights: even the third limb of a product is a normal number.
 const INPUTS: Range<u32> = (127 - 60) << 23..(127 + 60) << 23;
 /// The same of decoded weights.
 const WEIGHTS: Range<u32> = (127 - 36) << 23..(127 + 60) << 23;
 
-/// Parts that an input of a dtype has.
-const fn input_parts(dtype: DType) -> usize {
+/// Limbs that an input of a dtype has.
+const fn input_limbs(dtype: DType) -> usize {
     match dtype {
         DType::F32 => 3,
         DType::F16 => 2,
@@ -55,8 +55,8 @@ const fn input_parts(dtype: DType) -> usize {
     }
 }
 
-/// Parts that decoded weights of a format have, a factor of the row left out.
-fn weight_parts(format: Format) -> usize {
+/// Limbs that decoded weights of a format have, a factor of the row left out.
+fn weight_limbs(format: Format) -> usize {
     let width = format.width() as usize;
     let number = match Grid::of(format) {
         Grid::Integer { layout: Integers::Offset, .. } => width,
@@ -75,10 +75,10 @@ fn weight_parts(format: Format) -> usize {
     (number + scale).div_ceil(8).min(MOST)
 }
 
-/// Inputs as tiles: by pass over the weights, then 32 columns, then part, then sixteen rows.
+/// Inputs as tiles: by pass over the weights, then 32 columns, then limb, then sixteen rows.
 struct Tiled {
     lines: Vec<Line<u32, 16>>,
-    parts: usize,
+    limbs: usize,
     /// Tiles of 16 rows of inputs in a pass: 1 or 2.
     across: usize,
     /// Lines of 32 columns in a pass.
@@ -100,12 +100,12 @@ impl Tiled {
             // SAFETY: as the caller promises.
             rows.enumerate().fold(0, |bits, (i, row)| bits | u16::from(unsafe { inside(row, &INPUTS) }) << i)
         })?;
-        let parts = input_parts(dtype);
+        let limbs = input_limbs(dtype);
         let across = if m <= ROWS { 1 } else { 2 };
         let (steps, passes) = (k.div_ceil(STEP), m.div_ceil(ROWS * across));
-        let step = parts * across * ROWS;
+        let step = limbs * across * ROWS;
         let lines = zeroed(passes * steps * step)?;
-        let mut tiled = Self { lines, parts, across, step, pass: steps * step, moderate };
+        let mut tiled = Self { lines, limbs, across, step, pass: steps * step, moderate };
         let moderate = &tiled.moderate;
         for (pass, lines) in tiled.lines.chunks_mut(tiled.pass.max(1)).enumerate() {
             pool::for_each_chunk(lines, step, |i, lines| {
@@ -113,10 +113,10 @@ impl Tiled {
                     let tile_of_all = pass * across + tile;
                     let first = tile_of_all * ROWS;
                     let Some(&kept) = moderate.get(tile_of_all) else { continue };
-                    for part in 0..parts {
-                        let to = &mut lines[(part * across + tile) * ROWS..][..ROWS];
+                    for limb in 0..limbs {
+                        let to = &mut lines[(limb * across + tile) * ROWS..][..ROWS];
                         // SAFETY: as the caller promises.
-                        unsafe { arrange(x, first..m.min(first + ROWS), kept, i * STEP, part, to) };
+                        unsafe { arrange(x, first..m.min(first + ROWS), kept, i * STEP, limb, to) };
                     }
                 }
             })?;
@@ -153,13 +153,13 @@ unsafe fn inside(row: &[f32], bounds: &Range<u32>) -> bool {
     true
 }
 
-/// One part of 32 columns, from `column` on, of up to sixteen rows, turned: a line holds two columns of all rows, zeros
+/// One limb of 32 columns, from `column` on, of up to sixteen rows, turned: a line holds two columns of all rows, zeros
 /// for rows without a bit in `kept`.
 ///
 /// # Safety
 /// The processor must have AVX-512 F and BW; `x` must be of whole vectors of sixteen, and `column` inside its rows.
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn arrange(x: &Inputs<'_>, rows: Range<usize>, kept: u16, column: usize, part: usize, to: &mut [Line<u32, 16>]) {
+unsafe fn arrange(x: &Inputs<'_>, rows: Range<usize>, kept: u16, column: usize, limb: usize, to: &mut [Line<u32, 16>]) {
     let mut lines = [_mm512_setzero_ps(); ROWS];
     for (i, (line, row)) in lines.iter_mut().zip(rows).enumerate() {
         if kept >> i & 1 == 0 {
@@ -171,7 +171,7 @@ unsafe fn arrange(x: &Inputs<'_>, rows: Range<usize>, kept: u16, column: usize, 
             let at = row.as_ptr().add(column);
             let low = _mm512_loadu_ps(at);
             let high = if column + 16 < x.stride { _mm512_loadu_ps(at.add(16)) } else { _mm512_setzero_ps() };
-            *line = _mm512_castsi512_ps(pack(low, high, part));
+            *line = _mm512_castsi512_ps(pack(low, high, limb));
         }
     }
     // SAFETY: as the caller promises; lines are aligned.
@@ -182,14 +182,14 @@ unsafe fn arrange(x: &Inputs<'_>, rows: Range<usize>, kept: u16, column: usize, 
     }
 }
 
-/// A part of 32 values as bfloat16.
+/// A limb of 32 values as bfloat16.
 ///
 /// # Safety
 /// The processor must have AVX-512 F and BW.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn pack(mut low: __m512, mut high: __m512, part: usize) -> __m512i {
-    for _ in 0..part {
+unsafe fn pack(mut low: __m512, mut high: __m512, limb: usize) -> __m512i {
+    for _ in 0..limb {
         low = _mm512_sub_ps(low, upper(low));
         high = _mm512_sub_ps(high, upper(high));
     }
@@ -247,7 +247,7 @@ pub(super) struct Product<'a> {
     codes: Option<Codes<'a>>,
     m: usize,
     n: usize,
-    parts: usize,
+    limbs: usize,
     /// Columns at a time.
     each: usize,
 }
@@ -256,7 +256,7 @@ pub(super) struct Product<'a> {
 pub(super) struct Scratch {
     decoded: Vec<f32>,
     unpacked: Unpacked,
-    /// Tiles of weights by panel, 32 columns, part.
+    /// Tiles of weights by panel, 32 columns, limb.
     tiles: Vec<Line<u8, LINE>>,
     sums: Vec<[FloatSums; UNIT / PAIR]>,
     /// Those of the last [`FOLD`] columns.
@@ -282,9 +282,9 @@ impl<'a> Product<'a> {
         let x = unsafe { Tiled::new(x, m, rows.k, x.dtype)? };
         let codes = table.map(|table| Codes::new(table, rows));
         let each = if codes.is_some() { FEW_COLUMNS } else { rows.cut(COLUMNS) };
-        let decoded = weight_parts(format);
-        let parts = table.map_or(decoded, |table| table.parts(decoded));
-        Ok(Self { scaled: rows, rows: rows.unscaled(), x, codes, m, n, parts, each })
+        let decoded = weight_limbs(format);
+        let limbs = table.map_or(decoded, |table| table.limbs(decoded));
+        Ok(Self { scaled: rows, rows: rows.unscaled(), x, codes, m, n, limbs, each })
     }
 
     /// The rows of inputs of extreme magnitudes, which are left to others.
@@ -299,7 +299,7 @@ impl<'a> Product<'a> {
         Ok(Scratch {
             decoded: zeroed(steps * STEP)?,
             unpacked: Unpacked::default(),
-            tiles: zeroed(UNIT / ROWS * steps * self.parts * ROWS)?,
+            tiles: zeroed(UNIT / ROWS * steps * self.limbs * ROWS)?,
             sums: zeroed(passes)?,
             running: zeroed(passes)?,
             groups: Groups::default(),
@@ -348,10 +348,10 @@ impl<'a> Product<'a> {
         for start in (0..self.rows.k).step_by(self.each) {
             let columns = start..self.rows.k.min(start + self.each);
             let (steps, columns_end) = (columns.len().div_ceil(STEP), columns.end);
-            let panel = steps * self.parts * TILE;
+            let panel = steps * self.limbs * TILE;
             let base = tiles.as_mut_ptr().cast::<u8>();
             if let Some(codes) = &self.codes {
-                let place = Place { first, count, stride: UNIT, columns, parts: self.parts, panel };
+                let place = Place { first, count, stride: UNIT, columns, limbs: self.limbs, panel };
                 // SAFETY: as the caller promises; there are tiles for all panels.
                 if !unsafe { codes.put(&place, groups, base) } {
                     return Ok(false);
@@ -369,7 +369,7 @@ impl<'a> Product<'a> {
                     }
                 }
             }
-            if list.len() != steps * self.parts {
+            if list.len() != steps * self.limbs {
                 list = self.steps(steps);
             }
             for (pass, (sums, running)) in sums.iter_mut().zip(&mut *running).enumerate() {
@@ -444,7 +444,7 @@ impl<'a> Product<'a> {
         sums: &mut FloatSums,
     ) {
         // The last products are scaled while the tiles are at work on the next.
-        let groups = factors.steps.chunks(steps * self.parts);
+        let groups = factors.steps.chunks(steps * self.limbs);
         let last = groups.len() - 1;
         for (i, steps) in groups.enumerate() {
             // SAFETY: as the caller promises.
@@ -456,10 +456,10 @@ impl<'a> Product<'a> {
         scale(&products[last % 2], scales(last), self.x.across, sums);
     }
 
-    /// Writes the parts of a row of weights to a row of its tiles.
+    /// Writes the limbs of a row of weights to a row of its tiles.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F and BW; `to` must be a row of the first of as many tiles as the row has parts of 32
+    /// The processor must have AVX-512 F and BW; `to` must be a row of the first of as many tiles as the row has limbs of 32
     /// columns, which begin a cache line.
     #[target_feature(enable = "avx512f,avx512bw")]
     unsafe fn put(&self, row: &[f32], mut to: *mut u8) {
@@ -468,7 +468,7 @@ impl<'a> Product<'a> {
             for columns in row.as_chunks::<STEP>().0 {
                 let mut low = _mm512_loadu_ps(columns.as_ptr());
                 let mut high = _mm512_loadu_ps(columns.as_ptr().add(16));
-                for _ in 0..self.parts {
+                for _ in 0..self.limbs {
                     _mm512_store_si512(to.cast(), upper_halves(low, high));
                     low = _mm512_sub_ps(low, upper(low));
                     high = _mm512_sub_ps(high, upper(high));
@@ -478,13 +478,13 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// What is multiplied with what: parts whose places add up to less than three.
+    /// What is multiplied with what: limbs whose places add up to less than three.
     fn steps(&self, steps: usize) -> Vec<Step> {
-        let all = (0..steps).flat_map(|step| (0..self.parts).map(move |part| (step, part)));
-        let list = all.map(|(step, part)| Step {
-            weights: (step * self.parts + part) * TILE,
+        let all = (0..steps).flat_map(|step| (0..self.limbs).map(move |limb| (step, limb)));
+        let list = all.map(|(step, limb)| Step {
+            weights: (step * self.limbs + limb) * TILE,
             inputs: step * self.x.step * LINE,
-            parts: self.x.parts.min(MOST - part),
+            limbs: self.x.limbs.min(MOST - limb),
         });
         list.collect()
     }

@@ -4,12 +4,14 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::amx::{Amx, Place, Session, TILE, halves};
-use super::bytes::ByteProducts;
-use super::split::{compiled, nearest};
+use octavo_core::simd::amx::Session;
+
+use super::bf16_limbs_amx::{compiled, nearest};
+use super::int8::ByteProducts;
+use super::tiles_amx::{Amx, Place, TILE, halves};
 use super::{Arithmetic, Block, Factors, Input, Matrix, PANELS, ROWS, Row, Weights};
 use crate::fused::kept::Small;
-use crate::fused::lanes::{Avx512, Floats, Halves, Job, LANES, Lanes};
+use crate::fused::lanes::{Avx512, Floats, Halves, Job, LANES, Proven};
 
 /// Inputs that one step of AMX takes.
 const STEP: usize = 32;
