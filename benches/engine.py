@@ -35,19 +35,20 @@ def contestants(folder: Path) -> dict[str, Callable[[list[str]], object]]:
     """Functions from left sides to right sides, by name."""
     import torch
     from octavo import Engine
+    from octavo.folder.own_kinds import own_model
     from octavo.systems.polynomials.accuracy import expander
     from octavo.systems.polynomials.export import INTEGER, load_model
 
     network, tokenizer = load_model(folder)
+    own = own_model(folder)
+    variants = {} if own is None else own.variants
 
     def uncached(lefts: list[str]) -> list[str]:
         source = torch.from_numpy(tokenizer.encode(lefts, end=False)[0])
         return tokenizer.decode(network.generate(source, cache=False)[0])
 
     found: dict[str, Callable[[list[str]], object]] = {
-        name: Engine.load(folder, precision=name).expand
-        for name in NATIVE
-        if name != "integer" or (folder / INTEGER).exists()
+        name: Engine.load(folder, precision=name).expand for name in NATIVE if name != "integer" or INTEGER in variants
     }
     found["general"] = Engine.load(folder, route="general").expand
     found["eager cached"] = expander(network, tokenizer)

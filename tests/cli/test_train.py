@@ -40,10 +40,10 @@ def test_a_finished_run_is_not_trained_again(octavo, tmp_path, few_lines):
     """The same command on a finished run tests and exports what is there, bit for bit."""
     args = ("train", "polynomials", *TINY, "-o", tmp_path / "run")
     octavo(*args)
-    weights = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
+    weights = (tmp_path / "run" / "model" / "model.octavo.safetensors").read_bytes()
     metrics = (tmp_path / "run" / "metrics.jsonl").read_text()
     octavo(*args)
-    assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() == weights
+    assert (tmp_path / "run" / "model" / "model.octavo.safetensors").read_bytes() == weights
     assert (tmp_path / "run" / "metrics.jsonl").read_text() == metrics
 
 
@@ -153,7 +153,7 @@ def test_an_interrupted_run_has_the_exit_code_of_its_signal_and_goes_on(
     assert shown[-1].startswith("interrupted after step") and shown[-1].endswith(f"goes on from {tmp_path / 'run'}")
     assert not (tmp_path / "run" / "model").exists()
     octavo(*args, tmp_path / "run")
-    weights = [(tmp_path / name / "model" / "model.safetensors").read_bytes() for name in ("run", "whole")]
+    weights = [(tmp_path / name / "model" / "model.octavo.safetensors").read_bytes() for name in ("run", "whole")]
     assert weights[0] == weights[1]
 
 

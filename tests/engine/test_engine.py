@@ -492,6 +492,23 @@ def test_a_package_without_a_model_says_so(monkeypatch, tmp_path):
         Engine.load()
 
 
+def test_both_forms_of_a_folder_answer_alike(tmp_path):
+    """Of 0.1, and of today: weights under another name, variants where the configuration says."""
+    model = make("hybrid")
+    former, rows = export(model, tmp_path / "former"), lines(20, model.config.max_source)
+    today = export(model, tmp_path / "today", octavo=2, variants={"integer": "some.safetensors"})
+    (today / "model.safetensors").rename(today / "model.octavo.safetensors")
+    assert Engine.load(today).expand(rows) == Engine.load(former).expand(rows)
+    for folder, told in ((former, r"former/integer\.safetensors"), (today, r"today/some\.safetensors")):
+        with pytest.raises(FileNotFoundError, match=told):
+            Engine.load(folder, precision="integer")
+    shutil.copy(today / "model.octavo.safetensors", today / "model.safetensors")
+    with pytest.raises(ContainerError, match="keep the one that is meant"):
+        Engine.load(today)
+    with pytest.raises(ContainerError, match="names no variant 'integer' of the model; it has none"):
+        Engine.load(export(model, tmp_path / "bare", octavo=2), precision="integer")
+
+
 def test_missing_files_are_named(hybrid, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"absent/config\.json"):
         Engine.load(tmp_path / "absent")
@@ -510,7 +527,9 @@ def test_missing_files_are_named(hybrid, tmp_path):
 
 
 CONFIGS = [
-    ({"octavo": 2}, "octavo is 2; accepted is 1"),
+    ({"octavo": 3}, "octavo is 3; accepted are 1 and 2"),
+    ({"octavo": 2, "variants": {"integer": "../x.safetensors"}}, "variants: 'integer' is '../x.safetensors'"),
+    ({"variants": {}}, "unknown field `variants` of version 1"),
     ({"kind": "gpt"}, "kind is 'gpt'"),
     ({"architecture": "rnn"}, "architecture is 'rnn'"),
     ({"dropout": 0.1}, "unknown field `dropout`"),

@@ -13,7 +13,8 @@ from octavo.folder.own_kinds import OwnModel, own_model
 from octavo.folder.size_limits import Extent
 from octavo.folder.skeleton import build
 from octavo.folder.unpack_weights import unpack
-from octavo.folder.weight_files import Checkpoint
+from octavo.folder.weight_files import PACKED_NAME, Checkpoint, held
+from octavo.recipe.sites import dtype_name
 from octavo.tensor import FLOATS
 
 
@@ -25,6 +26,8 @@ def float_network(folder: Path, kind: str) -> tuple[nn.Module, OwnModel]:
     """
     own = own_model(folder, kind)
     assert own is not None  # a kind was asked for
+    if not held(folder):
+        raise FileNotFoundError(2, "No such file or directory", str(folder / PACKED_NAME))
     source = Checkpoint.open(folder)
     model = build(own.make, Extent.of(source.entries(), str(own.file), own.config.as_dict()))
     file = source.files[0]
@@ -33,10 +36,10 @@ def float_network(folder: Path, kind: str) -> tuple[nn.Module, OwnModel]:
     _check_names(file, own.file.name, tensors, shapes)
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != shapes[name]:
-            raise ContainerError(f"{file}: {name} has shape {tuple(tensor.shape)}; {own.file.name} says {shapes[name]}")
+            raise ContainerError(f"{file}: {name} has shape {tuple(tensor.shape)}; the model's is {shapes[name]}")
         if tensor.dtype not in FLOATS:
-            accepted = ", ".join(str(dtype) for dtype in FLOATS)
-            raise ContainerError(f"{file}: {name} has dtype {tensor.dtype}; accepted are {accepted}")
+            accepted = ", ".join(map(dtype_name, FLOATS))
+            raise ContainerError(f"{file}: {name} has dtype {dtype_name(tensor.dtype)}; accepted are {accepted}")
         if not tensor.isfinite().all():
             raise NonFiniteError(f"{file}: {name} holds NaN or infinity; accepted are finite weights")
     # Copies: float32 tensors of a mapped file would change with it.

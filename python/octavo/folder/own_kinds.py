@@ -106,6 +106,17 @@ def own_model(folder: Path, kind: str | None = None) -> OwnModel | None:
     return OwnModel(file, found, _config(found, values, file), variants)
 
 
+def stated_kind(folder: Path) -> str:
+    """Return whose model a folder holds, for messages: the kind that its configuration names, without torch."""
+    try:
+        values = read_json(folder / CONFIG, finite=False)
+    except (OSError, ContainerError):
+        return "no configuration"
+    if isinstance(values.get("model_type"), str):
+        return f"a model of transformers, {shown(values['model_type'])}"
+    return f"a model of kind {shown(values.get('kind'))}"
+
+
 def described(model: nn.Module) -> tuple[str, dict[str, Any]] | None:
     """Return the kind and sizes of a network of ours, whose layers may be quantized; None for any other module."""
     config = getattr(model, "config", None)

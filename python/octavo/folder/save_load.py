@@ -23,6 +23,7 @@ from octavo.folder.structure import (
     VERSION,
     build_layer,
     describe_layer,
+    describe_packed,
     described_layers,
     fits,
     read_structure,
@@ -95,18 +96,20 @@ def load_model(
     if len(source.files) != 1:
         raise ContainerError(f"{path}: {len(source.files)} files of weights; save_model writes one")
     file = source.files[0]
-    known = text is None and own is not None  # by its configuration; nothing of it multiplies codes
-    structure = _undescribed(file) if known else read_structure(file, text)
+    # Folders of our networks that nothing describes, such as those of 0.1, are told by their configuration.
+    structure = None if text is None and own is not None else read_structure(file, text)
     if model is None and own is not None:
         model = own_skeleton(own, source)
     elif model is None:
+        assert structure is not None  # no network of ours
         model = build_from_config(source.folder, structure["class"], source)
         drop_pooler(model, [entry.name for entry in source.entries()])
         if any(path.endswith(f".{attention.CHILD}") for path in structure["layers"]):
             attention.attach(model)
     elif not isinstance(model, nn.Module):
         model = build(model)
-    return _filled(model, structure, current_names(container.load(file, mmap=mmap)), file, metadata.get(RECIPE))
+    tensors = current_names(container.load(file, mmap=mmap))
+    return _filled(model, structure or describe_packed(model, tensors), tensors, file, metadata.get(RECIPE))
 
 
 def fill_folder(model: nn.Module, folder: Path) -> None:
@@ -190,11 +193,6 @@ def _join(path: str, name: str) -> str:
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
-
-
-def _undescribed(file: Path) -> dict[str, Any]:
-    packed = [entry.name for entry in container.inspect(file) if entry.format is not None]
-    return {"layers": {}, "ties": {}, DECODED: packed}
 
 
 def _load_undescribed(source: Checkpoint, mmap: bool) -> nn.Module:

@@ -2,7 +2,8 @@
 
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -13,8 +14,12 @@ use crate::file;
 pub(crate) const FILE: &str = "config.json";
 /// Most bytes of the file.
 const MOST_BYTES: u64 = 64 * 1024;
-/// Version of the export format, the value of the field `octavo`.
-const VERSION: u64 = 1;
+/// Version of the model folder, the value of the field `octavo`.
+const VERSION: u64 = 2;
+/// The version of Octavo 0.1, whose folders have fixed names of files.
+const FORMER: u64 = 1;
+/// Its variants, by name, and their files.
+const FORMER_VARIANTS: [(&str, &str); 1] = [("integer", "integer.safetensors")];
 /// What the folder holds, the value of the field `kind`.
 const KIND: &str = "seq2seq";
 
@@ -63,6 +68,8 @@ pub struct Config {
     pub max_source: usize,
     /// Most tokens of a target, the end token included.
     pub max_target: usize,
+    /// Files in the folder that hold further variants of the model, by the variant's name.
+    pub variants: BTreeMap<String, String>,
 }
 
 /// The content of the file; a field that is missing, unknown or given twice is refused.
@@ -81,6 +88,7 @@ struct Content {
     feedforward: u64,
     max_source: u64,
     max_target: u64,
+    variants: Option<BTreeMap<String, String>>,
 }
 
 impl Config {
@@ -104,8 +112,8 @@ impl Config {
             return Err(refuse("not a JSON object"));
         }
         let content: Content = serde_json::from_slice(text).map_err(|error| refuse(error.to_string()))?;
-        if content.octavo != VERSION {
-            return Err(refuse(format!("octavo is {}; accepted is {VERSION}", content.octavo)));
+        if ![FORMER, VERSION].contains(&content.octavo) {
+            return Err(refuse(format!("octavo is {}; accepted are {FORMER} and {VERSION}", content.octavo)));
         }
         if content.kind != KIND {
             return Err(refuse(format!("kind is '{}'; accepted is '{KIND}'", file::shown(&content.kind))));
@@ -130,12 +138,48 @@ impl Config {
             feedforward: whole("feedforward", content.feedforward, 1, 16384)?,
             max_source: whole("max_source", content.max_source, 1, 4096)?,
             max_target: whole("max_target", content.max_target, 1, 4096)?,
+            variants: variants(content.octavo, content.variants)?,
         };
         if !config.hidden.is_multiple_of(config.heads) {
             return Err(refuse(format!("heads is {}; it must divide hidden, {}", config.heads, config.hidden)));
         }
         Ok(config)
     }
+}
+
+impl Config {
+    /// The file in `folder` that holds a variant of the model.
+    ///
+    /// # Errors
+    /// [`octavo_core::Error::Container`] where the configuration names none.
+    pub fn variant(&self, folder: &Path, name: &str) -> Result<PathBuf> {
+        self.variants.get(name).map(|file| folder.join(file)).ok_or_else(|| {
+            let known: Vec<_> = self.variants.keys().map(|name| format!("'{name}'")).collect();
+            let among = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+            let place = folder.join(FILE);
+            refuse(format!("{}: names no variant '{name}' of the model; it has {among}", place.display()))
+        })
+    }
+}
+
+/// The files of variants: names in the folder, other than those of the model itself.
+fn variants(version: u64, given: Option<BTreeMap<String, String>>) -> Result<BTreeMap<String, String>> {
+    if version == FORMER {
+        return match given {
+            Some(_) => Err(refuse(format!("unknown field `variants` of version {FORMER}"))),
+            None => Ok(FORMER_VARIANTS.map(|(name, file)| (name.to_owned(), file.to_owned())).into()),
+        };
+    }
+    let given = given.unwrap_or_default();
+    for (name, file) in &given {
+        let is_name = Path::new(file).file_name().is_some_and(|last| last == file.as_str()) && !file.contains('\0');
+        if !is_name || !file.ends_with(".safetensors") || file.starts_with("model.") {
+            let (name, file) = (file::shown(name), file::shown(file));
+            let accepted = "accepted is the name of another safetensors file in this folder";
+            return Err(refuse(format!("variants: '{name}' is '{file}'; {accepted}")));
+        }
+    }
+    Ok(given)
 }
 
 impl std::fmt::Display for Config {
@@ -169,9 +213,32 @@ mod tests {
     }
 
     #[test]
+    fn variants_are_files_that_the_configuration_names() {
+        let folder = Path::new("folder");
+        let former = Config::parse(GOOD.as_bytes()).unwrap();
+        assert_eq!(former.variant(folder, "integer").unwrap(), folder.join("integer.safetensors"));
+        let text = GOOD.replacen("\"octavo\": 1", "\"octavo\": 2, \"variants\": {\"integer\": \"i.safetensors\"}", 1);
+        let config = Config::parse(text.as_bytes()).unwrap();
+        assert_eq!(config.variant(folder, "integer").unwrap(), folder.join("i.safetensors"));
+        let bare = Config::parse(GOOD.replacen("\"octavo\": 1", "\"octavo\": 2", 1).as_bytes()).unwrap();
+        let told = bare.variant(folder, "integer").unwrap_err().to_string();
+        assert!(told.contains("names no variant 'integer'") && told.contains("it has none"), "{told}");
+    }
+
+    #[test]
     fn every_other_configuration_is_refused_with_the_field() {
         for (from, to, reason) in [
-            ("\"octavo\": 1", "\"octavo\": 2", "octavo is 2; accepted is 1"),
+            ("\"octavo\": 1", "\"octavo\": 3", "octavo is 3; accepted are 1 and 2"),
+            ("\"octavo\": 1", "\"octavo\": 1, \"variants\": {}", "unknown field `variants` of version 1"),
+            ("\"octavo\": 1", "\"octavo\": 2, \"variants\": []", "invalid type: sequence"),
+            ("\"octavo\": 1", "\"octavo\": 2, \"variants\": {\"a\": 1}", "invalid type: integer"),
+            (
+                "\"octavo\": 1",
+                "\"octavo\": 2, \"variants\": {\"a\": \"../b.safetensors\"}",
+                "'a' is '../b.safetensors'",
+            ),
+            ("\"octavo\": 1", "\"octavo\": 2, \"variants\": {\"a\": \"b.bin\"}", "accepted is the name of another"),
+            ("\"octavo\": 1", "\"octavo\": 2, \"variants\": {\"a\": \"model.safetensors\"}", "of another"),
             ("\"octavo\": 1, ", "", "missing field `octavo`"),
             ("seq2seq", "gpt\\u001b", "kind is 'gpt\\u{1b}'; accepted is 'seq2seq'"),
             ("hybrid", "Hybrid", "architecture is 'Hybrid'; accepted are lstm, hybrid, transformer"),

@@ -1,8 +1,8 @@
-//! Reads small files of a model folder, of bounded size.
+//! Reads small files of a model folder, of bounded size, and finds the one that holds the weights.
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result, refuse};
 
@@ -28,6 +28,28 @@ pub(crate) fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
         return Err(refuse(format!("{place}: more than {most} bytes")));
     }
     Ok(bytes)
+}
+
+/// Names of the file that holds the weights of a model: packed ones, and plain ones or those of Octavo 0.1.
+const WEIGHTS: [&str; 2] = ["model.octavo.safetensors", "model.safetensors"];
+
+/// The file in a folder that holds the weights of the model.
+///
+/// # Errors
+/// [`octavo_core::Error::Container`] where there are two; [`octavo_core::Error::Io`] where there is none.
+pub(crate) fn weights(folder: &Path) -> Result<PathBuf> {
+    let mut found = WEIGHTS.iter().map(|name| folder.join(name)).filter(|path| path.exists());
+    match (found.next(), found.next()) {
+        (Some(path), None) => Ok(path),
+        (Some(_), Some(_)) => {
+            let names = WEIGHTS.join(" and ");
+            Err(refuse(format!("{}: holds {names}; keep the one that is meant", folder.display())))
+        }
+        (None, _) => {
+            let context = format!("{}: no {}", folder.display(), WEIGHTS.join(", no "));
+            Err(Error::Core(octavo_core::Error::Io { context, source: io::ErrorKind::NotFound.into() }))
+        }
+    }
 }
 
 /// A text from a file as messages show it: escaped, and cut where it is long.

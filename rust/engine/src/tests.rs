@@ -85,6 +85,20 @@ fn folder(model: &Tensors) -> tempfile::TempDir {
 }
 
 #[test]
+fn the_weights_lie_under_one_of_two_names() {
+    let tensors = model();
+    let (former, folder) = (folder(&tensors), tempfile::tempdir().unwrap());
+    let told = Weights::load(folder.path(), &config()).unwrap_err().to_string();
+    assert!(told.contains("no model.octavo.safetensors, no model.safetensors"), "{told}");
+    write(&folder.path().join("model.octavo.safetensors"), &tensors);
+    let found = Weights::load(folder.path(), &config()).unwrap();
+    assert_eq!(found, Weights::load(former.path(), &config()).unwrap());
+    write(&folder.path().join("model.safetensors"), &tensors);
+    let told = Weights::load(folder.path(), &config()).unwrap_err().to_string();
+    assert!(told.contains("keep the one that is meant"), "{told}");
+}
+
+#[test]
 fn every_way_to_store_a_tensor_is_read() {
     let mut tensors = model();
     let half = |bits: fn(f32) -> u16, i: usize| bits(value(i)).to_le_bytes();

@@ -1,4 +1,4 @@
-//! [`Weights`]: the tensors of `model.safetensors`, packed where the file has them packed.
+//! [`Weights`]: the tensors of a model folder, packed where the file has them packed.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -7,11 +7,9 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::file;
 use crate::schema;
 use crate::tensors::{Held, Tensors};
-
-/// Name of the file in a model folder.
-pub(crate) const FILE: &str = "model.safetensors";
 
 /// One tensor of the shape that the configuration demands. All values are finite.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,7 +28,8 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Reads `model.safetensors` of a folder. A tensor may be plain f32, f16 or bf16, or packed in any format.
+    /// Reads `model.octavo.safetensors` of a folder, or `model.safetensors`. A tensor may be plain f32, f16 or bf16, or
+    /// packed in any format.
     ///
     /// # Errors
     /// [`octavo_core::Error::Io`] where the file cannot be read; [`octavo_core::Error::Container`] naming file and
@@ -38,7 +37,7 @@ impl Weights {
     /// that is no container.
     pub fn load(folder: &Path, config: &Config) -> Result<Self> {
         let demanded = schema::tensors(config);
-        let file = Tensors::open(&folder.join(FILE))?;
+        let file = Tensors::open(&file::weights(folder)?)?;
         file.check_names(&demanded)?;
         let read = demanded.into_iter().map(|(name, shape)| {
             // Packed tensors are decoded once to see that their values are finite, one at a time.

@@ -1,12 +1,12 @@
-//! [`IntegerWeights`]: the static int8 tensors of `integer.safetensors`, for the architecture `hybrid`.
+//! [`IntegerWeights`]: the static int8 tensors of the variant `integer` of a model, for the architecture `hybrid`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use octavo_engine::{Architecture, Config, Error, Result, Tensors, demanded_tensors, refuse};
 
-/// Name of the file in a model folder.
-const FILE: &str = "integer.safetensors";
+/// Name of the variant in `config.json`.
+const VARIANT: &str = "integer";
 /// Format of the matrices.
 const FORMAT: &str = "int8:channel";
 /// Largest magnitude of a code of a weight, and of an input of 8 bits.
@@ -68,18 +68,18 @@ pub struct IntegerWeights {
 }
 
 impl IntegerWeights {
-    /// Reads `integer.safetensors` of a folder.
+    /// Reads the file of a folder that its configuration names for the variant `integer`.
     ///
     /// # Errors
     /// As [`octavo_engine::Weights::load`]; [`octavo_core::Error::Container`] also for another architecture than `hybrid`, for
     /// codes of -128, for scales that are out of range, for a sum that may leave int32, and for layers that read the same
     /// tensor with different scales.
     pub fn load(folder: &Path, config: &Config) -> Result<Self> {
-        let path = folder.join(FILE);
         if config.architecture != Architecture::Hybrid {
             let name = config.architecture.name();
-            return Err(refuse(format!("{}: architecture {name}; integer models are hybrid", path.display())));
+            return Err(refuse(format!("{}: architecture {name}; integer models are hybrid", folder.display())));
         }
+        let path = config.variant(folder, VARIANT)?;
         let layers = integer_layers(config);
         let file = Tensors::open(&path)?;
         file.check_names(&demanded(&layers, config.vocabulary))?;

@@ -28,7 +28,7 @@ pub fn tokenizer() -> octavo_core::Result<CharTokenizer> {
 /// Loads a model folder as [`Engine::load`] does, with the fused kernels of this crate for the architectures they are for.
 ///
 /// # Errors
-/// As [`Engine::load`]; [`octavo_core::Error::Container`] also for what is wrong with `integer.safetensors`.
+/// As [`Engine::load`]; [`octavo_core::Error::Container`] also for what is wrong with the file of the variant `integer`.
 pub fn load(folder: &Path, options: Options) -> Result<Engine> {
     Engine::load_with(folder, options, &Fused)
 }

@@ -114,6 +114,19 @@ fn folder(model: &Tensors, integer: &Tensors) -> tempfile::TempDir {
 }
 
 #[test]
+fn the_integer_model_lies_where_the_configuration_says() {
+    let folder = folder(&model(), &integer_model());
+    let former = IntegerWeights::load(folder.path(), &config()).unwrap();
+    let text = CONFIG.replacen("\"octavo\":1", "\"octavo\":2, \"variants\": {\"integer\": \"other.safetensors\"}", 1);
+    let config = Config::parse(text.as_bytes()).unwrap();
+    std::fs::rename(folder.path().join("integer.safetensors"), folder.path().join("other.safetensors")).unwrap();
+    assert_eq!(IntegerWeights::load(folder.path(), &config).unwrap(), former);
+    let bare = Config { variants: Default::default(), ..config };
+    let told = IntegerWeights::load(folder.path(), &bare).unwrap_err().to_string();
+    assert!(told.contains("names no variant 'integer'"), "{told}");
+}
+
+#[test]
 fn integer_models_are_read() {
     let weights = IntegerWeights::load(folder(&model(), &integer_model()).path(), &config()).unwrap();
     let layer = weights.linear("blocks.0.feedforward.expand").unwrap();

@@ -37,7 +37,7 @@ const SHAPES: [(&str, &[usize]); 22] = [
     ("output.bias", &[9]),
 ];
 
-const CONFIG: &str = r#"{"octavo":1,"kind":"seq2seq","architecture":"lstm","vocabulary":9,"embedding":3,"encoder":2,
+const CONFIG: &str = r#"{"octavo":2,"kind":"seq2seq","architecture":"lstm","vocabulary":9,"embedding":3,"encoder":2,
     "hidden":4,"heads":1,"layers":1,"feedforward":1,"max_source":6,"max_target":5}"#;
 
 fn model() -> tempfile::TempDir {
@@ -47,7 +47,7 @@ fn model() -> tempfile::TempDir {
     CharTokenizer::from_characters("abcxyz").unwrap().save(&path("tokenizer.json")).unwrap();
     let entry = |shape: &[usize]| Entry::Plain { dtype: Dtype::F32, shape: shape.to_vec() };
     let entries: Vec<_> = SHAPES.iter().map(|(name, shape)| ((*name).to_owned(), entry(shape))).collect();
-    let mut writer = Writer::create(&path("model.safetensors"), &entries, &BTreeMap::new(), false).unwrap();
+    let mut writer = Writer::create(&path("model.octavo.safetensors"), &entries, &BTreeMap::new(), false).unwrap();
     for (seed, (name, shape)) in SHAPES.iter().enumerate() {
         let value = |i: usize| ((i * 7919 + seed * 104_729) % 1013) as f32 / 253.0 - 2.0;
         let bytes: Vec<u8> = (0..shape.iter().product()).flat_map(|i| value(i).to_le_bytes()).collect();

@@ -22,6 +22,7 @@ from octavo.systems.polynomials import export, shipped, static
 
 CONFIG = Seq2SeqConfig(embedding=8, encoder=6, hidden=12, heads=3, layers=2, feedforward=20)
 TOKENIZER = CharTokenizer.polynomials()
+WEIGHTS = "model.octavo.safetensors"
 
 
 def made(architecture="hybrid", seed=0):
@@ -43,9 +44,9 @@ def rewrite(folder, **changes):
 
 
 def rewrite_weights(folder, change):
-    tensors = octavo.load(folder / "model.safetensors")
+    tensors = octavo.load(folder / WEIGHTS)
     change(tensors)
-    octavo.save(tensors, folder / "model.safetensors")
+    octavo.save(tensors, folder / WEIGHTS)
 
 
 # --- round trips ----------------------------------------------------------------------------------------------------
@@ -93,12 +94,13 @@ def test_the_folder_holds_what_was_given(tmp_path):
     integer = static.quantize_static(model, scales)
     metadata = {"exact_share": 0.5, "by_kind": {"square": {"exact": 1, "lines": 2}}}
     path = export.export_model(model, TOKENIZER, tmp_path / "m", integer=integer, metadata=metadata)
-    names = ["README.md", "accuracy.json", "config.json", "integer.safetensors", "model.safetensors", "tokenizer.json"]
+    names = ["README.md", "accuracy.json", "config.json", "integer.octavo.safetensors", WEIGHTS, "tokenizer.json"]
     assert sorted(file.name for file in path.iterdir()) == names
     assert json.loads((path / "config.json").read_text()) == {
-        "octavo": 1,
+        "octavo": 2,
         "kind": "seq2seq",
         **model.config.as_dict(),
+        "variants": {"integer": "integer.octavo.safetensors"},
     }
     assert json.loads((path / "accuracy.json").read_text()) == metadata
     assert "| exact_share | 0.5 |" in (path / "README.md").read_text()
@@ -106,6 +108,46 @@ def test_the_folder_holds_what_was_given(tmp_path):
     assert tokenizer == TOKENIZER
     source, target = torch.randint(3, 31, (3, 9)), torch.randint(3, 31, (3, 7))
     assert torch.equal(loaded(source, target), integer(source, target))
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_octavo_load_model_multiplies_the_codes_of_the_folder(tmp_path, architecture):
+    """Weights of layers stay codes; those of LSTMs, which no layer multiplies, are decoded."""
+    path = export.export_model(made(architecture), TOKENIZER, tmp_path / "m", format="mxint8")
+    packed, (decoded, _) = octavo.load_model(path), export.load_model(path)
+    linear = {name for name, layer in decoded.named_modules() if isinstance(layer, torch.nn.Linear)}
+    assert linear == {name for name, layer in packed.named_modules() if isinstance(layer, octavo.nn.PackedLinear)}
+    source, target = torch.randint(3, 31, (3, 9)), torch.randint(3, 31, (3, 7))
+    assert torch.allclose(packed(source, target), decoded(source, target), atol=1e-5)
+    assert torch.equal(packed.generate(source)[0], decoded.generate(source)[0])
+    assert container.metadata(path / WEIGHTS)["recipe"]
+    stored = {entry.name: entry.format for entry in container.inspect(path / WEIGHTS)}
+    assert stored == {name: "mxint8" if value.ndim == 2 else None for name, value in decoded.state_dict().items()}
+
+
+def as_0_1(folder, to):
+    """The same model as 0.1 wrote it."""
+    to.mkdir()
+    (to / "tokenizer.json").write_bytes((folder / "tokenizer.json").read_bytes())
+    values = json.loads((folder / "config.json").read_text()) | {"octavo": 1}
+    named = values.pop("variants", {})
+    (to / "config.json").write_text(json.dumps(values))
+    container.save(container.load(folder / WEIGHTS), to / "model.safetensors")
+    if named:
+        (to / "integer.safetensors").write_bytes((folder / named["integer"]).read_bytes())
+    return to
+
+
+def test_folders_of_0_1_are_read(tmp_path):
+    model = made()
+    integer = static.quantize_static(model, static.calibrate(model, [torch.randint(3, 31, (4, 9))]))
+    path = export.export_model(model, TOKENIZER, tmp_path / "new", integer=integer)
+    former = as_0_1(path, tmp_path / "old")
+    source, target = torch.randint(3, 31, (3, 9)), torch.randint(3, 31, (3, 7))
+    for read in (lambda folder: export.load_model(folder)[0], lambda folder: export.load_integer(folder)[0]):
+        assert torch.equal(read(former)(source, target), read(path)(source, target))
+    assert torch.equal(octavo.load_model(former)(source, target), octavo.load_model(path)(source, target))
 
 
 def test_equal_models_give_equal_bytes(tmp_path):
@@ -118,14 +160,15 @@ def test_equal_models_give_equal_bytes(tmp_path):
 
 
 def test_a_folder_that_is_there_is_replaced_only_if_asked_and_then_wholly(folder):
-    (folder / "integer.safetensors").write_bytes(b"of the old model")
+    (folder / "integer.safetensors").write_bytes(b"of a model of 0.1")
+    (folder / "integer.octavo.safetensors").write_bytes(b"of the old model")
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
     with pytest.raises(FileExistsError):
         export.export_model(made(seed=1), TOKENIZER, folder)
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
     export.export_model(made(seed=1), TOKENIZER, folder, overwrite=True)
-    assert sorted(file.name for file in folder.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
-    assert (folder / "model.safetensors").read_bytes() != before["model.safetensors"]
+    assert sorted(file.name for file in folder.iterdir()) == ["config.json", WEIGHTS, "tokenizer.json"]
+    assert (folder / WEIGHTS).read_bytes() != before[WEIGHTS]
     assert [entry.name for entry in folder.parent.iterdir()] == ["model"]
 
 
@@ -182,14 +225,14 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(tmp_path,
 # --- wrong folders --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", WEIGHTS])
 def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
     with pytest.raises(FileNotFoundError, match=name):
         export.load_model(folder)
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", WEIGHTS])
 @pytest.mark.parametrize("data", [b"", b"[]", b"{", b"\xff\xfe", b"[" * 70_000, b"[" * 20_000, b" " * 70_000])
 def test_a_file_of_other_content_is_refused(folder, name, data):
     (folder / name).write_bytes(data)
@@ -200,7 +243,7 @@ def test_a_file_of_other_content_is_refused(folder, name, data):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"octavo": 2}, "version 2; this Octavo reads 1; update it"),
+        ({"octavo": 3}, "version 3; this Octavo reads 1 and 2; update it"),
         ({"octavo": True}, "version True"),
         ({"octavo": None}, "version None"),
         ({"kind": "gpt"}, "kind 'gpt'"),
@@ -215,7 +258,7 @@ def test_a_file_of_other_content_is_refused(folder, name, data):
         ({"layers": 1}, r"blocks\.1\..* is no weight of the model"),
         ({"feedforward": 24}, r"has shape \(12, 20\); the model's is \(12, 24\)"),
         # Refused from the header alone: the model itself would take 17 GB.
-        ({"hidden": 4096, "heads": 1, "feedforward": 16384, "layers": 64}, "is missing"),
+        ({"hidden": 4096, "heads": 1, "feedforward": 16384, "layers": 64}, "describes weights of more than"),
         ({"architecture": "lstm"}, "is missing"),
     ],
 )
@@ -242,13 +285,19 @@ def test_weights_that_are_not_the_models_are_refused(folder, change, error, mess
 
 
 def test_a_file_that_is_cut_off_is_refused(folder):
-    data = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(data[:-1])
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(data[:-1])
     with pytest.raises(ContainerError):
         export.load_model(folder)
 
 
 def test_a_folder_without_an_integer_model_says_so(folder):
+    with pytest.raises(ContainerError, match=r"config\.json: names no variant 'integer' of the model; it has none"):
+        export.load_integer(folder)
+    rewrite(folder, variants={"integer": "integer.octavo.safetensors"})
+    with pytest.raises(FileNotFoundError, match=r"integer\.octavo\.safetensors"):
+        export.load_integer(folder)
+    rewrite(folder, octavo=1, variants=None)
     with pytest.raises(FileNotFoundError, match=r"integer\.safetensors"):
         export.load_integer(folder)
 

@@ -1,8 +1,10 @@
 """A trained model as a folder: what it is, its tokenizer and its weights, written whole and checked when read.
 
-``config.json`` (what kind of model and its :class:`Seq2SeqConfig`), ``tokenizer.json``, ``model.safetensors`` (weights
-under the names of ``state_dict``), and where they were given ``integer.safetensors`` (the model for integer arithmetic,
-:mod:`octavo.systems.polynomials.static`), ``accuracy.json`` and ``README.md``.
+``config.json`` (kind, :class:`Seq2SeqConfig` and variants: :mod:`octavo.folder.own_kinds`), ``tokenizer.json``,
+``model.octavo.safetensors`` (weights under the names of ``state_dict``, with the description that
+:func:`octavo.load_model` reads), and where they were given ``integer.octavo.safetensors`` (the variant for integer
+arithmetic, :mod:`octavo.systems.polynomials.static`), ``accuracy.json`` and ``README.md``. Folders of 0.1, with
+``model.safetensors`` and ``integer.safetensors``, are read.
 """
 
 from __future__ import annotations
@@ -10,30 +12,32 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from octavo import container, files, folders
-from octavo._reading import read_json
 from octavo.data import CharTokenizer
-from octavo.errors import ContainerError, DataError, DTypeError, NonFiniteError, SettingError, ShapeError
-from octavo.folder.pack_checkpoint import pack_tensors, unpack_tensors
-from octavo.models.seq2seq import Seq2Seq, Seq2SeqConfig, build
+from octavo.errors import ContainerError, DataError, DTypeError, NonFiniteError, ShapeError
+from octavo.folder.float_network import float_network
+from octavo.folder.own_kinds import CONFIG, OwnModel, config_text, own_model, variant_name
+from octavo.folder.pack_checkpoint import pack_tensors
+from octavo.folder.structure import describe_packed
+from octavo.folder.weight_files import PACKED_NAME, RECIPE, STRUCTURE
+from octavo.models.seq2seq import Seq2Seq
 from octavo.recipe import Recipe
 from octavo.systems.polynomials import static
-from octavo.tensor import FLOATS
+from octavo.tensor import PackedTensor
 
-CONFIG, TOKENIZER, WEIGHTS, INTEGER = "config.json", "tokenizer.json", "model.safetensors", "integer.safetensors"
+KIND = "seq2seq"
+TOKENIZER, WEIGHTS = "tokenizer.json", PACKED_NAME
+INTEGER = "integer"
+"""Name of the variant for integer arithmetic."""
 ACCURACY, README = "accuracy.json", "README.md"
-FILES = frozenset({CONFIG, TOKENIZER, WEIGHTS, INTEGER, ACCURACY, README})
-
-#: Version and kind that ``config.json`` names beside the fields of the configuration.
-VERSION, KIND = 1, "seq2seq"
-# Bytes of a config.json that is read: real ones have 300.
-_MOST = 1 << 16
+FORMER_FILES = ("model.safetensors", "integer.safetensors")
+FILES = frozenset({CONFIG, TOKENIZER, WEIGHTS, variant_name(INTEGER), ACCURACY, README, *FORMER_FILES})
 
 
 def export_model(
@@ -58,18 +62,17 @@ def export_model(
     metadata that is no JSON; all before anything is written. OSErrors.
     """
     target = Path(os.path.abspath(folder))
-    texts, packed = _prepare(model, tokenizer, format, integer, metadata)
+    parts = _prepare(model, tokenizer, format, integer, metadata)
     if target.exists() and not (overwrite or (target.is_dir() and not any(target.iterdir()))):
         raise FileExistsError(17, "File exists; give overwrite=True to replace it", str(target))
     with folders.whole(target, owned=FILES, overwrite=overwrite) as stage:
-        _write(stage, texts, packed, tokenizer, integer)
+        parts.write(stage)
     return target
 
 
 def fill_folder(model: Seq2Seq, tokenizer: CharTokenizer, folder: Path, *, format: str | None) -> None:
     """Write a model into a folder that is there and empty. Raises as :func:`export_model`."""
-    texts, packed = _prepare(model, tokenizer, format, None, None)
-    _write(folder, texts, packed, tokenizer, None)
+    _prepare(model, tokenizer, format, None, None).write(folder)
 
 
 def load_model(folder: str | os.PathLike[str]) -> tuple[Seq2Seq, CharTokenizer]:
@@ -80,22 +83,17 @@ def load_model(folder: str | os.PathLike[str]) -> tuple[Seq2Seq, CharTokenizer]:
     NonFiniteError for weights. Nothing is allocated for the model before its weights are known to fit.
     """
     path = Path(folder)
-    config, tokenizer = _read_parts(path)
-    with torch.device("meta"):
-        model = build(config)  # draws nothing from torch's generator, and takes no memory
-    file = path / WEIGHTS
-    _check_entries(file, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
-    tensors = {name: tensor.float() for name, tensor in unpack_tensors(container.load(file)).items()}
-    _check_finite(tensors, f"{file}: ")
-    model.load_state_dict(tensors, assign=True)
-    return model.eval(), tokenizer
+    tokenizer = _read_parts(path)[1]
+    model, _ = float_network(path, KIND)
+    assert isinstance(model, Seq2Seq)  # it is what the kind says
+    return model, tokenizer
 
 
 def load_integer(folder: str | os.PathLike[str]) -> tuple[static.StaticInt8Seq2Seq, CharTokenizer]:
     """Return the static INT8 model of a folder and its tokenizer. Raises as :func:`load_model`."""
     path = Path(folder)
-    config, tokenizer = _read_parts(path)
-    return static.load(path / INTEGER, config), tokenizer
+    own, tokenizer = _read_parts(path)
+    return static.load(own.variant(INTEGER), own.config), tokenizer
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -127,31 +125,42 @@ def _prepare(
     format: str | None,
     integer: static.StaticInt8Seq2Seq | None,
     metadata: Mapping[str, Any] | None,
-) -> tuple[dict[str, str], Mapping[str, Any]]:
-    """Return the texts of a folder by name, and its weights; what cannot be written is refused."""
+) -> _Parts:
+    """Return what a folder gets, written nowhere yet; what cannot be written is refused."""
     _check(model, tokenizer, integer)
     tensors = {name: tensor.detach().cpu().float() for name, tensor in model.state_dict().items()}
     _check_finite(tensors, "")
-    packed = tensors if format is None else pack_tensors(tensors, Recipe.parse(format)).tensors
-    texts = {CONFIG: _json({"octavo": VERSION, "kind": KIND, **model.config.as_dict()})}
+    weights: Mapping[str, Tensor | PackedTensor] = tensors
+    recipe = None if format is None else Recipe.parse(format)
+    if recipe is not None:
+        weights = pack_tensors(tensors, recipe).tensors
+    about = {"format": "pt", STRUCTURE: json.dumps(describe_packed(model, weights))}
+    about |= {} if recipe is None else {RECIPE: str(recipe)}
+    variants = {} if integer is None else {INTEGER: variant_name(INTEGER)}
+    texts = {CONFIG: config_text(KIND, model.config.as_dict(), variants)}
     if metadata is not None:
         texts |= {ACCURACY: _json(metadata), README: _readme(model, format, metadata)}
-    return texts, packed
+    return _Parts(texts, weights, about, tokenizer, integer)
 
 
-def _write(
-    folder: Path,
-    texts: Mapping[str, str],
-    packed: Mapping[str, Any],
-    tokenizer: CharTokenizer,
-    integer: static.StaticInt8Seq2Seq | None,
-) -> None:
-    for name, text in texts.items():
-        files.write(folder / name, text)
-    tokenizer.save(folder / TOKENIZER)
-    container.save(packed, folder / WEIGHTS)
-    if integer is not None:
-        static.save(integer, folder / INTEGER)
+@dataclass(frozen=True)
+class _Parts:
+    """Texts by the name of their file, weights with the metadata of theirs, tokenizer and integer variant."""
+
+    texts: Mapping[str, str]
+    weights: Mapping[str, Tensor | PackedTensor]
+    about: Mapping[str, str]
+    tokenizer: CharTokenizer
+    integer: static.StaticInt8Seq2Seq | None
+
+    def write(self, folder: Path) -> None:
+        """Write all into a folder that is there."""
+        for name, text in self.texts.items():
+            files.write(folder / name, text)
+        self.tokenizer.save(folder / TOKENIZER)
+        container.save(self.weights, folder / WEIGHTS, metadata=self.about)
+        if self.integer is not None:
+            static.save(self.integer, folder / variant_name(INTEGER))
 
 
 def _json(value: Any) -> str:
@@ -186,43 +195,15 @@ def _readme(model: Seq2Seq, format: str | None, metadata: Mapping[str, Any]) -> 
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-def _read_parts(path: Path) -> tuple[Seq2SeqConfig, CharTokenizer]:
-    """Return configuration and tokenizer of a folder. Raises ContainerError, OSErrors."""
-    config = _read_config(path / CONFIG)
+def _read_parts(path: Path) -> tuple[OwnModel, CharTokenizer]:
+    """Return what the configuration of a folder says, and its tokenizer. Raises ContainerError, OSErrors."""
+    own = own_model(path, KIND)
+    assert own is not None  # a kind was asked for
     try:
         tokenizer = CharTokenizer.load(path / TOKENIZER)
     except DataError as error:
         raise ContainerError(str(error)) from None
-    if tokenizer.size != config.vocabulary:
-        wanted = f"the vocabulary of {CONFIG} has {config.vocabulary}"
+    if tokenizer.size != own.config.vocabulary:
+        wanted = f"the vocabulary of {CONFIG} has {own.config.vocabulary}"
         raise ContainerError(f"{path / TOKENIZER}: {tokenizer.size} ids; {wanted}")
-    return config, tokenizer
-
-
-def _read_config(file: Path) -> Seq2SeqConfig:
-    values = read_json(file, _MOST)
-    version, kind = values.pop("octavo", None), values.pop("kind", None)
-    if type(version) is not int or version != VERSION:
-        newer = "; update it" if type(version) is int and version > VERSION else ""
-        raise ContainerError(f"{file}: version {version!r}; this Octavo reads {VERSION}{newer}")
-    if kind != KIND:
-        raise ContainerError(f"{file}: kind {kind!r}; accepted is '{KIND}'")
-    try:
-        return Seq2SeqConfig.from_dict(values)
-    except SettingError as error:
-        raise ContainerError(f"{file}: {error}") from None
-
-
-def _check_entries(file: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare the table of contents of a file with the tensors a model has."""
-    entries = {entry.name: entry for entry in container.inspect(file)}
-    differing = sorted(entries.keys() ^ shapes.keys())
-    if differing:
-        problem = "is no weight of the model" if differing[0] in entries else "is missing"
-        raise ContainerError(f"{file}: {differing[0]} {problem} ({len(differing)} such names)")
-    accepted = {str(dtype).removeprefix("torch.") for dtype in FLOATS}
-    for name, entry in entries.items():
-        if entry.shape != shapes[name]:
-            raise ContainerError(f"{file}: {name} has shape {entry.shape}; the model's is {shapes[name]}")
-        if entry.dtype not in accepted:
-            raise ContainerError(f"{file}: {name} has dtype {entry.dtype}; accepted are {', '.join(sorted(accepted))}")
+    return own, tokenizer

@@ -10,13 +10,11 @@ use serde::Deserialize;
 
 use super::dense::{Added, Dense, Rounding};
 use crate::error::{Result, refuse};
-use crate::file::shown;
+use crate::file::{self, shown};
 use crate::general::Norm;
 use crate::packed::{Matrix, Table, Weight};
 use crate::tensors::Tensors;
 
-/// Names of the files that may hold the weights; the first that is there is read.
-const FILES: [&str; 2] = ["model.octavo.safetensors", "model.safetensors"];
 /// Key of the description of the layers in the metadata.
 const STRUCTURE: &str = "structure";
 const VERSION: u64 = 1;
@@ -56,8 +54,7 @@ pub(super) struct Source {
 impl Source {
     /// Opens the file of a folder.
     pub(super) fn open(folder: &Path) -> Result<Self> {
-        let path = FILES.iter().map(|name| folder.join(name)).find(|path| path.exists());
-        let path = path.ok_or_else(|| refuse(format!("{}: no {}", folder.display(), FILES.join(", no "))))?;
+        let path = file::weights(folder)?;
         let file = Tensors::open(&path)?;
         let structure: Structure = match file.metadata(STRUCTURE) {
             Some(text) => serde_json::from_str(text)

@@ -148,6 +148,7 @@ fn default_config() -> Config {
         feedforward: 512,
         max_source: 32,
         max_target: 32,
+        variants: Default::default(),
     }
 }
 

@@ -1,8 +1,7 @@
 """Static INT8: a sequence-to-sequence model whose matrix products are integer arithmetic with calibrated scales.
 
 :func:`equalize` makes the ranges of channels alike, :func:`calibrate` finds the scale of every layer's input on real
-generation, :func:`quantize_static` makes the integer model, :func:`save` and :func:`load` keep it in
-``integer.safetensors``::
+generation, :func:`quantize_static` makes the integer model, :func:`save` and :func:`load` keep them in a file::
 
     model = equalize(model, sources)
     scales = calibrate(model, sources)

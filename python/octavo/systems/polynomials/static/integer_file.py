@@ -1,4 +1,4 @@
-"""``integer.safetensors``: the tensors of an integer model."""
+"""The file of an integer model: the variant ``integer`` of a model folder."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ Tensors = dict[str, Tensor]
 class StaticInt8Seq2Seq(HybridSeq2Seq):
     """:class:`HybridSeq2Seq` in static INT8, with the same interface; it generates and is not trained.
 
-    ``tensors``: what :func:`quantize_static` makes and ``integer.safetensors`` holds, by name: of every linear layer
-    ``NAME.weight`` (``int8:channel``), ``NAME.bias`` (int32), ``NAME.input_scale`` (float32) and ``NAME.input_bits``
-    (int32, 8 or 16); of every LSTM
+    ``tensors``: what :func:`quantize_static` makes and the file of the variant ``integer`` holds, by name: of every
+    linear layer ``NAME.weight`` (``int8:channel``), ``NAME.bias`` (int32), ``NAME.input_scale`` (float32) and
+    ``NAME.input_bits`` (int32, 8 or 16); of every LSTM
     ``NAME.weight_hh`` (``int8:channel``), ``NAME.table`` (int32 ``[vocabulary, 4 units]``) and ``NAME.state_scale``
     (float32); of every norm ``NAME.weight`` and ``NAME.bias`` (float32).
 

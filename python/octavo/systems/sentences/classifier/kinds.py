@@ -94,6 +94,9 @@ def load(folder: Path | str) -> tuple[TextClassifier, dict[str, Any]]:
     Raises DataError or ContainerError for a folder that is none, FileNotFoundError where a file is missing.
     """
     folder = Path(folder)
+    if folder.is_dir() and not (folder / INFO).exists():
+        told = "No such file; octavo train sst2 writes the folder of a classifier"
+        raise FileNotFoundError(2, told, str(folder / INFO))
     info = read_json(folder / INFO, error=DataError)
     if info.get("octavo") != 1 or info.get("kind") not in KINDS:
         raise DataError(
