@@ -1,9 +1,9 @@
-//! Many rows of inputs: decoded weights and inputs as sums of bfloat16 numbers, which are multiplied on AMX.
+//! Products for many rows of inputs on AMX: weights and inputs as sums of bfloat16 limbs.
 //!
-//! A float32 is the sum of three bfloat16 numbers, its own upper eight bits, the next and the last. Weights need one
-//! where code and scale have eight significant bits together, two up to sixteen; inputs of dtype bfloat16 need one,
-//! float16 two. Products of limbs that lie beyond the 24th bit are left out. Sums are float32, in the order of the
-//! columns, and subnormal numbers count as zero.
+//! A float32 is the sum of three bfloat16 limbs: its upper eight significant bits, the next eight, the last eight. Decoded
+//! weights have one limb where code and scale have up to eight significant bits together, two up to sixteen, otherwise
+//! three. Inputs of dtype bfloat16 have one limb, float16 two, float32 three. Products of limbs below the 24th bit are left
+//! out. Accumulators are float32, columns are added in order, and subnormal numbers count as zero.
 
 use std::arch::x86_64::*;
 use std::ops::Range;
@@ -24,21 +24,21 @@ use crate::simd::transpose::transpose;
 
 /// Rows of weights that are multiplied at a time: two panels.
 const PAIR: usize = 2 * ROWS;
-/// Rows of weights in one unit of work, which share tiles of inputs in the first cache.
+/// Rows of weights in one unit of work: they share tiles of inputs in the L1 cache.
 pub(super) const UNIT: usize = PAIR;
 /// Columns of a tile.
 pub(super) const STEP: usize = 32;
 /// Columns decoded at a time by the codec, about.
 const COLUMNS: usize = 512;
-/// Columns unpacked at a time: inputs of all limbs of 32 rows stay in the first cache.
+/// Columns unpacked at a time: all limbs of 32 rows of inputs stay in the L1 cache.
 const FEW_COLUMNS: usize = 64;
-/// Columns after which sums are added to those before: a tile's own round as often as there are columns.
+/// Columns after which accumulators are added to a total and restart, to bound the rounding error of long rows.
 const FOLD: usize = 512;
 /// Limbs of a float32.
 pub(super) const MOST: usize = 3;
 /// Bytes of a tile.
 pub(super) const TILE: usize = ROWS * LINE;
-/// Columns of a row whose largest magnitude is looked at together.
+/// Columns of a row whose absmax is checked together.
 const CHUNK: usize = 256;
 /// Largest magnitudes of a chunk of inputs, as the bits of float32, which neither overflow nor vanish when multiplied with
 /// those of decoded weights: even the third limb of a product is a normal number.
@@ -240,10 +240,10 @@ pub(super) fn upper(v: __m512) -> __m512 {
 /// A product of packed weights with many rows of inputs.
 pub(super) struct Product<'a> {
     scaled: &'a Rows<'a>,
-    /// The same rows without a factor that the whole of a row has.
+    /// The same rows without the factor that is common to a whole row.
     rows: Rows<'a>,
     x: Tiled,
-    /// A quicker way to the same numbers, where there is one.
+    /// Table lookup of the same values, where the format has a table.
     codes: Option<Codes<'a>>,
     m: usize,
     n: usize,
@@ -252,7 +252,7 @@ pub(super) struct Product<'a> {
     each: usize,
 }
 
-/// What one thread works in.
+/// Scratch memory of one thread.
 pub(super) struct Scratch {
     decoded: Vec<f32>,
     unpacked: Unpacked,
@@ -262,7 +262,7 @@ pub(super) struct Scratch {
     /// Those of the last [`FOLD`] columns.
     running: Vec<[FloatSums; UNIT / PAIR]>,
     groups: Groups,
-    /// Products that are not scaled yet.
+    /// Accumulators before scaling.
     products: [FloatSums; 2],
 }
 
@@ -443,7 +443,7 @@ impl<'a> Product<'a> {
         products: &mut [FloatSums; 2],
         sums: &mut FloatSums,
     ) {
-        // The last products are scaled while the tiles are at work on the next.
+        // The previous accumulators are scaled while AMX multiplies the next.
         let groups = factors.steps.chunks(steps * self.limbs);
         let last = groups.len() - 1;
         for (i, steps) in groups.enumerate() {
@@ -478,7 +478,7 @@ impl<'a> Product<'a> {
         }
     }
 
-    /// What is multiplied with what: limbs whose places add up to less than three.
+    /// Pairs of limbs that are multiplied: those whose indices add up to less than three.
     fn steps(&self, steps: usize) -> Vec<Step> {
         let all = (0..steps).flat_map(|step| (0..self.limbs).map(move |limb| (step, limb)));
         let list = all.map(|(step, limb)| Step {

@@ -1,4 +1,4 @@
-//! Inputs as limbs.
+//! Inputs in fixed point: each value as three or four int8 limbs, with a power of two for 256 columns.
 
 use std::arch::x86_64::*;
 
@@ -75,7 +75,7 @@ impl FixedInputs {
         &self.planes[(row * MOST_LIMBS + limb) * self.columns..][..self.columns]
     }
 
-    /// What the lowest limb counts, in a chunk.
+    /// Value of 1 in the lowest limb, in a chunk.
     pub(super) fn unit(&self, row: usize, chunk: usize) -> f32 {
         self.units[row * (self.columns / CHUNK) + chunk]
     }

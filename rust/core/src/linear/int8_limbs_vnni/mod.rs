@@ -1,9 +1,13 @@
 //! Products in fixed point: weights as int8 limbs, inputs as three or four int8 limbs, sums of a block exact in int32.
 //!
-//! A format takes part if the numbers its codes stand for are, up to a power of two, integers of at most three limbs;
-//! the levels of code books are rounded to 2^-22 of their largest. Inputs round to multiples of 2^-22 of the power of two
-//! that is not above the largest of their 256 columns, the last bit but one of a float32 of that size; where that is more
-//! than 16 times the mean, of 2^-30. All else is exact or float32: `y = sum of (exact sum of a block) * scale`.
+//! Weights: a format can be multiplied so if its values, up to a power of two, are integers of at most three limbs. The
+//! levels of code books are rounded to 2^-22 of the largest level.
+//!
+//! Inputs: each chunk of 256 columns has a power of two, the largest that is not above the chunk's absmax. Inputs round to
+//! multiples of 2^-22 times it (the last bit but one of a float32 of that size), or of 2^-30 times it where the absmax is
+//! more than 16 times the mean magnitude.
+//!
+//! Everything else is exact or float32: `y = sum of (exact sum of a block) * scale`.
 
 mod inputs;
 mod plan;

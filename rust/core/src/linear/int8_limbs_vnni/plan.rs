@@ -1,4 +1,4 @@
-//! Which formats are integers in disguise, and their codes as limbs.
+//! The formats whose values are integers times a power of two, and the int8 limbs of their codes.
 
 use crate::codec::chooser::Chooser;
 use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
@@ -9,7 +9,7 @@ pub(super) const MOST_WEIGHT_LIMBS: usize = 3;
 /// Fraction bits to which the levels of code books are rounded: with their range of 2 they fill three limbs.
 const BOOK_BITS: i32 = 22;
 
-/// What the stored scale of a group is.
+/// Type of the stored scale of a group.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(in crate::linear) enum Scale {
     /// One step for a row, or for all.
@@ -77,8 +77,8 @@ impl Plan {
     }
 }
 
-/// How many columns share a scale, all of a row being `usize::MAX`, and what it is; `None` for other groups than vectors are
-/// made of.
+/// Columns that share a scale (`usize::MAX`: a whole row) and the type of the scale; `None` for group lengths that do not
+/// fill vectors.
 pub(in crate::linear) fn grouping(format: Format) -> Option<(usize, Scale)> {
     let Granularity::Block(block) = format.granularity() else { return Some((usize::MAX, Scale::Row)) };
     let scale = match (format.scale_type(), Chooser::of(format)) {

@@ -1,8 +1,9 @@
-//! A few rows of inputs: dot products of bytes in registers (VNNI), codes unpacked as they are read.
+//! Products for a few rows of inputs: VNNI dot products in registers, codes unpacked as they are read.
 //!
-//! A block is 64 columns, or 128 whose nibbles are read as they come: the even ones, then the odd ones. Lane `i` of its
-//! sums holds columns of one group only, so that one multiplication scales them all. Weights are bytes without a sign: as
-//! much too large as the smallest is below zero, which the sums start with taken off.
+//! A block is 64 columns; 4-bit codes take 128 columns, even columns first and then odd ones, which is the order in which
+//! masks unpack nibbles. Each lane of an accumulator sums columns of one group only, so that one multiplication scales all
+//! lanes. Weights are stored as unsigned bytes, offset by their minimum; accumulators start at minus offset times the sum
+//! of inputs.
 
 use std::arch::x86_64::*;
 
@@ -17,9 +18,9 @@ use crate::float::tree_sum;
 use crate::simd::Line;
 use crate::simd::amx::LINE;
 
-/// Rows of weights at work at a time: they share loads of inputs and hide each other's latency.
+/// Rows of weights multiplied at a time: they share loads of inputs and hide each other's latency.
 pub(in crate::linear) const TOGETHER: usize = 4;
-/// Bytes of packed codes that may be asked for ahead of their use: the first cache keeps them.
+/// Prefetch distance in bytes of packed codes, bounded by the L1 cache.
 const MOST_AHEAD: usize = 16 * 1024;
 
 /// The product of packed weights with some rows of inputs.
@@ -29,7 +30,7 @@ pub(in crate::linear) struct Dot<'a> {
     scales: Scales<'a>,
     /// Columns of a block: 64, or 128 of nibbles.
     block: usize,
-    /// Columns of a group: 16, 32 or 64. Longer stored ones are several of these.
+    /// Columns of a group: 16, 32 or 64. A longer stored group is several of these.
     group: usize,
     /// Each row of inputs that has a fixed-point form.
     inputs: Vec<Option<Input>>,
@@ -39,9 +40,9 @@ pub(in crate::linear) struct Dot<'a> {
     clear_zeros: bool,
     /// Limbs of weights by code, as bytes without a sign.
     tables: [Line<u8, 256>; MOST_WEIGHT_LIMBS],
-    /// Which bytes of packed codes hold each eight of them.
+    /// Byte permutation: for each run of eight codes, the bytes of packed codes that hold it.
     gather: Line<u8, LINE>,
-    /// Where in them each code begins, in bits.
+    /// First bit of each code inside its run.
     shifts: Line<u8, LINE>,
 }
 
@@ -57,21 +58,21 @@ struct Input {
     count: usize,
     /// By block and limb, one line, or two of nibbles.
     limbs: Vec<Line<i8, LINE>>,
-    /// By block and limb of the products, what the sums start with.
+    /// By block and limb of the products, initial values of the accumulators.
     starts: Vec<Line<i32, 16>>,
-    /// By block and limb, the sums of inputs that zero points are multiplied with.
+    /// By block and limb, sums of inputs, which zero points multiply.
     sums: Vec<Line<f32, 16>>,
-    /// By group, what the sums count.
+    /// By group, the scale of the accumulators.
     units: Vec<f32>,
     /// The smallest of these but 0.
     least: f32,
 }
 
-/// What one thread works in.
+/// Scratch memory of one thread.
 pub(in crate::linear) struct Scratch {
     /// Scales of rows by group.
     scales: Vec<f32>,
-    /// The same, times what a row of inputs counts.
+    /// The same, times the scale of a row of inputs.
     factors: Vec<f32>,
     zeros: Vec<f32>,
     stored_zeros: Vec<u16>,
@@ -232,7 +233,7 @@ impl<'a> Dot<'a> {
                 left |= 1 << m;
                 continue;
             };
-            // Seldom: then each is looked at.
+            // Rare: each scale is then checked alone.
             let vanish = least * input.least < f32::MIN_POSITIVE
                 && (0..TOGETHER).any(|r| vanishes(&scratch.scales[r * groups..], &input.units));
             if vanish {
@@ -329,7 +330,7 @@ impl<'a> Dot<'a> {
         let lines = if WAY == NIBBLES { 2 } else { 1 };
         let bytes = if WAY == NIBBLES { LINE } else { 8 * self.plan.width as usize };
         let per_block = self.block / self.group;
-        // The same columns of the next rows, which a pass over these leaves time to fetch.
+        // Prefetch the same columns of the next rows: the pass over the current rows hides the latency.
         let ahead = (TOGETHER * row_bytes).min(MOST_AHEAD);
         let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
         let spread = _mm512_srli_epi32::<4>(_mm512_mullo_epi32(lanes, _mm512_set1_epi32(per_block as i32)));
@@ -392,7 +393,7 @@ impl<'a> Dot<'a> {
                     for (limb, of_limb) in sums[..LIMBS + EACH - 1].iter().enumerate().rev() {
                         let mut of_limb = _mm512_cvtepi32_ps(*of_limb);
                         if ZEROS && limb < LIMBS {
-                            // Exact: what codes have in common with their zero point leaves nothing behind.
+                            // Exact: equal digits of code and zero point cancel.
                             let inputs = _mm512_load_ps(input.sums[block * LIMBS + limb].0.as_ptr());
                             of_limb = _mm512_fnmadd_ps(groups_at(place.zeros, r, block), inputs, of_limb);
                         }
@@ -415,7 +416,7 @@ fn vanishes(scales: &[f32], units: &[f32]) -> bool {
     scales.iter().zip(units).any(|(s, u)| *s != 0.0 && *u != 0.0 && (s * u).abs() < f32::MIN_POSITIVE)
 }
 
-/// What the products of some rows of weights with one of inputs are made of.
+/// Operands of the products of some rows of weights with one row of inputs.
 struct Place<'a> {
     rows: &'a [*const u8; TOGETHER],
     input: &'a Input,
