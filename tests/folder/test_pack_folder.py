@@ -108,6 +108,16 @@ MORE = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("architecture", sorted(set(ARCHITECTURES) - set(UNTIED)))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_solved_weight_that_is_tied_is_solved_once(tmp_path, architecture, dtype):
+    """hqq overwrites the weight it solves; the second layer that has it gets the same codes and scales."""
+    model, _ = source(tmp_path / "m", architecture, dtype)
+    octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x", "--recipe", "int4:g32@hqq")
+    octavo.save_model(octavo.pack_model(octavo.quantize_model(model, "int4:g32@hqq", progress=False)), tmp_path / "y")
+    assert (tmp_path / "x" / PACKED_NAME).read_bytes() == (tmp_path / "y" / PACKED_NAME).read_bytes()
+
+
 @pytest.mark.parametrize("what", MORE)
 def test_the_file_of_other_kinds_is_that_of_pack_model(tmp_path, what):
     name, config, values = MORE[what]
@@ -185,6 +195,18 @@ def test_a_checkpoint_of_another_head_or_none_is_the_model_it_holds(tmp_path):
     assert "left out" in told and "cls.seq_relationship.weight" in told
     octavo.save_model(octavo.pack_model(octavo.quantize_model(head, "mxint8", progress=False)), tmp_path / "z")
     assert (tmp_path / "y" / PACKED_NAME).read_bytes() == (tmp_path / "z" / PACKED_NAME).read_bytes()
+
+
+def test_an_encoder_without_a_pooler_has_none_in_any_explanation(tmp_path):
+    """octavo recipe --model tells of a float, simulated or packed folder what the model in it has."""
+    bert = transformers.BertModel(transformers.BertConfig(**SMALL), add_pooling_layer=False)
+    bert.save_pretrained(tmp_path / "float")
+    octavo.save_model(bert, tmp_path / "saved")
+    octavo.save_model(octavo.quantize_model(bert, "mxint8", progress=False), tmp_path / "simulated")
+    octavo_command("pack", tmp_path / "float", "-o", tmp_path / "packed")
+    told = json.loads(octavo.Recipe.parse("mxint8").explain(bert).to_json())
+    for kind in ("float", "saved", "simulated", "packed"):
+        assert json.loads(octavo_command("recipe", "mxint8", "--model", tmp_path / kind, "--json")) == told, kind
 
 
 def test_names_of_the_hub_without_the_prefix_of_the_body(tmp_path):
@@ -321,8 +343,10 @@ def test_what_a_file_says_of_layers_is_not_trusted_when_it_is_packed(tmp_path):
 def test_recipes_that_need_data_are_refused_before_anything_is_written(tmp_path):
     source(tmp_path / "m", "bert")
     for recipe in ("type:Linear int4:g32@gptq", "type:Linear weight=int8 input=int8@minmax"):
-        told = octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x", "--recipe", recipe, code=2)
+        command = ("pack", tmp_path / "m", "-o", tmp_path / "x", "--recipe", recipe)
+        told = octavo_command(*command, code=2)
         assert "calibration=batches" in told
+        assert octavo_command(*command, "--dry-run", code=2) == told
     assert "matches no layer" in octavo_command(
         "pack", tmp_path / "m", "-o", tmp_path / "x", "--recipe", "x=int8", code=2
     )

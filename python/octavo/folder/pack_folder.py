@@ -25,7 +25,7 @@ from octavo.folder.undescribed import as_layer, fitting, own_skeleton, packable
 from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, STRUCTURE, Checkpoint, layers_of
 from octavo.folder.weight_places import Places, Stored
 from octavo.nn import PackedLayer, QuantLayer
-from octavo.quant.apply_recipe import prepare_weights, solve_weight
+from octavo.quant.apply_recipe import check_weights, prepare_weights, solve_weight
 from octavo.quant.pack_layers import pack_layer, share_codes
 from octavo.recipe import Recipe
 from octavo.recipe.model_decisions import decide_model, layer_plans
@@ -88,8 +88,10 @@ class OpenFolder:
         return found
 
     def plan(self, recipe: Recipe | None) -> list[TensorReport]:
-        """Tell what :meth:`pack` would do, from names and shapes alone. Raises as :meth:`Recipe.plan`."""
+        """Tell what :meth:`pack` would do, from names and shapes alone. Refuses the recipes that it refuses."""
         formats: dict[str, tuple[str, int]] = {}
+        if recipe is not None:
+            self._refuse_packed()
         if recipe is None:
             for path, given in self._stored_plan().items():
                 name = self._first(join(path, "weight"))
@@ -97,7 +99,9 @@ class OpenFolder:
                 assert spec is not None
                 formats[name] = str(spec.format), tensor.nbytes
         else:
-            for decision in decide_model(recipe.rules, self.model):
+            decisions = decide_model(recipe.rules, self.model)
+            check_weights(self.model, layer_plans(decisions))
+            for decision in decisions:
                 if decision.format is not None and decision.site.role == "weight":
                     name = self._first(decision.site.path)
                     formats[name] = str(decision.format), decision.site.nbytes(decision.format)
@@ -245,7 +249,8 @@ def _pack_one(
         _give(layer, "bias", bias, bias_name)
     before = layer.weight_matrix().detach()
     if layer.plan.weight is not None and layer.plan.weight.calibration is not None:
-        before = before.clone()  # hqq changes the weight
+        # hqq changes the weight, which may be a tied one and comes once more.
+        _give(layer, "weight", found.value(name).clone(), name)
     solve_weight(model, layer)
     made = pack_layer(path, layer)
     errors = measure(before, made.packed_weight.decode())

@@ -35,7 +35,9 @@ def skeleton(folder: Path) -> nn.Module:
         return own_skeleton(own, source)
     if source is not None and STRUCTURE in (metadata := source.metadata()):
         structure = read_structure(source.files[0], metadata[STRUCTURE])
-        return build_from_config(folder, structure["class"], source)
+        model = build_from_config(folder, structure["class"], source)
+        drop_pooler(model, [entry.name for entry in source.entries()])
+        return model
     if source is not None:
         with suppress(ContainerError):
             return fitting(source, source.tensors())[0]

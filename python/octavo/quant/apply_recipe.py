@@ -97,6 +97,11 @@ def prepare_model(model: nn.Module, recipe: Any, *, inplace: bool = False) -> nn
     return Replacement(model if inplace else copy.deepcopy(model), plan).apply()
 
 
+def check_weights(model: nn.Module, plan: Plan) -> None:
+    """Refuse what :func:`prepare_weights` refuses; the model stays as it is."""
+    _check(Replacement(model, plan_of(model, plan)), None)
+
+
 def prepare_weights(model: nn.Module, plan: Plan) -> nn.Module:
     """Return ``model`` with the quantized layers of ``plan``, in place; :func:`solve_weight` then takes one by one.
 
