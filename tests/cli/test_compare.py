@@ -55,8 +55,15 @@ def test_bad_input_is_refused(octavo, model, tmp_path):
     assert "no such file" in octavo("compare", tmp_path / "nothing", code=2).output
     assert "text.txt" in octavo("compare", tmp_path / "text.txt", code=2).output
     assert "no model.safetensors" in octavo("compare", tmp_path / "empty", code=2).output
-    assert "matches no tensor" in octavo("compare", model, "--tensor", "decoder*", code=2).output
+    assert "'decoder*' matches no tensor" in octavo("compare", model, "--tensor", "decoder*", code=2).output
     assert "unknown scale rule" in octavo("compare", model, "--scale", "round", code=2).output
     assert "unknown model" in octavo("compare", "--model", "gpt5", code=2).output
     octavo("compare", code=2)
     octavo("compare", model, "--model", "minilm", code=2)
+
+
+def test_what_is_packed_is_refused_without_a_rule_that_nobody_wrote(octavo, model, tmp_path):
+    octavo("pack", model, "-o", tmp_path / "packed.safetensors", "--recipe", "int8")
+    for tensor in ((), ("--tensor", "**")):
+        told = octavo("compare", tmp_path / "packed.safetensors", *tensor, code=2).output
+        assert "already packed as 'int8'" in " ".join(told.split()) and "rule" not in told

@@ -28,4 +28,5 @@ def test_what_is_wrong_is_said(octavo, tmp_path):
     assert "no rules" in octavo("recipe", "", code=2).output
     assert "no such file" in octavo("recipe", tmp_path / "none.toml", code=2).output
     assert "matches no layer" in octavo("recipe", "layers.*=int8", "--model", "polynomials", code=2).output
-    assert "unknown model" in octavo("recipe", "int8", "--model", "gpt5", code=2).output
+    told = octavo("recipe", "int8", "--model", "gpt5", code=2).output
+    assert "unknown model" in told and "'polynomials', 'minilm'" in told

@@ -33,7 +33,13 @@ def select(tensors: Mapping[str, Tensor | PackedTensor], glob: str | None = None
     """
     is_bias = glob is not None and (glob == "bias" or glob.endswith(".bias"))
     rule = Rule(glob=glob, bias="fp32") if is_bias else Rule(glob=glob, weight="fp32")
-    return [name for name, spec in decide_tensors([rule], tensors).items() if spec]
+    try:
+        decided = decide_tensors([rule], tensors)
+    except FormatError as error:  # says so of a rule that nobody wrote
+        given = "the selection of 2-D weights" if glob is None else f"'{glob}'"
+        told = str(error).replace(f"rule '{rule}': the default selection", given).replace(f"rule '{rule}'", given)
+        raise FormatError(told.replace(f"'encoder.** {rule}'", "'encoder.**'")) from None
+    return [name for name, spec in decided.items() if spec]
 
 
 def _needs_model(rule: Rule) -> str | None:

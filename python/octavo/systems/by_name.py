@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo._reading import read_head
+from octavo.errors import OctavoError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,6 +36,10 @@ def build(model: str) -> nn.Module:
         from octavo.systems.polynomials.shipped import shipped_folder
 
         return skeleton(shipped_folder())
-    from octavo.systems.sentences.text_encoder import find
+    from octavo.systems.sentences.text_encoder import MINILM, find
 
+    if model != MINILM:
+        raise OctavoError(
+            f"unknown model {model!r}; accepted are '{POLYNOMIALS}', '{MINILM}' and the path of a model folder"
+        )
     return skeleton(find(model))
