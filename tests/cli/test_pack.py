@@ -164,6 +164,22 @@ def test_nothing_is_overwritten_without_force(octavo, model, folder, tmp_path):
     assert (tmp_path / "small" / "model.octavo.safetensors").is_file()
 
 
+@pytest.mark.parametrize("command", ["pack", "unpack"])
+def test_the_tokenizer_of_another_model_does_not_stay(octavo, folder, tmp_path, command):
+    """A folder without a tokenizer, written over one that has another model's, has none."""
+    before = {"pack": folder, "unpack": tmp_path / "packed"}[command]
+    octavo("pack", folder, "-o", tmp_path / "packed")
+    octavo(command, before, "-o", tmp_path / "small")
+    for name in ("tokenizer.json", "vocab.txt", "tokenizer_config.json", "notes.txt"):
+        (before / name).unlink(missing_ok=True)
+        (tmp_path / "small" / name).write_text("of another model")
+    (before / "vocab.txt").write_text("of this model")
+    octavo(command, before, "-o", tmp_path / "small", "--force")
+    left = {path.name for path in (tmp_path / "small").iterdir()}
+    assert not left & {"tokenizer.json", "tokenizer_config.json"} and "notes.txt" in left
+    assert (tmp_path / "small" / "vocab.txt").read_text() == "of this model"
+
+
 def test_the_input_is_never_the_output(octavo, model, folder):
     before = everything(model.parent)
     for target in (folder, folder / "packed", folder / "model-1-of-2.safetensors"):

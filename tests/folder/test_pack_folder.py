@@ -353,6 +353,15 @@ def test_recipes_that_need_data_are_refused_before_anything_is_written(tmp_path)
     assert not (tmp_path / "x").exists()
 
 
+def test_the_tokenizer_of_another_model_does_not_stay(tmp_path):
+    source(tmp_path / "m", "bert")
+    (tmp_path / "x").mkdir()
+    for name in ("tokenizer.json", "notes.txt"):
+        (tmp_path / "x" / name).write_text("of another model")
+    octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x", "--force")
+    assert sorted(path.name for path in (tmp_path / "x").iterdir()) == ["config.json", PACKED_NAME, "notes.txt"]
+
+
 def test_the_recipe_goes_with_the_model(tmp_path):
     model, _ = source(tmp_path / "m", "bert")
     octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x", "--recipe", "mxint8; pooler.** keep")

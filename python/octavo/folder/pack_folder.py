@@ -22,7 +22,7 @@ from octavo.folder.pack_checkpoint import Errors, Progress, TensorReport, measur
 from octavo.folder.save_load import assign_plain, refuse_empty, save_weights
 from octavo.folder.structure import build_layer, describe_packed, fits, packed_class, plain
 from octavo.folder.undescribed import as_layer, fitting, own_skeleton, packable
-from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, STRUCTURE, Checkpoint, layers_of
+from octavo.folder.weight_files import PACKED_NAME, STRUCTURE, TRAVELLING, Checkpoint, layers_of
 from octavo.folder.weight_places import Places, Stored
 from octavo.nn import PackedLayer, QuantLayer
 from octavo.quant.apply_recipe import check_weights, prepare_weights, solve_weight
@@ -181,9 +181,10 @@ def write_folder(source: Checkpoint, folder: Path, model: nn.Module) -> Path:
 def save_folder(source: Checkpoint, target: Path, model: nn.Module, *, force: bool) -> Path:
     """Write a packed model of ``source`` and copies of its other files to ``target``, whole or not at all.
 
-    Returns the file with the weights. With ``force``, weights, configuration and files of the same name are replaced.
+    Returns the file with the weights. With ``force``, weights, configuration, tokenizer and files of the same
+    name are replaced.
     """
-    with folders.whole(target, owned={PACKED_NAME, *CONFIGURATIONS}, overwrite=force) as folder:
+    with folders.whole(target, owned={PACKED_NAME, *TRAVELLING}, overwrite=force) as folder:
         write_folder(source, folder, model)
     return target / PACKED_NAME
 

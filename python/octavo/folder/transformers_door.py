@@ -21,19 +21,13 @@ from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.folder.own_kinds import CONFIG as CONFIG
 from octavo.folder.size_limits import Extent
 from octavo.folder.tokenizer_growth import check_growth
+from octavo.folder.weight_files import TOKENIZER_TEXTS, VOCABULARIES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from octavo.folder.weight_files import Checkpoint
 
-TOKENIZER = "tokenizer_config.json"
-# Files of tokenizers; whatever else lies in the folder is not looked at.
-_TOKENIZER_TEXTS = (TOKENIZER, "special_tokens_map.json", "added_tokens.json")
-_VOCABULARIES = (
-    "tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
-    "sentencepiece.bpe.model", "source.spm", "target.spm",
-)  # fmt: skip
 # Values in a vocabulary: a million words, and the pairs that they are merged of.
 _VOCABULARY_VALUES = 8_000_000
 # Keys that name code, files, kernels or models elsewhere; transformers would import, read or fetch them.
@@ -76,12 +70,12 @@ def load_tokenizer(folder: Path, config: Any) -> Any:
     """Return the tokenizer of a folder. Raises ContainerError for one that transformers does not know, OSErrors."""
     transformers = _transformers(folder)
     with folders.scratch() as own:
-        for name in _TOKENIZER_TEXTS:
+        for name in TOKENIZER_TEXTS:
             if (folder / name).exists():
                 values = _cleaned(read_json(folder / name, finite=False))
                 given = {key: value for key, value in values.items() if not key.endswith("_file")}
                 (own / name).write_text(json.dumps(given), encoding="utf-8")
-        for name in _VOCABULARIES:
+        for name in VOCABULARIES:
             if (folder / name).exists():
                 data = read_bytes(folder / name, VOCABULARY_BYTES)
                 if name.endswith(".json"):

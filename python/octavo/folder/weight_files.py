@@ -24,6 +24,14 @@ PACKED_NAME = "model.octavo.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 CONFIGURATIONS = ("config.json", "generation_config.json")
 """Files of a model folder that belong to its weights: they are never kept beside those of another model."""
+TOKENIZER_TEXTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+VOCABULARIES = (
+    "tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model", "source.spm", "target.spm",
+)  # fmt: skip
+"""Files of tokenizers; whatever else lies in a folder no tokenizer is made of."""
+TRAVELLING = (*CONFIGURATIONS, *TOKENIZER_TEXTS, *VOCABULARIES)
+"""Files that a command copies with the weights: those of another model do not stay beside them."""
 STRUCTURE = "structure"
 """Key in a file's metadata, under which :func:`octavo.save_model` describes the layers that its tensors belong to."""
 RECIPE = "recipe"
@@ -186,13 +194,13 @@ def write(
     """Write ``tensors`` to ``target``, a file, or a folder with copies of the source's other files.
 
     ``metadata``: beside that of the source, such as the recipe. Returns the file with the weights. The target appears
-    whole or not at all; with ``force``, weights, configuration and files of the same name are replaced in one step, and
-    others kept.
+    whole or not at all; with ``force``, weights, configuration, tokenizer and files of the same name are replaced in
+    one step, and others kept.
     """
     if not source.is_folder:
         _save(source, target, tensors, metadata, overwrite=force)
         return target
-    with folders.whole(target, owned={weights_name, *CONFIGURATIONS}, overwrite=force) as folder:
+    with folders.whole(target, owned={weights_name, *TRAVELLING}, overwrite=force) as folder:
         fill_folder(source, folder, weights_name, tensors, metadata)
     return target / weights_name
 
