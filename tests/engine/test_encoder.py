@@ -325,11 +325,36 @@ def test_an_interrupt_is_heard_between_blocks(tmp_path, folder):
     assert not list(tmp_path.glob("*v.npy*"))
 
 
-def test_folders_of_several_files_are_refused(tmp_path, folder):
+def test_shards_are_read_as_the_one_file(tmp_path):
+    texts = ["the cat sat on the mat", "a dog"]
+    for name, most in (("one", "1GB"), ("shards", "60KB")):
+        tiny().save_pretrained(tmp_path / name, max_shard_size=most)
+        write_tokenizer(tmp_path / name)
+    files = sorted(file.name for file in (tmp_path / "shards").glob("*.safetensors"))
+    assert len(files) > 1
+    vectors = Encoder.load(tmp_path / "shards").embed(texts)
+    assert np.array_equal(vectors, Encoder.load(tmp_path / "one").embed(texts))
+    index = tmp_path / "shards" / "model.safetensors.index.json"
+    for wrong, message in (("../x.safetensors", "not the name of"), ("x.bin", "not the name of")):
+        index.write_text(json.dumps({"weight_map": {"a": wrong}}))
+        with pytest.raises(ContainerError, match=message):
+            Encoder.load(tmp_path / "shards")
+    for text, message in (("[]", "not an index"), ('{"weight_map": {}}', "is empty")):
+        index.write_text(text)
+        with pytest.raises(ContainerError, match=message):
+            Encoder.load(tmp_path / "shards")
+    index.write_text(json.dumps({"weight_map": {"a": files[0]}}))
+    with pytest.raises(ContainerError, match="is missing"):
+        Encoder.load(tmp_path / "shards")
+    shutil.copy(tmp_path / "shards" / files[0], tmp_path / "shards" / "twice.safetensors")
+    index.write_text(json.dumps({"weight_map": {"a": files[0], "b": "twice.safetensors"}}))
+    with pytest.raises(ContainerError, match="in another shard"):
+        Encoder.load(tmp_path / "shards")
+
+
+def test_folders_of_two_models_are_refused(tmp_path, folder):
     tiny().save_pretrained(tmp_path / "shards", max_shard_size="60KB")
     write_tokenizer(tmp_path / "shards")
-    with pytest.raises(ContainerError, match=r"several files.*octavo pack"):
-        Encoder.load(tmp_path / "shards")
     assert embed_command_of_packed(tmp_path / "shards", tmp_path / "one") == Encoder.load(tmp_path / "one").width
     octavo.save_model(octavo.pack_model(octavo.quantize_model(tiny(7), "mxint8")), tmp_path / "two")
     shutil.copytree(folder, tmp_path / "two", dirs_exist_ok=True)

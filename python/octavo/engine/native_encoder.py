@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo import _core
 from octavo.errors import ContainerError, DataError, DTypeError, ModelError, SettingError
-from octavo.folder.weight_files import INDEX_NAME, held
+from octavo.folder.weight_files import held
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,19 +35,15 @@ class Encoder:
     def load(cls, path: str | os.PathLike[str]) -> Encoder:
         """Load a model folder: what :func:`octavo.save_model`, ``octavo pack`` or transformers wrote.
 
-        It holds ``config.json`` of a ``bert`` model, ``tokenizer.json`` (WordPiece) and ``model.octavo.safetensors`` or
-        ``model.safetensors``. Raises ContainerError naming the file and the field, layer or tensor for another
-        architecture, for layers that are simulated and not packed, for weights in several files and for a folder that
-        holds those of two models; OSErrors.
+        It holds ``config.json`` of a ``bert`` model, ``tokenizer.json`` (WordPiece) and ``model.octavo.safetensors``,
+        ``model.safetensors`` or shards with their index. Raises ContainerError naming the file and the field, layer or
+        tensor for another architecture, for layers that are simulated and not packed, and for a folder that holds the
+        weights of two models; OSErrors.
         """
         folder = Path(os.fspath(path))
         names = held(folder)
         if len(names) > 1:
             raise ContainerError(f"{folder}: holds {' and '.join(names)}; keep the one that is meant")
-        if names == [INDEX_NAME]:
-            raise ContainerError(
-                f"{folder}: weights in several files ({INDEX_NAME}); accepted is one, which octavo pack writes"
-            )
         return cls(_core._Encoder.load(folder), folder)
 
     @property

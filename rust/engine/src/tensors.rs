@@ -2,7 +2,7 @@
 
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
 use std::path::Path;
 
@@ -12,12 +12,31 @@ use octavo_core::linear::Matrix;
 use octavo_core::{DType, Error as CoreError, Format, Layout, Packed, ValuesMut, codec};
 
 use crate::error::{Error, Result, refuse};
-use crate::file::shown;
+use crate::file::{self, shown};
 
-/// A container of a model folder; its refusals begin with the path and the tensor's name.
+/// The containers of a model folder: one, or the shards of a checkpoint. Refusals begin with the path and the tensor's
+/// name.
 pub struct Tensors {
+    shards: Vec<Shard>,
+}
+
+struct Shard {
     reader: Reader,
     place: String,
+}
+
+impl Shard {
+    fn open(path: &Path) -> Result<Self> {
+        Ok(Self { reader: Reader::open(path, false)?, place: path.display().to_string() })
+    }
+
+    fn entries(&self) -> &BTreeMap<String, Entry> {
+        self.reader.index().entries()
+    }
+
+    fn refuse(&self, name: &str, message: impl Display) -> Error {
+        refuse(format!("{}: {}: {message}", self.place, shown(name)))
+    }
 }
 
 /// Codes of a packed tensor, with the bytes of their scales.
@@ -94,12 +113,39 @@ impl Tensors {
     /// # Errors
     /// [`CoreError::Io`] where the file cannot be read, [`CoreError::Container`] naming file and tensor for what is no container.
     pub fn open(path: &Path) -> Result<Self> {
-        Ok(Self { reader: Reader::open(path, false)?, place: path.display().to_string() })
+        Ok(Self { shards: vec![Shard::open(path)?] })
     }
 
-    /// A refusal that names the tensor.
+    /// Opens the files that hold the weights of a model folder and checks their headers.
+    ///
+    /// # Errors
+    /// As [`Tensors::open`], for a tensor that is in two of them, and for a folder without weights.
+    pub(crate) fn of_folder(folder: &Path) -> Result<Self> {
+        let files = file::weights(folder)?;
+        let shards: Vec<Shard> = files.iter().map(|path| Shard::open(path)).collect::<Result<_>>()?;
+        let mut seen = BTreeSet::new();
+        for shard in &shards {
+            if let Some(name) = shard.entries().keys().find(|name| !seen.insert(name.as_str())) {
+                return Err(shard.refuse(name, "is in another shard, too"));
+            }
+        }
+        Ok(Self { shards })
+    }
+
+    /// A refusal that names the file and the tensor.
     pub fn refuse(&self, name: &str, message: impl Display) -> Error {
-        refuse(format!("{}: {}: {message}", self.place, shown(name)))
+        match self.shard(name).or(self.shards.first()) {
+            Some(shard) => shard.refuse(name, message),
+            None => refuse(format!("{}: {message}", shown(name))),
+        }
+    }
+
+    fn shard(&self, name: &str) -> Option<&Shard> {
+        self.shards.iter().find(|shard| shard.entries().contains_key(name))
+    }
+
+    fn find(&self, name: &str) -> Option<&Entry> {
+        self.shards.iter().find_map(|shard| shard.entries().get(name))
     }
 
     /// Checks that the names are those of `demanded`, each with its shape, and nothing else.
@@ -107,9 +153,8 @@ impl Tensors {
     /// # Errors
     /// [`CoreError::Io`] where the file cannot be read, [`CoreError::Container`] naming file and tensor for the first name that does not fit.
     pub fn check_names(&self, demanded: &BTreeMap<String, Vec<usize>>) -> Result<()> {
-        let entries = self.reader.index().entries();
         for (name, shape) in demanded {
-            let entry = entries.get(name).ok_or_else(|| {
+            let entry = self.find(name).ok_or_else(|| {
                 self.refuse(name, format!("is missing; the configuration demands it with shape {shape:?}"))
             })?;
             let given = match entry {
@@ -120,7 +165,7 @@ impl Tensors {
                 return Err(self.refuse(name, format!("shape {given:?}; the configuration demands {shape:?}")));
             }
         }
-        match entries.keys().find(|name| !demanded.contains_key(*name)) {
+        match self.names().find(|name| !demanded.contains_key(*name)) {
             Some(name) => Err(self.refuse(name, "is left over; the architecture has no such tensor")),
             None => Ok(()),
         }
@@ -199,17 +244,17 @@ impl Tensors {
 
     /// The text that the file has under a key.
     pub(crate) fn metadata(&self, key: &str) -> Option<&str> {
-        self.reader.index().metadata().get(key).map(String::as_str)
+        self.shards.iter().find_map(|shard| shard.reader.index().metadata().get(key)).map(String::as_str)
     }
 
-    /// The names of all tensors, in order.
+    /// The names of all tensors, in the order of each file.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
-        self.reader.index().entries().keys().map(String::as_str)
+        self.shards.iter().flat_map(|shard| shard.entries().keys().map(String::as_str))
     }
 
     /// The shape of a tensor; None where the file has none of this name.
     pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
-        Some(match self.reader.index().entries().get(name)? {
+        Some(match self.find(name)? {
             Entry::Plain { shape, .. } => shape,
             Entry::Packed(packing) => &packing.shape,
         })
@@ -217,7 +262,7 @@ impl Tensors {
 
     /// Whether a tensor is plain I32.
     pub(crate) fn is_integer(&self, name: &str) -> bool {
-        matches!(self.reader.index().entries().get(name), Some(Entry::Plain { dtype: Dtype::I32, .. }))
+        matches!(self.find(name), Some(Entry::Plain { dtype: Dtype::I32, .. }))
     }
 
     /// A packed matrix, its parts as they are; None for a plain tensor.
@@ -235,8 +280,7 @@ impl Tensors {
 
     /// Whether a tensor is a matrix that is packed along its rows.
     pub(crate) fn is_packed_matrix(&self, name: &str) -> bool {
-        let entry = self.reader.index().entries().get(name);
-        matches!(entry, Some(Entry::Packed(packing)) if packing.shape.len() == 2 && packing.axis == 1)
+        matches!(self.find(name), Some(Entry::Packed(packing)) if packing.shape.len() == 2 && packing.axis == 1)
     }
 
     fn parts(&self, name: &str, packing: &Packing) -> Result<Held> {
@@ -251,17 +295,18 @@ impl Tensors {
     }
 
     fn entry(&self, name: &str) -> Result<&Entry> {
-        self.reader.index().entries().get(name).ok_or_else(|| self.refuse(name, "is missing"))
+        self.find(name).ok_or_else(|| self.refuse(name, "is missing"))
     }
 
     /// All bytes stored under a name; empty where there are none of this name.
     fn bytes(&self, stored: &str) -> Result<Vec<u8>> {
-        let Some(part) = self.reader.index().part(stored) else { return Ok(Vec::new()) };
+        let found = self.shards.iter().find_map(|shard| Some((shard, shard.reader.index().part(stored)?)));
+        let Some((Shard { reader, place }, part)) = found else { return Ok(Vec::new()) };
         let mut bytes = reserved(part.bytes)?;
         bytes.resize(part.bytes, 0);
-        self.reader.read_into(stored, &mut bytes).map_err(|error| match error {
+        reader.read_into(stored, &mut bytes).map_err(|error| match error {
             CoreError::Container(fault) => {
-                let fault = ContainerError::At { place: self.place.clone(), fault: Box::new(fault) };
+                let fault = ContainerError::At { place: place.clone(), fault: Box::new(fault) };
                 Error::Core(fault.into())
             }
             other => Error::Core(other),

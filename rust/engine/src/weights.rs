@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::file;
 use crate::schema;
 use crate::tensors::{Held, Tensors};
 
@@ -28,7 +27,7 @@ pub struct Weights {
 }
 
 impl Weights {
-    /// Reads `model.octavo.safetensors` of a folder, or `model.safetensors`. A tensor may be plain f32, f16 or bf16, or
+    /// Reads `model.octavo.safetensors` of a folder, `model.safetensors` or the shards of its index. A tensor may be plain f32, f16 or bf16, or
     /// packed in any format.
     ///
     /// # Errors
@@ -37,7 +36,7 @@ impl Weights {
     /// that is no container.
     pub fn load(folder: &Path, config: &Config) -> Result<Self> {
         let demanded = schema::tensors(config);
-        let file = Tensors::open(&file::weights(folder)?)?;
+        let file = Tensors::of_folder(folder)?;
         file.check_names(&demanded)?;
         let read = demanded.into_iter().map(|(name, shape)| {
             // Packed tensors are decoded once to see that their values are finite, one at a time.

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::dense::{Added, Dense, Rounding};
 use crate::error::{Result, refuse};
-use crate::file::{self, shown};
+use crate::file::shown;
 use crate::general::Norm;
 use crate::packed::{Matrix, Table, Weight};
 use crate::tensors::Tensors;
@@ -54,15 +54,14 @@ pub(super) struct Source {
 impl Source {
     /// Opens the file of a folder.
     pub(super) fn open(folder: &Path) -> Result<Self> {
-        let path = file::weights(folder)?;
-        let file = Tensors::open(&path)?;
+        let file = Tensors::of_folder(folder)?;
         let structure: Structure = match file.metadata(STRUCTURE) {
             Some(text) => serde_json::from_str(text)
-                .map_err(|error| refuse(format!("{}: metadata {STRUCTURE}: {error}", path.display())))?,
+                .map_err(|error| refuse(format!("{}: metadata {STRUCTURE}: {error}", folder.display())))?,
             None => Structure { version: VERSION, ..Structure::default() },
         };
         if structure.version != VERSION {
-            let (place, version) = (path.display(), structure.version);
+            let (place, version) = (folder.display(), structure.version);
             return Err(refuse(format!("{place}: structure version {version}; accepted is {VERSION}")));
         }
         let is_part = file.names().any(|name| name.starts_with("bert."));
