@@ -34,7 +34,7 @@ def companions(folder: Path, skip: Collection[str] = WEIGHTS) -> dict[Path, Path
         place = file.relative_to(folder)
         if file.suffix in skip or file.name.endswith(".index.json"):
             continue
-        real = _real(file, folder)
+        real = regular_member(file, folder)
         if real.suffix in skip:
             continue
         nbytes = real.stat().st_size
@@ -80,8 +80,8 @@ def _walk(folder: Path, top: Path, depth: int) -> Iterator[Path]:
             yield file
 
 
-def _real(file: Path, folder: Path) -> Path:
-    """Return the regular file that a member is or links to."""
+def regular_member(file: Path, folder: Path) -> Path:
+    """Return the regular file that a member of a folder is or links to. Raises ContainerError for any other."""
     try:
         real = file.resolve(strict=True)
     except (OSError, RuntimeError):  # RuntimeError: a link to itself

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from octavo import container, files, folders
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
+from octavo.folder.carried_tokenizer import carry_tokenizer, write_tokenizer
 from octavo.folder.own_kinds import SHAPE, config_text, described, own_model
 from octavo.folder.skeleton import build, build_from_config, drop_pooler
 from octavo.folder.stored_tensors import PACKED_STATE, stored_state
@@ -47,8 +48,8 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
     Packed weights are in the file as ``LAYER.weight``, with their format; every other tensor of the state dict under
     its name; tied tensors once. Its metadata say which layers are packed or simulated, and how, and the recipe where
     one gave the whole model its formats. The folder appears complete or not at all: of one that is there, weights and
-    configuration are replaced in one step, whatever ends the process, and other files kept. ``overwrite=False`` refuses
-    it.
+    configuration are replaced in one step, whatever ends the process, and other files kept. The tokenizer of the folder
+    that a model was loaded from is written beside it. ``overwrite=False`` refuses a folder that is there.
 
     Raises DTypeError for what is no module; ModelError for what a file cannot hold: adapters, state that is no tensor;
     ContainerError where the path is a file or holds weights under another name; FileExistsError and other OSErrors.
@@ -88,13 +89,20 @@ def load_model(
             f"load_model fills a torch.nn.Module or what a function without arguments makes, got {type(model).__name__}"
         )
     source = Checkpoint.open(path)
+    loaded = _load(source, model, mmap)
+    if source.is_folder:
+        carry_tokenizer(loaded, source.path)
+    return loaded
+
+
+def _load(source: Checkpoint, model: nn.Module | Callable[[], nn.Module] | None, mmap: bool) -> nn.Module:
     metadata = source.metadata()
     text = metadata.get(KEY)
     own = own_model(source.folder) if model is None or text is None else None
     if text is None and own is None and model is None and source.has_config:
         return _load_undescribed(source, mmap)
     if len(source.files) != 1:
-        raise ContainerError(f"{path}: {len(source.files)} files of weights; save_model writes one")
+        raise ContainerError(f"{source.path}: {len(source.files)} files of weights; save_model writes one")
     file = source.files[0]
     # Folders of our networks that nothing describes, such as those of 0.1, are told by their configuration.
     structure = None if text is None and own is not None else read_structure(file, text)
@@ -123,6 +131,7 @@ def fill_folder(model: nn.Module, folder: Path) -> None:
 def _write(model: nn.Module, folder: Path, stored: _Stored) -> None:
     _save_weights(stored, folder / PACKED_NAME)
     _save_config(model, folder)
+    write_tokenizer(model, folder)
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
