@@ -50,7 +50,7 @@ def activation_scales(spec: Spec, seen: Statistics, what: str) -> Scales:
         return scales_of(fmt, full)
     if calibration.method == "quantile":
         return scales_of(fmt, _quantile(fmt, seen, quantile_share(calibration)))
-    return scales_of(fmt, _kl(fmt, seen, full) if calibration.method == "kl" else _mse(fmt, seen, full))
+    return scales_of(fmt, _SEARCHES[calibration.method](fmt, seen, full))
 
 
 def check_format(spec: Spec, what: str) -> None:
@@ -176,3 +176,7 @@ def _thresholds(full: Range, width: float) -> Iterator[Range]:
     for place in range(_KL_BINS // 2 - _KL_STRIDE, _KL_FIRST - 1, -_KL_STRIDE):
         end = place * width
         yield max(full[0], -end), min(full[1], end)
+
+
+# What searches the range, by the name of the calibration.
+_SEARCHES = {"kl": _kl, "mse": _mse, "lsq": _mse}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from octavo.recipe.spec import INT32, Spec
 
-# Calibrations that choose scales once, from data or from the tensor, and keep them.
-_STATIC = ("minmax", "quantile", "mse", "kl", "lsq")
 _LEARNABLE = ("int", "fixed")
 _INTEGER_WIDTHS = range(2, 9)
 
