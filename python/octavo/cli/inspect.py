@@ -10,6 +10,8 @@ import typer
 
 from octavo.cli._app import JsonOption
 
+MOST_SHOWN = 200  # characters of a text in the metadata
+
 
 def run(
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A safetensors file, packed or not, or a model folder.")],
@@ -55,4 +57,9 @@ def run(
     )
     out.print(f"on disk: {size(source.nbytes)} in {', '.join(file.name for file in source.files)}")
     for key, value in sorted(metadata.items()):
-        out.print(f"metadata {key}: {value}")
+        shown = (
+            value
+            if len(value) <= MOST_SHOWN
+            else f"{value[:MOST_SHOWN]}... ({len(value):,} characters, whole with --json)"
+        )
+        out.print(f"metadata {key}: {shown}")
