@@ -147,6 +147,29 @@ def test_what_octavo_pack_writes_runs_on_codes(tmp_path, kind):
     assert torch.allclose(loaded(*NETWORKS[kind][1]), model(*NETWORKS[kind][1]), atol=1e-5)
 
 
+@pytest.mark.parametrize("recipe", ["int4:g32; type:Linear mxint8", "mxint8; type:Linear mxint8 input=mxint8"])
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_recipe_that_asks_for_layers_packs_what_pack_model_packs(tmp_path, kind, recipe):
+    octavo.save_model(made(kind), tmp_path / "m")
+    octavo.save_model(octavo.pack_model(octavo.quantize_model(made(kind), recipe)), tmp_path / "y")
+    told = CliRunner().invoke(app, ["pack", str(tmp_path / "m"), "-o", str(tmp_path / "x"), "--recipe", recipe])
+    assert told.exit_code == 0 and "alone" not in told.output, told.output
+    files = [tmp_path / name / "model.octavo.safetensors" for name in ("x", "y")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    octavo.load_model(tmp_path / "x")(*NETWORKS[kind][1])
+
+
+def test_a_network_without_one_of_its_weights_is_named(tmp_path):
+    octavo.save_model(made("classifier"), tmp_path / "m")
+    file = tmp_path / "m" / "model.octavo.safetensors"
+    tensors, metadata = container.load(file), container.metadata(file)
+    lost = sorted(tensors)[0]
+    del tensors[lost]
+    container.save(tensors, file, metadata=metadata)
+    given = ["pack", str(tmp_path / "m"), "-o", str(tmp_path / "x"), "--recipe", "type:Linear mxint8"]
+    assert lost in CliRunner().invoke(app, given).output
+
+
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_octavo_recipe_explains_folders_of_our_networks(tmp_path, kind):
     model = made(kind)

@@ -52,6 +52,9 @@ def run(
     matches nothing is an error. octavo recipe --help has the whole grammar, octavo recipe RULES --model FOLDER shows
     who gets what. Without a recipe, packed tensors of a folder of Octavo 0.1 keep their formats and become a model.
 
+    Of Octavo's own networks every matrix is packed, those of an LSTM too, which are decoded when the model is loaded. A
+    recipe that asks for layers (type:Linear, last:Linear, input=) packs layers alone.
+
     \b
     Examples:
       octavo pack model.safetensors -o small.safetensors --recipe mxfp4
@@ -65,7 +68,7 @@ def run(
     source = Checkpoint.open(path)
     check_target(source, out, PACKED_NAME, force=force)
     stdout = console()
-    opened = _open(source, stdout) if source.is_folder else None
+    opened = _open(source, rules, stdout) if source.is_folder else None
     if opened is None:
         _pack_tensors(source, rules or read_recipe(DEFAULT), out, stdout, force=force, dry_run=dry_run)
     else:
@@ -73,15 +76,18 @@ def run(
         _pack_model(source, opened, given, out, stdout, force=force, dry_run=dry_run)
 
 
-def _open(source: Checkpoint, stdout: Console) -> OpenFolder | None:
-    """Return the model of a folder of transformers; None where its tensors are packed, and, unless it is one of our own
-    networks, whose every matrix is packed, a line that says why.
+def _open(source: Checkpoint, rules: Recipe | None, stdout: Console) -> OpenFolder | None:
+    """Return the model of a folder of transformers; None where its tensors are packed, with a line that says why.
+
+    Of one of our own networks every matrix is packed, those of an LSTM too, unless the recipe asks for layers.
     """
     from octavo.folder.own_kinds import own_model
     from octavo.folder.pack_folder import OpenFolder
+    from octavo.recipe.tensor_decisions import needs_model
 
     try:
-        return None if own_model(source.folder) is not None else OpenFolder.open(source)
+        of_names = rules is None or not any(needs_model(rule) for rule in rules.rules)
+        return None if of_names and own_model(source.folder) is not None else OpenFolder.open(source)
     except (ModelError, ContainerError) as error:
         stdout.print(f"tensors alone are packed, which octavo.load_model does not read: {error}")
         return None

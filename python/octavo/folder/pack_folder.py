@@ -1,4 +1,4 @@
-"""A folder of transformers packed tensor by tensor: what quantize_model, pack_model and save_model make of its model.
+"""A model folder packed tensor by tensor: what quantize_model, pack_model and save_model make of its model.
 
 The architecture is built without memory for its weights, the recipe decides about its layers, and one weight at a time
 is read, packed and dropped.
@@ -64,8 +64,16 @@ class OpenFolder:
                 f"{source.path}: already packed, as {shown(next(iter(layers)))} is; octavo.load_model reads it (octavo "
                 "unpack comes first to pack it anew)"
             )
-        model, found = fitting(source, source.tensors())
-        return cls(source, model, found)
+        own = own_model(source.folder)
+        if own is None:
+            return cls(source, *fitting(source, source.tensors()))
+        model, tensors = own_skeleton(own, source), source.tensors()
+        dtypes = {name: value.dtype for name, value in model.state_dict().items()}
+        missing = next((name for name in dtypes if name not in tensors), None)
+        if missing is not None:
+            raise ContainerError(f"{source.folder}: {missing} is missing; the configuration asks for it")
+        left_out = tuple(name for name in tensors if name not in dtypes)
+        return cls(source, model, Places({name: tensors[name] for name in dtypes}, {}, (), left_out, dtypes))
 
     @property
     def is_packed(self) -> bool:

@@ -20,7 +20,7 @@ def decide_tensors(rules: Sequence[Rule], tensors: Mapping[str, Tensor | PackedT
     Raises FormatError for a rule that matches nothing, and for what needs a model.
     """
     for rule in rules:
-        if reason := _needs_model(rule):
+        if reason := needs_model(rule):
             raise FormatError(f"rule '{rule}': {reason}")
     decisions = decide(rules, tensor_sites(tensors), kind="tensor")
     return {name: decision.spec for name, decision in zip(tensors, decisions, strict=True)}
@@ -42,7 +42,7 @@ def select(tensors: Mapping[str, Tensor | PackedTensor], glob: str | None = None
     return [name for name, spec in decided.items() if spec]
 
 
-def _needs_model(rule: Rule) -> str | None:
+def needs_model(rule: Rule) -> str | None:
     """Return why a rule says nothing about a checkpoint, None where it does."""
     if rule.selector.kind == "type":
         return "a checkpoint holds names, not types: select with a glob, or give the recipe to a model"
