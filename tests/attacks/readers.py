@@ -15,13 +15,13 @@ import torch
 import transformers
 from octavo import lora
 from octavo.data import CharTokenizer
+from octavo.folder.explain_folder import explain_folder
 from octavo.folder.weight_files import Checkpoint
 from octavo.formats import parse_formats
 from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.models.seq2seq import Seq2SeqConfig
 from octavo.models.seq2seq import build as build_seq2seq
 from octavo.search.journal import Journal
-from octavo.systems.by_name import build
 from octavo.systems.polynomials import export, static
 from octavo.systems.sentences.classifier import kinds as classifiers
 from octavo.systems.sentences.compress import compress_encoder
@@ -293,7 +293,7 @@ READERS: dict[str, tuple[list[Callable[[Path], None]], Callable[[Path], Any]]] =
     "saved-module": ([_saved_module], lambda folder: octavo.load_model(folder, Module)),
     "recipe-model": (
         [_encoder, _sharded, _seq2seq, *(lambda folder, kind=kind: _saved(kind, folder) for kind in ARCHITECTURES)],
-        lambda folder: octavo.Recipe.parse("mxint8").explain(build(str(folder))),
+        lambda folder: explain_folder(octavo.Recipe.parse("mxint8"), folder),
     ),
     "pack": ([_encoder, _sharded, _container], _read_pack),
     "compress": ([_encoder, _sharded], _read_compress),

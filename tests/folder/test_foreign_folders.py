@@ -20,8 +20,8 @@ from octavo.folder.companion_files import companions, copy_companions
 from octavo.folder.pack_folder import OpenFolder
 from octavo.folder.size_limits import Extent
 from octavo.folder.skeleton import build as build_module
+from octavo.folder.undescribed import skeleton
 from octavo.folder.weight_files import PACKED_NAME, Checkpoint
-from octavo.systems.by_name import build
 from torch import nn
 
 transformers = pytest.importorskip("transformers")
@@ -72,7 +72,8 @@ def pack_model(folder):
 
 
 def recipe(folder):
-    return octavo.Recipe.parse("mxint8").explain(build(str(folder)))
+    """What octavo recipe --model explains; where there is no model it falls back to tensors."""
+    return octavo.Recipe.parse("mxint8").explain(skeleton(folder))
 
 
 def classify(folder):
@@ -153,10 +154,11 @@ def test_a_yes_on_standard_input_changes_nothing(tmp_path):
     (folder / "evil.py").write_text(CODE)
     code = """
 import sys, octavo
-from octavo.systems.by_name import build
-for read in (octavo.load_model, build):
+from pathlib import Path
+from octavo.folder.undescribed import skeleton
+for read in (octavo.load_model, skeleton):
     try:
-        read(sys.argv[1])
+        read(Path(sys.argv[1]))
     except octavo.ContainerError as error:
         print("refused", error)
 """

@@ -132,7 +132,7 @@ def test_variants_are_files_that_the_configuration_names(tmp_path):
 @pytest.mark.parametrize("kind", NETWORKS)
 @torch.no_grad()
 def test_what_octavo_pack_writes_runs_on_codes(tmp_path, kind):
-    """Linear layers and embeddings multiply codes; weights of an LSTM, which are packed too, are decoded."""
+    """Linear layers and embeddings multiply codes; weights of an LSTM, which is no layer of a recipe, stay float."""
     model = made(kind)
     octavo.save_model(model, tmp_path / "m")
     told = CliRunner().invoke(app, ["pack", str(tmp_path / "m"), "-o", str(tmp_path / "x"), "--recipe", "mxint8"])
@@ -142,21 +142,49 @@ def test_what_octavo_pack_writes_runs_on_codes(tmp_path, kind):
     assert not any(isinstance(layer, nn.Linear | nn.Embedding) for layer in loaded.modules())
     assert container.metadata(tmp_path / "x" / "model.octavo.safetensors")["recipe"] == "mxint8"
     for name, value in container.load(tmp_path / "m" / "model.octavo.safetensors").items():
-        if value.ndim == 2:
+        if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.Linear | nn.Embedding) and value.ndim == 2:
             model.get_parameter(name).copy_(octavo.quantize(value, "mxint8"))
     assert torch.allclose(loaded(*NETWORKS[kind][1]), model(*NETWORKS[kind][1]), atol=1e-5)
 
 
-@pytest.mark.parametrize("recipe", ["int4:g32; type:Linear mxint8", "mxint8; type:Linear mxint8 input=mxint8"])
+RECIPES = (
+    "mxint8", "nf4; **embed**=mxint8", "fp32; type:Embedding bf16", "int4:g32; type:Linear mxint8", "int4:g32@hqq",
+    "mxint8; type:Linear mxint8 input=mxint8",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.filterwarnings("ignore::octavo.CoverageWarning")
+@pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_a_recipe_that_asks_for_layers_packs_what_pack_model_packs(tmp_path, kind, recipe):
-    octavo.save_model(made(kind), tmp_path / "m")
-    octavo.save_model(octavo.pack_model(octavo.quantize_model(made(kind), recipe)), tmp_path / "y")
-    told = CliRunner().invoke(app, ["pack", str(tmp_path / "m"), "-o", str(tmp_path / "x"), "--recipe", recipe])
-    assert told.exit_code == 0 and "alone" not in told.output, told.output
+def test_plan_report_and_file_are_those_of_pack_model(tmp_path, kind, recipe, dtype):
+    """octavo recipe --model, pack --dry-run, pack, and quantize_model with pack_model: one answer, to the byte."""
+    model = made(kind).to(dtype)
+    octavo.save_model(model, tmp_path / "m")
+    octavo.save_model(octavo.pack_model(octavo.quantize_model(model, recipe, progress=False)), tmp_path / "y")
+
+    def told(*arguments):
+        done = CliRunner().invoke(app, [*map(str, arguments)])
+        assert done.exit_code == 0 and "alone" not in done.output, done.output
+        return done.output
+
+    plan = json.loads(told("recipe", recipe, "--model", tmp_path / "m", "--json"))
+    assert plan == json.loads(octavo.Recipe.parse(recipe).explain(model).to_json())
+    options = ("pack", tmp_path / "m", "-o", tmp_path / "x", "--recipe", recipe)
+    planned, report = told(*options, "--dry-run"), told(*options)
     files = [tmp_path / name / "model.octavo.safetensors" for name in ("x", "y")]
     assert files[0].read_bytes() == files[1].read_bytes()
-    octavo.load_model(tmp_path / "x")(*NETWORKS[kind][1])
+    found = container.inspect(files[0])
+    assert sum(entry.nbytes for entry in found) == plan["totals"]["bytes_after"]
+    packed = {(entry.name, entry.format) for entry in found if entry.kind == "packed"}
+    weights = [row for row in plan["rows"] if row["format"] and row["role"] == "weight"]
+    assert packed == {(f"{row['module']}.weight", row["format"]) for row in weights}
+    for text in (planned, report):
+        lines = [line.split() for line in text.splitlines()]
+        assert packed == {(line[0], line[1]) for line in lines if len(line) > 4 and line[0].endswith("weight")}
+    octavo.load_model(tmp_path / "x")
+    again = json.loads(told("recipe", recipe, "--model", tmp_path / "x", "--json"))
+    assert again == plan
 
 
 def test_a_network_without_one_of_its_weights_is_named(tmp_path):

@@ -141,7 +141,41 @@ def test_weights_that_transformers_computes_are_packed_as_tensors(tmp_path):
     assert formats == {"mxint8"}
     with pytest.raises(ContainerError, match="transformers computes"):
         octavo.load_model(tmp_path / "x")
-    assert "experts" in octavo_command("recipe", "mxint8", "--model", tmp_path / "m")
+
+
+JAMBA = {"attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1}
+MIXTURES = {
+    "Mixtral": {**GROUPED, "num_local_experts": 2},
+    "Jamba": {**GROUPED, **JAMBA, "num_experts": 2, "mamba_d_state": 4, "mamba_dt_rank": 4, "use_mamba_kernels": False},
+}
+
+
+@pytest.mark.parametrize("recipe", ["mxint8", "mxint8; **experts.**=nf4", "**.weight=fp16; lm_head.weight keep"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mixture", MIXTURES)
+def test_the_plan_for_tensors_alone_is_what_happens(tmp_path, mixture, dtype, recipe):
+    """Where pack stores tensors, octavo recipe --model tells of tensors, why, and their bytes."""
+    config = getattr(transformers, f"{mixture}Config")(**MIXTURES[mixture])
+    getattr(transformers, f"{mixture}ForCausalLM")(config).to(dtype).save_pretrained(tmp_path / "m")
+    told = octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x", "--recipe", recipe)
+    plan = json.loads(octavo_command("recipe", recipe, "--model", tmp_path / "m", "--json"))
+    assert plan["without_model"] == told.split("\n\n")[0].split("\ntensor ")[0]
+    assert octavo_command("recipe", recipe, "--model", tmp_path / "m").startswith(plan["without_model"])
+    found = container.inspect(tmp_path / "x" / PACKED_NAME)
+    assert any("experts" in entry.name and entry.format for entry in found) or "fp16" in recipe
+    rows = {f"{row['module']}.{row['role']}".removesuffix(".weight"): row["format"] for row in plan["rows"]}
+    unreached = {missed["name"] for missed in plan["unreached"]}
+    for entry in found:
+        given = rows.get(entry.name.removesuffix(".weight"))
+        assert given == entry.format or (given == "fp16" and entry.dtype == "float16"), entry
+        assert (entry.name in unreached) == (entry.name.removesuffix(".weight") not in rows)
+    assert plan["totals"]["bytes_after"] == sum(entry.nbytes for entry in found)
+    before = sum(tensor.nbytes for tensor in Checkpoint.open(tmp_path / "m").tensors().values())
+    assert plan["totals"]["bytes_before"] == before
+    refused = octavo_command("recipe", "type:Linear mxint8", "--model", tmp_path / "m", code=2)
+    assert refused.splitlines()[-1] in octavo_command(
+        "pack", tmp_path / "m", "-o", tmp_path / "y", "--recipe", "type:Linear mxint8", code=2
+    )
 
 
 def test_layers_multiply_codes(tmp_path):

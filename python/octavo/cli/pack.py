@@ -52,8 +52,8 @@ def run(
     matches nothing is an error. octavo recipe --help has the whole grammar, octavo recipe RULES --model FOLDER shows
     who gets what. Without a recipe, packed tensors of a folder of Octavo 0.1 keep their formats and become a model.
 
-    Of Octavo's own networks every matrix is packed, those of an LSTM too, which are decoded when the model is loaded. A
-    recipe that asks for layers (type:Linear, last:Linear, input=) packs layers alone.
+    Of Octavo's own networks, too, layers are packed, as octavo.pack_model packs them; matrices of an LSTM, which is no
+    layer of a recipe, stay as they are.
 
     \b
     Examples:
@@ -68,7 +68,7 @@ def run(
     source = Checkpoint.open(path)
     check_target(source, out, PACKED_NAME, force=force)
     stdout = console()
-    opened = _open(source, rules, stdout) if source.is_folder else None
+    opened = _open(source, stdout) if source.is_folder else None
     if opened is None:
         _pack_tensors(source, rules or read_recipe(DEFAULT), out, stdout, force=force, dry_run=dry_run)
     else:
@@ -76,20 +76,15 @@ def run(
         _pack_model(source, opened, given, out, stdout, force=force, dry_run=dry_run)
 
 
-def _open(source: Checkpoint, rules: Recipe | None, stdout: Console) -> OpenFolder | None:
-    """Return the model of a folder of transformers; None where its tensors are packed, with a line that says why.
-
-    Of one of our own networks every matrix is packed, those of an LSTM too, unless the recipe asks for layers.
-    """
-    from octavo.folder.own_kinds import own_model
+def _open(source: Checkpoint, stdout: Console) -> OpenFolder | None:
+    """Return the model of a folder; None where its tensors are packed, with a line that says why."""
+    from octavo.folder.explain_folder import TENSORS_ALONE
     from octavo.folder.pack_folder import OpenFolder
-    from octavo.recipe.tensor_decisions import needs_model
 
     try:
-        of_names = rules is None or not any(needs_model(rule) for rule in rules.rules)
-        return None if of_names and own_model(source.folder) is not None else OpenFolder.open(source)
+        return OpenFolder.open(source)
     except (ModelError, ContainerError) as error:
-        stdout.print(f"tensors alone are packed, which octavo.load_model does not read: {error}")
+        stdout.print(f"{TENSORS_ALONE}: {error}")
         return None
 
 
@@ -120,7 +115,6 @@ def _pack_model(
 def _pack_tensors(source: Checkpoint, rules: Recipe, out: Path, stdout: Console, *, force: bool, dry_run: bool) -> None:
     from octavo.display.progress import progress
     from octavo.folder.pack_checkpoint import pack_tensors, plan
-    from octavo.folder.pack_folder import own_structure
     from octavo.folder.weight_files import PACKED_NAME, RECIPE, write
 
     tensors = source.tensors()
@@ -129,8 +123,7 @@ def _pack_tensors(source: Checkpoint, rules: Recipe, out: Path, stdout: Console,
         return
     with progress("packing", sum(tensor.nbytes for tensor in tensors.values())) as done:
         packing = pack_tensors(tensors, rules, progress=done)
-    metadata = {RECIPE: str(rules)} | own_structure(source, packing.tensors)
-    file = write(source, out, PACKED_NAME, packing.tensors, force=force, metadata=metadata)
+    file = write(source, out, PACKED_NAME, packing.tensors, force=force, metadata={RECIPE: str(rules)})
     _tell(source, packing.reports, file, stdout)
 
 

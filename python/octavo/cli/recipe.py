@@ -13,14 +13,15 @@ def run(
     recipe: Annotated[str, typer.Argument(metavar="TEXT|FILE", help="A recipe, or a file NAME.toml that holds one.")],
     model: Annotated[
         str | None,
-        typer.Option(metavar="NAME|FOLDER", help="polynomials, minilm, or the folder of a model: show who gets what."),
+        typer.Option(metavar="NAME|FOLDER", help="polynomials, minilm, or a model folder or file: show who gets what."),
     ] = None,
     json: JsonOption = False,
 ) -> None:
     """Check a recipe, print it as TOML, or show what it does to a model.
 
     A recipe is rules separated by ';'. Each is [SELECTOR] [ROLE=]FORMAT[@CHOICE] ..., and for every tensor the last
-    rule that matches decides. What no rule matches stays as it is; a rule that matches nothing is an error.
+    rule that matches decides. What no rule matches stays as it is; a rule that matches nothing is an error. With
+    --model it is shown what octavo pack does to the model: to its layers, or to tensors alone and why.
 
     \b
     selector
@@ -51,9 +52,10 @@ def run(
     if model is None:
         print(read.to_json() if json else read.to_toml().rstrip("\n"))
         return
-    from octavo.systems.by_name import build
+    from octavo.folder.explain_folder import explain_folder
+    from octavo.systems.by_name import find
 
-    explained = read.explain(build(model))
+    explained = explain_folder(read, find(model))
     if json:
         print(explained.to_json())
     else:

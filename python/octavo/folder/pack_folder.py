@@ -6,7 +6,6 @@ is read, packed and dropped.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +19,9 @@ from octavo.folder.companion_files import copy_companions
 from octavo.folder.own_kinds import own_model
 from octavo.folder.pack_checkpoint import Errors, Progress, TensorReport, measure
 from octavo.folder.save_load import assign_plain, refuse_empty, save_weights
-from octavo.folder.structure import build_layer, describe_packed, fits, packed_class, plain
-from octavo.folder.undescribed import as_layer, fitting, own_skeleton, packable
-from octavo.folder.weight_files import PACKED_NAME, STRUCTURE, TRAVELLING, Checkpoint, layers_of
+from octavo.folder.structure import build_layer, fits, packed_class, plain
+from octavo.folder.undescribed import as_layer, model_of, packable
+from octavo.folder.weight_files import PACKED_NAME, TRAVELLING, Checkpoint, layers_of
 from octavo.folder.weight_places import Places, Stored
 from octavo.nn import PackedLayer, QuantLayer
 from octavo.quant.apply_recipe import check_weights, prepare_weights, solve_weight
@@ -59,21 +58,17 @@ class OpenFolder:
         Raises FormatError for a model that is packed already, ModelError where transformers or ``config.json`` is
         missing, ContainerError where transformers does not know the model or a weight is missing.
         """
-        if layers := layers_of(source):
+        packed = list(layers_of(source))
+        if not packed:
+            model, found = model_of(source)
+            if own_model(source.folder) is not None:  # packed by 0.1, which load_model reads as it is
+                packed = [name for name, tensor in found.tensors.items() if isinstance(tensor, PackedTensor)]
+        if packed:
             raise FormatError(
-                f"{source.path}: already packed, as {shown(next(iter(layers)))} is; octavo.load_model reads it (octavo "
-                "unpack comes first to pack it anew)"
+                f"{source.path}: already packed, as {shown(packed[0])} is; octavo.load_model reads it (octavo unpack "
+                "comes first to pack it anew)"
             )
-        own = own_model(source.folder)
-        if own is None:
-            return cls(source, *fitting(source, source.tensors()))
-        model, tensors = own_skeleton(own, source), source.tensors()
-        dtypes = {name: value.dtype for name, value in model.state_dict().items()}
-        missing = next((name for name in dtypes if name not in tensors), None)
-        if missing is not None:
-            raise ContainerError(f"{source.folder}: {missing} is missing; the configuration asks for it")
-        left_out = tuple(name for name in tensors if name not in dtypes)
-        return cls(source, model, Places({name: tensors[name] for name in dtypes}, {}, (), left_out, dtypes))
+        return cls(source, model, found)
 
     @property
     def is_packed(self) -> bool:
@@ -163,20 +158,6 @@ class OpenFolder:
                     f"{name}: already packed as '{tensor.format}'; leave --recipe out, which keeps its format "
                     "(to pack it anew, octavo unpack comes first)"
                 )
-
-
-def own_structure(source: Checkpoint, tensors: Mapping[str, Stored]) -> dict[str, str]:
-    """Return the metadata that let :func:`octavo.load_model` run the packed tensors of a network of ours on its codes.
-
-    Nothing for other folders, and for files. Raises ContainerError for sizes beyond those of the tensors.
-    """
-    try:
-        own = own_model(source.folder) if source.is_folder else None
-    except ContainerError:  # a configuration that nobody reads
-        own = None
-    if own is None:
-        return {}
-    return {STRUCTURE: json.dumps(describe_packed(own_skeleton(own, source), tensors))}
 
 
 def write_folder(source: Checkpoint, folder: Path, model: nn.Module) -> Path:

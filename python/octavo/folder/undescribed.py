@@ -4,7 +4,7 @@ tensors of transformers go by the names that it gives them."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from octavo.folder.size_limits import Extent
 from octavo.folder.skeleton import build, build_class, build_from_config, drop_pooler, model_class
 from octavo.folder.structure import VERSION, packed_class, plain, read_structure
 from octavo.folder.transformers_door import CONFIG, extent_of, known, load_config
-from octavo.folder.weight_files import STRUCTURE, Checkpoint, held
+from octavo.folder.weight_files import STRUCTURE, Checkpoint, held, layers_of
 from octavo.folder.weight_places import Places, Stored, places
 from octavo.recipe.sites import Site, model_sites
 from octavo.tensor import FLOATS, PackedTensor
@@ -26,29 +26,59 @@ from octavo.tensor import FLOATS, PackedTensor
 def skeleton(folder: Path) -> nn.Module:
     """Return the model that a folder describes, on the meta device: its layers, without weights.
 
-    Its class is that of a network of ours; of transformers the one that the file of weights names, else the one of
-    ``config.json`` that they fit, else the first that it names. Raises ModelError where transformers is missing,
-    ContainerError where it does not know the folder.
+    Of a packed or simulated model the class is the one that the file of weights names, of other weights that of
+    :func:`model_of`, of a configuration alone the first that it names. Raises as :func:`model_of`.
     """
     source = Checkpoint.open(folder) if held(folder) else None
+    if source is not None and not layers_of(source):
+        return model_of(source)[0]
     if (own := own_model(folder)) is not None:
         return own_skeleton(own, source)
-    if source is not None and STRUCTURE in (metadata := source.metadata()):
-        structure = read_structure(source.files[0], metadata[STRUCTURE])
+    if source is not None:
+        structure = read_structure(source.files[0], source.metadata()[STRUCTURE])
         model = build_from_config(folder, structure["class"], source)
         drop_pooler(model, [entry.name for entry in source.entries()])
-        return model
-    if source is not None:
-        with suppress(ContainerError):
-            return fitting(source, source.tensors())[0]
+        return _with_dtypes(model, source)
     config, values = load_config(folder)
     return build_class(folder, _architectures(folder, config)[0], config, extent_of(source, folder, values))
+
+
+def model_of(source: Checkpoint) -> tuple[nn.Module, Places]:
+    """Return the model of a folder whose layers no file describes, without weights, and the tensors by their names.
+
+    A network of ours, or a model of transformers (:func:`fitting`). Raises ModelError where transformers or
+    ``config.json`` is missing, ContainerError where transformers does not know the model, or naming a weight that is
+    missing.
+    """
+    own = own_model(source.folder)
+    if own is None:
+        return fitting(source, source.tensors())
+    model, tensors = own_skeleton(own, source), source.tensors()
+    names = model.state_dict()
+    missing = next((name for name in names if name not in tensors), None)
+    if missing is not None:
+        raise ContainerError(f"{source.folder}: {missing} is missing; the configuration asks for it")
+    left_out = tuple(name for name in tensors if name not in names)
+    dtypes = {name: tensors[name].dtype for name in names}
+    return model, Places({name: tensors[name] for name in names}, {}, (), left_out, dtypes)
 
 
 def own_skeleton(own: OwnModel, source: Checkpoint | None) -> nn.Module:
     """Return a network of ours on the meta device. Raises ContainerError for sizes beyond those of its weights."""
     what, values = str(own.file), own.config.as_dict()
-    return build(own.make, Extent(what, values) if source is None else Extent.of(source.entries(), what, values))
+    if source is None:
+        return build(own.make, Extent(what, values))
+    return _with_dtypes(build(own.make, Extent.of(source.entries(), what, values)), source)
+
+
+def _with_dtypes(model: nn.Module, source: Checkpoint) -> nn.Module:
+    """Give the parameters of a model without weights the float dtypes that they have in the file."""
+    named = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
+    dtypes = {entry.name: named[entry.dtype] for entry in source.entries() if entry.dtype in named}
+    for name, place in model.named_parameters(remove_duplicate=False):
+        if place.is_meta and place.dtype in FLOATS and dtypes.get(name, place.dtype) != place.dtype:
+            place.data = place.data.to(dtypes[name])
+    return model
 
 
 def fitting(source: Checkpoint, tensors: Mapping[str, Stored]) -> tuple[nn.Module, Places]:

@@ -31,8 +31,9 @@ class Decision:
 
     @property
     def format(self) -> Format | None:
-        """Format of the tensor, None where a model keeps it: fp32 leaves every value as it is."""
-        return None if self.spec is None or str(self.spec.format) == "fp32" else self.spec.format
+        """Format of the tensor, None where it is kept: fp32 leaves every value of a model as it is."""
+        is_kept = self.spec is None or (self.site.of_model and str(self.spec.format) == "fp32")
+        return None if self.spec is None or is_kept else self.spec.format
 
 
 def decide(rules: Sequence[Rule], sites: Sequence[Site], *, kind: str) -> list[Decision]:

@@ -1,9 +1,9 @@
-"""Explains a recipe on a model: the rule and format of each tensor, tensors without a rule, and bytes."""
+"""Explains a recipe on a model or a checkpoint: the rule and format of each tensor, tensors without one, and bytes."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,15 +11,19 @@ from octavo.recipe.decide import Decision
 from octavo.recipe.explanation_rows import Row, Totals, Unreached
 from octavo.recipe.model_decisions import decide_model
 from octavo.recipe.rule import Rule
+from octavo.recipe.tensor_decisions import decide_tensors
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+    from octavo.tensor import PackedTensor
 
 
 @dataclass(frozen=True)
 class Explanation:
     """The effect of a recipe on a model: ``rows`` in the order of the model, ``unreached`` parameters, and ``totals``.
 
+    ``without_model``: of a checkpoint, why its tensors alone are packed, where a model was expected; else None.
     It prints as a table, in a notebook as HTML; :meth:`to_rows` and :meth:`to_json` are for programs.
     """
 
@@ -27,6 +31,7 @@ class Explanation:
     rows: tuple[Row, ...]
     unreached: tuple[Unreached, ...]
     totals: Totals
+    without_model: str | None = None
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return the rows as dictionaries, for a data frame."""
@@ -50,14 +55,24 @@ class Explanation:
 
 def explain(rules: Sequence[Rule], model: nn.Module) -> Explanation:
     """Return what the rules of a recipe do to ``model``. Raises as :meth:`octavo.Recipe.plan`."""
-    decisions = decide_model(rules, model)
+    return _explained(rules, decide_model(rules, model))
+
+
+def explain_tensors(
+    rules: Sequence[Rule], tensors: Mapping[str, Tensor | PackedTensor], *, without_model: str | None = None
+) -> Explanation:
+    """Return what the rules of a recipe do to a checkpoint's tensors. Raises as :meth:`octavo.Recipe.assign`."""
+    return _explained(rules, decide_tensors(rules, tensors), without_model)
+
+
+def _explained(rules: Sequence[Rule], decisions: list[Decision], without_model: str | None = None) -> Explanation:
     rows = tuple(_row(decision) for decision in decisions if decision.rule and _tells(decision))
     unreached = tuple(
         Unreached(site.path, site.shape, str(site.dtype).removeprefix("torch."), site.problem)
         for decision in decisions
         if (site := decision.site).shape is not None and not decision.rule
     )
-    return Explanation("; ".join(map(str, rules)), rows, unreached, _totals(decisions))
+    return Explanation("; ".join(map(str, rules)), rows, unreached, _totals(decisions), without_model)
 
 
 def _tells(decision: Decision) -> bool:
@@ -73,7 +88,10 @@ def _row(decision: Decision) -> Row:
     overrode = tuple(map(str, decision.overridden))
     tied = None if decision.tied_to is None else decision.tied_to.path
     text = None if fmt is None else str(fmt)
-    return Row(site.module, site.role, site.shape, text, bits, _choice(decision), str(decision.rule), overrode, tied)
+    # A checkpoint names tensors: beside A.weight and A.bias there may be others.
+    of_layer = site.of_model or site.name == site.role
+    name = site.module if of_layer else site.path
+    return Row(name, site.role, site.shape, text, bits, _choice(decision), str(decision.rule), overrode, tied)
 
 
 def _choice(decision: Decision) -> str | None:
@@ -92,7 +110,8 @@ def _bits(nbytes: int, elements: int) -> float | None:
 
 
 def _totals(decisions: list[Decision]) -> Totals:
-    once = {id(d.site.tensor): d for d in reversed(decisions) if d.site.tensor is not None}.values()
+    held = [d for d in decisions if d.site.shape is not None]  # activations have none
+    once = {id(d.site.tensor if d.site.of_model else d): d for d in reversed(held)}.values()
     quantized = [d for d in once if d.format is not None]
     sizes = {id(d): d.site.elements for d in once}
     before = sum(d.site.nbytes(None) for d in once)

@@ -66,3 +66,8 @@ class Explained(Protocol):
     def totals(self) -> Totals:
         """Sizes of all parameters."""
         ...
+
+    @property
+    def without_model(self) -> str | None:
+        """Why tensors alone are packed, where a model was expected."""
+        ...

@@ -19,7 +19,10 @@ COLUMNS = ("layer", "role", ">shape", "format", ">bits", "scales", "rule", "over
 
 
 def print_explanation(out: Console, explained: Explained) -> None:
-    """Print who got what, then what no rule reached, then the totals."""
+    """Print who got what, then what no rule reached, then the totals; first of all why there is no model."""
+    if explained.without_model is not None:
+        out.print(explained.without_model)
+        out.print()
     if explained.rows:
         reached = table(*COLUMNS)
         for row in explained.rows:

@@ -133,9 +133,9 @@ class Recipe:
         Raises FormatError as :meth:`plan`, and for types, ``first`` and ``last``, activations and calibrations: they
         need a model. Raises DTypeError for what is no mapping of texts to tensors.
         """
-        from octavo.recipe.tensor_decisions import decide_tensors
+        from octavo.recipe.tensor_decisions import assigned
 
-        return decide_tensors(self.rules, tensors)
+        return assigned(self.rules, tensors)
 
     # --- a value ----------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,9 @@ class Site:
     ``paths``: of its module, the first one that of ``named_modules()``; ``name``: of the parameter inside the module,
     None for activations. ``axis``: along which blocks run. ``needs_name``: a vector that is no bias, such as the
     weight of a norm in a checkpoint: only a rule that names it in full means it. ``is_lookup``: rows of the weight are
-    read, not multiplied. ``problem``: why no format can be given.
+    read, not multiplied. ``problem``: why no format can be given. ``of_model``: a tensor of a model, which packs a
+    kernel as a matrix and where ``fp32`` leaves values as they are; one of a checkpoint is packed along its last axis
+    and cast. ``held``: bytes of a tensor of a checkpoint as it is.
     """
 
     paths: tuple[str, ...]
@@ -39,6 +41,8 @@ class Site:
     needs_name: bool = False
     is_lookup: bool = False
     problem: str | None = None
+    of_model: bool = True
+    held: int | None = None
     tensor: Tensor | None = field(default=None, repr=False)
 
     @property
@@ -56,9 +60,12 @@ class Site:
     def nbytes(self, fmt: Format | None) -> int:
         """Return the bytes of a parameter in a format, or as it is. Rows of a kernel run over all that a sum does."""
         assert self.shape is not None and self.dtype is not None  # activations alone have neither
+        if fmt is None and self.held is not None:
+            return self.held
         if fmt is None:
             return math.prod(self.shape) * self.dtype.itemsize
-        shape = self.shape if len(self.shape) < 3 else (self.shape[0], math.prod(self.shape[1:]))
+        is_kernel = self.of_model and len(self.shape) > 2
+        shape = (self.shape[0], math.prod(self.shape[1:])) if is_kernel else self.shape
         return fmt.nbytes(shape, self.axis)
 
     @property
@@ -244,6 +251,8 @@ def _tensor_site(name: str, tensor: Tensor | PackedTensor, matrices: Collection[
         is_default=module in matrices if is_bias else tensor.ndim == 2,
         needs_name=tensor.ndim == 1 and not is_bias,
         problem=problem,
+        of_model=False,
+        held=tensor.nbytes,
     )
 
 

@@ -7,22 +7,27 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from octavo.errors import FormatError
-from octavo.recipe.decide import decide
+from octavo.recipe.decide import Decision, decide
 from octavo.recipe.rule import Rule
 from octavo.recipe.sites import tensor_sites
 from octavo.recipe.spec import INT32, Spec
 from octavo.tensor import PackedTensor
 
 
-def decide_tensors(rules: Sequence[Rule], tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, Spec | None]:
-    """Return what each tensor gets, in the order of ``tensors``; None where it is kept.
+def decide_tensors(rules: Sequence[Rule], tensors: Mapping[str, Tensor | PackedTensor]) -> list[Decision]:
+    """Return the decision about each tensor, in the order of ``tensors``.
 
     Raises FormatError for a rule that matches nothing, and for what needs a model.
     """
     for rule in rules:
-        if reason := needs_model(rule):
+        if reason := _needs_model(rule):
             raise FormatError(f"rule '{rule}': {reason}")
-    decisions = decide(rules, tensor_sites(tensors), kind="tensor")
+    return decide(rules, tensor_sites(tensors), kind="tensor")
+
+
+def assigned(rules: Sequence[Rule], tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, Spec | None]:
+    """Return what each tensor gets, in the order of ``tensors``; None where it is kept. Raises as decide_tensors."""
+    decisions = decide_tensors(rules, tensors)
     return {name: decision.spec for name, decision in zip(tensors, decisions, strict=True)}
 
 
@@ -34,7 +39,7 @@ def select(tensors: Mapping[str, Tensor | PackedTensor], glob: str | None = None
     is_bias = glob is not None and (glob == "bias" or glob.endswith(".bias"))
     rule = Rule(glob=glob, bias="fp32") if is_bias else Rule(glob=glob, weight="fp32")
     try:
-        decided = decide_tensors([rule], tensors)
+        decided = assigned([rule], tensors)
     except FormatError as error:  # says so of a rule that nobody wrote
         given = "the selection of 2-D weights" if glob is None else f"'{glob}'"
         told = str(error).replace(f"rule '{rule}': the default selection", given).replace(f"rule '{rule}'", given)
@@ -42,7 +47,7 @@ def select(tensors: Mapping[str, Tensor | PackedTensor], glob: str | None = None
     return [name for name, spec in decided.items() if spec]
 
 
-def needs_model(rule: Rule) -> str | None:
+def _needs_model(rule: Rule) -> str | None:
     """Return why a rule says nothing about a checkpoint, None where it does."""
     if rule.selector.kind == "type":
         return "a checkpoint holds names, not types: select with a glob, or give the recipe to a model"

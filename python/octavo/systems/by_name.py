@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from octavo._reading import read_head
 from octavo.errors import OctavoError
-
-if TYPE_CHECKING:
-    from torch import nn
 
 POLYNOMIALS = "polynomials"
 
@@ -22,24 +18,22 @@ def is_polynomial(model: str) -> bool:
     return b'"seq2seq"' in read_head(given / "config.json", 4096)
 
 
-def build(model: str) -> nn.Module:
-    """Return a model's layers: ``polynomials``, ``minilm``, or a model folder, of transformers or of Octavo.
+def find(model: str) -> Path:
+    """Return the folder or file of a model: ``polynomials``, ``minilm``, or its path.
 
-    Weights are not read: parameters lie on the meta device. Raises OctavoError for a model that is not known, and as
-    the readers of folders do.
+    Raises OctavoError for a model that is not known, and as :func:`octavo.systems.sentences.text_encoder.find`.
     """
-    from octavo.folder.undescribed import skeleton
-
     if Path(model).exists():
-        return skeleton(Path(model))
+        return Path(model)
     if is_polynomial(model):
         from octavo.systems.polynomials.shipped import shipped_folder
 
-        return skeleton(shipped_folder())
-    from octavo.systems.sentences.text_encoder import MINILM, find
+        return shipped_folder()
+    from octavo.systems.sentences import text_encoder
 
-    if model != MINILM:
+    if model != text_encoder.MINILM:
         raise OctavoError(
-            f"unknown model {model!r}; accepted are '{POLYNOMIALS}', '{MINILM}' and the path of a model folder"
+            f"unknown model {model!r}; accepted are '{POLYNOMIALS}', '{text_encoder.MINILM}' and the path of a model "
+            "folder"
         )
-    return skeleton(find(model))
+    return text_encoder.find(model)
