@@ -10,6 +10,7 @@ import struct
 import subprocess
 import sys
 import warnings
+import weakref
 from pathlib import Path
 
 import ml_dtypes
@@ -474,3 +475,28 @@ assert "torch" not in sys.modules and "numpy" not in sys.modules, "inspect answe
 def test_booleans_are_zero_or_one_whatever_the_file_says():
     data = next(attack for attack in ATTACKS if attack.name == "boolean_of_two").make()
     assert raw(container.loads(data)["w"]) == bytes([0, 1, 1, 1])
+
+
+def test_deferred_tensors_are_made_one_at_a_time_in_the_bytes_of_tensors(tmp_path):
+    tensors = {"b": torch.randn(3, 5), "a": torch.arange(6).to(torch.bfloat16), "c": torch.tensor(1)}
+    alive = []
+
+    class Held(torch.Tensor):
+        pass
+
+    def later(tensor):
+        def make():
+            assert not any(reference() is not None for reference in alive)
+            made = tensor.clone().as_subclass(Held)
+            alive.append(weakref.ref(made))
+            return made
+
+        return container.Deferred(tensor.dtype, tuple(tensor.shape), make)
+
+    deferred = {name: later(tensor) for name, tensor in tensors.items()}
+    container.save(deferred, tmp_path / "f.safetensors")
+    assert len(alive) == 3 and (tmp_path / "f.safetensors").read_bytes() == container.dumps(tensors)
+    wrong = {"x": container.Deferred(torch.float16, (2,), lambda: torch.zeros(2, dtype=torch.bfloat16))}
+    with pytest.raises(DTypeError, match=r"x: announced as torch.float16 \(2,\), but torch.bfloat16"):
+        container.save(wrong, tmp_path / "g.safetensors")
+    assert [path.name for path in tmp_path.iterdir()] == ["f.safetensors"]

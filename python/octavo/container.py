@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from octavo import _core, files
 from octavo.errors import ContainerError, DTypeError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from octavo.tensor import PackedTensor
 
-    Storable = Tensor | PackedTensor | np.ndarray
+    Storable: TypeAlias = "Tensor | PackedTensor | np.ndarray | Deferred"
 
 # safetensors' name, and the name that torch, numpy and ml_dtypes share.
 _NAMES = {
@@ -74,6 +74,18 @@ class TensorEntry:
     scale: str | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class Deferred:
+    """A plain tensor that is made when it is written, so that a file never has all of its tensors in memory at once.
+
+    ``make`` returns a torch tensor of this ``dtype`` and ``shape``.
+    """
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    make: Callable[[], Tensor]
+
+
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
@@ -87,13 +99,14 @@ def save(
     """Write tensors to a safetensors file, which appears under ``path`` complete or not at all.
 
     ``tensors``: by name, PackedTensors, torch tensors and numpy arrays of every dtype that safetensors knows, on any
-    device. Non-contiguous tensors are copied one at a time; tensors that share memory are stored once for each name.
+    device, or :class:`Deferred`. Non-contiguous tensors are copied one at a time; tensors that share memory are stored
+    once for each name.
     ``metadata``: strings of the user's own; keys that begin with ``octavo.`` are reserved. ``overwrite=False`` refuses
     an existing file. The order in the file depends on names and dtypes alone, so equal content gives equal bytes.
 
     Raises DTypeError for other objects and dtypes, ContainerError for names that clash or exceed the limits, both
-    before anything is written; FileExistsError and other OSErrors. On an error an older file stays as it was. Source:
-    FORMATS.md section 5.
+    before anything is written, DTypeError also where a Deferred makes another tensor; FileExistsError and other
+    OSErrors. On an error an older file stays as it was. Source: FORMATS.md section 5.
     """
     with files.native(path):
         files.sweep_native(path)
@@ -139,11 +152,21 @@ def _write(
                 codes, scales, zeros, levels = (_plain_memory(part) for part in tensor.parts)
                 writer.put_packed(name, (_span(codes), _span(scales), _span(zeros), _span(levels)))
             else:
-                data = _plain_memory(tensor)
-                writer.put_plain(name, _span(data))
+                _put_plain(writer, name, tensor)
         return writer.finish()
     finally:
         writer.abandon()  # after finish there is nothing to give up
+
+
+def _put_plain(writer: _core._ContainerWriter, name: str, tensor: Any) -> None:
+    """Write one plain tensor; what is made for it is gone before the next one is."""
+    given = tensor.make() if isinstance(tensor, Deferred) else tensor
+    if given is not tensor and (given.dtype, tuple(given.shape)) != (tensor.dtype, tensor.shape):
+        raise DTypeError(
+            f"{name}: announced as {tensor.dtype} {tensor.shape}, but {given.dtype} {tuple(given.shape)} was made"
+        )
+    data = _plain_memory(given)
+    writer.put_plain(name, _span(data))
 
 
 def _is_packed(tensor: object) -> TypeGuard[PackedTensor]:
@@ -163,7 +186,9 @@ def _is_numpy(tensor: object) -> bool:
 
 def _describe(name: str, tensor: Any) -> tuple[str, list[int]]:
     """safetensors' dtype and the shape under which a plain tensor is stored."""
-    if _is_torch(tensor):
+    if isinstance(tensor, Deferred):
+        dtype = str(tensor.dtype).removeprefix("torch.")
+    elif _is_torch(tensor):
         import torch
 
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested:

@@ -1,11 +1,18 @@
 """octavo unpack gives back the state dict that was packed: names, shapes, orientation, dtypes, tied weights."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import octavo
 import pytest
 import torch
 from octavo import container
 from octavo.cli import app
+from octavo.folder import unpack_weights
 from octavo.folder.structure import KEY
+from octavo.folder.unpack_weights import unpack, unpacked
+from octavo.folder.weight_files import Checkpoint
 from torch import nn
 from typer.testing import CliRunner
 
@@ -231,3 +238,88 @@ def test_a_folder_that_is_missing_is_told_by_the_name_given(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         octavo.save({"a": torch.ones(2)}, tmp_path / "none" / "f.safetensors")
     assert caught.value.filename == str(tmp_path / "none" / "f.safetensors") and ".tmp" not in str(caught.value)
+
+
+# --- memory -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_made_tensor_by_tensor_is_what_is_made_at_once(tmp_path):
+    """The bytes of the file, turned, tied and in several dimensions; and the bytes that are told as done."""
+    for kind in ("own", "gpt2-tied"):
+        octavo.save_model(packed(made(kind)), tmp_path / kind)
+        for dtype in (None, torch.bfloat16):
+            told = []
+            later = unpacked(
+                Checkpoint.open(tmp_path / kind), dtype, progress=lambda name, nbytes, told=told: told.append(name)
+            )
+            assert not told
+            at_once = unpack(Checkpoint.open(tmp_path / kind), dtype)
+            assert container.dumps(later) == container.dumps(at_once)
+            assert len(told) == len(set(told)) <= len(later)
+            for name, tensor in at_once.items():
+                assert (later[name].dtype, later[name].shape) == (tensor.dtype, tuple(tensor.shape))
+
+
+def test_a_weight_of_many_pieces_is_turned(monkeypatch, tmp_path):
+    monkeypatch.setattr(unpack_weights, "_PIECE", 100)
+    model = nn.Sequential(transformers.pytorch_utils.Conv1D(7, 64), transformers.pytorch_utils.Conv1D(300, 7)).eval()
+    octavo.save_model(packed(model), tmp_path / "m")
+    found = unpack(Checkpoint.open(tmp_path / "m"))
+    assert_same(found, expected(model))
+
+
+UNPACKS = """
+import sys, threading, time
+from pathlib import Path
+import torch
+from octavo.folder.unpack_weights import unpacked
+from octavo.folder.weight_files import Checkpoint, write
+
+def own_bytes():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:"))
+
+def unpack(folder, target):
+    source = Checkpoint.open(folder)
+    write(source, Path(target), "model.safetensors", unpacked(source), force=False)
+
+def watch():
+    while not over:
+        seen.append(own_bytes())
+        time.sleep(0.002)
+
+torch.set_num_threads(1)
+unpack(sys.argv[1], sys.argv[2])  # what Python loads on first use
+seen, over = [own_bytes()], False
+watcher = threading.Thread(target=watch)
+watcher.start()
+unpack(sys.argv[3], sys.argv[4])
+over = True
+watcher.join()
+print(max(seen) - seen[0])
+"""
+LARGEST, SLACK = 16 << 20, 12 << 20  # one weight decoded; pieces that are turned, and what the allocator keeps
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+@pytest.mark.parametrize("layer", [nn.Linear, transformers.pytorch_utils.Conv1D])
+def test_unpacking_takes_the_memory_of_one_tensor(tmp_path, layer):
+    sizes = {"small": 64, "large": 2048}
+    for name, size in sizes.items():
+        model = nn.Sequential(*(layer(size, size) for _ in range(6)))
+        octavo.save_model(packed(model), tmp_path / name)
+    given = [tmp_path / part for part in ("small", "x", "large", "y")]
+    done = subprocess.run([sys.executable, "-c", UNPACKS, *given], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "y" / "model.safetensors").stat().st_size > 6 * LARGEST
+    assert int(done.stdout.splitlines()[-1]) <= LARGEST + SLACK
+
+
+def test_a_plain_file_says_nothing_of_a_recipe(tmp_path):
+    """Files of tensors and folders of models: what was decoded has no formats."""
+    container.save({"a.weight": torch.randn(32, 32)}, tmp_path / "m.safetensors")
+    run("pack", tmp_path / "m.safetensors", "-o", tmp_path / "x.safetensors")
+    assert container.metadata(tmp_path / "x.safetensors")["recipe"] == "mxint8"
+    run("unpack", tmp_path / "x.safetensors", "-o", tmp_path / "y.safetensors")
+    assert container.metadata(tmp_path / "y.safetensors") == {"format": "pt"}

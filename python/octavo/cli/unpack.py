@@ -30,7 +30,7 @@ def run(
     The file gets the tensors that the model had before packing: their names, shapes, orientation and dtypes, tied ones
     under each name, with the values of the codes. What was not packed stays as it is; formats of inputs and outputs,
     which plain layers do not have, are left out. A folder becomes a folder with model.safetensors, which transformers
-    loads.
+    loads. Tensors are decoded and written one at a time.
 
     \b
     Examples:
@@ -44,7 +44,7 @@ def run(
     from octavo.display.console import console
     from octavo.display.numbers import size
     from octavo.display.progress import progress
-    from octavo.folder.unpack_weights import unpack
+    from octavo.folder.unpack_weights import unpacked
     from octavo.folder.weight_files import PLAIN_NAME, Checkpoint, check_target, write
     from octavo.tensor import PackedTensor
 
@@ -52,8 +52,8 @@ def run(
     check_target(source, out, PLAIN_NAME, force=force)
     tensors = source.tensors()
     with progress("unpacking", sum(tensor.nbytes for tensor in tensors.values())) as done:
-        plain = unpack(source, None if dtype is None else getattr(torch, dtype), progress=done)
-    file = write(source, out, PLAIN_NAME, plain, force=force)
+        plain = unpacked(source, None if dtype is None else getattr(torch, dtype), progress=done)
+        file = write(source, out, PLAIN_NAME, plain, force=force)
     packed = sum(isinstance(tensor, PackedTensor) for tensor in tensors.values())
     stdout = console()
     stdout.print(

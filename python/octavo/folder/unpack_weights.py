@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from octavo._reading import shown
+from octavo.container import Deferred
 from octavo.errors import ContainerError
 from octavo.folder.skeleton import build_from_config
 from octavo.folder.structure import read_structure
@@ -23,17 +24,26 @@ if TYPE_CHECKING:
     from octavo.folder.pack_checkpoint import Progress
 
 _DIMENSIONS = 8  # of a weight
+_PIECE = 1 << 20  # elements of a turned weight that are decoded at once
 
 
 def unpack(
     source: Checkpoint, dtype: torch.dtype | None = None, *, progress: Progress | None = None
 ) -> dict[str, Tensor]:
-    """Return the plain tensors that a checkpoint was packed of, by the names of its model's state dict.
+    """Return the plain tensors that a checkpoint was packed of. Arguments and errors: :func:`unpacked`."""
+    return {name: later.make() for name, later in unpacked(source, dtype, progress=progress).items()}
 
-    Packed weights are decoded to ``dtype``, or to the dtype they had before packing. Where the file describes layers
-    (:func:`octavo.save_model`), weights get back the shape and orientation of the float layer, an int32 bias becomes a
-    float one, tied names get their tensor again, and scales of inputs and outputs are left out, since a float layer has
-    none. Other files hold every tensor as it was. ``progress``: called with each name and its bytes.
+
+def unpacked(
+    source: Checkpoint, dtype: torch.dtype | None = None, *, progress: Progress | None = None
+) -> dict[str, Deferred]:
+    """Return what makes the plain tensors that a checkpoint was packed of, by the names of its model's state dict.
+
+    Each is decoded when it is asked for, which takes the memory of that tensor alone. Packed weights are decoded to
+    ``dtype``, or to the dtype they had before packing. Where the file describes layers (:func:`octavo.save_model`),
+    weights get back the shape and orientation of the float layer, an int32 bias becomes a float one, tied names get
+    their tensor again, and scales of inputs and outputs are left out, since a float layer has none. Other files hold
+    every tensor as it was. ``progress``: called with each name and its bytes.
 
     Raises ContainerError for a description that does not fit the tensors. Source: FORMATS.md section 5.
     """
@@ -44,35 +54,77 @@ def unpack(
     layers: Mapping[str, Any] = structure["layers"]
     turned = _turned(source, structure)
 
-    def in_float_layer(name: str, tensor: Tensor) -> Tensor:
+    def in_float_layer(name: str, tensor: Tensor | PackedTensor, progress: Progress | None) -> Deferred:
         path, leaf = _layer_of(name, layers)
         if path is None or leaf != "weight":
-            return tensor
-        return tensor.T.contiguous() if path in turned else _with_kernel(name, tensor, layers[path])
+            return _decoded(name, tensor, dtype, progress)
+        if path in turned:
+            return _decoded_turned(name, tensor, dtype, progress)
+        return _decoded(name, tensor, dtype, progress, _float_shape(name, tuple(tensor.shape), layers[path]))
 
-    stored: dict[str, Tensor] = {}
+    stored: dict[str, Tensor | PackedTensor] = {}
     for name, tensor in tensors.items():
         path, leaf = _layer_of(name, layers)
-        if path is None or leaf in ("weight", "bias"):
-            stored[name] = _decoded(name, tensor, dtype, progress)
-        if path is not None and leaf == "bias" and not stored[name].is_floating_point():
+        if path is not None and leaf == "bias" and _is_integer(tensor):
             stored[name] = _float_bias(path, tensors, dtype)
-    plain = {name: in_float_layer(name, tensor) for name, tensor in stored.items()}
+        elif path is None or leaf in ("weight", "bias"):
+            stored[name] = tensor
+    plain = {name: in_float_layer(name, tensor, progress) for name, tensor in stored.items()}
     for name, holder in structure["ties"].items():
         if holder not in tensors or name in tensors:
             raise ContainerError(f"{source.path}: {name}: tied to {holder}, which must be in the file, and {name} not")
         if holder in stored:  # else scales of a layer that is in the model twice
-            plain[name] = in_float_layer(name, stored[holder])
+            plain[name] = in_float_layer(name, stored[holder], None)
     return plain
 
 
 def _decoded(
-    name: str, tensor: Tensor | PackedTensor, dtype: torch.dtype | None, progress: Callable[[str, int], None] | None
-) -> Tensor:
-    plain = tensor.decode(dtype) if isinstance(tensor, PackedTensor) else tensor
-    if progress:
-        progress(name, tensor.nbytes)
-    return plain
+    name: str,
+    tensor: Tensor | PackedTensor,
+    dtype: torch.dtype | None,
+    progress: Progress | None,
+    shape: tuple[int, ...] | None = None,
+) -> Deferred:
+    """Return a tensor of the file as a plain one, in another shape of as many elements where one is given."""
+    wanted = tuple(tensor.shape) if shape is None else shape
+
+    def make() -> Tensor:
+        plain = tensor.decode(dtype) if isinstance(tensor, PackedTensor) else tensor
+        if progress:
+            progress(name, tensor.nbytes)
+        return plain.reshape(wanted)
+
+    return Deferred(_plain_dtype(tensor, dtype), wanted, make)
+
+
+def _decoded_turned(
+    name: str, tensor: Tensor | PackedTensor, dtype: torch.dtype | None, progress: Progress | None
+) -> Deferred:
+    """Return a matrix with its axes exchanged, decoded some rows at a time."""
+    if tensor.ndim != 2:
+        raise ContainerError(f"{name}: shape {tuple(tensor.shape)}; the weight of a PackedLinear is a matrix")
+    rows, columns = tensor.shape
+    turned = _plain_dtype(tensor, dtype)
+    step = max(1, _PIECE // max(columns, 1))
+
+    def make() -> Tensor:
+        out = torch.empty(columns, rows, dtype=turned)
+        for start in range(0, rows, step):
+            piece = tensor[start : start + step]
+            out[:, start : start + step] = (piece.decode(turned) if isinstance(piece, PackedTensor) else piece).T
+        if progress:
+            progress(name, tensor.nbytes)
+        return out
+
+    return Deferred(turned, (columns, rows), make)
+
+
+def _plain_dtype(tensor: Tensor | PackedTensor, dtype: torch.dtype | None) -> torch.dtype:
+    return dtype if dtype is not None and isinstance(tensor, PackedTensor) else tensor.dtype
+
+
+def _is_integer(tensor: Tensor | PackedTensor) -> bool:
+    return isinstance(tensor, Tensor) and not tensor.is_floating_point()
 
 
 def _layer_of(name: str, layers: Mapping[str, Any]) -> tuple[str | None, str]:
@@ -85,22 +137,22 @@ def _layer_of(name: str, layers: Mapping[str, Any]) -> tuple[str | None, str]:
     return None, name
 
 
-def _with_kernel(name: str, weight: Tensor, record: Mapping[str, Any]) -> Tensor:
-    """Return a packed weight ``[N, K]`` with the sizes of its kernel, or in the shape that its record has."""
-    if (shape := record.get("shape")) is not None:
-        fits = isinstance(shape, list) and len(shape) <= _DIMENSIONS and all(type(n) is int and n >= 0 for n in shape)
-        if not fits or math.prod(shape) != weight.numel():
-            raise ContainerError(f"{name}: shape {tuple(weight.shape)}, but its structure says {shown(shape)}")
-        return weight.reshape(shape)
+def _float_shape(name: str, shape: tuple[int, ...], record: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the shape that a packed weight ``[N, K]`` has in its float layer: with a kernel, or as its record says."""
+    if (told := record.get("shape")) is not None:
+        fits = isinstance(told, list) and len(told) <= _DIMENSIONS and all(type(n) is int and n >= 0 for n in told)
+        if not fits or math.prod(told) != math.prod(shape):
+            raise ContainerError(f"{name}: shape {shape}, but its structure says {shown(told)}")
+        return tuple(told)
     kernel = _kernel(record)
     if kernel is None:
-        return weight
+        return shape
     size = math.prod(kernel)
-    if weight.ndim != 2 or weight.shape[1] % size:
+    if len(shape) != 2 or shape[1] % size:
         raise ContainerError(
-            f"{name}: shape {tuple(weight.shape)}, which no convolution with the kernel {kernel} of its structure has"
+            f"{name}: shape {shape}, which no convolution with the kernel {kernel} of its structure has"
         )
-    return weight.reshape(len(weight), weight.shape[1] // size, *kernel)
+    return (shape[0], shape[1] // size, *kernel)
 
 
 def _kernel(record: Mapping[str, Any]) -> tuple[int, ...] | None:

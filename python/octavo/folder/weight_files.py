@@ -16,6 +16,7 @@ from octavo.folder.companion_files import WEIGHTS, copy_companions
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from octavo.container import Storable
     from octavo.tensor import PackedTensor
 
 PLAIN_NAME = "model.safetensors"
@@ -186,7 +187,7 @@ def write(
     source: Checkpoint,
     target: Path,
     weights_name: str,
-    tensors: Mapping[str, Tensor | PackedTensor],
+    tensors: Mapping[str, Storable],
     *,
     force: bool,
     metadata: Mapping[str, str] | None = None,
@@ -209,7 +210,7 @@ def fill_folder(
     source: Checkpoint,
     folder: Path,
     weights_name: str,
-    tensors: Mapping[str, Tensor | PackedTensor],
+    tensors: Mapping[str, Storable],
     metadata: Mapping[str, str] | None = None,
 ) -> Path:
     """Write ``tensors`` and copies of the source's other files into ``folder``. Return the weights' file."""
@@ -221,7 +222,7 @@ def fill_folder(
 def _save(
     source: Checkpoint,
     file: Path,
-    tensors: Mapping[str, Tensor | PackedTensor],
+    tensors: Mapping[str, Storable],
     more: Mapping[str, str] | None,
     *,
     overwrite: bool,
@@ -229,7 +230,8 @@ def _save(
     from octavo.tensor import PackedTensor
 
     metadata = {"format": "pt", **source.metadata()}  # transformers refuses weights without it
-    if layers_of(source) or any(isinstance(tensor, PackedTensor) for tensor in tensors.values()):
+    was_packed = layers_of(source) or any(entry.format for entry in source.entries())
+    if was_packed or any(isinstance(tensor, PackedTensor) for tensor in tensors.values()):
         for key in (STRUCTURE, RECIPE):  # of the tensors as they were
             metadata.pop(key, None)
     container.save(tensors, file, metadata=metadata | dict(more or {}), overwrite=overwrite)
