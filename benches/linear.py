@@ -247,14 +247,16 @@ def run(args: argparse.Namespace) -> int:
             integers = [f"{text} x {INPUT}" for text in INTEGERS.split()]
             entrants = [(t, lambda t=t: packed(x, weight, t, rotate)) for t in (*args.formats, *integers)]  # noqa: B023
             for row, build in (*entrants, *peers(x, weight, rotate)):
+                own = row in dict(entrants)
                 try:
                     result = measure(row, build(), dense_ones, args)
                 except (ImportError, RuntimeError, AttributeError) as error:
+                    if own:
+                        raise
                     complaints.append(f"{row}: {str(error).splitlines()[0]}")
                     continue
                 loads += result.pop("loads")
                 kind, _, inputs = row.partition(" x ")
-                own = row in dict(entrants)
                 named = linear.kernel(kind, batch, rows, columns, torch.float32, inputs or None) if own else ""
                 results.append({"batch": batch, "kernel": named, **result})
     report = {
