@@ -78,12 +78,25 @@ class TensorEntry:
 class Deferred:
     """A plain tensor that is made when it is written, so that a file never has all of its tensors in memory at once.
 
-    ``make`` returns a torch tensor of this ``dtype`` and ``shape``.
+    ``fill`` writes every element of the contiguous torch tensor that it is given, of this ``dtype`` and ``shape``.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
-    make: Callable[[], Tensor]
+    fill: Callable[[Tensor], None]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def tensor(self) -> Tensor:
+        """Return the tensor."""
+        import torch
+
+        out = torch.empty(self.shape, dtype=self.dtype)
+        self.fill(out)
+        return out
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
@@ -105,8 +118,8 @@ def save(
     an existing file. The order in the file depends on names and dtypes alone, so equal content gives equal bytes.
 
     Raises DTypeError for other objects and dtypes, ContainerError for names that clash or exceed the limits, both
-    before anything is written, DTypeError also where a Deferred makes another tensor; FileExistsError and other
-    OSErrors. On an error an older file stays as it was. Source: FORMATS.md section 5.
+    before anything is written; FileExistsError and other OSErrors. On an error an older file stays as it was. Source:
+    FORMATS.md section 5.
     """
     with files.native(path):
         files.sweep_native(path)
@@ -146,27 +159,39 @@ def _write(
         else:
             plain.append((name, *_describe(name, tensor)))
     writer = _core._ContainerWriter(path, plain, packed, dict(metadata or {}), overwrite)
+    room = _Room(tensor.nbytes for tensor in tensors.values() if isinstance(tensor, Deferred))
     try:
         for name, tensor in tensors.items():
             if _is_packed(tensor):
                 codes, scales, zeros, levels = (_plain_memory(part) for part in tensor.parts)
                 writer.put_packed(name, (_span(codes), _span(scales), _span(zeros), _span(levels)))
             else:
-                _put_plain(writer, name, tensor)
+                data = room.filled(tensor) if isinstance(tensor, Deferred) else _plain_memory(tensor)
+                writer.put_plain(name, _span(data))
         return writer.finish()
     finally:
         writer.abandon()  # after finish there is nothing to give up
 
 
-def _put_plain(writer: _core._ContainerWriter, name: str, tensor: Any) -> None:
-    """Write one plain tensor; what is made for it is gone before the next one is."""
-    given = tensor.make() if isinstance(tensor, Deferred) else tensor
-    if given is not tensor and (given.dtype, tuple(given.shape)) != (tensor.dtype, tensor.shape):
-        raise DTypeError(
-            f"{name}: announced as {tensor.dtype} {tensor.shape}, but {given.dtype} {tuple(given.shape)} was made"
-        )
-    data = _plain_memory(given)
-    writer.put_plain(name, _span(data))
+class _Room:
+    """Memory that deferred tensors are made in, one after another.
+
+    One allocation: glibc uses the space of a freed aligned block of this size for no later one, and keeps it.
+    """
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self._nbytes = max(sizes, default=0)
+        self._memory: Tensor | None = None
+
+    def filled(self, deferred: Deferred) -> Tensor:
+        """Return a tensor that lasts until the next one is made."""
+        import torch
+
+        if self._memory is None:
+            self._memory = torch.empty(self._nbytes, dtype=torch.uint8)
+        out: Tensor = self._memory[: deferred.nbytes].view(deferred.dtype).view(deferred.shape)
+        deferred.fill(out)
+        return out
 
 
 def _is_packed(tensor: object) -> TypeGuard[PackedTensor]:

@@ -257,7 +257,7 @@ def test_what_is_made_tensor_by_tensor_is_what_is_made_at_once(tmp_path):
             assert container.dumps(later) == container.dumps(at_once)
             assert len(told) == len(set(told)) <= len(later)
             for name, tensor in at_once.items():
-                assert (later[name].dtype, later[name].shape) == (tensor.dtype, tuple(tensor.shape))
+                assert (later[name].dtype, tuple(later[name].shape)) == (tensor.dtype, tuple(tensor.shape))
 
 
 def test_a_weight_of_many_pieces_is_turned(monkeypatch, tmp_path):

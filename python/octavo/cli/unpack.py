@@ -51,11 +51,11 @@ def run(
     source = Checkpoint.open(path)
     check_target(source, out, PLAIN_NAME, force=force)
     tensors = source.tensors()
-    with progress("unpacking", sum(tensor.nbytes for tensor in tensors.values())) as done:
+    packed = [tensor for tensor in tensors.values() if isinstance(tensor, PackedTensor)]
+    with progress("unpacking", sum(tensor.nbytes for tensor in packed)) as done:
         plain = unpacked(source, None if dtype is None else getattr(torch, dtype), progress=done)
         file = write(source, out, PLAIN_NAME, plain, force=force)
-    packed = sum(isinstance(tensor, PackedTensor) for tensor in tensors.values())
     stdout = console()
     stdout.print(
-        f"decoded {packed} of {len(plain)} tensors: {size(source.nbytes)} -> {size(file.stat().st_size)}: {file}"
+        f"decoded {len(packed)} of {len(plain)} tensors: {size(source.nbytes)} -> {size(file.stat().st_size)}: {file}"
     )

@@ -17,6 +17,7 @@ from octavo.folder.structure import read_structure
 from octavo.folder.transformers_door import CONFIG
 from octavo.folder.weight_files import STRUCTURE, Checkpoint, layers_of
 from octavo.nn.former_names import current_names
+from octavo.ops.codec import decode
 from octavo.recipe.sites import is_transposed, join
 from octavo.tensor import PackedTensor
 
@@ -27,45 +28,45 @@ _DIMENSIONS = 8  # of a weight
 _PIECE = 1 << 20  # elements of a turned weight that are decoded at once
 
 
-def unpack(
-    source: Checkpoint, dtype: torch.dtype | None = None, *, progress: Progress | None = None
-) -> dict[str, Tensor]:
+def unpack(source: Checkpoint, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """Return the plain tensors that a checkpoint was packed of. Arguments and errors: :func:`unpacked`."""
-    return {name: later.make() for name, later in unpacked(source, dtype, progress=progress).items()}
+    made = unpacked(source, dtype).items()
+    return {name: tensor.tensor() if isinstance(tensor, Deferred) else tensor for name, tensor in made}
 
 
 def unpacked(
     source: Checkpoint, dtype: torch.dtype | None = None, *, progress: Progress | None = None
-) -> dict[str, Deferred]:
-    """Return what makes the plain tensors that a checkpoint was packed of, by the names of its model's state dict.
+) -> dict[str, Tensor | Deferred]:
+    """Return the plain tensors that a checkpoint was packed of, by the names of its model's state dict.
 
-    Each is decoded when it is asked for, which takes the memory of that tensor alone. Packed weights are decoded to
-    ``dtype``, or to the dtype they had before packing. Where the file describes layers (:func:`octavo.save_model`),
-    weights get back the shape and orientation of the float layer, an int32 bias becomes a float one, tied names get
-    their tensor again, and scales of inputs and outputs are left out, since a float layer has none. Other files hold
-    every tensor as it was. ``progress``: called with each name and its bytes.
+    Packed ones are decoded when they are asked for, to ``dtype``, or to the dtype they had before packing. Where the
+    file describes layers (:func:`octavo.save_model`), weights get back the shape and orientation of the float layer, an
+    int32 bias becomes a float one, tied names get their tensor again, and scales of inputs and outputs are left out,
+    since a float layer has none. Other files hold every tensor as it was. ``progress``: called with the name and packed
+    bytes of each that was decoded.
 
     Raises ContainerError for a description that does not fit the tensors. Source: FORMATS.md section 5.
     """
     tensors = current_names(source.tensors())
     if not layers_of(source):
-        return {name: _decoded(name, tensor, dtype, progress) for name, tensor in tensors.items()}
+        return {name: _plain(name, tensor, dtype, progress) for name, tensor in tensors.items()}
     structure = read_structure(source.files[0], source.metadata()[STRUCTURE])
     layers: Mapping[str, Any] = structure["layers"]
     turned = _turned(source, structure)
+    pieces = _Pieces()
 
-    def in_float_layer(name: str, tensor: Tensor | PackedTensor, progress: Progress | None) -> Deferred:
+    def in_float_layer(name: str, tensor: Tensor | PackedTensor, progress: Progress | None) -> Tensor | Deferred:
         path, leaf = _layer_of(name, layers)
         if path is None or leaf != "weight":
-            return _decoded(name, tensor, dtype, progress)
+            return _plain(name, tensor, dtype, progress)
         if path in turned:
-            return _decoded_turned(name, tensor, dtype, progress)
-        return _decoded(name, tensor, dtype, progress, _float_shape(name, tuple(tensor.shape), layers[path]))
+            return _plain_turned(name, tensor, dtype, progress, pieces)
+        return _plain(name, tensor, dtype, progress, _float_shape(name, tuple(tensor.shape), layers[path]))
 
     stored: dict[str, Tensor | PackedTensor] = {}
     for name, tensor in tensors.items():
         path, leaf = _layer_of(name, layers)
-        if path is not None and leaf == "bias" and _is_integer(tensor):
+        if path is not None and leaf == "bias" and isinstance(tensor, Tensor) and not tensor.is_floating_point():
             stored[name] = _float_bias(path, tensors, dtype)
         elif path is None or leaf in ("weight", "bias"):
             stored[name] = tensor
@@ -78,53 +79,60 @@ def unpacked(
     return plain
 
 
-def _decoded(
+def _plain(
     name: str,
     tensor: Tensor | PackedTensor,
     dtype: torch.dtype | None,
     progress: Progress | None,
     shape: tuple[int, ...] | None = None,
-) -> Deferred:
+) -> Tensor | Deferred:
     """Return a tensor of the file as a plain one, in another shape of as many elements where one is given."""
     wanted = tuple(tensor.shape) if shape is None else shape
+    if isinstance(tensor, Tensor):
+        return tensor.reshape(wanted)
+    packed = tensor
 
-    def make() -> Tensor:
-        plain = tensor.decode(dtype) if isinstance(tensor, PackedTensor) else tensor
+    def fill(out: Tensor) -> None:
+        decode(packed, out=out.view(packed.shape))
         if progress:
-            progress(name, tensor.nbytes)
-        return plain.reshape(wanted)
+            progress(name, packed.nbytes)
 
-    return Deferred(_plain_dtype(tensor, dtype), wanted, make)
+    return Deferred(dtype or packed.dtype, wanted, fill)
 
 
-def _decoded_turned(
-    name: str, tensor: Tensor | PackedTensor, dtype: torch.dtype | None, progress: Progress | None
-) -> Deferred:
+def _plain_turned(
+    name: str, tensor: Tensor | PackedTensor, dtype: torch.dtype | None, progress: Progress | None, pieces: _Pieces
+) -> Tensor | Deferred:
     """Return a matrix with its axes exchanged, decoded some rows at a time."""
     if tensor.ndim != 2:
         raise ContainerError(f"{name}: shape {tuple(tensor.shape)}; the weight of a PackedLinear is a matrix")
-    rows, columns = tensor.shape
-    turned = _plain_dtype(tensor, dtype)
+    if isinstance(tensor, Tensor):
+        return tensor.T
+    packed = tensor
+    rows, columns = packed.shape
     step = max(1, _PIECE // max(columns, 1))
 
-    def make() -> Tensor:
-        out = torch.empty(columns, rows, dtype=turned)
+    def fill(out: Tensor) -> None:
         for start in range(0, rows, step):
-            piece = tensor[start : start + step]
-            out[:, start : start + step] = (piece.decode(turned) if isinstance(piece, PackedTensor) else piece).T
+            piece = packed[start : start + step]
+            out[:, start : start + step] = decode(piece, out=pieces.like(piece, out.dtype)).T
         if progress:
-            progress(name, tensor.nbytes)
-        return out
+            progress(name, packed.nbytes)
 
-    return Deferred(turned, (columns, rows), make)
-
-
-def _plain_dtype(tensor: Tensor | PackedTensor, dtype: torch.dtype | None) -> torch.dtype:
-    return dtype if dtype is not None and isinstance(tensor, PackedTensor) else tensor.dtype
+    return Deferred(dtype or packed.dtype, (columns, rows), fill)
 
 
-def _is_integer(tensor: Tensor | PackedTensor) -> bool:
-    return isinstance(tensor, Tensor) and not tensor.is_floating_point()
+class _Pieces:
+    """Memory that pieces of weights are decoded in, one after another."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0)
+
+    def like(self, piece: PackedTensor, dtype: torch.dtype) -> Tensor:
+        """Return room for a piece, until the next one."""
+        if self._memory.dtype != dtype or self._memory.numel() < piece.numel():
+            self._memory = torch.empty(piece.numel(), dtype=dtype)
+        return self._memory[: piece.numel()].view(piece.shape)
 
 
 def _layer_of(name: str, layers: Mapping[str, Any]) -> tuple[str | None, str]:
