@@ -38,6 +38,7 @@ ORDER = [
     "data",
     "models",
     "train",
+    "graph",
     "quant",
     "lora",
     "folder",

@@ -7,6 +7,7 @@ one tensor             Format, formats, quantize, encode, decode, PackedTensor, 
 files of tensors       save, load, inspect
 a model                Recipe, Rule, quantize_model, pack_model, save_model, load_model, explain
 quantizing, further    quant (coverage, prepare_model, freeze_scales, FormatSchedule, smooth_model, gptq), nn, recipe
+seeing a model whole   graph (capture, Graph)
 adapters               lora (insert, fuse, commit, save_adapters, load_adapters)
 training               train (train, TrainConfig, Task)
 running without torch  Engine, Encoder
@@ -60,6 +61,7 @@ if _TYPE_CHECKING:
     from octavo import data as data
     from octavo import engine as engine
     from octavo import folder as folder
+    from octavo import graph as graph
     from octavo import lora as lora
     from octavo import models as models
     from octavo import nn as nn
@@ -104,8 +106,8 @@ _LAZY = {
 }
 
 _MODULES = (
-    "compat", "container", "cuda", "data", "engine", "folder", "lora", "models", "nn", "ops", "quant", "recipe",
-    "search", "studies", "systems", "tensor", "train",
+    "compat", "container", "cuda", "data", "engine", "folder", "graph", "lora", "models", "nn", "ops", "quant",
+    "recipe", "search", "studies", "systems", "tensor", "train",
 )  # fmt: skip
 _ALIASES = {"gemm": "octavo.ops.gemm", "linear": "octavo.ops.linear"}
 

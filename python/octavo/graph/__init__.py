@@ -1,0 +1,17 @@
+"""A model seen whole: its operators, tensors and modules as typed records, without running it.
+
+::
+
+    graph = octavo.graph.capture(model, {"input_ids": ids, "attention_mask": mask})
+    print(graph)
+    for block in graph.blocks:
+        print(block.count, block.module_class, block.paths)
+
+The model is the truth and the graph a view of it: a change of the model is seen by the next :func:`capture`.
+"""
+
+from octavo.graph.capture import capture
+from octavo.graph.graph import Graph
+from octavo.graph.records import Block, ModuleNode, ModuleRecord, Node, Ref, TensorRecord
+
+__all__ = ["Block", "Graph", "ModuleNode", "ModuleRecord", "Node", "Ref", "TensorRecord", "capture"]

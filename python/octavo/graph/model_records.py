@@ -1,0 +1,182 @@
+"""Records of a model itself, without its operators: modules, weights with their formats and bytes, buffers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import OctavoError
+from octavo.graph.records import ModuleRecord, TensorRecord
+from octavo.nn.format_layer import FormatLayer
+from octavo.nn.packed_layer import PackedLayer
+from octavo.nn.quant_layer import QuantLayer
+from octavo.nn.quantizer import Quantizer
+from octavo.recipe.sites import Site, join, model_sites
+
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+@dataclass(frozen=True)
+class ModelRecords:
+    """What a model holds.
+
+    ``tensors``: weights and buffers by name; what several modules share is there once. ``places``: the record of every
+    name in the state dict. ``sites``: what recipes decide about, without values; a text where recipes refuse the model.
+    """
+
+    modules: tuple[ModuleRecord, ...]
+    tensors: Mapping[str, TensorRecord]
+    places: Mapping[str, str]
+    sites: tuple[Site, ...] | str
+
+
+def model_records(model: nn.Module) -> ModelRecords:
+    """Read a model's modules and weights. Values are not looked at: the meta device will do."""
+    sites = _sites(model)
+    by_tensor = {id(site.tensor): site for site in sites} if not isinstance(sites, str) else {}
+    tensors: dict[str, TensorRecord] = {}
+    places: dict[str, str] = {}
+    names: dict[int, str] = {}
+    modules: dict[int, ModuleRecord] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if id(module) in modules:
+            first = modules[id(module)]
+            modules[id(module)] = dataclasses.replace(first, paths=(*first.paths, path))
+        packed = isinstance(module, PackedLayer)
+        own: list[str] = []
+        if isinstance(module, PackedLayer):
+            own.append(_packed_weight(path, module, tensors, places, names))
+        for inner, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if isinstance(parameter, nn.parameter.UninitializedParameter):
+                continue
+            name = names.setdefault(id(parameter), join(path, inner))
+            places[join(path, inner)] = name
+            own.append(name)
+            site = by_tensor.get(id(parameter))
+            text = _weight_format(module, inner)
+            if name not in tensors or (text is not None and tensors[name].format is None):
+                tensors[name] = _weight(name, parameter, text, site)
+        for inner, buffer in module.named_buffers(recurse=False, remove_duplicate=False):
+            full = join(path, inner)
+            if full in places:
+                continue
+            name = places[full] = names.setdefault(id(buffer), full)
+            counted = packed and inner == "bias"  # an int32 bias is held as a buffer
+            if counted:
+                own.append(name)
+            tensors.setdefault(name, _record(name, "weight" if counted else "buffer", buffer))
+        if id(module) not in modules:
+            modules[id(module)] = ModuleRecord(
+                path, type(module).__name__, (path,), tuple(dict.fromkeys(own)), layer_formats(module),
+                training=module.training, description=module.extra_repr(),
+            )  # fmt: skip
+    blocks = _block_paths(model)
+    made = tuple(dataclasses.replace(record, is_block=record.path in blocks) for record in modules.values())
+    return ModelRecords(made, tensors, places, sites if isinstance(sites, str) else _without_values(sites))
+
+
+def _sites(model: nn.Module) -> tuple[Site, ...] | str:
+    try:
+        return tuple(model_sites(model))
+    except OctavoError as error:
+        return str(error)
+
+
+def _without_values(sites: tuple[Site, ...]) -> tuple[Site, ...]:
+    """Return the sites with tensors that hold no memory, one for each tensor of the model."""
+    empty: dict[int, Tensor] = {}
+    made = []
+    for site in sites:
+        tensor = site.tensor
+        if tensor is not None:
+            stands = empty.setdefault(id(tensor), torch.empty_like(tensor, device="meta"))
+            site = dataclasses.replace(site, tensor=stands)
+        made.append(site)
+    return tuple(made)
+
+
+def _packed_weight(
+    path: str, layer: PackedLayer, tensors: dict[str, TensorRecord], places: dict[str, str], names: dict[int, str]
+) -> str:
+    """Record a packed weight as one tensor; its codes, scales, zeros and levels are places of it."""
+    packed = layer.packed_weight
+    name = names.setdefault(id(layer.weight_codes), join(path, "weight"))
+    for part in ("codes", "scales", "zeros", "levels"):
+        places[join(path, f"weight_{part}")] = name
+    codes, shape = layer.weight_codes, tuple(packed.shape)
+    record = TensorRecord(
+        name, "weight", shape, packed.dtype, str(codes.device), str(packed.format), nbytes=packed.nbytes
+    )
+    tensors.setdefault(name, record)
+    return name
+
+
+def _weight(name: str, parameter: Tensor, text: str | None, site: Site | None) -> TensorRecord:
+    from octavo.formats import Format
+
+    record = _record(name, "weight", parameter)
+    if text is None or site is None:
+        return record
+    return dataclasses.replace(record, format=text, nbytes=site.nbytes(Format(text)))
+
+
+def _record(name: str, kind: str, tensor: Tensor) -> TensorRecord:
+    return TensorRecord(name, kind, tuple(tensor.shape), tensor.dtype, str(tensor.device))
+
+
+def _weight_format(module: nn.Module, role: str) -> str | None:
+    return layer_formats(module).get(role) if isinstance(module, QuantLayer) and role in ("weight", "bias") else None
+
+
+def layer_formats(module: nn.Module) -> dict[str, str]:
+    """Return the format of each tensor of a quantized or packed layer by role; those that are switched off are not."""
+    if not isinstance(module, FormatLayer):
+        return {}
+    found = {}
+    for role, quantizer in module.role_quantizers().items():
+        if getattr(quantizer, "enabled", True):
+            fmt = quantizer.format if isinstance(quantizer, Quantizer) else "int32"
+            if str(fmt) not in ("fp32", "int32"):
+                found[role] = str(fmt)
+    if isinstance(module, PackedLayer):
+        found["weight"] = str(module.format)
+    return found
+
+
+def _block_paths(model: nn.Module) -> set[str]:
+    """Return the modules that the module level shows as nodes.
+
+    From the model down: a container is opened, and so is a module that holds a stack (a container whose elements have
+    children of their own); an element of a stack, and any other module, is shown whole.
+    """
+    found: set[str] = set()
+
+    def visit(path: str, module: nn.Module) -> None:
+        children = [(join(path, name), child) for name, child in module.named_children()]
+        if not children:
+            found.add(path)
+            return
+        stack = _is_stack(module)
+        for inner, child in children:
+            opened = isinstance(child, _CONTAINERS) if stack else isinstance(child, _CONTAINERS) or _holds_stack(child)
+            if opened:
+                visit(inner, child)
+            else:
+                found.add(inner)
+
+    visit("", model)
+    return found
+
+
+def _is_stack(module: nn.Module) -> bool:
+    if not isinstance(module, _CONTAINERS):
+        return False
+    return any(next(child.children(), None) is not None for child in module.children())
+
+
+def _holds_stack(module: nn.Module) -> bool:
+    return any(_is_stack(inner) for inner in module.modules())

@@ -1,0 +1,226 @@
+"""What a captured graph is made of: typed, immutable records of tensors, operators and modules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+import torch
+
+from octavo.errors import ModelError
+from octavo.recipe.sites import dtype_name
+
+Size: TypeAlias = Any
+"""A size of a tensor: an int, or a sympy expression of ``batch``, ``sequence`` and other symbols."""
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A tensor among the arguments of an operator: the name of its record."""
+
+    name: str
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return self.name
+
+
+@dataclass(frozen=True)
+class TensorRecord:
+    """One tensor of a graph.
+
+    ``name``: of a weight or buffer its name in the state dict. ``kind``: ``input``, ``weight``, ``buffer``,
+    ``constant`` or ``activation``. ``format``: of its values, None where they are those of ``dtype``. ``alias_of``: the
+    tensor whose storage it shares. ``nbytes``: of a weight, in its format on disk; scales and padding included.
+    """
+
+    name: str
+    kind: str
+    shape: tuple[Size, ...]
+    dtype: torch.dtype
+    device: str = "cpu"
+    format: str | None = None
+    alias_of: str | None = None
+    nbytes: int | None = None
+
+    @property
+    def elements(self) -> Size:
+        """Number of elements; symbolic where the shape is."""
+        return math.prod(self.shape)
+
+    def shape_at(self, **sizes: int) -> tuple[int, ...]:
+        """Return the shape at given sizes, such as ``batch=8, sequence=128``. Raises ModelError for one that lacks."""
+        return tuple(at(size, sizes) for size in self.shape)
+
+    @property
+    def bytes_in_memory(self) -> Size:
+        """Bytes of the tensor as the model holds it: those of a weight in its format, of others in their dtype."""
+        return self.elements * self.dtype.itemsize if self.nbytes is None else self.nbytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values; sizes that are symbolic as texts."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "shape": [plain(size) for size in self.shape],
+            "dtype": dtype_name(self.dtype),
+            "device": self.device,
+            "format": self.format,
+            "alias_of": self.alias_of,
+            "bytes": plain(self.bytes_in_memory),
+        }
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator call.
+
+    ``op``: its name, such as ``aten.linear`` or ``octavo.packed_linear``. ``module_path``, ``module_class``: the
+    innermost module whose forward called it. ``arguments``: by the names of the operator's schema; tensors as
+    :class:`Ref`. ``stack``: the lines of source that led to it, ``FILE:LINE in FUNCTION``, innermost first.
+    """
+
+    id: str
+    op: str
+    module_path: str
+    module_class: str
+    outputs: tuple[str, ...]
+    arguments: Mapping[str, Any] = field(default_factory=lambda: NOTHING, hash=False)
+    stack: tuple[str, ...] = ()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the tensors that it reads, each once, in order."""
+        return tuple(dict.fromkeys(ref.name for ref in refs(tuple(self.arguments.values()))))
+
+    def named(self, argument: str) -> str | None:
+        """Return the name of the tensor that an argument is; None where it is none."""
+        given = self.arguments.get(argument)
+        return given.name if isinstance(given, Ref) else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "id": self.id,
+            "op": self.op,
+            "module": self.module_path,
+            "class": self.module_class,
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "arguments": {name: plain(value) for name, value in self.arguments.items()},
+            "source": list(self.stack),
+        }
+
+
+@dataclass(frozen=True)
+class ModuleRecord:
+    """One module of the model.
+
+    ``paths``: all of its places, the first that of ``named_modules()``. ``weights``: names of its own weights, not
+    those of its children. ``formats``: by role, of a layer that is quantized or packed. ``is_block``: whether the
+    module level shows it as one node.
+    """
+
+    path: str
+    module_class: str
+    paths: tuple[str, ...]
+    weights: tuple[str, ...] = ()
+    formats: Mapping[str, str] = field(default_factory=lambda: NOTHING, hash=False)
+    is_block: bool = False
+    training: bool = False
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class ModuleNode:
+    """A module and the operators inside it: a node of the module level.
+
+    ``nodes``: ids of its operators, in order. ``inputs``, ``outputs``: tensors that come from outside and that are read
+    outside. ``hash``: equal for modules whose operators are the same but for the identity of their weights.
+    """
+
+    module_path: str
+    module_class: str
+    nodes: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    weights: tuple[str, ...]
+    hash: str
+
+    @property
+    def id(self) -> str:
+        """The path of the module."""
+        return self.module_path
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "module": self.module_path,
+            "class": self.module_class,
+            "operators": len(self.nodes),
+            "inputs": list(self.inputs),
+            "outputs": list(self.outputs),
+            "weights": list(self.weights),
+            "hash": self.hash,
+        }
+
+
+@dataclass(frozen=True)
+class Block:
+    """Modules that are equal but for the identity of their weights: drawn once, with ``count``."""
+
+    module_class: str
+    paths: tuple[str, ...]
+    hash: str
+    operators: int
+
+    @property
+    def count(self) -> int:
+        """How often the block is there."""
+        return len(self.paths)
+
+
+def refs(value: Any) -> Iterator[Ref]:
+    """Yield the tensors inside an argument, nested lists included."""
+    if isinstance(value, Ref):
+        yield value
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from refs(item)
+
+
+def at(value: Size, sizes: Mapping[str, int]) -> Any:
+    """Return a symbolic value as a number, at given sizes; a number as it is.
+
+    Raises ModelError naming a symbol that has no size.
+    """
+    symbols = getattr(value, "free_symbols", None)
+    if symbols is None:
+        return value
+    missing = sorted(str(symbol) for symbol in symbols if str(symbol) not in sizes)
+    if missing:
+        raise ModelError(f"the size {missing[0]!r} is not given; give {', '.join(f'{name}=...' for name in missing)}")
+    import sympy
+
+    found = value.xreplace({symbol: sympy.Integer(sizes[str(symbol)]) for symbol in symbols}).doit()
+    return int(found) if found.is_Integer else float(found)
+
+
+def plain(value: Any) -> Any:
+    """Return a value for JSON: numbers, texts and lists as they are, all else as text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    if isinstance(value, torch.dtype):
+        return dtype_name(value)
+    if getattr(value, "is_Integer", False):
+        return int(value)
+    return str(value)
