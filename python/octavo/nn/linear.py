@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Callable
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import LayerKind, register
 from octavo.ops import linear  # also registers the ops
+from octavo.ops._direct import is_direct
 from octavo.recipe.spec import LayerPlan, Spec
 from octavo.tensor import PackedTensor
 
@@ -164,25 +166,32 @@ class PackedLinear(PackedLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input W^T + bias``."""
-        x = input
-        if self._needs_check(x):
-            self._check(x)
+        x, quantizer = input, self.input_quantizer
+        if quantizer is not None and not quantizer.enabled:
+            quantizer = None
         # The registries, not the attributes: nn.Module looks those up ten times as slowly.
-        held, quantizer = self._buffers, self.input_quantizer
-        bias = self._parameters["bias"] if "bias" in self._parameters else held["bias"]
-        graded = x.requires_grad and torch.is_grad_enabled()
-        if quantizer is not None and quantizer.enabled:
-            if self._integer:
-                y = (_INTEGER if graded else _INTEGER_PLAIN)(
-                    x, held["weight_codes"], held["weight_scales"], bias, quantizer.scales, self._text,
-                    quantizer.format.text, self._rows, self._width,
-                )  # fmt: skip
-                return y if self.output_quantizer is None else self.output_quantizer(y)
-            x = quantizer(x)
-        y = (_PACKED if graded else _PACKED_PLAIN)(
-            x, held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"], bias,
-            self._text, self._rows, self._width,
+        held = cast("dict[str, Tensor]", self._buffers)
+        codes, scales, zeros, levels = (
+            held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
         )  # fmt: skip
+        bias = self._parameters["bias"] if "bias" in self._parameters else held["bias"]
+        given = quantizer.scales if quantizer is not None and self._integer else None
+        read = (codes, scales, bias, given) if self._has_two_parts else (codes, scales, zeros, levels, bias)
+        if not (direct := is_direct(x, read)) and self._needs_check(x):
+            self._check(x)
+        graded = not direct and x.requires_grad and torch.is_grad_enabled()
+        y: Tensor
+        multiply: Callable[..., Tensor]
+        if quantizer is not None and self._integer:
+            multiply = linear.integer_kernel if direct else _INTEGER if graded else _INTEGER_PLAIN
+            text = quantizer.format.text
+            y = multiply(x, codes, scales, bias, given, self._text, text, self._rows, self._width)
+        else:
+            if quantizer is not None:
+                x = quantizer(x)
+                direct = direct and is_direct(x)
+            multiply = linear.packed_kernel if direct else _PACKED if graded else _PACKED_PLAIN
+            y = multiply(x, codes, scales, zeros, levels, bias, self._text, self._rows, self._width)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
 

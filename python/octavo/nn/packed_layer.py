@@ -70,6 +70,7 @@ class PackedLayer(FormatLayer):
             raise ModelError(f"{kind}: bias has shape {tuple(bias.shape)}, expected {weight.shape[:1]}")
         self.format, self.scale, self.dtype = weight.format, weight.scale, weight.dtype
         self._text, self._rows, self._width = weight.format.text, *weight.shape
+        self._has_two_parts = has_two_parts(weight.format)
         self._weight_shape: tuple[int, ...] = weight.shape
         for part, tensor in zip(PARTS, weight.parts, strict=True):
             self.register_buffer(f"weight_{part}", tensor)
@@ -122,6 +123,7 @@ class PackedLayer(FormatLayer):
                 f"{self.what}: {given} does not replace {self.packed_weight!r}; octavo.encode makes one of its shape"
             )
         self.format, self.scale, self.dtype, self._text = weight.format, weight.scale, weight.dtype, weight.format.text
+        self._has_two_parts = has_two_parts(weight.format)
         for part, tensor in zip(PARTS, weight.parts, strict=True):
             self._buffers[f"weight_{part}"] = tensor
 
@@ -349,6 +351,11 @@ class PackedLayer(FormatLayer):
     def extra_repr(self) -> str:
         """Tell shape, format and bytes."""
         return f"{self._width}, {self._rows}, '{self.format}', bias={self._held_bias() is not None}"
+
+
+def has_two_parts(format: Format) -> bool:
+    """Whether weights of a format are codes and scales, and nothing reads zeros and levels."""
+    return not (format.core.has_zeros or format.core.has_levels)
 
 
 def has_transposed_weight(layer: nn.Module) -> bool:

@@ -69,7 +69,7 @@ def _packed_linear(
     if bias is not None:
         bias, bias_code = checked_bias(bias, out_features, FLOATS, "packed_linear")
         added = (bias.data_ptr(), bias_code)
-    out = x.new_empty(shape)
+    out = x.new_empty(*shape)  # a list would take longer
     m = math.prod(shape[:-1])
     _core._packed_linear(fmt, code, m, out_features, in_features, x.data_ptr(), parts, added, out.data_ptr())
     return out
@@ -114,7 +114,7 @@ def _integer_linear(
         count = m if input_fmt.granularity == "channel" else 1
         input_scales = checked_scales(input_scales, count, input_format)
         given = (input_scales.data_ptr(), count)
-    out = x.new_empty(shape)
+    out = x.new_empty(*shape)
     sizes = (code, m, out_features, in_features)
     _core._integer_linear(fmt, input_fmt, *sizes, x.data_ptr(), parts, given, added, out.data_ptr())
     return out
@@ -135,6 +135,9 @@ def _packed_embedding(
     _core._packed_embedding(fmt, FLOATS[dtype], (flat.data_ptr(), flat.numel()), rows, width, parts, out.data_ptr())
     return out
 
+
+packed_kernel, integer_kernel = _packed_linear, _integer_linear
+"""What the dispatcher calls on the CPU, for callers that :func:`octavo.ops._direct.is_direct` lets past it."""
 
 EMBEDDING_ADVICE = "packed tables are constants"
 

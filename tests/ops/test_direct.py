@@ -1,0 +1,219 @@
+"""Packed layers call kernels past the dispatcher only where nothing would notice."""
+
+import octavo
+import pytest
+import torch
+from octavo.errors import DTypeError, ShapeError
+from octavo.nn import PackedLinear
+from octavo.nn import linear as layers
+from octavo.ops._direct import is_direct
+from torch.autograd import forward_ad
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+FORMATS = ("mxint8", "int4:g32", "uint4:g32", "mxfp4", "nvfp4", "nf4", "fixed8", "int8:channel", "binary", "e4m3")
+
+
+def packed(text="mxint8", bias=True, k=64, n=48):
+    torch.manual_seed(0)
+    return PackedLinear.from_linear(torch.nn.Linear(k, n, bias), text)
+
+
+def by_op(layer, x):
+    """What the op gives for a layer without quantizers."""
+    op, sizes = torch.ops.octavo.packed_linear_plain.default, (layer._text, layer._rows, layer._width)
+    return op(x, *layer.parts, layer.bias, *sizes)
+
+
+@pytest.fixture
+def direct(monkeypatch):
+    """Counts direct calls of kernels."""
+    calls = []
+    for name in ("packed_kernel", "integer_kernel"):
+        kernel = getattr(layers.linear, name)
+        monkeypatch.setattr(layers.linear, name, lambda *args, kernel=kernel: (calls.append(1), kernel(*args))[1])
+    return calls
+
+
+@pytest.mark.parametrize("text", FORMATS)
+def test_a_direct_call_has_the_bits_of_the_op(text, direct):
+    for bias in (True, False):
+        layer = packed(text, bias)
+        for x in (torch.randn(64), torch.randn(1, 64), torch.randn(2, 3, 64), torch.randn(0, 64), torch.randn(64, 5).T):
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                for context in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+                    with context():
+                        y = layer(x.to(dtype))
+                        assert torch.equal(y, by_op(layer, x.to(dtype))) and y.dtype == dtype
+                        assert y.is_inference() == (context is torch.inference_mode)
+    assert len(direct) == 2 * 5 * 3 * 3
+
+
+@pytest.mark.parametrize("rule", ["int8", "int8:channel", "mxint8"])
+def test_layers_with_rounded_inputs_are_called_directly(rule, direct):
+    model = torch.nn.Sequential(torch.nn.Linear(64, 48))
+    recipe = octavo.Recipe.parse(f"* weight=int8:channel input={rule}")
+    layer = octavo.pack_model(octavo.quantize_model(model, recipe))[0]
+    x = torch.randn(3, 64)
+    with torch.no_grad():
+        y = layer(x)
+        assert direct == [1]
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+            assert torch.equal(layer(x), y)
+    assert direct == [1]
+
+
+class SeesOps(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class SeesFunctions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_and_profilers_see_the_op(direct):
+    layer, x = packed(), torch.randn(2, 64)
+    with torch.no_grad():
+        for mode in (SeesOps(), SeesFunctions()):
+            with mode:
+                layer(x)
+            assert any("octavo.packed_linear_plain" in name for name in mode.names), mode.names
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            layer(x)
+    assert "octavo::packed_linear_plain" in {event.key for event in profile.key_averages()}
+    assert not direct
+
+
+def test_compilers_and_tracers_see_the_op(direct):
+    layer, x = packed(), torch.randn(2, 64)
+    wanted = by_op(layer, x)
+    with torch.no_grad():
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(x), wanted)
+        program = torch.export.export(layer, (x,))
+        graph = make_fx(layer)(x)
+        for text in (str(program.graph), str(graph.graph)):
+            assert "octavo.packed_linear" in text
+        traced = torch.jit.trace(layer, x, check_trace=False)  # the check calls the layer itself
+        other = torch.randn(2, 64)
+        assert torch.equal(traced(other), by_op(layer, other))
+    assert torch.equal(program.module()(x), wanted)
+    assert not direct
+
+
+def test_transforms_and_derivatives_see_the_op(direct):
+    layer, x = packed(), torch.randn(5, 64)
+    dense = layer.packed_weight.decode()
+    assert torch.func.vmap(layer)(x).shape == (5, 48)
+    row = torch.randn(64)
+    jacobian = torch.func.jacrev(layer)(row)
+    torch.testing.assert_close(jacobian, dense)
+    weights = {"bias": torch.randn(3, 48)}
+    answers = torch.func.vmap(lambda held, row: torch.func.functional_call(layer, held, (row,)), (0, None))(
+        weights, row
+    )
+    assert answers.shape == (3, 48)
+    graded = x.clone().requires_grad_()
+    layer(graded).sum().backward()
+    torch.testing.assert_close(graded.grad, dense.sum(0).expand(5, -1))
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward-mode"):
+        layer(forward_ad.make_dual(x, torch.ones_like(x)))
+    assert not direct
+    with torch.no_grad():
+        layer(graded)
+    assert direct == [1]
+
+
+class Named(torch.Tensor):
+    """A subclass without behaviour of its own."""
+
+
+def test_only_plain_tensors_are_direct():
+    x = torch.randn(4, 64)
+    assert is_direct(x) and is_direct(x.T) and is_direct(x[1:]) and is_direct(x, (x, None, torch.nn.Parameter(x)))
+    with torch.inference_mode():
+        made = torch.randn(4, 64)
+        assert is_direct(made) and is_direct(x)
+    assert is_direct(made)
+    with torch.autocast("cpu"):
+        assert is_direct(x)
+    negative = torch._neg_view(x)
+    others = [negative, x.to_sparse(), x.to_mkldnn(), x.to("meta"), x.as_subclass(Named), None, 3, [1.0]]
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert not is_direct(x)
+    fake = mode.from_tensor(x)
+    for other in (*others, fake):
+        assert not is_direct(other)
+    for other in (negative, x.to("meta"), x.as_subclass(Named), fake):
+        assert not is_direct(x, (other,)) and not is_direct(x, (None, other))
+    assert not is_direct(x.clone().requires_grad_())
+
+
+def test_operands_changed_in_place_are_refused_as_by_the_op():
+    x = torch.randn(2, 64)
+
+    def storage(layer):
+        layer.weight_codes.untyped_storage().resize_(8)
+
+    def shape(layer):
+        layer.weight_scales.resize_(3)
+
+    def dtype(layer):
+        layer.weight_codes.data = layer.weight_codes.view(torch.int8)
+
+    def view(layer):
+        layer.weight_codes.data = layer.weight_codes.data[:7]
+
+    def transposed(layer):
+        layer.weight_codes.t_()
+
+    def bias(layer):
+        layer.bias.data = layer.bias.data[:7]
+
+    def small_bias(layer):
+        layer.bias.untyped_storage().resize_(4)
+
+    for change in (storage, shape, dtype, view, transposed, bias, small_bias):
+        layer = packed(n=64)
+        layer(x)
+        change(layer)
+        with pytest.raises(ShapeError) as direct:
+            layer(x)
+        with pytest.raises(ShapeError) as called:
+            by_op(layer, x)
+        assert str(direct.value) == str(called.value), change.__name__
+    layer = packed()
+    layer.weight_codes.zero_()
+    assert torch.equal(layer(x), layer.bias.expand(2, -1))  # bytes may be written in place
+
+
+def test_a_negative_bias_view_is_read_with_its_sign():
+    weight = packed(bias=False).packed_weight
+    bias = torch.randn(48)
+    layer = PackedLinear(weight, torch._neg_view(bias))
+    x = torch.randn(2, 64)
+    assert torch.equal(layer(x), PackedLinear(weight, -bias)(x))
+
+
+def test_inputs_that_do_not_fit_are_refused_as_by_the_op():
+    layer = packed()
+    for x, error in ((torch.randn(2, 63), ShapeError), (torch.randn(()), ShapeError), (torch.ones(2, 64).int(), DTypeError),
+                     (torch.ones(2, 64, dtype=torch.complex64), DTypeError)):  # fmt: skip
+        with pytest.raises(error) as direct:
+            layer(x)
+        with pytest.raises(error) as called:
+            by_op(layer, x)
+        assert str(direct.value) == str(called.value)
