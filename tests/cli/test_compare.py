@@ -62,6 +62,14 @@ def test_bad_input_is_refused(octavo, model, tmp_path):
     octavo("compare", model, "--model", "minilm", code=2)
 
 
+def test_the_default_selection_is_all_weights_or_none(octavo, model, tmp_path):
+    """Of a file that is packed in part, the rest is compared only where it is named."""
+    octavo("pack", model, "-o", tmp_path / "part.safetensors", "--recipe", "layer.0.**=int8")
+    told = octavo("compare", tmp_path / "part.safetensors", code=2).output
+    assert "layer.0.query.weight: already packed as 'int8'" in " ".join(told.split())
+    octavo("compare", tmp_path / "part.safetensors", "--tensor", "layer.1.*")
+
+
 def test_what_is_packed_is_refused_without_a_rule_that_nobody_wrote(octavo, model, tmp_path):
     octavo("pack", model, "-o", tmp_path / "packed.safetensors", "--recipe", "int8")
     for tensor in ((), ("--tensor", "**")):

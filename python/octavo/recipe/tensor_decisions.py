@@ -34,8 +34,15 @@ def assigned(rules: Sequence[Rule], tensors: Mapping[str, Tensor | PackedTensor]
 def select(tensors: Mapping[str, Tensor | PackedTensor], glob: str | None = None) -> list[str]:
     """Names of the float tensors that ``glob`` matches, or of the default selection: 2-D weights, embeddings included.
 
-    Vectors count only where ``glob`` names them in full. Raises FormatError where nothing is left.
+    Vectors count only where ``glob`` names them in full. Raises FormatError where nothing is left, and where some of
+    the default selection is packed already.
     """
+    for name, tensor in tensors.items():
+        if glob is None and isinstance(tensor, PackedTensor) and tensor.ndim == 2:
+            raise FormatError(
+                f"{name}: already packed as '{tensor.format}', and without a name all 2-D weights are selected "
+                "(octavo unpack comes first, or name others)"
+            )
     is_bias = glob is not None and (glob == "bias" or glob.endswith(".bias"))
     rule = Rule(glob=glob, bias="fp32") if is_bias else Rule(glob=glob, weight="fp32")
     try:
