@@ -13,6 +13,9 @@ from typer.core import TyperGroup
 from octavo.errors import FormatError, Interrupted, OctavoError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from octavo.folder.weight_files import Checkpoint
     from octavo.recipe import Recipe
 
 EXIT_ERROR = 2
@@ -69,6 +72,14 @@ def read_recipe(given: str) -> Recipe:
     if not recipe:
         raise FormatError("the recipe has no rules; give one, such as 'mxint8'")
     return recipe
+
+
+def tell_left_behind(source: Checkpoint, stdout: Console) -> None:
+    """Name the files of a folder that were not copied, since they tell what was measured with its weights."""
+    from octavo.folder.companion_files import measurements
+
+    if source.is_folder and (left := measurements(source.folder)):
+        stdout.print(f"left behind, for it was measured with the weights of {source.path}: {', '.join(left)}")
 
 
 def _print_version(wanted: bool) -> None:

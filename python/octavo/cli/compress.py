@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli._app import ForceOption, JsonOption
+from octavo.cli._app import ForceOption, JsonOption, tell_left_behind
 from octavo.errors import OctavoError
 from octavo.systems.by_name import POLYNOMIALS, is_polynomial
 
 if TYPE_CHECKING:
+    from octavo.folder.weight_files import Checkpoint
     from octavo.formats import Format
     from octavo.systems.compress_report import CompressReport
 
@@ -73,6 +74,8 @@ def run(
     stdout.print()
     for label, text in [*report.results(), ("written", f"{out}: {report.file}, report.md, report.json")]:
         stdout.print(f"{label:18} {text}")
+    if not is_polynomial(model):
+        tell_left_behind(_encoder_folder(model), stdout)
 
 
 def _polynomials(
@@ -100,13 +103,19 @@ def _check_out(folder: Path, out: Path, *, force: bool) -> None:
 
 
 def _encoder(model: str, budget: float, candidates: list[Format], out: Path, lines: int, force: bool) -> CompressReport:
-    from octavo.folder.weight_files import PACKED_NAME, Checkpoint, check_target
+    from octavo.folder.weight_files import PACKED_NAME, check_target
     from octavo.systems.sentences.compress import compress_encoder
-    from octavo.systems.sentences.text_encoder import find
 
-    given = Path(model)
-    source = Checkpoint.open(given if given.exists() else find(model))
+    source = _encoder_folder(model)
     if not source.is_folder:
         raise OctavoError(f"{model}: a folder with configuration, tokenizer and weights is needed, this is a file")
     check_target(source, out, PACKED_NAME, force=force)
     return compress_encoder(model, source, budget, candidates, out)
+
+
+def _encoder_folder(model: str) -> Checkpoint:
+    from octavo.folder.weight_files import Checkpoint
+    from octavo.systems.sentences.text_encoder import find
+
+    given = Path(model)
+    return Checkpoint.open(given if given.exists() else find(model))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from octavo.cli._app import ForceOption, OutOption, read_recipe
+from octavo.cli._app import ForceOption, OutOption, read_recipe, tell_left_behind
 from octavo.errors import ContainerError, ModelError
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def _tell(source: Checkpoint, reports: list[TensorReport], file: Path, stdout: C
     stdout.print()
     stdout.print(f"packed weights: {bits_per_weight(reports):.4g} bits per element")
     stdout.print(f"on disk: {size(source.nbytes)} -> {size(after)} ({source.nbytes / after:.2f}x smaller): {file}")
+    tell_left_behind(source, stdout)
 
 
 def _some(names: tuple[str, ...]) -> str:

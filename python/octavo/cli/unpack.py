@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from octavo.cli._app import ForceOption, OutOption
+from octavo.cli._app import ForceOption, OutOption, tell_left_behind
 from octavo.errors import DTypeError
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -59,3 +59,4 @@ def run(
     stdout.print(
         f"decoded {len(packed)} of {len(plain)} tensors: {size(source.nbytes)} -> {size(file.stat().st_size)}: {file}"
     )
+    tell_left_behind(source, stdout)

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import BinaryIO
 
 from octavo.errors import ContainerError
-from octavo.folder.own_kinds import drop_variants
+from octavo.folder.own_kinds import drop_variants, own_model
 
 # Files that hold weights, in whatever form, or that only a pickle reader opens: nothing of them travels.
 WEIGHTS = {
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".gguf", ".tflite",
     ".pkl", ".pickle", ".joblib",
 }  # fmt: skip
+ACCURACY, REPORTS, README = "accuracy.json", ("report.json", "report.md"), "README.md"
+MEASURED = (ACCURACY, *REPORTS, README)
+"""Files that state what was measured with the weights beside them: accuracies, and reports of ``octavo compress``."""
 #: Bytes of one file and of all, how many there may be, and how deep their folders: configurations, tokenizers, a page.
 MOST_BYTES, MOST_TOGETHER, MOST_FILES, DEPTH = 1 << 28, 1 << 30, 10_000, 16
 
@@ -53,12 +56,31 @@ def companions(folder: Path, skip: Collection[str] = WEIGHTS) -> dict[Path, Path
     return found
 
 
+def measurements(folder: Path) -> tuple[str, ...]:
+    """Return which files of a folder state what was measured with its weights, and hold for no others.
+
+    The page of a network of ours is one, which gives its accuracy; that of another model may hold its license.
+    """
+    names = tuple(name for name in MEASURED if os.path.lexists(folder / name))
+    return names if README not in names or _is_ours(folder) else tuple(name for name in names if name != README)
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return own_model(folder) is not None
+    except (ContainerError, OSError):  # a configuration that nobody reads
+        return False
+
+
 def copy_companions(source: Path, target: Path) -> None:
     """Copy what :func:`companions` finds in ``source`` into ``target``, where a configuration names no variants.
 
-    Raises as :func:`companions` does.
+    ``target`` is to hold other weights: :func:`measurements` stay behind. Raises as :func:`companions` does.
     """
+    left = set(map(Path, measurements(source)))
     for place, real in companions(source).items():
+        if place in left:
+            continue
         (target / place).parent.mkdir(parents=True, exist_ok=True)
         _copy(real, target / place)
     drop_variants(target)

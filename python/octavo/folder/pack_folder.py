@@ -21,7 +21,7 @@ from octavo.folder.pack_checkpoint import Errors, Progress, TensorReport, measur
 from octavo.folder.save_load import assign_plain, refuse_empty, save_weights
 from octavo.folder.structure import build_layer, fits, packed_class, plain
 from octavo.folder.undescribed import as_layer, model_of, packable
-from octavo.folder.weight_files import PACKED_NAME, TRAVELLING, Checkpoint, layers_of
+from octavo.folder.weight_files import PACKED_NAME, Checkpoint, layers_of, replaced
 from octavo.folder.weight_places import Places, Stored
 from octavo.nn import PackedLayer, QuantLayer
 from octavo.quant.apply_recipe import check_weights, prepare_weights, solve_weight
@@ -173,7 +173,7 @@ def save_folder(source: Checkpoint, target: Path, model: nn.Module, *, force: bo
     Returns the file with the weights. With ``force``, weights, configuration, tokenizer and files of the same
     name are replaced.
     """
-    with folders.whole(target, owned={PACKED_NAME, *TRAVELLING}, overwrite=force) as folder:
+    with folders.whole(target, owned=replaced(target, PACKED_NAME), overwrite=force) as folder:
         write_folder(source, folder, model)
     return target / PACKED_NAME
 

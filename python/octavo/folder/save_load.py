@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from octavo import container, files, folders
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
 from octavo.folder.carried_tokenizer import carry_tokenizer, write_tokenizer
+from octavo.folder.companion_files import measurements
 from octavo.folder.own_kinds import SHAPE, config_text, described, own_model
 from octavo.folder.skeleton import build, build_from_config, drop_pooler
 from octavo.folder.stored_tensors import PACKED_STATE, stored_state
@@ -48,7 +49,8 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
     Packed weights are in the file as ``LAYER.weight``, with their format; every other tensor of the state dict under
     its name; tied tensors once. Its metadata say which layers are packed or simulated, and how, and the recipe where
     one gave the whole model its formats. The folder appears complete or not at all: of one that is there, weights and
-    configuration are replaced in one step, whatever ends the process, and other files kept. The tokenizer of the folder
+    configuration are replaced in one step, whatever ends the process, measurements of the old weights
+    (``accuracy.json``) removed, and other files kept. The tokenizer of the folder
     that a model was loaded from is written beside it. ``overwrite=False`` refuses a folder that is there.
 
     Raises DTypeError for what is no module; ModelError for what a file cannot hold: adapters, state that is no tensor;
@@ -59,7 +61,9 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
     target = Path(path)
     _check_target(target, overwrite)
     stored = _collect(model)
-    with folders.whole(target, owned={PACKED_NAME, *CONFIGURATIONS, SHAPE}, overwrite=overwrite) as folder:
+    with folders.whole(
+        target, owned={PACKED_NAME, *CONFIGURATIONS, SHAPE, *measurements(target)}, overwrite=overwrite
+    ) as folder:
         _write(model, folder, stored)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo import container, folders
 from octavo._reading import INDEX_BYTES, member, parse_json, read_json, shown
 from octavo.errors import ContainerError
-from octavo.folder.companion_files import WEIGHTS, copy_companions
+from octavo.folder.companion_files import WEIGHTS, copy_companions, measurements
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -201,9 +201,14 @@ def write(
     if not source.is_folder:
         _save(source, target, tensors, metadata, overwrite=force)
         return target
-    with folders.whole(target, owned={weights_name, *TRAVELLING}, overwrite=force) as folder:
+    with folders.whole(target, owned=replaced(target, weights_name), overwrite=force) as folder:
         fill_folder(source, folder, weights_name, tensors, metadata)
     return target / weights_name
+
+
+def replaced(target: Path, *names: str) -> set[str]:
+    """Return which files of a folder belong to the model that is there: those and ``names`` go when it is replaced."""
+    return {*names, *TRAVELLING, *measurements(target)}
 
 
 def fill_folder(

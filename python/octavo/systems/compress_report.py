@@ -12,14 +12,13 @@ from rich.table import Table
 from octavo import files
 from octavo.display.console import table
 from octavo.display.numbers import decibels, size
+from octavo.folder.companion_files import REPORTS
 from octavo.folder.weight_tables import comparison_dict
 
 if TYPE_CHECKING:
     from octavo.folder.pack_checkpoint import Comparison
     from octavo.systems.polynomials.accuracy import Accuracy
     from octavo.systems.sentences.text_encoder import Agreement
-
-REPORTS = ("report.json", "report.md")
 
 
 class Outcome(Protocol):

@@ -10,9 +10,10 @@ from pathlib import Path
 from octavo import __version__, folders
 from octavo.engine.native_engine import Engine
 from octavo.errors import OctavoError
+from octavo.folder.companion_files import REPORTS
 from octavo.folder.pack_checkpoint import best_format, compare_formats
 from octavo.formats import Format
-from octavo.systems.compress_report import REPORTS, Candidate, CompressReport, ExpansionOutcome
+from octavo.systems.compress_report import Candidate, CompressReport, ExpansionOutcome
 from octavo.systems.polynomials.accuracy import Accuracy, expander, measure
 from octavo.systems.polynomials.data import splits
 from octavo.systems.polynomials.export import FILES, WEIGHTS, export_model, fill_folder, load_model

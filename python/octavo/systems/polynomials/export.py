@@ -21,6 +21,7 @@ from torch import Tensor
 from octavo import container, files, folders
 from octavo.data import CharTokenizer
 from octavo.errors import ContainerError, DataError, DTypeError, NonFiniteError, ShapeError
+from octavo.folder.companion_files import ACCURACY, README
 from octavo.folder.float_network import float_network
 from octavo.folder.own_kinds import CONFIG, OwnModel, config_text, own_model, variant_name
 from octavo.folder.pack_checkpoint import pack_tensors
@@ -35,7 +36,6 @@ KIND = "seq2seq"
 TOKENIZER, WEIGHTS = "tokenizer.json", PACKED_NAME
 INTEGER = "integer"
 """Name of the variant for integer arithmetic."""
-ACCURACY, README = "accuracy.json", "README.md"
 FORMER_FILES = ("model.safetensors", "integer.safetensors")
 FILES = frozenset({CONFIG, TOKENIZER, WEIGHTS, variant_name(INTEGER), ACCURACY, README, *FORMER_FILES})
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from octavo import __version__, folders
 from octavo.display.progress import progress
+from octavo.folder.companion_files import REPORTS
 from octavo.folder.pack_checkpoint import best_format, compare_formats
 from octavo.folder.pack_folder import OpenFolder, write_folder
-from octavo.folder.weight_files import PACKED_NAME, TRAVELLING, Checkpoint
+from octavo.folder.weight_files import PACKED_NAME, Checkpoint, replaced
 from octavo.formats import Format
 from octavo.recipe import Recipe, Rule
-from octavo.systems.compress_report import REPORTS, Candidate, CompressReport, EmbeddingOutcome
+from octavo.systems.compress_report import Candidate, CompressReport, EmbeddingOutcome
 from octavo.systems.sentences.examples import SENTENCES
 from octavo.systems.sentences.text_encoder import Encoder, agreement
 
@@ -33,7 +34,7 @@ def compress_encoder(
     chosen = best_format(compared, budget)
     with progress("packing", opened.nbytes) as done:
         packed = opened.pack(Recipe([Rule(weight=chosen.format)]), progress=done)
-    with folders.whole(out, owned={PACKED_NAME, *TRAVELLING, *REPORTS}) as folder:
+    with folders.whole(out, owned=replaced(out, PACKED_NAME, *REPORTS)) as folder:
         file = write_folder(source, folder, packed.model)
         after = Encoder(folder).embed(SENTENCES)
         report = CompressReport(
