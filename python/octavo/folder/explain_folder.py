@@ -7,6 +7,7 @@ from pathlib import Path
 from octavo.errors import ContainerError, ModelError
 from octavo.folder.undescribed import skeleton
 from octavo.folder.weight_files import Checkpoint, held, layers_of
+from octavo.quant.replace_layers import check_layers
 from octavo.recipe import Recipe
 from octavo.recipe.explanation import Explanation, explain_tensors
 
@@ -18,7 +19,8 @@ def explain_folder(recipe: Recipe, path: Path) -> Explanation:
 
     Weights are not read: parameters lie on the meta device. A packed or simulated folder is explained as the float
     model that it was, a file as its tensors. Raises FormatError as :meth:`octavo.Recipe.explain` and, of tensors,
-    :meth:`octavo.Recipe.assign`; ModelError and ContainerError for a model that is neither known nor in tensors.
+    :meth:`octavo.Recipe.assign`; DTypeError for layers that cannot be quantized; ModelError and ContainerError for a
+    model that is neither known nor in tensors.
     """
     if path.is_file():
         return explain_tensors(recipe.rules, Checkpoint.open(path).tensors())
@@ -29,4 +31,5 @@ def explain_folder(recipe: Recipe, path: Path) -> Explanation:
         if source is None or layers_of(source):
             raise
         return explain_tensors(recipe.rules, source.tensors(), without_model=f"{TENSORS_ALONE}: {error}")
+    check_layers(model, recipe)
     return recipe.explain(model)

@@ -103,7 +103,7 @@ class OpenFolder:
                 formats[name] = str(spec.format), tensor.nbytes
         else:
             decisions = decide_model(recipe.rules, self.model)
-            check_weights(self.model, layer_plans(decisions))
+            check_weights(self.model, layer_plans(decisions), str(recipe))
             for decision in decisions:
                 if decision.format is not None and decision.site.role == "weight":
                     name = self._first(decision.site.path)
@@ -126,7 +126,7 @@ class OpenFolder:
             self._refuse_packed()
         found = self.found
         skeletons = {path: self.model.get_submodule(path) for path in plan}
-        model = prepare_weights(self.model, plan)
+        model = prepare_weights(self.model, plan, None if recipe is None else str(recipe))
         reports, done = _pack_weights(model, skeletons, found, progress)
         rest = {name: found.value(name) for name in (*found.tensors, *found.ties) if name not in done}
         assign_plain(model, found.ties, rest, done)

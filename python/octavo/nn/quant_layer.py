@@ -43,6 +43,18 @@ def recomputed(layer: nn.Module) -> str | None:
     return None
 
 
+NO_PLAIN_WEIGHT = (
+    "its weight is computed by a parametrisation or not there yet; torch.nn.utils.parametrize.remove_parametrizations "
+    "makes it plain"
+)
+
+
+def has_plain_weight(layer: nn.Module) -> bool:
+    """Whether a layer's weight is a Parameter with values."""
+    weight = layer._parameters.get("weight")
+    return isinstance(weight, Tensor) and not isinstance(weight, nn.parameter.UninitializedParameter)
+
+
 class QuantLayer(FormatLayer):
     """A layer whose weight, input, output and bias are rounded where its plan says so.
 
@@ -72,12 +84,8 @@ class QuantLayer(FormatLayer):
             raise DTypeError(f"{what} is a {type(module).__name__}; accepted is {cls._accepted()}")
         if reason := recomputed(module):
             raise DTypeError(f"{what}: {reason}")
-        weight = module._parameters.get("weight")
-        if not isinstance(weight, Tensor) or isinstance(weight, nn.parameter.UninitializedParameter):
-            raise DTypeError(
-                f"{what}: its weight is computed by a parametrisation or not there yet; "
-                "torch.nn.utils.parametrize.remove_parametrizations makes it plain"
-            )
+        if not has_plain_weight(module):
+            raise DTypeError(f"{what}: {NO_PLAIN_WEIGHT}")
         layer = copied_as(cls, module)
         layer._add_quantizers(plan, what)
         return layer

@@ -58,14 +58,15 @@ def quantize_model(
     that is missing or did not reach a layer, NonFiniteError for NaN or infinity on the way, all with the layer's name.
     """
     plan = plan_of(model, recipe)
-    text = None if plan is recipe or _is_quantized(model) else str(Recipe.of(recipe))
+    given = None if plan is recipe else str(Recipe.of(recipe))
+    text = None if _is_quantized(model) else given
     batches = None if calibration is None else Batches(calibration, samples)
     show = Stages(progress)
     if not inplace:
         model = copy.deepcopy(model)
     elif "" in plan:
         raise DTypeError(f"inplace=True cannot replace the {type(model).__name__} itself; take what is returned")
-    replacement = Replacement(model, plan)
+    replacement = Replacement(model, plan, given)
     _check(replacement, batches)
     try:
         quantized = replacement.apply()
@@ -97,17 +98,17 @@ def prepare_model(model: nn.Module, recipe: Any, *, inplace: bool = False) -> nn
     return Replacement(model if inplace else copy.deepcopy(model), plan).apply()
 
 
-def check_weights(model: nn.Module, plan: Plan) -> None:
+def check_weights(model: nn.Module, plan: Plan, recipe: str | None = None) -> None:
     """Refuse what :func:`prepare_weights` refuses; the model stays as it is."""
-    _check(Replacement(model, plan_of(model, plan)), None)
+    _check(Replacement(model, plan_of(model, plan), recipe), None)
 
 
-def prepare_weights(model: nn.Module, plan: Plan) -> nn.Module:
+def prepare_weights(model: nn.Module, plan: Plan, recipe: str | None = None) -> nn.Module:
     """Return ``model`` with the quantized layers of ``plan``, in place; :func:`solve_weight` then takes one by one.
 
-    Raises as :func:`quantize_model` without calibration data.
+    ``recipe``: the text that the plan is of. Raises as :func:`quantize_model` without calibration data.
     """
-    replacement = Replacement(model, plan_of(model, plan))
+    replacement = Replacement(model, plan_of(model, plan), recipe)
     _check(replacement, None)
     return replacement.apply()
 

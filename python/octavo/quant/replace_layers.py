@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from octavo.errors import DTypeError, FormatError
-from octavo.nn.quant_layer import QuantLayer, recomputed
+from octavo.nn.format_layer import FormatLayer
+from octavo.nn.quant_layer import NO_PLAIN_WEIGHT, QuantLayer, has_plain_weight, recomputed
 from octavo.nn.registry import float_kinds, kind_of
 from octavo.quant.save_pretrained import write_our_folders
 from octavo.recipe import Recipe
@@ -51,14 +52,15 @@ class Replacement:
     model is as it was.
     """
 
-    def __init__(self, model: nn.Module, plan: Plan) -> None:
-        """Make the layers."""
+    def __init__(self, model: nn.Module, plan: Plan, recipe: str | None = None) -> None:
+        """Make the layers. ``recipe``: the text that the plan is of, for the way out in errors."""
         self.model = model
         modules = dict(model.named_modules(remove_duplicate=False))
         past = _read_past(model)
         self.layers: dict[str, nn.Module] = {}
         self._new: dict[int, nn.Module] = {}
         self._before: list[tuple[dict[str, Any], str, Any]] = []
+        _refuse_computed({path: modules[path] for path in plan}, recipe)
         for path, given in plan.items():
             module = modules[path]
             if module in past:
@@ -111,6 +113,20 @@ def _use_layers(module: nn.Module, put: Any) -> None:
 def _read_past(model: nn.Module) -> set[nn.Module]:
     """Modules whose weights another module reads itself."""
     return {m.out_proj for m in model.modules() if isinstance(m, nn.MultiheadAttention)}
+
+
+def check_layers(model: nn.Module, recipe: Recipe) -> None:
+    """Refuse a recipe as :func:`octavo.quantize_model` does before it looks at data; the model stays as it is."""
+    Replacement(model, plan_of(model, recipe), str(recipe))
+
+
+def _refuse_computed(layers: Mapping[str, nn.Module], recipe: str | None) -> None:
+    """Refuse layers without a weight of their own, with the recipe that keeps them all."""
+    floats = {path: layer for path, layer in layers.items() if kind_of(layer) and not isinstance(layer, FormatLayer)}
+    computed = [path for path, layer in floats.items() if not has_plain_weight(layer)]
+    if computed and computed[0] and recipe is not None:
+        kept = "; ".join([recipe, *(f"{path} keep" for path in computed)])
+        raise DTypeError(f"{computed[0]}: {NO_PLAIN_WEIGHT}, and the recipe '{kept}' leaves it as it is")
 
 
 def _quantized(module: nn.Module, plan: LayerPlan, path: str) -> nn.Module:
