@@ -32,6 +32,7 @@ def test_what_runs_is_what_is_shown(name):
     model = make()
     graph = capture(model, inputs(2, 7))
     assert graph.refusal is None and graph.nodes
+    assert graph.costs().unknown == {}
     fixed = name == "seq2seq"  # its loop over the target runs in Python: the sizes are those of the inputs
     assert fixed or "batch" in graph.symbols
     for batch, length in ((2, 7),) if fixed else ((2, 7), (5, 11)):

@@ -6,12 +6,26 @@
     print(graph)
     for block in graph.blocks:
         print(block.count, block.module_class, block.paths)
+    print(graph.costs("int4:g32 input=int8").at(batch=8, sequence=128))
 
 The model is the truth and the graph a view of it: a change of the model is seen by the next :func:`capture`.
 """
 
 from octavo.graph.capture import capture
+from octavo.graph.costs import Costs, NodeCost, Totals
 from octavo.graph.graph import Graph
 from octavo.graph.records import Block, ModuleNode, ModuleRecord, Node, Ref, TensorRecord
 
-__all__ = ["Block", "Graph", "ModuleNode", "ModuleRecord", "Node", "Ref", "TensorRecord", "capture"]
+__all__ = [
+    "Block",
+    "Costs",
+    "Graph",
+    "ModuleNode",
+    "ModuleRecord",
+    "Node",
+    "NodeCost",
+    "Ref",
+    "TensorRecord",
+    "Totals",
+    "capture",
+]

@@ -8,12 +8,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from octavo.errors import ModelError
 from octavo.graph.module_level import module_nodes, repeated_blocks
 from octavo.graph.records import Block, ModuleNode, ModuleRecord, Node, TensorRecord
 from octavo.recipe.sites import Site
+
+if TYPE_CHECKING:
+    from octavo.graph.costs import Costs
+    from octavo.recipe import Recipe
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +108,29 @@ class Graph:
     def common(self) -> Mapping[str, Mapping[str, Any]]:
         """By node: ``kind``, ``op``, ``module``, and ``args`` and ``results`` with shape, dtype and format."""
         return {node.id: self._common(node) for node in self.nodes}
+
+    @property
+    def hardware(self) -> Mapping[str, Mapping[str, Any]]:
+        """By node: ``macs``, ``bitops``, ``bytes`` moved, symbolic in the sizes, and ``placement``, the device."""
+        return {
+            row.id: {
+                "macs": row.macs if row.known else None,
+                "bitops": row.bitops if row.known else None,
+                "bytes": row.traffic_bytes,
+                "placement": next((self.tensors[name].device for name in node.outputs), None),
+            }
+            for node, row in zip(self.nodes, self.costs().rows, strict=True)
+        }
+
+    def costs(self, recipe: Recipe | str | Mapping[str, Any] | None = None) -> Costs:
+        """Return what the graph costs, symbolic in its sizes.
+
+        ``recipe``: as if the model were packed by it, which is not done; anything that :meth:`octavo.Recipe.of` takes.
+        Raises FormatError as :meth:`octavo.Recipe.plan` does.
+        """
+        from octavo.graph.costs import costs_of
+
+        return costs_of(self, recipe)
 
     def _common(self, node: Node) -> Mapping[str, Any]:
         weights = [name for name in node.inputs if self.tensors[name].kind == "weight"]

@@ -109,7 +109,7 @@ def _packed_weight(
         places[join(path, f"weight_{part}")] = name
     codes, shape = layer.weight_codes, tuple(packed.shape)
     record = TensorRecord(
-        name, "weight", shape, packed.dtype, str(codes.device), str(packed.format), nbytes=packed.nbytes
+        name, "weight", shape, packed.dtype, str(codes.device), str(packed.format), nbytes=packed.nbytes, is_packed=True
     )
     tensors.setdefault(name, record)
     return name

@@ -37,6 +37,7 @@ class TensorRecord:
     ``name``: of a weight or buffer its name in the state dict. ``kind``: ``input``, ``weight``, ``buffer``,
     ``constant`` or ``activation``. ``format``: of its values, None where they are those of ``dtype``. ``alias_of``: the
     tensor whose storage it shares. ``nbytes``: of a weight, in its format on disk; scales and padding included.
+    ``is_packed``: whether the model holds it as codes.
     """
 
     name: str
@@ -47,6 +48,7 @@ class TensorRecord:
     format: str | None = None
     alias_of: str | None = None
     nbytes: int | None = None
+    is_packed: bool = False
 
     @property
     def elements(self) -> Size:
@@ -59,8 +61,8 @@ class TensorRecord:
 
     @property
     def bytes_in_memory(self) -> Size:
-        """Bytes of the tensor as the model holds it: those of a weight in its format, of others in their dtype."""
-        return self.elements * self.dtype.itemsize if self.nbytes is None else self.nbytes
+        """Bytes of the tensor as the model holds it: of a packed weight its codes and scales, of others by dtype."""
+        return self.nbytes if self.is_packed else self.elements * self.dtype.itemsize
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values; sizes that are symbolic as texts."""

@@ -10,7 +10,7 @@ from octavo.errors import FormatError
 from octavo.recipe.decide import Decision, decide
 from octavo.recipe.fit import integer_misfit
 from octavo.recipe.rule import Rule, spec_text
-from octavo.recipe.sites import model_sites
+from octavo.recipe.sites import Site, model_sites
 from octavo.recipe.spec import INT32, LayerPlan, Spec
 
 
@@ -19,7 +19,12 @@ def decide_model(rules: Sequence[Rule], model: nn.Module) -> list[Decision]:
 
     Raises FormatError where a rule matches nothing or a layer cannot hold what it is given, naming both.
     """
-    decisions = decide(rules, model_sites(model), kind="layer")
+    return decide_sites(rules, model_sites(model))
+
+
+def decide_sites(rules: Sequence[Rule], sites: Sequence[Site]) -> list[Decision]:
+    """Return the decisions about the sites of a model: :func:`decide_model` where the model itself is not at hand."""
+    decisions = decide(rules, sites, kind="layer")
     _tie(decisions)
     _check_embeddings(decisions)
     _check_integer_biases(decisions)

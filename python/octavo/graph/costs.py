@@ -1,0 +1,250 @@
+"""What a graph costs: multiply-adds, bit operations, bytes of weights, traffic and peak memory; under a recipe, too."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import ModelError
+from octavo.formats import Format
+from octavo.graph.formats_of import Formats, formats_of
+from octavo.graph.liveness import live_bytes
+from octavo.graph.operator_work import Product, is_view, work_of
+from octavo.graph.records import NOTHING, Node, Size, TensorRecord, at, plain
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from octavo.graph.graph import Graph
+    from octavo.recipe import Recipe
+
+NEED_OPERATORS = ("macs", "elementwise", "bitops", "traffic_bytes", "peak_bytes")
+"""Costs that are missing where ``torch.export`` refused the model."""
+
+
+@dataclass(frozen=True)
+class NodeCost:
+    """The cost of one operator; numbers, or expressions of sizes. ``known``: whether its work is.
+
+    ``traffic_bytes``: what it reads and writes; weights stand with the first operator that reads them.
+    """
+
+    id: str
+    op: str
+    module_path: str
+    macs: Size
+    elementwise: Size
+    bitops: Size
+    traffic_bytes: Size
+    known: bool = True
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The costs of a model at given sizes. None: missing. ``flops`` = 2 ``macs`` + ``elementwise``."""
+
+    macs: int | None
+    elementwise: int | None
+    bitops: int | None
+    weight_bytes: int
+    traffic_bytes: int | None
+    peak_bytes: int | None
+
+    @property
+    def flops(self) -> int | None:
+        """Two for each multiply-add, one for each elementwise operation."""
+        return None if self.macs is None or self.elementwise is None else 2 * self.macs + self.elementwise
+
+
+@dataclass(frozen=True, eq=False)
+class Costs:
+    """What a graph costs, symbolic in its sizes; :meth:`at` gives numbers.
+
+    ``macs``: multiply-adds of products, convolutions and attention. ``elementwise``: other operations, counted apart.
+    ``bitops``: for each multiply-add the bits of one operand times the bits of the other, scales left out.
+    ``weight_bytes``: of all weights in their formats, as on disk. ``traffic_bytes``: weights read once, activations
+    read and written once by each operator. ``peak_bytes``: weights and buffers, and the most bytes of activations alive
+    at once, each until its last use; variables of Python that hold one longer, and memory that an operator takes for
+    itself, come on top. ``bits_of_quantized``, ``bits_of_all``: bytes of weights, in bits for each of their elements.
+
+    ``unknown``: operators whose work is not known, and how often each is called; the totals are without it.
+    ``missing``: names of costs that are None because ``torch.export`` refused the model.
+    """
+
+    rows: tuple[NodeCost, ...] = field(repr=False)
+    macs: Size | None
+    elementwise: Size | None
+    bitops: Size | None
+    weight_bytes: int
+    traffic_bytes: Size | None
+    bits_of_quantized: float | None
+    bits_of_all: float | None
+    unknown: Mapping[str, int]
+    missing: tuple[str, ...] = ()
+    recipe: str | None = None
+    sizes: Mapping[str, int] = field(default_factory=lambda: NOTHING)
+    resident_bytes: int = 0
+    live_bytes: tuple[Size, ...] = field(default=(), repr=False)
+
+    @property
+    def peak_bytes(self) -> Size | None:
+        """Weights and buffers, and the most bytes of activations alive at once: an expression of sizes, or a number."""
+        if "peak_bytes" in self.missing:
+            return None
+        most = list(dict.fromkeys(self.live_bytes)) or [0]
+        if all(isinstance(value, int) for value in most):
+            return self.resident_bytes + max(most)
+        import sympy
+
+        return self.resident_bytes + sympy.Max(*most, evaluate=False)
+
+    def at(self, **sizes: int) -> Totals:
+        """Return the costs at sizes such as ``batch=8, sequence=128``; those not given are as the inputs had them.
+
+        Raises ModelError for a name that is no size of the graph.
+        """
+        if wrong := sorted(sizes.keys() - self.sizes.keys()):
+            known = ", ".join(self.sizes) or "none"
+            raise ModelError(f"costs: {wrong[0]!r} is no size of this graph; its sizes are {known}")
+        all_sizes = {**self.sizes, **sizes}
+        peak = None
+        if "peak_bytes" not in self.missing:
+            peak = self.resident_bytes + max(
+                (at(live, all_sizes) for live in dict.fromkeys(self.live_bytes)), default=0
+            )
+        numbers = {
+            name: at(getattr(self, name), all_sizes) for name in ("macs", "elementwise", "bitops", "traffic_bytes")
+        }
+        return Totals(**numbers, weight_bytes=self.weight_bytes, peak_bytes=peak)
+
+    def by_module(self, graph: Graph) -> dict[str, NodeCost]:
+        """Return the costs added up by the nodes of the module level."""
+        place = {inner: node.module_path for node in graph.module_nodes for inner in node.nodes}
+        groups: dict[str, list[NodeCost]] = defaultdict(list)
+        for row in self.rows:
+            groups[place[row.id]].append(row)
+        classes = {node.module_path: node.module_class for node in graph.module_nodes}
+        return {path: _added(path, classes[path], rows) for path, rows in groups.items()}
+
+    def as_dict(self, **sizes: int) -> dict[str, Any]:
+        """Return plain values: symbolic costs as texts, and numbers at sizes."""
+        names = ("macs", "elementwise", "bitops", "weight_bytes", "traffic_bytes", "peak_bytes")
+        totals = self.at(**sizes)
+        return {
+            "recipe": self.recipe,
+            "symbolic": {name: plain(getattr(self, name)) for name in names},
+            "sizes": {**self.sizes, **sizes},
+            "at_sizes": {**dataclasses.asdict(totals), "flops": totals.flops},
+            "bits_of_quantized": self.bits_of_quantized,
+            "bits_of_all": self.bits_of_all,
+            "unknown": dict(self.unknown),
+            "missing": list(self.missing),
+        }
+
+    def to_json(self, **sizes: int) -> str:
+        """Return :meth:`as_dict` as JSON."""
+        return json.dumps(self.as_dict(**sizes), indent=2)
+
+    def to_table(self, **sizes: int) -> Table:
+        """Return the totals at sizes as a table."""
+        from octavo.graph.tables import costs_table
+
+        return costs_table(self, **sizes)
+
+
+def costs_of(graph: Graph, recipe: Recipe | str | Mapping[str, Any] | None = None) -> Costs:
+    """Return what a graph costs; ``recipe``: as if the model were packed by it. Raises FormatError as recipes do."""
+    from octavo.recipe import Recipe
+
+    given = None if recipe is None else Recipe.of(recipe)
+    formats = formats_of(graph, given)
+    weights = graph.weights
+    nbytes = {record.name: formats.weight_bytes(record) for record in weights}
+    quantized = [record for record in weights if formats.of_weight(record) is not None]
+    total = sum(nbytes.values())
+    buffers = sum(int(record.bytes_in_memory) for record in graph.tensors.values() if record.kind == "buffer")
+    common: dict[str, Any] = {
+        "weight_bytes": total,
+        "bits_of_quantized": _bits(sum(nbytes[r.name] for r in quantized), sum(r.elements for r in quantized)),
+        "bits_of_all": _bits(total, sum(record.elements for record in weights)),
+        "recipe": None if given is None else str(given),
+        "sizes": {name: graph.sizes[name] for name in graph.symbols if name in graph.sizes},
+    }
+    if graph.refusal is not None:
+        nothing: dict[str, Any] = dict.fromkeys(("macs", "elementwise", "bitops", "traffic_bytes"))
+        return Costs(rows=(), **nothing, unknown={}, missing=NEED_OPERATORS, **common)
+    rows = _rows(graph, formats, nbytes)
+    held = sum(formats.bytes_in_memory(record) for record in weights)
+    return Costs(
+        rows=rows,
+        macs=sum((row.macs for row in rows), 0),
+        elementwise=sum((row.elementwise for row in rows), 0),
+        bitops=sum((row.bitops for row in rows), 0),
+        traffic_bytes=sum((row.traffic_bytes for row in rows), 0),
+        unknown=dict(sorted(Counter(row.op for row in rows if not row.known).items())),
+        resident_bytes=held + buffers,
+        live_bytes=live_bytes(graph.nodes, graph.tensors, graph.inputs, graph.outputs),
+        **common,
+    )
+
+
+def _bits(nbytes: int, elements: int) -> float | None:
+    return 8 * nbytes / elements if elements else None
+
+
+def _rows(graph: Graph, formats: Formats, weight_bytes: Mapping[str, int]) -> tuple[NodeCost, ...]:
+    rows = []
+    seen: set[str] = set()
+    for node in graph.nodes:
+        work = work_of(node, graph.tensors)
+        bitops: Size = 0
+        for product in work.products if work is not None else ():
+            bitops = bitops + product.macs * _operand(product, "left", node, formats) * _operand(
+                product, "right", node, formats
+            )
+        rows.append(
+            NodeCost(
+                node.id, node.op, node.module_path,
+                0 if work is None else work.macs,
+                0 if work is None else work.elementwise,
+                bitops,
+                _traffic(node, graph.tensors, weight_bytes, seen),
+                known=work is not None,
+            )
+        )  # fmt: skip
+    return tuple(rows)
+
+
+def _operand(product: Product, side: str, node: Node, formats: Formats) -> int:
+    """Return the bits of one operand of a product."""
+    name = product.left if side == "left" else product.right
+    if name.startswith("format:"):
+        return Format(name.removeprefix("format:")).width
+    return formats.operand_bits(node, name, is_right=side == "right")
+
+
+def _traffic(node: Node, tensors: Mapping[str, TensorRecord], weight_bytes: Mapping[str, int], seen: set[str]) -> Size:
+    """Return the bytes that an operator reads and writes; a weight is read by the first operator alone."""
+    if is_view(node, tensors):
+        return 0
+    moved: Size = 0
+    for name in node.inputs:
+        record = tensors[name]
+        base = record.alias_of or name
+        if tensors[base].kind != "weight":
+            moved = moved + record.elements * record.dtype.itemsize
+        elif base not in seen:
+            seen.add(base)
+            moved = moved + weight_bytes[base]
+    return moved + sum((tensors[name].elements * tensors[name].dtype.itemsize for name in node.outputs), 0)
+
+
+def _added(path: str, cls: str, rows: list[NodeCost]) -> NodeCost:
+    macs, elementwise, bitops, traffic = (
+        sum((getattr(row, name) for row in rows), 0) for name in ("macs", "elementwise", "bitops", "traffic_bytes")
+    )
+    return NodeCost(path, cls, path, macs, elementwise, bitops, traffic, all(row.known for row in rows))

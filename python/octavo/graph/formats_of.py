@@ -1,0 +1,105 @@
+"""The format of every operand of a graph: as the model was built, or as a recipe would have it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.errors import FormatError
+from octavo.formats import Format
+from octavo.graph.records import ModuleRecord, Node, TensorRecord
+from octavo.recipe.model_decisions import decide_sites, layer_plans
+from octavo.recipe.sites import join
+
+if TYPE_CHECKING:
+    from octavo.graph.graph import Graph
+    from octavo.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Formats by module and role, and of weights; ``packed``: bytes of the weights that the recipe packs."""
+
+    tensors: Mapping[str, TensorRecord]
+    modules: Mapping[str, ModuleRecord]
+    roles: Mapping[str, Mapping[str, str]]
+    weights: Mapping[str, str | None]
+    packed: Mapping[str, int]
+
+    def of_weight(self, record: TensorRecord) -> str | None:
+        """Return the format of a weight, None where it is as its dtype says."""
+        return self.weights.get(record.name, record.format)
+
+    def weight_bytes(self, record: TensorRecord) -> int:
+        """Return the bytes of a weight on disk."""
+        if record.name in self.packed:
+            return self.packed[record.name]
+        return int(record.elements * record.dtype.itemsize) if record.nbytes is None else record.nbytes
+
+    def bytes_in_memory(self, record: TensorRecord) -> int:
+        """Return the bytes of a weight while the model runs: packed ones as codes, simulated ones as floats."""
+        return self.packed[record.name] if record.name in self.packed else int(record.bytes_in_memory)
+
+    def operand_bits(self, node: Node, name: str, *, is_right: bool) -> int:
+        """Return the bits of an element of an operand: by the layer that multiplies, the tensor, or its dtype."""
+        record = self.tensors[name]
+        base = self.tensors[record.alias_of] if record.alias_of is not None else record
+        if base.kind == "weight":
+            text = self.of_weight(base)
+            return _bits(text) if text is not None else record.dtype.itemsize * 8
+        roles = self._roles(node.module_path)
+        role = "weight" if is_right and "weight" in roles else "input"
+        if role in roles:
+            return _bits(roles[role])
+        return _bits(record.format) if record.format is not None else record.dtype.itemsize * 8
+
+    def _roles(self, path: str) -> Mapping[str, str]:
+        """Return the formats of the layer that an operator is in: its module, or an attention that holds products."""
+        while True:
+            found = self.roles.get(path, {})
+            if found or not path or self.modules[path].weights:
+                return found
+            path = path.rpartition(".")[0]
+
+
+def _bits(text: str) -> int:
+    return 32 if text == "int32" else Format(text).width
+
+
+def formats_of(graph: Graph, recipe: Recipe | None) -> Formats:
+    """Return the formats of a graph, under a recipe if there is one.
+
+    Raises FormatError as :meth:`octavo.Recipe.plan`, and for a model that recipes refuse.
+    """
+    modules = {place: record for record in graph.modules for place in record.paths}
+    built = {place: record.formats for place, record in modules.items()}
+    if recipe is None:
+        return Formats(graph.tensors, modules, built, {}, {})
+    if isinstance(graph.sites, str):
+        raise FormatError(graph.sites)
+    decisions = decide_sites(recipe.rules, graph.sites)
+    roles = dict(built)
+    for path, plan in layer_plans(decisions).items():
+        given = {
+            role: str(spec.format) for role in ("weight", "input", "output", "bias") if (spec := getattr(plan, role))
+        }
+        for place in modules[path].paths:
+            roles[place] = given
+    names: dict[int, str] = {}
+    for decision in decisions:
+        site = decision.site
+        if site.tensor is not None and site.name is not None:
+            held = [name for path in site.paths if (name := join(path, site.name)) in graph.tensors]
+            if held:
+                names.setdefault(id(site.tensor), held[0])
+    weights: dict[str, str | None] = {}
+    packed: dict[str, int] = {}
+    for decision in decisions:
+        site = decision.site
+        if decision.rule is None or site.tensor is None or id(site.tensor) not in names:
+            continue
+        name = names[id(site.tensor)]
+        weights[name] = None if decision.format is None else str(decision.format)
+        packed[name] = site.nbytes(decision.format)
+    return Formats(graph.tensors, modules, roles, weights, packed)
