@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from octavo.locks import FolderLock
 from octavo.studies import subject_catalogue
 from octavo.studies.measured_points import Laboratory
@@ -99,7 +100,10 @@ def test_formats_are_compared_on_the_shipped_model(octavo, tmp_path):
     base, mxint = found["rows"]
     assert (mxint["family"], mxint["weight_bits"], mxint["texts"]) == ("mxint", 8.25, 200)
     assert base["accuracy"] > 0.98 and mxint["difference_points"] > -2
-    assert json.loads((out / "results.json").read_text())["rows"] == found["rows"]
+    written = json.loads((out / "results.json").read_text())
+    assert written["rows"] == found["rows"]
+    assert written["machine"]["threads"] == torch.get_num_threads()  # another count trains other weights
+    assert written["machine"]["torch"] == torch.__version__
 
 
 @pytest.mark.slow

@@ -211,10 +211,13 @@ def _run(
     json: bool,
 ) -> None:
     """Open the model and the journal, do the work, save and show what came of it."""
+    import torch
+
     from octavo.display.console import console
     from octavo.display.progress import milestones
     from octavo.search.journal import Journal
     from octavo.studies.measured_points import Laboratory
+    from octavo.studies.stopwatch import machine
     from octavo.studies.subject_catalogue import open_subject
 
     folder = out or Path(f"octavo-{study}-{model}{'-quick' if quick else ''}")
@@ -223,7 +226,8 @@ def _run(
         subject = open_subject(model, folder, data=data, trained=trained, quick=quick, tell=errors.print)
         with milestones(errors) as tell:
             rows = work(Laboratory(subject, journal, folder, tell=tell))
-    facts = {"study": study, "metric": subject.metric, "subject": subject.identity}
+    where = machine(torch.device("cpu"))  # trained weights depend on it: sums run in another order
+    facts = {"study": study, "metric": subject.metric, "subject": subject.identity, "machine": where}
     title = f"{study}: {subject.name}" + (" (quick)" if quick else "")
     draw_rows = partial(draw, metric=subject.metric, title=title)
     show(study, rows, facts, folder, table=table, notes=notes, draw=draw_rows, json=json)

@@ -23,7 +23,7 @@ def device_of(text: str | None) -> torch.device:
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
-    """Return what decides times beside the code: device, torch and threads."""
+    """Return what decides times and last digits beside the code: device, torch and threads."""
     found, made = computer(device), versions()
     return {
         "device": device.type,
