@@ -41,6 +41,24 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# Rooms whose models are too small to share: on a busy machine two threads wait for each other.
+ONE_THREAD = ("models", "systems", "train")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(request):
+    """One thread of torch for the tests of some rooms."""
+    if request.path.relative_to(Path(__file__).parent).parts[0] not in ONE_THREAD:
+        yield
+        return
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=["scalar", "avx2", "avx512"])
 def simd(request):
     """Force one SIMD level; a level this machine lacks skips."""

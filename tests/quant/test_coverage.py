@@ -42,10 +42,10 @@ def test_every_parameter_is_there_once_with_its_reason():
     assert found.parameters == sum(p.numel() for p in model.parameters())
     assert found.nbytes_before == sum(p.nbytes for p in model.parameters())
     assert found.quantized == 50 * 32 and found.share == found.byte_share == found.quantized / found.parameters
-    parts = {part.name: part for part in found.parts}
-    assert set(parts) == {name for name, _ in model.named_parameters()}
-    assert parts["embed.weight"].format == "mxint8"
-    assert parts["embed.weight"].nbytes == octavo.Format("mxint8").nbytes((50, 32))
+    tensors = {tensor.name: tensor for tensor in found.tensors}
+    assert set(tensors) == {name for name, _ in model.named_parameters()}
+    assert tensors["embed.weight"].format == "mxint8"
+    assert tensors["embed.weight"].nbytes == octavo.Format("mxint8").nbytes((50, 32))
     reasons = {
         "experts": "Model takes no formats",
         "cell.weight_ih_l0": "LSTM takes no formats",
@@ -54,7 +54,7 @@ def test_every_parameter_is_there_once_with_its_reason():
         "conv.weight": "kept by the recipe",
         "head.bias": "kept by the recipe",
     }
-    assert {name: parts[name].reason for name in reasons} == reasons
+    assert {name: tensors[name].reason for name in reasons} == reasons
     assert sum(found.kept().values()) == found.parameters - found.quantized
 
 
@@ -108,7 +108,7 @@ def test_it_prints_and_is_json():
     for word in ("mxint8", "float: LSTM takes no formats", "total", "of the parameters", "of the bytes are quantized"):
         assert word in text
     read = json.loads(found.to_json())
-    assert read["parameters"] == found.parameters and len(read["parts"]) == len(found.parts)
+    assert read["parameters"] == found.parameters and len(read["tensors"]) == len(found.tensors)
     assert read["share"] == found.share and read["kept"] == found.kept()
 
 

@@ -28,7 +28,7 @@ OFF = "its quantizer is switched off"
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorCoverage:
     """One parameter: ``format`` None where it stays as it is, for the ``reason``. Bytes as floats and as stored packed.
 
     ``bypassed``: quantized, but the model's first forward pass did not use it.
@@ -53,17 +53,17 @@ class Part:
 class Coverage:
     """Every parameter of a model once, however often it is shared, in the order of its modules."""
 
-    parts: tuple[Part, ...]
+    tensors: tuple[TensorCoverage, ...]
 
     @property
     def parameters(self) -> int:
         """Number of elements of all parameters."""
-        return sum(part.elements for part in self.parts)
+        return sum(tensor.elements for tensor in self.tensors)
 
     @property
     def quantized(self) -> int:
         """Number of elements that have a format."""
-        return sum(part.elements for part in self.parts if part.format)
+        return sum(tensor.elements for tensor in self.tensors if tensor.format)
 
     @property
     def share(self) -> float:
@@ -73,29 +73,29 @@ class Coverage:
     @property
     def byte_share(self) -> float:
         """Bytes, before quantizing, of what is quantized over those of all, 0 to 1."""
-        return sum(part.nbytes_before for part in self.parts if part.format) / max(self.nbytes_before, 1)
+        return sum(tensor.nbytes_before for tensor in self.tensors if tensor.format) / max(self.nbytes_before, 1)
 
     @property
     def nbytes_before(self) -> int:
         """Bytes of all parameters as floats."""
-        return sum(part.nbytes_before for part in self.parts)
+        return sum(tensor.nbytes_before for tensor in self.tensors)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all parameters, quantized ones packed."""
-        return sum(part.nbytes for part in self.parts)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def bypassed(self) -> tuple[str, ...]:
         """Names of quantized parameters that the model's first forward pass did not use."""
-        return tuple(part.name for part in self.parts if part.bypassed)
+        return tuple(tensor.name for tensor in self.tensors if tensor.bypassed)
 
     def kept(self) -> dict[str, int]:
         """Return the elements that stayed as they were by the reason, most first."""
         counts: dict[str, int] = {}
-        for part in self.parts:
-            if part.format is None and part.reason is not None:
-                counts[part.reason] = counts.get(part.reason, 0) + part.elements
+        for tensor in self.tensors:
+            if tensor.format is None and tensor.reason is not None:
+                counts[tensor.reason] = counts.get(tensor.reason, 0) + tensor.elements
         return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
     def to_table(self) -> Table:
@@ -103,16 +103,16 @@ class Coverage:
         from octavo.display.console import table
         from octavo.display.numbers import size
 
-        groups: dict[str, list[Part]] = {}
-        for part in sorted(self.parts, key=lambda part: part.format is None):
-            groups.setdefault(part.format or f"float: {part.reason}", []).append(part)
-        groups["total"] = list(self.parts)
+        groups: dict[str, list[TensorCoverage]] = {}
+        for tensor in sorted(self.tensors, key=lambda tensor: tensor.format is None):
+            groups.setdefault(tensor.format or f"float: {tensor.reason}", []).append(tensor)
+        groups["total"] = list(self.tensors)
         rows = table("what", ">tensors", ">parameters", ">share", ">bytes before", ">bytes")
-        for label, parts in groups.items():
-            count = sum(part.elements for part in parts)
+        for label, tensors in groups.items():
+            count = sum(tensor.elements for tensor in tensors)
             rows.add_row(
-                label, f"{len(parts):,}", f"{count:,}", f"{100 * count / max(self.parameters, 1):.1f}%",
-                size(sum(part.nbytes_before for part in parts)), size(sum(part.nbytes for part in parts)),
+                label, f"{len(tensors):,}", f"{count:,}", f"{100 * count / max(self.parameters, 1):.1f}%",
+                size(sum(tensor.nbytes_before for tensor in tensors)), size(sum(tensor.nbytes for tensor in tensors)),
             )  # fmt: skip
         return rows
 
@@ -120,7 +120,9 @@ class Coverage:
         """Return everything as JSON."""
         totals = {name: getattr(self, name) for name in ("parameters", "quantized", "share", "byte_share")}
         totals |= {"nbytes_before": self.nbytes_before, "nbytes": self.nbytes, "kept": self.kept()}
-        return json.dumps({**totals, "parts": [asdict(part) for part in self.parts]}, indent=2, ensure_ascii=False)
+        return json.dumps(
+            {**totals, "tensors": [asdict(tensor) for tensor in self.tensors]}, indent=2, ensure_ascii=False
+        )
 
     def summary(self) -> str:
         """Return one sentence: the shares, and the reasons of what stayed as it was."""
@@ -145,18 +147,18 @@ class Coverage:
 def coverage(model: nn.Module) -> Coverage:
     """Return what share of a model's parameters is quantized, simulated or packed, and why the rest is not.
 
-    Print it, or read ``share`` and ``parts``. Raises DTypeError for what is no module, ShapeError for parameters that
+    Print it, or read ``share`` and ``tensors``. Raises DTypeError for what is no module, ShapeError for parameters that
     have no shape yet.
     """
     if not isinstance(model, nn.Module):
         raise DTypeError(f"coverage tells about a torch.nn.Module, got {type(model).__name__}")
     unused = set(bypassed(model))
     reasons = {id(site.tensor): _reason(site) for site in reversed(model_sites(model)) if site.tensor is not None}
-    parts: dict[int, Part] = {}
-    for key, part in _parts(model, reasons, unused):
-        if key not in parts or (parts[key].format is None and part.format):
-            parts[key] = part
-    return Coverage(tuple(parts.values()))
+    tensors: dict[int, TensorCoverage] = {}
+    for key, tensor in _tensors(model, reasons, unused):
+        if key not in tensors or (tensors[key].format is None and tensor.format):
+            tensors[key] = tensor
+    return Coverage(tuple(tensors.values()))
 
 
 def tell_coverage(model: nn.Module, show: Stages) -> None:
@@ -170,19 +172,19 @@ def tell_coverage(model: nn.Module, show: Stages) -> None:
         show.tell(message)
 
 
-def _parts(model: nn.Module, reasons: dict[int, str], unused: set[str]) -> Iterator[tuple[int, Part]]:
+def _tensors(model: nn.Module, reasons: dict[int, str], unused: set[str]) -> Iterator[tuple[int, TensorCoverage]]:
     for path, module in model.named_modules():
         if isinstance(module, Quantizer):
             continue
         if isinstance(module, PackedLayer):
             weight = module.packed_weight
             dense = math.prod(weight.shape) * module.dtype.itemsize
-            yield id(module.weight_codes), Part(
+            yield id(module.weight_codes), TensorCoverage(
                 join(path, "weight"), tuple(weight.shape), _name(module.dtype), str(module.format), dense,
                 weight.nbytes, bypassed=path in unused,
             )  # fmt: skip
             if (bias := module._buffers.get("bias")) is not None:  # int32, in steps of the products
-                yield id(bias), Part(
+                yield id(bias), TensorCoverage(
                     join(path, "bias"), tuple(bias.shape), _name(module.dtype), _name(bias.dtype),
                     bias.numel() * module.dtype.itemsize, bias.nbytes, bypassed=path in unused,
                 )  # fmt: skip
@@ -207,7 +209,7 @@ def _parts(model: nn.Module, reasons: dict[int, str], unused: set[str]) -> Itera
                 nbytes = 4 * tensor.numel() if str(fmt) == "int32" else tensor.nbytes
             else:
                 nbytes = tensor.nbytes if fmt is None else fmt.nbytes(_matrix(module, tensor))
-            yield id(tensor), Part(
+            yield id(tensor), TensorCoverage(
                 join(path, name), tuple(tensor.shape), _name(tensor.dtype), str(fmt) if fmt else None, tensor.nbytes,
                 nbytes, reason, path in unused and fmt is not None,
             )  # fmt: skip
