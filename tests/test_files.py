@@ -7,13 +7,14 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from contextlib import contextmanager
 
 import octavo
 import pytest
 import torch
-from octavo import files, locks
+from octavo import files, folders, locks
 
 
 def entries(folder):
@@ -230,3 +231,40 @@ def test_many_writers_of_one_file_and_sweepers_leave_one_whole_file(tmp_path):
     for thread in threads:
         thread.join()
     assert not failures and entries(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize(
+    "make", [files.whole, folders.whole, lambda path: folders.scratch()], ids=["file", "folder", "scratch"]
+)
+def test_an_interrupt_at_any_line_leaves_nothing_temporary(tmp_path, monkeypatch, make):
+    """Ctrl+C, and the exit that SIGTERM means, come between any two lines: until the body begins, and in it."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ours = {files.__file__, folders.__file__, locks.__file__}
+    lines, heard = 0, 0
+
+    def trace(frame, event, argument):
+        nonlocal lines
+        if frame.f_code.co_filename not in ours:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == heard:
+                raise KeyboardInterrupt
+        return trace
+
+    for _ in range(200):
+        heard, lines = heard + 1, 0
+        began = False
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with make(tmp_path / "x"):
+                sys.settrace(before)
+                began = True
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            sys.settrace(before)
+        assert list(tmp_path.iterdir()) == [], heard
+        if began:
+            break
+    assert began and heard > 10

@@ -158,8 +158,8 @@ def _write(
             packed.append((name, tensor.format.core, tensor.scale, list(tensor.shape), dtype, tensor.axis))
         else:
             plain.append((name, *_describe(name, tensor)))
-    writer = _core._ContainerWriter(path, plain, packed, dict(metadata or {}), overwrite)
     room = _Room(tensor.nbytes for tensor in tensors.values() if isinstance(tensor, Deferred))
+    writer = _core._ContainerWriter(path, plain, packed, dict(metadata or {}), overwrite)
     try:
         for name, tensor in tensors.items():
             if _is_packed(tensor):

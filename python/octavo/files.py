@@ -57,9 +57,12 @@ def whole(path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb") -> Iter
         return
     target = os.path.realpath(given)
     sweep(os.path.dirname(target))
-    with _named(given):
-        stage, descriptor = _create(target)
+    tried: list[str] = []
+    descriptor = None
     try:
+        with _named(given):
+            descriptor = _create(target, tried)
+        stage = tried[-1]
         # The lock lasts until the file has its name: closing comes first, since a network disk may refuse only then.
         with _opened(os.dup(descriptor), given, mode) as file:
             yield file
@@ -69,11 +72,13 @@ def whole(path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb") -> Iter
             os.fsync(descriptor)
             os.replace(stage, target)
     except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(stage)
+        for name in tried:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
         raise
     finally:
-        os.close(descriptor)
+        if descriptor is not None:
+            os.close(descriptor)
     sync(os.path.dirname(target))
 
 
@@ -205,13 +210,16 @@ def _opened(descriptor: int, given: str, mode: str) -> IO[Any]:
     return binary if mode == "wb" else io.TextIOWrapper(binary, encoding="utf-8", newline="\n")
 
 
-def _create(target: str) -> tuple[str, int]:
-    """Make and lock a file beside ``target``; another one where somebody swept it before it was locked."""
+def _create(target: str, tried: list[str]) -> int:
+    """Make and lock a file beside ``target``, the last of ``tried``; another one where somebody swept it before.
+
+    A name is in ``tried`` before the file is there: an interrupt at any moment leaves none that nobody removes.
+    """
     while True:
-        stage = temporary(target)
-        descriptor = os.open(stage, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        if locks.take(descriptor) is not False and locks.is_at(stage, descriptor):
-            return stage, descriptor
+        tried.append(temporary(target))
+        descriptor = os.open(tried[-1], os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        if locks.take(descriptor) is not False and locks.is_at(tried[-1], descriptor):
+            return descriptor
         os.close(descriptor)
 
 

@@ -50,8 +50,11 @@ def whole(path: str | os.PathLike[str], *, owned: Collection[str] = (), overwrit
     inside = os.path.isdir(target) and _is_fixed(target, parent)
     place = os.path.join(target, os.path.basename(target)) if inside else target
     files.sweep(os.path.dirname(place))
-    stage, descriptor = _create(place)
+    tried: list[str] = []
+    descriptor = None
     try:
+        descriptor = _create(place, tried)
+        stage = tried[-1]
         yield Path(stage)
         for folder, _, names in os.walk(stage, topdown=False):
             for name in names:
@@ -63,9 +66,7 @@ def whole(path: str | os.PathLike[str], *, owned: Collection[str] = (), overwrit
         else:
             _replace(stage, target, owned, overwrite=overwrite)
     finally:
-        if locks.is_at(stage, descriptor):
-            shutil.rmtree(stage, ignore_errors=True)
-        os.close(descriptor)
+        _remove(tried, descriptor)
     files.sync(parent)
 
 
@@ -76,13 +77,14 @@ def scratch() -> Iterator[Path]:
     One that a killed process left is removed by the next that is made, which :mod:`tempfile` does not do.
     """
     files.sweep(tempfile.gettempdir())
-    made, descriptor = _create(os.path.join(tempfile.gettempdir(), "scratch"))
-    os.chmod(made, stat.S_IRWXU)  # others may write there
+    tried: list[str] = []
+    descriptor = None
     try:
-        yield Path(made)
+        descriptor = _create(os.path.join(tempfile.gettempdir(), "scratch"), tried)
+        os.chmod(tried[-1], stat.S_IRWXU)  # others may write there
+        yield Path(tried[-1])
     finally:
-        shutil.rmtree(made, ignore_errors=True)
-        os.close(descriptor)
+        _remove(tried, descriptor)
 
 
 def _refuse_full(target: str, path: str | os.PathLike[str], overwrite: bool) -> None:
@@ -103,16 +105,29 @@ def _is_fixed(target: str, parent: str) -> bool:
     return os.path.ismount(target) or not os.access(parent, os.W_OK | os.X_OK)
 
 
-def _create(target: str) -> tuple[str, int]:
-    """Make and lock a folder beside ``target``; another one where somebody swept it before it was locked."""
+def _create(target: str, tried: list[str]) -> int:
+    """Make and lock a folder beside ``target``, the last of ``tried``; another one where somebody swept it before.
+
+    A name is in ``tried`` before the folder is there: an interrupt at any moment leaves none that nobody removes.
+    """
     while True:
-        stage = files.temporary(target)
-        os.mkdir(stage)  # not mkdtemp, whose folders only their owner may read
+        tried.append(files.temporary(target))
+        os.mkdir(tried[-1])  # not mkdtemp, whose folders only their owner may read
         with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(stage, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            if locks.take(descriptor) is not False and locks.is_at(stage, descriptor):
-                return stage, descriptor
+            descriptor = os.open(tried[-1], os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if locks.take(descriptor) is not False and locks.is_at(tried[-1], descriptor):
+                return descriptor
             os.close(descriptor)
+
+
+def _remove(tried: list[str], descriptor: int | None) -> None:
+    """Remove the folder that was made last, unless it has taken the place of another by now; and those before it."""
+    for name in tried:
+        # An interrupted one has no descriptor yet, and nothing in it.
+        if descriptor is None or name != tried[-1] or locks.is_at(name, descriptor):
+            shutil.rmtree(name, ignore_errors=True)
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def _sync_file(path: str) -> None:
