@@ -127,7 +127,7 @@ def test_kernels_are_named_without_a_device() -> None:
         return kernel(format, m, 4096, 4096, torch.bfloat16, input_format, device="cuda")
 
     assert name("int8:channel", 1) == name("mxint8", 16) == name("int4:g128", 4) == "int8 limbs imma"
-    assert name("mxint8", 17) == name("mxfp8e4m3", 1) == name("nf4", 64) == "bfloat16 parts mma"
+    assert name("mxint8", 17) == name("mxfp8e4m3", 1) == name("nf4", 64) == "bfloat16 limbs mma"
     assert name("mxint8", 65) == name("fp16", 1) == "decode + torch"
     assert name("int8:channel", 16, "int8") == "int8 narrow mma"
     assert name("int4:channel", 17, "int8:channel") == "int8 mma"

@@ -1,7 +1,7 @@
 """Products with packed weights on CUDA tensors: torch allocates, kernels of ``rust/cuda`` compute.
 
 Up to 64 rows of inputs meet the packed weights themselves: up to 16 rows as int8 limbs where weights are small
-integers times scales, else as sums of bfloat16 numbers. More rows are multiplied with weights decoded a panel of rows
+integers times scales, else as bfloat16 limbs. More rows are multiplied with weights decoded a panel of rows
 at a time, by torch. No dense copy of a weight outlives its panel.
 
 Work goes to the current stream of the tensors' device, read at every call; nothing waits for the device. Hence an input

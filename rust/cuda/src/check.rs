@@ -40,7 +40,7 @@ mod tests {
     use crate::Program;
 
     fn call(grid: [u32; 3], block: [u32; 3], shared: u32) -> Call {
-        let program = Program { name: "p".into(), parts: &[], defines: Vec::new(), entries: &["e"] };
+        let program = Program { name: "p".into(), files: &[], defines: Vec::new(), entries: &["e"] };
         Call { program: program.into(), entry: "e", grid, block, shared, arguments: Vec::new(), early: false }
     }
 

@@ -49,7 +49,7 @@ impl PartialEq for Key {
         std::ptr::eq(a, b)
             || a.name == b.name
                 && a.defines == b.defines
-                && (std::ptr::eq(a.parts, b.parts) || a.parts == b.parts)
+                && (std::ptr::eq(a.files, b.files) || a.files == b.files)
                 && a.entries == b.entries
     }
 }

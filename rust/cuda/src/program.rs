@@ -10,7 +10,7 @@ pub struct Program {
     /// Names the program in errors and files: `decode-mxint8-bfloat16`.
     pub name: String,
     /// Texts of the source, in order, by file name: `("base.cu", include_str!("../kernels/base.cu"))`.
-    pub parts: &'static [(&'static str, &'static str)],
+    pub files: &'static [(&'static str, &'static str)],
     /// Macros and their values.
     pub defines: Vec<(&'static str, String)>,
     /// Names of its `extern "C" __global__` functions.
@@ -18,13 +18,13 @@ pub struct Program {
 }
 
 impl Program {
-    /// The whole source: macros, then the parts. Lines keep the numbers they have in their files.
+    /// The whole source: macros, then the files. Lines keep the numbers they have in their files.
     pub fn source(&self) -> String {
         let mut source = String::new();
         for (name, value) in &self.defines {
             let _ = writeln!(source, "#define {name} {value}");
         }
-        for (file, text) in self.parts {
+        for (file, text) in self.files {
             let _ = writeln!(source, "#line 1 \"{file}\"\n{text}");
         }
         source

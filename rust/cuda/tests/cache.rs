@@ -54,9 +54,9 @@ fn what_is_kept_is_read_back_by_another_process() {
 
 #[test]
 fn everything_that_decides_the_code_is_in_the_key() {
-    let plain = |parts: &'static [(&'static str, &'static str)], defines: Vec<(&'static str, String)>| Program {
+    let plain = |files: &'static [(&'static str, &'static str)], defines: Vec<(&'static str, String)>| Program {
         defines,
-        ..program("p", parts, &["e"])
+        ..program("p", files, &["e"])
     };
     let base = plain(&[("a.cu", "x")], vec![("N", "1".to_owned())]);
     let keys = [

@@ -70,13 +70,13 @@ impl Fakes {
     }
 }
 
-const PARTS: &[(&str, &str)] = &[("k.cu", "mix_pilf plain refused")];
+const FILES: &[(&str, &str)] = &[("k.cu", "mix_pilf plain refused")];
 const ENTRIES: &[&str] = &["mix_pilf", "plain", "refused"];
 
 fn mix(name: &str) -> Call {
     let arguments =
         vec![Argument::Address(0x7f00_0000_1000), Argument::I32(-7), Argument::I64(1 << 40), Argument::F32(-0.5)];
-    let program = Program { defines: vec![("NAME", name.to_owned())], ..program(name, PARTS, ENTRIES) };
+    let program = Program { defines: vec![("NAME", name.to_owned())], ..program(name, FILES, ENTRIES) };
     call(&Arc::new(program), "mix_pilf", arguments)
 }
 
@@ -162,9 +162,9 @@ fn programs_that_differ_in_a_macro_or_text_are_others() {
     let Some((fakes, _one)) = Fakes::get() else { return };
     let before = fakes.compiles();
     for (text, value) in [("1", "a"), ("2", "a"), ("1", "b"), ("1", "a")] {
-        let parts: &'static [(&str, &str)] =
+        let files: &'static [(&str, &str)] =
             if text == "1" { &[("k.cu", "mix_pilf plain refused 1")] } else { &[("k.cu", "mix_pilf plain refused 2")] };
-        let made = Program { defines: vec![("M", value.to_owned())], ..program("others", parts, ENTRIES) };
+        let made = Program { defines: vec![("M", value.to_owned())], ..program("others", files, ENTRIES) };
         launch(0, 0, &[call(&Arc::new(made), "plain", Vec::new())]).unwrap();
     }
     assert_eq!(fakes.compiles() - before, 3);
@@ -213,7 +213,7 @@ fn waiting_after_each_launch_names_the_kernel_that_failed() {
 #[test]
 fn a_refused_launch_says_which_and_why() {
     let Some((_fakes, _one)) = Fakes::get() else { return };
-    let program = Arc::new(program("p", PARTS, ENTRIES));
+    let program = Arc::new(program("p", FILES, ENTRIES));
     let text = refusal(call(&program, "refused", Vec::new()));
     assert!(text.starts_with("kernel 'p: refused' on device 0, grid [3, 2, 1]"), "{text}");
     assert!(text.contains("CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES (701)"), "{text}");

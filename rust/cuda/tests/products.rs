@@ -12,7 +12,7 @@ use octavo_core::{DType, Format};
 use octavo_cuda::Program;
 use octavo_cuda::arch::{Arch, Target};
 use octavo_cuda::gemm::{Bias, Gemm, Kernel, Output, Product, Scales};
-use octavo_cuda::linear::{Device, Limbs, Linear, Numbers, Parts};
+use octavo_cuda::linear::{Bf16Limbs, Device, Int8Limbs, Linear, Numbers};
 use octavo_cuda::nvrtc::{Nvrtc, usage};
 
 use common::{disassembled, nvrtc};
@@ -56,7 +56,7 @@ fn within(nvrtc: &Nvrtc, program: &Program, registers: u32, i: usize) {
 }
 
 #[test]
-fn limbs_stay_in_registers() {
+fn int8_limbs_stay_in_registers() {
     let Some(nvrtc) = nvrtc() else { return };
     // Three blocks on a multiprocessor have 80 registers a thread, two 128, one 255.
     for (i, (format, m, dtype, registers)) in [
@@ -78,13 +78,13 @@ fn limbs_stay_in_registers() {
         let format = Format::parse(format).unwrap();
         let linear =
             Linear { format, m, n: 4096, k: 4096, x: Numbers { address: 0, dtype }, parts: [0; 4], bias: None, out: 0 };
-        let limbs = Limbs::new(&linear, ANY).unwrap().unwrap();
+        let limbs = Int8Limbs::new(&linear, ANY).unwrap().unwrap();
         within(&nvrtc, limbs.program(), registers, i);
     }
 }
 
 #[test]
-fn parts_stay_in_registers() {
+fn bf16_limbs_stay_in_registers() {
     let Some(nvrtc) = nvrtc() else { return };
     for (i, (format, m, dtype)) in [
         ("mxfp8e4m3", 64, DType::BF16),
@@ -101,8 +101,8 @@ fn parts_stay_in_registers() {
         let format = Format::parse(format).unwrap();
         let linear =
             Linear { format, m, n: 4096, k: 4096, x: Numbers { address: 0, dtype }, parts: [0; 4], bias: None, out: 0 };
-        let parts = Parts::new(&linear, ANY).unwrap().unwrap();
-        within(&nvrtc, parts.program(), 224, i);
+        let limbs = Bf16Limbs::new(&linear, ANY).unwrap().unwrap();
+        within(&nvrtc, limbs.program(), 224, i);
     }
 }
 
@@ -205,7 +205,7 @@ fn loops_take_few_instructions() {
     ] {
         let (format, x) = (Format::parse(format).unwrap(), Numbers { address: 0, dtype: DType::BF16 });
         let linear = Linear { format, m, n: 4096, k: 4096, x, parts: [0; 4], bias: None, out: 0 };
-        let limbs = Limbs::new(&linear, ANY).unwrap().unwrap();
+        let limbs = Int8Limbs::new(&linear, ANY).unwrap().unwrap();
         let image = nvrtc.compile(limbs.program(), Target::Cubin(Arch::native(90))).unwrap();
         let used = usage(&image.log).into_iter().map(|used| used.registers).max();
         assert!(used <= Some(registers), "'{format}', {m} rows: {used:?} registers");
@@ -223,8 +223,8 @@ fn loops_take_few_instructions() {
     {
         let (format, x) = (Format::parse(format).unwrap(), Numbers { address: 0, dtype: DType::BF16 });
         let linear = Linear { format, m: 64, n: 4096, k: 4096, x, parts: [0; 4], bias: None, out: 0 };
-        let parts = Parts::new(&linear, ANY).unwrap().unwrap();
-        let image = nvrtc.compile(parts.program(), Target::Cubin(Arch::native(90))).unwrap();
+        let limbs = Bf16Limbs::new(&linear, ANY).unwrap().unwrap();
+        let image = nvrtc.compile(limbs.program(), Target::Cubin(Arch::native(90))).unwrap();
         let Some(lines) = hot_loop(&image.code, "multiply") else { return };
         let each = lines.len() * 3200 / 2048;
         assert!((1..=most).contains(&each), "'{format}', 64 rows: {each} hundredths an instruction a weight");

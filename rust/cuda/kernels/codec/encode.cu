@@ -1,4 +1,4 @@
-// Values to packed codes, or to the values of those codes (QUANTISE): UNIT_SIZE elements a thread at a time.
+// Values to packed codes, or to the values of those codes (QUANTIZE): UNIT_SIZE elements a thread at a time.
 //
 // encode reads scales that are known; encode_blocks (FUSED) finds the scale of each block in passing: a block lies in
 // BLOCK / UNIT_SIZE neighbouring lanes.
@@ -65,13 +65,13 @@ KERNEL(THREADS, GRID == SIGNED_LEVELS ? 1 : 4) encode(const Word *x, const u8 *s
         if (own != group && i < place.count) s = load_scale(p, place.row, place.column + i, tensor);
         group = own;
 #endif
-#if QUANTISE
+#if QUANTIZE
         v[i] = nans >> i & 1 ? float_of(0x7fc00000) : value_of(code_of(v[i], s, book), s, book, LARGEST);
 #else
         codes[i] = i < place.count ? code_or_nan(v[i], s, book, policy == POLICY_NAN && (nans >> i & 1)) : 0;
 #endif
     }
-#if QUANTISE
+#if QUANTIZE
     (void)codes, (void)row_bytes;
     Word *to = (Word *)out + place.at;
     if (whole) {
@@ -114,7 +114,7 @@ KERNEL(THREADS) encode_blocks(const Word *x, u8 *scales, const float *levels, vo
         absmax = absmax < other ? other : absmax;
     }
     u32 bits = scale_bits(absmax, tensor, rule);
-#if !QUANTISE && STEP == STEP_E8M0
+#if !QUANTIZE && STEP == STEP_E8M0
     if (policy == POLICY_NAN) {
         u32 any = nans;
 #pragma unroll
@@ -123,7 +123,7 @@ KERNEL(THREADS) encode_blocks(const Word *x, u8 *scales, const float *levels, vo
     }
 #endif
     Scale s = resolve(bits, tensor);
-#if QUANTISE
+#if QUANTIZE
     (void)scales;
 #pragma unroll
     for (int i = 0; i < UNIT_SIZE; i++) v[i] = value_of(code_of(v[i], s, book), s, book, LARGEST);

@@ -72,14 +72,14 @@ template <class T> DEVICE void write_four(T *to, const T (&v)[4], i64 count) {
             if (i < count) to[i] = v[i];
 }
 
-// Adds the sums of all parts and finishes them.
-KERNEL(256) finish(const i32 *parts, i32 count, i32 m, i32 n, const float *row_scales, i32 row_step, const float *column_scales,
+// Adds the sums of all slices and finishes them.
+KERNEL(256) finish(const i32 *slices, i32 count, i32 m, i32 n, const float *row_scales, i32 row_step, const float *column_scales,
                    i32 column_step, const void *bias, i32 bias_type, void *out, i32 zero) {
     i64 i = blockIdx.x * 256ll + threadIdx.x, size = (i64)m * n;
     wait_for_predecessor();
     if (i >= size) return;
     i32 sum = 0;
-    for (i32 part = 0; part < count; part++) sum += parts[part * size + i];
+    for (i32 slice = 0; slice < count; slice++) sum += slices[slice * size + i];
     Outputs outputs = {row_scales, column_scales, row_step, column_step, bias, bias_type, out, zero};
     finish_sum(outputs, sum, i / n, i % n, n);
 }

@@ -38,7 +38,7 @@ DEVICE void stage_weights(u8 *to, const u8 *from, i32 left) {
     }
 }
 
-KERNEL(256, LOAD == 16 && LOAD_X == 16 && WIDTH == 8 ? 2 : 1) gemm(const u8 *x, i64 stride, const u8 *codes, i32 *parts, i32 m, i32 n, i64 k, i32 part_steps,
+KERNEL(256, LOAD == 16 && LOAD_X == 16 && WIDTH == 8 ? 2 : 1) gemm(const u8 *x, i64 stride, const u8 *codes, i32 *slices, i32 m, i32 n, i64 k, i32 slice_steps,
                     const float *row_scales, i32 row_step, const float *column_scales, i32 column_step, const void *bias, i32 bias_type,
                     void *out, i32 zero) {
     SHARED_MEMORY(shared);
@@ -49,8 +49,8 @@ KERNEL(256, LOAD == 16 && LOAD_X == 16 && WIDTH == 8 ? 2 : 1) gemm(const u8 *x, 
     const u32 height = tiles_m - 8 * band < 8 ? tiles_m - 8 * band : 8;
     const i64 m0 = (i64)(8 * band + in_band % height) * TILE, n0 = (i64)(in_band / height) * TILE;
     const i64 row_bytes = (k * WIDTH + 7) / 8;
-    const u32 all = (u32)((k + STEP - 1) / STEP), first = blockIdx.y * part_steps;
-    const u32 end = first + part_steps < all ? first + part_steps : all;
+    const u32 all = (u32)((k + STEP - 1) / STEP), first = blockIdx.y * slice_steps;
+    const u32 end = first + slice_steps < all ? first + slice_steps : all;
 
     // A thread copies the same piece of two rows of each factor, step after step; rows that are not there have no columns.
     const u32 piece = threadIdx.x & 3, places[2] = {place_of(threadIdx.x >> 2, piece), place_of(64 + (threadIdx.x >> 2), piece)};
@@ -124,7 +124,7 @@ KERNEL(256, LOAD == 16 && LOAD_X == 16 && WIDTH == 8 ? 2 : 1) gemm(const u8 *x, 
         const Quad sums = *(const Quad *)sums_at(row, 4 * lane);
         const i32 four[4] = {(i32)sums.x, (i32)sums.y, (i32)sums.z, (i32)sums.w};
         if (split) {
-            write_four(parts + (blockIdx.y * (i64)m + m0 + row) * n + column, four, there);
+            write_four(slices + (blockIdx.y * (i64)m + m0 + row) * n + column, four, there);
             continue;
         }
         const float scale = row_scale(outputs, m0 + row);

@@ -4,13 +4,13 @@
 
 #define WARPS 8
 
-KERNEL(256, 2) narrow(const i8 *x, i64 stride, const u8 *codes, i32 *parts, i32 m, i32 n, i64 k, i32 part_chunks,
+KERNEL(256, 2) narrow(const i8 *x, i64 stride, const u8 *codes, i32 *slices, i32 m, i32 n, i64 k, i32 slice_chunks,
                    const float *row_scales, i32 row_step, const float *column_scales, i32 column_step, const void *bias, i32 bias_type,
                     void *out, i32 zero) {
     SHARED(i32, of_warps, WARPS *M * 16);
     const u32 lane = lane_id(), warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const u32 all = (u32)((k + 127) / 128), first = blockIdx.y * part_chunks;
-    const u32 end = first + part_chunks < all ? first + part_chunks : all;
+    const u32 all = (u32)((k + 127) / 128), first = blockIdx.y * slice_chunks;
+    const u32 end = first + slice_chunks < all ? first + slice_chunks : all;
     const i64 row_bytes = (k * WIDTH + 7) / 8, row0 = 16ll * blockIdx.x + g;
     const u8 *rows[2];
     u32 next[2][WIDTH] = {};
@@ -54,7 +54,7 @@ KERNEL(256, 2) narrow(const i8 *x, i64 stride, const u8 *codes, i32 *parts, i32 
         i32 sum = 0;
         for (u32 w = 0; w < WARPS; w++) sum += of_warps[w * M * 16 + i];
         if (row >= n || own >= m) continue;
-        if (gridDim.y > 1) parts[(blockIdx.y * (i64)m + own) * n + row] = sum;
+        if (gridDim.y > 1) slices[(blockIdx.y * (i64)m + own) * n + row] = sum;
         else finish_sum(outputs, sum, own, row, n);
     }
 }

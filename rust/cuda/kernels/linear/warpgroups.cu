@@ -17,17 +17,17 @@
 // A tile of outputs, and the steps of k whose products are summed for it.
 struct Work {
     i64 m0, n0;
-    u32 part, first, end;
+    u32 slice, first, end;
 };
 
-DEVICE Work work_at(u32 i, i32 m, i32 n, u32 steps, u32 part_steps) {
+DEVICE Work work_at(u32 i, i32 m, i32 n, u32 steps, u32 slice_steps) {
     const u32 tiles_m = ((u32)m + TILE_M - 1) / TILE_M, tiles_n = ((u32)n + TILE_N - 1) / TILE_N;
-    const u32 part = i / (tiles_m * tiles_n), tile = i % (tiles_m * tiles_n);
+    const u32 slice = i / (tiles_m * tiles_n), tile = i % (tiles_m * tiles_n);
     // Sixteen tiles of rows of x take turns: blocks that run together then work on a square, whose rows the second cache holds.
     const u32 band = tile / (16 * tiles_n), in_band = tile % (16 * tiles_n);
     const u32 height = tiles_m - 16 * band < 16 ? tiles_m - 16 * band : 16;
-    const u32 first = part * part_steps, end = first + part_steps < steps ? first + part_steps : steps;
-    return Work{(i64)(16 * band + in_band % height) * TILE_M, (i64)(in_band / height) * TILE_N, part, first, end};
+    const u32 first = slice * slice_steps, end = first + slice_steps < steps ? first + slice_steps : steps;
+    return Work{(i64)(16 * band + in_band % height) * TILE_M, (i64)(in_band / height) * TILE_N, slice, first, end};
 }
 
 // What a lane brings to the outputs of a warp, 16 rows from m0 on and 256 columns from n0 on: the scale of row lane & 15, and
@@ -90,7 +90,7 @@ DEVICE void write_rows(T *out, const Factors &f, i32 m, i32 n, i64 m0, i64 n0, u
     }
 }
 
-KERNEL(384, 1) warpgroups(MAP x, MAP codes, i32 *parts, i32 m, i32 n, i32 steps, i32 part_steps, i32 works, const float *row_scales,
+KERNEL(384, 1) warpgroups(MAP x, MAP codes, i32 *slices, i32 m, i32 n, i32 steps, i32 slice_steps, i32 works, const float *row_scales,
                           i32 row_step, const float *column_scales, i32 column_step, const void *bias, i32 bias_type, void *out,
                           i32 zero) {
     SHARED_MEMORY(memory);
@@ -113,7 +113,7 @@ KERNEL(384, 1) warpgroups(MAP x, MAP codes, i32 *parts, i32 m, i32 n, i32 steps,
         keep_registers<40>();
         if (threadIdx.x == 256)
             for (u32 i = blockIdx.x; i < (u32)works; i += gridDim.x) {
-                const Work work = work_at(i, m, n, steps, part_steps);
+                const Work work = work_at(i, m, n, steps, slice_steps);
                 for (u32 step = work.first; step < work.end; step++) {
                     u8 *stage = stages + slot * STAGE;
                     wait_barrier(empty + slot, parity ^ 1);
@@ -129,7 +129,7 @@ KERNEL(384, 1) warpgroups(MAP x, MAP codes, i32 *parts, i32 m, i32 n, i32 steps,
         const Outputs outputs = {row_scales, column_scales, row_step, column_step, bias, bias_type, out, zero};
         i32 d[128] = {};
         for (u32 i = blockIdx.x; i < (u32)works; i += gridDim.x) {
-            const Work work = work_at(i, m, n, steps, part_steps);
+            const Work work = work_at(i, m, n, steps, slice_steps);
             u32 before = slot;
             for (u32 step = work.first; step < work.end; step++) {
                 const u8 *stage = stages + slot * STAGE;
@@ -150,9 +150,9 @@ KERNEL(384, 1) warpgroups(MAP x, MAP codes, i32 *parts, i32 m, i32 n, i32 steps,
             wait_products<0>(d);
             if (lane == 0) arrive(empty + before);
             u8 *turn = turns + warp * TURN;
-            if (steps > part_steps) {
+            if (steps > slice_steps) {
                 auto value = [](i32 sum, float, const Column &) { return sum; };
-                write_rows(parts + work.part * (i64)m * n, factors, m, n, m0, work.n0, turn, d, value);
+                write_rows(slices + work.slice * (i64)m * n, factors, m, n, m0, work.n0, turn, d, value);
             } else {
                 auto value = [&](i32 sum, float scale, const Column &column) { return finished(sum, scale, column, zero); };
                 write_rows((Element *)out, factors, m, n, m0, work.n0, turn, d, value);

@@ -79,7 +79,7 @@ fn program(
     what: &'static str,
     format: Format,
     dtype: DType,
-    parts: Texts,
+    files: Texts,
     entries: &'static [&'static str],
     more: &[(&'static str, usize)],
 ) -> Arc<Program> {
@@ -91,7 +91,7 @@ fn program(
         format.to_string().chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '_' }).collect();
     let mut defines = macros::of(format, dtype);
     defines.extend(more.iter().map(|(name, value)| (*name, value.to_string())));
-    let made = Arc::new(Program { name: format!("{what}-{text}-{}", dtype.name()), parts, defines, entries });
+    let made = Arc::new(Program { name: format!("{what}-{text}-{}", dtype.name()), files, defines, entries });
     MADE.write().unwrap_or_else(PoisonError::into_inner).insert(key, made.clone());
     made
 }
@@ -103,7 +103,7 @@ pub(super) fn decode(format: Format, dtype: DType) -> Arc<Program> {
 pub(super) fn encode(format: Format, dtype: DType, quantize: bool) -> Arc<Program> {
     let fused = is_fused(format);
     let entries: &[_] = if fused { &["encode", "encode_blocks"] } else { &["encode"] };
-    let more = [("UNIT_SIZE", UNIT), ("QUANTISE", quantize.into()), ("FUSED", fused.into())];
+    let more = [("UNIT_SIZE", UNIT), ("QUANTIZE", quantize.into()), ("FUSED", fused.into())];
     program(if quantize { "quantize" } else { "encode" }, format, dtype, ENCODE, entries, &more)
 }
 

@@ -113,9 +113,9 @@ pub enum Kernel {
 pub struct Gemm {
     program: Arc<Program>,
     kernel: Kernel,
-    /// Chunks or steps of a part of the columns, and parts.
-    part: usize,
-    parts: usize,
+    /// Chunks or steps of a slice of the columns, and slices.
+    slice: usize,
+    slices: usize,
     /// Blocks that are resident on the device at a time, for a persistent kernel.
     room: usize,
 }
@@ -139,15 +139,15 @@ impl Gemm {
         let kernel = Kernel::of(product, device);
         let load = load(product.codes, product.width, (k * product.width as usize).div_ceil(8));
         let room = device.multiprocessors as usize;
-        // Until every multiprocessor has a block or two, as long as each part keeps its pipeline full.
+        // Until every multiprocessor has a block or two, as long as each slice keeps its pipeline full.
         let (steps, wanted, fewest) = match kernel {
             Kernel::Narrow => (k.div_ceil(CHUNK), 2 * room / n.div_ceil(ROWS), WARPS),
             Kernel::Tiles => (k.div_ceil(STEP), room / (m.div_ceil(TILE) * n.div_ceil(TILE)), 8),
             Kernel::Warpgroups => (k.div_ceil(warpgroups::STEP), room / warpgroups::tiles(product), 4),
         };
-        let part = steps.div_ceil(wanted.clamp(1, steps.div_ceil(fewest)));
+        let slice = steps.div_ceil(wanted.clamp(1, steps.div_ceil(fewest)));
         let program = Arc::new(program(product, kernel, load));
-        Ok(Self { program, kernel, part, parts: steps.div_ceil(part), room })
+        Ok(Self { program, kernel, slice, slices: steps.div_ceil(slice), room })
     }
 
     /// The kernels.
@@ -162,13 +162,13 @@ impl Gemm {
 
     /// Bytes of scratch memory, at a multiple of 4.
     pub fn scratch(&self, product: &Product) -> usize {
-        if self.parts > 1 { 4 * self.parts * product.m * product.n } else { 0 }
+        if self.slices > 1 { 4 * self.slices * product.m * product.n } else { 0 }
     }
 
     /// The calls, in order.
     pub fn calls(&self, product: &Product, scratch: u64) -> Result<Vec<Call>> {
         let &Product { m, n, k, x, stride, codes, .. } = product;
-        let sums = Argument::Address(if self.parts > 1 { scratch } else { 0 });
+        let sums = Argument::Address(if self.slices > 1 { scratch } else { 0 });
         let (bias, kind) = match product.bias {
             Bias::None => (0, 0),
             Bias::Float(address, dtype) => (address, code(dtype)),
@@ -197,26 +197,26 @@ impl Gemm {
         };
         let own = || {
             let own = [Argument::Address(x), Argument::I64(stride as i64), Argument::Address(codes), sums];
-            own.into_iter().chain([int(m), int(n), Argument::I64(k as i64), int(self.part)])
+            own.into_iter().chain([int(m), int(n), Argument::I64(k as i64), int(self.slice)])
         };
         let first = match self.kernel {
             Kernel::Narrow => {
-                call("narrow", [n.div_ceil(ROWS), self.parts], 256, 0, own().chain(ends.clone()).collect())?
+                call("narrow", [n.div_ceil(ROWS), self.slices], 256, 0, own().chain(ends.clone()).collect())?
             }
             Kernel::Tiles => {
-                let grid = [m.div_ceil(TILE) * n.div_ceil(TILE), self.parts];
+                let grid = [m.div_ceil(TILE) * n.div_ceil(TILE), self.slices];
                 call("gemm", grid, 256, STAGES, own().chain(ends.clone()).collect())?
             }
             Kernel::Warpgroups => {
-                let works = crate::blocks((warpgroups::tiles(product) * self.parts) as u64, 1)? as usize;
-                let own = warpgroups::arguments(product, sums, self.part, self.parts).into_iter();
+                let works = crate::blocks((warpgroups::tiles(product) * self.slices) as u64, 1)? as usize;
+                let own = warpgroups::arguments(product, sums, self.slice, self.slices).into_iter();
                 let grid = [works.min(self.room), 1];
                 call("warpgroups", grid, warpgroups::THREADS, warpgroups::SHARED, own.chain(ends.clone()).collect())?
             }
         };
         let mut calls = vec![first];
-        if self.parts > 1 {
-            let arguments = [sums, int(self.parts), int(m), int(n)].into_iter().chain(ends).collect();
+        if self.slices > 1 {
+            let arguments = [sums, int(self.slices), int(m), int(n)].into_iter().chain(ends).collect();
             calls.push(call("finish", [(m * n).div_ceil(256), 1], 256, 0, arguments)?);
         }
         Ok(calls)
@@ -263,7 +263,7 @@ fn program(product: &Product, kernel: Kernel, load: u32) -> Program {
     let mut defines = vec![("SHIFT", (8 - width).to_string()), ("OUT", out.to_string())];
     if kernel == Kernel::Warpgroups {
         let name = format!("int8-warpgroups-{out_name}");
-        return Program { name, parts: warpgroups::PARTS, defines, entries: &["warpgroups", "finish"] };
+        return Program { name, files: warpgroups::FILES, defines, entries: &["warpgroups", "finish"] };
     }
     defines.extend([
         ("WIDTH", width.to_string()),
@@ -277,10 +277,10 @@ fn program(product: &Product, kernel: Kernel, load: u32) -> Program {
         let rows = product.m.next_multiple_of(8);
         defines.push(("M", rows.to_string()));
         let name = format!("int{width}-narrow{rows}-{out_name}");
-        return Program { name, parts: NARROW, defines, entries: &["narrow", "finish"] };
+        return Program { name, files: NARROW, defines, entries: &["narrow", "finish"] };
     }
     let fits = |bytes: usize| product.stride.is_multiple_of(bytes) && product.x.is_multiple_of(bytes as u64);
     let of_x = [16, 4].into_iter().find(|&bytes| fits(bytes)).unwrap_or(1);
     defines.push(("LOAD_X", of_x.to_string()));
-    Program { name: format!("int{width}-gemm-{out_name}"), parts: GEMM, defines, entries: &["gemm", "finish"] }
+    Program { name: format!("int{width}-gemm-{out_name}"), files: GEMM, defines, entries: &["gemm", "finish"] }
 }

@@ -5,7 +5,7 @@ use crate::arch::Arch;
 use crate::linear::{Device, int};
 use crate::{Argument, TensorMap};
 
-pub(super) const PARTS: &[(&str, &str)] = &[
+pub(super) const FILES: &[(&str, &str)] = &[
     ("base.cu", include_str!("../../kernels/base.cu")),
     ("hopper.cu", include_str!("../../kernels/hopper.cu")),
     ("values.cu", include_str!("../../kernels/linear/values.cu")),
@@ -39,13 +39,13 @@ pub(super) fn tiles(product: &Product) -> usize {
 }
 
 /// The kernel's own arguments before those of the outputs.
-pub(super) fn arguments(product: &Product, sums: Argument, part: usize, parts: usize) -> Vec<Argument> {
+pub(super) fn arguments(product: &Product, sums: Argument, slice: usize, slices: usize) -> Vec<Argument> {
     let &Product { m, n, k, x, stride, codes, .. } = product;
     let map = |address, rows, pitch, box_rows| {
         let [rows, columns, pitch] = [rows, k, pitch].map(|side| side as u64);
         Argument::Map(TensorMap { address, rows, columns, pitch, box_rows })
     };
     let maps = [map(x, m, stride, TILE[0] as u32), map(codes, n, k, TILE[1] as u32)];
-    let [steps, works] = [k.div_ceil(STEP), tiles(product) * parts].map(int);
-    maps.into_iter().chain([sums, int(m), int(n), steps, int(part), works]).collect()
+    let [steps, works] = [k.div_ceil(STEP), tiles(product) * slices].map(int);
+    maps.into_iter().chain([sums, int(m), int(n), steps, int(slice), works]).collect()
 }

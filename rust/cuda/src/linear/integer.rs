@@ -10,12 +10,12 @@ use super::{Device, Numbers, code};
 use crate::gemm::{Bias, Gemm, Kernel, Output, Product, Scales, is_narrow};
 use crate::{Argument, Call, Error, Program, Result};
 
-const PARTS: &[(&str, &str)] = &[
+const FILES: &[(&str, &str)] = &[
     ("base.cu", include_str!("../../kernels/base.cu")),
     ("values.cu", include_str!("../../kernels/linear/values.cu")),
     ("quantize.cu", include_str!("../../kernels/linear/quantize.cu")),
 ];
-/// Parts of x whose absmax is found by one block each.
+/// Pieces of x whose absmax is found by one block each.
 const STRETCHES: usize = 256;
 
 /// `y = quantize(x) W^T`, by addresses.
@@ -166,5 +166,5 @@ fn program(x: DType, input: u32, mode: usize, apart: bool) -> Program {
         ("EVEN_ODD_RUNS", u8::from(apart).to_string()),
     ];
     let name = format!("quantize-int{input}-{}", x.name());
-    Program { name, parts: PARTS, defines, entries: &["magnitudes", "quantize"] }
+    Program { name, files: FILES, defines, entries: &["magnitudes", "quantize"] }
 }

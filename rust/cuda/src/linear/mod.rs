@@ -1,16 +1,16 @@
 //! Launches of products with packed weights: the twins of `octavo_core::linear`.
 
+mod bf16_limbs;
 mod elements;
+mod int8_limbs;
 mod integer;
-mod limbs;
-mod parts;
 mod programs;
 mod way;
 
+pub use bf16_limbs::{Bf16Limbs, MOST_ROWS};
 pub(crate) use elements::load;
+pub use int8_limbs::Int8Limbs;
 pub use integer::{Integer, Plan};
-pub use limbs::Limbs;
-pub use parts::{MOST_ROWS, Parts};
 pub use programs::programs;
 pub use way::{Way, way};
 

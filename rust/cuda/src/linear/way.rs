@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
 use octavo_core::Format;
 
-use super::{Device, Limbs, Linear, Parts, code};
+use super::{Bf16Limbs, Device, Int8Limbs, Linear, code};
 use crate::{Call, Program, Result};
 
 /// Plans that are kept, at most; beyond, all are made anew.
@@ -15,9 +15,9 @@ const MOST: usize = 4096;
 #[derive(Clone, Debug)]
 pub enum Way {
     /// Bytes on the int8 tensor cores.
-    Limbs(Limbs),
+    Int8Limbs(Int8Limbs),
     /// Decoded weights on the bfloat16 tensor cores.
-    Parts(Parts),
+    Bf16Limbs(Bf16Limbs),
 }
 
 /// Key of a plan: everything that it depends on.
@@ -48,9 +48,9 @@ pub fn way(linear: &Linear, device: Device) -> Result<Option<Arc<Way>>> {
     if let Some(way) = KEPT.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
         return Ok(way.clone());
     }
-    let found = match Limbs::new(linear, device)? {
-        Some(limbs) => Some(Way::Limbs(limbs)),
-        None => Parts::new(linear, device)?.map(Way::Parts),
+    let found = match Int8Limbs::new(linear, device)? {
+        Some(limbs) => Some(Way::Int8Limbs(limbs)),
+        None => Bf16Limbs::new(linear, device)?.map(Way::Bf16Limbs),
     };
     let found = found.map(Arc::new);
     let mut kept = KEPT.write().unwrap_or_else(PoisonError::into_inner);
@@ -65,24 +65,24 @@ impl Way {
     /// Name for people.
     pub const fn name(&self) -> &'static str {
         match self {
-            Self::Limbs(_) => "int8 limbs imma",
-            Self::Parts(_) => "bfloat16 parts mma",
+            Self::Int8Limbs(_) => "int8 limbs imma",
+            Self::Bf16Limbs(_) => "bfloat16 limbs mma",
         }
     }
 
     /// The kernels.
     pub fn program(&self) -> &Program {
         match self {
-            Self::Limbs(limbs) => limbs.program(),
-            Self::Parts(parts) => parts.program(),
+            Self::Int8Limbs(limbs) => limbs.program(),
+            Self::Bf16Limbs(limbs) => limbs.program(),
         }
     }
 
     /// Bytes of scratch memory, at a multiple of 16.
     pub fn scratch(&self, linear: &Linear) -> usize {
         match self {
-            Self::Limbs(limbs) => limbs.scratch(linear),
-            Self::Parts(parts) => parts.scratch(linear),
+            Self::Int8Limbs(limbs) => limbs.scratch(linear),
+            Self::Bf16Limbs(limbs) => limbs.scratch(linear),
         }
     }
 
@@ -92,8 +92,8 @@ impl Way {
     /// [`crate::Error::Launch`] for more blocks than a grid has.
     pub fn calls(&self, linear: &Linear, scratch: u64) -> Result<Vec<Call>> {
         match self {
-            Self::Limbs(limbs) => limbs.calls(linear, scratch),
-            Self::Parts(parts) => parts.calls(linear, scratch),
+            Self::Int8Limbs(limbs) => limbs.calls(linear, scratch),
+            Self::Bf16Limbs(limbs) => limbs.calls(linear, scratch),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{Argument, Call, Program, Result};
 
-const PARTS: &[(&str, &str)] = &[
+const FILES: &[(&str, &str)] = &[
     ("base.cu", include_str!("../../kernels/base.cu")),
     ("rows.cu", include_str!("../../kernels/seq2seq/rows.cu")),
     ("encode.cu", include_str!("../../kernels/seq2seq/encode.cu")),
@@ -134,12 +134,12 @@ impl Generation {
     fn call(
         &self,
         entry: &'static str,
-        parts: u32,
+        directions: u32,
         threads: usize,
         shared: usize,
         arguments: Vec<Argument>,
     ) -> Result<Call> {
-        let grid = [crate::blocks(self.rows as u64, 16 * self.tiles as u64)?, parts, 1];
+        let grid = [crate::blocks(self.rows as u64, 16 * self.tiles as u64)?, directions, 1];
         let (block, shared) = ([threads as u32, 1, 1], shared as u32);
         Ok(Call { program: self.program.clone(), entry, grid, block, shared, arguments, early: false })
     }
@@ -190,7 +190,7 @@ fn program(sizes: &Sizes, tiles: usize) -> Program {
     ];
     let defines = defines.map(|(name, value)| (name, value.to_string())).to_vec();
     let name = format!("seq2seq-{hidden}x{layers}-rows{}", 16 * tiles);
-    Program { name, parts: PARTS, defines, entries: &["encode", "decode"] }
+    Program { name, files: FILES, defines, entries: &["encode", "decode"] }
 }
 
 #[cfg(test)]

@@ -59,10 +59,10 @@ pub(crate) fn disassembled(cubin: &[u8], entry: &str) -> Option<Vec<String>> {
 /// A program of one source text.
 pub(crate) fn program(
     name: &str,
-    parts: &'static [(&'static str, &'static str)],
+    files: &'static [(&'static str, &'static str)],
     entries: &'static [&'static str],
 ) -> Program {
-    Program { name: name.to_owned(), parts, defines: Vec::new(), entries }
+    Program { name: name.to_owned(), files, defines: Vec::new(), entries }
 }
 
 /// A small call of a kernel.

@@ -55,7 +55,7 @@ KERNEL(1) halves(const float *x, u32 *out, i32 count) {
 
 fn call(entry: &'static str, grid: u32, block: u32, shared: u32, arguments: Vec<Argument>) -> Call {
     let entries = &["add", "background", "product", "halves"];
-    let program = Program { name: "example".into(), parts: EXAMPLE, defines: vec![], entries };
+    let program = Program { name: "example".into(), files: EXAMPLE, defines: vec![], entries };
     Call {
         program: Arc::new(program),
         entry,

@@ -79,7 +79,7 @@ fn run(steps: usize, mistake: i32, backwards: bool) -> Result<(Vec<i32>, Vec<i32
         Argument::I32(steps as i32),
         Argument::I32(mistake),
     ];
-    let program = Program { name: "hopper".into(), parts: EXAMPLE, defines: vec![], entries: &["multiply"] };
+    let program = Program { name: "hopper".into(), files: EXAMPLE, defines: vec![], entries: &["multiply"] };
     let (grid, block, shared) = ([1, 1, 1], [384, 1, 1], 2 * 40960 + 32 + 1024);
     let call = Call { program: Arc::new(program), entry: "multiply", grid, block, shared, arguments, early: false };
     try_emulate(&[call], &mut memory)?;

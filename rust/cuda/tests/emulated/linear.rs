@@ -2,7 +2,7 @@
 
 use octavo_core::{DType, Format, Layout, Options, PackedMut, Sizes, Values, ValuesMut, codec};
 use octavo_cuda::arch::Arch;
-use octavo_cuda::linear::{Device, Limbs, Linear, Numbers, Parts};
+use octavo_cuda::linear::{Bf16Limbs, Device, Int8Limbs, Linear, Numbers};
 
 use crate::emulator::{Memory, available, emulate};
 
@@ -106,23 +106,23 @@ fn case_with(
 
 #[derive(Clone, Copy)]
 pub(crate) enum Way {
-    Limbs,
-    Parts,
+    Int8Limbs,
+    Bf16Limbs,
 }
 
 /// The exact result, and that of a kernel.
 fn results(mut case: Case, way: Way) -> (Vec<f64>, Vec<f32>) {
     let linear = case.linear;
     let calls = match way {
-        Way::Limbs => {
-            let limbs = Limbs::new(&linear, DEVICE).unwrap().unwrap();
+        Way::Int8Limbs => {
+            let limbs = Int8Limbs::new(&linear, DEVICE).unwrap().unwrap();
             let scratch = case.memory.add(&vec![0xff; limbs.scratch(&linear)], 0);
             limbs.calls(&linear, scratch)
         }
-        Way::Parts => {
-            let parts = Parts::new(&linear, DEVICE).unwrap().unwrap();
-            let scratch = case.memory.add(&vec![0xff; parts.scratch(&linear)], 0);
-            parts.calls(&linear, scratch)
+        Way::Bf16Limbs => {
+            let limbs = Bf16Limbs::new(&linear, DEVICE).unwrap().unwrap();
+            let scratch = case.memory.add(&vec![0xff; limbs.scratch(&linear)], 0);
+            limbs.calls(&linear, scratch)
         }
     };
     emulate(&calls.unwrap(), &mut case.memory);
@@ -147,7 +147,7 @@ fn tolerance(dtype: DType) -> f64 {
 }
 
 #[test]
-fn limbs_multiply_every_family_of_formats() {
+fn int8_limbs_multiply_every_family_of_formats() {
     if !available() {
         return;
     }
@@ -184,13 +184,13 @@ fn limbs_multiply_every_family_of_formats() {
     for (i, format) in formats.into_iter().enumerate() {
         let dtype = [DType::F32, DType::BF16, DType::F16][i % 3];
         let m = [1, 3, 4, 2][i % 4];
-        let error = error_of(case(format, (m, 19, 288), dtype, i % 2 == 0, false), Way::Limbs);
+        let error = error_of(case(format, (m, 19, 288), dtype, i % 2 == 0, false), Way::Int8Limbs);
         assert!(error < tolerance(dtype), "{format}, {m} rows of {}: {error:e}", dtype.name());
     }
 }
 
 #[test]
-fn limbs_take_odd_shapes_and_addresses() {
+fn int8_limbs_take_odd_shapes_and_addresses() {
     if !available() {
         return;
     }
@@ -208,14 +208,14 @@ fn limbs_take_odd_shapes_and_addresses() {
     .enumerate()
     {
         for misaligned in [false, true] {
-            let error = error_of(case(format, shape, DType::F32, i % 2 == 0, misaligned), Way::Limbs);
+            let error = error_of(case(format, shape, DType::F32, i % 2 == 0, misaligned), Way::Int8Limbs);
             assert!(error < 1e-6, "{format} {shape:?}, misaligned {misaligned}: {error:e}");
         }
     }
 }
 
 #[test]
-fn limbs_take_rows_of_whole_chunks() {
+fn int8_limbs_take_rows_of_whole_chunks() {
     if !available() {
         return;
     }
@@ -225,7 +225,7 @@ fn limbs_take_rows_of_whole_chunks() {
         ("int4:g32", (3, 130, 27 * 128)),
         ("mxint8", (8, 130, 25 * 128)),
         ("int8:g128", (2, 130, 17 * 128 + 57)),
-        // Parts of unequal length.
+        // Slices of unequal length.
         ("mxint8", (1, 20, 9 * 128)),
         ("uint4:g64", (2, 37, 17 * 128)),
         ("nvfp4", (1, 37, 17 * 128)),
@@ -243,7 +243,7 @@ fn limbs_take_rows_of_whole_chunks() {
     {
         for misaligned in [false, true] {
             let dtype = [DType::BF16, DType::F16, DType::F32][i % 3];
-            let error = error_of(case(format, shape, dtype, i % 2 == 0, misaligned), Way::Limbs);
+            let error = error_of(case(format, shape, dtype, i % 2 == 0, misaligned), Way::Int8Limbs);
             assert!(error < tolerance(dtype), "{format} {shape:?}, misaligned {misaligned}: {error:e}");
         }
     }
@@ -256,7 +256,7 @@ fn a_scale_that_is_no_number_stays_in_its_row() {
     }
     for (format, shape) in [("mxint8", (2, 19, 288)), ("mxfp4", (1, 19, 1024)), ("nvfp4", (3, 33, 272))] {
         let code = if format == "nvfp4" { 0x7f } else { 0xff };
-        for way in [Way::Limbs, Way::Parts] {
+        for way in [Way::Int8Limbs, Way::Bf16Limbs] {
             // Of the last block of row 17.
             let change = |scales: &mut [u8]| {
                 let blocks = scales.len() / shape.1;
@@ -272,7 +272,7 @@ fn a_scale_that_is_no_number_stays_in_its_row() {
 }
 
 #[test]
-fn parts_multiply_every_family_of_formats() {
+fn bf16_limbs_multiply_every_family_of_formats() {
     if !available() {
         return;
     }
@@ -305,13 +305,13 @@ fn parts_multiply_every_family_of_formats() {
     {
         let dtype = [DType::F32, DType::BF16, DType::F16][i % 3];
         let m = [17, 3, 40, 64, 9][i % 5];
-        let error = error_of(case(format, (m, 35, 288), dtype, i % 2 == 0, false), Way::Parts);
+        let error = error_of(case(format, (m, 35, 288), dtype, i % 2 == 0, false), Way::Bf16Limbs);
         assert!(error < tolerance(dtype), "{format}, {m} rows of {}: {error:e}", dtype.name());
     }
 }
 
 #[test]
-fn parts_take_odd_shapes_and_addresses() {
+fn bf16_limbs_take_odd_shapes_and_addresses() {
     if !available() {
         return;
     }
@@ -325,7 +325,7 @@ fn parts_take_odd_shapes_and_addresses() {
     .enumerate()
     {
         for misaligned in [false, true] {
-            let error = error_of(case(format, shape, DType::F32, i % 2 == 0, misaligned), Way::Parts);
+            let error = error_of(case(format, shape, DType::F32, i % 2 == 0, misaligned), Way::Bf16Limbs);
             assert!(error < 1e-6, "{format} {shape:?}, misaligned {misaligned}: {error:e}");
         }
     }

@@ -38,11 +38,11 @@ fn products_do_not_race() {
         return;
     }
     for (format, shape, way) in [
-        ("mxint8", (1, 33, 700), Way::Limbs),
-        ("mxfp4", (9, 17, 288), Way::Limbs),
-        ("uint4:g64", (3, 20, 2100), Way::Limbs),
-        ("nf4", (20, 130, 700), Way::Parts),
-        ("mxfp8e4m3", (64, 17, 288), Way::Parts),
+        ("mxint8", (1, 33, 700), Way::Int8Limbs),
+        ("mxfp4", (9, 17, 288), Way::Int8Limbs),
+        ("uint4:g64", (3, 20, 2100), Way::Int8Limbs),
+        ("nf4", (20, 130, 700), Way::Bf16Limbs),
+        ("mxfp8e4m3", (64, 17, 288), Way::Bf16Limbs),
     ] {
         let mut product = case(format, shape, DType::BF16, true, false);
         product.memory.races = true;

@@ -132,14 +132,14 @@ struct Slot {
     u32 zeros[SETS][2];
 };
 
-// 16 rows of weights, and the chunks of 128 columns of one of gridDim.y parts. A part writes its sums to `parts`, where there
+// 16 rows of weights, and the chunks of 128 columns of one of gridDim.y slices. A slice writes its sums to `slices`, where there
 // are several; else the result to `out`.
 KERNEL(256, RESIDENT) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, const float *level, const void *x, const void *bias,
-                     i32 bias_type, void *out, float *parts, i32 x_rows, i32 n, i64 k, i32 part_chunks) {
+                     i32 bias_type, void *out, float *slices, i32 x_rows, i32 n, i64 k, i32 slice_chunks) {
     SHARED_MEMORY(shared);
     const u32 lane = lane_id(), warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3, mine = t % BLOCKS;
-    const u32 all = (u32)((k + 127) / 128), first = blockIdx.y * part_chunks;
-    const u32 end = first + part_chunks < all ? first + part_chunks : all, chunks = INSIDE ? end - first : all;
+    const u32 all = (u32)((k + 127) / 128), first = blockIdx.y * slice_chunks;
+    const u32 end = first + slice_chunks < all ? first + slice_chunks : all, chunks = INSIDE ? end - first : all;
     const i64 row_bytes = (k * WIDTH + 7) / 8;
     const i64 groups = GROUP == 0 ? 1 : (k + GROUP - 1) / (GROUP ? GROUP : 1);
     const u32 zero_bytes = ONE ? (WIDTH + 7) / 8 : (u32)((groups * WIDTH + 7) / 8);
@@ -289,7 +289,7 @@ KERNEL(256, RESIDENT) multiply(const u8 *codes, const u8 *scales, const u8 *zero
         for (int pair = PAIRS; pair-- > 0;)
             for (u32 w = 0; w < WARPS; w++) v += of_warps[(w * LIMB_ROWS + PAIRS * m + pair) * 16 + i % 16];
         if (row >= n || m >= x_rows) continue;
-        if (gridDim.y > 1) parts[(blockIdx.y * M + m) * n + row] = v;
+        if (gridDim.y > 1) slices[(blockIdx.y * M + m) * n + row] = v;
         else {
             v = row_scaled(v, scales, row, ONE);
             v += optional_at(bias, bias_type, row);
@@ -298,13 +298,13 @@ KERNEL(256, RESIDENT) multiply(const u8 *codes, const u8 *scales, const u8 *zero
     }
 }
 
-// Adds the sums of all parts, in order.
-KERNEL(256) finish(const float *parts, const u8 *scales, const void *bias, i32 bias_type, void *out, i32 x_rows, i32 n, i32 count) {
+// Adds the sums of all slices, in order.
+KERNEL(256) finish(const float *slices, const u8 *scales, const void *bias, i32 bias_type, void *out, i32 x_rows, i32 n, i32 count) {
     i64 i = (i64)blockIdx.x * 256 + threadIdx.x, size = (i64)M * n;
     wait_for_predecessor();
     if (i >= (i64)x_rows * n) return;
     float v = 0;
-    for (i32 part = 0; part < count; part++) v += parts[part * size + i];
+    for (i32 slice = 0; slice < count; slice++) v += slices[slice * size + i];
     v = row_scaled(v, scales, i % n, ONE);
     v += optional_at(bias, bias_type, i % n);
     put<X>(out, i, v);

@@ -1,4 +1,4 @@
-//! Launches of products with up to 16 rows of x on the int8 tensor cores: `kernels/linear/limbs.cu`.
+//! Launches of products with up to 16 rows of x on the int8 tensor cores: `kernels/linear/int8_limbs.cu`.
 
 use std::sync::Arc;
 
@@ -9,11 +9,11 @@ use super::elements::{Bytes, Unpack, group, load};
 use super::{Device, Linear, code, int};
 use crate::{Argument, Call, Program, Result};
 
-const PARTS: &[(&str, &str)] = &[
+const FILES: &[(&str, &str)] = &[
     ("base.cu", include_str!("../../kernels/base.cu")),
     ("codes.cu", include_str!("../../kernels/linear/codes.cu")),
     ("values.cu", include_str!("../../kernels/linear/values.cu")),
-    ("limbs.cu", include_str!("../../kernels/linear/limbs.cu")),
+    ("int8_limbs.cu", include_str!("../../kernels/linear/int8_limbs.cu")),
 ];
 /// Columns that a warp multiplies at a time.
 const CHUNK: usize = 128;
@@ -32,23 +32,22 @@ const MOST_SUMS: usize = 16;
 
 /// Products that this kernel takes, and how it does them.
 #[derive(Clone, Debug)]
-pub struct Limbs {
+pub struct Int8Limbs {
     program: Arc<Program>,
     /// Rows of x that the program is made for.
     rows: usize,
     /// Each block splits x into limbs itself; otherwise a kernel before it does so once.
     inside: bool,
-    /// Chunks of a part.
-    part: usize,
-    /// Parts that the columns are cut into.
-    parts: usize,
+    /// Chunks of a slice of the columns, and slices.
+    slice: usize,
+    slices: usize,
     chunks: usize,
-    /// Bytes of the limbs of all chunks, and of one part's.
+    /// Bytes of the limbs of all chunks, and of one slice's.
     limbs: usize,
     shared: usize,
 }
 
-impl Limbs {
+impl Int8Limbs {
     /// `None` where the kernel does not take the product: more than 16 rows of x (fewer for short blocks), values that
     /// are not bytes, unusual block sizes.
     pub fn new(linear: &Linear, device: Device) -> Result<Option<Self>> {
@@ -66,17 +65,26 @@ impl Limbs {
         // Until every multiprocessor has two blocks, as long as every warp has a chunk.
         let tiles = linear.n.div_ceil(TILE);
         let wanted = 2 * device.multiprocessors as usize / tiles;
-        let part = chunks.div_ceil(wanted.clamp(1, chunks.div_ceil(WARPS)));
-        let parts = chunks.div_ceil(part);
+        let slice = chunks.div_ceil(wanted.clamp(1, chunks.div_ceil(WARPS)));
+        let slices = chunks.div_ceil(slice);
         let zeros = linear.format.has_zeros();
         let rows_of_limbs = rows * pairs(linear.x.dtype);
         let limbs = |chunks| limbs_bytes(group, zeros, rows_of_limbs, chunks);
         let sums = 4 * WARPS * rows_of_limbs * TILE;
-        let inside = rows <= INSIDE && limbs(part) <= SHARED;
+        let inside = rows <= INSIDE && limbs(slice) <= SHARED;
         let load = load(linear.parts[0], linear.format.width(), sizes.row_bytes);
         let program = Arc::new(program(linear, &bytes, rows, inside, load));
-        let shared = if inside { sums.max(limbs(part)) } else { sums };
-        Ok(Some(Self { program, rows, inside, part, parts, chunks, limbs: limbs(chunks).next_multiple_of(16), shared }))
+        let shared = if inside { sums.max(limbs(slice)) } else { sums };
+        Ok(Some(Self {
+            program,
+            rows,
+            inside,
+            slice,
+            slices,
+            chunks,
+            limbs: limbs(chunks).next_multiple_of(16),
+            shared,
+        }))
     }
 
     /// The kernels.
@@ -86,8 +94,8 @@ impl Limbs {
 
     /// Bytes of scratch memory, at a multiple of 16.
     pub fn scratch(&self, linear: &Linear) -> usize {
-        let parts = if self.parts > 1 { 4 * self.parts * self.rows * linear.n } else { 0 };
-        parts + if self.inside { 0 } else { self.limbs }
+        let sums = if self.slices > 1 { 4 * self.slices * self.rows * linear.n } else { 0 };
+        sums + if self.inside { 0 } else { self.limbs }
     }
 
     /// The calls, in order.
@@ -117,13 +125,13 @@ impl Limbs {
             let runs = self.rows * self.chunks * CHUNK / 8;
             calls.push(call("split", [runs.div_ceil(256), 1], 0, vec![x, factor, int(linear.m), k])?);
         }
-        let sums = Argument::Address(if self.parts > 1 { sums } else { 0 });
-        let sizes = [int(linear.m), int(linear.n), k, int(self.part)];
+        let sums = Argument::Address(if self.slices > 1 { sums } else { 0 });
+        let sizes = [int(linear.m), int(linear.n), k, int(self.slice)];
         let mut arguments = vec![codes, scales, zeros, levels, factor, bias[0], bias[1], out, sums];
         arguments.extend(sizes);
-        calls.push(call("multiply", [linear.n.div_ceil(TILE), self.parts], self.shared, arguments)?);
-        if self.parts > 1 {
-            let arguments = vec![sums, scales, bias[0], bias[1], out, int(linear.m), int(linear.n), int(self.parts)];
+        calls.push(call("multiply", [linear.n.div_ceil(TILE), self.slices], self.shared, arguments)?);
+        if self.slices > 1 {
+            let arguments = vec![sums, scales, bias[0], bias[1], out, int(linear.m), int(linear.n), int(self.slices)];
             calls.push(call("finish", [(linear.m * linear.n).div_ceil(256), 1], 0, arguments)?);
         }
         Ok(calls)
@@ -198,6 +206,6 @@ fn program(linear: &Linear, bytes: &Bytes, rows: usize, inside: bool, load: u32)
         ("INSIDE", u8::from(inside).to_string()),
         ("ONE", u8::from(one).to_string()),
     ]);
-    let name = format!("linear-limbs-{}-{rows}-{}", format.to_string().replace(['/', ':', ','], "-"), x.name());
-    Program { name, parts: PARTS, defines, entries: &["split", "multiply", "finish"] }
+    let name = format!("linear-int8-limbs-{}-{rows}-{}", format.to_string().replace(['/', ':', ','], "-"), x.name());
+    Program { name, files: FILES, defines, entries: &["split", "multiply", "finish"] }
 }

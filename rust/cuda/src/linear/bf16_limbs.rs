@@ -1,4 +1,4 @@
-//! Launches of products with up to 64 rows of x on the bfloat16 tensor cores: `kernels/linear/parts.cu`.
+//! Launches of products with up to 64 rows of x on the bfloat16 tensor cores: `kernels/linear/bf16_limbs.cu`.
 
 use std::sync::Arc;
 
@@ -6,15 +6,15 @@ use octavo_core::format::{Element, Granularity, ScaleType, Specials};
 use octavo_core::{DType, Format};
 
 use super::elements::{Bytes, Unpack, load, numbers};
-use super::limbs::{bias_arguments, codes_defines};
+use super::int8_limbs::{bias_arguments, codes_defines};
 use super::{Device, Linear, code, int};
 use crate::{Argument, Call, Program, Result};
 
-const PARTS: &[(&str, &str)] = &[
+const FILES: &[(&str, &str)] = &[
     ("base.cu", include_str!("../../kernels/base.cu")),
     ("codes.cu", include_str!("../../kernels/linear/codes.cu")),
     ("values.cu", include_str!("../../kernels/linear/values.cu")),
-    ("parts.cu", include_str!("../../kernels/linear/parts.cu")),
+    ("bf16_limbs.cu", include_str!("../../kernels/linear/bf16_limbs.cu")),
 ];
 /// Rows of x that this kernel takes; more are better multiplied with decoded weights.
 pub const MOST_ROWS: usize = 64;
@@ -26,7 +26,7 @@ const STAGES: usize = 3;
 
 /// How a product is computed.
 #[derive(Clone, Debug)]
-pub struct Parts {
+pub struct Bf16Limbs {
     program: Arc<Program>,
     /// Rows of x of a block, and blocks of rows.
     rows: usize,
@@ -34,11 +34,12 @@ pub struct Parts {
     /// Bytes of a stage.
     stage: usize,
     chunks: usize,
-    part: usize,
-    parts: usize,
+    /// Chunks of a slice of the columns, and slices.
+    slice: usize,
+    slices: usize,
 }
 
-impl Parts {
+impl Bf16Limbs {
     /// `None` where the kernel does not take the product: more than 64 rows of x, codes of more than 8 bits, several
     /// scales an element.
     pub fn new(linear: &Linear, device: Device) -> Result<Option<Self>> {
@@ -48,8 +49,8 @@ impl Parts {
         if none || format.width() > 8 || format.scales_per_group() > 1 {
             return Ok(None);
         }
-        // Float32 has three parts. 16-bit inputs have 16-bit outputs, which are too coarse for a third part to matter.
-        let (x_parts, limit, most) = match linear.x.dtype {
+        // Float32 has three limbs. 16-bit inputs have 16-bit outputs, which are too coarse for a third limb to matter.
+        let (x_limbs, limit, most) = match linear.x.dtype {
             DType::F32 => (3, 3, 16),
             DType::F16 => (2, 2, 32),
             DType::BF16 => (1, 2, 64),
@@ -58,13 +59,13 @@ impl Parts {
         let chunks = linear.k.div_ceil(CHUNK);
         let blocks = linear.m.div_ceil(rows);
         let wanted = 2 * device.multiprocessors as usize / (linear.n.div_ceil(BLOCK) * blocks);
-        let part = chunks.div_ceil(wanted.clamp(1, chunks.div_ceil(4)));
+        let slice = chunks.div_ceil(wanted.clamp(1, chunks.div_ceil(4)));
         let load = load(linear.parts[0], format.width(), sizes.row_bytes);
-        let w_parts = weight_parts(format)?.min(limit);
-        let program = program(linear, rows / 8, load, (x_parts, w_parts, limit))?;
-        let stage = x_parts * rows * ROW;
+        let w_limbs = weight_limbs(format)?.min(limit);
+        let program = program(linear, rows / 8, load, (x_limbs, w_limbs, limit))?;
+        let stage = x_limbs * rows * ROW;
         let program = Arc::new(program);
-        Ok(Some(Self { program, rows, blocks, stage, chunks, part, parts: chunks.div_ceil(part) }))
+        Ok(Some(Self { program, rows, blocks, stage, chunks, slice, slices: chunks.div_ceil(slice) }))
     }
 
     /// The kernels.
@@ -74,7 +75,7 @@ impl Parts {
 
     /// Bytes of scratch memory, at a multiple of 16.
     pub fn scratch(&self, linear: &Linear) -> usize {
-        let sums = if self.parts > 1 { 4 * self.parts * linear.m * linear.n } else { 0 };
+        let sums = if self.slices > 1 { 4 * self.slices * linear.m * linear.n } else { 0 };
         self.blocks * self.chunks * self.stage + sums
     }
 
@@ -86,7 +87,7 @@ impl Parts {
         let out = Argument::Address(linear.out);
         let x = Argument::Address(scratch);
         let sums = scratch + (self.blocks * self.chunks * self.stage) as u64;
-        let sums = Argument::Address(if self.parts > 1 { sums } else { 0 });
+        let sums = Argument::Address(if self.slices > 1 { sums } else { 0 });
         let call = |entry, grid: [usize; 3], shared: usize, arguments| -> Result<Call> {
             let [x, y, z] = grid.map(|side| crate::blocks(side as u64, 1));
             let (program, grid) = (self.program.clone(), [x?, y?, z?]);
@@ -95,21 +96,21 @@ impl Parts {
         let runs = self.blocks * self.rows * self.chunks * CHUNK / 8;
         let rows = int(self.blocks * self.rows);
         let split = vec![Argument::Address(linear.x.address), x, m, rows, k];
-        let multiply = vec![codes, scales, zeros, levels, x, bias[0], bias[1], out, sums, m, n, k, int(self.part)];
+        let multiply = vec![codes, scales, zeros, levels, x, bias[0], bias[1], out, sums, m, n, k, int(self.slice)];
         let mut calls = vec![
             call("split", [runs.div_ceil(256), 1, 1], 0, split)?,
-            call("multiply", [linear.n.div_ceil(BLOCK), self.parts, self.blocks], STAGES * self.stage, multiply)?,
+            call("multiply", [linear.n.div_ceil(BLOCK), self.slices, self.blocks], STAGES * self.stage, multiply)?,
         ];
-        if self.parts > 1 {
-            let arguments = vec![sums, scales, levels, bias[0], bias[1], out, m, n, int(self.parts)];
+        if self.slices > 1 {
+            let arguments = vec![sums, scales, levels, bias[0], bias[1], out, m, n, int(self.slices)];
             calls.push(call("finish", [(linear.m * linear.n).div_ceil(256), 1, 1], 0, arguments)?);
         }
         Ok(calls)
     }
 }
 
-/// Parts that hold an element times the scale of its block.
-fn weight_parts(format: Format) -> Result<usize> {
+/// Limbs that hold an element times the scale of its block.
+fn weight_limbs(format: Format) -> Result<usize> {
     let bits = |v: f32| 24 - ((v.to_bits() & 0x7f_ffff) | 0x80_0000).trailing_zeros();
     let element = if format.has_zeros() {
         format.width()
@@ -125,7 +126,7 @@ fn weight_parts(format: Format) -> Result<usize> {
     Ok((element + scale).div_ceil(8) as usize)
 }
 
-fn program(linear: &Linear, tiles: usize, load: u32, parts: (usize, usize, usize)) -> Result<Program> {
+fn program(linear: &Linear, tiles: usize, load: u32, limbs: (usize, usize, usize)) -> Result<Program> {
     let format = linear.format;
     let bytes = Bytes::of(format)?.filter(|bytes| bytes.unpack == Unpack::Plain && format.width() == 8);
     let plain = Bytes { unpack: Unpack::Plain, unit: 0, unsigned: false };
@@ -160,14 +161,14 @@ fn program(linear: &Linear, tiles: usize, load: u32, parts: (usize, usize, usize
     let one = format.granularity() == Granularity::Tensor;
     defines.extend([
         ("TILES", tiles.to_string()),
-        ("X_PARTS", parts.0.to_string()),
-        ("W_PARTS", parts.1.to_string()),
-        ("LIMIT", parts.2.to_string()),
+        ("X_LIMBS", limbs.0.to_string()),
+        ("W_LIMBS", limbs.1.to_string()),
+        ("LIMIT", limbs.2.to_string()),
         ("X", code(linear.x.dtype).to_string()),
         ("ZEROS", u8::from(format.has_zeros()).to_string()),
         ("ONE", u8::from(one).to_string()),
     ]);
     let text = format.to_string().replace(['/', ':', ','], "-");
-    let name = format!("linear-parts-{text}-{}-{}", 8 * tiles, linear.x.dtype.name());
-    Ok(Program { name, parts: PARTS, defines, entries: &["split", "multiply", "finish"] })
+    let name = format!("linear-bf16-limbs-{text}-{}-{}", 8 * tiles, linear.x.dtype.name());
+    Ok(Program { name, files: FILES, defines, entries: &["split", "multiply", "finish"] })
 }

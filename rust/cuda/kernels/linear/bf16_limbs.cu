@@ -1,22 +1,22 @@
-// y = x W^T for some rows of x, on the bfloat16 tensor cores: decoded weights and inputs as sums of bfloat16 numbers.
+// y = x W^T for some rows of x, on the bfloat16 tensor cores: decoded weights and inputs as sums of bfloat16 limbs.
 //
-// The twin of octavo-core's linear/parts.rs. A float32 is the sum of three bfloat16 numbers, its upper eight bits, the next
-// and the last. Weights have as many parts as the significant bits of element and block scale need; what a whole row or
-// tensor is multiplied with waits for the end. Products of parts whose numbers add up to LIMIT or more are left out.
+// The twin of octavo-core's linear/bf16_limbs_amx.rs. A float32 is the sum of three bfloat16 limbs: its upper eight bits, the next,
+// the last. Weights have as many limbs as the significant bits of element and block scale need; what a whole row or tensor is
+// multiplied with waits for the end. Products of limbs whose indices add up to LIMIT or more are left out.
 //
 // A block takes 128 rows of weights, 16 a warp, and 8 TILES rows of x, whose next chunks of 128 columns come to shared memory
 // in the background.
 //
 // NUMBER: BYTE, codes are bytes of integers (UNSIGNED or not) that count 2^UNIT; MINI, codes are minifloats of MANTISSA bits
 // whose top is SPECIALS (0 finite, 1 NaN, 2 infinite and NaN), moved to float32 and times 2^UNIT; BOOK, NUMBERS looked up.
-// X: dtype. X_PARTS, W_PARTS: parts. ZEROS, ONE: as for limbs.
+// X: dtype. X_LIMBS, W_LIMBS: limbs. ZEROS, ONE: as for int8 limbs.
 
 #define BYTE 0
 #define MINI 1
 #define BOOK 2
 #define STAGES 3
 #define ROWS (8 * TILES)
-#define STAGE (X_PARTS * ROWS * 256)
+#define STAGE (X_LIMBS * ROWS * 256)
 
 #if NUMBER == BOOK
 static __device__ const u32 NUMBERS_STORE[] = {NUMBERS};
@@ -29,7 +29,7 @@ DEVICE u32 upper_halves(float low, float high) { return bytes_of(bits_of(low), b
 // Where run `i` of lane t of a row of x lies among its 16: what a quarter of a warp reads hits every bank once.
 DEVICE u32 slot_of(u32 t, u32 i, u32 row) { return (4 * i + t) ^ (row & 1) << 2; }
 
-// Parts of all rows of x in the order of the stages: by chunk, part, row, run. A thread makes one run of eight columns.
+// Limbs of all rows of x in the order of the stages: by chunk, limb, row, run. A thread makes one run of eight columns.
 KERNEL(256) split(const void *x, u8 *to, i32 m, i32 rows, i64 k) {
     i64 at = blockIdx.x * 256ll + threadIdx.x;
     i64 run = at % 16, row = at / 16 % rows, chunk = at / 16 / rows;
@@ -43,9 +43,9 @@ KERNEL(256) split(const void *x, u8 *to, i32 m, i32 rows, i64 k) {
     }
     // Stages of a block's rows lie together.
     i64 group = row / ROWS, own = row % ROWS, chunks = (k + 127) / 128;
-    for (int part = 0; part < X_PARTS; part++) {
+    for (int limb = 0; limb < X_LIMBS; limb++) {
         Quad q = {upper_halves(v[0], v[1]), upper_halves(v[2], v[3]), upper_halves(v[4], v[5]), upper_halves(v[6], v[7])};
-        store16(to + (group * chunks + chunk) * STAGE + (part * ROWS + own) * 256 + slot_of(t, i, own) * 16, q);
+        store16(to + (group * chunks + chunk) * STAGE + (limb * ROWS + own) * 256 + slot_of(t, i, own) * 16, q);
         for (int e = 0; e < 8; e++) v[e] -= upper(v[e]);
     }
     release_successor();
@@ -80,11 +80,11 @@ DEVICE float finished(float v, const u8 *scales, const float *level, const void 
 }
 
 KERNEL(256, 1) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, const float *level, const u8 *x, const void *bias,
-                     i32 bias_type, void *out, float *parts, i32 m, i32 n, i64 k, i32 part_chunks) {
+                     i32 bias_type, void *out, float *slices, i32 m, i32 n, i64 k, i32 slice_chunks) {
     SHARED_MEMORY(shared);
     const u32 lane = lane_id(), warp = threadIdx.x >> 5, g = lane >> 2, t = lane & 3;
-    const u32 all = (u32)((k + 127) / 128), first = blockIdx.y * part_chunks;
-    const u32 end = first + part_chunks < all ? first + part_chunks : all;
+    const u32 all = (u32)((k + 127) / 128), first = blockIdx.y * slice_chunks;
+    const u32 end = first + slice_chunks < all ? first + slice_chunks : all;
     const i64 row_bytes = (k * WIDTH + 7) / 8, row0 = 128ll * blockIdx.x + 16 * warp + g;
     const i64 groups = GROUP == 0 ? 1 : (k + GROUP - 1) / (GROUP ? GROUP : 1);
     const u32 zero_bytes = ONE ? (WIDTH + 7) / 8 : (u32)((groups * WIDTH + 7) / 8);
@@ -128,7 +128,7 @@ KERNEL(256, 1) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, cons
         const u8 *of_x = shared + (chunk - first) % STAGES * STAGE;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            u32 weights[W_PARTS][2][4];
+            u32 weights[W_LIMBS][2][4];
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 i64 column = 128ll * chunk + run_start(t, i);
@@ -156,23 +156,23 @@ KERNEL(256, 1) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, cons
                     if constexpr (GROUP != 0) v[e] *= factor;
                 }
 #pragma unroll
-                for (int part = 0; part < W_PARTS; part++)
+                for (int limb = 0; limb < W_LIMBS; limb++)
                     for (int e = 0; e < 8; e += 2) {
-                        weights[part][r][e / 2] = upper_halves(v[e], v[e + 1]);
+                        weights[limb][r][e / 2] = upper_halves(v[e], v[e + 1]);
                         v[e] -= upper(v[e]), v[e + 1] -= upper(v[e + 1]);
                     }
             }
 #pragma unroll
             for (int tile = 0; tile < TILES; tile++)
 #pragma unroll
-                for (int other = 0; other < X_PARTS; other++) {
+                for (int other = 0; other < X_LIMBS; other++) {
                     u32 row = 8 * tile + g;
                     Quad q = *(const Quad *)(of_x + (other * ROWS + row) * 256 + slot_of(t, i, row) * 16);
                     u32 low[2] = {q.x, q.y}, high[2] = {q.z, q.w};
 #pragma unroll
-                    for (int part = 0; part < W_PARTS; part++) {
-                        if (part + other >= LIMIT) continue;
-                        const auto &w = weights[part];
+                    for (int limb = 0; limb < W_LIMBS; limb++) {
+                        if (limb + other >= LIMIT) continue;
+                        const auto &w = weights[limb];
                         u32 a[4] = {w[0][0], w[1][0], w[0][1], w[1][1]}, b[4] = {w[0][2], w[1][2], w[0][3], w[1][3]};
                         multiply_bf16(d[tile], a, low);
                         multiply_bf16(d[tile], b, high);
@@ -187,17 +187,17 @@ KERNEL(256, 1) multiply(const u8 *codes, const u8 *scales, const u8 *zeros, cons
         for (int e = 0; e < 4; e++) {
             i64 own = (i64)blockIdx.z * ROWS + 8 * tile + 2 * t + (e & 1), row = row0 + 8 * (e >> 1);
             if (own >= m || row >= n) continue;
-            if (gridDim.y > 1) parts[(blockIdx.y * (i64)m + own) * n + row] = d[tile][e];
+            if (gridDim.y > 1) slices[(blockIdx.y * (i64)m + own) * n + row] = d[tile][e];
             else put<X>(out, own * n + row, finished(d[tile][e], scales, level, bias, bias_type, row));
         }
 }
 
-// Adds the sums of all parts of the columns, in order.
-KERNEL(256) finish(const float *parts, const u8 *scales, const float *level, const void *bias, i32 bias_type, void *out, i32 m, i32 n, i32 count) {
+// Adds the sums of all slices of the columns, in order.
+KERNEL(256) finish(const float *slices, const u8 *scales, const float *level, const void *bias, i32 bias_type, void *out, i32 m, i32 n, i32 count) {
     i64 i = (i64)blockIdx.x * 256 + threadIdx.x, size = (i64)m * n;
     wait_for_predecessor();
     if (i >= size) return;
     float v = 0;
-    for (i32 part = 0; part < count; part++) v += parts[part * size + i];
+    for (i32 slice = 0; slice < count; slice++) v += slices[slice * size + i];
     put<X>(out, i, finished(v, scales, level, bias, bias_type, i % n));
 }
