@@ -7,8 +7,8 @@ use octavo_core::Error;
 use octavo_core::text::characters::{Around, CharTokenizer};
 use octavo_polynomials::Factors;
 
-fn data<T>(answer: Result<T, Error>) -> Option<T> {
-    match answer {
+fn data<T>(answer: Result<T, impl Into<Error>>) -> Option<T> {
+    match answer.map_err(Into::into) {
         Ok(value) => Some(value),
         Err(Error::Data(fault)) => {
             let message = fault.to_string();

@@ -3,6 +3,7 @@
 //! [`Generator`] draws lines and [`Factors`] expands one, [`tokenizer`] knows their characters, and [`load`] gives an
 //! [`octavo_engine::Engine`] whose greedy answers come from fused kernels in float32, bfloat16 or static int8.
 
+mod error;
 mod fused;
 mod generator;
 mod integer_weights;
@@ -12,8 +13,9 @@ mod tests;
 use std::path::Path;
 
 use octavo_core::text::characters::CharTokenizer;
-use octavo_engine::{Config, Engine, Expander, Kernels, Options, Result, Weights};
+use octavo_engine::{Config, Engine, Expander, Kernels, Options, Weights};
 
+pub use error::{Error, FactorFault, LeftFault, Result};
 pub use generator::{CHARACTERS, Factors, Function, Generator, Kind, LETTERS, LONGEST_LEFT, LONGEST_RIGHT, Linear};
 pub use integer_weights::{IntegerLinear, IntegerLstm, IntegerWeights, Norm};
 
@@ -29,7 +31,7 @@ pub fn tokenizer() -> octavo_core::Result<CharTokenizer> {
 ///
 /// # Errors
 /// As [`Engine::load`]; [`octavo_core::Error::Container`] also for what is wrong with the file of the variant `integer`.
-pub fn load(folder: &Path, options: Options) -> Result<Engine> {
+pub fn load(folder: &Path, options: Options) -> octavo_engine::Result<Engine> {
     Engine::load_with(folder, options, &Fused)
 }
 
@@ -37,15 +39,15 @@ pub fn load(folder: &Path, options: Options) -> Result<Engine> {
 struct Fused;
 
 impl Kernels for Fused {
-    fn float(&self, config: &Config, weights: &Weights) -> Result<Option<Box<dyn Expander>>> {
+    fn float(&self, config: &Config, weights: &Weights) -> octavo_engine::Result<Option<Box<dyn Expander>>> {
         fused::float(config, weights)
     }
 
-    fn bfloat16(&self, config: &Config, weights: &Weights) -> Result<Option<Box<dyn Expander>>> {
+    fn bfloat16(&self, config: &Config, weights: &Weights) -> octavo_engine::Result<Option<Box<dyn Expander>>> {
         fused::bfloat16(config, weights)
     }
 
-    fn integer(&self, folder: &Path, config: &Config) -> Result<Option<Box<dyn Expander>>> {
+    fn integer(&self, folder: &Path, config: &Config) -> octavo_engine::Result<Option<Box<dyn Expander>>> {
         fused::integer(config, &IntegerWeights::load(folder, config)?)
     }
 }

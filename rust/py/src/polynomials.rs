@@ -1,7 +1,6 @@
 //! Lines of polynomials. `octavo/systems/polynomials` is the only caller; the names are private to the package.
 
-use octavo_core::Result;
-use octavo_polynomials::{Factors, Generator, Kind};
+use octavo_polynomials::{Factors, Generator, Kind, Result};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -56,7 +55,7 @@ impl PolynomialStream {
     }
     /// Lines start to start + count, each with its line feed.
     fn text<'py>(&self, py: Python<'py>, start: u64, count: usize) -> PyResult<Bound<'py, PyBytes>> {
-        let text = enter(py, || self.0.text(start, count))?;
+        let text = enter(py, || Ok(self.0.text(start, count)?))?;
         Ok(PyBytes::new(py, &text))
     }
     /// Writes the ids of both sides to two uint8 arrays, answering the lengths of their rows.
@@ -76,7 +75,7 @@ impl PolynomialStream {
             // SAFETY: `octavo.systems.polynomials.data` passes two arrays of its own with their sizes and keeps them alive; they are apart.
             let (source, target) =
                 unsafe { (slice_mut(source.0, source.1, "source")?, slice_mut(target.0, target.1, "target")?) };
-            self.0.batch(start, count, &tokenizer.0, source, target, pad_to)
+            Ok(self.0.batch(start, count, &tokenizer.0, source, target, pad_to)?)
         })
     }
 }

@@ -1,11 +1,12 @@
 //! [`Generator`]: an endless, reproducible sequence of lines, read from any place.
 
+use octavo_core::pool;
 use octavo_core::text::characters::{CharTokenizer, END, PAD};
-use octavo_core::{Error, Result, pool};
 
 use super::excluded::Excluded;
 use super::law::{draw, next_word, word};
 use super::{CHARACTERS, Factors, LONGEST_LEFT, LONGEST_RIGHT};
+use crate::{Error, Result};
 
 /// Lines that one thread takes at a time. Fixed, though nothing depends on it: a line is a function of its number.
 const PIECE: usize = 4096;
@@ -48,7 +49,7 @@ impl Generator {
     /// Line number `index`.
     ///
     /// # Errors
-    /// [`Error::Data`] where every attempt meets an excluded line.
+    /// [`Error::Excluded`] where every attempt meets an excluded line.
     pub fn factors(&self, index: u64) -> Result<Factors> {
         let mut word = word(self.seed, index);
         for _ in 0..ATTEMPTS {
@@ -58,17 +59,13 @@ impl Generator {
             }
             word = next_word(word);
         }
-        let excluded = self.excluded.len();
-        Err(Error::data(format!(
-            "line {index} of stream {}: {ATTEMPTS} draws met one of the {excluded} excluded lines each; exclude fewer",
-            self.seed
-        )))
+        Err(Error::Excluded { line: index, seed: self.seed, draws: ATTEMPTS, excluded: self.excluded.len() })
     }
 
     /// The lines `start..start + count` as `left=right`, each followed by a line feed.
     ///
     /// # Errors
-    /// [`Error::Data`] for a range beyond 2^64, and as [`Generator::factors`].
+    /// [`Error::Count`] for more than 2^24 lines, [`Error::Range`] for a range beyond 2^64, and as [`Generator::factors`].
     pub fn text(&self, start: u64, count: usize) -> Result<Vec<u8>> {
         let pieces = self.pieces(start, count, |first, lines| {
             let mut text = Vec::with_capacity(lines * 40);
@@ -89,8 +86,8 @@ impl Generator {
     /// lies behind the last row is left as it is.
     ///
     /// # Errors
-    /// [`Error::Data`] for a tokenizer without one of the [`CHARACTERS`], a line longer than `pad_to`, and as
-    /// [`Generator::text`]; [`Error::Shape`] for a buffer that is too small.
+    /// [`Error::Tokenizer`] for one without one of the [`CHARACTERS`], [`Error::PadTo`] for a line longer than `pad_to`,
+    /// [`Error::Buffer`] for a buffer that is too small, and as [`Generator::text`].
     pub fn batch(
         &self,
         start: u64,
@@ -101,17 +98,13 @@ impl Generator {
         pad_to: Option<(usize, usize)>,
     ) -> Result<(usize, usize)> {
         let ids = tokenizer.ascii();
-        if let Some(missing) = CHARACTERS.chars().find(|&character| ids[character as usize] == PAD) {
-            return Err(Error::data(format!(
-                "the tokenizer has no character {missing:?}; polynomials need {CHARACTERS:?}"
-            )));
+        if let Some(character) = CHARACTERS.chars().find(|&character| ids[character as usize] == PAD) {
+            return Err(Error::Tokenizer { character });
         }
         let room = pad_to.unwrap_or((LONGEST_LEFT, LONGEST_RIGHT + 1));
-        for (what, width, buffer) in [("source", room.0, source.len()), ("target", room.1, target.len())] {
-            if count.checked_mul(width).is_none_or(|needed| needed > buffer) {
-                return Err(Error::shape(format!(
-                    "{what}: {count} rows of {width} ids do not fit into {buffer} bytes"
-                )));
+        for (side, width, bytes) in [("source", room.0, source.len()), ("target", room.1, target.len())] {
+            if count.checked_mul(width).is_none_or(|needed| needed > bytes) {
+                return Err(Error::Buffer { side, rows: count, width, bytes });
             }
         }
         let printed = self.pieces(start, count, |first, lines| {
@@ -131,11 +124,8 @@ impl Generator {
         });
         let (width, target_width) = pad_to.unwrap_or(longest);
         if longest.0 > width || longest.1 > target_width {
-            return Err(Error::data(format!(
-                "pad_to ({width}, {target_width}): the longest sides of lines {start} to {} take {longest:?} tokens, the \
-                 end token included",
-                start + count as u64 - 1
-            )));
+            let (pad_to, last) = ((width, target_width), start + count as u64 - 1);
+            return Err(Error::PadTo { pad_to, first: start, last, longest });
         }
         let pieces = rows(source, width, count).zip(rows(target, target_width, count)).zip(&printed).collect();
         pool::consume(
@@ -156,10 +146,10 @@ impl Generator {
         work: impl Fn(u64, usize) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
         if count > MOST_LINES {
-            return Err(Error::data(format!("{count} lines at once; accepted are up to {MOST_LINES}")));
+            return Err(Error::Count { count, limit: MOST_LINES });
         }
         if start.checked_add(count as u64).is_none() {
-            return Err(Error::data(format!("{count} lines from line {start}: numbers of lines end at {}", u64::MAX)));
+            return Err(Error::Range { start, count });
         }
         let answers = pool::map(count.div_ceil(PIECE), count.saturating_mul(40), |piece| {
             let first = piece * PIECE;

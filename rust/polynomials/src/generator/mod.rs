@@ -20,7 +20,7 @@ mod tests;
 
 pub use lines::Generator;
 
-use octavo_core::{Error, Result};
+use crate::FactorFault;
 
 /// Characters of the longest left side, `(-9*cos(n)-32)*(-9*cos(n)-31)`.
 pub const LONGEST_LEFT: usize = 29;
@@ -67,13 +67,13 @@ impl Linear {
     /// The factor aX+b.
     ///
     /// # Errors
-    /// [`Error::Data`] for numbers that the law does not have.
-    pub fn new(a: i16, b: i16) -> Result<Self> {
+    /// [`FactorFault`] for numbers that the law does not have.
+    pub fn new(a: i16, b: i16) -> std::result::Result<Self, FactorFault> {
         if a == 0 || !(-9..=8).contains(&a) {
-            return Err(Error::data(format!("coefficient {a}; accepted are -9 to 8 without 0")));
+            return Err(FactorFault::Coefficient { value: a });
         }
         if !(-32..=31).contains(&b) {
-            return Err(Error::data(format!("constant {b}; accepted are -32 to 31")));
+            return Err(FactorFault::Constant { value: b });
         }
         Ok(Self { a: a as i8, b: b as i8 })
     }
@@ -124,11 +124,15 @@ impl Factors {
     /// The line of the product of two factors, given in any order.
     ///
     /// # Errors
-    /// [`Error::Data`] for a letter that the law does not have.
-    pub fn new(function: Option<Function>, letter: u8, one: Linear, other: Linear) -> Result<Self> {
+    /// [`FactorFault::Letter`] for a letter that the law does not have.
+    pub fn new(
+        function: Option<Function>,
+        letter: u8,
+        one: Linear,
+        other: Linear,
+    ) -> std::result::Result<Self, FactorFault> {
         if !LETTERS.contains(&letter) {
-            let letter = char::from(letter);
-            return Err(Error::data(format!("letter {letter:?}; accepted are the letters of 'sincostanhijkxyz'")));
+            return Err(FactorFault::Letter { letter: char::from(letter) });
         }
         Ok(Self::canonical(function, letter, one, other))
     }

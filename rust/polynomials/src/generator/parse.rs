@@ -1,43 +1,46 @@
 //! From a left side back to its factors, strictly: what SymPy would not print is refused.
 
-use octavo_core::{Error, Result};
+use crate::{Error, LeftFault, Result};
 
 use super::{CHARACTERS, Factors, Function, LETTERS, LONGEST_LEFT, Linear, square_pair};
 
 /// A symbol: the function and the letter.
 type Symbol = (Option<Function>, u8);
 /// What was read, or why it is refused; the place is where the parser stands.
-type Answer<T> = std::result::Result<T, String>;
+type Answer<T> = std::result::Result<T, LeftFault>;
 
 impl Factors {
     /// The factors of a left side, such as `(7-3*z)*(2*z+5)`. The inverse of [`Factors::left`].
     ///
     /// # Errors
-    /// [`Error::Data`] with the column (counted from 1) and the reason for everything that the law does not print, and
+    /// [`Error::Left`] with the column (counted from 1) and the reason for everything that the law does not print, and
     /// for another order or spelling than SymPy's with the text that it would print.
     pub fn parse(left: &str) -> Result<Self> {
-        let refuse = |column: usize, reason: &str| {
+        let refuse = |column: usize, fault: LeftFault| {
             let shown: String = left.chars().take(LONGEST_LEFT + 1).collect();
-            let more = if shown.len() < left.len() { "..." } else { "" };
-            Error::data(format!("{shown:?}{more}, column {column}: {reason}"))
+            let cut = shown.len() < left.len();
+            Error::Left { left: shown, cut, column, fault }
         };
-        if let Some(at) = left.chars().position(|character| !CHARACTERS.contains(character)) {
-            let reason =
-                format!("unknown character {:?}; allowed are {CHARACTERS:?}", left.chars().nth(at).unwrap_or(' '));
-            return Err(refuse(at + 1, &reason));
+        if let Some((at, character)) = left.chars().enumerate().find(|&(_, character)| !CHARACTERS.contains(character))
+        {
+            return Err(refuse(at + 1, LeftFault::Character { character }));
         }
         if left.len() > LONGEST_LEFT {
-            return Err(refuse(LONGEST_LEFT + 1, &format!("{} characters; the longest left side has 29", left.len())));
+            return Err(refuse(LONGEST_LEFT + 1, LeftFault::Length { characters: left.len() }));
         }
         let mut parser = Parser { text: left.as_bytes(), at: 0, symbol: None };
-        let factors = parser.product().map_err(|reason| refuse(parser.at + 1, &reason))?;
+        let factors = parser.product().map_err(|fault| refuse(parser.at + 1, fault))?;
         let printed = factors.to_string();
         if printed != left {
             let same = printed.bytes().zip(left.bytes()).take_while(|(one, other)| one == other).count();
-            return Err(refuse(same + 1, &format!("not as SymPy prints it, which is {printed:?}")));
+            return Err(refuse(same + 1, LeftFault::Spelling { printed }));
         }
         Ok(factors)
     }
+}
+
+const fn expected(what: &'static str) -> LeftFault {
+    LeftFault::Expected { what }
 }
 
 struct Parser<'a> {
@@ -76,21 +79,20 @@ impl Parser<'_> {
                 break;
             }
             if !self.take("*") {
-                return Err("expected '*' or the end".to_owned());
+                return Err(expected("'*' or the end"));
             }
         }
         let coefficient = sign * parts.coefficient.unwrap_or(1);
         let Some((function, letter)) = self.symbol else {
-            return Err("no symbol; expected a product of two factors such as 2*x+3".to_owned());
+            return Err(LeftFault::NoSymbol);
         };
         let (one, other) = match (parts.power, parts.sums.as_slice()) {
-            (2, []) => square_pair(coefficient)
-                .ok_or_else(|| format!("{coefficient} is no product of two coefficients of -9 to 8 without 0"))?,
-            (1, &[sum]) => (Linear::new(coefficient, 0).map_err(|error| error.to_string())?, sum),
+            (2, []) => square_pair(coefficient).ok_or(LeftFault::Square { coefficient })?,
+            (1, &[sum]) => (Linear::new(coefficient, 0)?, sum),
             (0, &[one, other]) if parts.coefficient.is_none() && sign == 1 => (one, other),
-            _ => return Err("expected a product of two factors such as 2*x+3".to_owned()),
+            _ => return Err(expected("a product of two factors such as 2*x+3")),
         };
-        Factors::new(function, letter, one, other).map_err(|error| error.to_string())
+        Ok(Factors::new(function, letter, one, other)?)
     }
 
     /// A number, a symbol or a sum, the latter two with or without `**2`.
@@ -108,7 +110,7 @@ impl Parser<'_> {
                 self.symbol()?;
                 parts.power += if self.take("**2") { 2 } else { 1 };
             }
-            _ => return Err("expected a number, a symbol or '('".to_owned()),
+            _ => return Err(expected("a number, a symbol or '('")),
         }
         Ok(())
     }
@@ -122,7 +124,7 @@ impl Parser<'_> {
                 Some(b'-') => -1,
                 Some(b'+') if term == 1 => 1,
                 _ if term == 0 => 1,
-                _ => return Err("expected '+' or '-'".to_owned()),
+                _ => return Err(expected("'+' or '-'")),
             };
             self.at += usize::from(sign == -1 || term == 1);
             let begin = self.at;
@@ -135,20 +137,20 @@ impl Parser<'_> {
             };
             if slot.replace(value).is_some() {
                 self.at = begin;
-                return Err("expected one term with the symbol and one number".to_owned());
+                return Err(expected("one term with the symbol and one number"));
             }
         }
         if !self.take(")") {
-            return Err("expected ')'".to_owned());
+            return Err(expected("')'"));
         }
-        Linear::new(a.unwrap_or(0), b.unwrap_or(0)).map_err(|error| error.to_string())
+        Ok(Linear::new(a.unwrap_or(0), b.unwrap_or(0))?)
     }
 
     /// A number of 1 to 3 digits; more than the law has, so that the message can name what is too large.
     fn number(&mut self) -> Answer<i16> {
         let digits = self.text[self.at..].iter().take_while(|byte| byte.is_ascii_digit()).count();
         if digits > 3 {
-            return Err(format!("a number of {digits} digits"));
+            return Err(LeftFault::Digits { digits });
         }
         let value = self.text[self.at..self.at + digits].iter().fold(0, |all, byte| 10 * all + i16::from(byte - b'0'));
         self.at += digits;
@@ -160,16 +162,16 @@ impl Parser<'_> {
         let begin = self.at;
         let function = Function::ALL.into_iter().find(|function| self.take(function.name()));
         if function.is_some() && !self.take("(") {
-            return Err("expected '('".to_owned());
+            return Err(expected("'('"));
         }
-        let letter = self.peek().filter(|letter| LETTERS.contains(letter)).ok_or("expected a letter")?;
+        let letter = self.peek().filter(|letter| LETTERS.contains(letter)).ok_or(expected("a letter"))?;
         self.at += 1;
         if function.is_some() && !self.take(")") {
-            return Err("expected ')'".to_owned());
+            return Err(expected("')'"));
         }
         if *self.symbol.get_or_insert((function, letter)) != (function, letter) {
             self.at = begin;
-            return Err("another symbol than before; a line has one".to_owned());
+            return Err(LeftFault::AnotherSymbol);
         }
         Ok(())
     }

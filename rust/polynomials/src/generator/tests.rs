@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use octavo_core::text::characters::{CharTokenizer, END, PAD};
 
 use super::*;
-use crate::tokenizer;
+use crate::{Error, LeftFault, tokenizer};
 
 /// All 1,088 factors.
 fn linears() -> impl Iterator<Item = Linear> + Clone {
@@ -222,4 +222,48 @@ fn ranges_beyond_the_numbers_are_refused() {
     assert!(stream.text(u64::MAX - 1, 1).is_ok());
     assert!(stream.text(u64::MAX, 2).unwrap_err().to_string().contains("numbers of lines end"));
     assert!(stream.text(0, usize::MAX).unwrap_err().to_string().contains("at once"));
+}
+
+#[test]
+fn refusals_carry_column_fault_and_numbers() {
+    let fault = |left: &str| match Factors::parse(left) {
+        Err(Error::Left { column, fault, .. }) => (column, fault),
+        other => panic!("{left}: {other:?}"),
+    };
+    for (left, column, wanted) in [
+        ("2*b**2", 3, LeftFault::Character { character: 'b' }),
+        ("(x+1)*(x+2)*(x+3)*(x+4)*(x+5)*(x+6)", 30, LeftFault::Length { characters: 35 }),
+        ("(x+1", 5, LeftFault::Expected { what: "')'" }),
+        ("7", 2, LeftFault::NoSymbol),
+        ("(x+1)*(y+2)", 8, LeftFault::AnotherSymbol),
+        ("99999*x**2", 1, LeftFault::Digits { digits: 5 }),
+        ("77*x**2", 8, LeftFault::Square { coefficient: 77 }),
+        ("(x+32)**2", 7, FactorFault::Constant { value: 32 }.into()),
+        ("12*x*(x+2)", 11, FactorFault::Coefficient { value: 12 }.into()),
+        ("1*x**2", 1, LeftFault::Spelling { printed: "x**2".to_owned() }),
+    ] {
+        assert_eq!(fault(left), (column, wanted), "{left}");
+    }
+    let one = Linear::new(1, 0).unwrap();
+    assert_eq!(Factors::new(None, b'q', one, one), Err(FactorFault::Letter { letter: 'q' }));
+
+    let generator = Generator::new(0, &[]);
+    assert!(matches!(generator.text(u64::MAX, 2), Err(Error::Range { start: u64::MAX, count: 2 })));
+    let (count, tokenizer) = ((1 << 24) + 1, tokenizer().unwrap());
+    assert!(
+        matches!(generator.text(0, count), Err(Error::Count { count: found, limit }) if found == count && limit < count)
+    );
+    let (source, target) = (&mut [0; 58], &mut [0; 59]);
+    let error = generator.batch(0, 2, &tokenizer, source, target, None).unwrap_err();
+    assert!(matches!(error, Error::Buffer { side: "target", rows: 2, width: 30, bytes: 59 }), "{error:?}");
+    assert!(matches!(octavo_core::Error::from(error), octavo_core::Error::Shape(_)));
+    let error = generator.batch(3, 1, &tokenizer, source, target, Some((1, 30))).unwrap_err();
+    assert!(
+        matches!(error, Error::PadTo { pad_to: (1, 30), first: 3, last: 3, longest } if longest.0 > 1),
+        "{error:?}"
+    );
+    let digits = CharTokenizer::from_characters("0123456789").unwrap();
+    let error = generator.batch(0, 1, &digits, source, target, None).unwrap_err();
+    assert!(matches!(error, Error::Tokenizer { character: '(' }), "{error:?}");
+    assert!(matches!(octavo_core::Error::from(error), octavo_core::Error::Data(_)));
 }
