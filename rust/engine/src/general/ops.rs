@@ -3,8 +3,9 @@
 //! All take contiguous f32 tensors whose rows are the first dimension, and treat every row by itself.
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, bail};
+use octavo_core::simd::exp::unfused::{sigmoid, tanh};
 
-use super::functions::{Loops, at_level, dot, sigmoid, softmax, sum, tanh};
+use super::functions::{Loops, at_level, dot, softmax, sum};
 
 /// The values of a contiguous f32 tensor.
 pub(crate) fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
