@@ -1,120 +1,23 @@
-//! The grammar of FORMATS.md section 1: `element [ "/" BLOCK ] [ ":" option { "," option } ]`.
+//! Reads the grammar of FORMATS.md section 1: `element [ "/" BLOCK ] [ ":" option { "," option } ]`.
 
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
 
-use std::fmt;
 use std::ops::RangeInclusive;
 
+use super::catalogue::nearest;
 use super::{Element, Format, Granularity, MAX_BLOCK, MAX_OFFSET, Minifloat, Specials, default_bias};
 use crate::error::{Error, FormatError, Result, TextFault};
 
 /// Longest text looked at; the longest valid one is shorter than this.
 const MAX_TEXT: usize = 64;
 
-/// Spellings offered when a text is unknown, and the list that `octavo formats` shows: one or more of every family.
-pub fn catalogue() -> &'static [&'static str] {
-    &[
-        "fp32",
-        "fp16",
-        "bf16",
-        "fixed8.4",
-        "fixed16.8",
-        "ufixed8.4",
-        "fixed8",
-        "fixed8:channel",
-        "fixed8:mse",
-        "fixed4",
-        "ufixed8",
-        "int8",
-        "int8:channel",
-        "int8:g32",
-        "int6:g32",
-        "int4:g32",
-        "int4:g128",
-        "int4:channel",
-        "int3:g32",
-        "int2:g32",
-        "int16",
-        "uint8",
-        "uint8:channel",
-        "uint4:g32",
-        "e4m3",
-        "e5m2",
-        "e4m3:finite",
-        "e5m2:finite",
-        "e3m4",
-        "e3m2",
-        "e2m3",
-        "e2m1",
-        "e4m3b11",
-        "e5m10",
-        "e8m7",
-        "denorm8e4",
-        "denorm6e3",
-        "log8",
-        "log4",
-        "binary",
-        "binary:unit",
-        "binary:channel",
-        "binary2:channel",
-        "ternary",
-        "ternary:unit",
-        "ternary:channel",
-        "bfp8/16",
-        "bfp6/16",
-        "bfp4/16",
-        "bm8e4/16",
-        "bm6e3/16",
-        "bm4e2/16",
-        "blog8/16",
-        "blog4/16",
-        "mxint8",
-        "mxint6",
-        "mxint4",
-        "mxint3",
-        "mxint2",
-        "mxint16",
-        "mxfp8e4m3",
-        "mxfp8e5m2",
-        "mxfp6e3m2",
-        "mxfp6e2m3",
-        "mxfp4",
-        "nvfp4",
-        "nf4",
-        "nf3",
-    ]
-}
-
 fn unknown(text: &str) -> Error {
     let shown: String = text.chars().take(MAX_TEXT).collect();
-    let lower = shown.to_lowercase();
-    let nearest = catalogue().iter().min_by_key(|candidate| (edit_distance(&lower, candidate), candidate.len()));
-    let nearest = nearest.copied().filter(|name| edit_distance(&lower, name) <= 3);
-    FormatError::Unknown { text: shown, nearest }.into()
+    FormatError::Unknown { nearest: nearest(&shown), text: shown }.into()
 }
 
 fn wrong(text: &str, fault: TextFault) -> Error {
     FormatError::Text { text: text.to_owned(), fault }.into()
-}
-
-/// Levenshtein distance, one row at a time.
-fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, ca) in a.chars().enumerate() {
-        let mut diagonal = i;
-        let mut left = i.saturating_add(1);
-        if let Some(first) = row.first_mut() {
-            *first = left;
-        }
-        for (cell, cb) in row.iter_mut().skip(1).zip(&b) {
-            let substituted = diagonal.saturating_add(usize::from(ca != *cb));
-            diagonal = *cell;
-            left = substituted.min(cell.saturating_add(1)).min(left.saturating_add(1));
-            *cell = left;
-        }
-    }
-    row.last().copied().unwrap_or(0)
 }
 
 /// Reads numbers and letters off the front of a text.
@@ -293,7 +196,7 @@ fn parse_element(text: &str, scan: &mut Scanner<'_>) -> Result<Element> {
 }
 
 /// `Block(0)` marks the families whose block size must be written.
-const fn default_granularity(element: &Element) -> Granularity {
+pub(super) const fn default_granularity(element: &Element) -> Granularity {
     match element {
         Element::Native(_) | Element::Minifloat(_) | Element::Denorm { .. } | Element::Log { .. } => Granularity::None,
         Element::Fixed { fraction: Some(_), .. } => Granularity::None,
@@ -376,100 +279,9 @@ fn apply_options(
     Ok(())
 }
 
-impl fmt::Display for Format {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bias = |f: &mut fmt::Formatter<'_>, bias: i16, default: i16| {
-            if bias == default { Ok(()) } else { write!(f, "b{bias}") }
-        };
-        match self.element {
-            Element::Native(Minifloat { mantissa: 23, .. }) => f.write_str("fp32")?,
-            Element::Native(Minifloat { mantissa: 10, .. }) => f.write_str("fp16")?,
-            Element::Native(_) => f.write_str("bf16")?,
-            Element::Fixed { width, fraction, signed, .. } => {
-                write!(f, "{}fixed{width}", if signed { "" } else { "u" })?;
-                if let Some(fraction) = fraction {
-                    write!(f, ".{fraction}")?;
-                }
-            }
-            Element::Int { width, signed } => write!(f, "{}int{width}", if signed { "" } else { "u" })?,
-            Element::Minifloat(float) => {
-                write!(f, "e{}m{}", float.exponent, float.mantissa)?;
-                bias(f, float.bias, default_bias(float.exponent))?;
-            }
-            Element::Denorm { width, exponent, bias: b } => {
-                write!(f, "denorm{width}e{exponent}")?;
-                bias(f, b, default_bias(exponent))?;
-            }
-            Element::Log { width, bias: b } => {
-                write!(f, "log{width}")?;
-                bias(f, b, default_bias(width.saturating_sub(1)))?;
-            }
-            Element::Binary { levels: 1 } => f.write_str("binary")?,
-            Element::Binary { levels } => write!(f, "binary{levels}")?,
-            Element::Ternary => f.write_str("ternary")?,
-            Element::Bfp { width } => write!(f, "bfp{width}")?,
-            Element::BlockMinifloat { width, exponent } => write!(f, "bm{width}e{exponent}")?,
-            Element::BlockLog { width } => write!(f, "blog{width}")?,
-            Element::MxInt { width } => write!(f, "mxint{width}")?,
-            Element::MxFloat(Minifloat { exponent: 2, mantissa: 1, .. }) => f.write_str("mxfp4")?,
-            Element::MxFloat(float) => write!(f, "mxfp{}e{}m{}", float.width(), float.exponent, float.mantissa)?,
-            Element::NvFp4 => f.write_str("nvfp4")?,
-            Element::NormalFloat { width } => write!(f, "nf{width}")?,
-        }
-        let signs = matches!(self.element, Element::Binary { .. } | Element::Ternary);
-        match self.granularity {
-            Granularity::Block(size) if matches!(self.element, Element::Int { .. }) => write!(f, ":g{size}")?,
-            Granularity::Block(size) if default_granularity(&self.element) != self.granularity => write!(f, "/{size}")?,
-            Granularity::Channel => f.write_str(":channel")?,
-            Granularity::None if signs => f.write_str(":unit")?,
-            _ => {}
-        }
-        match self.element {
-            Element::Fixed { mse: true, .. } if self.granularity == Granularity::Channel => f.write_str(",mse"),
-            Element::Fixed { mse: true, .. } => f.write_str(":mse"),
-            Element::Minifloat(float)
-                if float.specials == Specials::Finite
-                    && Minifloat::standard(float.exponent, float.mantissa).specials != Specials::Finite
-                    && float.bias == default_bias(float.exponent) =>
-            {
-                f.write_str(":finite")
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_catalogue_entry_prints_as_it_was_read() {
-        for text in catalogue() {
-            assert_eq!(&Format::parse(text).unwrap().to_string(), text);
-        }
-    }
-
-    #[test]
-    fn defaults_are_not_printed() {
-        for (text, shown) in [
-            ("mxint8/32", "mxint8"),
-            ("nvfp4/16", "nvfp4"),
-            ("nf4/64", "nf4"),
-            ("int8:tensor", "int8"),
-            ("e4m3b7", "e4m3"),
-            ("log8b63", "log8"),
-            ("binary1", "binary"),
-            ("e3m2:finite", "e3m2"),
-            ("fixed8:mse,channel", "fixed8:channel,mse"),
-            ("fixed8.0", "fixed8.0"),
-            ("fixed8.-3", "fixed8.-3"),
-        ] {
-            let format = Format::parse(text).unwrap();
-            assert_eq!(format.to_string(), shown);
-            assert_eq!(Format::parse(shown).unwrap(), format);
-        }
-    }
 
     #[test]
     fn wrong_texts_name_the_part_and_the_nearest_spelling() {

@@ -32,9 +32,17 @@ type I = [__m256i; 2];
 
 /// One intrinsic on both halves.
 macro_rules! halves {
-    ($f:expr, $a:expr) => {{ [$f($a[0]), $f($a[1])] }};
-    ($f:expr, $a:expr, $b:expr) => {{ [$f($a[0], $b[0]), $f($a[1], $b[1])] }};
-    ($f:expr, $a:expr, $b:expr, $c:expr) => {{ [$f($a[0], $b[0], $c[0]), $f($a[1], $b[1], $c[1])] }};
+    ($f:expr, $($a:expr),*) => { [$f($($a[0]),*), $f($($a[1]),*)] };
+}
+
+/// Operations that are one intrinsic on both halves.
+macro_rules! by_halves {
+    ($(fn $name:ident($($a:ident: $register:ty),*) -> $output:ty = $f:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name($($a: $register),*) -> $output {
+            unsafe { halves!($f, $($a),*) }
+        }
+    )*};
 }
 
 #[expect(clippy::undocumented_unsafe_blocks, reason = "every block is intrinsics under the contract of the trait")]
@@ -70,81 +78,29 @@ unsafe impl Lanes for Avx2 {
     unsafe fn splat_i(v: i32) -> I {
         unsafe { [_mm256_set1_epi32(v); 2] }
     }
-    #[inline(always)]
-    unsafe fn bits(v: F) -> I {
-        unsafe { halves!(_mm256_castps_si256, v) }
-    }
-    #[inline(always)]
-    unsafe fn from_bits(v: I) -> F {
-        unsafe { halves!(_mm256_castsi256_ps, v) }
-    }
-    #[inline(always)]
-    unsafe fn add(a: F, b: F) -> F {
-        unsafe { halves!(_mm256_add_ps, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn sub(a: F, b: F) -> F {
-        unsafe { halves!(_mm256_sub_ps, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn mul(a: F, b: F) -> F {
-        unsafe { halves!(_mm256_mul_ps, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn div(a: F, b: F) -> F {
-        unsafe { halves!(_mm256_div_ps, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn min(a: F, b: F) -> F {
-        unsafe { halves!(_mm256_min_ps, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn max(a: F, b: F) -> F {
-        unsafe { halves!(_mm256_max_ps, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn fma(a: F, b: F, c: F) -> F {
-        unsafe { halves!(_mm256_fmadd_ps, a, b, c) }
-    }
-    #[inline(always)]
-    unsafe fn fnmadd(a: F, b: F, c: F) -> F {
-        unsafe { halves!(_mm256_fnmadd_ps, a, b, c) }
-    }
-    #[inline(always)]
-    unsafe fn round(v: F) -> F {
-        unsafe { halves!(_mm256_round_ps::<NEAREST>, v) }
-    }
-    #[inline(always)]
-    unsafe fn to_i(v: F) -> I {
-        unsafe { halves!(_mm256_cvtps_epi32, v) }
-    }
-    #[inline(always)]
-    unsafe fn to_f(v: I) -> F {
-        unsafe { halves!(_mm256_cvtepi32_ps, v) }
-    }
-    #[inline(always)]
-    unsafe fn and(a: I, b: I) -> I {
-        unsafe { halves!(_mm256_and_si256, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn or(a: I, b: I) -> I {
-        unsafe { halves!(_mm256_or_si256, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn xor(a: I, b: I) -> I {
-        unsafe { halves!(_mm256_xor_si256, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn add_i(a: I, b: I) -> I {
-        unsafe { halves!(_mm256_add_epi32, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn sub_i(a: I, b: I) -> I {
-        unsafe { halves!(_mm256_sub_epi32, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn max_i(a: I, b: I) -> I {
-        unsafe { halves!(_mm256_max_epi32, a, b) }
+    by_halves! {
+        fn bits(v: F) -> I = _mm256_castps_si256;
+        fn from_bits(v: I) -> F = _mm256_castsi256_ps;
+        fn add(a: F, b: F) -> F = _mm256_add_ps;
+        fn sub(a: F, b: F) -> F = _mm256_sub_ps;
+        fn mul(a: F, b: F) -> F = _mm256_mul_ps;
+        fn div(a: F, b: F) -> F = _mm256_div_ps;
+        fn min(a: F, b: F) -> F = _mm256_min_ps;
+        fn max(a: F, b: F) -> F = _mm256_max_ps;
+        fn fma(a: F, b: F, c: F) -> F = _mm256_fmadd_ps;
+        fn fnmadd(a: F, b: F, c: F) -> F = _mm256_fnmadd_ps;
+        fn round(v: F) -> F = _mm256_round_ps::<NEAREST>;
+        fn to_i(v: F) -> I = _mm256_cvtps_epi32;
+        fn to_f(v: I) -> F = _mm256_cvtepi32_ps;
+        fn and(a: I, b: I) -> I = _mm256_and_si256;
+        fn or(a: I, b: I) -> I = _mm256_or_si256;
+        fn xor(a: I, b: I) -> I = _mm256_xor_si256;
+        fn add_i(a: I, b: I) -> I = _mm256_add_epi32;
+        fn sub_i(a: I, b: I) -> I = _mm256_sub_epi32;
+        fn max_i(a: I, b: I) -> I = _mm256_max_epi32;
+        fn lt(a: F, b: F) -> F = _mm256_cmp_ps::<_CMP_LT_OQ>;
+        fn ge(a: F, b: F) -> F = _mm256_cmp_ps::<_CMP_GE_OQ>;
+        fn eq(a: F, b: F) -> F = _mm256_cmp_ps::<_CMP_EQ_OQ>;
     }
     #[inline(always)]
     unsafe fn shl(a: I, count: u32) -> I {
@@ -203,18 +159,6 @@ unsafe impl Lanes for Avx2 {
             let a = _mm_add_ps(a, _mm_movehl_ps(a, a));
             _mm_cvtss_f32(_mm_add_ss(a, _mm_shuffle_ps::<1>(a, a)))
         }
-    }
-    #[inline(always)]
-    unsafe fn lt(a: F, b: F) -> F {
-        unsafe { halves!(_mm256_cmp_ps::<_CMP_LT_OQ>, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn ge(a: F, b: F) -> F {
-        unsafe { halves!(_mm256_cmp_ps::<_CMP_GE_OQ>, a, b) }
-    }
-    #[inline(always)]
-    unsafe fn eq(a: F, b: F) -> F {
-        unsafe { halves!(_mm256_cmp_ps::<_CMP_EQ_OQ>, a, b) }
     }
     #[inline(always)]
     unsafe fn unordered(a: F) -> F {
