@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::error::{Result, refuse};
+use crate::error::{ModelFault, Result, in_file, refuse};
 use crate::file;
 
 /// Name of the file in a model folder.
@@ -99,7 +99,7 @@ impl Config {
     pub fn load(folder: &Path) -> Result<Self> {
         let path = folder.join(FILE);
         let bytes = file::read(&path, MOST_BYTES)?;
-        Self::parse(&bytes).map_err(|error| refuse(format!("{}: {error}", path.display())))
+        Self::parse(&bytes).map_err(|error| in_file(path.display(), error))
     }
 
     /// Reads the text of the file, with the limits of Python's `Seq2SeqConfig`.
@@ -113,18 +113,19 @@ impl Config {
         }
         let content: Content = serde_json::from_slice(text).map_err(|error| refuse(error.to_string()))?;
         if ![FORMER, VERSION].contains(&content.octavo) {
-            return Err(refuse(format!("octavo is {}; accepted are {FORMER} and {VERSION}", content.octavo)));
+            return Err(refuse(ModelFault::Version { found: content.octavo, accepted: [FORMER, VERSION] }));
         }
         if content.kind != KIND {
-            return Err(refuse(format!("kind is '{}'; accepted is '{KIND}'", file::shown(&content.kind))));
+            let (found, accepted) = (file::shown(&content.kind), "accepted is 'seq2seq'");
+            return Err(refuse(ModelFault::Name { field: "kind", found, accepted }));
         }
         let architecture = match content.architecture.as_str() {
             "lstm" => Architecture::Lstm,
             "hybrid" => Architecture::Hybrid,
             "transformer" => Architecture::Transformer,
             other => {
-                let shown = file::shown(other);
-                return Err(refuse(format!("architecture is '{shown}'; accepted are lstm, hybrid, transformer")));
+                let (found, accepted) = (file::shown(other), "accepted are lstm, hybrid, transformer");
+                return Err(refuse(ModelFault::Name { field: "architecture", found, accepted }));
             }
         };
         let config = Self {
@@ -141,7 +142,8 @@ impl Config {
             variants: variants(content.octavo, content.variants)?,
         };
         if !config.hidden.is_multiple_of(config.heads) {
-            return Err(refuse(format!("heads is {}; it must divide hidden, {}", config.heads, config.hidden)));
+            let (value, whole) = (config.heads, config.hidden);
+            return Err(refuse(ModelFault::Divisor { field: "heads", value, other: "hidden", whole }));
         }
         Ok(config)
     }
@@ -192,11 +194,11 @@ impl std::fmt::Display for Config {
     }
 }
 
-pub(crate) fn whole(name: &str, value: u64, least: usize, largest: usize) -> Result<usize> {
+pub(crate) fn whole(field: &'static str, value: u64, least: usize, largest: usize) -> Result<usize> {
     usize::try_from(value)
         .ok()
         .filter(|value| (least..=largest).contains(value))
-        .ok_or_else(|| refuse(format!("{name} is {value}; accepted is a whole number from {least} to {largest}")))
+        .ok_or_else(|| refuse(ModelFault::Number { field, value, least, largest }))
 }
 
 #[cfg(test)]

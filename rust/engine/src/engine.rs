@@ -11,7 +11,7 @@ use octavo_core::pool;
 use octavo_core::text::characters::CharTokenizer;
 
 use crate::config::Config;
-use crate::error::{Error, Result, refuse};
+use crate::error::{Error, Result, in_file, refuse};
 use crate::expander::{Expander, Kernels, NoKernels};
 use crate::general::{Answer, General};
 use crate::line::{Alphabet, LineError};
@@ -293,7 +293,7 @@ impl Rows {
 fn load_tokenizer(folder: &Path, config: &Config) -> Result<CharTokenizer> {
     let path = folder.join(TOKENIZER);
     let bytes = crate::file::read(&path, 1 << 16)?;
-    let at_path = |error: CoreError| refuse(format!("{}: {error}", path.display()));
+    let at_path = |error: CoreError| in_file(path.display(), error.into());
     let tokenizer = CharTokenizer::from_json(&bytes).map_err(at_path)?;
     if tokenizer.size() != config.vocabulary {
         let (size, vocabulary) = (tokenizer.size(), config.vocabulary);

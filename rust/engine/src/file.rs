@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use octavo_core::error::ContainerError;
 use serde::Deserialize;
 
 use crate::error::{Error, Result, refuse};
@@ -23,7 +24,7 @@ pub(crate) fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
         return Err(io(io::ErrorKind::IsADirectory.into()));
     }
     if !about.is_file() {
-        return Err(refuse(format!("{place}: is not a regular file")));
+        return Err(Error::Core(ContainerError::NotAFile { place: place.to_string() }.into()));
     }
     let mut bytes = Vec::new();
     File::open(path).and_then(|file| file.take(most.saturating_add(1)).read_to_end(&mut bytes)).map_err(io)?;

@@ -25,7 +25,7 @@ mod weights;
 pub use config::{Architecture, Config};
 pub use encoder::Encoder;
 pub use engine::Engine;
-pub use error::{Error, Result, refuse};
+pub use error::{Error, ModelFault, Result, refuse};
 pub use expander::{Expander, Kernels};
 pub use line::LineError;
 pub use options::{Options, Precision, Route};

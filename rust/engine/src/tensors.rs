@@ -3,16 +3,18 @@
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Display;
 use std::path::Path;
 
 use octavo_core::container::{Dtype, Entry, Packing, Reader};
-use octavo_core::error::ContainerError;
+use octavo_core::error::{ContainerError, Refusal, TensorFault};
 use octavo_core::linear::Matrix;
 use octavo_core::{DType, Error as CoreError, Format, Layout, Packed, ValuesMut, codec};
 
-use crate::error::{Error, Result, refuse};
+use crate::error::{Error, ModelFault, Result, in_file, refuse};
 use crate::file::{self, shown};
+
+/// What demands tensors of a sequence-to-sequence model.
+const CONFIGURATION: &str = "the configuration";
 
 /// The containers of a model folder: one, or the shards of a checkpoint. Refusals begin with the path and the tensor's
 /// name.
@@ -34,9 +36,15 @@ impl Shard {
         self.reader.index().entries()
     }
 
-    fn refuse(&self, name: &str, message: impl Display) -> Error {
-        refuse(format!("{}: {}: {message}", self.place, shown(name)))
+    fn refuse(&self, name: &str, refusal: impl Into<Refusal>) -> Error {
+        in_file(&self.place, of_tensor(name, refusal))
     }
+}
+
+/// A refusal that names the tensor.
+fn of_tensor(name: &str, refusal: impl Into<Refusal>) -> Error {
+    let fault = ContainerError::Tensor { name: shown(name), fault: Box::new(TensorFault::Other(refusal.into())) };
+    Error::Core(fault.into())
 }
 
 /// Codes of a packed tensor, with the bytes of their scales.
@@ -91,7 +99,7 @@ impl Held {
         let axis = isize::try_from(axis).unwrap_or(isize::MAX);
         let layout = Layout::new(shape, axis, format)?;
         let count = shape.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
-        let count = count.ok_or_else(|| refuse(format!("shape {shape:?} overflows")))?;
+        let count = count.ok_or_else(|| refuse(ModelFault::Overflow { shape: shape.clone() }))?;
         let mut values = reserved(count)?;
         if dtype == DType::F32 {
             values.resize(count, 0.0);
@@ -126,17 +134,17 @@ impl Tensors {
         let mut seen = BTreeSet::new();
         for shard in &shards {
             if let Some(name) = shard.entries().keys().find(|name| !seen.insert(name.as_str())) {
-                return Err(shard.refuse(name, "is in another shard, too"));
+                return Err(shard.refuse(name, ModelFault::Twice));
             }
         }
         Ok(Self { shards })
     }
 
     /// A refusal that names the file and the tensor.
-    pub fn refuse(&self, name: &str, message: impl Display) -> Error {
+    pub fn refuse(&self, name: &str, refusal: impl Into<Refusal>) -> Error {
         match self.shard(name).or(self.shards.first()) {
-            Some(shard) => shard.refuse(name, message),
-            None => refuse(format!("{}: {message}", shown(name))),
+            Some(shard) => shard.refuse(name, refusal),
+            None => of_tensor(name, refusal),
         }
     }
 
@@ -154,19 +162,20 @@ impl Tensors {
     /// [`CoreError::Io`] where the file cannot be read, [`CoreError::Container`] naming file and tensor for the first name that does not fit.
     pub fn check_names(&self, demanded: &BTreeMap<String, Vec<usize>>) -> Result<()> {
         for (name, shape) in demanded {
-            let entry = self.find(name).ok_or_else(|| {
-                self.refuse(name, format!("is missing; the configuration demands it with shape {shape:?}"))
-            })?;
+            let entry = self
+                .find(name)
+                .ok_or_else(|| self.refuse(name, ModelFault::Missing { by: CONFIGURATION, demanded: shape.clone() }))?;
             let given = match entry {
                 Entry::Plain { shape, .. } => shape,
                 Entry::Packed(packing) => &packing.shape,
             };
             if given != shape {
-                return Err(self.refuse(name, format!("shape {given:?}; the configuration demands {shape:?}")));
+                let (found, demanded) = (given.clone(), shape.clone());
+                return Err(self.refuse(name, ModelFault::Shape { found, by: CONFIGURATION, demanded }));
             }
         }
         match self.names().find(|name| !demanded.contains_key(*name)) {
-            Some(name) => Err(self.refuse(name, "is left over; the architecture has no such tensor")),
+            Some(name) => Err(self.refuse(name, ModelFault::LeftOver)),
             None => Ok(()),
         }
     }
@@ -182,10 +191,9 @@ impl Tensors {
                     Dtype::F32 => DType::F32,
                     Dtype::F16 => DType::F16,
                     Dtype::BF16 => DType::BF16,
-                    other => {
-                        return Err(
-                            self.refuse(name, format!("dtype {other}; accepted are F32, F16, BF16 and packed formats"))
-                        );
+                    &found => {
+                        let accepted = "are F32, F16, BF16 and packed formats";
+                        return Err(self.refuse(name, ModelFault::Dtype { found, accepted }));
                     }
                 };
                 self.plain(name, shape, dtype)?
@@ -196,9 +204,7 @@ impl Tensors {
             })?,
         };
         match values.iter().enumerate().find(|(_, value)| !value.is_finite()) {
-            Some((position, value)) => {
-                Err(self.refuse(name, format!("value {value} at flat position {position}; accepted are finite values")))
-            }
+            Some((position, &value)) => Err(self.refuse(name, ModelFault::NotFinite { value, position })),
             None => Ok(values),
         }
     }
@@ -210,10 +216,10 @@ impl Tensors {
     pub fn integers(&self, name: &str) -> Result<Vec<i32>> {
         match self.entry(name)? {
             Entry::Plain { dtype: Dtype::I32, .. } => {}
-            Entry::Plain { dtype, .. } => return Err(self.refuse(name, format!("dtype {dtype}; accepted is I32"))),
-            Entry::Packed(packing) => {
-                return Err(self.refuse(name, format!("packed as '{}'; accepted is plain I32", packing.format)));
+            &Entry::Plain { dtype: found, .. } => {
+                return Err(self.refuse(name, ModelFault::Dtype { found, accepted: "is I32" }));
             }
+            Entry::Packed(packing) => return Err(self.refuse(name, ModelFault::Packed { found: packing.format })),
         }
         let bytes = self.bytes(name)?;
         let (words, _) = bytes.as_chunks();
@@ -232,12 +238,11 @@ impl Tensors {
                 let part = |suffix: &str| self.bytes(&format!("{name}{suffix}"));
                 Ok(Codes { codes: part(".codes")?, scales: part(".scales")? })
             }
-            Entry::Packed(Packing { format: given, axis, .. }) => {
-                let what = format!("packed as '{given}' along axis {axis}; accepted is '{format}' along the last axis");
-                Err(self.refuse(name, what))
+            &Entry::Packed(Packing { format: found, axis, .. }) => {
+                Err(self.refuse(name, ModelFault::Packing { found, axis, demanded: format.to_owned() }))
             }
-            Entry::Plain { dtype, .. } => {
-                Err(self.refuse(name, format!("plain {dtype}; accepted is packed as '{format}' along the last axis")))
+            &Entry::Plain { dtype: found, .. } => {
+                Err(self.refuse(name, ModelFault::Plain { found, demanded: format.to_owned() }))
             }
         }
     }
@@ -269,11 +274,8 @@ impl Tensors {
     pub(crate) fn held(&self, name: &str) -> Result<Option<Held>> {
         let Entry::Packed(packing) = self.entry(name)? else { return Ok(None) };
         if packing.shape.len() != 2 || packing.axis != 1 {
-            let (shape, axis) = (&packing.shape, packing.axis);
-            return Err(self.refuse(
-                name,
-                format!("shape {shape:?} packed along axis {axis}; accepted are matrices along axis 1"),
-            ));
+            let (shape, axis) = (packing.shape.clone(), packing.axis);
+            return Err(self.refuse(name, ModelFault::NoMatrix { shape, axis }));
         }
         self.parts(name, packing).map(Some)
     }
@@ -305,10 +307,7 @@ impl Tensors {
         let mut bytes = reserved(part.bytes)?;
         bytes.resize(part.bytes, 0);
         reader.read_into(stored, &mut bytes).map_err(|error| match error {
-            CoreError::Container(fault) => {
-                let fault = ContainerError::At { place: place.clone(), fault: Box::new(fault) };
-                Error::Core(fault.into())
-            }
+            CoreError::Container(_) => in_file(place, Error::Core(error)),
             other => Error::Core(other),
         })?;
         Ok(bytes)
@@ -326,14 +325,14 @@ impl Tensors {
             }
         }
         if values.len() != count {
-            return Err(self.refuse(name, format!("{} values; its shape demands {count}", values.len())));
+            return Err(self.refuse(name, ModelFault::Count { found: values.len(), demanded: count }));
         }
         Ok(values)
     }
 
     fn count(&self, name: &str, shape: &[usize]) -> Result<usize> {
         let count = shape.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
-        count.ok_or_else(|| self.refuse(name, format!("shape {shape:?} overflows")))
+        count.ok_or_else(|| self.refuse(name, ModelFault::Overflow { shape: shape.to_vec() }))
     }
 }
 

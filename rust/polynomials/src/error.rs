@@ -1,5 +1,7 @@
-//! The errors of lines: a variant for each refusal, with the numbers as fields. Model folders are refused with the errors
-//! of `octavo_engine`.
+//! The errors of lines, and the faults of integer models: a variant for each refusal, with the numbers as fields. Model
+//! folders are refused with the errors of `octavo_engine`, in which [`octavo_engine::Error::fault`] finds an [`IntegerFault`].
+
+use octavo_engine::Architecture;
 
 use crate::{CHARACTERS, LONGEST_LEFT};
 
@@ -159,6 +161,68 @@ pub enum LeftFault {
     Spelling {
         /// The text that SymPy prints.
         printed: String,
+    },
+}
+
+/// What is wrong with the file of an integer model, or with one of its tensors.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum IntegerFault {
+    /// An architecture that has no integer model.
+    #[error("{place}: architecture {}; integer models are hybrid", .architecture.name())]
+    Architecture {
+        /// The folder.
+        place: String,
+        /// The architecture.
+        architecture: Architecture,
+    },
+    /// A code of -128.
+    #[error("code -128 at flat position {position}; accepted are -127 to 127")]
+    Code {
+        /// Its position in the flattened matrix.
+        position: usize,
+    },
+    /// A scale of a row that is negative or not finite.
+    #[error("scale {scale} of row {row}; accepted are finite ones from 0")]
+    Scale {
+        /// The scale.
+        scale: f32,
+        /// The row.
+        row: usize,
+    },
+    /// Sums of products that may leave int32.
+    #[error("with its matrix a sum may reach {largest}; accepted are up to {}", i32::MAX)]
+    Sum {
+        /// The largest magnitude that a sum may have.
+        largest: i64,
+    },
+    /// Bits of an input that no kernel takes.
+    #[error("{found:?}; accepted is one number, 8 or 16")]
+    Bits {
+        /// The numbers found.
+        found: Vec<i32>,
+    },
+    /// A step of codes that is none.
+    #[error("{found:?}; accepted is one number above 0 with a finite inverse")]
+    Step {
+        /// The numbers found.
+        found: Vec<f32>,
+    },
+    /// Two layers that read one tensor with different scales.
+    #[error("{scale}; {other}, which reads the same tensor, has {theirs}")]
+    InputScale {
+        /// The scale of this layer.
+        scale: f32,
+        /// The other layer.
+        other: String,
+        /// Its scale.
+        theirs: f32,
+    },
+    /// Two layers that read one tensor with different bits.
+    #[error("other than those of {other}, which reads the same tensor")]
+    InputBits {
+        /// The other layer.
+        other: String,
     },
 }
 

@@ -5,6 +5,8 @@ use std::path::Path;
 
 use octavo_engine::{Architecture, Config, Error, Result, Tensors, demanded_tensors, refuse};
 
+use crate::IntegerFault;
+
 /// Name of the variant in `config.json`.
 const VARIANT: &str = "integer";
 /// Format of the matrices.
@@ -76,8 +78,8 @@ impl IntegerWeights {
     /// tensor with different scales.
     pub fn load(folder: &Path, config: &Config) -> Result<Self> {
         if config.architecture != Architecture::Hybrid {
-            let name = config.architecture.name();
-            return Err(refuse(format!("{}: architecture {name}; integer models are hybrid", folder.display())));
+            let (place, architecture) = (folder.display().to_string(), config.architecture);
+            return Err(refuse(IntegerFault::Architecture { place, architecture }));
         }
         let path = config.variant(folder, VARIANT)?;
         let layers = integer_layers(config);
@@ -94,12 +96,13 @@ impl IntegerWeights {
             let input_scale = step(&file, &format!("{name}.input_scale"))?;
             let first = shared.entry(site(&name)).or_insert((name.clone(), input_scale, wide));
             if first.1 != input_scale {
-                let what = format!("{input_scale}; {}, which reads the same tensor, has {}", first.0, first.1);
-                return Err(file.refuse(&format!("{name}.input_scale"), what));
+                let (other, theirs) = (first.0.clone(), first.1);
+                let fault = IntegerFault::InputScale { scale: input_scale, other, theirs };
+                return Err(file.refuse(&format!("{name}.input_scale"), fault));
             }
             if first.2 != wide {
-                let what = format!("other than those of {}, which reads the same tensor", first.0);
-                return Err(file.refuse(&format!("{name}.input_bits"), what));
+                let fault = IntegerFault::InputBits { other: first.0.clone() };
+                return Err(file.refuse(&format!("{name}.input_bits"), fault));
             }
             weights.linears.insert(name, IntegerLinear { rows, columns, codes, scales, bias, input_scale, wide });
         }
@@ -201,13 +204,11 @@ fn matrix(file: &Tensors, name: &str) -> Result<(Vec<i8>, Vec<f32>)> {
     let read = file.codes(name, FORMAT)?;
     let codes: Vec<i8> = read.codes.iter().map(|&code| i8::from_ne_bytes([code])).collect();
     if let Some(position) = codes.iter().position(|&code| code == i8::MIN) {
-        return Err(file.refuse(name, format!("code -128 at flat position {position}; accepted are -127 to 127")));
+        return Err(file.refuse(name, IntegerFault::Code { position }));
     }
     let scales: Vec<f32> = read.scales.as_chunks().0.iter().map(|&word| f32::from_le_bytes(word)).collect();
     match scales.iter().position(|&scale| !(scale >= 0.0 && scale.is_finite())) {
-        Some(row) => {
-            Err(file.refuse(name, format!("scale {} of row {row}; accepted are finite ones from 0", scales[row])))
-        }
+        Some(row) => Err(file.refuse(name, IntegerFault::Scale { scale: scales[row], row })),
         None => Ok((codes, scales)),
     }
 }
@@ -221,8 +222,7 @@ fn check_sums(file: &Tensors, name: &str, (codes, columns): (&[i8], usize), adde
         for (products, &added) in products.iter().zip(added) {
             let largest = products + i64::from(added).abs();
             if largest > i64::from(i32::MAX) {
-                let what = format!("with its matrix a sum may reach {largest}; accepted are up to {}", i32::MAX);
-                return Err(file.refuse(name, what));
+                return Err(file.refuse(name, IntegerFault::Sum { largest }));
             }
         }
     }
@@ -234,7 +234,7 @@ fn wide(file: &Tensors, name: &str) -> Result<bool> {
     match file.integers(name)?[..] {
         [8] => Ok(false),
         [16] => Ok(true),
-        ref other => Err(file.refuse(name, format!("{other:?}; accepted is one number, 8 or 16"))),
+        ref found => Err(file.refuse(name, IntegerFault::Bits { found: found.to_vec() })),
     }
 }
 
@@ -242,7 +242,7 @@ fn wide(file: &Tensors, name: &str) -> Result<bool> {
 fn step(file: &Tensors, name: &str) -> Result<f32> {
     match file.floats(name)?[..] {
         [step] if step > 0.0 && step.recip().is_finite() => Ok(step),
-        ref other => Err(file.refuse(name, format!("{other:?}; accepted is one number above 0 with a finite inverse"))),
+        ref found => Err(file.refuse(name, IntegerFault::Step { found: found.to_vec() })),
     }
 }
 

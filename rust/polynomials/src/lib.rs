@@ -15,7 +15,7 @@ use std::path::Path;
 use octavo_core::text::characters::CharTokenizer;
 use octavo_engine::{Config, Engine, Expander, Kernels, Options, Weights};
 
-pub use error::{Error, FactorFault, LeftFault, Result};
+pub use error::{Error, FactorFault, IntegerFault, LeftFault, Result};
 pub use generator::{CHARACTERS, Factors, Function, Generator, Kind, LETTERS, LONGEST_LEFT, LONGEST_RIGHT, Linear};
 pub use integer_weights::{IntegerLinear, IntegerLstm, IntegerWeights, Norm};
 

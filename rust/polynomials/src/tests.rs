@@ -1,80 +1,18 @@
 //! Folders of the shipped architecture: what is read, what is refused, and that answers do not depend on threads.
 
-use std::collections::BTreeMap;
+#[path = "../../engine/src/tests/files.rs"]
+mod files;
+
 use std::path::Path;
 
-use octavo_core::container::{Dtype, Entry, Packing, Writer};
-use octavo_core::text::characters::CharTokenizer;
-use octavo_core::{DType, Format, Packed, ScaleRule};
 use octavo_engine::{Architecture, Config, Options, Precision, Route, demanded_tensors};
 
 use crate::integer_weights::integer_layers;
-use crate::{IntegerWeights, load};
-
-const CONFIG: &str = r#"{"octavo":1,"kind":"seq2seq","architecture":"hybrid","vocabulary":9,"embedding":3,"encoder":2,
-    "hidden":4,"heads":2,"layers":1,"feedforward":5,"max_source":8,"max_target":8}"#;
-
-/// A tensor to be written.
-#[derive(Clone)]
-enum Tensor {
-    Plain(Dtype, Vec<usize>, Vec<u8>),
-    Int8 { format: &'static str, shape: Vec<usize>, codes: Vec<i8>, scales: Vec<f32> },
-}
-
-type Tensors = BTreeMap<String, Tensor>;
-
-fn floats(shape: &[usize], values: impl Fn(usize) -> f32) -> Tensor {
-    let count = shape.iter().product();
-    Tensor::Plain(Dtype::F32, shape.to_vec(), (0..count).flat_map(|i| values(i).to_le_bytes()).collect())
-}
-
-fn integers(shape: &[usize], values: impl Fn(usize) -> i32) -> Tensor {
-    let count = shape.iter().product();
-    Tensor::Plain(Dtype::I32, shape.to_vec(), (0..count).flat_map(|i| values(i).to_le_bytes()).collect())
-}
-
-fn int8(shape: &[usize], value: i8) -> Tensor {
-    let count: usize = shape.iter().product();
-    let rows = count / shape[shape.len() - 1];
-    Tensor::Int8 { format: "int8:channel", shape: shape.to_vec(), codes: vec![value; count], scales: vec![0.5; rows] }
-}
-
-fn write(path: &Path, tensors: &Tensors) {
-    let entries: Vec<_> = tensors
-        .iter()
-        .map(|(name, tensor)| {
-            let entry = match tensor {
-                Tensor::Plain(dtype, shape, _) => Entry::Plain { dtype: *dtype, shape: shape.clone() },
-                Tensor::Int8 { format, shape, .. } => {
-                    let (format, axis) = (Format::parse(format).unwrap(), shape.len() - 1);
-                    let (scale, dtype) = (ScaleRule::Floor, DType::F32);
-                    Entry::Packed(Packing { format, scale, shape: shape.clone(), dtype, axis })
-                }
-            };
-            (name.clone(), entry)
-        })
-        .collect();
-    let mut writer = Writer::create(path, &entries, &BTreeMap::new(), true).unwrap();
-    for (name, tensor) in tensors {
-        match tensor {
-            Tensor::Plain(_, _, bytes) => writer.put_plain(name, bytes).unwrap(),
-            Tensor::Int8 { codes, scales, .. } => {
-                let codes: Vec<u8> = codes.iter().map(|&code| code as u8).collect();
-                let scales: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-                let packed = Packed { codes: &codes, scales: &scales, ..Packed::default() };
-                writer.put_packed(name, packed).unwrap();
-            }
-        }
-    }
-    writer.finish().unwrap();
-}
+use crate::{IntegerFault, IntegerWeights, load};
+use files::{CONFIG, Tensor, Tensors, floats, int8, integers, value};
 
 fn config() -> Config {
     Config::parse(CONFIG.as_bytes()).unwrap()
-}
-
-fn value(i: usize) -> f32 {
-    ((i * 7919 % 1013) as f32 - 506.0) / 311.0
 }
 
 fn model() -> Tensors {
@@ -103,14 +41,9 @@ fn integer_model() -> Tensors {
     tensors
 }
 
-/// A folder with the given files.
+/// A folder with the given weights.
 fn folder(model: &Tensors, integer: &Tensors) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("config.json"), CONFIG).unwrap();
-    CharTokenizer::from_characters("abcxyz").unwrap().save(&folder.path().join("tokenizer.json")).unwrap();
-    write(&folder.path().join("model.safetensors"), model);
-    write(&folder.path().join("integer.safetensors"), integer);
-    folder
+    files::folder(&[("model.safetensors", model), ("integer.safetensors", integer)])
 }
 
 #[test]
@@ -178,6 +111,10 @@ fn wrong_integer_models_are_refused() {
     }
     let transformer = Config { architecture: Architecture::Transformer, ..config() };
     assert!(IntegerWeights::load(Path::new("absent"), &transformer).unwrap_err().to_string().contains("are hybrid"));
+    let mut tensors = integer_model();
+    tensors.insert("output.input_bits".to_owned(), integers(&[], |_| 12));
+    let error = IntegerWeights::load(folder(&model(), &tensors).path(), &config()).unwrap_err();
+    assert_eq!(error.fault(), Some(&IntegerFault::Bits { found: vec![12] }), "{error}");
 }
 
 #[test]

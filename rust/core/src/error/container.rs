@@ -112,9 +112,27 @@ pub enum ContainerError {
     /// No dtype of safetensors has this name; the text lists those that there are.
     #[error("{0}")]
     UnknownDtype(String),
-    /// A refusal of a crate on top.
-    #[error("{0}")]
-    Other(String),
+    /// A refusal of a crate on top: a text, or an error of its own, which [`ContainerError::refusal`] finds.
+    #[error(transparent)]
+    Other(Refusal),
+}
+
+/// A text, or an error of a crate on top.
+pub type Refusal = Box<dyn std::error::Error + Send + Sync>;
+
+impl ContainerError {
+    /// The refusal of a crate on top, where this is one of that type, in whatever file or tensor.
+    pub fn refusal<E: std::error::Error + 'static>(&self) -> Option<&E> {
+        match self {
+            Self::At { fault, .. } => fault.refusal(),
+            Self::Tensor { fault, .. } => match &**fault {
+                TensorFault::Other(error) => error.downcast_ref(),
+                _ => None,
+            },
+            Self::Other(error) => error.downcast_ref(),
+            _ => None,
+        }
+    }
 }
 
 /// What is wrong with one tensor of a container.
@@ -271,4 +289,7 @@ pub enum TensorFault {
     /// The tensor was announced to the writer and did not come.
     #[error("was announced and never given")]
     NeverGiven,
+    /// A refusal of a crate on top: a text, or an error of its own, which [`ContainerError::refusal`] finds.
+    #[error(transparent)]
+    Other(Refusal),
 }

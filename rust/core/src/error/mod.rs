@@ -1,7 +1,7 @@
 //! The errors of this crate: a kind for each Python exception, and in it a variant for each refusal, with the numbers as
 //! fields.
 //!
-//! Crates on top refuse with the same kinds; their own refusals are texts, in the variants called `Other`.
+//! Crates on top refuse with the same kinds; their own refusals are texts or errors of theirs, in the variants called `Other`.
 
 mod container;
 mod data;
@@ -9,7 +9,7 @@ mod format;
 mod setting;
 mod shape;
 
-pub use container::{ContainerError, TensorFault};
+pub use container::{ContainerError, Refusal, TensorFault};
 pub use data::{DataError, FieldFault};
 pub use format::{FormatError, TextFault};
 pub use setting::SettingError;
@@ -77,9 +77,9 @@ impl Error {
     pub fn range(text: impl Into<String>) -> Self {
         RangeError::Other(text.into()).into()
     }
-    /// A [`ContainerError::Other`].
-    pub fn container(text: impl Into<String>) -> Self {
-        ContainerError::Other(text.into()).into()
+    /// A [`ContainerError::Other`]: a text, or an error of that crate.
+    pub fn container(refusal: impl Into<Refusal>) -> Self {
+        ContainerError::Other(refusal.into()).into()
     }
     /// A [`DataError::Other`].
     pub fn data(text: impl Into<String>) -> Self {

@@ -7,7 +7,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::config::{FILE, whole};
-use crate::error::{Result, refuse};
+use crate::error::{ModelFault, Result, in_file, refuse};
 use crate::file;
 
 /// Most bytes of the file.
@@ -64,7 +64,7 @@ impl Config {
     pub(super) fn load(folder: &Path) -> Result<Self> {
         let path = folder.join(FILE);
         let bytes = file::read(&path, MOST_BYTES)?;
-        Self::parse(&bytes).map_err(|error| refuse(format!("{}: {error}", path.display())))
+        Self::parse(&bytes).map_err(|error| in_file(path.display(), error))
     }
 
     fn parse(text: &[u8]) -> Result<Self> {
@@ -90,12 +90,13 @@ impl Config {
             "gelu_new" | "gelu_pytorch_tanh" => Activation::GeluTanh,
             "relu" => Activation::Relu,
             other => {
-                let shown = file::shown(other);
-                return Err(refuse(format!("hidden_act is '{shown}'; the native encoder runs gelu, gelu_new, relu")));
+                let (found, accepted) = (file::shown(other), "the native encoder runs gelu, gelu_new, relu");
+                return Err(refuse(ModelFault::Name { field: "hidden_act", found, accepted }));
             }
         };
-        let size =
-            |name: &str, value: Option<u64>, default: u64, most: usize| whole(name, value.unwrap_or(default), 1, most);
+        let size = |name: &'static str, value: Option<u64>, default: u64, most: usize| {
+            whole(name, value.unwrap_or(default), 1, most)
+        };
         // Defaults are those of transformers' BertConfig, which leaves them out of some files.
         let config = Self {
             vocabulary: size("vocab_size", content.vocab_size, 30522, 1 << 24)?,
@@ -109,8 +110,9 @@ impl Config {
             activation,
         };
         if !config.hidden.is_multiple_of(config.heads) {
-            let (heads, hidden) = (config.heads, config.hidden);
-            return Err(refuse(format!("num_attention_heads is {heads}; it must divide hidden_size, {hidden}")));
+            let (value, whole) = (config.heads, config.hidden);
+            let (field, other) = ("num_attention_heads", "hidden_size");
+            return Err(refuse(ModelFault::Divisor { field, value, other, whole }));
         }
         Ok(config)
     }

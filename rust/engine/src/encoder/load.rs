@@ -9,7 +9,8 @@ use octavo_core::{Format, ScaleRule};
 use serde::Deserialize;
 
 use super::dense::{Added, Dense, Rounding};
-use crate::error::{Result, refuse};
+use crate::config::FILE;
+use crate::error::{ModelFault, Result, refuse};
 use crate::file::shown;
 use crate::general::Norm;
 use crate::packed::{Matrix, Table, Weight};
@@ -75,9 +76,8 @@ impl Source {
             let number = name.strip_prefix(self.prefix).and_then(|name| name.strip_prefix("encoder.layer."));
             let number = number.and_then(|rest| rest.split('.').next()).and_then(|number| number.parse().ok());
             if number.is_some_and(|number: usize| number >= layers) {
-                return Err(self
-                    .file
-                    .refuse(name, format!("is left over; num_hidden_layers of config.json is {layers}")));
+                let field = "num_hidden_layers";
+                return Err(self.file.refuse(name, ModelFault::LayerLeftOver { field, layers }));
             }
         }
         for (path, record) in &self.structure.layers {
@@ -116,9 +116,10 @@ impl Source {
 
     fn check_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
         match self.file.shape(self.stored(name)) {
-            None => Err(self.file.refuse(name, format!("is missing; config.json demands it with shape {shape:?}"))),
-            Some(given) if given != shape => {
-                Err(self.file.refuse(name, format!("shape {given:?}; config.json demands {shape:?}")))
+            None => Err(self.file.refuse(name, ModelFault::Missing { by: FILE, demanded: shape.to_vec() })),
+            Some(found) if found != shape => {
+                let (found, demanded) = (found.to_vec(), shape.to_vec());
+                Err(self.file.refuse(name, ModelFault::Shape { found, by: FILE, demanded }))
             }
             Some(_) => Ok(()),
         }

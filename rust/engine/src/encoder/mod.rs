@@ -12,7 +12,7 @@ use std::path::Path;
 use octavo_core::pool;
 use octavo_core::text::wordpiece::WordPiece;
 
-use crate::error::{Result, refuse};
+use crate::error::{Result, in_file, refuse};
 use crate::file;
 use crate::general::{Attend, Norm, Visible};
 use crate::packed::Table;
@@ -68,7 +68,7 @@ impl Encoder {
         let config = Config::load(folder)?;
         let path = folder.join(TOKENIZER);
         let text = file::read(&path, TOKENIZER_BYTES)?;
-        let tokenizer = WordPiece::from_json(&text).map_err(|error| refuse(format!("{}: {error}", path.display())))?;
+        let tokenizer = WordPiece::from_json(&text).map_err(|error| in_file(path.display(), error.into()))?;
         if tokenizer.size() > config.vocabulary {
             let (place, size, most) = (path.display(), tokenizer.size(), config.vocabulary);
             return Err(refuse(format!("{place}: ids up to {}; the vocabulary of config.json has {most}", size - 1)));

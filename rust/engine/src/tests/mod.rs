@@ -3,10 +3,11 @@
 mod files;
 
 use octavo_core::container::Dtype;
-use octavo_core::{Format, Layout, Options as Encoding, PackedMut, Sizes, Values, codec};
+use octavo_core::error::ContainerError;
+use octavo_core::{Error as CoreError, Format, Layout, Options as Encoding, PackedMut, Sizes, Values, codec};
 
 use crate::schema;
-use crate::{Config, Engine, Form, Options, Precision, Route, Weight, Weights};
+use crate::{Config, Engine, Error, Form, ModelFault, Options, Precision, Route, Weight, Weights};
 use files::{CONFIG, Tensor, Tensors, floats, int8, value, write};
 
 fn config() -> Config {
@@ -98,6 +99,44 @@ fn wrong_tensors_are_refused() {
         let error = Weights::load(folder.path(), &config()).unwrap_err().to_string();
         assert!(error.contains(reason) && error.contains("model.safetensors: "), "{error}");
     }
+}
+
+#[test]
+fn refusals_carry_file_tensor_and_fault() {
+    let refusal = |name: &str, tensor: Tensor| {
+        let mut tensors = model();
+        tensors.insert(name.to_owned(), tensor);
+        Weights::load(folder(&tensors).path(), &config()).unwrap_err()
+    };
+    let (found, demanded) = (vec![9, 1], vec![9]);
+    let i32s = Tensor::Plain(Dtype::I32, vec![9], vec![0; 36]);
+    for (name, tensor, wanted) in [
+        ("extra", floats(&[1], value), ModelFault::LeftOver),
+        ("output.bias", floats(&[9, 1], value), ModelFault::Shape { found, by: "the configuration", demanded }),
+        (
+            "output.bias",
+            floats(&[9], |i| i as f32 / 5.0 * f32::MAX),
+            ModelFault::NotFinite { value: f32::INFINITY, position: 6 },
+        ),
+        (
+            "output.bias",
+            i32s,
+            ModelFault::Dtype { found: Dtype::I32, accepted: "are F32, F16, BF16 and packed formats" },
+        ),
+    ] {
+        let error = refusal(name, tensor);
+        assert_eq!(error.fault(), Some(&wanted), "{error}");
+        let Error::Core(CoreError::Container(ContainerError::At { place, fault })) = &error else {
+            panic!("{error:?}")
+        };
+        assert!(place.ends_with("model.safetensors"), "{place}");
+        assert!(matches!(&**fault, ContainerError::Tensor { name: found, .. } if found == name), "{fault:?}");
+    }
+    let text = CONFIG.replacen("\"heads\":2", "\"heads\":65", 1);
+    let error = Config::parse(text.as_bytes()).unwrap_err();
+    let wanted = ModelFault::Number { field: "heads", value: 65, least: 1, largest: 64 };
+    assert_eq!(error.fault(), Some(&wanted), "{error}");
+    assert_eq!(error.fault::<std::io::Error>().map(ToString::to_string), None);
 }
 
 #[test]
