@@ -218,6 +218,11 @@ def test_layers_multiply_codes(tmp_path):
         assert loaded.training is False
 
 
+def _buffers(model):
+    """Bytes of the buffers that a file holds, which are no parameters."""
+    return sum(buffer.nbytes for name, buffer in model.named_buffers() if name in model.state_dict())
+
+
 @pytest.mark.parametrize("architecture", ["bert", "gpt2 with a tied head", "llama with a tied head", "t5", "vit"])
 def test_the_plan_that_is_told_is_what_happens(tmp_path, architecture):
     """octavo recipe --model, pack --dry-run, pack and quantize_model name the same layers."""
@@ -236,7 +241,10 @@ def test_the_plan_that_is_told_is_what_happens(tmp_path, architecture):
     }
     assert packed == layers
     again = json.loads(octavo_command("recipe", "mxint8", "--model", tmp_path / "x", "--json"))
-    assert {row["module"] for row in again["rows"]} == layers
+    assert again == explained  # bytes and dtypes, too
+    assert sum(entry.nbytes for entry in container.inspect(tmp_path / "x" / PACKED_NAME)) == (
+        explained["totals"]["bytes_after"] + _buffers(model)
+    )
 
 
 def test_a_checkpoint_of_another_head_or_none_is_the_model_it_holds(tmp_path):

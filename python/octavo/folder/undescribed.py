@@ -76,7 +76,7 @@ def _with_dtypes(model: nn.Module, source: Checkpoint) -> nn.Module:
     named = {str(dtype).removeprefix("torch."): dtype for dtype in FLOATS}
     dtypes = {entry.name: named[entry.dtype] for entry in source.entries() if entry.dtype in named}
     for name, place in model.named_parameters(remove_duplicate=False):
-        if place.is_meta and place.dtype in FLOATS and dtypes.get(name, place.dtype) != place.dtype:
+        if place.dtype in FLOATS and dtypes.get(name, place.dtype) != place.dtype:
             place.data = place.data.to(dtypes[name])
     return model
 
