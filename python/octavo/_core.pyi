@@ -57,6 +57,8 @@ __all__ = [
     "_polynomial_kind",
     "_quantize",
     "_quantize_backward",
+    "_rounded_kernel",
+    "_rounded_linear",
     "_unpack",
     "debug_build",
     "force_simd",
@@ -201,6 +203,20 @@ def _packed_linear(
     bias: tuple[int, int] | None,
     out: int,
 ) -> None: ...
+def _rounded_linear(
+    format: Format,
+    input_format: Format,
+    rule: str,
+    dtype_code: int,
+    m: int,
+    n: int,
+    k: int,
+    x: int,
+    parts: _Parts,
+    given: _Parts | None,
+    bias: tuple[int, int] | None,
+    out: int,
+) -> None: ...
 def _integer_linear(
     format: Format,
     input_format: Format,
@@ -217,6 +233,7 @@ def _integer_linear(
 def _packed_embedding(
     format: Format, dtype_code: int, ids: _Span, rows: int, width: int, parts: _Parts, out: int
 ) -> None: ...
+def _rounded_kernel(format: Format, input_format: Format, m: int, n: int, k: int) -> str: ...
 def _linear_kernel(format: Format, input_format: Format | None, m: int, n: int, k: int) -> str: ...
 
 @final

@@ -231,7 +231,7 @@ class Calls:
         rows, columns, lead = pick((1, 2, 5, 8, 16, 33)), pick((1, 3, 8, 32, 33, 64, 96)), self.shape()[:-1]
         dtype = pick(FLOATS)
         name = pick(("packed_linear", "packed_linear_plain", "packed_linear_backward", "integer_linear", "integer_linear_plain",
-                     "packed_embedding", "int8_gemm"))  # fmt: skip
+                     "rounded_linear", "rounded_linear_plain", "packed_embedding", "int8_gemm"))  # fmt: skip
         if name == "int8_gemm":
             m = pick((0, 1, 4, 9))
             out = pick((torch.int32, torch.int8, *FLOATS))
@@ -264,7 +264,11 @@ class Calls:
         if name == "packed_linear_backward":
             return name, [self.make([*lead, rows], dtype), *parts, text, rows, columns], {}
         bias = pick((None, self.make([rows], pick(FLOATS))))
-        return name, [self.make([*lead, columns], dtype), *parts, bias, text, rows, columns], {}
+        sizes = (text, rows, columns)
+        if name.startswith("rounded"):
+            rounding = pick(("int8:g32", "mxint8", "int8:channel", "mxfp4", "bf16")), "floor"
+            return name, [self.make([*lead, columns], dtype), *parts, bias, None, None, None, *sizes, *rounding], {}
+        return name, [self.make([*lead, columns], dtype), *parts, bias, *sizes], {}
 
     # --- operands that do not ---------------------------------------------------------------------------------------
 

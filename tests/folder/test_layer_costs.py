@@ -48,6 +48,16 @@ def test_kernels_are_named():
     assert (costs["simulated"].kernel, costs["head"].kernel, costs["embed"].kernel) == ("simulated", "torch", "gather")
 
 
+def test_formats_of_inputs_and_the_bound_are_told():
+    made = octavo.quantize_model(nn.Sequential(nn.Linear(512, 64)), "int4:g32 input=int8:g32", progress=False)
+    packed = octavo.pack_model(made)
+    cost = octavo.explain(packed).layers[0]
+    assert (cost.format, cost.input) == ("int4:g32", "int8:g32")
+    assert cost.kernel == octavo.ops.linear.kernel("int4:g32", 1, 64, 512, torch.float32, "int8:g32", rounded=True)
+    assert "int4:g32 x int8:g32" in str(octavo.explain(packed)) and "2^-20" in str(octavo.explain(packed))
+    assert "2^-20" not in str(octavo.explain(nn.Linear(4, 4)))
+
+
 def test_times_follow_bytes_and_totals_add_up():
     costs = octavo.explain(model())
     assert costs.bandwidth > 1e8 and costs.bandwidth == octavo.explain(model()).bandwidth

@@ -109,7 +109,7 @@ def test_quantized_packed_and_adapted_models_show_our_operators():
     linears = shown[0].operators()["aten.linear"]
     assert all(graph.refusal is None for graph in shown)
     assert shown[1].operators()["octavo.quantize_plain"] >= 2 * linears
-    assert shown[2].operators()["octavo.packed_linear_plain"] == linears
+    assert shown[2].operators()["octavo.rounded_linear_plain"] == linears
     assert shown[3].operators()["aten.linear"] == 3 * linears
     weight = shown[2].tensors["classifier.weight"]
     assert (weight.format, weight.shape, weight.nbytes) == (

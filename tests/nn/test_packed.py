@@ -76,6 +76,24 @@ def test_inputs_are_rounded_as_in_simulation(x_format):
     assert_close(packed(x), simulated(x).detach())
 
 
+@pytest.mark.parametrize("x_format", ["int8:g32", "mxint8", "int8:channel", "mxint4", "mxfp4", "int8@minmax"])
+@pytest.mark.parametrize("weight", ["int4:g32", "uint4:g32", "mxint8", "nvfp4"])
+def test_a_recipe_for_inputs_is_computed_from_codes_as_in_simulation(weight, x_format):
+    """From the recipe to the packed layer; one with a name for its kernel where codes are multiplied."""
+    x = normal(3, 512)
+    made = octavo.quantize_model(
+        nn.Sequential(linear(512, 70)),
+        f"{weight} input={x_format}",
+        calibration=[x] if "@" in x_format else None,
+        progress=False,
+    ).eval()
+    packed = octavo.pack_model(made)
+    assert not packed[0].is_integer
+    with torch.no_grad():
+        for rows in (x, x[:1], x[0], normal(20, 512, seed=1)):
+            assert_close(packed(rows), made(rows))
+
+
 BIASES = ["float", "fixed16.8", None]
 
 

@@ -227,6 +227,15 @@ def meta_calls():
         yield name, (x, parts[0][:, :32], *w[1:]), {}
         yield name, (x, parts[0].char(), *w[1:]), {}
         yield name, (x, *w[:6], -8, 64), {}
+    more = (None, None, None, *w[5:], "int8:g32", "floor")
+    for name in ("rounded_linear", "rounded_linear_plain"):
+        yield name, (wide, *w[:5], *more), {}
+        yield name, (x.double(), *w[:5], *more), {}
+        yield name, (x, *w[:4], torch.ones(7), *more), {}
+        yield name, (x, parts[0][:, :32], *w[1:5], *more), {}
+        yield name, (x, *w[:5], *more[:-2], "int9q", "floor"), {}
+        yield name, (x, *w[:5], *more[:-1], "nearest"), {}
+        yield name, (x, *w[:5], torch.ones(3), *more[1:]), {}
     yield "packed_linear_backward", (normal(4, 7), *parts, "int8:channel", 8, 64), {}
     yield "packed_linear_backward", (normal(4, 8).double(), *parts, "int8:channel", 8, 64), {}
     for name in ("integer_linear", "integer_linear_plain"):

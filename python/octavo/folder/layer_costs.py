@@ -17,11 +17,16 @@ from octavo.display.console import plain_text, table
 from octavo.display.numbers import shape_text, size
 from octavo.errors import DTypeError, ModelError
 from octavo.folder.stored_tensors import stored_state
-from octavo.nn import PackedLayer, QuantLayer
+from octavo.nn import PackedLayer, Quantizer, QuantLayer
 from octavo.nn.registry import kind_of
 from octavo.tensor import PackedTensor
 
 _MOST = 2**31  # rows of a batch
+BOUND = (
+    "PackedLinear in float32 differs from exact products of its inputs, rounded where it has a format for them, by at "
+    "most (2^-20 + K * 2^-28) * T,\nT being for each 256 of the K columns their largest |x| times the sum of their |w|"
+)
+"""FORMATS.md section 6, Products: the error of float products."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,8 @@ class LayerCost:
     ``kernel``: that runs. ``nbytes``: of weight, scales and bias that a call reads; where the weight is decoded first,
     also the dense copy, written and read. ``seconds``: those bytes at the bandwidth of the machine, a lower bound for
     weights that are not in a cache. ``shape`` of the weight; ``format``: None for a float weight. ``stored``: bytes of
-    its tensors in the file that :func:`octavo.save_model` writes; what is tied counts where it comes first.
+    its tensors in the file that :func:`octavo.save_model` writes; what is tied counts where it comes first. ``input``:
+    format that inputs are rounded to; None where they are multiplied as they are.
     """
 
     path: str
@@ -42,6 +48,7 @@ class LayerCost:
     nbytes: int
     seconds: float
     stored: int = 0
+    input: str | None = None
 
 
 @dataclass(frozen=True)
@@ -90,6 +97,7 @@ class Costs:
         rows = table("layer", "class", ">shape", "format", "kernel", ">bytes read", ">est. us", ">bytes stored")
         for cost in self.layers:
             name, text = cost.path or "(itself)", cost.format or "-"
+            text += "" if cost.input is None else f" x {cost.input}"
             microseconds = f"{1e6 * cost.seconds:.1f}"
             rows.add_row(
                 name, cost.layer, shape_text(cost.shape), text, cost.kernel, size(cost.nbytes), microseconds,
@@ -110,6 +118,9 @@ class Costs:
     def __str__(self) -> str:
         """Return the table as text."""
         note = f"batch {self.batch}; {self.bandwidth / 1e9:.1f} GB/s measured on this machine"
+        if any(cost.layer == "PackedLinear" for cost in self.layers):
+            note += "; W x F: products of W with inputs rounded to F" if any(cost.input for cost in self.layers) else ""
+            note += f"\n{BOUND}"
         return f"{plain_text(self.table())}\n\n{note}"
 
 
@@ -200,4 +211,6 @@ def _cost(path: str, layer: nn.Module, batch: int, speed: float) -> LayerCost:
     bias = getattr(layer, "bias", None)
     if isinstance(bias, Tensor):
         nbytes += bias.nbytes
-    return LayerCost(path, type(layer).__name__, shape, text, kernel, nbytes, nbytes / speed)
+    rounding = getattr(layer, "input_quantizer", None)
+    given = str(rounding.format) if isinstance(rounding, Quantizer) and rounding.enabled else None
+    return LayerCost(path, type(layer).__name__, shape, text, kernel, nbytes, nbytes / speed, input=given)

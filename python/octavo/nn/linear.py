@@ -21,6 +21,7 @@ from octavo.tensor import PackedTensor
 
 # The plain forms have no gradient, and are called in half the time.
 _PACKED, _PACKED_PLAIN = torch.ops.octavo.packed_linear.default, torch.ops.octavo.packed_linear_plain.default
+_ROUNDED, _ROUNDED_PLAIN = torch.ops.octavo.rounded_linear.default, torch.ops.octavo.rounded_linear_plain.default
 _INTEGER, _INTEGER_PLAIN = torch.ops.octavo.integer_linear.default, torch.ops.octavo.integer_linear_plain.default
 
 
@@ -154,10 +155,11 @@ class PackedLinear(PackedLayer):
 
     def cost(self, batch: int) -> tuple[str, int]:
         """Return the kernel that multiplies ``batch`` rows, and the bytes of the weight that it moves."""
-        x = str(self.input_quantizer.format) if self.is_integer and self.input_quantizer is not None else None
+        quantizer = self.input_quantizer
+        x = None if quantizer is None or not quantizer.enabled else str(quantizer.format)
         kernel = linear.kernel(
             str(self.format), batch, self._rows, self._width, self.dtype, input_format=x,
-            device=self.weight_codes.device,
+            device=self.weight_codes.device, rounded=not self.is_integer,
         )  # fmt: skip
         return super().cost(batch) if kernel == DECODE else (kernel, self.packed_weight.nbytes)
 
@@ -175,8 +177,8 @@ class PackedLinear(PackedLayer):
             held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
         )  # fmt: skip
         bias = self._parameters["bias"] if "bias" in self._parameters else held["bias"]
-        given = quantizer.scales if quantizer is not None and self._integer else None
-        read = (codes, scales, bias, given) if self._has_two_parts else (codes, scales, zeros, levels, bias)
+        given = (None, None, None) if quantizer is None else quantizer.given()
+        read = (codes, scales, bias, *given) if self._has_two_parts else (codes, scales, zeros, levels, bias, *given)
         if not (direct := is_direct(x, read)) and self._needs_check(x):
             self._check(x)
         graded = not direct and x.requires_grad and torch.is_grad_enabled()
@@ -185,11 +187,13 @@ class PackedLinear(PackedLayer):
         if quantizer is not None and self._integer:
             multiply = linear.integer_kernel if direct else _INTEGER if graded else _INTEGER_PLAIN
             text = quantizer.format.text
-            y = multiply(x, codes, scales, bias, given, self._text, text, self._rows, self._width)
+            y = multiply(x, codes, scales, bias, given[0], self._text, text, self._rows, self._width)
+        elif quantizer is not None:
+            quantizer._check(x)
+            multiply = linear.rounded_kernel if direct else _ROUNDED if graded else _ROUNDED_PLAIN
+            sizes, rounding = (self._text, self._rows, self._width), (quantizer.format.text, quantizer._rule)
+            y = multiply(x, codes, scales, zeros, levels, bias, *given, *sizes, *rounding)
         else:
-            if quantizer is not None:
-                x = quantizer(x)
-                direct = direct and is_direct(x)
             multiply = linear.packed_kernel if direct else _PACKED if graded else _PACKED_PLAIN
             y = multiply(x, codes, scales, zeros, levels, bias, self._text, self._rows, self._width)
         return y if self.output_quantizer is None else self.output_quantizer(y)

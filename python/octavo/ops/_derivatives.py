@@ -216,6 +216,50 @@ class ProductBackward(Function):
         return _rows(torch.ops.octavo.packed_linear_backward.default, info, in_dims, args)
 
 
+class RoundedProduct(Function):
+    """``rounded_linear``: ``packed_linear`` of ``quantize``, whose derivatives it has."""
+
+    @staticmethod
+    def forward(*args: Any) -> Tensor:
+        made: Tensor = below(torch.ops.octavo.rounded_linear.default, *args)
+        return made
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, format, out_features, in_features, input_format, rule = inputs
+        bias = tensors.pop(5)
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+        ctx.sizes, ctx.bias_dtype = (format, out_features, in_features), None if bias is None else bias.dtype
+        ctx.options = (input_format, -1, rule)
+
+    @staticmethod
+    def _masked(ctx: Any, grad: Tensor) -> Tensor:
+        x, *_, scales, zeros, levels = ctx.saved_tensors
+        options = (*ctx.options, scales, zeros, levels, False)
+        masked: Tensor = torch.ops.octavo.quantize_backward(grad, x, *options)[0]
+        return masked
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            grad_x = torch.ops.octavo.packed_linear_backward(grad, *ctx.saved_tensors[1:5], *ctx.sizes)
+            grad_x = RoundedProduct._masked(ctx, grad_x)
+        grad_bias = _bias_gradient(grad, ctx.bias_dtype) if ctx.needs_input_grad[5] else None
+        return grad_x, None, None, None, None, grad_bias, *(None,) * 8
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:
+        parts = ctx.saved_tensors[1:5]
+        product: Tensor = torch.ops.octavo.packed_linear(RoundedProduct._masked(ctx, tangent), *parts, None, *ctx.sizes)
+        return product if others[4] is None else product + others[4].to(product.dtype)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, ...]:
+        return _each(torch.ops.octavo.rounded_linear.default, info, in_dims, args)
+
+
 class IntegerProduct(Function):
     """``integer_linear``: straight through the rounding of the inputs; the weight is a constant."""
 

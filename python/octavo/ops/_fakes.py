@@ -21,6 +21,7 @@ from octavo.ops._checks import NONFINITE, RULES, check_gradient, check_ste, floa
 from octavo.ops._operands import (
     INTEGER_BIASES,
     check_bias,
+    check_grouped,
     check_lookup,
     check_scales,
     misfit,
@@ -261,6 +262,18 @@ def _packed_linear(
     return x.new_empty((*x.shape[:-1], out_features))
 
 
+def _rounded_linear(
+    x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, bias: Tensor | None,
+    input_scales: Tensor | None, input_zeros: Tensor | None, input_levels: Tensor | None, format: str,
+    out_features: int, in_features: int, input_format: str, rule: str,
+) -> Tensor:  # fmt: skip
+    parts = (codes, scales, zeros, levels)
+    together("rounded_linear", x, input_scales, input_zeros, input_levels)
+    _check_product(x, parts, bias, FLOATS, format, out_features, in_features, "rounded_linear")
+    _quantize_plain(x, input_format, -1, rule, input_scales, input_zeros, input_levels)
+    return x.new_empty((*x.shape[:-1], out_features))
+
+
 def _packed_linear_backward(
     grad: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, format: str, out_features: int,
     in_features: int,
@@ -281,6 +294,8 @@ def _integer_linear(
     together("integer_linear", x, input_scales)
     fmt = _check_product(x, (codes, scales), bias, INTEGER_BIASES, format, out_features, in_features, "integer_linear")
     _core._linear_kernel(fmt, core(input_format), 1, 1, 1)
+    if core(input_format).granularity == "block":
+        check_grouped(bias, input_scales, format, input_format)
     if input_scales is not None:
         count = math.prod(x.shape[:-1]) if core(input_format).granularity == "channel" else 1
         known = _differ(input_scales.numel(), count)
@@ -304,6 +319,8 @@ def register_products(library: registry.Library) -> None:
         ("packed_linear", _packed_linear),
         ("packed_linear_plain", _packed_linear),
         ("packed_linear_backward", _packed_linear_backward),
+        ("rounded_linear", _rounded_linear),
+        ("rounded_linear_plain", _rounded_linear),
         ("integer_linear", _integer_linear),
         ("integer_linear_plain", _integer_linear),
         ("packed_embedding", _packed_embedding),

@@ -123,6 +123,15 @@ def check_lookup(ids: Tensor, dtype: torch.dtype) -> None:
         raise DTypeError(f"packed_embedding to {dtype}; accepted are float32, float16, bfloat16")
 
 
+def check_grouped(bias: Tensor | None, input_scales: Tensor | None, format: str, input_format: str) -> None:
+    """Refuse a bias of integers and given scales where each group has its own. Raises DTypeError and ShapeError."""
+    what = f"integer_linear of a '{format}' weight and '{input_format}' inputs"
+    if input_scales is not None:
+        raise ShapeError(f"{what}: input_scales are given; scales of groups are chosen from x, leave them out")
+    if bias is not None and not bias.is_floating_point():
+        raise DTypeError(f"{what}: bias has dtype {bias.dtype}; accepted are float32, float16, bfloat16")
+
+
 def checked_scales(scales: Tensor, count: int, input_format: str) -> Tensor:
     """Return input scales contiguous. Raises DTypeError and ShapeError."""
     check_scales(scales, count, input_format)

@@ -1,4 +1,5 @@
-"""torch.library ops that read packed weights: ``packed_linear``, ``integer_linear`` and ``packed_embedding``.
+"""torch.library ops that read packed weights: ``packed_linear``, ``rounded_linear``, ``integer_linear`` and
+``packed_embedding``.
 
 Weights are the parts of a PackedTensor of shape ``(out_features, in_features)`` encoded along its rows; they are
 decoded a panel of rows at a time, in the cache. Source: FORMATS.md, sections 5 and 6.
@@ -19,11 +20,20 @@ from octavo._memory import check_held
 from octavo.errors import DTypeError, ShapeError
 from octavo.formats import Format, core
 from octavo.ops import _fakes, linear_cuda
-from octavo.ops._checks import float_code, register
-from octavo.ops._derivatives import IntegerProduct, Product, ProductBackward, constant, differentiate, refuse_tangents
+from octavo.ops._checks import NONE_GIVEN, float_code, given_parts, register
+from octavo.ops._derivatives import (
+    IntegerProduct,
+    Product,
+    ProductBackward,
+    RoundedProduct,
+    constant,
+    differentiate,
+    refuse_tangents,
+)
 from octavo.ops._operands import (
     INTEGER_BIASES,
     addresses,
+    check_grouped,
     check_lookup,
     checked_bias,
     checked_scales,
@@ -42,6 +52,11 @@ _SIZES = "str format, SymInt out_features, SymInt in_features"
 # The plain forms have no gradient: dispatch through autograd takes longer than a small product.
 for _name in ("packed_linear", "packed_linear_plain"):
     _library.define(f"{_name}(Tensor x, {_PARTS}, Tensor? bias, {_SIZES}) -> Tensor")
+for _name in ("rounded_linear", "rounded_linear_plain"):
+    _library.define(
+        f"{_name}(Tensor x, {_PARTS}, Tensor? bias, Tensor? input_scales, Tensor? input_zeros, Tensor? input_levels, "
+        f"{_SIZES}, str input_format, str rule) -> Tensor"
+    )
 _library.define(f"packed_linear_backward(Tensor grad, {_PARTS}, {_SIZES}) -> Tensor")
 for _name in ("integer_linear", "integer_linear_plain"):
     _library.define(
@@ -72,6 +87,30 @@ def _packed_linear(
     out = x.new_empty(*shape)  # a list would take longer
     m = math.prod(shape[:-1])
     _core._packed_linear(fmt, code, m, out_features, in_features, x.data_ptr(), parts, added, out.data_ptr())
+    return out
+
+
+def _rounded_linear(
+    x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, bias: Tensor | None,
+    input_scales: Tensor | None, input_zeros: Tensor | None, input_levels: Tensor | None, format: str,
+    out_features: int, in_features: int, input_format: str, rule: str,
+) -> Tensor:  # fmt: skip
+    if forward_ad._current_level >= 0:  # rounded_linear has them in its derivative
+        refuse_tangents("rounded_linear_plain", "call rounded_linear", x, scales, bias, input_scales)
+    fmt, specs = weight_specs(format, out_features, in_features)
+    x, code, shape = inputs(x, format, out_features, in_features, "rounded_linear")
+    parts = addresses((codes, scales, zeros, levels), specs, format, out_features, in_features)
+    input_fmt = core(input_format)
+    given, _keep = NONE_GIVEN
+    if input_scales is not None or input_zeros is not None or input_levels is not None:
+        given, _keep = given_parts(input_fmt, tuple(x.shape), -1, input_scales, input_zeros, input_levels)
+    added = None
+    if bias is not None:
+        bias, bias_code = checked_bias(bias, out_features, FLOATS, "rounded_linear")
+        added = (bias.data_ptr(), bias_code)
+    out = x.new_empty(shape)
+    sizes = (code, math.prod(shape[:-1]), out_features, in_features)
+    _core._rounded_linear(fmt, input_fmt, rule, *sizes, x.data_ptr(), parts, given, added, out.data_ptr())
     return out
 
 
@@ -110,6 +149,8 @@ def _integer_linear(
         bias, bias_code = checked_bias(bias, out_features, INTEGER_BIASES, "integer_linear")
         added = (bias.data_ptr(), bias_code)
     m, input_fmt = math.prod(shape[:-1]), core(input_format)
+    if input_fmt.granularity == "block":
+        check_grouped(bias, input_scales, format, input_format)
     if input_scales is not None:
         count = m if input_fmt.granularity == "channel" else 1
         input_scales = checked_scales(input_scales, count, input_format)
@@ -136,7 +177,7 @@ def _packed_embedding(
     return out
 
 
-packed_kernel, integer_kernel = _packed_linear, _integer_linear
+packed_kernel, rounded_kernel, integer_kernel = _packed_linear, _rounded_linear, _integer_linear
 """What the dispatcher calls on the CPU, for callers that :func:`octavo.ops._direct.is_direct` lets past it."""
 
 EMBEDDING_ADVICE = "packed tables are constants"
@@ -145,6 +186,8 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "packed_linear": _packed_linear,
     "packed_linear_plain": _packed_linear,
     "packed_linear_backward": _packed_linear_backward,
+    "rounded_linear": _rounded_linear,
+    "rounded_linear_plain": _rounded_linear,
     "integer_linear": _integer_linear,
     "integer_linear_plain": _integer_linear,
     "packed_embedding": _packed_embedding,
@@ -155,6 +198,7 @@ register(_library, {**linear_cuda.OPS, "packed_linear_backward": _packed_linear_
 _fakes.register_products(_library)
 differentiate(_library, ("packed_linear", "packed_linear_plain"), Product, free=(0, 5))
 differentiate(_library, ("packed_linear_backward",), ProductBackward, free=(0,))
+differentiate(_library, ("rounded_linear", "rounded_linear_plain"), RoundedProduct, free=(0, 5))
 differentiate(_library, ("integer_linear", "integer_linear_plain"), IntegerProduct, free=(0, 3))
 constant(_library, "packed_embedding", EMBEDDING_ADVICE)
 
@@ -202,6 +246,36 @@ def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -
     return product
 
 
+def rounded_linear(
+    x: Tensor,
+    weight: PackedTensor,
+    input_format: Format | str,
+    bias: Tensor | None = None,
+    *,
+    scale: str = "floor",
+) -> Tensor:
+    """Round ``x`` to a format and multiply with a packed weight: ``quantize(x) @ weight.decode().T + bias``.
+
+    ``x``: ``[..., K]``, float32, float16 or bfloat16, on the CPU or a CUDA device. ``weight``: shape ``(N, K)``, any
+    format, encoded along its last axis. ``input_format``: any format; groups and rows run along K, and ``scale`` is its
+    rule as in :func:`octavo.quantize`. ``bias``: ``[N]``, a float dtype. Returns ``[..., N]`` in the dtype of ``x``,
+    with the error bound of :func:`packed_linear`. Rounded inputs are float32 on the CPU, on CUDA in the dtype of ``x``.
+
+    Where codes of ``x`` are small integers under a scale (``int8:g32``, ``mxint8``, ``mxfp4``) and there are few rows,
+    codes are multiplied: sums of a group are exact in int32. Gradients pass straight through the rounding, but to
+    values that saturated.
+
+    Raises FormatError for an unknown format or rule, ShapeError or DTypeError where sizes or dtypes do not fit.
+    """
+    rows, columns = _matrix(x, weight, "rounded_linear")
+    ops = torch.ops.octavo
+    op = ops.rounded_linear.default if _wants_derivative(x, bias) else ops.rounded_linear_plain.default
+    text = input_format.text if isinstance(input_format, Format) else input_format
+    sizes = (weight.format.text, rows, columns)
+    product: Tensor = op(x, *weight.parts, bias, None, None, None, *sizes, text, scale)
+    return product
+
+
 def integer_linear(
     x: Tensor,
     weight: PackedTensor,
@@ -217,6 +291,10 @@ def integer_linear(
     ``int8`` with ``:tensor`` or ``:channel`` scales. ``input_format``: the same formats; ``:channel`` is a scale for
     each row of ``x``. ``input_scales``: float32 scales to use instead of choosing them from ``x``. ``bias``: ``[N]``,
     floats, or int32 in units of both scales' product.
+
+    Integers by groups (``int2:g32`` to ``int8:g32``, ``mxint2`` to ``mxint8``, any length of groups) are multiplied
+    with one another as well, as :func:`rounded_linear` does: sums of a group are exact, those of groups float32.
+    Their scales are chosen from ``x`` and their bias is of floats.
 
     Returns ``[..., N]`` in the dtype of ``x``: with the exact sum ``s`` and ``t = s_x * s_w``, ``s * t + bias``, or
     ``(s + bias) * t`` for int32; every operation rounds to float32. Gradients pass straight through the rounding.
@@ -253,11 +331,14 @@ def kernel(
     dtype: torch.dtype,
     input_format: Format | str | None = None,
     device: torch.device | str = "cpu",
+    *,
+    rounded: bool = False,
 ) -> str:
     """Name the kernel that multiplies ``m`` rows of ``dtype`` with an ``(n, k)`` weight of ``format`` on a device.
 
-    With ``input_format``: the kernel of :func:`integer_linear`. ``device``: the CPU of this machine, or CUDA: its first
-    GPU, or where there is none, any. Raises FormatError and DTypeError as the product does.
+    With ``input_format``: the kernel of :func:`integer_linear`, or if ``rounded`` of :func:`rounded_linear`.
+    ``device``: the CPU of this machine, or CUDA: its first GPU, or where there is none, any. Raises FormatError and
+    DTypeError as the product does.
     """
     if dtype not in FLOATS:
         raise DTypeError(f"kernel for {dtype}; accepted are float32, float16, bfloat16")
@@ -265,6 +346,11 @@ def kernel(
         raise ShapeError(f"kernel for {m} rows of x; accepted are at least 0, below 2^63")
     fmt, _ = weight_specs(str(format), n, k)
     given = None if input_format is None else core(str(input_format))
-    if torch.device(device).type == "cuda":
+    on_cuda = torch.device(device).type == "cuda"
+    if rounded and given is not None:
+        if not on_cuda:
+            return _core._rounded_kernel(fmt, given, m, n, k)
+        given = None
+    if on_cuda:
         return linear_cuda.kernel(fmt, given, (m, n, k), FLOATS[dtype])
     return _core._linear_kernel(fmt, given, m, n, k)

@@ -27,6 +27,7 @@ from octavo.ops._derivatives import refuse_tangents
 from octavo.ops._operands import (
     INTEGER_BIASES,
     addresses,
+    check_grouped,
     check_lookup,
     checked_bias,
     checked_scales,
@@ -135,6 +136,16 @@ def decoded_panel(
     return rows
 
 
+def _rounded_linear(
+    x: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor, levels: Tensor, bias: Tensor | None,
+    input_scales: Tensor | None, input_zeros: Tensor | None, input_levels: Tensor | None, format: str,
+    out_features: int, in_features: int, input_format: str, rule: str,
+) -> Tensor:  # fmt: skip
+    given = (input_scales, input_zeros, input_levels)
+    rounded = torch.ops.octavo.quantize_plain.default(x, input_format, -1, rule, *given)
+    return _packed_linear(rounded, codes, scales, zeros, levels, bias, format, out_features, in_features)
+
+
 def _integer_linear(
     x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None, input_scales: Tensor | None, format: str,
     input_format: str, out_features: int, in_features: int,
@@ -147,6 +158,12 @@ def _integer_linear(
     m = math.prod(shape[:-1])
     sizes, input_fmt = (m, out_features, in_features), core(input_format)
     _check_formats(fmt, input_fmt)
+    if input_fmt.granularity == "block":
+        check_grouped(bias, input_scales, format, input_format)
+        return _rounded_linear(
+            x, codes, scales, codes.new_empty(0), scales.new_empty(0), bias, None, None, None, format, out_features,
+            in_features, input_format, "floor",
+        )  # fmt: skip
     where = addresses((codes, scales), specs[:2], format, out_features, in_features)[:2]
     added, given = None, 0
     if bias is not None:
@@ -208,6 +225,8 @@ def _packed_embedding(
 OPS: dict[str, Callable[..., Any]] = {
     "packed_linear": _packed_linear,
     "packed_linear_plain": _packed_linear,
+    "rounded_linear": _rounded_linear,
+    "rounded_linear_plain": _rounded_linear,
     "integer_linear": _integer_linear,
     "integer_linear_plain": _integer_linear,
     "packed_embedding": _packed_embedding,
@@ -219,4 +238,7 @@ def kernel(fmt: _core.Format, input_fmt: _core.Format | None, sizes: tuple[int, 
     """Name the kernel of a product of ``sizes`` (rows of x, rows and columns of W) on a GPU."""
     if 0 in sizes:
         return "none"
+    if input_fmt is not None and input_fmt.granularity == "block":
+        _check_formats(fmt, input_fmt)
+        input_fmt = None
     return _core._cuda_linear_kernel(fmt, input_fmt, sizes, code) or "decode + torch"

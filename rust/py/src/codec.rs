@@ -28,7 +28,7 @@ pub(crate) fn memory(names: [&'static str; 4], parts: Parts, sizes: &Sizes) -> [
 }
 
 /// The memory of given scales; nobody looks at codes beside them.
-fn given_memory(given: Option<Parts>, sizes: &Sizes) -> [Memory; 4] {
+pub(crate) fn given_memory(given: Option<Parts>, sizes: &Sizes) -> [Memory; 4] {
     let (_, scales, zeros, levels) = given.unwrap_or_default();
     memory(GIVEN, (0, scales, zeros, levels), sizes)
 }
@@ -62,7 +62,12 @@ pub(crate) unsafe fn packed<'a>(parts: Parts, sizes: &Sizes, with_codes: bool) -
 ///
 /// # Safety
 /// As for [`slice`].
-unsafe fn options<'a>(rule: &str, nonfinite: &str, given: Option<Parts>, sizes: &Sizes) -> Result<Options<'a>> {
+pub(crate) unsafe fn options<'a>(
+    rule: &str,
+    nonfinite: &str,
+    given: Option<Parts>,
+    sizes: &Sizes,
+) -> Result<Options<'a>> {
     Ok(Options {
         rule: rule.parse()?,
         nonfinite: nonfinite.parse()?,

@@ -41,7 +41,9 @@ mod _core {
     #[pymodule_export]
     use super::format::{Format, formats};
     #[pymodule_export]
-    use super::linear::{integer_linear, linear_kernel, packed_embedding, packed_linear};
+    use super::linear::{
+        integer_linear, linear_kernel, packed_embedding, packed_linear, rounded_linear, rounded_linear_kernel,
+    };
     #[pymodule_export]
     use super::polynomials::{PolynomialStream, polynomial_expand, polynomial_kind};
     #[pymodule_export]

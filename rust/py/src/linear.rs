@@ -1,10 +1,12 @@
 //! Products and gathers of packed weights on addresses. `octavo/ops/linear.py` is the only caller; the names are private.
 
-use octavo_core::linear::{Bias, Matrix, gather, kernel as core_kernel, multiply, multiply_integer};
+use octavo_core::linear::{
+    Bias, Matrix, gather, kernel as core_kernel, multiply, multiply_integer, multiply_rounded, rounded_kernel,
+};
 use octavo_core::{Layout, Sizes};
 use pyo3::prelude::*;
 
-use crate::codec::{Parts, STORED, dtype, memory, packed};
+use crate::codec::{Parts, STORED, dtype, given_memory, memory, options, packed};
 use crate::err::enter;
 use crate::format::Format;
 use crate::raw::{Memory, apart, slice, values, values_mut};
@@ -71,6 +73,44 @@ pub(crate) fn packed_linear(
             let bias = bias.map(|(at, code)| values(at, n, dtype(code)?, "bias")).transpose()?;
             let (x, out) = (values(x, inputs, kind, "x")?, values_mut(out, outputs, kind, "out")?);
             multiply(x, m, &w, bias, out)
+        }
+    })
+}
+
+/// Writes the product of `m` rows at address x, rounded to `input_format`, to address out. Scales are chosen by `rule`, or
+/// given.
+#[pyfunction]
+#[pyo3(name = "_rounded_linear")]
+#[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
+pub(crate) fn rounded_linear(
+    py: Python<'_>,
+    format: &Format,
+    input_format: &Format,
+    rule: &str,
+    dtype_code: u8,
+    m: usize,
+    n: usize,
+    k: usize,
+    x: usize,
+    parts: Parts,
+    given: Option<Parts>,
+    bias: Option<BiasAt>,
+    out: usize,
+) -> PyResult<()> {
+    enter(py, || {
+        let kind = dtype(dtype_code)?;
+        let (inputs, outputs) = (count(m, k)?, count(m, n)?);
+        let to = Memory::values("out", out, outputs, kind);
+        let sizes = Sizes::new(input_format.0, &Layout::new(&[m, k], -1, input_format.0)?)?;
+        let [_, scales, zeros, levels] = given_memory(given, &sizes);
+        apart(&[to], &[Memory::values("x", x, inputs, kind), bias_memory(bias, n)?, scales, zeros, levels])?;
+        // SAFETY: as in `packed_linear`.
+        unsafe {
+            let w = matrix(format, n, k, parts, to)?;
+            let bias = bias.map(|(at, code)| values(at, n, dtype(code)?, "bias")).transpose()?;
+            let (x, out) = (values(x, inputs, kind, "x")?, values_mut(out, outputs, kind, "out")?);
+            let options = options(rule, "saturate", given, &sizes)?;
+            multiply_rounded(x, m, input_format.0, &options, &w, bias, out)
         }
     })
 }
@@ -142,6 +182,20 @@ pub(crate) fn packed_embedding(
             gather(ids, &w, out)
         }
     })
+}
+
+/// Names the kernel of a product with inputs rounded to a format.
+#[pyfunction]
+#[pyo3(name = "_rounded_kernel")]
+pub(crate) fn rounded_linear_kernel(
+    py: Python<'_>,
+    format: &Format,
+    input_format: &Format,
+    m: usize,
+    n: usize,
+    k: usize,
+) -> PyResult<&'static str> {
+    enter(py, || Ok(rounded_kernel(format.0, input_format.0, m, n, k)?.name()))
 }
 
 /// Names the kernel of a product.

@@ -98,12 +98,26 @@ pub enum FormatError {
         format: Format,
     },
     /// A format that integer products do not take.
-    #[error("integer products take int2 to int8 with :tensor or :channel scales; the {what} format is '{format}'")]
+    #[error(
+        "integer products take int2 to int8 with :tensor or :channel scales, or both by groups; the {what} format is \
+         '{format}'"
+    )]
     IntegerProduct {
         /// Whose format it is: `weight` or `input`.
         what: &'static str,
         /// The format.
         format: Format,
+    },
+    /// Given scales or an integer bias, where each group has a scale.
+    #[error(
+        "integer products of '{weight}' weights and '{input}' inputs have a scale for each group, chosen from the inputs; \
+         they take neither input scales nor integer biases"
+    )]
+    GroupedProduct {
+        /// Format of the weights.
+        weight: Format,
+        /// Format of the inputs.
+        input: Format,
     },
     /// More values than are listed.
     #[error("'{format}' has 2^{width} codes; values() lists formats of up to 16 bits")]

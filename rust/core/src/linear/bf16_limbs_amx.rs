@@ -55,6 +55,17 @@ const fn input_limbs(dtype: DType) -> usize {
     }
 }
 
+/// The dtype that has as many limbs as the numbers of a format.
+pub(super) fn held_by(format: Format) -> DType {
+    let row = matches!(format.granularity(), Granularity::Channel | Granularity::Tensor);
+    match weight_limbs(format) {
+        _ if row && format.scale_type() != Some(ScaleType::I8) || format.has_levels() => DType::F32,
+        1 => DType::BF16,
+        2 => DType::F16,
+        _ => DType::F32,
+    }
+}
+
 /// Limbs that decoded weights of a format have, a factor of the row left out.
 fn weight_limbs(format: Format) -> usize {
     let width = format.width() as usize;

@@ -7,7 +7,7 @@ use super::reference;
 use super::route;
 use super::{Matrix, check_sizes};
 use crate::codec::rows::{Rows, Unpacked};
-use crate::codec::{Values, ValuesMut, zeroed};
+use crate::codec::{DType, Values, ValuesMut, zeroed};
 use crate::error::{Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::pool;
@@ -37,8 +37,14 @@ const BYTES_PER_INPUT: usize = 10;
 ///
 /// # Errors
 /// [`crate::Error::Shape`] where a length does not fit, [`crate::Error::OutOfMemory`] where memory is short.
-pub fn multiply(
+pub fn multiply(x: Values<'_>, m: usize, w: &Matrix<'_>, bias: Option<Values<'_>>, out: ValuesMut<'_>) -> Result<()> {
+    multiply_held(x, x.src().dtype, m, w, bias, out)
+}
+
+/// [`multiply`] of inputs whose numbers are all of the dtype `held`: kernels take as many limbs as that needs.
+pub(super) fn multiply_held(
     x: Values<'_>,
+    held: DType,
     m: usize,
     w: &Matrix<'_>,
     bias: Option<Values<'_>>,
@@ -62,7 +68,8 @@ pub fn multiply(
     let each = rows_at_a_time(k);
     for first in (0..m).step_by(each) {
         let count = each.min(m - first);
-        let x = Inputs::new(x.range(first * k..(first + count) * k), count, k, LANES, level)?;
+        let mut x = Inputs::new(x.range(first * k..(first + count) * k), count, k, LANES, level)?;
+        x.dtype = held;
         let out = Biased { out: out.after(first), bias: &bias };
         #[cfg(target_arch = "x86_64")]
         if let Some(way) = &way {
@@ -98,7 +105,12 @@ pub(super) struct Biased<'a> {
     bias: &'a [f32],
 }
 
-impl Biased<'_> {
+impl<'a> Biased<'a> {
+    /// Outputs with `bias` for each column, which may be empty.
+    pub(super) const fn new(out: Outputs, bias: &'a [f32]) -> Self {
+        Self { out, bias }
+    }
+
     /// As [`Outputs::write`], biases added to the values first.
     ///
     /// # Safety

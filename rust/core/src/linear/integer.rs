@@ -7,9 +7,9 @@ use std::arch::x86_64::*;
 use super::int8_amx;
 use super::output::{Outputs, widened};
 use super::reference::{self, Added};
-use super::{Matrix, check_sizes};
+use super::{Matrix, check_sizes, multiply_rounded};
 use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, set_len, zeroed};
-use crate::error::{FormatError, Result, ShapeError};
+use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::format::{Element, Format, Granularity};
 use crate::pack::unpack;
@@ -50,15 +50,25 @@ impl Bias<'_> {
     }
 }
 
-/// Refuses formats that [`multiply_integer`] does not take.
-pub(super) fn check_formats(weight: Format, input: Format) -> Result<()> {
+/// True for integers of 2 to 8 bits with a scale for each group.
+const fn is_grouped(format: Format) -> bool {
+    let small =
+        matches!(format.element(), Element::Int { width: 2..=8, signed: true } | Element::MxInt { width: 2..=8 });
+    small && matches!(format.granularity(), Granularity::Block(_))
+}
+
+/// Refuses formats that [`multiply_integer`] does not take. True where both have a scale for each group.
+pub(super) fn check_formats(weight: Format, input: Format) -> Result<bool> {
+    if is_grouped(weight) && is_grouped(input) {
+        return Ok(true);
+    }
     for (what, format) in [("weight", weight), ("input", input)] {
         let small = matches!(format.element(), Element::Int { width: 2..=8, signed: true });
         if !small || matches!(format.granularity(), Granularity::Block(_)) {
             return Err(FormatError::IntegerProduct { what, format }.into());
         }
     }
-    Ok(())
+    Ok(false)
 }
 
 /// Multiplies `m` rows of inputs, quantized to `input`, with the transposed weights.
@@ -68,8 +78,11 @@ pub(super) fn check_formats(weight: Format, input: Format) -> Result<()> {
 /// `t = s_x * s_w`: `y = s * t + bias`, or `y = (s + bias) * t` for integer biases; each operation rounds to float32,
 /// and the result to the dtype of `out`.
 ///
+/// Integers with a scale for each group (`int8:g32`, `mxint8`) are multiplied with one another by [`multiply_rounded`], with
+/// neither given scales nor integer biases.
+///
 /// # Errors
-/// [`crate::Error::Format`] for formats other than `int2` to `int8` with `:tensor` or `:channel` scales, [`crate::Error::Shape`] where
+/// [`crate::Error::Format`] for formats other than `int2` to `int8` with `:tensor` or `:channel` scales, or both with groups, [`crate::Error::Shape`] where
 /// a length does not fit, [`crate::Error::NonFinite`] for an input that is NaN or infinite, [`crate::Error::OutOfMemory`] where memory is
 /// short.
 pub fn multiply_integer(
@@ -84,8 +97,17 @@ pub fn multiply_integer(
     let _state = FloatState::standard();
     let level = Level::current();
     let (n, k) = (w.rows, w.columns);
-    check_formats(w.format, input)?;
+    let grouped = check_formats(w.format, input)?;
     check_sizes(m, w, x.len(), out.len())?;
+    if grouped {
+        let bias = match (bias, scales) {
+            (Bias::None, None) => None,
+            (Bias::Float(bias), None) => Some(bias),
+            _ => return Err(FormatError::GroupedProduct { weight: w.format, input }.into()),
+        };
+        check_finite(x, input)?;
+        return multiply_rounded(x, m, input, &Options::default(), w, bias, out);
+    }
     let sizes = Sizes::new(w.format, &Layout::new(&[n, k], -1, w.format)?)?;
     if w.packed.codes.len() != sizes.codes || w.packed.scales.len() != sizes.scales {
         return Err(ShapeError::WeightBytes {
@@ -124,6 +146,16 @@ pub fn multiply_integer(
         return product.on_amx(m, level);
     }
     pool::try_for_each(n.div_ceil(PANEL), m.saturating_mul(n).saturating_mul(k), |panel| product.panel(panel, level))
+}
+
+/// Refuses inputs that are NaN or infinite.
+fn check_finite(x: Values<'_>, format: Format) -> Result<()> {
+    // SAFETY: the positions lie inside x.
+    let all = (0..x.len()).map(|i| (i, unsafe { x.src().get(i) }));
+    match { all }.find(|(_, v)| !v.is_finite()) {
+        Some((position, value)) => Err(Error::NonFinite { format: format.to_string(), position, value }),
+        None => Ok(()),
+    }
 }
 
 /// What is added to the outputs of every row of weights.

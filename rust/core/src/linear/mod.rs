@@ -1,7 +1,8 @@
 //! Products with packed weights, and gathers of packed rows.
 //!
-//! [`multiply`] is `y = x W^T + bias` for any format of W. [`multiply_integer`] computes it in integers, where inputs and
-//! weights are scaled integers. [`gather`] decodes rows by id. Kernels read W in its packed form, a panel of rows at a time.
+//! [`multiply`] is `y = x W^T + bias` for any format of W. [`multiply_rounded`] rounds inputs to a format of their own.
+//! [`multiply_integer`] computes it in integers, where inputs and weights are scaled integers. [`gather`] decodes rows by
+//! id. Kernels read W in its packed form, a panel of rows at a time.
 
 #[cfg(target_arch = "x86_64")]
 mod bf16_codes_vbmi;
@@ -17,12 +18,14 @@ mod int8_limbs_vnni;
 mod integer;
 mod output;
 mod reference;
+mod rounded;
 #[cfg(target_arch = "x86_64")]
 mod route;
 
 pub use float::multiply;
 pub use gather::gather;
 pub use integer::{Bias, multiply_integer};
+pub use rounded::multiply_rounded;
 
 use crate::codec::Packed;
 use crate::error::{Result, ShapeError};
@@ -49,6 +52,8 @@ pub enum Kernel {
     Fma(Level),
     /// Fixed point with VNNI: limbs of int8 multiplied exactly, groups scaled in float32.
     Int8Limbs,
+    /// Codes of inputs and weights with VNNI: groups summed exactly, and scaled in float32.
+    Int8Groups,
     /// Decoded weights and inputs as sums of bfloat16 numbers on AMX.
     Bf16Limbs,
     /// int8 products summed in int32 on AMX.
@@ -65,6 +70,7 @@ impl Kernel {
             Self::Fma(Level::Avx2) => "fma avx2",
             Self::Fma(Level::Avx512) => "fma avx512",
             Self::Int8Limbs => "int8 limbs vnni",
+            Self::Int8Groups => "int8 groups vnni",
             Self::Bf16Limbs => "bfloat16 limbs amx",
             Self::Int8Amx => "int8 amx",
             Self::Int8(Level::Scalar) => "int8 scalar",
@@ -81,7 +87,9 @@ impl Kernel {
 pub fn kernel(format: Format, input: Option<Format>, m: usize, n: usize, k: usize) -> Result<Kernel> {
     let level = Level::current();
     if let Some(input) = input {
-        integer::check_formats(format, input)?;
+        if integer::check_formats(format, input)? {
+            return rounded_kernel(format, input, m, n, k);
+        }
         #[cfg(target_arch = "x86_64")]
         if int8_amx::applies(n, k, level) {
             return Ok(Kernel::Int8Amx);
@@ -96,6 +104,19 @@ pub fn kernel(format: Format, input: Option<Format>, m: usize, n: usize, k: usiz
         });
     }
     Ok(Kernel::Fma(level))
+}
+
+/// The kernel of [`multiply_rounded`] for `m` rows of inputs rounded to `input`, and `n` rows of `k` weights.
+///
+/// # Errors
+/// None that are not those of [`kernel`].
+pub fn rounded_kernel(format: Format, input: Format, m: usize, n: usize, k: usize) -> Result<Kernel> {
+    #[cfg(target_arch = "x86_64")]
+    if route::groups(format, input, m, n, k, Level::current()).is_some() {
+        return Ok(Kernel::Int8Groups);
+    }
+    let _ = input; // other processors choose by the weights alone
+    kernel(format, None, m, n, k)
 }
 
 /// Checks the number of inputs and outputs of a product.

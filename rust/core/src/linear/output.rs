@@ -11,7 +11,7 @@ pub(super) struct Inputs<'a> {
     values: Cow<'a, [f32]>,
     /// Values from one row to the next.
     pub(super) stride: usize,
-    /// What they were.
+    /// What they were, or a smaller dtype that holds them all.
     pub(super) dtype: DType,
 }
 

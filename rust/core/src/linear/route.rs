@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::bf16_codes_vbmi::Table;
 use super::float::{Biased, PANEL, Panel};
-use super::int8_limbs_vnni::{Dot, FixedInputs, Plan, TOGETHER};
+use super::int8_limbs_vnni::{Dot, FixedInputs, MOST_ROWS, Plan};
 use super::output::Inputs;
 use super::{Matrix, bf16_limbs_amx};
 use crate::codec::rows::Rows;
@@ -21,8 +21,6 @@ use crate::simd::amx::{self, Session};
 const SMALL: [usize; 2] = [1 << 12, 1 << 15];
 /// Rows of inputs up to which unpacking codes again for VNNI is cheaper than decoding them for AMX.
 const FEW: usize = 4;
-/// Rows of weights in one unit of work on bytes.
-const UNIT: usize = 64;
 
 /// How a product runs.
 #[derive(Clone, Debug)]
@@ -45,6 +43,23 @@ pub(super) fn way(format: Format, m: usize, n: usize, k: usize, level: Level) ->
         let better = m > FEW || table.is_some() && n.saturating_mul(k) >= SMALL[1];
         (better && amx::available(level)).then_some(Way::Bf16Limbs(table))
     })
+}
+
+/// The plans of weights and of inputs whose codes are multiplied, group by group, for `m` rows of inputs rounded to `input`
+/// and `n` rows of `k` weights; `None` where rounded inputs are multiplied as others are.
+pub(super) fn groups(
+    format: Format,
+    input: Format,
+    m: usize,
+    n: usize,
+    k: usize,
+    level: Level,
+) -> Option<(Arc<Plan>, Arc<Plan>)> {
+    if !(1..=MOST_ROWS).contains(&m) || n.saturating_mul(k) < SMALL[0] {
+        return None;
+    }
+    let inputs = plan(input, level).filter(|plan| plan.has_codes())?;
+    Some((plan(format, level)?, inputs))
 }
 
 thread_local! {
@@ -97,25 +112,7 @@ pub(super) fn multiply(
             // SAFETY: `way` found the instructions.
             let fixed = unsafe { FixedInputs::new(x.values(), m, x.stride, k)? };
             // SAFETY: as above.
-            let product = unsafe { Dot::new(plan, rows, &fixed)? };
-            pool::try_for_each(n.div_ceil(UNIT), bytes, |unit| {
-                let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
-                if product.is_empty() {
-                    return plain(None, start, end - start);
-                }
-                let mut scratch = product.scratch()?;
-                for first in (start..end).step_by(TOGETHER) {
-                    let count = TOGETHER.min(end - first);
-                    // SAFETY: as above; every unit writes its own columns.
-                    let write = |row: usize, values: &mut [f32]| unsafe { out.write(row, first, values) };
-                    // SAFETY: as above.
-                    let left = unsafe { product.run(first, count, &mut scratch, write) };
-                    for row in (0..m).filter(|row| left >> row & 1 == 1) {
-                        plain(Some(row), first, count)?;
-                    }
-                }
-                Ok(())
-            })
+            unsafe { Dot::new(plan, rows, &fixed)?.multiply(n, bytes, out, plain) }
         }
         Way::Bf16Limbs(table) => {
             // SAFETY: as above.

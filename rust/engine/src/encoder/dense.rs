@@ -67,17 +67,24 @@ impl Dense {
                 let (x, weight) = (Values::F32(x), weight.matrix(self.outputs, self.inputs));
                 linear::multiply_integer(x, rows, input.format, scales, &weight, bias, ValuesMut::F32(&mut out))?;
             }
-            (weight, input) => {
-                let mut rounded = Vec::new();
-                let x = match input {
-                    Some(input) => {
-                        rounded.extend_from_slice(x);
-                        input.apply(&mut rounded, self.inputs)?;
-                        rounded.as_slice()
-                    }
-                    None => x,
-                };
-                self.multiply(weight, x, rows, &mut out)?;
+            (Weight::Packed(weight), Some(input)) => {
+                let options = Options { rule: input.rule, given: input.given(), ..Options::default() };
+                let (x, weight) = (Values::F32(x), weight.matrix(self.outputs, self.inputs));
+                let bias = Some(Values::F32(self.floats()?));
+                let out = ValuesMut::F32(&mut out);
+                linear::multiply_rounded(x, rows, input.format, &options, &weight, bias, out)?;
+            }
+            (Weight::Packed(weight), None) => {
+                let (x, weight) = (Values::F32(x), weight.matrix(self.outputs, self.inputs));
+                let bias = Some(Values::F32(self.floats()?));
+                linear::multiply(x, rows, &weight, bias, ValuesMut::F32(&mut out))?;
+            }
+            // The bias lies in the matrix.
+            (Weight::Plain(matrix), None) => matrix.apply(x, &mut out),
+            (Weight::Plain(matrix), Some(input)) => {
+                let mut rounded = x.to_vec();
+                input.apply(&mut rounded, self.inputs)?;
+                matrix.apply(&rounded, &mut out);
             }
         }
         if let Some(output) = &self.output {
@@ -86,19 +93,11 @@ impl Dense {
         Ok(out)
     }
 
-    fn multiply(&self, weight: &Weight, x: &[f32], rows: usize, out: &mut [f32]) -> Result<()> {
-        let bias = match &self.bias {
-            Added::Floats(bias) => Some(Values::F32(bias)),
-            Added::Integers(_) => return Err(Error::Internal("an integer bias without integer products".to_owned())),
-        };
-        match weight {
-            Weight::Packed(held) => {
-                let weight = held.matrix(self.outputs, self.inputs);
-                linear::multiply(Values::F32(x), rows, &weight, bias, ValuesMut::F32(out))?;
-            }
-            // The bias lies in the matrix.
-            Weight::Plain(matrix) => matrix.apply(x, out),
+    /// The bias of a layer that is not integer.
+    fn floats(&self) -> Result<&[f32]> {
+        match &self.bias {
+            Added::Floats(bias) => Ok(bias),
+            Added::Integers(_) => Err(Error::Internal("an integer bias without integer products".to_owned())),
         }
-        Ok(())
     }
 }

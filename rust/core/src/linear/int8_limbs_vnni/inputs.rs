@@ -1,27 +1,44 @@
-//! Inputs in fixed point: each value as three or four int8 limbs, with a power of two for 256 columns.
+//! Inputs in fixed point: each value as three or four int8 limbs, with a power of two for 256 columns; or as the one limb
+//! of its code in a format, with the scale of its group.
 
 use std::arch::x86_64::*;
 
+use super::plan::{Plan, Scale};
+use super::scales::{Scales, is_moderate};
 use super::{CHUNK, MOST_LIMBS};
+use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
+use crate::pack::unpack;
+use crate::simd::amx::LINE;
 
 /// Binary exponents that the largest number of a chunk may have; others would overflow or vanish in the scaling.
 const EXPONENTS: std::ops::RangeInclusive<i32> = -60..=60;
 /// Ratio of the largest magnitude of a chunk to the mean, above which three limbs lose more than float32 sums do.
 const OUTLIER: f32 = 16.0;
+/// Units but 0 that codes may have, for the same reason.
+const UNITS: std::ops::RangeInclusive<f32> = power(-82)..=power(60);
 
 /// Largest number of so many limbs that are bytes with a sign.
 const fn largest(limbs: usize) -> i32 {
     if limbs == 3 { 127 * 0x0001_0101 } else { 127 * 0x0101_0101 }
 }
 
-/// Rows of inputs as planes of int8 and a power of two for each chunk of columns.
+/// A power of two.
+const fn power(e: i32) -> f32 {
+    f32::from_bits(((e + 127) as u32) << 23)
+}
+
+/// Rows of inputs as planes of int8 and a unit for each group of columns.
 pub(in crate::linear) struct FixedInputs {
     planes: Vec<i8>,
     units: Vec<f32>,
-    /// Limbs of each row: three, four where there are outliers, or none where the row has no fixed-point form.
+    /// Limbs of each row: one of codes, three, four where there are outliers, or none where the row has no fixed-point form.
     limbs: Vec<usize>,
+    /// Planes that a row has room for.
+    room: usize,
+    /// Columns that share a unit: a power of two.
+    group: usize,
     /// Columns, filled with zeros up to whole chunks.
     pub(super) columns: usize,
     pub(super) rows: usize,
@@ -37,7 +54,7 @@ impl FixedInputs {
         let columns = k.next_multiple_of(CHUNK);
         let chunks = columns / CHUNK;
         let (planes, units) = (zeroed(rows * MOST_LIMBS * columns)?, zeroed(rows * chunks)?);
-        let mut fixed = Self { planes, units, limbs: vec![3; rows], columns, rows };
+        let mut fixed = Self { planes, units, limbs: vec![3; rows], room: MOST_LIMBS, group: CHUNK, columns, rows };
         'rows: for row in 0..rows {
             let even = |x: &[f32]| {
                 // SAFETY: as the caller promises.
@@ -65,6 +82,56 @@ impl FixedInputs {
         Ok(fixed)
     }
 
+    /// The codes of encoded rows, `plan` being that of their format; none of rows that `skip` tells, of which a scale is
+    /// out of range, or whose smallest numbers could vanish.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F, BW and VL; the plan must have one limb and no zero points.
+    pub(in crate::linear) unsafe fn encoded(
+        plan: &Plan,
+        encoded: &Rows<'_>,
+        rows: usize,
+        skip: impl Fn(usize) -> bool,
+    ) -> Result<Self> {
+        let (k, group) = (encoded.k, plan.group.min(LINE));
+        let columns = k.next_multiple_of(CHUNK);
+        let (planes, units) = (zeroed(rows * columns)?, zeroed(rows * (columns / group))?);
+        let mut fixed = Self { planes, units, limbs: vec![1; rows], room: 1, group, columns, rows };
+        let scales = Scales::new(plan.scale, encoded);
+        let raised = crate::float::exp2(-plan.shift - scales.raised()) as f32;
+        let (packed, row_bytes) = encoded.codes();
+        let (mut codes, mut stored) = (zeroed::<u8>(k)?, zeroed::<f32>(scales.groups)?);
+        let rows = fixed.planes.chunks_mut(columns.max(1)).zip(fixed.units.chunks_mut((columns / group).max(1)));
+        for (row, ((plane, units), limbs)) in rows.zip(&mut fixed.limbs).enumerate() {
+            unpack(encoded.level(), &packed[row * row_bytes..][..row_bytes], plan.width, &mut codes);
+            if plan.bytes {
+                plane.iter_mut().zip(&codes).for_each(|(to, code)| *to = code.cast_signed());
+            } else {
+                let numbers = &plan.tables[0];
+                plane.iter_mut().zip(&codes).for_each(|(to, code)| *to = numbers[usize::from(*code)].cast_signed());
+            }
+            let mut fits = !skip(row);
+            if plan.scale == Scale::Row {
+                let step = encoded.row_step(row) as f32;
+                fits &= is_moderate(step);
+                units.fill(step * raised);
+            } else {
+                // SAFETY: as the caller promises; the row has as many scales.
+                fits &= unsafe { scales.read(row, 0, &mut stored, &mut _mm512_setzero_ps()) };
+                for (units, scale) in units.chunks_mut(plan.group / group).zip(&stored) {
+                    units.fill(scale * raised);
+                }
+            }
+            for (unit, plane) in units.iter_mut().zip(plane.chunks(group)) {
+                // Scales of zeros do not matter, and may be out of range.
+                *unit = if plane.iter().all(|&code| code == 0) { 0.0 } else { *unit };
+                fits &= *unit == 0.0 || UNITS.contains(&unit.abs());
+            }
+            *limbs = usize::from(fits);
+        }
+        Ok(fixed)
+    }
+
     /// Limbs of a row; 0 where it has no fixed-point form.
     pub(super) fn limbs(&self, row: usize) -> usize {
         self.limbs[row]
@@ -72,12 +139,12 @@ impl FixedInputs {
 
     /// A plane of limbs of a row, the lowest first.
     pub(super) fn plane(&self, row: usize, limb: usize) -> &[i8] {
-        &self.planes[(row * MOST_LIMBS + limb) * self.columns..][..self.columns]
+        &self.planes[(row * self.room + limb) * self.columns..][..self.columns]
     }
 
-    /// Value of 1 in the lowest limb, in a chunk.
-    pub(super) fn unit(&self, row: usize, chunk: usize) -> f32 {
-        self.units[row * (self.columns / CHUNK) + chunk]
+    /// Value of 1 in the lowest limb, in a column.
+    pub(super) fn unit(&self, row: usize, column: usize) -> f32 {
+        self.units[(row * self.columns + column) >> self.group.trailing_zeros()]
     }
 }
 
@@ -119,7 +186,6 @@ unsafe fn convert(x: &[f32], limbs: usize, planes: *mut i8, stride: usize) -> Op
         if !EXPONENTS.contains(&exponent) {
             return None;
         }
-        let power = |e: i32| f32::from_bits(((e + 127) as u32) << 23);
         let bits = 8 * limbs as i32 - 2;
         // Close below a power of two, limbs with a sign fall short of it.
         let most = (f32::from_bits(most) * power(bits - exponent)).round_ties_even() as i32;
@@ -156,7 +222,7 @@ mod tests {
             assert_eq!(fixed.limbs(0), limbs);
             for (i, &v) in x.iter().enumerate() {
                 let sum = (0..limbs).rev().fold(0.0, |sum, d| sum * 256.0 + f64::from(fixed.plane(0, d)[i]));
-                let unit = f64::from(fixed.unit(0, i / CHUNK));
+                let unit = f64::from(fixed.unit(0, i));
                 assert!((sum * unit - f64::from(v)).abs() <= unit / 2.0, "{i}: {v}");
             }
         }

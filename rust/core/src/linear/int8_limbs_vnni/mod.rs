@@ -7,19 +7,25 @@
 //! multiples of 2^-22 times it (the last bit but one of a float32 of that size), or of 2^-30 times it where the absmax is
 //! more than 16 times the mean magnitude.
 //!
+//! Inputs that are rounded to a format of one limb are multiplied by their codes, with the scale of their group as unit.
+//!
 //! Everything else is exact or float32: `y = sum of (exact sum of a block) * scale`.
 
+mod arrange;
 mod inputs;
 mod plan;
 mod product;
 mod scales;
+mod sum;
 
 pub(super) use inputs::FixedInputs;
 pub(super) use plan::{Plan, Scale, grouping};
-pub(super) use product::{Dot, TOGETHER};
+pub(super) use product::Dot;
 pub(super) use scales::{Scales, is_moderate};
 
 /// Limbs of an input, at most.
 const MOST_LIMBS: usize = 4;
 /// Columns of inputs that share a power of two.
 const CHUNK: usize = 256;
+/// Rows of inputs, at most.
+pub(super) const MOST_ROWS: usize = 16;

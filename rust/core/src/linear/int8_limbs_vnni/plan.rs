@@ -77,6 +77,13 @@ impl Plan {
     }
 }
 
+impl Plan {
+    /// True where inputs of the format are multiplied by their codes: numbers of one limb without zero points.
+    pub(in crate::linear) const fn has_codes(&self) -> bool {
+        self.limbs == 1 && !self.zeros
+    }
+}
+
 /// Columns that share a scale (`usize::MAX`: a whole row) and the type of the scale; `None` for group lengths that do not
 /// fill vectors.
 pub(in crate::linear) fn grouping(format: Format) -> Option<(usize, Scale)> {

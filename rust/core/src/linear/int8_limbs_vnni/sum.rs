@@ -1,0 +1,152 @@
+//! The inner loop: VNNI dot products of some rows of weights with some rows of inputs, in registers.
+
+use std::arch::x86_64::*;
+
+use super::MOST_LIMBS;
+use super::arrange::Input;
+use super::plan::MOST_WEIGHT_LIMBS;
+use super::product::{Dot, MOST_INPUTS, Scratch, TOGETHER};
+use crate::float::tree_sum;
+use crate::simd::Line;
+use crate::simd::amx::LINE;
+
+/// How codes become bytes.
+pub(super) const NIBBLES: u8 = 0;
+pub(super) const NARROW: u8 = 1;
+pub(super) const WIDE: u8 = 2;
+pub(super) const BYTES: u8 = 3;
+
+/// Prefetch distance in bytes of packed codes, bounded by the L1 cache.
+const MOST_AHEAD: usize = 16 * 1024;
+
+/// Products by row of inputs and row of weights; those of rows of inputs that are not there are 0.
+pub(super) type Sums = [[f32; TOGETHER]; MOST_INPUTS];
+
+impl Dot<'_> {
+    /// Sums of products of [`TOGETHER`] rows of weights, with codes unpacked one `WAY` to `EACH` limbs, and `INPUTS` rows
+    /// of inputs of `LIMBS`. What is computed of a row of inputs does not depend on how many there are.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F, BW, VL, VBMI and VNNI; the rows must be those of the matrix, and scratch memory
+    /// must hold scales and zero points for all their groups.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+    #[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
+    pub(super) unsafe fn sum<
+        const LIMBS: usize,
+        const INPUTS: usize,
+        const WAY: u8,
+        const EACH: usize,
+        const ZEROS: bool,
+    >(
+        &self,
+        rows: &[*const u8; TOGETHER],
+        x: [&Input; INPUTS],
+        scratch: &Scratch,
+    ) -> Sums {
+        let groups = self.groups();
+        let (_, row_bytes) = self.rows.codes();
+        let lines = if WAY == NIBBLES { 2 } else { 1 };
+        let bytes = if WAY == NIBBLES { LINE } else { 8 * self.plan.width as usize };
+        let per_block = self.block / self.group;
+        // Prefetch the same columns of the next rows: the pass over the current rows hides the latency.
+        let ahead = (TOGETHER * row_bytes).min(MOST_AHEAD);
+        let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+        let spread = _mm512_srli_epi32::<4>(_mm512_mullo_epi32(lanes, _mm512_set1_epi32(per_block as i32)));
+        let mut totals = [[_mm512_setzero_ps(); INPUTS]; TOGETHER];
+        assert!(scratch.scales.len() >= TOGETHER * groups + 8);
+        assert!(!ZEROS || scratch.zeros.len() >= TOGETHER * groups + 8);
+        assert!(x.iter().all(|x| x.count == LIMBS));
+        // SAFETY: masks keep inside the rows; inputs cover whole chunks; eight groups may be read beyond the last.
+        unsafe {
+            let gather = _mm512_load_si512(self.gather.0.as_ptr().cast());
+            let shifts = _mm512_load_si512(self.shifts.0.as_ptr().cast());
+            let mut tables = [[_mm512_setzero_si512(); 4]; EACH];
+            for (quarters, table) in tables.iter_mut().zip(&self.tables) {
+                for (quarter, bytes) in quarters.iter_mut().zip(table.0.as_chunks::<LINE>().0) {
+                    *quarter = _mm512_load_si512(bytes.as_ptr().cast());
+                }
+            }
+            let groups_at = |all: &[f32], r: usize, block: usize| {
+                let eight = _mm256_loadu_ps(all.as_ptr().add(r * groups + block * per_block));
+                _mm512_permutexvar_ps(spread, _mm512_castps256_ps512(eight))
+            };
+            for block in 0..self.rows.k.div_ceil(self.block) {
+                let left = (row_bytes - block * bytes).min(bytes);
+                let mask = u64::MAX >> (64 - left);
+                for r in 0..TOGETHER {
+                    let at = rows[r].wrapping_add(block * bytes);
+                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
+                    let packed = _mm512_maskz_loadu_epi8(mask, at.cast());
+                    let codes = match WAY {
+                        NIBBLES => [packed, _mm512_srli_epi16::<4>(packed)],
+                        BYTES => [_mm512_xor_si512(packed, _mm512_set1_epi8(-128)); 2],
+                        WIDE if self.plan.width == 8 => [packed; 2],
+                        _ => [_mm512_multishift_epi64_epi8(shifts, _mm512_permutexvar_epi8(gather, packed)); 2],
+                    };
+                    let mut weights = [[_mm512_setzero_si512(); EACH]; 2];
+                    for line in 0..lines {
+                        for each in 0..EACH {
+                            let [a, b, c, d] = tables[each];
+                            let codes = codes[line];
+                            weights[line][each] = match WAY {
+                                BYTES => codes,
+                                WIDE => {
+                                    let below = _mm512_permutex2var_epi8(a, codes, b);
+                                    let above = _mm512_permutex2var_epi8(c, codes, d);
+                                    _mm512_mask_blend_epi8(_mm512_movepi8_mask(codes), below, above)
+                                }
+                                // Tables repeat with the width: higher bits of an index do not matter.
+                                _ => _mm512_permutexvar_epi8(codes, a),
+                            };
+                        }
+                    }
+                    let scale = groups_at(&scratch.scales, r, block);
+                    let zero = if ZEROS { groups_at(&scratch.zeros, r, block) } else { scale };
+                    for i in 0..INPUTS {
+                        let limbs = x[i].limbs.as_ptr().add(block * LIMBS * lines);
+                        let starts = x[i].starts.as_ptr().add(block * (LIMBS + EACH - 1));
+                        // A second limb counts 256 times as much, as the next limb of the inputs does.
+                        let mut sums = [_mm512_setzero_si512(); MOST_LIMBS + MOST_WEIGHT_LIMBS - 1];
+                        for limb in 0..LIMBS + EACH - 1 {
+                            sums[limb] = _mm512_load_si512((*starts.add(limb)).0.as_ptr().cast());
+                        }
+                        for line in 0..lines {
+                            for limb in 0..LIMBS {
+                                let inputs = _mm512_load_si512((*limbs.add(limb * lines + line)).0.as_ptr().cast());
+                                for each in 0..EACH {
+                                    sums[limb + each] =
+                                        _mm512_dpbusd_epi32(sums[limb + each], weights[line][each], inputs);
+                                }
+                            }
+                        }
+                        let byte = _mm512_set1_ps(256.0);
+                        let mut sum = _mm512_setzero_ps();
+                        for limb in (0..LIMBS + EACH - 1).rev() {
+                            let mut of_limb = _mm512_cvtepi32_ps(sums[limb]);
+                            if ZEROS && limb < LIMBS {
+                                // Exact: equal digits of code and zero point cancel.
+                                let inputs = _mm512_load_ps(x[i].sums.as_ptr().add(block * LIMBS + limb).cast());
+                                of_limb = _mm512_fnmadd_ps(zero, inputs, of_limb);
+                            }
+                            sum = if limb == LIMBS + EACH - 2 { of_limb } else { _mm512_fmadd_ps(sum, byte, of_limb) };
+                        }
+                        let unit = match LIMBS {
+                            1 => _mm512_load_ps(x[i].unit_lines.as_ptr().add(block).cast()),
+                            _ => _mm512_set1_ps(*x[i].units.as_ptr().add(block)),
+                        };
+                        totals[r][i] = _mm512_fmadd_ps(_mm512_mul_ps(sum, unit), scale, totals[r][i]);
+                    }
+                }
+            }
+            let mut products = Sums::default();
+            for r in 0..TOGETHER {
+                for i in 0..INPUTS {
+                    let mut lanes = Line([0.0; 16]);
+                    _mm512_store_ps(lanes.0.as_mut_ptr(), totals[r][i]);
+                    products[i][r] = tree_sum(lanes.0);
+                }
+            }
+            products
+        }
+    }
+}
