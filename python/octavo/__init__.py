@@ -7,7 +7,7 @@ one tensor             Format, formats, quantize, encode, decode, PackedTensor, 
 files of tensors       save, load, inspect
 a model                Recipe, Rule, quantize_model, pack_model, save_model, load_model, explain
 quantizing, further    quant (coverage, prepare_model, freeze_scales, FormatSchedule, smooth_model, gptq), nn, recipe
-seeing a model whole   graph (capture, Graph, Costs)
+seeing a model whole   graph (capture, diff, sparsity, tensor_statistics)
 adapters               lora (insert, fuse, commit, save_adapters, load_adapters)
 training               train (train, TrainConfig, Task)
 running without torch  Engine, Encoder

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo import CalibrationError, Format, FormatError, NonFiniteError
+from octavo.graph.tensor_statistics import Statistics
 from octavo.quant.activation_scales import activation_scales, quantize_to, range_of, scales_of
-from octavo.quant.activation_statistics import Statistics
 from octavo.quant.weight_scales import weight_scales
 from octavo.recipe.spec import Calibration, Spec
 

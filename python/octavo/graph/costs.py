@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from octavo.display.console import table
+from octavo.display.numbers import size
 from octavo.errors import ModelError
 from octavo.formats import Format
 from octavo.graph.formats_of import Formats, formats_of
@@ -19,7 +21,7 @@ from octavo.graph.records import NOTHING, Node, Size, TensorRecord, at, plain
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from octavo.graph.graph import Graph
+    from octavo.graph.graph_content import GraphContent
     from octavo.recipe import Recipe
 
 NEED_OPERATORS = ("macs", "elementwise", "bitops", "traffic_bytes", "peak_bytes")
@@ -121,7 +123,7 @@ class Costs:
         }
         return Totals(**numbers, weight_bytes=self.weight_bytes, peak_bytes=peak)
 
-    def by_module(self, graph: Graph) -> dict[str, NodeCost]:
+    def by_module(self, graph: GraphContent) -> dict[str, NodeCost]:
         """Return the costs added up by the nodes of the module level."""
         place = {inner: node.module_path for node in graph.module_nodes for inner in node.nodes}
         groups: dict[str, list[NodeCost]] = defaultdict(list)
@@ -151,12 +153,33 @@ class Costs:
 
     def to_table(self, **sizes: int) -> Table:
         """Return the totals at sizes as a table."""
-        from octavo.graph.tables import costs_table
+        totals = self.at(**sizes)
+        made = table("cost", ">value")
+        made.add_row("multiply-adds", _count(totals.macs))
+        made.add_row("elementwise operations", _count(totals.elementwise))
+        made.add_row("FLOPs", _count(totals.flops))
+        made.add_row("bit operations", _count(totals.bitops))
+        made.add_row("weights", _size(totals.weight_bytes))
+        if self.bits_of_quantized is not None:
+            made.add_row("bits of quantized weights", f"{self.bits_of_quantized:.4g}")
+        if self.bits_of_all is not None:
+            made.add_row("bits of all weights", f"{self.bits_of_all:.4g}")
+        made.add_row("traffic", _size(totals.traffic_bytes))
+        made.add_row("peak memory", _size(totals.peak_bytes))
+        for op, times in self.unknown.items():
+            made.add_row(f"unknown: {op}", _count(times))
+        return made
 
-        return costs_table(self, **sizes)
+
+def _count(value: int | None) -> str:
+    return "missing" if value is None else f"{value:,}"
 
 
-def costs_of(graph: Graph, recipe: Recipe | str | Mapping[str, Any] | None = None) -> Costs:
+def _size(value: int | None) -> str:
+    return "missing" if value is None else size(value)
+
+
+def costs_of(graph: GraphContent, recipe: Recipe | str | Mapping[str, Any] | None = None) -> Costs:
     """Return what a graph costs; ``recipe``: as if the model were packed by it. Raises FormatError as recipes do."""
     from octavo.recipe import Recipe
 
@@ -196,7 +219,7 @@ def _bits(nbytes: int, elements: int) -> float | None:
     return 8 * nbytes / elements if elements else None
 
 
-def _rows(graph: Graph, formats: Formats, weight_bytes: Mapping[str, int]) -> tuple[NodeCost, ...]:
+def _rows(graph: GraphContent, formats: Formats, weight_bytes: Mapping[str, int]) -> tuple[NodeCost, ...]:
     rows = []
     seen: set[str] = set()
     for node in graph.nodes:

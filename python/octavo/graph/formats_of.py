@@ -13,7 +13,7 @@ from octavo.recipe.model_decisions import decide_sites, layer_plans
 from octavo.recipe.sites import join
 
 if TYPE_CHECKING:
-    from octavo.graph.graph import Graph
+    from octavo.graph.graph_content import GraphContent
     from octavo.recipe import Recipe
 
 
@@ -67,7 +67,7 @@ def _bits(text: str) -> int:
     return 32 if text == "int32" else Format(text).width
 
 
-def formats_of(graph: Graph, recipe: Recipe | None) -> Formats:
+def formats_of(graph: GraphContent, recipe: Recipe | None) -> Formats:
     """Return the formats of a graph, under a recipe if there is one.
 
     Raises FormatError as :meth:`octavo.Recipe.plan`, and for a model that recipes refuse.

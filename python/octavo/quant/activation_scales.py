@@ -12,8 +12,8 @@ from torch import Tensor
 
 from octavo.errors import CalibrationError, FormatError
 from octavo.formats import Format
+from octavo.graph.tensor_statistics import Statistics
 from octavo.ops.codec import encode, quantize
-from octavo.quant.activation_statistics import Statistics
 from octavo.recipe.spec import Calibration, Spec
 
 Scales = tuple[Tensor, Tensor | None]  # scales, packed zeros

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from octavo.batches import call_on, tensors_in
 from octavo.display.progress import Stages
 from octavo.errors import CalibrationError
+from octavo.graph.tensor_statistics import Statistics
 from octavo.nn.int32_bias import Int32Bias
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
-from octavo.quant.activation_statistics import Statistics
 
 
 class Batches:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from octavo.errors import FormatError
 from octavo.formats import Format
+from octavo.graph.tensor_statistics import Statistics
 from octavo.ops.codec import encode
 from octavo.quant.activation_scales import activation_scales, quantile_share
-from octavo.quant.activation_statistics import Statistics
 from octavo.recipe.spec import Spec
 from octavo.tensor import PackedTensor
 

@@ -1,4 +1,4 @@
-"""Streamed statistics of activations: extremes and a histogram, independent of the order of batches."""
+"""Streamed statistics of tensors: extremes, moments, quantiles and a histogram, independent of the order of batches."""
 
 from __future__ import annotations
 
@@ -74,3 +74,28 @@ class Statistics:
         counts = torch.cat([self._counts[1].flip(0), self._counts[0]])
         seen = counts.nonzero().squeeze(1)
         return values[seen], counts[seen]
+
+    def mean(self) -> float:
+        """Return the mean, to the stated error of the histogram; 0 before anything was added."""
+        values, counts = self.histogram()
+        return float((values.double() * counts).sum() / max(self.count, 1))
+
+    def deviation(self) -> float:
+        """Return the standard deviation of all numbers, to the stated error of the histogram."""
+        values, counts = self.histogram()
+        centred = values.double() - self.mean()
+        return float(((centred * centred * counts).sum() / max(self.count, 1)).sqrt())
+
+    def quantile(self, share: float) -> float:
+        """Return the least value that a share of all numbers, 0 to 1, lies at or below, to the stated error."""
+        values, counts = self.histogram()
+        if not len(values):
+            return 0.0
+        wanted = torch.tensor(share * self.count, dtype=torch.float64)
+        place = int(torch.searchsorted(counts.cumsum(0).double(), wanted))
+        return float(values[min(place, len(values) - 1)])
+
+    def zeros(self) -> int:
+        """Return how many numbers count as zero: those that are, and magnitudes below the histogram."""
+        values, counts = self.histogram()
+        return int(counts[values == 0].sum())

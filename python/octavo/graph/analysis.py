@@ -1,0 +1,188 @@
+"""Analysis passes: what a graph or a model shows, as data that prints as a table or as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.batches import call_on, tensors_in
+from octavo.display.console import plain_text, table
+from octavo.graph.operator_work import work_of
+from octavo.graph.records import plain
+from octavo.graph.tensor_statistics import Statistics
+from octavo.nn.packed_layer import PackedLayer
+from octavo.recipe.sites import join
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from octavo.graph.graph_content import GraphContent
+
+
+@dataclass(frozen=True)
+class Report:
+    """The result of an analysis: rows of values, under the names of columns; ``>name`` is a column of numbers."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the rows as dictionaries, for a data frame."""
+        names = [column.removeprefix(">") for column in self.columns]
+        return [dict(zip(names, map(plain, row), strict=True)) for row in self.rows]
+
+    def to_json(self) -> str:
+        """Return the rows as JSON."""
+        return json.dumps(self.to_rows(), indent=2, ensure_ascii=False)
+
+    def to_table(self) -> Table:
+        """Return the rows as a table."""
+        made = table(*self.columns)
+        for row in self.rows:
+            made.add_row(*map(_cell, row))
+        return made
+
+    def __str__(self) -> str:
+        """Return the table as plain text."""
+        return plain_text(self.to_table())
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return "" if value is None else str(plain(value))
+    return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
+
+
+def operator_counts(graph: GraphContent) -> Report:
+    """Return how often each operator is called, and whether its work is known; most often first.
+
+    Raises ModelError where ``torch.export`` refused the model.
+    """
+    graph.require_operators("a count of operators")
+    known = {node.op: True for node in graph.nodes}
+    for node in graph.nodes:
+        known[node.op] &= work_of(node, graph.tensors) is not None
+    rows = tuple((op, times, "" if known[op] else "unknown") for op, times in graph.operators().items())
+    return Report(("operator", ">calls", "work"), rows)
+
+
+def module_counts(graph: GraphContent) -> Report:
+    """Return how many modules of each class there are, with their weights; most weights first."""
+    modules = Counter(record.module_class for record in graph.modules)
+    elements: Counter[str] = Counter()
+    seen: set[str] = set()
+    for record in graph.modules:
+        for name in record.weights:
+            if name not in seen:
+                seen.add(name)
+                elements[record.module_class] += graph.tensors[name].elements
+    order = sorted(modules, key=lambda cls: (-elements[cls], cls))
+    return Report(("class", ">modules", ">weights"), tuple((cls, modules[cls], elements[cls]) for cls in order))
+
+
+def block_counts(graph: GraphContent) -> Report:
+    """Return the nodes of the module level, equal ones once with their count."""
+    rows = [
+        (block.paths[0] if block.count == 1 else f"{block.paths[0]} ... {block.paths[-1]}", block.module_class,
+         block.count, block.operators)
+        for block in graph.blocks
+    ]  # fmt: skip
+    return Report(("module", "class", ">count", ">operators"), tuple(rows))
+
+
+def dead_branches(graph: GraphContent) -> Report:
+    """Return what does not count: weights that no operator reads, and operators whose results reach no output.
+
+    Operators that write to their arguments count. Raises ModelError where ``torch.export`` refused the model.
+    """
+    graph.require_operators("a search for dead branches")
+    read = {graph.tensors[name].alias_of or name for node in graph.nodes for name in node.inputs}
+    rows: list[tuple[str, str, str]] = [
+        ("weight", record.name, "no operator reads it") for record in graph.weights if record.name not in read
+    ]
+    wanted = {graph.tensors[name].alias_of or name for name in graph.outputs} | set(graph.outputs)
+    dead = []
+    for node in reversed(graph.nodes):
+        made = {graph.tensors[name].alias_of or name for name in node.outputs} | set(node.outputs)
+        if made & wanted or not node.outputs:
+            for name in node.inputs:
+                wanted |= {name, graph.tensors[name].alias_of or name}
+        else:
+            dead.append(
+                ("operator", f"{node.id} in {node.module_path or graph.model_class}", "no output depends on it")
+            )
+    return Report(("kind", "name", "why"), (*rows, *reversed(dead)))
+
+
+def sparsity(model: nn.Module) -> Report:
+    """Return for each weight of a model its elements, how many are zero, and their share; packed ones are decoded."""
+    rows = []
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        if isinstance(module, PackedLayer):
+            rows.append(_zeros(join(path, "weight"), module.packed_weight.decode()))
+        for name, parameter in module.named_parameters(recurse=False):
+            if id(parameter) not in seen:
+                seen.add(id(parameter))
+                rows.append(_zeros(join(path, name), parameter.detach()))
+    total, zeros = sum(row[1] for row in rows), sum(row[2] for row in rows)
+    return Report(("weight", ">elements", ">zeros", ">share"), (*rows, ("all", total, zeros, zeros / max(total, 1))))
+
+
+def _zeros(name: str, tensor: Tensor) -> tuple[str, int, int, float]:
+    zeros = tensor.numel() - int(torch.count_nonzero(tensor))
+    return name, tensor.numel(), zeros, zeros / max(tensor.numel(), 1)
+
+
+def tensor_statistics(
+    model: nn.Module, batches: Iterable[Any] = (), *, quantiles: Sequence[float] = (0.001, 0.5, 0.999)
+) -> Report:
+    """Return range, mean, deviation and quantiles of every weight, and of what every layer gives for ``batches``.
+
+    Streaming, with the histograms that calibration takes its scales from, and their stated error: results do not depend
+    on the order of batches. The model runs in evaluation, without gradients, and is left as it was.
+    Raises NonFiniteError naming a tensor that holds NaN or infinity.
+    """
+    seen: dict[str, Statistics] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point():
+            seen[name] = Statistics()
+            seen[name].add(parameter, name)
+    kinds = dict.fromkeys(seen, "weight")
+    layers = [(path, module) for path, module in model.named_modules() if path and not any(module.children())]
+
+    def watch(path: str) -> Any:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            for tensor in tensors_in(output):
+                if tensor.is_floating_point():
+                    kinds[path] = "activation"
+                    seen.setdefault(path, Statistics()).add(tensor, path)
+
+        return hook
+
+    modes = {module: module.training for module in model.modules()}
+    handles = [module.register_forward_hook(watch(path)) for path, module in layers]
+    try:
+        model.eval()
+        with torch.no_grad():
+            for batch in batches:
+                call_on(model, batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes.items():
+            module.training = training
+    columns = ("tensor", "kind", ">elements", ">low", ">high", ">mean", ">deviation", *(f">{q:g}" for q in quantiles))
+    rows = [
+        (name, kinds[name], found.count, found.low, found.high, found.mean(), found.deviation(),
+         *(found.quantile(share) for share in quantiles))
+        for name, found in seen.items()
+        if found.count
+    ]  # fmt: skip
+    return Report(columns, tuple(rows))
