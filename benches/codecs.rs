@@ -11,7 +11,6 @@ use std::time::Duration;
 use criterion::{BenchmarkGroup, BenchmarkId, Criterion, SamplingMode, Throughput, measurement::WallTime};
 use octavo_core::format::{Element, Format, catalogue};
 use octavo_core::{Error, Layout, Level, Options, Packed, PackedMut, Result, Sizes, Values, ValuesMut, codec, pool};
-use rayon::prelude::*;
 
 /// At least one format of every family; `benched_formats` holds the list to that.
 const FORMATS: &str = "bf16 fixed8.4 fixed8 int8 int4:g32 uint4:g32 e4m3 e3m2 denorm8e4 log8 binary binary2:channel \
@@ -74,16 +73,11 @@ fn benched_formats() -> Result<Vec<Format>> {
 }
 
 /// Copies on as many threads as the codecs use, and like them serially where the data is small.
-fn copy(threads: Option<&rayon::ThreadPool>, from: &[f32], to: &mut [f32]) {
-    match threads {
-        Some(threads) if size_of_val(from) > pool::SERIAL_BYTES => {
-            let piece = from.len().div_ceil(threads.current_num_threads());
-            threads.install(|| {
-                to.par_chunks_mut(piece).zip(from.par_chunks(piece)).for_each(|(to, from)| to.copy_from_slice(from));
-            });
-        }
-        _ => to.copy_from_slice(from),
-    }
+fn copy(threads: usize, from: &[f32], to: &mut [f32]) {
+    let piece = from.len().div_ceil(threads);
+    let pieces = to.chunks_mut(piece).zip(from.chunks(piece)).collect();
+    let copied = pool::consume(pieces, size_of_val(from), |(to, from): (&mut [f32], &[f32])| to.copy_from_slice(from));
+    assert!(copied.is_ok());
 }
 
 /// A group of benches that starts with the copy they are read against. Ten flat samples: the machine's noise is larger
@@ -92,7 +86,7 @@ fn group<'a>(
     criterion: &'a mut Criterion,
     operation: &str,
     size: &str,
-    threads: Option<&rayon::ThreadPool>,
+    threads: usize,
     x: &[f32],
     out: &mut [f32],
 ) -> BenchmarkGroup<'a, WallTime> {
@@ -111,11 +105,7 @@ fn group<'a>(
 fn bench(criterion: &mut Criterion) -> Result<()> {
     let formats = benched_formats()?;
     let options = Options::default();
-    let threads = rayon::ThreadPoolBuilder::new()
-        .num_threads(pool::num_threads())
-        .build()
-        .map_err(|e| Error::setting(format!("cannot start threads: {e}")))?;
-    let threads = (pool::num_threads() > 1).then_some(&threads);
+    let threads = pool::num_threads();
     let most = SIZES.iter().map(|&(_, rows)| rows * ROW).max().unwrap_or(0);
     let all = normal(most);
     let mut all_out = vec![0.0; most];

@@ -15,6 +15,7 @@ BENCHES = Path(__file__).resolve().parents[2] / "benches"
 PROGRAMS = sorted(path.stem for path in BENCHES.glob("[!_]*.py"))
 MANUAL = (BENCHES / "README.md").read_text(encoding="utf-8")
 TINY = {
+    "calls": ["--only", "layer,model", "--rounds", "1", "--threads", "1"],
     "codecs": ["--formats", "mxint8,nf4,int8:channel", "--size", "8x64", "--rounds", "1", "--peers"],
     "linear": ["--formats", "mxint8,nf4", "--size", "64x64", "--batches", "1,5", "--rounds", "1", "--rotate-mb", "1"],
     "solve": ["--formats", "int4:g32", "--size", "64", "--rounds", "1"],

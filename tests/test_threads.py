@@ -1,0 +1,129 @@
+"""Threads of the core: right answers whoever calls, forks or ends meanwhile, and no work while nobody calls."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import octavo
+import pytest
+import torch
+from octavo import _core
+from octavo.ops.linear import packed_linear
+
+WATCHDOG_S = 30
+
+
+def wait_for(child):
+    """Return the exit code of a child, which is killed where it hangs."""
+    deadline = time.monotonic() + WATCHDOG_S
+    while time.monotonic() < deadline:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    pytest.fail(f"a child of fork still hangs after {WATCHDOG_S} s")
+
+
+@pytest.fixture
+def threads():
+    """Four threads, more than small machines have cores."""
+    _core.set_num_threads(4)
+    yield
+    _core.set_num_threads(0)
+
+
+def test_forks_amid_the_calls_of_other_threads(threads):
+    """A child finds slots that are open, workers that are gone, and no lock that is held."""
+    x = torch.randn(64, 4096)
+    wanted = octavo.quantize(x, "mxint8").numpy().tobytes()
+    going, errors = threading.Event(), []
+
+    def work():
+        while not going.is_set():
+            if octavo.quantize(x, "mxint8").numpy().tobytes() != wanted:
+                errors.append("another answer")
+
+    callers = [threading.Thread(target=work) for _ in range(3)]
+    for caller in callers:
+        caller.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                same = octavo.quantize(x, "mxint8").numpy().tobytes() == wanted
+                os._exit(0 if same else 3)
+            assert wait_for(child) == 0
+    finally:
+        going.set()
+        for caller in callers:
+            caller.join()
+    assert not errors
+
+
+def test_callers_at_once_have_the_bits_of_one_thread():
+    """Each caller gets what workers are free; another number of threads begins in the middle."""
+    weights = {text: octavo.encode(torch.randn(300, 512), text) for text in ("mxint8", "int4:g32", "mxfp4", "e4m3")}
+    inputs = {rows: torch.randn(rows, 512) for rows in (1, 3, 9)}
+    _core.set_num_threads(1)
+    wanted = {(text, rows): packed_linear(x, w) for text, w in weights.items() for rows, x in inputs.items()}
+    errors = []
+
+    def work():
+        for _ in range(30):
+            for (text, rows), y in wanted.items():
+                if not torch.equal(packed_linear(inputs[rows], weights[text]), y):
+                    errors.append((text, rows))
+
+    callers = [threading.Thread(target=work) for _ in range(6)]
+    for caller in callers:
+        caller.start()
+    for count in (2, 5, 1, 3, 0):
+        _core.set_num_threads(count)
+        time.sleep(0.02)
+    for caller in callers:
+        caller.join()
+    _core.set_num_threads(0)
+    assert not errors
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+
+
+def test_a_process_ends_amid_the_calls_of_daemon_threads():
+    done = python("""
+import threading, time, torch, octavo
+octavo._core.set_num_threads(4)
+x = torch.randn(256, 4096)
+def work():
+    while True:
+        octavo.quantize(x, "mxint8")
+for _ in range(3):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.2)
+print("end", flush=True)
+""")
+    assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
+
+
+def test_workers_sleep_while_nobody_calls():
+    done = python("""
+import os, time, torch, octavo
+octavo._core.set_num_threads(3)
+torch.set_num_threads(1)
+before = len(os.listdir("/proc/self/task"))
+for _ in range(50):
+    octavo.quantize(torch.ones(64, 4096), "mxint8")
+started = len(os.listdir("/proc/self/task")) - before
+time.sleep(0.1)
+begin = time.process_time()
+time.sleep(1)
+print(started, time.process_time() - begin)
+""")
+    started, busy = done.stdout.split()
+    assert started == "2", "the caller is one of three threads"
+    assert float(busy) < 0.05, done.stdout
