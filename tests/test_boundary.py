@@ -74,6 +74,7 @@ SAFE = {
     "Format.bits_per_element": _core.Format("mxint8").bits_per_element,
     "Format.nbytes": _core.Format("mxint8").nbytes,
     "Format._sizes": _core.Format("nvfp4")._sizes,
+    "Format.saturates": _core.Format("nvfp4").saturates,
     "Format.values": _core.Format("e4m3").values,
     "Format.__eq__": _core.Format("e4m3").__eq__,
     "_cuda_archs": _core._cuda_archs,
@@ -83,6 +84,7 @@ SAFE = {
     "_cuda_prebuild": _core._cuda_prebuild,
     "_cuda_programs": _core._cuda_programs,
     "_cuda_warmup": _core._cuda_warmup,
+    "_huge_pages": _core._huge_pages,
 }
 
 
@@ -113,6 +115,7 @@ def test_every_export_of_the_core_is_known_here():
         "_encode",
         "_fit_scales",
         "_gptq_block",
+        "_huge_pages",
         "_integer_linear",
         "_linear_kernel",
         "_pack",

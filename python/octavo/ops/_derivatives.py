@@ -7,6 +7,7 @@ constants. Ops without derivatives say so in forward mode, instead of a tangent 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -83,8 +84,10 @@ class Rounded(Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, format, axis, rule, scales, zeros, levels, ste = inputs
         ctx.options, ctx.ste = (format, axis, rule), ste
-        ctx.save_for_backward(x, scales, zeros, levels)
-        ctx.save_for_forward(x, scales, zeros, levels)
+        # Nobody asks for x again where every gradient passes and none is learned.
+        kept = (None,) * 4 if ste == "identity" and scales is None else (x, scales, zeros, levels)
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -302,12 +305,17 @@ class IntegerProduct(Function):
 
 
 def differentiate(
-    library: registry.Library, names: tuple[str, ...], function: type[Function], free: tuple[int, ...]
+    library: registry.Library,
+    names: tuple[str, ...],
+    function: type[Function],
+    free: tuple[int, ...],
+    simpler: Callable[..., Tensor | None] | None = None,
 ) -> None:
     """Give ops their derivative. The first of ``names`` has it in autograd, all have it under ``torch.func``.
 
     ``free``: positions of the operands that may have a tangent; the others are constants, and NotImplementedError is
-    raised for a tangent of theirs.
+    raised for a tangent of theirs. ``simpler``: the op with a simpler derivative, where its arguments have one, else
+    None; asked first in reverse mode.
     """
     op = getattr(torch.ops.octavo, names[0]).default
     arguments = op._schema.arguments
@@ -334,6 +342,10 @@ def differentiate(
 
     def autograd(*args: Any) -> Any:
         wanted = torch.is_grad_enabled() and any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+        if wanted and simpler is not None and forward_ad._current_level < 0:
+            made = simpler(*full(args))
+            if made is not None:
+                return made
         if (forward_ad._current_level >= 0 and wants_tangent(args)) or wanted:
             return function.apply(*full(args))
         return below(op, *args)

@@ -19,6 +19,7 @@ from octavo.formats import Format, core
 from octavo.ops import _derivatives, _fakes, codec_cpu, codec_cuda
 from octavo.ops._checks import DEVICES, check_ste, register
 from octavo.ops._derivatives import refuse_tangents
+from octavo.ops._passing import passed
 from octavo.ops.codec_cpu import DECODE_ADVICE, ENCODE_ADVICE
 from octavo.tensor import FLOATS, PackedTensor, part_specs
 
@@ -47,7 +48,7 @@ register(_library, codec_cpu.OPS, "CPU")
 register(_library, codec_cuda.OPS, "CUDA")
 
 _fakes.register_codecs(_library)
-_derivatives.differentiate(_library, ("quantize", "quantize_plain"), _derivatives.Rounded, free=(0,))
+_derivatives.differentiate(_library, ("quantize", "quantize_plain"), _derivatives.Rounded, free=(0,), simpler=passed)
 _derivatives.differentiate(_library, ("quantize_backward",), _derivatives.RoundedBackward, free=(0, 1))
 _derivatives.constant(_library, "encode", ENCODE_ADVICE)
 _derivatives.constant(_library, "decode", DECODE_ADVICE)

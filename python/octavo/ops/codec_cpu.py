@@ -25,6 +25,7 @@ from octavo.ops._checks import (
     stored,
 )
 from octavo.ops._derivatives import refuse_tangents
+from octavo.ops._fresh import empty
 from octavo.tensor import Parts, part_specs
 
 ENCODE_ADVICE = "codes have none; octavo.quantize has the same values and passes derivatives through"
@@ -40,9 +41,16 @@ def _quantize(
     if forward_ad._current_level >= 0:  # quantize has them in its derivative
         refuse_tangents("quantize_plain", "call quantize", x, scales)
     x, code = readable(x, f"quantize to '{format}': x")
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = empty(x.shape, x.dtype)
     _quantize_into(x, code, format, axis, rule, scales, zeros, levels, out)
     return out
+
+
+def quantized(x: Tensor, format: str, axis: int, rule: str, look: bool) -> tuple[Tensor, bool]:
+    """``quantize``, and whether a value is NaN; False where nobody wants to know (``look``)."""
+    x, code = readable(x, f"quantize to '{format}': x")
+    out = empty(x.shape, x.dtype)
+    return out, _core._quantize(core(format), code, x.shape, axis, x.data_ptr(), out.data_ptr(), rule, None, look)
 
 
 def _quantize_out(
@@ -75,7 +83,7 @@ def _quantize_backward(
     x, code = readable(x, f"gradient of quantize to '{format}': x")
     grad, _ = readable(grad, f"gradient of quantize to '{format}': grad")
     grad, _ = readable(grad.to(x.dtype), "grad")
-    out = torch.empty_like(x, memory_format=torch.contiguous_format)
+    out = empty(x.shape, x.dtype)
     given, keep = given_parts(fmt, tuple(x.shape), axis, scales, zeros, levels)
     scale_grad = torch.zeros(keep[0].shape if learn else 0, dtype=torch.float32)
     address = scale_grad.data_ptr() if learn else 0
@@ -93,7 +101,7 @@ def _encode(
 ) -> Parts:  # fmt: skip
     x, code = readable(x, f"encode to '{format}': x")
     fmt = core(format)
-    made = [torch.empty(shape, dtype=dtype) for _, dtype, shape in part_specs(fmt, tuple(x.shape), axis)]
+    made = [empty(shape, dtype) for _, dtype, shape in part_specs(fmt, tuple(x.shape), axis)]
     parts = (made[0], made[1], made[2], made[3])
     _encode_into(x, code, fmt, axis, rule, scales, zeros, levels, nonfinite, parts)
     return parts
@@ -133,7 +141,7 @@ def _decode(
     fmt = core(format)
     code = float_code(dtype, format)
     addresses, _keep = _encoded_parts((codes, scales, zeros, levels), fmt, tuple(shape), axis)
-    out = torch.empty(shape, dtype=dtype)
+    out = empty(shape, dtype)
     _core._decode(fmt, code, shape, axis, addresses, out.data_ptr())
     return out
 

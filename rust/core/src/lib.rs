@@ -9,6 +9,7 @@ pub mod error;
 pub mod float;
 mod float_state;
 pub mod format;
+pub mod huge_pages;
 pub mod linear;
 mod pack;
 pub mod pool;

@@ -137,9 +137,10 @@ pub(crate) fn decode(
     })
 }
 
-/// Quantizes the values at address x into those at address out; the two may be the same.
+/// Quantizes the values at address x into those at address out; the two may be the same. Asked to look, and where they are
+/// not, tells whether a value was NaN.
 #[pyfunction]
-#[pyo3(name = "_quantize")]
+#[pyo3(name = "_quantize", signature = (format, dtype_code, shape, axis, x, out, rule, given, look = false))]
 #[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
 pub(crate) fn quantize(
     py: Python<'_>,
@@ -151,7 +152,8 @@ pub(crate) fn quantize(
     out: usize,
     rule: &str,
     given: Option<Parts>,
-) -> PyResult<()> {
+    look: bool,
+) -> PyResult<bool> {
     enter(py, || {
         let layout = Layout::new(&shape, axis, format.0)?;
         let (sizes, dtype) = (Sizes::new(format.0, &layout)?, dtype(dtype_code)?);
@@ -166,10 +168,13 @@ pub(crate) fn quantize(
             let options = options(rule, "saturate", given, &sizes)?;
             let target = values_mut(out, layout.len(), dtype, "out")?;
             if x == out {
-                codec::quantize_in_place(target, layout, format.0, &options)
-            } else {
-                codec::quantize(values(x, layout.len(), dtype, "x")?, layout, format.0, &options, target)
+                return codec::quantize_in_place(target, layout, format.0, &options).map(|()| false);
             }
+            let x = values(x, layout.len(), dtype, "x")?;
+            if look {
+                return codec::quantize_seeing_nan(x, layout, format.0, &options, target);
+            }
+            codec::quantize(x, layout, format.0, &options, target).map(|()| false)
         }
     })
 }

@@ -107,6 +107,10 @@ impl Format {
     fn is_block(&self) -> bool {
         self.0.is_block()
     }
+    /// True where a value may lie outside the range of its group, under a rule of scales or under given ones.
+    fn saturates(&self, py: Python<'_>, rule: &str, given: bool) -> PyResult<bool> {
+        enter(py, || Ok(octavo_core::codec::saturates(self.0, rule.parse()?, given)))
+    }
     /// True where encode can store NaN.
     #[getter]
     fn has_nan(&self) -> bool {

@@ -47,7 +47,7 @@ mod _core {
     #[pymodule_export]
     use super::polynomials::{PolynomialStream, polynomial_expand, polynomial_kind};
     #[pymodule_export]
-    use super::settings::{force_simd, num_threads, set_num_threads, simd_level};
+    use super::settings::{force_simd, huge_pages, num_threads, set_num_threads, simd_level};
     #[pymodule_export]
     use super::solve::{fit, gptq};
 
@@ -77,6 +77,13 @@ mod settings {
     #[pyo3(signature = (level))]
     pub(crate) fn force_simd(py: Python<'_>, level: Option<&str>) -> PyResult<()> {
         enter(py, || Level::force(level.map(str::parse).transpose()?))
+    }
+
+    /// Asks the system for huge pages behind fresh memory; True where it agreed. What the memory holds stays.
+    #[pyfunction]
+    #[pyo3(name = "_huge_pages")]
+    pub(crate) fn huge_pages(address: usize, bytes: usize) -> bool {
+        octavo_core::huge_pages::advise(address, bytes)
     }
 
     /// Threads that the next call may use.

@@ -89,6 +89,14 @@ pub enum ExponentRule {
 }
 
 impl Chooser {
+    /// Fraction bits of the elements under a shared exponent; 0 elsewhere.
+    pub(crate) const fn shift(&self) -> i32 {
+        match *self {
+            Self::Exponent { shift, .. } => shift,
+            _ => 0,
+        }
+    }
+
     /// The chooser of a format.
     pub fn of(format: Format) -> Self {
         let width = format.width();

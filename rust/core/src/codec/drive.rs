@@ -2,7 +2,7 @@
 //! the tensor in parallel. Segments depend on the shape alone, so results do not depend on the number of threads.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::error::{Error, Result};
 use crate::format::{Format, Granularity};
@@ -308,6 +308,7 @@ fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Size
     }
 }
 
+/// Quantizes; sets `nan` where a value is one.
 pub(crate) fn quantize(
     src: Src,
     dst: Dst,
@@ -315,11 +316,20 @@ pub(crate) fn quantize(
     format: Format,
     options: &Options<'_>,
     level: Level,
+    nan: Option<&AtomicBool>,
 ) -> Result<()> {
     let sizes = Sizes::new(format, &layout)?;
     let mut work = Work::new(format, level);
     let _early = prepare(&mut work, src, &layout, &sizes, options)?;
+    if dst.dtype == super::DType::F32 && !std::ptr::eq(src.raw(), dst.raw()) {
+        work.stream_to(dst.f32_at(0), layout.len());
+    }
     let segments = Segments::new(&layout, format, matches!(work.scales, Scales::Stored), false);
+    // NaN stays NaN, so that the results tell, while they are in the cache.
+    let look = |values: &[f32]| match nan {
+        Some(nan) if lanes::has_nan(level, values) => nan.store(true, Ordering::Relaxed),
+        _ => {}
+    };
     pool::try_for_each(segments.count(), layout.len() * src.dtype.bytes(), |segment| {
         let mut wide: Vec<f32> = Vec::new();
         for piece in segments.pieces(segment, format) {
@@ -328,6 +338,7 @@ pub(crate) fn quantize(
                 let (x, out) = (src.f32_at(piece.start), dst.f32_at(piece.start));
                 if src.dtype == super::DType::F32 {
                     lanes::quantize_piece(&work, x, out, piece.len, piece.group);
+                    look(std::slice::from_raw_parts(out, piece.len));
                 } else {
                     transpose::set_len(&mut wide, piece.len)?;
                     src.widen(piece.start, &mut wide, level);
@@ -335,7 +346,9 @@ pub(crate) fn quantize(
                     for value in &mut wide {
                         *value = value.clamp(-work.largest, work.largest);
                     }
-                    lanes::quantize_piece(&work, wide.as_ptr(), wide.as_mut_ptr(), piece.len, piece.group);
+                    let at = wide.as_mut_ptr();
+                    lanes::quantize_piece(&work, at.cast_const(), at, piece.len, piece.group);
+                    look(&wide);
                     dst.narrow(piece.start, &wide, level);
                 }
             }
@@ -352,6 +365,9 @@ pub(crate) fn decode(packed: Packed<'_>, layout: Layout, format: Format, dst: Ds
     use_stored(&mut work, &early);
     work.scale_in = packed.scales.as_ptr();
     work.tensor = first_level(&packed);
+    if dst.dtype == super::DType::F32 && layout.inner == 1 {
+        work.stream_to(dst.f32_at(0), layout.len());
+    }
     match format.width() {
         0..=8 => decode_segments::<u8>(&work, packed.codes, &layout, &sizes, dst),
         9..=16 => decode_segments::<u16>(&work, packed.codes, &layout, &sizes, dst),

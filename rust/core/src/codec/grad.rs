@@ -86,9 +86,12 @@ fn rows(
     let level = Level::current();
     let sizes = Sizes::new(format, layout)?;
     let mut work = Work::new(format, level);
+    work.rule = options.rule;
+    work.given = options.given.is_some();
+    work.largest = x.dtype.largest();
+    let Some(out) = scale_grads else { return masked(&mut work, grad, x, dst, layout, options) };
     let _early = prepare(&mut work, x, layout, &sizes, options)?;
     let segments = Segments::new(layout, format, matches!(work.scales, Scales::Stored), false);
-    let wanted = scale_grads.is_some();
     let sums: Vec<Result<_>> = pool::map(segments.count(), layout.len() * x.dtype.bytes(), |segment| {
         let mut partial: Vec<(usize, f64)> = Vec::new();
         for piece in segments.pieces(segment, format) {
@@ -101,9 +104,7 @@ fn rows(
             let each = work.group_len(piece.len);
             for (i, (values, grads)) in values.chunks(each).zip(grads.chunks_mut(each)).enumerate() {
                 let scale = lanes::group_scale(&work, values, piece.group + i);
-                if wanted {
-                    partial.push((piece.group + i, scale_sum(&work, values, grads, &scale)));
-                }
+                partial.push((piece.group + i, scale_sum(&work, values, grads, &scale)));
                 mask(&work, values, grads, &scale);
             }
             // SAFETY: as above; pieces are disjoint.
@@ -111,7 +112,6 @@ fn rows(
         }
         Ok(partial)
     })?;
-    let Some(out) = scale_grads else { return sums.into_iter().try_for_each(|sum| sum.map(drop)) };
     let mut totals = transpose::zeroed::<f64>(out.len())?;
     for partial in sums {
         for (group, sum) in partial? {
@@ -136,16 +136,88 @@ fn rows(
     Ok(())
 }
 
-/// Zeroes the gradients of elements outside the representable range.
-fn mask(work: &Work, values: &[f32], grads: &mut [f32], scale: &GroupScale) {
-    let from_absmax = matches!(work.chooser, Chooser::Symmetric { .. } | Chooser::Asymmetric { .. });
-    let chosen = !work.given && (from_absmax || work.rule == ScaleRule::Ceil);
-    let (lo, hi) = match (work.format.element(), work.format.granularity()) {
-        (Element::Binary { .. }, Granularity::None) => (-1.0, 1.0),
-        // A scale from the largest magnitude saturates nowhere, although its rounding may fall half an ulp short.
-        _ if chosen => (f64::NEG_INFINITY, f64::INFINITY),
-        _ => range(&work.grid, scale),
+/// Gradients of values alone, in one pass. Scales are chosen, or read, only where the range depends on them.
+fn masked(work: &mut Work, grad: Src, x: Src, dst: Dst, layout: &Layout, options: &Options<'_>) -> Result<()> {
+    let format = work.format;
+    let everywhere = Inside::of(work).everywhere().is_some();
+    let _early = match everywhere {
+        true => None,
+        false => prepare(work, x, layout, &Sizes::new(format, layout)?, options)?,
     };
+    if x.dtype == super::DType::F32 {
+        work.stream_to(dst.f32_at(0), layout.len());
+    }
+    let known = everywhere || matches!(work.scales, Scales::Stored);
+    let segments = Segments::new(layout, format, known, false);
+    let work = &*work;
+    pool::try_for_each(segments.count(), layout.len() * x.dtype.bytes(), |segment| {
+        let (mut values, mut grads): (Vec<f32>, Vec<f32>) = (Vec::new(), Vec::new());
+        for piece in segments.pieces(segment, format) {
+            // SAFETY: pieces are disjoint and lie inside all buffers, whose lengths were checked against the layout.
+            unsafe {
+                if x.dtype == super::DType::F32 {
+                    let (x, grad) = (x.f32_at(piece.start), grad.f32_at(piece.start));
+                    lanes::mask_piece(work, x, grad, dst.f32_at(piece.start), piece.len, piece.group);
+                } else {
+                    transpose::set_len(&mut values, piece.len)?;
+                    transpose::set_len(&mut grads, piece.len)?;
+                    x.widen(piece.start, &mut values, work.level);
+                    grad.widen(piece.start, &mut grads, work.level);
+                    let to = grads.as_mut_ptr();
+                    lanes::mask_piece(work, values.as_ptr(), to.cast_const(), to, piece.len, piece.group);
+                    dst.narrow(piece.start, &grads, work.level);
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// True where a value may lie outside the representable range of its group: under this rule, or under given scales.
+pub fn saturates(format: Format, rule: ScaleRule, given: bool) -> bool {
+    let work = Work { rule, given, ..Work::new(format, Level::Scalar) };
+    !matches!(Inside::of(&work), Inside::Between(f64::NEG_INFINITY, f64::INFINITY))
+}
+
+/// Which values have a gradient; NaN has none.
+pub(super) enum Inside {
+    /// Those between two bounds, whatever the scales are.
+    Between(f64, f64),
+    /// Those between the lowest and the highest number times the step of their group.
+    Scaled,
+}
+
+impl Inside {
+    /// That of a call.
+    pub(super) fn of(work: &Work) -> Self {
+        let from_absmax = matches!(work.chooser, Chooser::Symmetric { .. } | Chooser::Asymmetric { .. });
+        match (work.format.element(), work.format.granularity(), work.chooser) {
+            (Element::Binary { .. }, Granularity::None, _) => Self::Between(-1.0, 1.0),
+            (Element::Binary { .. }, ..) => Self::Between(f64::NEG_INFINITY, f64::INFINITY),
+            // A scale from the largest magnitude saturates nowhere, although its rounding may fall half an ulp short.
+            _ if !work.given && (from_absmax || work.rule == ScaleRule::Ceil) => {
+                Self::Between(f64::NEG_INFINITY, f64::INFINITY)
+            }
+            (.., Chooser::Unit(step)) => {
+                let (lo, hi) = range(&work.grid, &GroupScale::step(step));
+                Self::Between(lo, hi)
+            }
+            _ => Self::Scaled,
+        }
+    }
+
+    /// The bounds that hold for all groups, if they do.
+    pub(super) const fn everywhere(&self) -> Option<(f64, f64)> {
+        match *self {
+            Self::Between(lo, hi) => Some((lo, hi)),
+            Self::Scaled => None,
+        }
+    }
+}
+
+/// Zeroes the gradients of elements outside the representable range.
+pub(super) fn mask(work: &Work, values: &[f32], grads: &mut [f32], scale: &GroupScale) {
+    let (lo, hi) = Inside::of(work).everywhere().unwrap_or_else(|| range(&work.grid, scale));
     for (v, g) in values.iter().zip(grads) {
         let v = f64::from(v.clamp(-work.largest, work.largest)); // an infinity counts as the largest value; NaN stays
         if !(v >= lo && v <= hi) {

@@ -25,7 +25,9 @@ pub mod lowered {
 
 pub use buffers::{DType, Layout, Sizes, Values, ValuesMut};
 pub use chooser::ScaleRule;
-pub use grad::{Gradients, quantize_backward};
+pub use grad::{Gradients, quantize_backward, saturates};
+
+use std::sync::atomic::AtomicBool;
 
 use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
@@ -166,6 +168,34 @@ pub fn quantize(
     options: &Options<'_>,
     out: ValuesMut<'_>,
 ) -> Result<()> {
+    quantize_into(x, layout, format, options, out, None)
+}
+
+/// [`quantize`], which also tells whether a value was NaN: the gradient of others may pass as it is, where [`saturates`]
+/// says that none lies outside the range.
+///
+/// # Errors
+/// As for [`quantize`].
+pub fn quantize_seeing_nan(
+    x: Values<'_>,
+    layout: Layout,
+    format: Format,
+    options: &Options<'_>,
+    out: ValuesMut<'_>,
+) -> Result<bool> {
+    let nan = AtomicBool::new(false);
+    quantize_into(x, layout, format, options, out, Some(&nan))?;
+    Ok(nan.into_inner())
+}
+
+fn quantize_into(
+    x: Values<'_>,
+    layout: Layout,
+    format: Format,
+    options: &Options<'_>,
+    out: ValuesMut<'_>,
+    nan: Option<&AtomicBool>,
+) -> Result<()> {
     let mut out = out;
     check_len(format, "out (elements)", out.len(), layout.len())?;
     let dst = out.dst();
@@ -173,7 +203,7 @@ pub fn quantize(
         return Err(ShapeError::Dtypes { out: dst.dtype, x: x.src().dtype }.into());
     }
     check_len(format, "x (elements)", x.len(), layout.len())?;
-    quantize_raw(x.src(), dst, layout, format, options)
+    quantize_raw(x.src(), dst, layout, format, options, nan)
 }
 
 /// [`quantize`], writing over its input.
@@ -185,10 +215,17 @@ pub fn quantize_in_place(x: ValuesMut<'_>, layout: Layout, format: Format, optio
     check_len(format, "x (elements)", x.len(), layout.len())?;
     let dst = x.dst();
     let src = Src::new(dst.raw().cast_const(), dst.dtype);
-    quantize_raw(src, dst, layout, format, options)
+    quantize_raw(src, dst, layout, format, options, None)
 }
 
-fn quantize_raw(src: Src, dst: Dst, layout: Layout, format: Format, options: &Options<'_>) -> Result<()> {
+fn quantize_raw(
+    src: Src,
+    dst: Dst,
+    layout: Layout,
+    format: Format,
+    options: &Options<'_>,
+    nan: Option<&AtomicBool>,
+) -> Result<()> {
     let _state = FloatState::standard();
     let sizes = Sizes::new(format, &layout)?;
     let options = Options { nonfinite: Nonfinite::Saturate, ..*options };
@@ -197,12 +234,12 @@ fn quantize_raw(src: Src, dst: Dst, layout: Layout, format: Format, options: &Op
         return Ok(());
     }
     match transpose::forward(src, &layout)? {
-        None => drive::quantize(src, dst, layout, format, &options, Level::current()),
+        None => drive::quantize(src, dst, layout, format, &options, Level::current(), nan),
         Some(mut buffer) => {
             // One pointer for both: taking a second one would end the right to use the first.
             let at = buffer.as_mut_ptr();
             let (inner_src, inner_dst) = (Src::new(at, src.dtype), Dst::new(at, dst.dtype));
-            drive::quantize(inner_src, inner_dst, layout, format, &options, Level::current())?;
+            drive::quantize(inner_src, inner_dst, layout, format, &options, Level::current(), nan)?;
             transpose::backward(inner_src, dst, &layout)
         }
     }

@@ -10,6 +10,9 @@ use super::grid::{Grid, GroupScale};
 use super::scale::{block_step, resolve_real};
 use super::{Nonfinite, Packed};
 
+/// Elements from which float32 results are written past the caches: 32 MiB. A store through them reads memory first.
+const STREAMED: usize = 8 << 20;
+
 /// Where the scales of a piece come from.
 #[derive(Clone, Copy)]
 pub(crate) enum Scales {
@@ -45,6 +48,8 @@ pub(crate) struct Work {
     pub(crate) tensor: f32,
     /// What an infinity counts as.
     pub(crate) largest: f32,
+    /// Results go past the caches, which could not hold them.
+    pub(crate) stream: bool,
 }
 
 // SAFETY: what is behind the pointers is plain numbers, written for disjoint groups by different threads.
@@ -70,7 +75,13 @@ impl Work {
             given: false,
             tensor: 0.0,
             largest: f32::MAX,
+            stream: false,
         }
+    }
+
+    /// Lets `elements` float32 results at `out` go past the caches where they are many.
+    pub(crate) fn stream_to(&mut self, out: *const f32, elements: usize) {
+        self.stream = elements >= STREAMED && out.addr().is_multiple_of(64);
     }
 
     pub(crate) fn float16(&self) -> bool {

@@ -35,11 +35,7 @@ pub(super) struct Batches {
 
 impl Batches {
     pub(super) fn new<V: Lanes, K: Kernel<V>>(work: &Work, base: &K::Base, len: usize) -> Self {
-        let shift = match work.chooser {
-            Chooser::Exponent { shift, .. } => shift,
-            _ => 0,
-        };
-        let mut factors = K::factors(base, shift);
+        let mut factors = K::factors(base, work.chooser.shift());
         let blocks = matches!(work.format.granularity(), Granularity::Block(_));
         if !blocks {
             factors = Factors::Single;

@@ -13,6 +13,16 @@ use crate::simd::Lanes;
 
 const INFINITY: u32 = 0x7f80_0000;
 
+/// Stores a vector, past the caches or through them.
+///
+/// # Safety
+/// As for [`Lanes::store`]; for `stream`, `to` must be a multiple of 64.
+#[inline(always)]
+pub(super) unsafe fn put<V: Lanes>(to: *mut f32, v: V::F, stream: bool) {
+    // SAFETY: as the caller promises.
+    unsafe { if stream { V::stream(to, v) } else { V::store(to, v) } }
+}
+
 /// The group's kernel, its scale chosen and kept or read. `None`: the scalar code does this group, choice included.
 ///
 /// # Safety
@@ -91,14 +101,17 @@ pub(super) unsafe fn quantize<V: Lanes, K: Kernel<V>>(
                 };
                 match kernel {
                     // Constant lengths let the compiler unroll the common blocks.
-                    Some(kernel) if n == 32 => quantize_group(&kernel, x, out, 32),
-                    Some(kernel) if n == 16 => quantize_group(&kernel, x, out, 16),
-                    Some(kernel) => quantize_group(&kernel, x, out, n),
+                    Some(kernel) if n == 32 => quantize_group(&kernel, x, out, 32, work.stream),
+                    Some(kernel) if n == 16 => quantize_group(&kernel, x, out, 16, work.stream),
+                    Some(kernel) => quantize_group(&kernel, x, out, n, work.stream),
                     None => scalar_quantize(work, x, out, n, g),
                 }
                 start += n;
                 g += 1;
             }
+        }
+        if work.stream {
+            V::fence();
         }
     }
 }
@@ -109,13 +122,14 @@ pub(super) unsafe fn quantize<V: Lanes, K: Kernel<V>>(
 /// The processor must have the features of `V`. `x` must be aligned and readable, `out` writable, for `n` elements;
 /// where they are not the same address, they must be apart.
 #[inline(always)]
-unsafe fn quantize_group<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f32, out: *mut f32, n: usize) {
+unsafe fn quantize_group<V: Lanes, K: Kernel<V>>(kernel: &K, x: *const f32, out: *mut f32, n: usize, stream: bool) {
+    let stream = stream && out.addr().is_multiple_of(64);
     // SAFETY: as the caller promises; what is read of a vector is read before it is written.
     unsafe {
         let mut i = 0;
         while i + 16 <= n {
             V::prefetch(x.wrapping_add(i + AHEAD));
-            V::store(out.add(i), kernel.quantize(V::load(x.add(i))));
+            put::<V>(out.add(i), kernel.quantize(V::load(x.add(i))), stream);
             i += 16;
         }
         if i < n {
@@ -265,14 +279,17 @@ pub(super) unsafe fn decode<V: Lanes, K: Kernel<V>, C: Code>(
                     false => K::make(base, &work.resolve(&work.load(g))),
                 };
                 match kernel {
-                    Some(kernel) if n == 32 => decode_group::<V, K, C>(&kernel, codes.as_ptr(), out, 32),
-                    Some(kernel) if n == 16 => decode_group::<V, K, C>(&kernel, codes.as_ptr(), out, 16),
-                    Some(kernel) => decode_group::<V, K, C>(&kernel, codes.as_ptr(), out, n),
+                    Some(kernel) if n == 32 => decode_group::<V, K, C>(&kernel, codes.as_ptr(), out, 32, work.stream),
+                    Some(kernel) if n == 16 => decode_group::<V, K, C>(&kernel, codes.as_ptr(), out, 16, work.stream),
+                    Some(kernel) => decode_group::<V, K, C>(&kernel, codes.as_ptr(), out, n, work.stream),
                     None => scalar_decode(work, codes, out, &work.resolve(&work.load(g))),
                 }
                 start += n;
                 g += 1;
             }
+        }
+        if work.stream {
+            V::fence();
         }
     }
 }
@@ -283,7 +300,14 @@ pub(super) unsafe fn decode<V: Lanes, K: Kernel<V>, C: Code>(
 /// The processor must have the features of `V`. `from` must be readable for `n` codes, `out` aligned and writable for
 /// `n` values.
 #[inline(always)]
-unsafe fn decode_group<V: Lanes, K: Kernel<V>, C: Code>(kernel: &K, from: *const C, out: *mut f32, n: usize) {
+unsafe fn decode_group<V: Lanes, K: Kernel<V>, C: Code>(
+    kernel: &K,
+    from: *const C,
+    out: *mut f32,
+    n: usize,
+    stream: bool,
+) {
+    let stream = stream && out.addr().is_multiple_of(64);
     // SAFETY: as the caller promises.
     unsafe {
         let mut i = 0;
@@ -293,7 +317,7 @@ unsafe fn decode_group<V: Lanes, K: Kernel<V>, C: Code>(kernel: &K, from: *const
                 2 => V::load_u16(from.add(i).cast()),
                 _ => V::bits(V::load(from.add(i).cast())),
             };
-            V::store(out.add(i), kernel.decode(code));
+            put::<V>(out.add(i), kernel.decode(code), stream);
             i += 16;
         }
         if i < n {

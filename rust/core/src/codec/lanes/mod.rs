@@ -8,6 +8,7 @@ mod batch;
 mod convert;
 mod groups;
 mod kernels;
+mod masks;
 mod statistics;
 
 use kernels::{Book, Floats, Identity, Kernel, PowerSteps, Powers, RealSteps, ScaledE2M1, Signs, Truncated};
@@ -243,6 +244,59 @@ pub(crate) unsafe fn decode_piece<C: Code>(work: &Work, codes: &[C], out: *mut f
         // SAFETY: as the caller promises; the group lies inside `out`.
         unsafe { groups::scalar_decode(work, codes, out.add(i * len), &scale) };
     }
+}
+
+/// A piece whose gradients are masked, as [`mask_piece`] is given it.
+struct Mask<'a>(masks::Masked<'a>);
+
+impl<V: Lanes> Job<V> for Mask<'_> {
+    /// `None` where no kernel knows the format.
+    type Output = Option<()>;
+    #[inline(always)]
+    fn run(self, _: V) -> Self::Output {
+        // SAFETY: the lanes prove the instructions.
+        unsafe { with_kernel::<V, _>(self.0.work, self) }
+    }
+}
+
+impl<V: Lanes> WithKernel<V> for Mask<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn with<K: Kernel<V>>(self, base: K::Base) -> Self::Output {
+        // SAFETY: as the caller promises; `mask_piece`'s caller promises the rest.
+        unsafe { masks::piece::<V, K>(self.0, &base) }
+    }
+}
+
+/// Writes the gradients of values inside the representable range of their group, and +0 for those of others; `out` may
+/// be `grad`.
+///
+/// # Safety
+/// `x` and `grad` must be aligned and readable, `out` writable, for `len` elements; `out` must be `grad` or apart from both.
+/// Nobody else may use `out` meanwhile. Scales must be there for all groups, as [`Work`] says.
+pub(crate) unsafe fn mask_piece(work: &Work, x: *const f32, grad: *const f32, out: *mut f32, len: usize, group: usize) {
+    let piece = masks::Masked { work, x, grad, out, len, group };
+    if let Ok(Some(())) = fast(work.level, Mask(piece)) {
+        return;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { masks::reference(piece) };
+}
+
+struct HasNan<'a>(&'a [f32]);
+
+impl<V: Lanes> Job<V> for HasNan<'_> {
+    type Output = bool;
+    #[inline(always)]
+    fn run(self, _: V) -> bool {
+        // SAFETY: the lanes prove the instructions.
+        unsafe { statistics::has_nan::<V>(self.0) }
+    }
+}
+
+/// Whether a value is NaN. `level` is one that this processor has.
+pub(crate) fn has_nan(level: Level, x: &[f32]) -> bool {
+    fast(level, HasNan(x)).unwrap_or_else(|job| job.0.iter().any(|v| v.is_nan()))
 }
 
 /// Halves to widen, as [`widen`] is given them.

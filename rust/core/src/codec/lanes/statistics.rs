@@ -39,6 +39,32 @@ pub(super) unsafe fn absmax<V: Lanes>(x: *const f32, len: usize) -> u32 {
     }
 }
 
+/// Whether a value is NaN.
+///
+/// # Safety
+/// The processor must have the features of `V`.
+#[inline(always)]
+pub(super) unsafe fn has_nan<V: Lanes>(x: &[f32]) -> bool {
+    let (blocks, rest) = x.as_chunks::<64>();
+    let (vectors, rest) = rest.as_chunks::<16>();
+    // SAFETY: as the caller promises; the arrays hold whole vectors.
+    unsafe {
+        let mask = V::splat_i(0x7fff_ffff);
+        let magnitude = |from: *const f32| V::and(V::bits(V::load(from)), mask);
+        let mut most = [V::splat_i(0); 4];
+        for block in blocks {
+            for (j, most) in most.iter_mut().enumerate() {
+                *most = V::max_i(*most, magnitude(block.as_ptr().add(16 * j)));
+            }
+        }
+        for vector in vectors {
+            most[0] = V::max_i(most[0], magnitude(vector.as_ptr()));
+        }
+        let most = V::max_i(V::max_i(most[0], most[1]), V::max_i(most[2], most[3]));
+        V::any(V::gt_i(most, V::splat_i(0x7f80_0000))) || rest.iter().any(|v| v.is_nan())
+    }
+}
+
 /// Smallest and largest value, 0 included, and the bits of the largest magnitude.
 ///
 /// # Safety

@@ -71,6 +71,13 @@ unsafe impl Lanes for Avx2 {
         }
     }
     #[inline(always)]
+    unsafe fn stream(p: *mut f32, v: F) {
+        unsafe {
+            _mm256_stream_ps(p, v[0]);
+            _mm256_stream_ps(p.add(8), v[1]);
+        }
+    }
+    #[inline(always)]
     unsafe fn splat(v: f32) -> F {
         unsafe { [_mm256_set1_ps(v); 2] }
     }

@@ -50,6 +50,10 @@ unsafe impl Lanes for Avx512 {
         unsafe { _mm512_storeu_ps(p, v) }
     }
     #[inline(always)]
+    unsafe fn stream(p: *mut f32, v: __m512) {
+        unsafe { _mm512_stream_ps(p, v) }
+    }
+    #[inline(always)]
     unsafe fn splat(v: f32) -> __m512 {
         unsafe { _mm512_set1_ps(v) }
     }

@@ -59,6 +59,13 @@ pub unsafe trait Lanes: Copy + Send + Sync + 'static {
     /// The processor must have the features of this level; 16 values must be writable at `p`.
     unsafe fn store(p: *mut f32, v: Self::F);
 
+    /// Writes past the caches, for results that they would not hold; [`Lanes::fence`] must follow before another thread
+    /// reads them.
+    ///
+    /// # Safety
+    /// As for [`Lanes::store`]; `p` must be a multiple of 64.
+    unsafe fn stream(p: *mut f32, v: Self::F);
+
     registers! {
         fn splat(v: f32) -> Self::F;
         fn splat_i(v: i32) -> Self::I;
@@ -187,6 +194,15 @@ pub unsafe trait Lanes: Copy + Send + Sync + 'static {
         // SAFETY: a prefetch never faults; SSE belongs to every x86-64.
         unsafe {
             std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(p.cast());
+        }
+    }
+    /// Orders what was written by [`Lanes::stream`] before all later writes.
+    #[inline(always)]
+    fn fence() {
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: SSE belongs to every x86-64.
+        unsafe {
+            std::arch::x86_64::_mm_sfence();
         }
     }
     /// The first `n` lanes from memory, zeros behind.

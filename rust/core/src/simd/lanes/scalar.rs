@@ -67,6 +67,11 @@ unsafe impl Lanes for Scalar {
         // SAFETY: as the caller promises.
         unsafe { p.cast::<F>().write_unaligned(v) }
     }
+    #[inline(always)]
+    unsafe fn stream(p: *mut f32, v: F) {
+        // SAFETY: as the caller promises.
+        unsafe { Self::store(p, v) }
+    }
 
     plain! {
         splat(v: f32) -> F = [v; LANES];

@@ -110,6 +110,9 @@ impl All<'_> {
             V::store_u16(halves.as_mut_ptr(), V::bits(a));
             V::store_f16(f16s.as_mut_ptr(), V::select(V::unordered(a), V::splat(1.0), a));
             let sums = V::accumulate_squares(V::accumulate(V::zero_d(), finite), finite);
+            let mut line = crate::simd::Floats::splat(0.0);
+            V::stream(line.0.as_mut_ptr(), finite);
+            V::fence();
             let mut part = [7.0f32; LANES];
             V::store_part(part.as_mut_ptr(), finite, 5);
             vec![
@@ -119,6 +122,7 @@ impl All<'_> {
                 ("load_u8", V::store_i(V::load_u8(bytes.as_ptr()))),
                 ("load_u16", V::store_i(V::load_u16(halves.as_ptr()))),
                 ("load_f16", V::store_i(V::bits(V::load_f16(f16s.as_ptr())))),
+                ("stream", line.0.map(f32::to_bits)),
                 ("store_part", part.map(f32::to_bits)),
                 ("load_part", V::store_i(V::bits(V::load_part(part.as_ptr(), 9)))),
                 ("tree_sum", [V::tree_sum(finite).to_bits(); LANES]),

@@ -1,0 +1,54 @@
+"""Results too large for the caches are written past them, and fresh ones lie in huge pages: the bits are the same."""
+
+import octavo
+import pytest
+import torch
+from octavo import _core
+from ops.test_laws import LEVELS, at_level
+
+ops = torch.ops.octavo
+STREAMED = 8 << 20
+"""Elements from which the core writes float32 past the caches."""
+
+
+@pytest.fixture(scope="module")
+def values():
+    """Rows of an odd length: groups begin at addresses of every kind."""
+    return torch.randn(3, STREAMED // 3 + 5, generator=torch.Generator().manual_seed(0))
+
+
+def results(x, text):
+    packed = octavo.encode(x, text)
+    yield packed.codes, packed.scales
+    yield octavo.quantize(x, text), octavo.decode(packed)
+    yield octavo.quantize(x, text, out=torch.empty_like(x)), octavo.decode(packed, out=torch.empty_like(x))
+    yield (ops.quantize_backward(x, x, text)[0],)
+
+
+@pytest.mark.parametrize("text", ["mxfp4", "nvfp4", "int4:g32", "fixed8"])
+def test_large_results_have_the_bits_of_scalar_code(values, text):
+    with at_level("scalar"):
+        wanted = list(results(values, text))
+    for level in LEVELS[1:]:
+        with at_level(level):
+            for found, reference in zip(results(values, text), wanted, strict=True):
+                assert all(map(torch.equal, found, reference)), level
+
+
+def test_large_outputs_at_any_address_have_the_same_bits(values):
+    x = values[:1]
+    packed = octavo.encode(torch.cat([x, x, x, x], 1), "mxint8")
+    wanted = octavo.decode(packed)
+    storage = torch.full((wanted.numel() + 16,), 7.0)
+    for offset in (0, 1, 8, 15):
+        out = storage[offset : offset + wanted.numel()].view(wanted.shape)
+        assert torch.equal(octavo.decode(packed, out=out), wanted)
+        assert (storage[:offset] == 7).all() and (storage[offset + wanted.numel() :] == 7).all()
+        storage.fill_(7)
+
+
+def test_advice_about_memory_changes_nothing_in_it():
+    x = torch.arange(3 << 20)
+    _core._huge_pages(x.data_ptr(), x.nbytes)
+    assert torch.equal(x, torch.arange(3 << 20))
+    assert _core._huge_pages(0, 1 << 30) is False and _core._huge_pages(x.data_ptr(), 100) is False
