@@ -228,6 +228,27 @@ def test_inspect_shows_what_a_file_holds(octavo, model):
     assert "metadata format: pt" in output
 
 
+@pytest.mark.parametrize("recipe", ["keep", "mxint8; ** keep"])
+def test_a_recipe_that_packs_nothing_is_refused_before_anything_is_written(octavo, model, tmp_path, recipe):
+    before = everything(tmp_path)
+    pack = ("pack", model, "-o", tmp_path / "small.safetensors", "--recipe", recipe)
+    told = octavo(*pack, code=2).output
+    assert f"the recipe '{recipe}' packs none of its weights" in " ".join(told.split())
+    assert octavo(*pack, "--dry-run", code=2).output == told and everything(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "config.json"])
+def test_a_text_beside_the_weights_is_told_from_them(octavo, folder, tmp_path, name):
+    for command in (
+        ("inspect",),
+        ("pack", "-o", tmp_path / "x"),
+        ("recipe", "mxint8", "--model"),
+        ("unpack", "-o", tmp_path / "x"),
+    ):
+        told = " ".join(octavo(*command, folder / name, code=2).output.split())
+        assert f"{name}: a text beside the weights of a model; give its folder, {folder}" in told
+
+
 def test_names_in_a_file_cannot_steer_the_terminal(octavo, tmp_path):
     file = tmp_path / "hostile.safetensors"
     container.save({"\x1b[31mred\nline": torch.zeros(2)}, file, metadata={"k": "\x1b[2J"})

@@ -178,6 +178,17 @@ def test_the_plan_for_tensors_alone_is_what_happens(tmp_path, mixture, dtype, re
     )
 
 
+@pytest.mark.parametrize("recipe", ["fp32", "mxint8; keep", "bias=fp16", "input=mxint8"])
+def test_a_recipe_that_packs_nothing_is_refused_as_pack_model_does(tmp_path, recipe):
+    model, _ = source(tmp_path / "m", "bert")
+    told = octavo_command("pack", tmp_path / "m", "-o", tmp_path / "x", "--recipe", recipe, code=2)
+    assert (
+        f"the recipe '{recipe}' packs none of its weights" in " ".join(told.split()) and not (tmp_path / "x").exists()
+    )
+    with pytest.raises(ModelError, match="no simulated layer with a quantized weight"):
+        octavo.pack_model(octavo.quantize_model(model, recipe, progress=False))
+
+
 SOUND = {
     **SMALL, "vocab_size": 30, "conv_dim": (16, 16), "conv_kernel": (10, 3), "conv_stride": (5, 2),
     "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from octavo.cli._app import ForceOption, OutOption, read_recipe, tell_left_behind
-from octavo.errors import ContainerError, ModelError
+from octavo.errors import ContainerError, FormatError, ModelError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -101,8 +101,10 @@ def _pack_model(
     from octavo.display.progress import progress
     from octavo.folder.pack_folder import save_folder
 
+    planned = opened.plan(rules)
+    _refuse_nothing(source, planned, rules)
     if dry_run:
-        _tell_plan(source, opened.plan(rules), stdout)
+        _tell_plan(source, planned, stdout)
         return
     with progress("packing", opened.nbytes) as done:
         packed = opened.pack(rules, progress=done)
@@ -118,13 +120,24 @@ def _pack_tensors(source: Checkpoint, rules: Recipe, out: Path, stdout: Console,
     from octavo.folder.weight_files import PACKED_NAME, RECIPE, write
 
     tensors = source.tensors()
+    planned = plan(tensors, rules)
+    _refuse_nothing(source, planned, rules)
     if dry_run:
-        _tell_plan(source, plan(tensors, rules), stdout)
+        _tell_plan(source, planned, stdout)
         return
     with progress("packing", sum(tensor.nbytes for tensor in tensors.values())) as done:
         packing = pack_tensors(tensors, rules, progress=done)
     file = write(source, out, PACKED_NAME, packing.tensors, force=force, metadata={RECIPE: str(rules)})
     _tell(source, packing.reports, file, stdout)
+
+
+def _refuse_nothing(source: Checkpoint, planned: list[TensorReport], rules: Recipe | None) -> None:
+    """Refuse a recipe that packs no weight, as octavo.pack_model does."""
+    if not any(report.format for report in planned):
+        raise FormatError(
+            f"{source.path}: the recipe '{rules}' packs none of its weights; octavo recipe '{rules}' --model "
+            f"{source.path} shows what each rule reaches"
+        )
 
 
 def _tell_plan(source: Checkpoint, reports: list[TensorReport], stdout: Console) -> None:
@@ -148,7 +161,9 @@ def _tell(source: Checkpoint, reports: list[TensorReport], file: Path, stdout: C
     after = file.stat().st_size
     stdout.print()
     stdout.print(f"packed weights: {bits_per_weight(reports):.4g} bits per element")
-    stdout.print(f"on disk: {size(source.nbytes)} -> {size(after)} ({source.nbytes / after:.2f}x smaller): {file}")
+    ratio = source.nbytes / after
+    change = f"{ratio:.2f}x smaller" if ratio >= 1 else f"{1 / ratio:.2f}x larger"
+    stdout.print(f"on disk: {size(source.nbytes)} -> {size(after)} ({change}): {file}")
     tell_left_behind(source, stdout)
 
 

@@ -21,7 +21,7 @@ def run(
 
     A recipe is rules separated by ';'. Each is [SELECTOR] [ROLE=]FORMAT[@CHOICE] ..., and for every tensor the last
     rule that matches decides. What no rule matches stays as it is; a rule that matches nothing is an error. With
-    --model it is shown what octavo pack does to the model: to its layers, or to tensors alone and why.
+    --model: who gets what of the model's layers; of its tensors, and why, where octavo pack packs tensors alone.
 
     \b
     selector

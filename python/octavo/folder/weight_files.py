@@ -56,6 +56,8 @@ class Checkpoint:
         path = Path(path)
         if not path.exists():
             raise FileNotFoundError(2, "No such file or directory", str(path))
+        if path.suffix == ".json" and path.is_file():
+            raise ContainerError(f"{path}: a text beside the weights of a model; give its folder, {path.parent}")
         if not path.is_dir():
             return cls(path, (path,))
         names = held(path)
