@@ -15,6 +15,7 @@ from octavo.cli import (
     eval,
     expand,
     formats,
+    graph,
     inspect,
     pack,
     recipe,
@@ -53,6 +54,7 @@ def _octavo(
       octavo embed small/ 'a cat' 'a kitten'    run a packed text encoder; octavo.load_model runs any packed model
       octavo inspect small/
       octavo recipe 'int4:g32; last:Linear keep' --model polynomials
+      octavo graph minilm                       what is in a model, and what it costs
       octavo study ptq-qat                      accuracy against width, on a model trained in a minute
       octavo doctor                             what this machine has, and what it lacks
     """
@@ -62,6 +64,7 @@ app.command("formats")(formats.run)
 app.command("compare")(compare.run)
 app.command("pack")(pack.run)
 app.command("recipe")(recipe.run)
+app.command("graph")(graph.run)
 app.command("unpack")(unpack.run)
 app.command("inspect")(inspect.run)
 app.command("compress")(compress.run)

@@ -23,7 +23,8 @@ from octavo.graph.analysis import (
 from octavo.graph.capture import capture
 from octavo.graph.costs import Costs, NodeCost, Totals
 from octavo.graph.difference import Change, Difference, diff
-from octavo.graph.graph import Graph
+from octavo.graph.dot import to_dot
+from octavo.graph.model_graph import Graph
 from octavo.graph.records import Block, ModuleNode, ModuleRecord, Node, Ref, TensorRecord
 
 __all__ = [
@@ -48,4 +49,5 @@ __all__ = [
     "operator_counts",
     "sparsity",
     "tensor_statistics",
+    "to_dot",
 ]

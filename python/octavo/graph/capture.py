@@ -12,7 +12,7 @@ from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-def
 
 from octavo.errors import DTypeError
 from octavo.graph.exporting import Given, Names, exported, take
-from octavo.graph.graph import Graph
+from octavo.graph.model_graph import Graph
 from octavo.graph.model_records import ModelRecords, model_records
 from octavo.graph.translate import Translation
 

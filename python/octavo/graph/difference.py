@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from octavo.graph.costs import NodeCost
-    from octavo.graph.graph import Graph
+    from octavo.graph.model_graph import Graph
 
 
 @dataclass(frozen=True)

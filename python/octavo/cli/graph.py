@@ -1,0 +1,130 @@
+"""``octavo graph``: what is in a model, and what it costs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from octavo.cli._app import JsonOption, read_recipe
+
+if TYPE_CHECKING:
+    from octavo.graph import Costs, Graph
+
+
+def run(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="polynomials, minilm, the folder of a model, or package.module:function."),
+    ],
+    level: Annotated[str, typer.Option(metavar="module|operator", help="What a row is.")] = "module",
+    recipe: Annotated[
+        str | None, typer.Option(metavar="TEXT|FILE", help="Price the model as packed by this recipe.")
+    ] = None,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="INPUT", help="Leave an input out, such as labels; may be repeated.")
+    ] = None,
+    diff: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Show what that model has more, less and otherwise.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples that costs are given for.")] = 1,
+    sequence: Annotated[int, typer.Option(min=1, help="Tokens of a sample that costs are given for.")] = 128,
+    dot: Annotated[bool, typer.Option("--dot", help="Print the graph for Graphviz.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Show a model whole: its modules or operators, repeated layers once, and what they cost.
+
+    Nothing is computed: torch.export follows the model on tensors without values, so that large models take seconds.
+    Costs are multiply-adds, bit operations, bytes of weights, traffic and peak memory. An operator whose cost is not
+    known is listed by name. package.module:function takes nothing and returns a model and its inputs, as a pair.
+
+    \b
+    Examples:
+      octavo graph minilm
+      octavo graph minilm --recipe 'int4:g32 input=int8' --batch 8
+      octavo graph bert/ --level operator
+      octavo graph bert/ --without labels --diff bert/     what do labels add?
+      octavo graph mymodels:tagger --dot | dot -Tsvg -o tagger.svg
+    """
+    from octavo.display.console import console, print_json, print_table
+    from octavo.errors import ModelError
+    from octavo.graph import capture, to_dot
+    from octavo.graph import diff as difference
+    from octavo.systems.graph_subjects import subject
+
+    if level not in ("module", "operator"):
+        raise ModelError(f"--level {level!r}; accepted are module and operator")
+    rules = None if recipe is None else read_recipe(recipe)
+    graph = capture(*subject(model, without or ()))
+    if level == "operator":
+        graph.require_operators("--level operator")
+    if dot:
+        print(to_dot(graph, "operator" if level == "operator" else "module"))
+        return
+    out = console()
+    if diff is not None:
+        found = difference(graph, capture(*subject(diff)))
+        if json:
+            print_json(found.as_dict())
+        elif found:
+            print_table(out, found.to_table())
+        else:
+            out.print("no difference")
+        return
+    costs = graph.costs(rules)
+    sizes = {name: size for name, size in (("batch", batch), ("sequence", sequence)) if name in costs.sizes}
+    if json:
+        print_json({**graph.as_dict(), "costs": costs.as_dict(**sizes)})
+        return
+    print_table(out, _operators(graph, costs, sizes) if level == "operator" else _modules(graph, costs, sizes))
+    out.print()
+    print_table(out, costs.to_table(**sizes))
+    out.print()
+    told = ", ".join(f"{name} {size}" for name, size in {**costs.sizes, **sizes}.items())
+    out.print(f"{graph}")
+    out.print(f"costs at {told or 'the sizes that the model fixes'}")
+
+
+def _modules(graph: Graph, costs: Costs, sizes: dict[str, int]) -> Any:
+    """Return a row for each module, equal ones once with their count; costs of all of them."""
+    from octavo.display.console import table
+    from octavo.display.numbers import size
+    from octavo.graph.records import at
+
+    made = table("module", "class", ">count", ">operators", ">weights", ">multiply-adds", ">traffic")
+    by_path, all_sizes = costs.by_module(graph), {**costs.sizes, **sizes}
+    weights = {node.module_path: node.weights for node in graph.module_nodes}
+    for block in graph.blocks:
+        rows = [by_path[path] for path in block.paths if path in by_path]
+        held = {name for path in block.paths for name in weights[path]}
+        made.add_row(
+            block.paths[0] or "(the model)" if block.count == 1 else f"{block.paths[0]} ... {block.paths[-1]}",
+            block.module_class,
+            f"{block.count}",
+            f"{block.operators}" if rows else "",
+            f"{sum(graph.tensors[name].elements for name in held):,}",
+            f"{sum(at(row.macs, all_sizes) for row in rows):,}" if rows else "",
+            size(sum(at(row.traffic_bytes, all_sizes) for row in rows)) if rows else "",
+        )
+    return made
+
+
+def _operators(graph: Graph, costs: Costs, sizes: dict[str, int]) -> Any:
+    """Return a row for each operator."""
+    from octavo.display.console import table
+    from octavo.graph.records import at
+
+    made = table("operator", "module", ">shape", "dtype", "format", ">multiply-adds", ">bit operations")
+    all_sizes = {**costs.sizes, **sizes}
+    for node, row in zip(graph.nodes, costs.rows, strict=True):
+        results = [graph.tensors[name] for name in node.outputs]
+        made.add_row(
+            node.op,
+            node.module_path,
+            ", ".join(" x ".join(map(str, record.shape)) or "scalar" for record in results),
+            ", ".join(str(record.dtype).removeprefix("torch.") for record in results),
+            ", ".join(record.format for record in results if record.format),
+            f"{at(row.macs, all_sizes):,}" if row.known else "unknown",
+            f"{at(row.bitops, all_sizes):,}" if row.known else "unknown",
+        )
+    return made

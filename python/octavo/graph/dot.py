@@ -1,0 +1,42 @@
+"""A graph in the language of Graphviz."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from octavo.graph.graph_content import GraphContent
+from octavo.graph.records import ModuleNode, Node
+
+
+def to_dot(graph: GraphContent, level: Literal["module", "operator"] = "module") -> str:
+    """Return a graph as DOT: a box for each node of a level, an arrow for each tensor that one makes and another reads.
+
+    Raises ModelError for the operators of a graph that has none.
+    """
+    nodes: tuple[Node | ModuleNode, ...] = graph.level("operator") if level == "operator" else graph.level("module")
+    lines = ["digraph model {", "  rankdir=TB; node [shape=box];"]
+    roots = {name: record.alias_of or name for name, record in graph.tensors.items()}
+    makers: dict[str, str] = {}
+    for name in graph.inputs:
+        lines.append(f"  {_quoted(f'input {name}')} [shape=ellipse];")
+        makers[name] = f"input {name}"
+    for node in nodes:
+        title = node.op if isinstance(node, Node) else node.module_class
+        label = _quoted((node.id or graph.model_class) + "\\n" + title)
+        lines.append(f"  {_quoted(_key(node))} [label={label}];")
+        for name in node.outputs:
+            makers[name] = _key(node)
+    for node in nodes:
+        for name in node.inputs:
+            maker = makers.get(name) or makers.get(roots[name])
+            if maker is not None and maker != _key(node):
+                lines.append(f"  {_quoted(maker)} -> {_quoted(_key(node))};")
+    return "\n".join([*dict.fromkeys(lines), "}"])
+
+
+def _key(node: Node | ModuleNode) -> str:
+    return f"node {node.id}"
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '\\"') + '"'

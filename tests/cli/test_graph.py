@@ -1,0 +1,78 @@
+"""octavo graph: a model shown whole, priced, and compared."""
+
+import json
+
+import pytest
+import torch
+
+MODULE = """
+import torch
+from torch import nn
+
+def make():
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.ReLU()) for _ in range(3)), nn.Linear(32, 4))
+    return layers.eval(), {"input": torch.zeros(2, 32)}
+
+def less():
+    model, inputs = make()
+    return model[1:], inputs
+
+def wrong():
+    return 1
+"""
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """The name of a function that makes a model; each test imports a file of its own."""
+    name = f"made_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def test_modules_and_costs_are_shown(octavo, made):
+    text = octavo("graph", f"{made}:make", "--batch", 8).stdout
+    assert "8,192" not in text and "multiply-adds" in text and "costs at batch 8" in text
+    assert f"{8 * (3 * 32 * 32 + 32 * 4):,}" in text
+    told = json.loads(octavo("graph", f"{made}:make", "--batch", 8, "--recipe", "mxint8", "--json").stdout)
+    assert told["costs"]["at_sizes"]["macs"] == 8 * (3 * 32 * 32 + 32 * 4)
+    assert told["costs"]["at_sizes"]["bitops"] == told["costs"]["at_sizes"]["macs"] * 8 * 32
+    assert len(told["nodes"]) == 7 and told["model"] == "Sequential"
+
+
+def test_operators_and_drawings(octavo, made):
+    text = octavo("graph", f"{made}:make", "--level", "operator").stdout
+    assert text.count("aten.linear") == 4 and "batch x 32" in text
+    drawn = octavo("graph", f"{made}:make", "--level", "operator", "--dot").stdout
+    assert drawn.startswith("digraph model {") and drawn.count(" -> ") == 7
+
+
+def test_differences(octavo, made):
+    assert octavo("graph", f"{made}:make", "--diff", f"{made}:make").stdout == "no difference\n"
+    found = json.loads(octavo("graph", f"{made}:make", "--diff", f"{made}:less", "--json").stdout)
+    assert len(found["removed"]) > len(found["added"])
+
+
+def test_a_folder_of_transformers_and_inputs_left_out(octavo, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, vocab_size=61
+    )
+    torch.manual_seed(0)
+    transformers.BertForSequenceClassification(config).save_pretrained(tmp_path / "bert")
+    text = octavo("graph", tmp_path / "bert").stdout
+    assert "bert.encoder.layer.0 ... bert.encoder.layer.1" in text and "costs at batch 1, sequence 128" in text
+    found = octavo("graph", tmp_path / "bert", "--without", "labels", "--diff", tmp_path / "bert").stdout
+    assert "aten.cross_entropy_loss" in found and "-" not in {line[:1] for line in found.splitlines()}
+    told = octavo("graph", tmp_path / "bert", "--without", "pixels", code=2).output
+    assert "no input is called 'pixels'; its inputs are input_ids, attention_mask" in told
+
+
+def test_what_is_wrong_is_said(octavo, made):
+    assert "accepted are module and operator" in octavo("graph", f"{made}:make", "--level", "layer", code=2).output
+    assert "has no function 'none'" in octavo("graph", f"{made}:none", code=2).output
+    assert "return a model and its inputs, as a pair" in octavo("graph", f"{made}:wrong", code=2).output
+    assert "name a module of this folder" in octavo("graph", "no_such_module:make", code=2).output
+    assert "unknown model" in octavo("graph", "gpt5", code=2).output
+    assert "matches no layer" in octavo("graph", f"{made}:make", "--recipe", "x.* int8", code=2).output
