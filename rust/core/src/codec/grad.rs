@@ -8,8 +8,9 @@ use crate::simd::Level;
 
 use super::buffers::{Dst, Layout, Sizes, Src, Values, ValuesMut};
 use super::chooser::{Chooser, ScaleRule};
-use super::drive::{Segments, prepare};
+use super::drive::prepare;
 use super::grid::{GroupScale, range};
+use super::segments::Segments;
 use super::work::{Scales, Work};
 use super::{Options, check_len, check_options, lanes, transpose};
 

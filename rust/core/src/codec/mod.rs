@@ -14,6 +14,7 @@ pub(crate) mod lanes;
 pub(crate) mod reference;
 pub(crate) mod rows;
 pub(crate) mod scale;
+mod segments;
 mod transpose;
 pub(crate) mod work;
 
