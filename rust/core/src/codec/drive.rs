@@ -56,17 +56,6 @@ unsafe fn with_f32<R>(src: Src, start: usize, len: usize, level: Level, f: impl 
     }
 }
 
-/// The order of segments: where scales needed a pass over all values, every thread's share from its end, which a cache may
-/// still hold.
-fn order(work: &Work, count: usize) -> impl Fn(usize) -> usize + Sync {
-    let whole = matches!(work.chooser, Chooser::NvFp4) || work.format.granularity() == Granularity::Tensor;
-    let share = if whole && !work.given { count.div_ceil(pool::num_threads()).max(1) } else { 1 };
-    move |segment| {
-        let first = segment / share * share;
-        first + (first + share).min(count) - 1 - segment
-    }
-}
-
 /// Chooses what must be known before the segments run, and sets `work` to use it.
 fn choose_early(work: &mut Work, src: Src, layout: &Layout, sizes: &Sizes) -> Result<Option<Early>> {
     if matches!(work.chooser, Chooser::NvFp4) {
@@ -201,10 +190,9 @@ fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Size
     let base = Shared(codes.as_mut_ptr());
     let width = format.width() as usize;
     let refused = AtomicUsize::new(usize::MAX);
-    let order = order(work, segments.count());
     pool::try_for_each(segments.count(), layout.len() * src.dtype.bytes(), |segment| {
         let mut scratch: Vec<C> = Vec::new();
-        for piece in segments.pieces(order(segment), format) {
+        for piece in segments.pieces(segment, format) {
             let bytes = (piece.len * width).div_ceil(8);
             let at = piece.row * row_bytes + piece.column * width / 8;
             // SAFETY: pieces are disjoint, start on whole bytes, and end inside the row's bytes; the sizes of all
@@ -265,10 +253,9 @@ pub(crate) fn quantize(
         Some(nan) if lanes::has_nan(level, values) => nan.store(true, Ordering::Relaxed),
         _ => {}
     };
-    let order = order(&work, segments.count());
     pool::try_for_each(segments.count(), layout.len() * src.dtype.bytes(), |segment| {
         let mut wide: Vec<f32> = Vec::new();
-        for piece in segments.pieces(order(segment), format) {
+        for piece in segments.pieces(segment, format) {
             // SAFETY: pieces are disjoint and inside both buffers, whose lengths were checked against the layout.
             unsafe {
                 let (x, out) = (src.f32_at(piece.start), dst.f32_at(piece.start));

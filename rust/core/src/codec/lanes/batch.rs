@@ -1,7 +1,7 @@
 //! Scales of sixteen groups at a time, chosen from absmax or read, in vector arithmetic.
 
 use super::kernels::{Factors, Floats, Kernel, RealSteps};
-use super::statistics::{absmax, absmax_of_sixteen, block_error, extremes};
+use super::statistics::{absmax, block_error, extremes};
 use crate::codec::chooser::{Chooser, ExponentRule, RawScale, ScaleRule};
 use crate::codec::scale::e4m3_value;
 use crate::codec::work::{Scales, Work};
@@ -191,19 +191,15 @@ impl Batches {
             if let Chooser::Asymmetric { qmax } = work.chooser {
                 return self.choose_asymmetric::<V>(work, x, left, group, qmax);
             }
-            let bits = if left >= 16 * each && (each == 16 || each == 32) {
-                let bits = match each {
-                    16 => absmax_of_sixteen::<V>(x, 16),
-                    _ => absmax_of_sixteen::<V>(x, 32),
+            for (j, most) in most.iter_mut().enumerate().take(count) {
+                let x = x.add(j * each);
+                *most = match each.min(left - j * each) {
+                    16 => absmax::<V>(x, 16),
+                    32 => absmax::<V>(x, 32),
+                    n => absmax::<V>(x, n),
                 };
-                V::store(most.as_mut_ptr().cast(), V::from_bits(bits));
-                bits
-            } else {
-                for (j, most) in most.iter_mut().enumerate().take(count) {
-                    *most = absmax::<V>(x.add(j * each), each.min(left - j * each));
-                }
-                V::bits(V::load(most.as_ptr().cast()))
-            };
+            }
+            let bits = V::bits(V::load(most.as_ptr().cast()));
             // An all-zero group keeps code 0 or scale 0; any factors give it zeros.
             let empty = V::gt_i(V::splat_i(1), bits);
             // Subnormal magnitudes, infinities and NaN are left to the scalar code.
@@ -255,11 +251,8 @@ impl Batches {
                         self.batch.valid = 0;
                         return;
                     };
-                    let default = e4m3.code(wanted);
                     let mut codes = [0u8; 16];
-                    V::store_u8(codes.as_mut_ptr(), default);
-                    // As in `e4m3_step`; the scale is not negative.
-                    let mut steps = V::min(V::splat(f32::MAX), V::mul(V::splat(work.tensor), e4m3.decode(default)));
+                    V::store_u8(codes.as_mut_ptr(), e4m3.code(wanted));
                     if work.rule != ScaleRule::Floor {
                         for (j, code) in codes.iter_mut().enumerate().take(count).filter(|(j, _)| most[*j] > 0) {
                             *code = match work.rule {
@@ -270,8 +263,12 @@ impl Batches {
                                 _ => ceil_e4m3(work.tensor, f32::from_bits(most[j]), *code),
                             };
                         }
-                        steps = V::load(codes.map(|code| e4m3_step(work.tensor, code)).as_ptr());
                     }
+                    let mut steps = [0.0f32; 16];
+                    for (step, &code) in steps.iter_mut().zip(&codes) {
+                        *step = e4m3_step(work.tensor, code);
+                    }
+                    let steps = V::load(steps.as_ptr());
                     self.keep(work, group, &codes);
                     self.steps::<V>(V::select(empty, V::splat(1.0), steps), false);
                 }

@@ -39,30 +39,6 @@ pub(super) unsafe fn absmax<V: Lanes>(x: *const f32, len: usize) -> u32 {
     }
 }
 
-/// Bits of the largest magnitude of each of sixteen groups of `each` values, 16 or 32.
-///
-/// # Safety
-/// The processor must have the features of `V`; `x` must be aligned and readable for `16 * each` values.
-#[inline(always)]
-pub(super) unsafe fn absmax_of_sixteen<V: Lanes>(x: *const f32, each: usize) -> V::I {
-    // SAFETY: as the caller promises.
-    unsafe {
-        let mask = V::splat_i(0x7fff_ffff);
-        let magnitude = |at: usize| V::and(V::bits(V::load(x.add(at))), mask);
-        let rows = std::array::from_fn(|row| {
-            V::prefetch(x.wrapping_add(row * each + AHEAD));
-            match each {
-                16 => magnitude(row * 16),
-                _ => {
-                    V::prefetch(x.wrapping_add(row * each + 16 + AHEAD));
-                    V::max_i(magnitude(row * 32), magnitude(row * 32 + 16))
-                }
-            }
-        });
-        V::reduce_max_each(rows)
-    }
-}
-
 /// Whether a value is NaN.
 ///
 /// # Safety

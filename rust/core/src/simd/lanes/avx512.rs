@@ -154,25 +154,6 @@ unsafe impl Lanes for Avx512 {
         unsafe { _mm512_reduce_max_epi32(a) as u32 }
     }
     #[inline(always)]
-    unsafe fn reduce_max_each(rows: [__m512i; 16]) -> __m512i {
-        unsafe {
-            // Each step halves the lanes that a row has left, and puts two rows, or two groups of rows, side by side.
-            let pairs: [__m512i; 8] = std::array::from_fn(|i| {
-                let (a, b) = (rows[2 * i], rows[2 * i + 1]);
-                _mm512_max_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b))
-            });
-            let fours: [__m512i; 4] = std::array::from_fn(|i| {
-                let (a, b) = (pairs[2 * i], pairs[2 * i + 1]);
-                _mm512_max_epi32(_mm512_unpacklo_epi64(a, b), _mm512_unpackhi_epi64(a, b))
-            });
-            let joined = |a, b| {
-                let even = _mm512_shuffle_i32x4::<0b10_00_10_00>(a, b);
-                _mm512_max_epi32(even, _mm512_shuffle_i32x4::<0b11_01_11_01>(a, b))
-            };
-            joined(joined(fours[0], fours[1]), joined(fours[2], fours[3]))
-        }
-    }
-    #[inline(always)]
     unsafe fn reduce_min_f(a: __m512) -> f32 {
         unsafe { _mm512_reduce_min_ps(a) }
     }

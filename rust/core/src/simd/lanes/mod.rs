@@ -187,18 +187,6 @@ pub unsafe trait Lanes: Copy + Send + Sync + 'static {
         // SAFETY: as the caller promises. Rounding to nearest, the sum of zeros of both signs is +0.
         unsafe { Self::add(v, Self::splat(0.0)) }
     }
-    /// Largest lane of each of sixteen vectors of non-negative integers.
-    ///
-    /// # Safety
-    /// The processor must have the features of this level.
-    #[inline(always)]
-    unsafe fn reduce_max_each(rows: [Self::I; 16]) -> Self::I {
-        // SAFETY: as the caller promises; the array holds 16 lanes.
-        unsafe {
-            let most = rows.map(|row| f32::from_bits(Self::reduce_max(row)));
-            Self::bits(Self::load(most.as_ptr()))
-        }
-    }
     /// Prefetches the cache line at `p`, which may be any address.
     #[inline(always)]
     fn prefetch(p: *const f32) {

@@ -13,24 +13,13 @@ pub(in crate::codec::lanes) struct FloatBase {
     grid: FloatGrid,
     shift: i32,
     emax: i32,
-    /// Values of the moved grid by code, where there are few.
-    values: [f32; 16],
 }
-
-/// Most bits of a code whose value is looked up.
-const TABLED: u32 = 4;
 
 impl FloatBase {
     fn new(grid: FloatGrid) -> Option<Self> {
         let emax = crate::float::floor_log2(grid.top);
         let shift = if grid.emin >= -100 && emax <= 100 { 0 } else { -62 - grid.emin };
-        let mut values = [0.0; 16];
-        if grid.width <= TABLED {
-            for (code, value) in values.iter_mut().enumerate().take(1 << grid.width) {
-                *value = (grid.value(code as u32) * crate::float::exp2(shift)) as f32;
-            }
-        }
-        (emax + shift <= 100).then_some(Self { grid, shift, emax, values })
+        (emax + shift <= 100).then_some(Self { grid, shift, emax })
     }
     fn of(work: &Work) -> Option<Self> {
         match (work.grid, work.chooser) {
@@ -59,7 +48,6 @@ pub(in crate::codec::lanes) struct Floats<V: Lanes, const EXPLICIT_ONE: bool> {
     top: V::F,
     emin_bits: V::I,
     magic: V::I,
-    values: V::F,
     grid: FloatGrid,
     emin: i32,
 }
@@ -115,7 +103,6 @@ impl<V: Lanes, const EXPLICIT_ONE: bool> Kernel<V> for Floats<V, EXPLICIT_ONE> {
                 top: V::splat((base.grid.top * crate::float::exp2(base.shift)) as f32),
                 emin_bits: V::splat_i((emin + 127) << 23),
                 magic: V::splat_i((23 - base.grid.mantissa as i32) << 23),
-                values: V::load(base.values.as_ptr()),
                 grid: base.grid,
                 emin,
             })
@@ -159,9 +146,6 @@ impl<V: Lanes, const EXPLICIT_ONE: bool> Kernel<V> for Floats<V, EXPLICIT_ONE> {
         // SAFETY: as the caller promises.
         unsafe {
             let (m, width) = (self.grid.mantissa, self.grid.width);
-            if width <= TABLED {
-                return V::mul(V::lookup(self.values, code), self.step);
-            }
             let magnitude = V::and(code, V::splat_i((1 << (width - 1)) - 1));
             let sign = V::from_bits(V::shl(code, 32 - width));
             if EXPLICIT_ONE {
