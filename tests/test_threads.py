@@ -94,14 +94,23 @@ def python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
-def test_a_process_ends_amid_the_calls_of_daemon_threads():
-    done = python("""
-import threading, time, torch, octavo
-octavo._core.set_num_threads(4)
+@pytest.mark.parametrize("threads", [1, 4])
+def test_a_process_ends_amid_the_calls_of_daemon_threads(threads):
+    """The calls are the core's own: CPython ends a daemon thread that asks for the interpreter after its end, which
+    aborts the process where PyTorch's frames are on the thread's stack, as those of ``x @ x`` in a loop are.
+    """
+    done = python(f"""
+import threading, time, torch
+from octavo import _core
+from octavo.formats import core
+_core.set_num_threads({threads})
 x = torch.randn(256, 4096)
 def work():
+    out = torch.empty_like(x)
+    call = (core("mxint8"), 0, x.shape, -1, x.data_ptr(), out.data_ptr(), "floor", None)
+    quantize = _core._quantize
     while True:
-        octavo.quantize(x, "mxint8")
+        quantize(*call)
 for _ in range(3):
     threading.Thread(target=work, daemon=True).start()
 time.sleep(0.2)

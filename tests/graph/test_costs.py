@@ -5,7 +5,7 @@ import pytest
 import torch
 from graph.zoo import BERT, classifier, hugging, ids, masked, tokens, vectors
 from octavo import Format, FormatError, ModelError, Recipe
-from octavo.graph import capture
+from octavo.graph import capture, operator_work
 from octavo.graph.costs import NEED_OPERATORS
 from torch import nn
 from torch.nn import functional as F
@@ -175,6 +175,28 @@ def test_an_unknown_operator_is_told_by_name():
     assert set(costs.unknown) == {"aten.sort", "aten.fft_rfft"} and costs.at(batch=2).macs == 128
     assert [row.op for row in costs.rows if not row.known] == ["aten.sort", "aten.fft_rfft"]
     assert {view["macs"] for view in graph.hardware.values()} >= {None}
+
+
+@pytest.mark.parametrize("rounding", ["input=int8:g32", "input=mxfp4", "input=int8", "input=fixed8", ""])
+@pytest.mark.parametrize("weight", ["int8:channel", "int4:g32", "fp16"])
+def test_every_kernel_of_a_packed_layer_has_its_products(weight, rounding):
+    """Whichever op multiplies inputs of a format, it is as many multiply-adds of as many bits as the recipe says."""
+    layers, given = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8)).eval(), torch.randn(2, 64)
+    recipe = f"weight={weight} {rounding}"
+    priced = capture(layers, given).costs(recipe).at(batch=3)
+    costs = capture(octavo.pack_model(octavo.quantize_model(layers, recipe)), given).costs()
+    assert not costs.unknown
+    packed = costs.at(batch=3)
+    assert packed.macs == 3 * (64 * 32 + 32 * 8)
+    assert (packed.macs, packed.bitops, packed.weight_bytes) == (priced.macs, priced.bitops, priced.weight_bytes)
+
+
+def test_every_op_of_a_forward_pass_is_known():
+    """Ops that write into memory of their caller, and those of backward passes, are not in the graphs of models."""
+    registered = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("octavo::")}
+    forward = {name for name in registered if not name.endswith(("_out", "_backward"))}
+    assert {"octavo::rounded_linear", "octavo::quantize"} <= forward
+    assert {name.replace("::", ".") for name in forward} <= operator_work._RULES.keys()
 
 
 def test_costs_that_need_operators_are_missing_where_export_refuses():

@@ -244,6 +244,7 @@ _RULES: dict[str, Rule] = {
     **_aten(_recurrent(17), "gru"),
     **_aten(_recurrent(4), "rnn_tanh", "rnn_relu"),
     **dict.fromkeys(("octavo.packed_linear", "octavo.packed_linear_plain"), _packed_linear),
+    **dict.fromkeys(("octavo.rounded_linear", "octavo.rounded_linear_plain"), _packed_linear),
     **dict.fromkeys(("octavo.integer_linear", "octavo.integer_linear_plain"), _packed_linear),
     "octavo.int8_gemm": _int8_gemm,
     **dict.fromkeys(("octavo.quantize", "octavo.quantize_plain", "octavo.encode"), _each("x", 1)),
