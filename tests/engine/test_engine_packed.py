@@ -9,12 +9,15 @@ import octavo
 import pytest
 import torch
 from engine.test_engine import export, lines, make
+from octavo import _core
 from octavo.engine import Engine
 
 # Octavo's kernels and float32 differ in the order of summation, and by what parts beyond the 24th bit hold.
 SCORE = 2e-3
 # Matrices on both sides of the sizes at which octavo.linear changes its kernel: 4,096 and 32,768 weights.
 WIDE = {"embedding": 48, "encoder": 40, "hidden": 144, "heads": 4, "feedforward": 272}
+# Bytes of weights that the general route prepares, at most.
+PREPARED = 4 << 20
 FORMATS = ["mxint16", "mxint8", "int4:g32", "mxfp8e4m3", "nf4", "int8:channel"]
 
 
@@ -25,7 +28,7 @@ def packed(tmp_path: Path, architecture: str, fmt: str, **config: int) -> tuple[
     values = {n: t if isinstance(t, torch.Tensor) else octavo.decode(t) for n, t in tensors.items()}
     folders = tmp_path / "packed", tmp_path / "plain"
     for folder, content in zip(folders, (tensors, values), strict=True):
-        folder.mkdir()
+        folder.mkdir(parents=True)
         export(model, folder, content)
     return *folders, model
 
@@ -88,6 +91,36 @@ def test_memory_of_the_general_route_is_the_packed_file(tmp_path, fmt):
     most = stored + 2 * 4 * 512 * 2048 + (4 << 20)
     assert most < 0.6 * dense
     assert int(ran.stdout) <= most, (int(ran.stdout), stored, dense)
+
+
+@pytest.mark.parametrize("fmt", ["mxint8", "mxint16"])
+@pytest.mark.parametrize("architecture", ["hybrid", "transformer"])
+def test_the_general_route_prepares_a_small_model_whole_and_a_large_one_up_to_a_bound(tmp_path, architecture, fmt):
+    small, _, _ = packed(tmp_path / "small", architecture, fmt)
+    engine = Engine.load(small, route="general")
+    assert engine.prepared_nbytes == 0
+    engine.expand(["x+1", "(y)"], beam=2)
+    matrices = sum(t.numel() for t in make(architecture).state_dict().values() if t.ndim == 2)
+    assert matrices < engine.prepared_nbytes < PREPARED
+    before = engine.prepared_nbytes
+    engine.expand(["z"])
+    assert engine.prepared_nbytes == before
+    large, _, model = packed(tmp_path / "large", architecture, fmt, hidden=768, feedforward=1536)
+    engine = Engine.load(large, route="general")
+    engine.expand(["x+1"])
+    assert 2 * sum(t.numel() for t in model.state_dict().values()) > PREPARED
+    assert PREPARED / 2 < engine.prepared_nbytes <= PREPARED
+
+
+def test_weights_prepared_at_one_simd_level_are_not_those_of_another(tmp_path, simd):
+    folder, _, model = packed(tmp_path, "hybrid", "int4:g32", **WIDE)
+    rows = lines(20, model.config.max_source)
+    engine = Engine.load(folder, route="general")
+    found = engine._core.expand_scored(rows, 2)
+    _core.force_simd(None)
+    assert engine._core.expand_scored(rows, 2) == Engine.load(folder, route="general")._core.expand_scored(rows, 2)
+    _core.force_simd(simd)
+    assert engine._core.expand_scored(rows, 2) == found
 
 
 def test_the_engine_tells_what_it_prepared(tmp_path):

@@ -118,9 +118,8 @@ class Engine:
 
     @property
     def prepared_nbytes(self) -> int:
-        """Bytes of the weights that the fused kernels prepared when the model was loaded; 0 on the general route.
-
-        They stand beside the packed weights of the file, which the general route multiplies as they are.
+        """Bytes of prepared weights, beside the packed ones of the file: those of the fused kernels, made at load, and at
+        most 4 MiB of those of the general route, made at its first products.
         """
         return self._core.prepared_nbytes
 

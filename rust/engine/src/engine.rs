@@ -110,10 +110,11 @@ impl Engine {
         if self.fused.is_some() { Route::Fused } else { Route::General }
     }
 
-    /// Bytes of the weights that the fused route prepared when the model was loaded, beside the file's own that the
-    /// general route multiplies; 0 where there is no fused route.
+    /// Bytes of prepared weights, beside the packed ones of the file: those that the fused route prepared when the model
+    /// was loaded, and those that the general route prepared at its first products, at most 4 MiB.
     pub fn prepared_nbytes(&self) -> usize {
-        self.fused.as_ref().map_or(0, |fused| fused.nbytes())
+        let fused = self.fused.as_ref().map_or(0, |fused| fused.nbytes());
+        fused.saturating_add(self.general.as_ref().map_or(0, General::prepared_nbytes))
     }
 
     /// The characters that lines may have, in the order of their ids.

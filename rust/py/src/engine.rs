@@ -66,7 +66,7 @@ impl Engine {
     fn route(&self) -> &'static str {
         self.0.route().name()
     }
-    /// Bytes of the weights that the fused route prepared.
+    /// Bytes of the weights that both routes have prepared.
     #[getter]
     fn prepared_nbytes(&self) -> usize {
         self.0.prepared_nbytes()

@@ -26,6 +26,8 @@ const LEAST_ROWS: usize = 64;
 const HELD_BYTES: usize = 256 << 20;
 /// Bytes that a column of a row of inputs takes there: float32, and three limbs of 16 bits.
 const BYTES_PER_INPUT: usize = 10;
+/// Rows of inputs from which on one kernel multiplies, whatever their number.
+pub(super) const MANY: usize = 5;
 
 /// Multiplies `m` rows of inputs with the transposed weights and adds the bias, if there is one.
 ///
@@ -38,17 +40,22 @@ const BYTES_PER_INPUT: usize = 10;
 /// # Errors
 /// [`crate::Error::Shape`] where a length does not fit, [`crate::Error::OutOfMemory`] where memory is short.
 pub fn multiply(x: Values<'_>, m: usize, w: &Matrix<'_>, bias: Option<Values<'_>>, out: ValuesMut<'_>) -> Result<()> {
-    multiply_held(x, x.src().dtype, m, w, bias, out)
+    multiply_as(x, x.src().dtype, m, w, bias, out, m)
 }
 
-/// [`multiply`] of inputs whose numbers are all of the dtype `held`: kernels take as many limbs as that needs.
-pub(super) fn multiply_held(
+/// [`multiply`] by the kernel for so `many` rows, of inputs whose numbers are all of the dtype `held`: kernels take as many
+/// limbs as that needs.
+///
+/// # Errors
+/// As for [`multiply`].
+pub(super) fn multiply_as(
     x: Values<'_>,
     held: DType,
     m: usize,
     w: &Matrix<'_>,
     bias: Option<Values<'_>>,
     mut out: ValuesMut<'_>,
+    many: usize,
 ) -> Result<()> {
     let _state = FloatState::standard();
     let level = Level::current();
@@ -63,8 +70,10 @@ pub(super) fn multiply_held(
         None => Vec::new(),
     };
     let out = Outputs::new(&mut out, n, level);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = many;
     #[cfg(target_arch = "x86_64")]
-    let way = route::way(w.format, m, n, k, level);
+    let way = route::way(w.format, many, n, k, level);
     let each = rows_at_a_time(k);
     for first in (0..m).step_by(each) {
         let count = each.min(m - first);

@@ -1,6 +1,7 @@
 //! Products with packed weights, and gathers of packed rows.
 //!
-//! [`multiply`] is `y = x W^T + bias` for any format of W. [`multiply_rounded`] rounds inputs to a format of their own.
+//! [`multiply`] is `y = x W^T + bias` for any format of W. [`multiply_alike`] treats rows alike whatever their number, and
+//! takes weights that are [`Prepared`]. [`multiply_rounded`] rounds inputs to a format of their own.
 //! [`multiply_integer`] computes it in integers, where inputs and weights are scaled integers. [`gather`] decodes rows by
 //! id. Kernels read W in its packed form, a panel of rows at a time.
 
@@ -9,6 +10,7 @@ mod bf16_codes_vbmi;
 #[cfg(target_arch = "x86_64")]
 mod bf16_limbs_amx;
 mod f32_fma;
+mod f32_kept;
 mod float;
 mod gather;
 #[cfg(target_arch = "x86_64")]
@@ -17,6 +19,7 @@ mod int8_amx;
 mod int8_limbs_vnni;
 mod integer;
 mod output;
+mod prepared;
 mod reference;
 mod rounded;
 #[cfg(target_arch = "x86_64")]
@@ -25,6 +28,7 @@ mod route;
 pub use float::multiply;
 pub use gather::gather;
 pub use integer::{Bias, multiply_integer};
+pub use prepared::{Prepared, multiply_alike};
 pub use rounded::multiply_rounded;
 
 use crate::codec::Packed;

@@ -58,7 +58,7 @@ pub fn multiply_rounded(
     #[cfg(not(target_arch = "x86_64"))]
     let held = DType::F32;
     let x = rounded(x, m, w.columns, input, options, level)?;
-    float::multiply_held(Values::F32(&x), held, m, w, bias, out)
+    float::multiply_as(Values::F32(&x), held, m, w, bias, out, m)
 }
 
 /// `m` rows of `k` inputs in float32, rounded.

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::bf16_codes_vbmi::Table;
-use super::float::{Biased, PANEL, Panel};
+use super::float::{Biased, MANY, PANEL, Panel};
 use super::int8_limbs_vnni::{Dot, FixedInputs, MOST_ROWS, Plan};
 use super::output::Inputs;
 use super::{Matrix, bf16_limbs_amx};
@@ -20,7 +20,7 @@ use crate::simd::amx::{self, Session};
 /// Weights below which arranging inputs costs more than it saves, for few rows of inputs and for many.
 const SMALL: [usize; 2] = [1 << 12, 1 << 15];
 /// Rows of inputs up to which unpacking codes again for VNNI is cheaper than decoding them for AMX.
-const FEW: usize = 4;
+const FEW: usize = MANY - 1;
 
 /// How a product runs.
 #[derive(Clone, Debug)]
@@ -43,6 +43,11 @@ pub(super) fn way(format: Format, m: usize, n: usize, k: usize, level: Level) ->
         let better = m > FEW || table.is_some() && n.saturating_mul(k) >= SMALL[1];
         (better && amx::available(level)).then_some(Way::Bf16Limbs(table))
     })
+}
+
+/// The kernel for many rows of inputs.
+pub(super) fn way_of_many(format: Format, n: usize, k: usize, level: Level) -> Option<Way> {
+    way(format, MANY, n, k, level)
 }
 
 /// The plans of weights and of inputs whose codes are multiplied, group by group, for `m` rows of inputs rounded to `input`
@@ -115,8 +120,9 @@ pub(super) fn multiply(
             unsafe { Dot::new(plan, rows, &fixed)?.multiply(n, bytes, out, plain) }
         }
         Way::Bf16Limbs(table) => {
+            let weights = bf16_limbs_amx::Weights::new(w.format, table.as_deref(), rows, n);
             // SAFETY: as above.
-            let product = unsafe { bf16_limbs_amx::Product::new(w.format, table.as_deref(), rows, x, (m, n))? };
+            let product = unsafe { bf16_limbs_amx::Product::new(weights, x, m)? };
             let left = Left::new(&product, x)?;
             pool::try_for_each(n.div_ceil(bf16_limbs_amx::UNIT), bytes, |unit| {
                 let first = unit * bf16_limbs_amx::UNIT;

@@ -9,7 +9,6 @@ use super::state::{Encoded, Memory, Source, State};
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::packed::Linear;
-use crate::weights::Weights;
 
 /// Bidirectional LSTM encoder; decoder of LSTM cell, self-attention and blocks of cross-attention and feed-forward.
 pub(super) struct Hybrid {
@@ -23,20 +22,20 @@ pub(super) struct Hybrid {
 }
 
 impl Hybrid {
-    pub(super) fn new(config: &Config, weights: &Weights) -> Result<Self> {
-        let root = Path::root(weights);
+    /// The decoder's layers come first: it runs once a token.
+    pub(super) fn new(config: &Config, root: &Path<'_>) -> Result<Self> {
         let block = |number: usize| {
             let path = root.at(&format!("blocks.{number}"));
             Ok((Cross::new(&path, config.heads)?, FeedForward::new(&path)?))
         };
         Ok(Self {
+            decoder: TokenLstm::new(&root.at("decoder"), root.table("target_embedding.weight")?)?,
+            own: Own::new(root, config.heads)?,
+            blocks: (0..config.layers).map(block).collect::<Result<_>>()?,
+            output: Output::new(root)?,
             encoder: BidirectionalLstm::new(&root.at("encoder"), || root.table("source_embedding.weight"))?,
             memory_norm: root.at("memory_norm").norm()?,
             bridge: root.at("bridge").linear()?,
-            decoder: TokenLstm::new(&root.at("decoder"), root.table("target_embedding.weight")?)?,
-            own: Own::new(&root, config.heads)?,
-            blocks: (0..config.layers).map(block).collect::<Result<_>>()?,
-            output: Output::new(&root)?,
         })
     }
 }

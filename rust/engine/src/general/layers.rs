@@ -8,7 +8,7 @@ use candle_core::{DType, Device, Tensor};
 use super::ops::{Cell, Each, Norm, Sum, Visible};
 use super::state::{Memory, Source, ids, linear};
 use crate::error::{Error, Result};
-use crate::packed::{Linear, Table};
+use crate::packed::{Linear, Table, Workspace};
 use crate::weights::{Weight, Weights};
 
 /// Layer norms add this to the variance, as PyTorch does by default.
@@ -18,19 +18,21 @@ const EPSILON: f32 = 1e-5;
 #[derive(Clone)]
 pub(super) struct Path<'a> {
     weights: &'a Weights,
+    /// For the weights of layers, in the order in which layers are made.
+    workspace: &'a Arc<Workspace>,
     path: String,
 }
 
 impl<'a> Path<'a> {
     /// All weights.
-    pub(super) const fn root(weights: &'a Weights) -> Self {
-        Self { weights, path: String::new() }
+    pub(super) const fn root(weights: &'a Weights, workspace: &'a Arc<Workspace>) -> Self {
+        Self { weights, workspace, path: String::new() }
     }
 
     /// The weights under `name`, which follows the path so far.
     pub(super) fn at(&self, name: &str) -> Self {
         let path = if self.path.is_empty() { name.to_owned() } else { format!("{}.{name}", self.path) };
-        Self { weights: self.weights, path }
+        Self { path, ..*self }
     }
 
     fn values(&self, name: &str) -> Result<Cow<'a, [f32]>> {
@@ -57,7 +59,7 @@ impl<'a> Path<'a> {
     fn layer(&self, weight: &str, bias: &[f32]) -> Result<Linear> {
         let (outputs, inputs, weight) = self.matrix(weight)?;
         Ok(match weight {
-            Weight::Packed(held) => Linear::packed(Arc::clone(held), inputs, outputs, bias),
+            Weight::Packed(held) => Linear::packed(Arc::clone(held), inputs, outputs, bias, self.workspace)?,
             Weight::Plain(values) => Linear::plain(values, inputs, outputs, bias),
         })
     }

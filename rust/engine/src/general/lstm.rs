@@ -8,7 +8,6 @@ use super::ops::Visible;
 use super::state::{Encoded, Memory, Source, State, ids, linear};
 use crate::error::{Error, Result};
 use crate::packed::{Linear, Table};
-use crate::weights::Weights;
 
 /// Bidirectional LSTM encoder; LSTM decoder with additive attention.
 pub(super) struct Recurrent {
@@ -23,17 +22,17 @@ pub(super) struct Recurrent {
 }
 
 impl Recurrent {
-    pub(super) fn new(weights: &Weights) -> Result<Self> {
-        let root = Path::root(weights);
+    /// The decoder's layers come first: it runs once a token.
+    pub(super) fn new(root: &Path<'_>) -> Result<Self> {
         Ok(Self {
+            attention_query: root.at("attention_query").linear_without_bias()?,
+            decoder: Lstm::new(&root.at("decoder"))?,
+            output: root.at("output").linear()?,
             target_embedding: root.table("target_embedding.weight")?,
             encoder: BidirectionalLstm::new(&root.at("encoder"), || root.table("source_embedding.weight"))?,
             bridge: root.at("bridge").linear()?,
-            attention_query: root.at("attention_query").linear_without_bias()?,
             attention_key: root.at("attention_key").linear()?,
             attention_score: root.at("attention_score").vector()?,
-            decoder: Lstm::new(&root.at("decoder"))?,
-            output: root.at("output").linear()?,
         })
     }
 }

@@ -1,6 +1,7 @@
 //! The general route: every architecture on candle's tensors, greedy and with a beam.
 //!
-//! Attention, norms, embeddings and caches are float32; products read the weights as the file packs them ([`Linear`]).
+//! Attention, norms, embeddings and caches are float32; products read the weights as the file packs them ([`Linear`]), those
+//! of small models as their kernel wants them ([`Workspace`]).
 //!
 //! Rows stand one after the other without padding, and every operation treats each row by itself, so an answer depends
 //! neither on the other lines of its tile nor on the thread, to the last bit. Parallelism is over tiles.
@@ -14,11 +15,15 @@ mod search;
 mod state;
 mod transformer;
 
+use std::sync::Arc;
+
 use candle_core::Tensor;
 
 use crate::config::{Architecture, Config};
 use crate::error::Result;
+use crate::packed::{WORKSPACE_BYTES, Workspace};
 use crate::weights::Weights;
+use layers::Path;
 pub(crate) use ops::{Attend, Norm, Visible, values};
 pub(crate) use search::Answer;
 use state::{Encoded, Source, State};
@@ -42,16 +47,24 @@ trait Model: Send + Sync {
 pub(crate) struct General {
     model: Box<dyn Model>,
     max_target: usize,
+    workspace: Arc<Workspace>,
 }
 
 impl General {
     pub(crate) fn new(config: &Config, weights: &Weights) -> Result<Self> {
+        let workspace = Workspace::new(WORKSPACE_BYTES);
+        let root = Path::root(weights, &workspace);
         let model: Box<dyn Model> = match config.architecture {
-            Architecture::Lstm => Box::new(lstm::Recurrent::new(weights)?),
-            Architecture::Hybrid => Box::new(hybrid::Hybrid::new(config, weights)?),
-            Architecture::Transformer => Box::new(transformer::Transformer::new(config, weights)?),
+            Architecture::Lstm => Box::new(lstm::Recurrent::new(&root)?),
+            Architecture::Hybrid => Box::new(hybrid::Hybrid::new(config, &root)?),
+            Architecture::Transformer => Box::new(transformer::Transformer::new(config, &root)?),
         };
-        Ok(Self { model, max_target: config.max_target })
+        Ok(Self { model, max_target: config.max_target, workspace })
+    }
+
+    /// Bytes of the weights that products have prepared so far, at most [`WORKSPACE_BYTES`].
+    pub(crate) fn prepared_nbytes(&self) -> usize {
+        self.workspace.nbytes()
     }
 
     /// Rows that are best given to [`General::expand`] at once.

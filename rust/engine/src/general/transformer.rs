@@ -9,7 +9,6 @@ use super::state::{Encoded, Memory, Source, State, ids};
 use crate::config::Config;
 use crate::error::Result;
 use crate::packed::Table;
-use crate::weights::Weights;
 
 /// Encoder-decoder with norms before the branches and learned positions.
 pub(super) struct Transformer {
@@ -24,8 +23,9 @@ pub(super) struct Transformer {
 }
 
 impl Transformer {
-    pub(super) fn new(config: &Config, weights: &Weights) -> Result<Self> {
-        let (root, heads) = (Path::root(weights), config.heads);
+    /// The decoder's layers come first: it runs once a token.
+    pub(super) fn new(config: &Config, root: &Path<'_>) -> Result<Self> {
+        let heads = config.heads;
         let encoder = |number: usize| {
             let path = root.at(&format!("encoder.{number}"));
             Ok((Own::new(&path, heads)?, FeedForward::new(&path)?))
@@ -35,14 +35,14 @@ impl Transformer {
             Ok((Own::new(&path, heads)?, Cross::new(&path, heads)?, FeedForward::new(&path)?))
         };
         Ok(Self {
+            decoder: (0..config.layers).map(decoder).collect::<Result<_>>()?,
+            output: Output::new(root)?,
             source_embedding: root.table("source_embedding.weight")?,
             target_embedding: root.table("target_embedding.weight")?,
             source_positions: root.table("source_positions.weight")?,
             target_positions: root.table("target_positions.weight")?,
             encoder: (0..config.layers).map(encoder).collect::<Result<_>>()?,
             memory_norm: root.at("memory_norm").norm()?,
-            decoder: (0..config.layers).map(decoder).collect::<Result<_>>()?,
-            output: Output::new(&root)?,
         })
     }
 }

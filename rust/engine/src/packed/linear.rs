@@ -3,16 +3,13 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, bail};
-use octavo_core::linear::{kernel, multiply};
-use octavo_core::{Result, Values, ValuesMut};
+use octavo_core::Result;
+use octavo_core::linear::multiply_alike;
 
 use super::Matrix;
+use super::workspace::{Place, Workspace};
 use crate::general::values;
 use crate::tensors::Held;
-
-/// With this many rows or more octavo-core multiplies by one kernel whatever their number, so that no row's result
-/// depends on how many others there are.
-const MANY_ROWS: usize = 5;
 
 /// What a layer multiplies with.
 pub(crate) enum Weight {
@@ -28,18 +25,31 @@ pub(crate) struct Linear {
     outputs: usize,
     weight: Weight,
     bias: Vec<f32>,
+    /// Where the packed weight is prepared.
+    place: Option<Place>,
 }
 
 impl Linear {
-    /// A layer of packed weights `[outputs, inputs]`; an empty bias is zero.
-    pub(crate) fn packed(weight: Arc<Held>, inputs: usize, outputs: usize, bias: &[f32]) -> Self {
-        Self { inputs, outputs, weight: Weight::Packed(weight), bias: bias.to_vec() }
+    /// A layer of packed weights `[outputs, inputs]`, prepared at the first product if `workspace` has room; an empty bias
+    /// is zero.
+    ///
+    /// # Errors
+    /// [`octavo_core::Error::Shape`] where the parts of the weight do not fit the shape.
+    pub(crate) fn packed(
+        weight: Arc<Held>,
+        inputs: usize,
+        outputs: usize,
+        bias: &[f32],
+        workspace: &Arc<Workspace>,
+    ) -> Result<Self> {
+        let place = workspace.place(&weight.matrix(outputs, inputs))?;
+        Ok(Self { inputs, outputs, weight: Weight::Packed(weight), bias: bias.to_vec(), place })
     }
 
     /// A layer of plain weights `[outputs, inputs]`, row-major; an empty bias is zero.
     pub(crate) fn plain(weight: &[f32], inputs: usize, outputs: usize, bias: &[f32]) -> Self {
         let weight = Weight::Plain(Matrix::new(inputs, outputs, weight, bias));
-        Self { inputs, outputs, weight, bias: Vec::new() }
+        Self { inputs, outputs, weight, bias: Vec::new(), place: None }
     }
 
     /// Columns of the weight.
@@ -53,25 +63,16 @@ impl Linear {
     /// Where memory is short.
     pub(crate) fn apply(&self, x: &[f32]) -> Result<Vec<f32>> {
         let rows = x.len() / self.inputs;
-        let held = match &self.weight {
-            Weight::Plain(matrix) => {
-                let mut out = vec![0.0; rows * self.outputs];
-                matrix.apply(x, &mut out);
-                return Ok(out);
+        let mut out = vec![0.0; rows * self.outputs];
+        match &self.weight {
+            Weight::Plain(matrix) => matrix.apply(x, &mut out),
+            Weight::Packed(held) => {
+                let held = held.matrix(self.outputs, self.inputs);
+                let prepared = self.place.as_ref().map(|place| place.get(&held)).transpose()?.flatten();
+                let bias = (!self.bias.is_empty()).then_some(self.bias.as_slice());
+                multiply_alike(x, rows, &held, prepared, bias, &mut out)?;
             }
-            Weight::Packed(held) => held.matrix(self.outputs, self.inputs),
-        };
-        let by = |rows| kernel(held.format, None, rows, self.outputs, self.inputs);
-        let bias = (!self.bias.is_empty()).then_some(Values::F32(&self.bias));
-        if rows >= MANY_ROWS || by(rows)? == by(MANY_ROWS)? {
-            let mut out = vec![0.0; rows * self.outputs];
-            multiply(Values::F32(x), rows, &held, bias, ValuesMut::F32(&mut out))?;
-            return Ok(out);
         }
-        let (mut filled, mut out) = (x.to_vec(), vec![0.0; MANY_ROWS * self.outputs]);
-        filled.resize(MANY_ROWS * self.inputs, 0.0);
-        multiply(Values::F32(&filled), MANY_ROWS, &held, bias, ValuesMut::F32(&mut out))?;
-        out.truncate(rows * self.outputs);
         Ok(out)
     }
 }

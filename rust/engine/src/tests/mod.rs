@@ -2,10 +2,14 @@
 
 mod files;
 
+use std::sync::Arc;
+
 use octavo_core::container::Dtype;
 use octavo_core::error::ContainerError;
-use octavo_core::{Error as CoreError, Format, Layout, Options as Encoding, PackedMut, Sizes, Values, codec};
+use octavo_core::linear::Prepared;
+use octavo_core::{Error as CoreError, Format, Layout, Level, Options as Encoding, PackedMut, Sizes, Values, codec};
 
+use crate::packed::{Linear, Workspace};
 use crate::schema;
 use crate::{Config, Engine, Error, Form, ModelFault, Options, Precision, Route, Weight, Weights};
 use files::{CONFIG, Tensor, Tensors, floats, int8, value, write};
@@ -137,6 +141,34 @@ fn refusals_carry_file_tensor_and_fault() {
     let wanted = ModelFault::Number { field: "heads", value: 65, least: 1, largest: 64 };
     assert_eq!(error.fault(), Some(&wanted), "{error}");
     assert_eq!(error.fault::<std::io::Error>().map(ToString::to_string), None);
+}
+
+#[test]
+fn prepared_weights_fill_a_workspace_and_change_no_bit() {
+    let mut tensors = model();
+    tensors.insert("output.weight".to_owned(), int8(&[9, 4], -7));
+    let weights = Weights::load(folder(&tensors).path(), &config()).unwrap();
+    let Weight::Packed(held) = weights.get("output.weight").unwrap().1 else { panic!("not packed") };
+    let bytes = Prepared::bytes(&held.matrix(9, 4)).unwrap();
+    let none = Workspace::new(bytes - 1);
+    let two = Workspace::new(3 * bytes - 1);
+    let bias: Vec<f32> = (0..9).map(value).collect();
+    let layer = |workspace| Linear::packed(Arc::clone(held), 4, 9, &bias, workspace).unwrap();
+    let (packed, prepared) = (layer(&none), [layer(&two), layer(&two), layer(&two)]);
+    assert_eq!((none.nbytes(), two.nbytes()), (0, 0));
+    let x: Vec<f32> = (0..24).map(|i| value(i + 3)).collect();
+    let expected = packed.apply(&x).unwrap();
+    std::thread::scope(|scope| {
+        for layer in prepared.iter().cycle().take(12) {
+            let (x, expected) = (&x, &expected);
+            scope.spawn(move || {
+                assert_eq!(&layer.apply(x).unwrap(), expected);
+                assert_eq!(layer.apply(&x[8..12]).unwrap(), expected[18..27]);
+            });
+        }
+    });
+    let made = if Level::current() == Level::Scalar { 0 } else { 2 * bytes };
+    assert_eq!((none.nbytes(), two.nbytes()), (0, made));
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 mod permission;
 pub(crate) mod products;
+pub(crate) mod rows;
 
 use std::arch::asm;
 use std::marker::PhantomData;
@@ -24,7 +25,7 @@ pub(crate) fn available(level: Level) -> bool {
     level == Level::Avx512 && is_x86_feature_detected!("avx512vbmi") && allowed()
 }
 
-/// Holds the tiles of its thread configured, all whole, while it lives.
+/// Holds the tiles of its thread configured while it lives, all whole unless a [`rows::RowSession`] has it.
 ///
 /// Without one the instructions end the process (SIGILL); with one they never read or write more than whole tiles.
 #[derive(Debug)]
@@ -36,11 +37,20 @@ impl Session {
     /// # Safety
     /// [`allowed`] must have said yes.
     pub unsafe fn new() -> Self {
+        // SAFETY: as the caller promises.
+        unsafe { Self::of([ROWS as u8; 8]) }
+    }
+
+    /// Configures tiles of so many rows each, at most [`ROWS`].
+    ///
+    /// # Safety
+    /// As for [`Session::new`].
+    unsafe fn of(rows: [u8; 8]) -> Self {
         let mut configuration = Line::<u8, 64>::default();
         configuration.0[0] = 1; // palette
-        for tile in 0..8 {
+        for (tile, rows) in rows.into_iter().enumerate() {
             configuration.0[16 + 2 * tile] = LINE as u8;
-            configuration.0[48 + tile] = ROWS as u8;
+            configuration.0[48 + tile] = rows;
         }
         // SAFETY: the instruction exists, as the caller promises; the configuration is a valid one of 64 bytes.
         unsafe { asm!("ldtilecfg [{}]", in(reg) configuration.0.as_ptr(), options(nostack, readonly)) };

@@ -1,0 +1,148 @@
+//! Inputs as tiles of bfloat16 limbs.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::{MOST, STEP, inside, upper, upper_halves};
+use crate::codec::{DType, zeroed};
+use crate::error::Result;
+use crate::linear::output::Inputs;
+use crate::pool;
+use crate::simd::Line;
+use crate::simd::amx::{LINE, ROWS};
+use crate::simd::transpose::transpose;
+
+/// Largest magnitudes of a chunk of inputs, as the bits of float32, which neither overflow nor vanish when multiplied with
+/// those of decoded weights: even the third limb of a product is a normal number.
+pub(super) const MODERATE: Range<u32> = (127 - 60) << 23..(127 + 60) << 23;
+
+/// Limbs that an input of a dtype has.
+const fn input_limbs(dtype: DType) -> usize {
+    match dtype {
+        DType::F32 => 3,
+        DType::F16 => 2,
+        DType::BF16 => 1,
+    }
+}
+
+/// Inputs as tiles: by pass over the weights, then 32 columns, then limb, then sixteen rows.
+pub(super) struct Tiled {
+    pub(super) lines: Vec<Line<u32, 16>>,
+    pub(super) limbs: usize,
+    /// Tiles of 16 rows of inputs in a pass: 1 or 2.
+    pub(super) across: usize,
+    /// Lines of 32 columns in a pass.
+    pub(super) step: usize,
+    /// Lines of a pass.
+    pub(super) pass: usize,
+    /// By sixteen rows, a bit for each whose magnitudes are not extreme. The others are zeros here.
+    moderate: Vec<u16>,
+}
+
+impl Tiled {
+    /// Arranges `m` rows, those of extreme magnitudes as zeros.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F and BW.
+    pub(super) unsafe fn new(x: &Inputs<'_>, m: usize, k: usize, dtype: DType) -> Result<Self> {
+        let moderate = pool::map(m.div_ceil(ROWS), size_of_val(x.values()), |tile| {
+            let rows = x.values()[tile * ROWS * x.stride..].chunks(x.stride).take(ROWS);
+            // SAFETY: as the caller promises.
+            rows.enumerate().fold(0, |bits, (i, row)| bits | u16::from(unsafe { inside(row, &MODERATE) }) << i)
+        })?;
+        let limbs = input_limbs(dtype);
+        let across = if m <= ROWS { 1 } else { 2 };
+        let (steps, passes) = (k.div_ceil(STEP), m.div_ceil(ROWS * across));
+        let step = limbs * across * ROWS;
+        let lines = zeroed(passes * steps * step)?;
+        let mut tiled = Self { lines, limbs, across, step, pass: steps * step, moderate };
+        let moderate = &tiled.moderate;
+        for (pass, lines) in tiled.lines.chunks_mut(tiled.pass.max(1)).enumerate() {
+            pool::for_each_chunk(lines, step, |i, lines| {
+                for tile in 0..across {
+                    let tile_of_all = pass * across + tile;
+                    let first = tile_of_all * ROWS;
+                    let Some(&kept) = moderate.get(tile_of_all) else { continue };
+                    for limb in 0..limbs {
+                        let to = &mut lines[(limb * across + tile) * ROWS..][..ROWS];
+                        // SAFETY: as the caller promises.
+                        unsafe { arrange(x, first..m.min(first + ROWS), kept, i * STEP, limb, to) };
+                    }
+                }
+            })?;
+        }
+        Ok(tiled)
+    }
+
+    /// True where a row of inputs is here.
+    pub(super) fn has(&self, row: usize) -> bool {
+        self.moderate.get(row / ROWS).is_some_and(|bits| bits >> (row % ROWS) & 1 == 1)
+    }
+}
+
+/// One limb of 32 columns, from `column` on, of up to sixteen rows, turned: a line holds two columns of all rows, zeros
+/// for rows without a bit in `kept`.
+///
+/// # Safety
+/// The processor must have AVX-512 F and BW; `x` must be of whole vectors of sixteen, and `column` inside its rows.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn arrange(x: &Inputs<'_>, rows: Range<usize>, kept: u16, column: usize, limb: usize, to: &mut [Line<u32, 16>]) {
+    let mut lines = [_mm512_setzero_ps(); ROWS];
+    for (i, (line, row)) in lines.iter_mut().zip(rows).enumerate() {
+        if kept >> i & 1 == 0 {
+            continue;
+        }
+        let row = &x.values()[row * x.stride..][..x.stride];
+        // SAFETY: rows are whole vectors of sixteen; the second half of the last line may be missing.
+        unsafe {
+            let at = row.as_ptr().add(column);
+            let low = _mm512_loadu_ps(at);
+            let high = if column + 16 < x.stride { _mm512_loadu_ps(at.add(16)) } else { _mm512_setzero_ps() };
+            *line = _mm512_castsi512_ps(pack(low, high, limb));
+        }
+    }
+    // SAFETY: as the caller promises; lines are aligned.
+    unsafe {
+        for (to, line) in to.iter_mut().zip(transpose(lines)) {
+            _mm512_store_si512(to.0.as_mut_ptr().cast(), _mm512_castps_si512(line));
+        }
+    }
+}
+
+/// Writes the three limbs of 32 columns of `rows`, from `column` on, as they lie: the rows of a limb one after the other,
+/// the limbs `tile` bytes apart.
+///
+/// # Safety
+/// The processor must have AVX-512 F and BW; `x` must be of whole vectors of sixteen, and `column` inside its rows; `to`,
+/// which begins a cache line, must have room for the limbs.
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn put_rows(x: &Inputs<'_>, rows: Range<usize>, column: usize, tile: usize, to: *mut u8) {
+    for (i, row) in rows.enumerate() {
+        let row = &x.values()[row * x.stride..][..x.stride];
+        // SAFETY: rows are whole vectors of sixteen; the second half of the last line may be missing.
+        unsafe {
+            let at = row.as_ptr().add(column);
+            let mut low = _mm512_loadu_ps(at);
+            let mut high = if column + 16 < x.stride { _mm512_loadu_ps(at.add(16)) } else { _mm512_setzero_ps() };
+            for limb in 0..MOST {
+                _mm512_store_si512(to.add(limb * tile + i * LINE).cast(), upper_halves(low, high));
+                low = _mm512_sub_ps(low, upper(low));
+                high = _mm512_sub_ps(high, upper(high));
+            }
+        }
+    }
+}
+
+/// A limb of 32 values as bfloat16.
+///
+/// # Safety
+/// The processor must have AVX-512 F and BW.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn pack(mut low: __m512, mut high: __m512, limb: usize) -> __m512i {
+    for _ in 0..limb {
+        low = _mm512_sub_ps(low, upper(low));
+        high = _mm512_sub_ps(high, upper(high));
+    }
+    upper_halves(low, high)
+}

@@ -1,0 +1,214 @@
+//! Weights as tiles of bfloat16 limbs: looked up by code where the format has a table, otherwise decoded.
+
+use std::arch::x86_64::*;
+use std::ops::Range;
+
+use super::{FOLD, MOST, STEP, TILE, UNIT, inside, upper, upper_halves};
+use crate::codec::grid::{Grid, Integers};
+use crate::codec::rows::{Rows, Unpacked};
+use crate::codec::{DType, zeroed};
+use crate::error::Result;
+use crate::format::{Format, Granularity, ScaleType};
+use crate::linear::bf16_codes_vbmi::{Codes, Groups, Place, Table};
+use crate::linear::int8_limbs_vnni::is_moderate;
+use crate::simd::Line;
+use crate::simd::amx::{LINE, ROWS};
+
+/// Columns decoded at a time by the codec, about.
+const COLUMNS: usize = 512;
+/// Columns unpacked at a time: all limbs of 32 rows of inputs stay in the L1 cache.
+const FEW_COLUMNS: usize = 64;
+/// Largest magnitudes of a chunk of decoded weights, as the bits of float32, which neither overflow nor vanish when
+/// multiplied with those of inputs.
+const MODERATE: Range<u32> = (127 - 36) << 23..(127 + 60) << 23;
+
+/// The dtype that has as many limbs as the numbers of a format.
+pub(in crate::linear) fn held_by(format: Format) -> DType {
+    let row = matches!(format.granularity(), Granularity::Channel | Granularity::Tensor);
+    match decoded_limbs(format) {
+        _ if row && format.scale_type() != Some(ScaleType::I8) || format.has_levels() => DType::F32,
+        1 => DType::BF16,
+        2 => DType::F16,
+        _ => DType::F32,
+    }
+}
+
+/// Limbs that decoded weights of a format have, a factor of the row left out.
+fn decoded_limbs(format: Format) -> usize {
+    let width = format.width() as usize;
+    let number = match Grid::of(format) {
+        Grid::Integer { layout: Integers::Offset, .. } => width,
+        Grid::Integer { lo: 0, .. } => width,
+        Grid::Integer { .. } => width - 1,
+        Grid::Float(float) => float.mantissa as usize + 1,
+        Grid::Levels(1) => 1,
+        Grid::Book(_) | Grid::Levels(_) => 24,
+    };
+    let scale = match (format.granularity(), format.scale_type()) {
+        (Granularity::Block(_), Some(ScaleType::F16)) => 11,
+        (Granularity::Block(_), Some(ScaleType::E4M3)) => 4,
+        (Granularity::Block(_), Some(ScaleType::F32)) => 24,
+        _ => 0,
+    };
+    (number + scale).div_ceil(8).min(MOST)
+}
+
+/// The weights of a matrix, to be written as tiles.
+pub(in crate::linear) struct Weights<'a> {
+    scaled: &'a Rows<'a>,
+    /// The same rows without the factor that is common to a whole row.
+    rows: Rows<'a>,
+    /// Table lookup of the same values, where the format has a table.
+    codes: Option<Codes<'a>>,
+    /// Rows.
+    pub(super) n: usize,
+    /// Columns.
+    pub(super) k: usize,
+    pub(super) limbs: usize,
+    /// Columns written at a time.
+    pub(super) each: usize,
+}
+
+/// Scratch memory of one thread.
+pub(super) struct Scratch {
+    decoded: Vec<f32>,
+    unpacked: Unpacked,
+    /// Tiles of weights by panel, 32 columns, limb.
+    pub(super) tiles: Vec<Line<u8, LINE>>,
+    pub(super) groups: Groups,
+}
+
+/// How sums of products are scaled before they are added up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pieces {
+    /// Not at all; a piece of so many columns is summed on its own.
+    Plain(usize),
+    /// A piece of so many columns is multiplied with the scale of its group, which has `group` columns.
+    Scaled { columns: usize, group: usize },
+}
+
+impl Pieces {
+    /// Scales of a row of `k` columns.
+    pub(super) const fn groups(self, k: usize) -> usize {
+        match self {
+            Self::Plain(_) => 0,
+            Self::Scaled { group, .. } => k.div_ceil(group),
+        }
+    }
+}
+
+impl<'a> Weights<'a> {
+    pub(in crate::linear) fn new(format: Format, table: Option<&'a Table>, rows: &'a Rows<'a>, n: usize) -> Self {
+        let codes = table.map(|table| Codes::new(table, rows));
+        let decoded = decoded_limbs(format);
+        let limbs = table.map_or(decoded, |table| table.limbs(decoded));
+        let each = if codes.is_some() { FEW_COLUMNS } else { rows.cut(COLUMNS) };
+        Self { scaled: rows, rows: rows.unscaled(), codes, n, k: rows.k, limbs, each }
+    }
+
+    /// How the products of pieces of columns become one sum.
+    pub(super) fn pieces(&self) -> Pieces {
+        match self.codes.as_ref().map(|codes| codes.table).filter(|table| table.scaled_after()) {
+            Some(table) => Pieces::Scaled { columns: table.group.min(self.each), group: table.group },
+            // Where both a call of `put` and a fold end.
+            None => Pieces::Plain((1..).map(|i| i * self.each).find(|end| end.is_multiple_of(FOLD)).unwrap_or(FOLD)),
+        }
+    }
+
+    /// Room for one thread's tiles.
+    pub(super) fn scratch(&self) -> Result<Scratch> {
+        let steps = self.each.min(self.k).div_ceil(STEP);
+        Ok(Scratch {
+            decoded: zeroed(if self.codes.is_some() { 0 } else { steps * STEP })?,
+            unpacked: Unpacked::default(),
+            tiles: zeroed(UNIT / ROWS * steps * self.limbs * ROWS)?,
+            groups: Groups::default(),
+        })
+    }
+
+    /// Reads the scales of `count` rows from `first` on, at most [`UNIT`]; the factors of their sums, or `None` where a
+    /// magnitude is extreme.
+    ///
+    /// # Errors
+    /// Where memory is short.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F, BW and VL; `scratch` must be made by [`Self::scratch`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(super) unsafe fn begin(
+        &self,
+        first: usize,
+        count: usize,
+        scratch: &mut Scratch,
+    ) -> Result<Option<[f32; UNIT]>> {
+        let mut factors = [0.0f32; UNIT];
+        for (r, factor) in factors.iter_mut().enumerate().take(count) {
+            *factor = match &self.codes {
+                Some(codes) => codes.factor(first + r),
+                None => self.scaled.row_factor(first + r),
+            };
+            if !is_moderate(*factor) {
+                return Ok(None);
+            }
+        }
+        let fits = match &self.codes {
+            // SAFETY: as the caller promises.
+            Some(codes) => unsafe { codes.read(first, count, UNIT, &mut scratch.groups)? },
+            None => true,
+        };
+        Ok(fits.then_some(factors))
+    }
+
+    /// Writes the tiles of `columns`, which begin at a multiple of `each` and end there or at the last, of the rows of
+    /// [`Self::begin`]; false where a magnitude is extreme.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F, BW, VL and VBMI; [`Self::begin`] must have read the scales of the same rows into
+    /// the same `scratch`.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+    pub(super) unsafe fn put(&self, first: usize, count: usize, columns: Range<usize>, scratch: &mut Scratch) -> bool {
+        let Scratch { decoded, unpacked, tiles, groups } = scratch;
+        let padded = columns.len().next_multiple_of(STEP);
+        let panel = padded / STEP * self.limbs * TILE;
+        let base = tiles.as_mut_ptr().cast::<u8>();
+        if let Some(codes) = &self.codes {
+            let place = Place { first, count, stride: UNIT, columns, limbs: self.limbs, panel };
+            // SAFETY: as the caller promises; there are tiles for all panels.
+            return unsafe { codes.put(&place, groups, base) };
+        }
+        for r in 0..count {
+            self.rows.decode(first + r, columns.clone(), decoded, unpacked);
+            decoded[columns.len()..padded].fill(0.0);
+            // SAFETY: as above.
+            unsafe {
+                if !inside(&decoded[..padded], &MODERATE) {
+                    return false;
+                }
+                self.put_row(&decoded[..padded], base.add(r / ROWS * panel + r % ROWS * LINE));
+            }
+        }
+        true
+    }
+
+    /// Writes the limbs of a row of weights to a row of its tiles.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F and BW; `to` must be a row of the first of as many tiles as the row has limbs of 32
+    /// columns, which begin a cache line.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn put_row(&self, row: &[f32], mut to: *mut u8) {
+        // SAFETY: as the caller promises.
+        unsafe {
+            for columns in row.as_chunks::<STEP>().0 {
+                let mut low = _mm512_loadu_ps(columns.as_ptr());
+                let mut high = _mm512_loadu_ps(columns.as_ptr().add(16));
+                for _ in 0..self.limbs {
+                    _mm512_store_si512(to.cast(), upper_halves(low, high));
+                    low = _mm512_sub_ps(low, upper(low));
+                    high = _mm512_sub_ps(high, upper(high));
+                    to = to.wrapping_add(TILE); // after the last, behind the tiles
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! Products of bfloat16 of rows of inputs with weights, in assembly that leaves no tile alive.
+//!
+//! The inputs are the first factor: with few rows of them, tiles have few rows. The weights are the second, two columns of
+//! sixteen rows a line.
+
+use std::arch::asm;
+
+use super::{LINE, ROWS, Session};
+use crate::simd::Floats;
+
+/// Holds the tiles of its thread configured for some rows of inputs, while it lives.
+pub(crate) struct RowSession {
+    _session: Session,
+    rows: usize,
+    across: usize,
+}
+
+/// Factors of [`RowSession::multiply`], step after step of 32 columns.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowFactors {
+    /// By step, then limb, then panel of two: tiles of 1024 bytes.
+    pub(crate) weights: *const u8,
+    /// Limbs of the weights, 1 to 3.
+    pub(crate) limbs: usize,
+    /// By step, then limb of three, then tile: rows of 64 bytes.
+    pub(crate) inputs: *const u8,
+    /// At least one.
+    pub(crate) steps: usize,
+}
+
+/// Assembly that multiplies one or two tiles of each limb of the inputs with two of the weights, step after step: those
+/// pairs of limbs whose numbers add up to less than three.
+macro_rules! rows {
+    ($self:ident, $factors:ident, $sums:ident, [$($zero:literal)*], [$($product:literal)*], [$($store:literal)*]) => {
+        asm!(
+            $($zero,)*
+            "2:",
+            "mov {pairs}, 3",
+            "3:",
+            "tileloadd tmm4, [{a} + {line}]",
+            "tileloadd tmm5, [{a} + {line} + 1024]",
+            "add {a}, 2048",
+            "mov {y}, {b}",
+            "mov {i}, {pairs}",
+            "4:",
+            $($product,)*
+            "add {y}, {limb}",
+            "dec {i}",
+            "jnz 4b",
+            "dec {pairs}",
+            "cmp {pairs}, {stop}",
+            "jne 3b",
+            "add {b}, {step}",
+            "dec {n}",
+            "jnz 2b",
+            $($store,)*
+            pairs = out(reg) _, i = out(reg) _, y = out(reg) _,
+            a = inout(reg) $factors.weights => _, b = inout(reg) $factors.inputs => _,
+            n = inout(reg) $factors.steps => _, c = inout(reg) $sums.as_mut_ptr() => _, stop = in(reg) 3 - $factors.limbs,
+            limb = in(reg) $self.lines() * LINE, step = in(reg) $self.step_bytes(), line = in(reg) LINE,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack)
+        )
+    };
+}
+
+impl RowSession {
+    /// Configures the tiles for 1 to 32 rows of inputs: one tile of up to sixteen rows, or two whole ones.
+    ///
+    /// # Safety
+    /// [`super::allowed`] must have said yes.
+    pub(crate) unsafe fn new(rows: usize) -> Self {
+        assert!((1..=2 * ROWS).contains(&rows));
+        let (rows, across) = if rows <= ROWS { (rows, 1) } else { (ROWS, 2) };
+        let mut all = [rows as u8; 8];
+        all[4..6].fill(ROWS as u8);
+        // SAFETY: as the caller promises.
+        Self { _session: unsafe { Session::of(all) }, rows, across }
+    }
+
+    /// Rows of all tiles: lines of a limb of the inputs of a step, and of the sums of a panel.
+    pub(crate) const fn lines(&self) -> usize {
+        self.across * self.rows
+    }
+
+    /// Bytes of the inputs of a step.
+    pub(crate) const fn step_bytes(&self) -> usize {
+        3 * self.lines() * LINE
+    }
+
+    /// Writes the sums of the products over all steps, by panel, tile and row.
+    ///
+    /// # Safety
+    /// All that the factors name must be readable.
+    pub(crate) unsafe fn multiply(&self, factors: &RowFactors, sums: &mut [Floats]) {
+        debug_assert!(factors.steps > 0 && (1..=3).contains(&factors.limbs));
+        assert!(sums.len() >= 2 * self.lines());
+        // SAFETY: as the caller promises; a session is alive, and no tile outlives the block.
+        unsafe {
+            if self.across == 1 {
+                rows!(
+                    self, factors, sums, ["tilezero tmm0" "tilezero tmm2"],
+                    ["tileloadd tmm6, [{y} + {line}]" "tdpbf16ps tmm0, tmm6, tmm4" "tdpbf16ps tmm2, tmm6, tmm5"],
+                    ["tilestored [{c} + {line}], tmm0" "add {c}, {limb}" "tilestored [{c} + {line}], tmm2"]
+                );
+            } else {
+                rows!(
+                    self, factors, sums, ["tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3"],
+                    ["tileloadd tmm6, [{y} + {line}]" "tdpbf16ps tmm0, tmm6, tmm4" "tdpbf16ps tmm2, tmm6, tmm5"
+                     "tileloadd tmm7, [{y} + {line} + 1024]" "tdpbf16ps tmm1, tmm7, tmm4" "tdpbf16ps tmm3, tmm7, tmm5"],
+                    ["tilestored [{c} + {line}], tmm0" "tilestored [{c} + {line} + 1024], tmm1"
+                     "tilestored [{c} + {line} + 2048], tmm2" "tilestored [{c} + {line} + 3072], tmm3"]
+                );
+            }
+        }
+    }
+}
