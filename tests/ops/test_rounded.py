@@ -84,8 +84,8 @@ def test_every_simd_level_is_within_the_bound(text, input_format, simd):
 @pytest.mark.parametrize("input_format", ["int8:g32", "mxint8/64", "int5:channel"])
 @pytest.mark.parametrize("text", ["mxint8", "int4:g32", "uint4:g32", "nf4", "nvfp4"])
 def test_a_row_depends_neither_on_the_other_rows_nor_on_threads(text, input_format):
-    x, weight = normal(16, 320), octavo.encode(normal(300, 320, seed=1), text)
-    x[5, 7], x[9, 9], x[11] = torch.nan, torch.inf, 1e-38
+    x, weight = normal(8, 320), octavo.encode(normal(300, 320, seed=1), text)
+    x[3, 7], x[4, 9], x[5] = torch.nan, torch.inf, 1e-38
     try:
         _core.set_num_threads(1)
         whole = rounded_linear(x, weight, input_format)
@@ -93,7 +93,7 @@ def test_a_row_depends_neither_on_the_other_rows_nor_on_threads(text, input_form
         assert torch.equal(rounded_linear(x, weight, input_format).nan_to_num(7.0), whole.nan_to_num(7.0))
     finally:
         _core.set_num_threads(0)
-    for some in (slice(0, 1), slice(1, 4), slice(6, 9), slice(12, 16)):
+    for some in (slice(0, 1), slice(0, 3), slice(6, 8)):
         assert torch.equal(rounded_linear(x[some], weight, input_format), whole[some])
 
 

@@ -21,6 +21,8 @@ use crate::simd::amx::{self, Session};
 const SMALL: [usize; 2] = [1 << 12, 1 << 15];
 /// Rows of inputs up to which unpacking codes again for VNNI is cheaper than decoding them for AMX.
 const FEW: usize = MANY - 1;
+/// The same of inputs that are codes, whose products cost a third.
+const FEW_CODES: usize = 8;
 
 /// How a product runs.
 #[derive(Clone, Debug)]
@@ -60,7 +62,8 @@ pub(super) fn groups(
     k: usize,
     level: Level,
 ) -> Option<(Arc<Plan>, Arc<Plan>)> {
-    if !(1..=MOST_ROWS).contains(&m) || n.saturating_mul(k) < SMALL[0] {
+    let most = if amx::available(level) { FEW_CODES } else { MOST_ROWS };
+    if !(1..=most).contains(&m) || n.saturating_mul(k) < SMALL[0] {
         return None;
     }
     let inputs = plan(input, level).filter(|plan| plan.has_codes())?;
