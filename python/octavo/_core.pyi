@@ -10,7 +10,9 @@ the addresses of codes, scales, zeros and levels; spans are an address and a num
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, SupportsIndex, TypeAlias, final
+from typing import Any, Self, SupportsIndex, TypeAlias, final
+
+from torch import Tensor, dtype
 
 __all__ = [
     "Format",
@@ -20,6 +22,7 @@ __all__ = [
     "_Encoder",
     "_Engine",
     "_EngineStream",
+    "_KnownWeight",
     "_PolynomialStream",
     "__version__",
     "_cuda_archs",
@@ -221,6 +224,22 @@ def _rounded_linear(
     bias: tuple[int, int] | None,
     out: int,
 ) -> None: ...
+
+@final
+class _KnownWeight:
+    def __new__(
+        cls,
+        format: Format,
+        rows: int,
+        columns: int,
+        parts: _Parts,
+        bias: tuple[int, int] | None,
+        operands: Sequence[Tensor | None],
+        dtypes: Sequence[dtype],
+    ) -> Self: ...
+    def is_still(self, operands: tuple[Tensor | None, ...]) -> bool: ...
+    def multiply(self, x: Tensor, operands: tuple[Tensor | None, ...]) -> Tensor | None: ...
+
 def _integer_linear(
     format: Format,
     input_format: Format,

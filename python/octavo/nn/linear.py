@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from octavo import _core
 from octavo.formats import Format
 from octavo.nn.packed_layer import DECODE, PackedLayer, has_transposed_weight
 from octavo.nn.quant_layer import QuantLayer
@@ -115,6 +116,7 @@ class PackedLinear(PackedLayer):
     """
 
     replaces = nn.Linear
+    _known: _core._KnownWeight | None = None
 
     def __init__(
         self,
@@ -166,37 +168,58 @@ class PackedLinear(PackedLayer):
     def _factors(self, x: Quantizer) -> bool:
         return x.granularity == "tensor" or (x.granularity == "channel" and not x.is_static)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._known = None  # it would keep the memory that the layer leaves
+        return super()._apply(fn, recurse)
+
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input W^T + bias``."""
-        x, quantizer = input, self.input_quantizer
-        if quantizer is not None and not quantizer.enabled:
-            quantizer = None
+        quantizer = self.input_quantizer
+        rounds = quantizer is not None and quantizer.enabled
+        y = self._multiply_rounded(input, cast("Quantizer", quantizer)) if rounds else self._multiply(input)
+        return y if self.output_quantizer is None else self.output_quantizer(y)
+
+    def _multiply(self, x: Tensor) -> Tensor:
         # The registries, not the attributes: nn.Module looks those up ten times as slowly.
+        held = cast("dict[str, Tensor]", self._buffers)
+        parts = held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
+        bias = self._parameters["bias"] if "bias" in self._parameters else held["bias"]
+        if is_direct(x):
+            read = (parts[0], parts[1], bias) if self._has_two_parts else (*parts, bias)
+            known = self._known
+            if known is None:
+                known = self._known = linear.known_weight(read, parts, bias, self._text, self._rows, self._width)
+            if known is not None:
+                product = known.multiply(x, read)
+                if product is not None:
+                    return product
+                if not known.is_still(read):
+                    self._known = None  # the next call looks at them anew
+        if self._needs_check(x):
+            self._check(x)
+        multiply = _PACKED if x.requires_grad and torch.is_grad_enabled() else _PACKED_PLAIN
+        y: Tensor = multiply(x, *parts, bias, self._text, self._rows, self._width)
+        return y
+
+    def _multiply_rounded(self, x: Tensor, quantizer: Quantizer) -> Tensor:
         held = cast("dict[str, Tensor]", self._buffers)
         codes, scales, zeros, levels = (
             held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
         )  # fmt: skip
         bias = self._parameters["bias"] if "bias" in self._parameters else held["bias"]
-        given = (None, None, None) if quantizer is None else quantizer.given()
+        given = quantizer.given()
         read = (codes, scales, bias, *given) if self._has_two_parts else (codes, scales, zeros, levels, bias, *given)
         if not (direct := is_direct(x, read)) and self._needs_check(x):
             self._check(x)
         graded = not direct and x.requires_grad and torch.is_grad_enabled()
-        y: Tensor
         multiply: Callable[..., Tensor]
-        if quantizer is not None and self._integer:
+        text, sizes = quantizer.format.text, (self._text, self._rows, self._width)
+        if self._integer:
             multiply = linear.integer_kernel if direct else _INTEGER if graded else _INTEGER_PLAIN
-            text = quantizer.format.text
-            y = multiply(x, codes, scales, bias, given[0], self._text, text, self._rows, self._width)
-        elif quantizer is not None:
-            quantizer._check(x)
-            multiply = linear.rounded_kernel if direct else _ROUNDED if graded else _ROUNDED_PLAIN
-            sizes, rounding = (self._text, self._rows, self._width), (quantizer.format.text, quantizer._rule)
-            y = multiply(x, codes, scales, zeros, levels, bias, *given, *sizes, *rounding)
-        else:
-            multiply = linear.packed_kernel if direct else _PACKED if graded else _PACKED_PLAIN
-            y = multiply(x, codes, scales, zeros, levels, bias, self._text, self._rows, self._width)
-        return y if self.output_quantizer is None else self.output_quantizer(y)
+            return multiply(x, codes, scales, bias, given[0], self._text, text, self._rows, self._width)
+        quantizer._check(x)
+        multiply = linear.rounded_kernel if direct else _ROUNDED if graded else _ROUNDED_PLAIN
+        return multiply(x, codes, scales, zeros, levels, bias, *given, *sizes, text, quantizer._rule)
 
 
 register(LayerKind(nn.Linear, QuantLinear, PackedLinear))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ _PLAIN_KEYS = frozenset((_inference, _keys(torch.empty(0, device="cpu"))))
 """Keys of dense CPU tensors with values of their own: neither fake nor wrapped, no view with a negative bit."""
 
 
-def is_direct(x: Any, operands: Iterable[Tensor | None] = ()) -> bool:
+def is_direct(x: Any, operands: Sequence[Tensor | None] = ()) -> bool:
     """Whether an op called with ``x`` would run its CPU kernel on these operands as they are, and nothing besides.
 
     Not so while torch.compile, torch.export, a trace, a transform, a profiler or a mode of PyTorch watches, where a
@@ -54,6 +54,11 @@ def is_direct(x: Any, operands: Iterable[Tensor | None] = ()) -> bool:
         or _dispatch_keys(x).raw_repr() not in _PLAIN_KEYS
     ):
         return False
+    return not operands or is_plain(operands)
+
+
+def is_plain(operands: Sequence[Tensor | None]) -> bool:
+    """Whether a CPU kernel may read operands as they are: dense CPU tensors without a negative bit, or None."""
     for operand in operands:
         if operand is not None:
             kind = type(operand)

@@ -30,6 +30,7 @@ from octavo.ops._derivatives import (
     differentiate,
     refuse_tangents,
 )
+from octavo.ops._direct import is_plain
 from octavo.ops._operands import (
     INTEGER_BIASES,
     addresses,
@@ -41,7 +42,7 @@ from octavo.ops._operands import (
     weight_specs,
     wrong_gradient,
 )
-from octavo.tensor import FLOATS, PackedTensor
+from octavo.tensor import FLOATS, PackedTensor, Parts
 
 PANEL = 512
 """Rows of weights that a backward pass decodes at a time: a few megabytes, which the second cache holds."""
@@ -177,8 +178,27 @@ def _packed_embedding(
     return out
 
 
-packed_kernel, rounded_kernel, integer_kernel = _packed_linear, _rounded_linear, _integer_linear
-"""What the dispatcher calls on the CPU, for callers that :func:`octavo.ops._direct.is_direct` lets past it."""
+rounded_kernel, integer_kernel = _rounded_linear, _integer_linear
+"""What the dispatcher calls on the CPU, for callers whom :func:`octavo.ops._direct.is_direct` lets past it."""
+
+
+def known_weight(
+    read: tuple[Tensor | None, ...], parts: Parts, bias: Tensor | None, format: str, rows: int, columns: int
+) -> _core._KnownWeight | None:
+    """Check a weight and a bias once; what is returned multiplies with them while they are recognized.
+
+    ``read``: those of ``parts`` that the format has, then ``bias``. None where a kernel cannot read them as they are.
+    Raises as :func:`packed_linear`.
+    """
+    if not is_plain(read) or (bias is not None and not bias.is_contiguous()):
+        return None
+    fmt, specs = weight_specs(format, rows, columns)
+    at, given = addresses(parts, specs, format, rows, columns), None
+    if bias is not None:
+        bias, code = checked_bias(bias, rows, FLOATS, "packed_linear")
+        given = bias.data_ptr(), code
+    return _core._KnownWeight(fmt, rows, columns, at, given, read, tuple(FLOATS))
+
 
 EMBEDDING_ADVICE = "packed tables are constants"
 

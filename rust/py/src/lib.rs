@@ -7,6 +7,7 @@ mod cuda;
 mod engine;
 mod err;
 mod format;
+mod known;
 mod linear;
 mod polynomials;
 mod raw;
@@ -40,6 +41,8 @@ mod _core {
     use super::engine::{Encoder, Engine, EngineStream};
     #[pymodule_export]
     use super::format::{Format, formats};
+    #[pymodule_export]
+    use super::known::KnownWeight;
     #[pymodule_export]
     use super::linear::{
         integer_linear, linear_kernel, packed_embedding, packed_linear, rounded_linear, rounded_linear_kernel,

@@ -12,14 +12,14 @@ use crate::format::Format;
 use crate::raw::{Memory, apart, slice, values, values_mut};
 
 /// Address and dtype code of a bias; code 3 is int32.
-type BiasAt = (usize, u8);
+pub(crate) type BiasAt = (usize, u8);
 const INT32: u8 = 3;
 
 /// The weights of a product that writes to `out`, which must be apart from them.
 ///
 /// # Safety
 /// As for [`slice`].
-unsafe fn matrix<'a>(
+pub(crate) unsafe fn matrix<'a>(
     format: &Format,
     rows: usize,
     columns: usize,
@@ -33,7 +33,7 @@ unsafe fn matrix<'a>(
 }
 
 /// The memory of a bias of `n` values.
-fn bias_memory(bias: Option<BiasAt>, n: usize) -> octavo_core::Result<Memory> {
+pub(crate) fn bias_memory(bias: Option<BiasAt>, n: usize) -> octavo_core::Result<Memory> {
     Ok(match bias {
         None => Memory::new("bias", 0, 0),
         Some((at, INT32)) => Memory::of::<i32>("bias", at, n),
@@ -41,7 +41,7 @@ fn bias_memory(bias: Option<BiasAt>, n: usize) -> octavo_core::Result<Memory> {
     })
 }
 
-fn count(m: usize, each: usize) -> octavo_core::Result<usize> {
+pub(crate) fn count(m: usize, each: usize) -> octavo_core::Result<usize> {
     m.checked_mul(each).ok_or_else(|| octavo_core::Error::shape(format!("{m} rows of {each} values overflow")))
 }
 
