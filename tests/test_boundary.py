@@ -123,6 +123,8 @@ def test_every_export_of_the_core_is_known_here():
         "_packed_linear",
         "_quantize",
         "_quantize_backward",
+        "_rounded_kernel",
+        "_rounded_linear",
         "_unpack",
         "_CharTokenizer",
         "_ContainerReader",
@@ -130,6 +132,7 @@ def test_every_export_of_the_core_is_known_here():
         "_Encoder",
         "_Engine",
         "_EngineStream",
+        "_KnownWeight",
         "_PolynomialStream",
         "_polynomial_expand",
         "_polynomial_kind",
@@ -180,6 +183,9 @@ RAW = {
     "_packed_linear": (_core.Format("mxint8"), 0, 2, 3, 4, 0, (0, 0, 0, 0), None, 0),
     "_integer_linear": (
         _core.Format("int8:channel"), _core.Format("int8"), 0, 2, 3, 4, 0, (0, 0, 0, 0), None, None, 0,
+    ),
+    "_rounded_linear": (
+        _core.Format("int4:g32"), _core.Format("int8:g32"), "floor", 0, 2, 3, 4, 0, (0, 0, 0, 0), None, None, 0,
     ),
     "_packed_embedding": (_core.Format("mxint8"), 0, (0, 2), 3, 4, (0, 0, 0, 0), 0),
     "_gptq_block": (_core.Format("int4:g32"), "floor", 2, 3, 1, 0, 0, 0, 0, 0, 0, (0, 0, 1.0)),

@@ -118,8 +118,9 @@ class Engine:
 
     @property
     def prepared_nbytes(self) -> int:
-        """Bytes of prepared weights, beside the packed ones of the file: those of the fused kernels, made at load, and at
-        most 4 MiB of those of the general route, made at its first products.
+        """Bytes of prepared weights, beside the packed ones of the file.
+
+        The fused kernels prepare theirs at load; the general route at most 4 MiB at its first products.
         """
         return self._core.prepared_nbytes
 
