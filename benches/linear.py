@@ -1,7 +1,7 @@
 """Products with packed weights beside torch's linear in float32 and bfloat16, torch's packed kernels and bitsandbytes.
 
-    python benches/linear.py [--formats a,b] [--batches 1,32] [--size 4096x4096] [--threads 2] [--rounds 25]
-                             [--rotate-mb 256] [--json [FILE]] [--force]
+    python benches/linear.py [--formats a,b] [--inputs int8:g32,mxint8] [--batches 1,32] [--size 4096x4096]
+                             [--threads 2] [--rounds 25] [--rotate-mb 256] [--json [FILE]] [--force]
 
 Weights take turns, so many of them that they come from memory. Every round times a few calls in a row of a packed
 product directly beside the float32 and the bfloat16 one; a ratio is median over median. Exit status 3: the machine is
@@ -32,6 +32,7 @@ FORMATS = (
 )
 INTEGERS = "int8:channel int4:channel"
 INPUT = "int8:channel"
+"""Inputs of the integer products; others are rounded inputs, as `input=` of a recipe gives them."""
 WARM_S = 0.08
 """Calls before those that are timed: the cores of an idle virtual machine take tens of milliseconds to come back."""
 BURST = 9
@@ -87,15 +88,17 @@ def copies(nbytes: int, rotate: int) -> int:
 
 
 def packed(x: Tensor, weight: Tensor, text: str, rotate: int) -> Rotation:
-    """octavo's product with weights of a format; ``W x I`` is the integer one."""
+    """octavo's product with weights of a format; ``W x I`` rounds its inputs to the format I."""
     import octavo
-    from octavo.ops.linear import integer_linear, packed_linear
+    from octavo.ops.linear import integer_linear, packed_linear, rounded_linear
 
     kind, _, inputs = text.partition(" x ")
     first = octavo.encode(weight, kind)
     turns = [_copy(first) for _ in range(copies(first.nbytes, rotate))]
-    if inputs:
+    if inputs == INPUT:
         return Rotation(turns, lambda w: integer_linear(x, w, inputs), first.nbytes)
+    if inputs:
+        return Rotation(turns, lambda w: rounded_linear(x, w, inputs), first.nbytes)
     return Rotation(turns, lambda w: packed_linear(x, w), first.nbytes)
 
 
@@ -245,7 +248,9 @@ def run(args: argparse.Namespace) -> int:
             x = torch.randn(batch, columns, generator=torch.Generator().manual_seed(1))
             dense_ones = {name: dense(x, weight, getattr(torch, name), rotate) for name in ("float32", "bfloat16")}
             integers = [f"{text} x {INPUT}" for text in INTEGERS.split()]
-            entrants = [(t, lambda t=t: packed(x, weight, t, rotate)) for t in (*args.formats, *integers)]  # noqa: B023
+            rounded = [f"{text} x {inputs}" for text in args.formats for inputs in args.inputs]
+            rows_of = (*args.formats, *rounded, *integers)
+            entrants = [(t, lambda t=t: packed(x, weight, t, rotate)) for t in rows_of]  # noqa: B023
             for row, build in (*entrants, *peers(x, weight, rotate)):
                 own = row in dict(entrants)
                 try:
@@ -257,7 +262,8 @@ def run(args: argparse.Namespace) -> int:
                     continue
                 loads += result.pop("loads")
                 kind, _, inputs = row.partition(" x ")
-                named = linear.kernel(kind, batch, rows, columns, torch.float32, inputs or None) if own else ""
+                sizes = (batch, rows, columns, torch.float32)
+                named = linear.kernel(kind, *sizes, inputs or None, rounded=inputs != INPUT) if own else ""
                 results.append({"batch": batch, "kernel": named, **result})
     report = {
         "machine": harness.facts(loads),
@@ -283,6 +289,9 @@ def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Time products with packed weights beside torch's.")
     parser.add_argument("--formats", type=lambda text: text.split(","), default=FORMATS.split(), help="of weights")
+    parser.add_argument(
+        "--inputs", type=lambda text: text.split(","), default=[], help="formats that inputs are rounded to, too"
+    )
     parser.add_argument("--batches", type=_numbers, default=(1, 32), help="rows of inputs, default 1,32")
     parser.add_argument("--size", type=_size, default=(4096, 4096), help="weights, rows x columns, default 4096x4096")
     parser.add_argument("--threads", type=harness.positive, default=2, help="of octavo and of torch, default 2")

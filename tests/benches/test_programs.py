@@ -17,7 +17,10 @@ MANUAL = (BENCHES / "README.md").read_text(encoding="utf-8")
 TINY = {
     "calls": ["--only", "layer,model", "--rounds", "1", "--threads", "1"],
     "codecs": ["--formats", "mxint8,nf4,int8:channel", "--size", "8x64", "--rounds", "1", "--peers"],
-    "linear": ["--formats", "mxint8,nf4", "--size", "64x64", "--batches", "1,5", "--rounds", "1", "--rotate-mb", "1"],
+    "linear": [
+        *("--formats", "mxint8,nf4", "--inputs", "int8:g32", "--size", "64x64", "--batches", "1,5", "--rounds", "1"),
+        *("--rotate-mb", "1"),
+    ],
     "solve": ["--formats", "int4:g32", "--size", "64", "--rounds", "1"],
     "startup": ["--runs", "1"],
 }
