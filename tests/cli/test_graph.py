@@ -1,6 +1,7 @@
 """octavo graph: a model shown whole, priced, and compared."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -19,6 +20,20 @@ def less():
 
 def wrong():
     return 1
+
+def needs(argument):
+    return argument
+
+class Selects(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.layer(x[x[:, 0] > 0])
+
+def selects():
+    return Selects().eval(), {"x": torch.randn(5, 4)}
 """
 
 
@@ -69,7 +84,19 @@ def test_a_folder_of_transformers_and_inputs_left_out(octavo, tmp_path):
     assert "no input is called 'pixels'; its inputs are input_ids, attention_mask" in told
 
 
+def test_a_size_that_depends_on_values_is_asked_for_and_taken(octavo, made):
+    told = octavo("graph", f"{made}:selects", code=2).output
+    (name,) = set(re.findall(r"the size '(\w+)' is not given", told))
+    assert "costs at batch 1" in octavo("graph", f"{made}:selects", "--size", f"{name}=3").stdout
+    found = json.loads(octavo("graph", f"{made}:selects", "--size", f"{name}=3", "--json").stdout)
+    assert found["costs"]["at_sizes"]["macs"] == 3 * 16
+    for wrong in (name, f"{name}=x", f"{name}=-1", "=3"):
+        assert "give a name and a whole number" in octavo("graph", f"{made}:selects", "--size", wrong, code=2).output
+
+
 def test_what_is_wrong_is_said(octavo, made):
+    assert "missing a required argument: 'argument'" in octavo("graph", f"{made}:needs", code=2).output
+    assert "no module before the colon" in octavo("graph", ":make", code=2).output
     assert "accepted are module and operator" in octavo("graph", f"{made}:make", "--level", "layer", code=2).output
     assert "has no function 'none'" in octavo("graph", f"{made}:none", code=2).output
     assert "return a model and its inputs, as a pair" in octavo("graph", f"{made}:wrong", code=2).output

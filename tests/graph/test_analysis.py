@@ -127,3 +127,17 @@ def test_models_that_export_refuses_are_compared_by_module():
     assert {(change.where, change.what) for change in found.changed} == {("a.weight", "shape"), ("a.bias", "shape")}
     with pytest.raises(ModelError, match="a count of operators needs operators"):
         operator_counts(one)
+
+
+@pytest.mark.parametrize("analysis", [sparsity, tensor_statistics])
+def test_weights_without_values_are_refused(analysis):
+    with pytest.raises(ModelError, match=r"0.weight: the weight is on the meta device"):
+        analysis(nn.Sequential(nn.Linear(4, 4)).to("meta"))
+    with pytest.raises(ModelError, match="weight: the weight is not initialized yet"):
+        analysis(nn.LazyLinear(4))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_quantiles_are_shares(share):
+    with pytest.raises(ModelError, match="give numbers from 0 to 1"):
+        tensor_statistics(nn.Linear(4, 4), quantiles=[0.5, share])

@@ -233,3 +233,19 @@ def test_what_is_no_module_and_wrong_names_are_refused():
         capture(classifier(), tokens(2, 7), dimensions={"input_ids": ("batch",)})
     with pytest.raises(ModelError, match="level 'layer'; accepted are"):
         capture(classifier(), tokens(2, 7)).level("layer")
+    for names in ("ab", ("batch", 2), ("batch", "")):
+        with pytest.raises(ModelError, match="give a name or None for each dimension"):
+            capture(classifier(), tokens(2, 7), dimensions={"input_ids": names})
+
+
+def test_attributes_and_modules_of_any_kind_are_captured():
+    """Containers that hold themselves, and a scripted module, whose class has no forward."""
+    model = nn.Linear(4, 4)
+    model.table, model.list = {}, []
+    model.table["self"], model.table["list"] = model.table, model.list
+    model.list.append(model.list)
+    graph = capture(model, torch.randn(2, 4))
+    assert len(graph.weights) == 2 and capture(model, torch.randn(2, 4)) is graph
+    model.list.append(3)
+    assert capture(model, torch.randn(2, 4)) is not graph
+    assert capture(torch.jit.script(nn.Linear(4, 4)), torch.randn(2, 4)).model_class

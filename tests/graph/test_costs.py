@@ -224,6 +224,43 @@ def test_wrong_sizes_and_rules_are_refused():
         graph.costs("nothing.** mxint8")
 
 
+@pytest.mark.parametrize("size", [-1, 1.5, "3", None, True])
+def test_a_size_is_a_whole_number(size):
+    with pytest.raises(ModelError, match="give a whole number from 0 up"):
+        capture(nn.Linear(4, 4), torch.randn(2, 4)).costs().at(batch=size)
+    assert capture(nn.Linear(4, 4), torch.randn(2, 4)).costs().at(batch=0).macs == 0
+
+
+def test_a_size_that_depends_on_values_can_be_given():
+    """As many rows as are selected: no input has that size."""
+    model = Wrapped(lambda m, x: m.b(m.a(x)[x[:, 0] > 0]), a=nn.Linear(4, 4), b=nn.Linear(4, 2))
+    costs = capture(model, torch.randn(5, 4)).costs()
+    (name,) = set(costs.symbols) - set(costs.sizes)
+    with pytest.raises(ModelError, match=f"the size '{name}' is not given"):
+        costs.at(batch=5)
+    assert costs.at(batch=5, **{name: 3}).macs == 5 * 16 + 3 * 8
+
+
+def test_higher_order_operators_are_unknown():
+    def branch(m, x):
+        return torch.cond(x.sum() > 0, lambda x: x @ x.T, lambda x: x.T @ x, (x,))
+
+    assert capture(Wrapped(branch), {"x": torch.randn(4, 4)}).costs().unknown == {"higher_order.cond": 1}
+
+
+@pytest.mark.parametrize(("layers", "both", "proj"), [(1, False, 0), (2, True, 0), (1, False, 3), (2, True, 3)])
+def test_recurrent_layers(layers, both, proj):
+    """Each direction of a layer: gates x hidden x (what it is given + what it keeps), and the projection."""
+    model = nn.LSTM(6, 8, layers, bidirectional=both, proj_size=proj, batch_first=True)
+    found = total(model, torch.randn(2, 5, 6))
+    directions, kept = 1 + both, proj or 8
+    given = [6] + [kept * directions] * (layers - 1)
+    macs = sum(directions * (4 * 8 * (size + kept) + proj * 8) for size in given)
+    assert (found.macs, found.elementwise) == (2 * 5 * macs, 2 * 5 * layers * directions * 8 * 21)
+    gru = total(nn.GRU(6, 8, layers, bidirectional=both, batch_first=True), torch.randn(2, 5, 6))
+    assert gru.elementwise == 2 * 5 * layers * directions * 8 * 17
+
+
 def measured_peak(model, inputs):
     """The most bytes that torch's CPU allocator had given out at once during a call, and the weights."""
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,6 +30,10 @@ def run(
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Samples that costs are given for.")] = 1,
     sequence: Annotated[int, typer.Option(min=1, help="Tokens of a sample that costs are given for.")] = 128,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=N", help="Another size, such as one that depends on values; may be repeated."),
+    ] = None,
     dot: Annotated[bool, typer.Option("--dot", help="Print the graph for Graphviz.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -72,7 +77,8 @@ def run(
             out.print("no difference")
         return
     costs = graph.costs(rules)
-    sizes = {name: size for name, size in (("batch", batch), ("sequence", sequence)) if name in costs.sizes}
+    sizes = {name: count for name, count in (("batch", batch), ("sequence", sequence)) if name in costs.sizes}
+    sizes.update(_sizes(size or ()))
     if json:
         print_json({**graph.as_dict(), "costs": costs.as_dict(**sizes)})
         return
@@ -83,6 +89,19 @@ def run(
     told = ", ".join(f"{name} {size}" for name, size in {**costs.sizes, **sizes}.items())
     out.print(f"{graph}")
     out.print(f"costs at {told or 'the sizes that the model fixes'}")
+
+
+def _sizes(given: Sequence[str]) -> dict[str, int]:
+    """Read ``NAME=N``. Raises ModelError for other texts."""
+    from octavo.errors import ModelError
+
+    found = {}
+    for text in given:
+        name, _, number = text.partition("=")
+        if not name or not (number.isascii() and number.isdigit()):
+            raise ModelError(f"--size {text!r}; give a name and a whole number, such as --size u0=64")
+        found[name] = int(number)
+    return found
 
 
 def _modules(graph: Graph, costs: Costs, sizes: dict[str, int]) -> Any:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in the stub
 
 from octavo.batches import call_on, tensors_in
 from octavo.display.console import plain_text, table
+from octavo.errors import ModelError
 from octavo.graph.operator_work import work_of
 from octavo.graph.records import plain
 from octavo.graph.tensor_statistics import Statistics
@@ -121,7 +123,10 @@ def dead_branches(graph: GraphContent) -> Report:
 
 
 def sparsity(model: nn.Module) -> Report:
-    """Return for each weight of a model its elements, how many are zero, and their share; packed ones are decoded."""
+    """Return for each weight of a model its elements, how many are zero, and their share; packed ones are decoded.
+
+    Raises ModelError for weights without values: on the meta device, or not initialized yet.
+    """
     rows = []
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -130,14 +135,22 @@ def sparsity(model: nn.Module) -> Report:
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in seen:
                 seen.add(id(parameter))
-                rows.append(_zeros(join(path, name), parameter.detach()))
+                rows.append(_zeros(join(path, name), parameter))
     total, zeros = sum(row[1] for row in rows), sum(row[2] for row in rows)
     return Report(("weight", ">elements", ">zeros", ">share"), (*rows, ("all", total, zeros, zeros / max(total, 1))))
 
 
 def _zeros(name: str, tensor: Tensor) -> tuple[str, int, int, float]:
-    zeros = tensor.numel() - int(torch.count_nonzero(tensor))
+    _require_values(name, tensor)
+    zeros = tensor.numel() - int(torch.count_nonzero(tensor.detach()))
     return name, tensor.numel(), zeros, zeros / max(tensor.numel(), 1)
+
+
+def _require_values(name: str, tensor: Tensor) -> None:
+    if isinstance(tensor, UninitializedTensorMixin):
+        raise ModelError(f"{name}: the weight is not initialized yet; call the model on a batch first")
+    if tensor.is_meta:
+        raise ModelError(f"{name}: the weight is on the meta device, which holds no values; load them first")
 
 
 def tensor_statistics(
@@ -147,11 +160,15 @@ def tensor_statistics(
 
     Streaming, with the histograms that calibration takes its scales from, and their stated error: results do not depend
     on the order of batches. The model runs in evaluation, without gradients, and is left as it was.
-    Raises NonFiniteError naming a tensor that holds NaN or infinity.
+    ``quantiles``: shares from 0 to 1. Raises NonFiniteError naming a tensor that holds NaN or infinity, ModelError for
+    weights without values and other quantiles.
     """
+    if wrong := [share for share in quantiles if not 0 <= share <= 1]:
+        raise ModelError(f"quantiles: {wrong[0]!r} is no share; give numbers from 0 to 1")
     seen: dict[str, Statistics] = {}
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
+            _require_values(name, parameter)
             seen[name] = Statistics()
             seen[name].add(parameter, name)
     kinds = dict.fromkeys(seen, "weight")

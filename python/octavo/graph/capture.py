@@ -106,24 +106,31 @@ def _state(model: nn.Module) -> tuple[Any, ...]:
         ]
         attributes = [(name, _value(value)) for name, value in held.items() if name not in _REGISTRIES]
         hooks = [tuple(map(id, registry.values())) for name, registry in held.items() if name.endswith("hooks")]
-        told.append((path, type(module), id(type(module).forward), own, attributes, hooks))
+        forward = getattr(type(module), "forward", None)  # a scripted module has its own alone
+        told.append((path, type(module), id(forward), own, attributes, hooks))
     return (torch.__version__, repr(told))
 
 
 _REGISTRIES = frozenset(vars(nn.Module())) - {"training"}
 
 
-def _value(value: Any) -> object:
-    """Return a value that differs where an attribute of a module differs as far as a forward pass may read it."""
+def _value(value: Any, inside: tuple[int, ...] = ()) -> object:
+    """Return a value that differs where an attribute of a module differs as far as a forward pass may read it.
+
+    ``inside``: containers that the value is in; one that holds itself ends there.
+    """
     if value is None or isinstance(value, bool | int | float | str | torch.dtype | torch.device):
         return value
     if isinstance(value, Tensor):
         return id(value), tuple(value.shape), value.dtype
     if isinstance(value, nn.Module) or callable(value):
         return id(value)
-    if isinstance(value, Mapping):
-        return [(str(key), _value(item)) for key, item in value.items()]
-    if isinstance(value, tuple | list | set | frozenset):
-        return [_value(item) for item in value]
+    if isinstance(value, Mapping | tuple | list | set | frozenset):
+        if id(value) in inside:
+            return "itself"
+        inside = (*inside, id(value))
+        if isinstance(value, Mapping):
+            return [(str(key), _value(item, inside)) for key, item in value.items()]
+        return [_value(item, inside) for item in value]
     told = repr(value)
     return id(value) if " object at 0x" in told else told

@@ -75,6 +75,7 @@ class Costs:
 
     ``unknown``: operators whose work is not known, and how often each is called; the totals are without it.
     ``missing``: names of costs that are None because ``torch.export`` refused the model.
+    ``sizes``: what the inputs had; ``symbols`` has those besides that depend on values, such as how many are selected.
     """
 
     rows: tuple[NodeCost, ...] = field(repr=False)
@@ -89,6 +90,7 @@ class Costs:
     missing: tuple[str, ...] = ()
     recipe: str | None = None
     sizes: Mapping[str, int] = field(default_factory=lambda: NOTHING)
+    symbols: tuple[str, ...] = ()
     resident_bytes: int = 0
     live_bytes: tuple[Size, ...] = field(default=(), repr=False)
 
@@ -107,11 +109,15 @@ class Costs:
     def at(self, **sizes: int) -> Totals:
         """Return the costs at sizes such as ``batch=8, sequence=128``; those not given are as the inputs had them.
 
-        Raises ModelError for a name that is no size of the graph.
+        Raises ModelError for a name that is no size of the graph, for what is no whole number from 0 up, and where a
+        size that depends on values is not given.
         """
-        if wrong := sorted(sizes.keys() - self.sizes.keys()):
-            known = ", ".join(self.sizes) or "none"
+        if wrong := sorted(sizes.keys() - set(self.symbols)):
+            known = ", ".join(self.symbols) or "none"
             raise ModelError(f"costs: {wrong[0]!r} is no size of this graph; its sizes are {known}")
+        for name, value in sizes.items():
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise ModelError(f"costs: {name}={value!r}; give a whole number from 0 up")
         all_sizes = {**self.sizes, **sizes}
         peak = None
         if "peak_bytes" not in self.missing:
@@ -196,6 +202,7 @@ def costs_of(graph: GraphContent, recipe: Recipe | str | Mapping[str, Any] | Non
         "bits_of_all": _bits(total, sum(record.elements for record in weights)),
         "recipe": None if given is None else str(given),
         "sizes": {name: graph.sizes[name] for name in graph.symbols if name in graph.sizes},
+        "symbols": graph.symbols,
     }
     if graph.refusal is not None:
         nothing: dict[str, Any] = dict.fromkeys(("macs", "elementwise", "bitops", "traffic_bytes"))

@@ -177,6 +177,11 @@ def _symbols(
     for name, tensor in zip(names, tensors, strict=True):
         if given is not None and name in given:
             dims = tuple(given[name])
+            if isinstance(given[name], str) or not all(dim is None or (isinstance(dim, str) and dim) for dim in dims):
+                raise ModelError(
+                    f"dimensions: {name} is given {given[name]!r}; give a name or None for each dimension, such as "
+                    "('batch', None)"
+                )
             if len(dims) != tensor.ndim:
                 raise ModelError(f"dimensions: {name} has shape {tuple(tensor.shape)}, got {len(dims)} names for it")
             made.append(dims)

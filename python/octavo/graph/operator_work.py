@@ -68,7 +68,7 @@ def _is_pointwise(op: str) -> bool:
     namespace, _, name = op.partition(".")
     for candidate in (name, name.removesuffix("_")):
         packet = getattr(getattr(torch.ops, namespace, None), candidate, None)
-        for overload in [] if packet is None else packet.overloads():
+        for overload in packet.overloads() if isinstance(packet, torch._ops.OpOverloadPacket) else []:
             if torch.Tag.pointwise in getattr(packet, overload).tags:
                 return True
     return False
@@ -134,8 +134,11 @@ def _einsum(node: Node, tensors: Tensors) -> Work | None:
     return Work((Product(math.prod(sizes.values()), *operands),))
 
 
-def _recurrent(operations: int) -> Rule:
-    """Rule of a recurrent network: every matrix multiplies every step; ``operations`` of each hidden unit a step."""
+def _recurrent(gates: int, operations: int) -> Rule:
+    """Rule of a recurrent network: every matrix multiplies every step; ``operations`` of each hidden unit a step.
+
+    A direction of a layer has two matrices of ``gates`` rows for each hidden unit, and perhaps one that projects.
+    """
 
     def rule(node: Node, tensors: Tensors) -> Work | None:
         x, matrices = node.named("input"), [ref.name for ref in refs(node.arguments.get("params"))]
@@ -143,7 +146,8 @@ def _recurrent(operations: int) -> Rule:
             return None
         steps = math.prod(tensors[x].shape[:-1])
         weights = [name for name in matrices if len(tensors[name].shape) == 2]
-        units = sum(tensors[name].shape[1] for name in weights[1::2])
+        rows = [tensors[name].shape[0] for name in weights]
+        units = sum(count for count in rows if count == rows[0]) // (2 * gates)
         products = tuple(Product(steps * tensors[name].elements, x, name) for name in weights)
         return Work(products, steps * units * operations)
 
@@ -240,9 +244,9 @@ _RULES: dict[str, Rule] = {
         "conv_transpose3d",
     ),
     **_aten(_attention, "scaled_dot_product_attention"),
-    **_aten(_recurrent(21), "lstm"),  # twelve sums and four functions of gates, five for the cell and the output
-    **_aten(_recurrent(17), "gru"),
-    **_aten(_recurrent(4), "rnn_tanh", "rnn_relu"),
+    **_aten(_recurrent(4, 21), "lstm"),  # twelve sums and four functions of gates, five for the cell and the output
+    **_aten(_recurrent(3, 17), "gru"),
+    **_aten(_recurrent(1, 4), "rnn_tanh", "rnn_relu"),
     **dict.fromkeys(("octavo.packed_linear", "octavo.packed_linear_plain"), _packed_linear),
     **dict.fromkeys(("octavo.rounded_linear", "octavo.rounded_linear_plain"), _packed_linear),
     **dict.fromkeys(("octavo.integer_linear", "octavo.integer_linear_plain"), _packed_linear),

@@ -47,6 +47,8 @@ def subject(text: str, without: Sequence[str] = ()) -> tuple[nn.Module, Any]:
 
 def _made(text: str) -> tuple[nn.Module, Any]:
     place, _, name = text.partition(":")
+    if not place:
+        raise ModelError(f"{text}: no module before the colon; give package.module:function")
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
@@ -58,6 +60,11 @@ def _made(text: str) -> tuple[nn.Module, Any]:
     function = getattr(module, name, None)
     if not callable(function):
         raise ModelError(f"{text}: {place} has no function {name!r} that makes a model and its inputs")
+    if inspect.isfunction(function):
+        try:
+            inspect.signature(function).bind()
+        except TypeError as error:
+            raise ModelError(f"{text}: it is called without arguments: {error}") from None
     made = function()
     if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
         raise ModelError(f"{text}: it returned a {type(made).__name__}; return a model and its inputs, as a pair")
