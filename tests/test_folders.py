@@ -102,6 +102,14 @@ def test_a_symbolic_link_is_followed(tmp_path, way):
     assert entries(tmp_path) == ["link", "real"]
 
 
+@pytest.mark.parametrize("below", ["model", "deep/model"])
+def test_a_file_in_the_place_of_a_parent_is_no_directory(tmp_path, way, below):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="file"):
+        fill(tmp_path / "file" / below, "new")
+    assert entries(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
+
+
 def test_a_full_folder_is_refused_without_overwrite_before_and_after_the_work(tmp_path, way):
     old = fill(tmp_path / "model", "old")
     with pytest.raises(FileExistsError):

@@ -46,7 +46,10 @@ def whole(path: str | os.PathLike[str], *, owned: Collection[str] = (), overwrit
     if os.path.lexists(target) and not os.path.isdir(target):
         raise NotADirectoryError(20, "Not a directory", os.fspath(path))
     _refuse_full(target, path, overwrite)
-    os.makedirs(parent, exist_ok=True)
+    try:
+        os.makedirs(parent, exist_ok=True)
+    except FileExistsError:  # a file is where the parent would be
+        raise NotADirectoryError(20, "Not a directory", parent) from None
     inside = os.path.isdir(target) and _is_fixed(target, parent)
     place = os.path.join(target, os.path.basename(target)) if inside else target
     files.sweep(os.path.dirname(place))
