@@ -1,19 +1,17 @@
 """A stopped run ends with the same bits as one that was never stopped, wherever and however it stopped."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from pathlib import Path
 
 import octavo
 import pytest
 import torch
-from octavo import LockedError, locks
+from octavo import locks
 from octavo.train import CheckpointError, ConfigError, checkpoint, read_metrics, train, without_clock
 from train.tiny import Model, Rule, config, run
 
@@ -121,32 +119,13 @@ def test_a_finished_run_is_not_run_again(tmp_path, whole):
     assert_same_run(tmp_path, whole)
 
 
-class Slow(Rule):
-    """Lasts long enough that two runs are at work at once."""
-
-    def batch(self, *given):
-        time.sleep(0.005)
-        return super().batch(*given)
-
-
 @pytest.mark.parametrize("attempt", range(4))
-def test_of_two_runs_in_one_folder_the_second_is_refused_and_the_first_goes_on(tmp_path, whole, monkeypatch, attempt):
-    monkeypatch.setattr(locks, "_PATIENCE", 0.0)
-    children = []
-    for _ in range(2):
-        children.append(os.fork())
-        if children[-1] == 0:
-            status = 1
-            with contextlib.suppress(BaseException):
-                try:
-                    run(tmp_path, task=Slow())
-                    status = 0
-                except LockedError:
-                    status = 3
-            os._exit(status)
-        time.sleep(0.05 * attempt)
-    codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    assert sorted(codes) == [0, 3]
+def test_of_two_runs_in_one_folder_the_second_is_refused_and_the_first_goes_on(tmp_path, whole, attempt):
+    command = [sys.executable, str(WORKER), "two", str(tmp_path), str(0.05 * attempt)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert sorted(json.loads(done.stdout.splitlines()[-1])) == [0, 3]
     assert_same_run(tmp_path, whole)
     assert not (tmp_path / locks.NAME).exists()
 

@@ -1,4 +1,7 @@
-"""What tests run in other processes: ``kill FOLDER KILLS SEED`` and, under torchrun, ``share FOLDER CHANGES``."""
+"""What tests run in other processes.
+
+``kill FOLDER KILLS SEED``, ``two FOLDER PAUSE`` and, under torchrun, ``share FOLDER CHANGES``.
+"""
 
 import contextlib
 import json
@@ -10,6 +13,7 @@ import time
 from pathlib import Path
 
 import torch
+from octavo import LockedError, locks
 from octavo.train import checkpoint
 from tiny import Model, Rule, run
 
@@ -39,6 +43,33 @@ def kill(folder, kills, seed):
     print(json.dumps(reached))
 
 
+class Lasting(Rule):
+    """Lasts long enough that two runs are at work at once."""
+
+    def batch(self, *given):
+        time.sleep(0.005)
+        return super().batch(*given)
+
+
+def two(folder, pause):
+    """Train in two children at once, the second ``pause`` seconds later. Print their codes: 3 is a refusal."""
+    locks._PATIENCE = 0.0
+    children = []
+    for _ in range(2):
+        children.append(os.fork())  # no thread runs yet, and autograd has none: torch refuses to train otherwise
+        if children[-1] == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                try:
+                    run(folder, task=Lasting())
+                    status = 0
+                except LockedError:
+                    status = 3
+            os._exit(status)
+        time.sleep(pause)
+    print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]))
+
+
 class Slow(Rule):
     """Pauses as long as the environment says, so that a test can send a signal in time."""
 
@@ -61,5 +92,7 @@ if __name__ == "__main__":
     what, *arguments = sys.argv[1:]
     if what == "kill":
         kill(arguments[0], int(arguments[1]), int(arguments[2]))
+    elif what == "two":
+        two(Path(arguments[0]), float(arguments[1]))
     else:
         share(*arguments)
