@@ -84,6 +84,35 @@ def test_a_folder_of_transformers_and_inputs_left_out(octavo, tmp_path):
     assert "no input is called 'pixels'; its inputs are input_ids, attention_mask" in told
 
 
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_a_packed_folder_costs_what_its_recipe_promised(octavo, tmp_path, name):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    if name == "bert":
+        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+        model = transformers.BertModel(transformers.BertConfig(**sizes, vocab_size=61), add_pooling_layer=False)
+    else:
+        sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 61, "n_positions": 64}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    model.save_pretrained(tmp_path / "float")
+    recipe = "int4:g32 input=int8:g32"
+    octavo("pack", tmp_path / "float", "-o", tmp_path / "packed", "--recipe", recipe)
+    promised = json.loads(octavo("graph", tmp_path / "float", "--recipe", recipe, "--json").stdout)["costs"]
+    found = json.loads(octavo("graph", tmp_path / "packed", "--json").stdout)["costs"]
+    assert not promised["missing"] and not found["missing"] and not found["unknown"]
+    for cost in ("macs", "bitops", "weight_bytes"):
+        assert found["at_sizes"][cost] == promised["at_sizes"][cost], cost
+    told = octavo("graph", tmp_path / "packed" / "model.octavo.safetensors", code=2).output
+    assert "a file of weights; give the folder of the model" in told
+
+
+def test_a_size_that_the_model_fixes_is_not_asked_for(octavo, made):
+    assert (
+        "'sequence' is no size of this graph; its sizes are batch"
+        in octavo("graph", f"{made}:make", "--sequence", 8, code=2).output
+    )
+
+
 def test_a_size_that_depends_on_values_is_asked_for_and_taken(octavo, made):
     told = octavo("graph", f"{made}:selects", code=2).output
     (name,) = set(re.findall(r"the size '(\w+)' is not given", told))

@@ -28,8 +28,8 @@ def run(
     diff: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Show what that model has more, less and otherwise.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Samples that costs are given for.")] = 1,
-    sequence: Annotated[int, typer.Option(min=1, help="Tokens of a sample that costs are given for.")] = 128,
+    batch: Annotated[int | None, typer.Option(min=1, help="Samples that costs are given for, default 1.")] = None,
+    sequence: Annotated[int | None, typer.Option(min=1, help="Tokens of a sample, default 128.")] = None,
     size: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=N", help="Another size, such as one that depends on values; may be repeated."),
@@ -77,7 +77,8 @@ def run(
             out.print("no difference")
         return
     costs = graph.costs(rules)
-    sizes = {name: count for name, count in (("batch", batch), ("sequence", sequence)) if name in costs.sizes}
+    sizes = {name: count for name, count in (("batch", 1), ("sequence", 128)) if name in costs.sizes}
+    sizes.update({name: count for name, count in (("batch", batch), ("sequence", sequence)) if count is not None})
     sizes.update(_sizes(size or ()))
     if json:
         print_json({**graph.as_dict(), "costs": costs.as_dict(**sizes)})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in the stub
+from torch.nn.parameter import is_lazy
 
 from octavo.batches import call_on, tensors_in
 from octavo.display.console import plain_text, table
@@ -147,7 +147,7 @@ def _zeros(name: str, tensor: Tensor) -> tuple[str, int, int, float]:
 
 
 def _require_values(name: str, tensor: Tensor) -> None:
-    if isinstance(tensor, UninitializedTensorMixin):
+    if is_lazy(tensor):
         raise ModelError(f"{name}: the weight is not initialized yet; call the model on a batch first")
     if tensor.is_meta:
         raise ModelError(f"{name}: the weight is on the meta device, which holds no values; load them first")

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in the stub
+from torch.nn.parameter import is_lazy
 
 from octavo.errors import DTypeError
 from octavo.graph.exporting import Given, Names, exported, take
@@ -102,7 +102,7 @@ def _state(model: nn.Module) -> tuple[Any, ...]:
             (name, tensors.setdefault(id(tensor), len(tensors)), tuple(tensor.shape), tensor.dtype, tensor.device)
             for registry in (module._parameters, module._buffers)
             for name, tensor in registry.items()
-            if tensor is not None and not isinstance(tensor, UninitializedTensorMixin)
+            if tensor is not None and not is_lazy(tensor)
         ]
         attributes = [(name, _value(value)) for name, value in held.items() if name not in _REGISTRIES]
         hooks = [tuple(map(id, registry.values())) for name, registry in held.items() if name.endswith("hooks")]

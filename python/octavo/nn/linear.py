@@ -175,8 +175,10 @@ class PackedLinear(PackedLayer):
     def forward(self, input: Tensor) -> Tensor:
         """Return ``input W^T + bias``."""
         quantizer = self.input_quantizer
-        rounds = quantizer is not None and quantizer.enabled
-        y = self._multiply_rounded(input, cast("Quantizer", quantizer)) if rounds else self._multiply(input)
+        if quantizer is None or not quantizer.enabled:
+            y = self._multiply(input)
+        else:
+            y = self._multiply_rounded(input, quantizer)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def _multiply(self, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined] # missing in the stub
+from torch.nn.parameter import is_lazy
 
 from octavo.errors import DTypeError, ShapeError
 from octavo.formats import Format
@@ -190,7 +190,7 @@ def _parameter_site(
     is_lookup: bool = False,
     problem: str | None = None,
 ) -> Site:
-    if isinstance(tensor, UninitializedTensorMixin):
+    if is_lazy(tensor):
         raise ShapeError(f"{join(paths[0], name)}: has no shape yet; run the model once before giving it a recipe")
     if tensor.dtype not in FLOATS:
         problem = f"dtype {dtype_name(tensor.dtype)}; accepted are {', '.join(map(dtype_name, FLOATS))}"

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from octavo.errors import ModelError
+from octavo.folder.save_load import load_model
 from octavo.folder.undescribed import skeleton
+from octavo.folder.weight_files import Checkpoint, held, layers_of
 from octavo.systems.by_name import find
 
 LENGTH = 16
@@ -27,14 +29,16 @@ def subject(text: str, without: Sequence[str] = ()) -> tuple[nn.Module, Any]:
 
     ``text``: ``polynomials``, ``minilm``, the folder of a model, or ``package.module:function``, which takes nothing
     and returns a model and its inputs. Inputs of a model by name or folder are made up from what its ``forward`` takes,
-    labels included; it lies on the meta device, so that they have no values. ``without``: inputs that are left out.
+    labels included. A folder of packed or simulated layers is loaded; of a float one the layers alone, on the meta
+    device. ``without``: inputs that are left out.
 
-    Raises ModelError for a function or input that is not there, and a model whose inputs are not known.
+    Raises ModelError for a function or input that is not there, and a model whose inputs are not known; as
+    :func:`octavo.load_model` for folders.
     """
     if ":" in text and not Path(text).exists():
         model, inputs = _made(text)
     else:
-        model = skeleton(find(text)).eval()
+        model = _of_folder(find(text))
         inputs = example_inputs(model)
     if not without:
         return model, inputs
@@ -71,35 +75,42 @@ def _made(text: str) -> tuple[nn.Module, Any]:
     return made
 
 
+def _of_folder(path: Path) -> nn.Module:
+    if path.is_file():
+        raise ModelError(f"{path}: a file of weights; give the folder of the model, {path.parent}")
+    if held(path) and layers_of(Checkpoint.open(path)):
+        return load_model(path)
+    # All on one device: small tables of a skeleton have values.
+    return skeleton(path).eval().to("meta")
+
+
 def example_inputs(model: nn.Module) -> dict[str, Tensor]:
-    """Return inputs on the meta device for a network of ours or of transformers, by what its ``forward`` takes.
+    """Return inputs for a network of ours or of transformers, by what its ``forward`` takes, on the model's device.
 
     Raises ModelError for other models.
     """
     names = list(inspect.signature(model.forward).parameters)
     config = getattr(model, "config", None)
     decodes = bool(getattr(config, "is_encoder_decoder", False))
+    device = next((tensor.device for tensor in (*model.parameters(), *model.buffers())), torch.device("cpu"))
+    ids = torch.zeros(2, LENGTH, dtype=torch.int64, device=device)
     found: dict[str, Tensor] = {}
     if names[:2] == ["source_BS", "target_BT"]:
-        return {name: _ids() for name in names[:2]}
+        return {name: ids.clone() for name in names[:2]}
     for name in names:
         if name == "decoder_input_ids" and not decodes:
             continue
         if name in _IDS and "input_ids" in names:
-            found[name] = _ids()
+            found[name] = ids.clone()
         elif name in _PICTURES and (size := getattr(config, "image_size", None)):
             side = size if isinstance(size, int) else size[0]
-            found[name] = torch.empty(2, getattr(config, "num_channels", 3), side, side, device="meta")
+            found[name] = torch.empty(2, getattr(config, "num_channels", 3), side, side, device=device)
         elif name == "labels" and found and getattr(config, "model_type", None):
             one = any(part in type(model).__name__ for part in _ONE_LABEL)
-            found[name] = torch.zeros(2, dtype=torch.int64, device="meta") if one else _ids()
+            found[name] = torch.zeros(2, dtype=torch.int64, device=device) if one else ids.clone()
     if not found:
         raise ModelError(
             f"{type(model).__name__}: its forward takes {', '.join(names)}, for which no inputs are known; give "
             "package.module:function, which returns the model and its inputs"
         )
     return found
-
-
-def _ids() -> Tensor:
-    return torch.zeros(2, LENGTH, dtype=torch.int64, device="meta")
