@@ -180,6 +180,20 @@ def positive(text: str) -> int:
     return number
 
 
+def main(run: Callable[[argparse.Namespace], int], args: argparse.Namespace) -> int:
+    """Run a bench; the exit status is BUSY where the machine is, and 2 with the error of octavo where it has one."""
+    from octavo import OctavoError
+
+    try:
+        return run(args)
+    except BusyMachine as error:
+        print(error, file=sys.stderr)
+        return BUSY
+    except OctavoError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+
+
 def add_common_arguments(parser: argparse.ArgumentParser, bench: str) -> None:
     """Add the arguments of every bench: where the figures go, and whether a busy machine will do."""
     parser.add_argument(

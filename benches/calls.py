@@ -1,11 +1,10 @@
-"""What a call of a packed layer costs besides arithmetic: a large product, a tiny layer, a model.
+"""What a call of a packed layer costs besides arithmetic: a large product, a tiny layer.
 
-    python benches/calls.py [--only products,layer,model] [--threads 2] [--rounds 15] [--rotate-mb 256]
+    python benches/calls.py [--only products,layer] [--threads 2] [--rounds 15] [--rotate-mb 256]
                             [--json [FILE]] [--force]
 
 ``products``: one row times 4096 x 4096 weights that come from memory. ``layer``: a packed 64 x 64 layer beside
-``nn.Linear``, in inference mode. ``model``: six encoder layers, 384 wide, whose attention runs on the OpenMP threads of
-torch between packed layers, beside the same model in float32. Exit status 3: the machine is busy. README.md says more.
+``nn.Linear``, in inference mode. Exit status 3: the machine is busy. README.md says more.
 """
 
 from __future__ import annotations
@@ -18,20 +17,15 @@ from collections.abc import Callable
 from statistics import median
 
 import _harness as harness
-import linear as products_bench
 
 FORMATS = ("mxint8", "int4:g32", "mxfp4")
 SIZE = 4096
 SMALL = 64
-PARTS = ("products", "layer", "model")
+PARTS = ("products", "layer")
 CALLS = 500
 """Calls of a small layer in one timing."""
 MOST_ABOVE_US = 5.0
 """What a call of a small packed layer may take above one of ``nn.Linear``."""
-WIDTH, INNER, HEADS, LAYERS = 384, 1536, 12, 6
-TOKENS = (1, 16, 128)
-PASSES = 30
-"""Passes through the model in one timing."""
 
 
 def one_call(call: Callable[[], object], calls: int) -> float:
@@ -46,11 +40,12 @@ def one_call(call: Callable[[], object], calls: int) -> float:
 def products(rotate: int) -> dict[str, Callable[[], float]]:
     """One row times large packed weights, which take turns."""
     import torch
+    from _rotation import burst, packed
 
     weight = torch.randn(SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     x = torch.randn(1, SIZE, generator=torch.Generator().manual_seed(1))
-    rotations = {text: products_bench.packed(x, weight, text, rotate) for text in FORMATS}
-    return {f"product {text}": lambda r=r: products_bench.burst(r.call) for text, r in rotations.items()}
+    rotations = {row: one for text in FORMATS for row, one in packed(x, weight, text, (), rotate)}
+    return {f"product {text}": lambda r=r: burst(r.call) for text, r in rotations.items()}
 
 
 def layer() -> dict[str, Callable[[], float]]:
@@ -67,45 +62,6 @@ def layer() -> dict[str, Callable[[], float]]:
     }
 
 
-def encoder(linear: Callable[[int, int], object]):
-    """Encoder layers with attention of torch between linear layers."""
-    import torch
-    from torch.nn import functional
-
-    class Block(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.query, self.key, self.value, self.mixed = (linear(WIDTH, WIDTH) for _ in range(4))
-            self.inner, self.outer = linear(WIDTH, INNER), linear(INNER, WIDTH)
-            self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(WIDTH) for _ in range(2))
-
-        def forward(self, x):
-            q, k, v = (f(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
-            seen = functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-            x = self.norms[0](x + self.mixed(seen))
-            return self.norms[1](x + self.outer(functional.gelu(self.inner(x))))
-
-    return torch.nn.Sequential(*(Block() for _ in range(LAYERS))).eval()
-
-
-def model() -> dict[str, Callable[[], float]]:
-    """A model of packed and float layers; a pass through the packed one uses both pools of threads in turn."""
-    import torch
-    from octavo.nn import PackedLinear
-
-    torch.manual_seed(0)
-    models = {
-        "float32": encoder(torch.nn.Linear),
-        "packed": encoder(lambda k, n: PackedLinear.from_linear(torch.nn.Linear(k, n), "mxint8")),
-    }
-    inputs = {tokens: torch.randn(1, tokens, WIDTH) for tokens in TOKENS}
-    return {
-        f"model {name}, {tokens} tokens": lambda m=m, x=x: one_call(lambda: m(x), PASSES)
-        for tokens, x in inputs.items()
-        for name, m in models.items()
-    }
-
-
 def run(args: argparse.Namespace) -> int:
     """Measure, print, and write the JSON file if asked for."""
     harness.require_quiet(args.force)
@@ -115,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
     torch.set_num_threads(args.threads)
     _core.set_num_threads(args.threads)
-    parts = {"products": lambda: products(args.rotate_mb * 10**6), "layer": layer, "model": model}
+    parts = {"products": lambda: products(args.rotate_mb * 10**6), "layer": layer}
     entrants = {name: call for part in args.only for name, call in parts[part]().items()}
     with torch.inference_mode():
         samples, loads = harness.quiet_rounds(
@@ -147,25 +103,17 @@ def run(args: argparse.Namespace) -> int:
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Time what a call of a packed layer costs besides arithmetic.")
-    parser.add_argument(
-        "--only", type=lambda text: text.split(","), default=["products", "layer", "model"], help="parts"
-    )
+    parser.add_argument("--only", type=lambda text: text.split(","), default=list(PARTS), help="parts")
     parser.add_argument("--threads", type=harness.positive, default=2, help="of octavo and of torch, default 2")
     parser.add_argument("--rounds", type=harness.positive, default=15, help="timings of each contestant, default 15")
     parser.add_argument("--rotate-mb", type=harness.positive, default=256, help="weights in turn, default 256 MB")
     harness.add_common_arguments(parser, "calls")
-    return parser.parse_args()
-
-
-def main() -> int:
-    """Run the bench; the exit status is 3 where the machine is busy."""
-    args = arguments()
-    try:
-        return run(args)
-    except harness.BusyMachine as error:
-        print(error, file=sys.stderr)
-        return harness.BUSY
+    args = parser.parse_args()
+    unknown = [part for part in args.only if part not in PARTS]
+    if unknown:
+        parser.error(f"--only {','.join(unknown)}: accepted are {','.join(PARTS)}")
+    return args
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.main(run, arguments()))

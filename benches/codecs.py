@@ -294,20 +294,5 @@ def _operations(text: str) -> tuple[str, ...]:
     return tuple(asked)
 
 
-def main() -> int:
-    """Run the bench; the exit status is 3 where the machine is busy."""
-    from octavo import OctavoError
-
-    args = arguments()
-    try:
-        return run(args)
-    except harness.BusyMachine as error:
-        print(error, file=sys.stderr)
-        return harness.BUSY
-    except OctavoError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.main(run, arguments()))

@@ -27,6 +27,8 @@ SMALL = {**dict.fromkeys(NATIVE, 50_000), "general": 2_048, "eager cached": 4_09
 """Lines that each contestant answers in a round: a second or two for each."""
 MOST_SECONDS = 50.0
 """Bar of a million lines on 2 cores."""
+GENERAL = {"one line": (1, 1, 100), "one line, beam 4": (1, 4, 30), "512 lines": (512, 1, 3)}
+"""What the general route is timed on: lines, width of the beam, calls."""
 LEAST_OVER_EAGER, LEAST_OVER_UNCACHED = 8.0, 2.0
 MOST_COLD_MS, MOST_WARM_MS = 50.0, 1.0
 
@@ -103,6 +105,23 @@ def warm_ms(folder: Path) -> float:
     return 1e3 * median(harness.timed(lambda: engine.expand([LINE])) for _ in range(200))
 
 
+def general_ms(folder: Path) -> dict[str, float]:
+    """Milliseconds of a call of the general route, which runs every architecture, on one thread and on all."""
+    from octavo import Engine
+    from octavo.systems.polynomials.data import generate
+
+    lefts = [line.partition("=")[0] for line in generate(max(lines for lines, _, _ in GENERAL.values()), seed=77)]
+    found = {}
+    for name, (lines, beam, calls) in GENERAL.items():
+        for threads in (1, None):
+            engine = Engine.load(folder, route="general", threads=threads)
+            given = [LINE] if lines == 1 else lefts[:lines]
+            engine.expand(given, beam=beam)
+            times = [harness.timed(lambda e=engine, g=given, b=beam: e.expand(g, beam=b)) for _ in range(calls)]
+            found[f"{name}, {'all threads' if threads is None else 'one thread'}"] = 1e3 * median(times)
+    return found
+
+
 def cold_ms(command: list[str], runs: int = 15) -> float:
     """Milliseconds of a whole process that answers one line."""
     times = []
@@ -147,6 +166,7 @@ def main() -> int:
             for name, command in cold.items()
         ]
         rows.append(row("one line, warm", warm_ms(folder), "ms", MOST_WARM_MS))
+        rows += [row(f"general route, {name}", value, "ms") for name, value in general_ms(folder).items()]
         rates, loads = throughput(folder, given.rounds, given.force)
         for name, rate in rates.items():
             rows.append(row(name, rate, "GB/s" if "copy" in name else "lines/s"))

@@ -1,229 +1,134 @@
-"""Products with packed weights beside torch's linear in float32 and bfloat16, torch's packed kernels and bitsandbytes.
+"""Products with packed weights beside torch's linear in float32 and bfloat16, and beside packed kernels of others.
 
-    python benches/linear.py [--formats a,b] [--inputs int8:g32,mxint8] [--batches 1,32] [--size 4096x4096]
-                             [--threads 2] [--rounds 25] [--rotate-mb 256] [--json [FILE]] [--force]
+    python benches/linear.py [--formats a,b] [--inputs int8:g32,bf16,bfloat16] [--batches 1,4,32] [--size 4096x4096]
+                             [--peers] [--ggml PATH] [--simd avx2] [--threads 2] [--rounds 25] [--rotate-mb 256]
+                             [--json [FILE]] [--force]
 
-Weights take turns, so many of them that they come from memory. Every round times a few calls in a row of a packed
-product directly beside the float32 and the bfloat16 one; a ratio is median over median. Exit status 3: the machine is
-busy. README.md says more.
+Weights take turns, so many of them that they come from memory. Every round times a few calls in a row of each product
+of a group of formats, directly beside the dense ones and the peers of that group; a ratio is median over median. Errors
+are those against float64. Exit status 3: the machine is busy. README.md says more.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import _harness as harness
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
+    from _ggml import Library
+    from _rotation import Rotation
 
-FORMATS = (
-    "mxint8 int8:g32 int8:channel mxfp8e4m3 mxfp8e5m2 mxint6 mxfp6e2m3 mxfp6e3m2 int4:g32 uint4:g32 mxint4 mxfp4 nvfp4 "
-    "nf4 int3:g32 int2:g32 ternary:channel"
-)
-INTEGERS = "int8:channel int4:channel"
-INPUT = "int8:channel"
-"""Inputs of the integer products; others are rounded inputs, as `input=` of a recipe gives them."""
-WARM_S = 0.08
-"""Calls before those that are timed: the cores of an idle virtual machine take tens of milliseconds to come back."""
-BURST = 9
-"""Calls in a row that are timed."""
+DENSE = ("float32", "bfloat16")
+WHOLE_ROWS = ("int8:channel", "int4:channel")
+"""Weights that are multiplied with inputs of a scale a row, in integers."""
+ONE_LEVEL = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+"""What limits torch to AVX2."""
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A promise: how many times faster than ``peer`` the product of ``formats`` is at a batch, at least."""
+def measure(entrants: dict[str, Rotation], args: argparse.Namespace) -> tuple[dict[str, list[float]], list[float]]:
+    """Time every entrant once a round; seconds of each, and loads."""
+    from _rotation import burst
 
-    batch: int
-    formats: str
-    peer: str
-    least: float
-
-
-BARS = (
-    Bar(1, "mxint8 int8:g32", "float32", 7.0),
-    Bar(1, "mxint8 int8:g32", "bfloat16", 3.0),
-    Bar(1, "mxint6 mxfp6e2m3 mxfp6e3m2", "float32", 9.0),
-    Bar(1, "int4:g32 mxint4 mxfp4 nf4", "float32", 12.0),
-    Bar(32, FORMATS, "bfloat16", 1.0),
-    Bar(32, "int8:channel x int8:channel", "bfloat16", 1 / 0.9),
-)
-
-
-class Rotation:
-    """A product whose weights take turns: ``call`` uses the next."""
-
-    def __init__(self, weights: list, product: Callable[[object], Tensor], nbytes: int) -> None:
-        self._turns = itertools.cycle(weights)
-        self._product = product
-        self.nbytes = nbytes
-        """Bytes of one weight."""
-
-    def call(self) -> Tensor:
-        """Multiply with the next weight."""
-        return self._product(next(self._turns))
-
-
-def dense(x: Tensor, weight: Tensor, dtype: torch.dtype, rotate: int) -> Rotation:
-    """torch.nn.functional.linear in a dtype."""
-    from torch.nn.functional import linear
-
-    x, weight = x.to(dtype), weight.to(dtype)
-    nbytes = weight.numel() * weight.element_size()
-    return Rotation([weight.clone() for _ in range(copies(nbytes, rotate))], lambda w: linear(x, w), nbytes)
-
-
-def copies(nbytes: int, rotate: int) -> int:
-    """Weights that are ``rotate`` bytes together, at least two."""
-    return max(2, -(-rotate // nbytes))
-
-
-def packed(x: Tensor, weight: Tensor, text: str, rotate: int) -> Rotation:
-    """octavo's product with weights of a format; ``W x I`` rounds its inputs to the format I."""
-    import octavo
-    from octavo.ops.linear import integer_linear, packed_linear, rounded_linear
-
-    kind, _, inputs = text.partition(" x ")
-    first = octavo.encode(weight, kind)
-    turns = [_copy(first) for _ in range(copies(first.nbytes, rotate))]
-    if inputs == INPUT:
-        return Rotation(turns, lambda w: integer_linear(x, w, inputs), first.nbytes)
-    if inputs:
-        return Rotation(turns, lambda w: rounded_linear(x, w, inputs), first.nbytes)
-    return Rotation(turns, lambda w: packed_linear(x, w), first.nbytes)
-
-
-def _copy(packed_tensor):
-    import octavo
-
-    parts = (part.clone() for part in packed_tensor.parts)
-    return octavo.PackedTensor(
-        packed_tensor.format, *parts, shape=packed_tensor.shape, dtype=packed_tensor.dtype, axis=packed_tensor.axis
+    samples, loads = harness.quiet_rounds(
+        args.rounds, args.force, lambda _: {name: burst(entrant.call) for name, entrant in entrants.items()}
     )
+    return {name: [sample[name] for sample in samples] for name in entrants}, loads
 
 
-def peers(x: Tensor, weight: Tensor, rotate: int) -> Iterator[tuple[str, Callable[[], Rotation]]]:
-    """Other kernels for packed weights, each behind a function that may fail on this machine."""
+def compare(entrants: dict[str, Rotation], own: Collection[str], times: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Make the rows of a group: milliseconds, errors, and how many times faster each is than the dense products.
+
+    ``own``: names of octavo's products, which are compared with all peers; of a peer that has several kinds of memory
+    (``NAME, MEMORY``) the fastest counts.
+    """
+    from _linear_bars import READ
+
+    rows = []
+    bandwidth = entrants[READ].nbytes / median(times[READ])
+    for name, one in entrants.items():
+        took = median(times[name])
+        over: dict[str, float] = {}
+        for peer, seconds in times.items():
+            title = peer.partition(",")[0]
+            if peer not in (name, READ) and (peer in DENSE or (name in own and peer not in own)):
+                ratio = round(median(seconds) / took, 3)
+                over[title] = min(ratio, over.get(title, ratio))
+        over[READ] = round(one.nbytes / bandwidth / took, 3)
+        figures = {"median_ms": round(took * 1e3, 4), "fastest_ms": round(min(times[name]) * 1e3, 4)}
+        rows.append({"row": name, **figures, "gbps": round(one.nbytes / took / 1e9, 2),
+                     "error": float(f"{one.error:.2g}"), "over": over})  # fmt: skip
+    return rows
+
+
+def products(
+    batch: int, args: argparse.Namespace, library: Library | None
+) -> tuple[list[dict[str, Any]], list[float], list[str]]:
+    """Measure all groups at a number of rows of inputs: rows of the report, loads, and complaints of peers."""
     import torch
+    from _linear_bars import READ
+    from _linear_peers import groups, peers
+    from _rotation import INTEGER_INPUT, dense, kernel, packed, read
 
-    narrow = x.bfloat16()
-
-    def int8() -> Rotation:
-        scales = (weight.abs().amax(1) / 127).bfloat16()
-        codes = (weight / scales.float()[:, None]).round().clamp(-127, 127).to(torch.int8)
-        turns = [codes.clone() for _ in range(copies(codes.numel(), rotate))]
-        return Rotation(turns, lambda w: torch._weight_int8pack_mm(narrow, w, scales), codes.numel())
-
-    def int4() -> Rotation:
-        codes = torch.randint(0, 16, weight.shape, dtype=torch.int32)
-        first = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1)
-        scales = torch.rand(weight.shape[1] // 32, weight.shape[0], 2).bfloat16()
-        turns = [(first.clone(), scales.clone()) for _ in range(copies(first.numel(), rotate))]
-        product = torch.ops.aten._weight_int4pack_mm_for_cpu
-        return Rotation(turns, lambda w: product(narrow, w[0], 32, w[1]), first.numel() + scales.numel() * 2)
-
-    def nf4() -> Rotation:
-        import bitsandbytes.functional as bnb
-
-        first, state = bnb.quantize_4bit(weight, quant_type="nf4", blocksize=64)
-        turns = [first.clone() for _ in range(copies(first.numel(), rotate))]
-        nbytes = first.numel() + state.absmax.numel() * 4
-        return Rotation(turns, lambda w: x @ bnb.dequantize_4bit(w, state).t(), nbytes)
-
-    yield "torch int8pack, bfloat16 inputs", int8
-    yield "torch int4pack, bfloat16 inputs", int4
-    yield "bitsandbytes nf4", nf4
-
-
-def burst(call: Callable[[], object]) -> float:
-    """Seconds that one of several calls in a row takes, the median: layers do follow each other."""
-    time.sleep(harness.PAUSE_S)
-    begin = time.perf_counter()
-    while time.perf_counter() - begin < WARM_S:
-        call()
-    times = []
-    for _ in range(BURST):
-        begin = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - begin)
-    return median(times)
+    rows, columns = args.size
+    rotate = args.rotate_mb * 10**6
+    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(batch, columns, generator=torch.Generator().manual_seed(1))
+    common = {READ: read(rotate), **{name: dense(x, weight, getattr(torch, name), rotate) for name in DENSE}}
+    results: list[dict[str, Any]] = []
+    loads: list[float] = []
+    complaints: list[str] = []
+    for texts, names in groups(args.formats):
+        own = {}
+        for text in texts:
+            inputs = [*args.inputs, INTEGER_INPUT] if text in WHOLE_ROWS else args.inputs
+            own |= packed(x, weight, text, inputs, rotate)
+        others, without = peers(names if args.peers or library else [], x, weight, rotate, library)
+        complaints += without
+        entrants = {**common, **others, **own}
+        times, found = measure(entrants, args)
+        loads += found
+        for row in compare(entrants, own, times):
+            if row["row"] in own:
+                row["kernel"] = kernel(row["row"], batch, rows, columns)
+            if row["row"] not in common or texts == groups(args.formats)[0][0]:  # the common ones once
+                results.append({"batch": batch, **row})
+    return results, loads, complaints
 
 
-def measure(row: str, one: Rotation, dense_ones: dict[str, Rotation], args: argparse.Namespace) -> dict[str, object]:
-    """Time a rotation between the dense ones; times in milliseconds, and how many times faster it is."""
-    entrants = {**dense_ones, row: one}
-    for entrant in entrants.values():
-        entrant.call()
-
-    def one_round(_: int) -> dict[str, float]:
-        return {name: burst(entrant.call) for name, entrant in entrants.items()}
-
-    samples, loads = harness.quiet_rounds(args.rounds, args.force, one_round)
-    times = {name: median(sample[name] for sample in samples) for name in entrants}
-    fastest = {name: min(sample[name] for sample in samples) for name in entrants}
-    return {
-        "row": row,
-        "median_ms": round(times[row] * 1e3, 4),
-        "fastest_ms": round(fastest[row] * 1e3, 4),
-        "gbps": round(one.nbytes / times[row] / 1e9, 2),
-        "over": {name: round(times[name] / times[row], 3) for name in dense_ones},
-        "fastest_over": {name: round(fastest[name] / fastest[row], 3) for name in dense_ones},
-        "loads": loads,
-    }
-
-
-def copy_time(nbytes: int) -> float:
-    """Seconds that torch takes to copy so many bytes."""
-    import torch
-
-    source = torch.ones(nbytes // 4)
-    target = torch.empty_like(source)
-    return median(harness.timed(lambda: target.copy_(source)) for _ in range(7))
-
-
-def judge(results: list[dict]) -> list[dict[str, object]]:
-    """Hold the ratios against the bars."""
-    verdicts = []
-    for bar in BARS:
-        names = {bar.formats} if " x " in bar.formats else set(bar.formats.split())
-        held = {r["row"]: r["over"][bar.peer] for r in results if r["batch"] == bar.batch and r["row"] in names}
-        misses = {row: ratio for row, ratio in held.items() if ratio < bar.least}
-        verdict = "not measured" if not held else "miss" if misses else "pass"
-        verdicts.append({"bar": f"batch {bar.batch}, {bar.formats}: {bar.least:.3g}x {bar.peer}", "misses": misses,
-                         "verdict": verdict})  # fmt: skip
-    return verdicts
-
-
-def show(report: dict) -> None:
+def show(report: dict[str, Any]) -> None:
     """Print the report."""
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 118)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
     machine = report["machine"]
     console.print(
         f"{machine['cpu']}, SIMD {machine['simd']}, {report['threads']} threads, octavo {machine['octavo']} "
         f"({machine['commit']}), torch {report['torch']}; {report['size']}, float32 inputs, {report['rounds']} rounds, "
-        f"{report['rotate_mb']} MB of weights in turn; copy {report['copy_gbps']:.1f} GB/s read",
+        f"{report['rotate_mb']} MB of weights in turn; {report['read_gbps']:.1f} GB/s read",
         soft_wrap=True,
     )
-    table = Table("batch", "weights", "kernel", "ms", "fastest ms", "GB/s", "x float32", "x bfloat16")
+    table = Table("batch", "weights", "kernel", "ms", "GB/s", "error", "x float32", "x bfloat16", "of read", "x peers")
     for r in report["results"]:
-        cells = (r["batch"], r["row"], r["kernel"], r["median_ms"], r["fastest_ms"], r["gbps"], *r["over"].values())
-        table.add_row(*map(str, cells))
+        over = r["over"]
+        others = ", ".join(f"{peer} {ratio}" for peer, ratio in over.items() if peer not in (*DENSE, "read"))
+        cells = (r["batch"], r["row"], r.get("kernel", ""), r["median_ms"], r["gbps"], r["error"])
+        table.add_row(*map(str, (*cells, *(over.get(peer, "") for peer in (*DENSE, "read")), others)))
     console.print(table)
     for verdict in report["bars"]:
         misses = ", ".join(f"{row} {ratio}" for row, ratio in verdict["misses"].items())
-        console.print(f"{verdict['verdict']}: {verdict['bar']}{': ' + misses if misses else ''}", soft_wrap=True)
+        lowest = min(verdict["ratios"].values())
+        told = f"missed by {misses}" if misses else f"lowest {lowest}"
+        console.print(f"{verdict['verdict']}: {verdict['bar']}: {told}", soft_wrap=True)
+    for complaint in report["without"]:
+        print(f"without {complaint}")
     if machine["busy"]:
         console.print("busy: these figures prove nothing")
 
@@ -232,54 +137,42 @@ def run(args: argparse.Namespace) -> int:
     """Measure, print, and write the JSON file if asked for."""
     harness.require_quiet(args.force)
     os.environ["OMP_NUM_THREADS"] = str(args.threads)  # before torch loads its OpenMP
+    if args.simd:
+        os.environ.update(ONE_LEVEL, OCTAVO_SIMD=args.simd)
     import torch
+    from _ggml import Library
+    from _linear_bars import ONE_ROW, READ, judge
     from octavo import _core
-    from octavo.ops import linear
 
     torch.set_num_threads(args.threads)
     _core.set_num_threads(args.threads)
-    rows, columns = args.size
-    rotate = args.rotate_mb * 10**6
-    weight = torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
-    results, loads, complaints = [], [], []
+    library = Library(args.ggml, args.threads) if args.ggml else None
+    complaints = [] if library or not args.peers else ["ggml: give a built library by --ggml"]
+    results: list[dict[str, Any]] = []
+    loads: list[float] = []
     with torch.no_grad():
-        copied = copy_time(rotate)
         for batch in args.batches:
-            x = torch.randn(batch, columns, generator=torch.Generator().manual_seed(1))
-            dense_ones = {name: dense(x, weight, getattr(torch, name), rotate) for name in ("float32", "bfloat16")}
-            integers = [f"{text} x {INPUT}" for text in INTEGERS.split()]
-            rounded = [f"{text} x {inputs}" for text in args.formats for inputs in args.inputs]
-            rows_of = (*args.formats, *rounded, *integers)
-            entrants = [(t, lambda t=t: packed(x, weight, t, rotate)) for t in rows_of]  # noqa: B023
-            for row, build in (*entrants, *peers(x, weight, rotate)):
-                own = row in dict(entrants)
-                try:
-                    result = measure(row, build(), dense_ones, args)
-                except (ImportError, RuntimeError, AttributeError) as error:
-                    if own:
-                        raise
-                    complaints.append(f"{row}: {str(error).splitlines()[0]}")
-                    continue
-                loads += result.pop("loads")
-                kind, _, inputs = row.partition(" x ")
-                sizes = (batch, rows, columns, torch.float32)
-                named = linear.kernel(kind, *sizes, inputs or None, rounded=inputs != INPUT) if own else ""
-                results.append({"batch": batch, "kernel": named, **result})
+            rows, found, without = products(batch, args, library)
+            results += rows
+            loads += found
+            complaints += [line for line in without if line not in complaints]
+    alone = {r["row"]: r["median_ms"] for r in results if r["batch"] == 1}
+    for r in results:
+        if r["row"] in alone and r["batch"] > 1:
+            r["over"][ONE_ROW] = round(alone[r["row"]] / r["median_ms"], 3)
     report = {
         "machine": harness.facts(loads),
         "torch": torch.__version__,
         "threads": args.threads,
-        "size": f"{rows}x{columns}",
+        "size": "x".join(map(str, args.size)),
         "rounds": args.rounds,
         "rotate_mb": args.rotate_mb,
-        "copy_gbps": round(rotate / copied / 1e9, 3),
+        "read_gbps": median(r["gbps"] for r in results if r["row"] == READ),
         "results": results,
-        "bars": judge(results),
+        "bars": judge(results, args.simd or ""),
         "without": complaints,
     }
     show(report)
-    for complaint in complaints:
-        print(f"without {complaint}")
     if args.json:
         harness.write_json(args.json, report)
     return 0
@@ -287,18 +180,30 @@ def run(args: argparse.Namespace) -> int:
 
 def arguments() -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Time products with packed weights beside torch's.")
-    parser.add_argument("--formats", type=lambda text: text.split(","), default=FORMATS.split(), help="of weights")
+    from _linear_bars import FORMATS
+
+    parser = argparse.ArgumentParser(description="Time products with packed weights beside torch's and others'.")
+    parser.add_argument("--formats", type=_texts, default=FORMATS.split(), help="of weights")
     parser.add_argument(
-        "--inputs", type=lambda text: text.split(","), default=[], help="formats that inputs are rounded to, too"
+        "--inputs",
+        type=_texts,
+        default=[],
+        help="formats that inputs are rounded to, too; 'bfloat16' means tensors of that dtype, as they are",
     )
     parser.add_argument("--batches", type=_numbers, default=(1, 32), help="rows of inputs, default 1,32")
     parser.add_argument("--size", type=_size, default=(4096, 4096), help="weights, rows x columns, default 4096x4096")
-    parser.add_argument("--threads", type=harness.positive, default=2, help="of octavo and of torch, default 2")
+    parser.add_argument("--peers", action="store_true", help="also packed kernels of torch, torchao and bitsandbytes")
+    parser.add_argument("--ggml", type=Path, metavar="PATH", help="also those of ggml: a folder with its libraries")
+    parser.add_argument("--simd", choices=("avx2",), help="limit octavo and torch to these instructions")
+    parser.add_argument("--threads", type=harness.positive, default=2, help="of all libraries, default 2")
     parser.add_argument("--rounds", type=harness.positive, default=25, help="timings of each contestant, default 25")
     parser.add_argument("--rotate-mb", type=harness.positive, default=256, help="weights in turn, default 256 MB")
     harness.add_common_arguments(parser, "linear")
     return parser.parse_args()
+
+
+def _texts(text: str) -> list[str]:
+    return text.split(",")
 
 
 def _numbers(text: str) -> tuple[int, ...]:
@@ -310,15 +215,5 @@ def _size(text: str) -> tuple[int, int]:
     return harness.positive(rows), harness.positive(columns)
 
 
-def main() -> int:
-    """Run the bench; the exit status is 3 where the machine is busy."""
-    args = arguments()
-    try:
-        return run(args)
-    except harness.BusyMachine as error:
-        print(error, file=sys.stderr)
-        return harness.BUSY
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(harness.main(run, arguments()))

@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use octavo_core::Error;
-use octavo_core::container::{Entry, Index, Reader, Writer};
+use octavo_core::container::{Entry, Index, Packing, Reader, Writer};
+use octavo_core::{Error, sparse};
 
 fuzz_target!(|data: &[u8]| {
     match Reader::from_memory(data.to_vec()) {
@@ -15,6 +15,7 @@ fuzz_target!(|data: &[u8]| {
                 covered += part.bytes as u64;
             }
             assert!(covered < reader.index().file_bytes());
+            expand(&reader);
             assert_eq!(reader.index().file_bytes(), data.len() as u64);
             rewrite(reader.index());
         }
@@ -30,6 +31,25 @@ fuzz_target!(|data: &[u8]| {
         }
     }
 });
+
+/// Sparse codes are refused or expanded.
+fn expand(reader: &Reader) {
+    for (name, entry) in reader.index().entries() {
+        let Entry::Packed(packing @ Packing { nonzero: Some(nonzero), .. }) = entry else { continue };
+        let bytes = |suffix: &str| {
+            let part = reader.index().part(&format!("{name}{suffix}")).expect("a checked part is there");
+            let mut out = vec![0; part.bytes];
+            reader.read_into(&format!("{name}{suffix}"), &mut out).expect("a checked part is there");
+            out
+        };
+        let bitmap: Vec<u64> = bytes(".bitmap").as_chunks().0.iter().map(|&word| u64::from_le_bytes(word)).collect();
+        let matrix = packing.matrix().expect("a checked shape");
+        match sparse::expanded(&bytes(".codes"), &bitmap, *nonzero, packing.format.width(), matrix) {
+            Ok(_) | Err(Error::Shape(_)) => {}
+            Err(error) => panic!("another error: {error}"),
+        }
+    }
+}
 
 /// A file with the same entries has the same index, but for the places of its bytes.
 fn rewrite(index: &Index) {

@@ -15,6 +15,7 @@ mod pack;
 pub mod pool;
 pub mod simd;
 pub mod solve;
+pub mod sparse;
 pub mod text;
 
 pub use codec::{DType, Layout, Nonfinite, Options, Packed, PackedMut, ScaleRule, Sizes, Values, ValuesMut};

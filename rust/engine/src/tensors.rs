@@ -8,7 +8,7 @@ use std::path::Path;
 use octavo_core::container::{Dtype, Entry, Packing, Reader};
 use octavo_core::error::{ContainerError, Refusal, TensorFault};
 use octavo_core::linear::Matrix;
-use octavo_core::{DType, Error as CoreError, Format, Layout, Packed, ValuesMut, codec};
+use octavo_core::{DType, Error as CoreError, Format, Layout, Packed, ValuesMut, codec, sparse};
 
 use crate::error::{Error, ModelFault, Result, in_file, refuse};
 use crate::file::{self, shown};
@@ -235,8 +235,8 @@ impl Tensors {
             Entry::Packed(packing)
                 if packing.format.to_string() == format && packing.axis.checked_add(1) == Some(packing.shape.len()) =>
             {
-                let part = |suffix: &str| self.bytes(&format!("{name}{suffix}"));
-                Ok(Codes { codes: part(".codes")?, scales: part(".scales")? })
+                let scales = self.bytes(&format!("{name}.scales"))?;
+                Ok(Codes { codes: self.dense_codes(name, packing)?, scales })
             }
             &Entry::Packed(Packing { format: found, axis, .. }) => {
                 Err(self.refuse(name, ModelFault::Packing { found, axis, demanded: format.to_owned() }))
@@ -287,8 +287,20 @@ impl Tensors {
 
     fn parts(&self, name: &str, packing: &Packing) -> Result<Held> {
         let part = |suffix: &str| self.bytes(&format!("{name}{suffix}"));
-        let (codes, scales, zeros, levels) = (part(".codes")?, part(".scales")?, part(".zeros")?, part(".levels")?);
+        let codes = self.dense_codes(name, packing)?;
+        let (scales, zeros, levels) = (part(".scales")?, part(".zeros")?, part(".levels")?);
         Ok(Held { packing: packing.clone(), codes, scales, zeros, levels })
+    }
+
+    /// The codes of a packed tensor, row by row: sparse ones with those that are 0.
+    fn dense_codes(&self, name: &str, packing: &Packing) -> Result<Vec<u8>> {
+        let codes = self.bytes(&format!("{name}.codes"))?;
+        let Some(nonzero) = packing.nonzero else { return Ok(codes) };
+        let bytes = self.bytes(&format!("{name}.bitmap"))?;
+        let mut bitmap = reserved(bytes.len() / 8)?;
+        bitmap.extend(bytes.as_chunks().0.iter().map(|&word| u64::from_le_bytes(word)));
+        let expanded = sparse::expanded(&codes, &bitmap, nonzero, packing.format.width(), packing.matrix()?);
+        expanded.map_err(|error| self.refuse(name, error))
     }
 
     /// All bytes of a plain tensor of whatever dtype; empty where there is none of this name.

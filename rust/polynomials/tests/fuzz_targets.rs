@@ -9,6 +9,8 @@
 
 extern crate self as libfuzzer_sys;
 
+#[path = "../../../fuzz/fuzz_targets/byte_pairs.rs"]
+mod byte_pairs;
 #[path = "../../../fuzz/fuzz_targets/codec.rs"]
 mod codec;
 #[path = "../../../fuzz/fuzz_targets/config.rs"]
@@ -33,7 +35,8 @@ type Law = fn(&[u8]);
 /// One test for all: they share the SIMD level of the process.
 #[test]
 fn seeds_obey_the_laws_of_their_targets() {
-    let targets: [(&str, Law); 7] = [
+    let targets: [(&str, Law); 8] = [
+        ("byte_pairs", byte_pairs::run),
         ("codec", codec::run),
         ("config", config::run),
         ("container", container::run),

@@ -137,10 +137,11 @@ pub(crate) fn decode(
     })
 }
 
-/// Quantizes the values at address x into those at address out; the two may be the same. Asked to look, and where they are
-/// not, tells whether a value was NaN.
+/// Quantizes the values at address x into those at address out; the two may be the same. Where they are not, it writes marks
+/// of the values inside the range of their group to address marks, unless that is 0, or tells, asked to look, whether a value
+/// was NaN.
 #[pyfunction]
-#[pyo3(name = "_quantize", signature = (format, dtype_code, shape, axis, x, out, rule, given, look = false))]
+#[pyo3(name = "_quantize", signature = (format, dtype_code, shape, axis, x, out, rule, given, look = false, marks = 0))]
 #[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
 pub(crate) fn quantize(
     py: Python<'_>,
@@ -153,12 +154,14 @@ pub(crate) fn quantize(
     rule: &str,
     given: Option<Parts>,
     look: bool,
+    marks: usize,
 ) -> PyResult<bool> {
     enter(py, || {
         let layout = Layout::new(&shape, axis, format.0)?;
         let (sizes, dtype) = (Sizes::new(format.0, &layout)?, dtype(dtype_code)?);
         let [_, scales, zeros, levels] = given_memory(given, &sizes);
-        let written = [Memory::values("out", out, layout.len(), dtype)];
+        let marked = if marks == 0 { 0 } else { codec::marks_len(&layout, format.0) };
+        let written = [Memory::values("out", out, layout.len(), dtype), Memory::new("marks", marks, marked)];
         apart(&written, &[scales, zeros, levels])?;
         if x != out {
             apart(&written, &[Memory::values("x", x, layout.len(), dtype)])?;
@@ -171,6 +174,10 @@ pub(crate) fn quantize(
                 return codec::quantize_in_place(target, layout, format.0, &options).map(|()| false);
             }
             let x = values(x, layout.len(), dtype, "x")?;
+            if marks != 0 {
+                let marks = slice_mut(marks, marked, "marks")?;
+                return codec::quantize_marking(x, layout, format.0, &options, target, marks).map(|()| false);
+            }
             if look {
                 return codec::quantize_seeing_nan(x, layout, format.0, &options, target);
             }
@@ -215,6 +222,31 @@ pub(crate) fn quantize_backward(
             };
             let (grad, x) = (values(grad, layout.len(), dtype, "grad")?, values(x, layout.len(), dtype, "x")?);
             core_backward(grad, x, layout, format.0, &options(rule, "saturate", given, &sizes)?, out)
+        }
+    })
+}
+
+/// Gradients of marked values at address grad into out, and 0 for others; marks are those of quantize.
+#[pyfunction]
+#[pyo3(name = "_pass_marked")]
+pub(crate) fn pass_marked(
+    py: Python<'_>,
+    format: &Format,
+    dtype_code: u8,
+    count: usize,
+    grad: usize,
+    marks: usize,
+    out: usize,
+) -> PyResult<()> {
+    enter(py, || {
+        let dtype = dtype(dtype_code)?;
+        let all = |what, address| Memory::values(what, address, count, dtype);
+        apart(&[all("x gradient", out)], &[all("grad", grad), Memory::new("marks", marks, count / 8)])?;
+        // SAFETY: as in `encode`; `octavo.ops` has checked that all three are of one tensor.
+        unsafe {
+            let marks = slice(marks, count / 8, "marks")?;
+            let (grad, out) = (values(grad, count, dtype, "grad")?, values_mut(out, count, dtype, "x gradient")?);
+            codec::pass_marked(grad, marks, format.0, out)
         }
     })
 }

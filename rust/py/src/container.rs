@@ -18,8 +18,9 @@ use crate::raw::{Memory, apart, slice, slice_mut};
 
 /// A plain tensor: name, safetensors dtype, shape.
 type Plain = (String, String, Vec<usize>);
-/// A packed tensor: name, format, scale rule, logical shape, logical dtype, axis.
-type PackedEntry = (String, Format, String, Vec<usize>, String, usize);
+/// A packed tensor: name, format, scale rule, logical shape, logical dtype, axis, and how many of its codes are not 0 where
+/// they are sparse.
+type PackedEntry = (String, Format, String, Vec<usize>, String, usize, Option<u64>);
 /// The address of a part and its number of bytes.
 type Span = (usize, usize);
 
@@ -29,8 +30,8 @@ fn entries(plain: Vec<Plain>, packed: Vec<PackedEntry>) -> Result<Vec<(String, E
         let dtype = parse_dtype(&kind)?;
         all.push((name, Entry::Plain { dtype, shape }));
     }
-    for (name, format, rule, shape, kind, axis) in packed {
-        let packing = Packing { format: format.0, scale: rule.parse()?, shape, dtype: kind.parse()?, axis };
+    for (name, format, rule, shape, kind, axis, nonzero) in packed {
+        let packing = Packing { format: format.0, scale: rule.parse()?, shape, dtype: kind.parse()?, axis, nonzero };
         all.push((name, Entry::Packed(packing)));
     }
     Ok(all)
@@ -66,8 +67,8 @@ impl ContainerWriter {
         // SAFETY: `container.py` passes a contiguous tensor on the CPU with its bytes and keeps it alive during the call.
         enter(py, || unsafe { self.writer()?.put_plain(name, slice(data.0, data.1, name)?) })
     }
-    /// Writes codes, scales, zeros and levels of an announced packed tensor.
-    fn put_packed(&mut self, py: Python<'_>, name: &str, parts: (Span, Span, Span, Span)) -> PyResult<()> {
+    /// Writes codes, scales, zeros, levels and the bitmap of sparse codes of an announced packed tensor.
+    fn put_packed(&mut self, py: Python<'_>, name: &str, parts: (Span, Span, Span, Span, Span)) -> PyResult<()> {
         // SAFETY: as in `put_plain`.
         enter(py, || unsafe {
             let part = |span: Span, what: &str| slice(span.0, span.1, what);
@@ -77,7 +78,7 @@ impl ContainerWriter {
                 zeros: part(parts.2, "zeros")?,
                 levels: part(parts.3, "levels")?,
             };
-            self.writer()?.put_packed(name, packed)
+            self.writer()?.put_sparse(name, packed, part(parts.4, "bitmap")?)
         })
     }
     /// Completes the file, or returns the bytes of a container in memory.
@@ -102,9 +103,9 @@ fn finished() -> Error {
     Error::container("this writer is finished")
 }
 
-/// What an entry is: name, format, scale rule, shape, dtype, axis, bytes; format, rule and axis are None for a plain
-/// tensor.
-type EntryTuple = (String, Option<Format>, Option<&'static str>, Vec<usize>, String, Option<usize>, usize);
+/// What an entry is: name, format, scale rule, shape, dtype, axis, bytes, and the number of sparse codes; format, rule and
+/// axis are None for a plain tensor.
+type EntryTuple = (String, Option<Format>, Option<&'static str>, Vec<usize>, String, Option<usize>, usize, Option<u64>);
 
 /// A checked container: a file, a mapping of a file, or bytes. Its buffer is the whole container, where it is not a
 /// file.
@@ -129,12 +130,21 @@ impl ContainerReader {
         let bytes = |name| index.parts_of(name).map(|(_, part)| part.bytes).sum();
         let all = index.entries().iter().map(|(name, entry)| match entry {
             Entry::Plain { dtype, shape } => {
-                (name.clone(), None, None, shape.clone(), dtype.to_string(), None, bytes(name))
+                (name.clone(), None, None, shape.clone(), dtype.to_string(), None, bytes(name), None)
             }
             Entry::Packed(packing) => {
                 let (format, rule) = (Some(Format(packing.format)), Some(packing.scale_name()));
                 let dtype = packing.dtype.name().to_owned();
-                (name.clone(), format, rule, packing.shape.clone(), dtype, Some(packing.axis), bytes(name))
+                (
+                    name.clone(),
+                    format,
+                    rule,
+                    packing.shape.clone(),
+                    dtype,
+                    Some(packing.axis),
+                    bytes(name),
+                    packing.nonzero,
+                )
             }
         });
         all.collect()

@@ -111,6 +111,10 @@ impl Format {
     fn saturates(&self, py: Python<'_>, rule: &str, given: bool) -> PyResult<bool> {
         enter(py, || Ok(octavo_core::codec::saturates(self.0, rule.parse()?, given)))
     }
+    /// Bytes of the marks that quantize writes for a tensor; 0 where it writes none.
+    fn _marks(&self, py: Python<'_>, shape: Vec<usize>, axis: isize) -> PyResult<usize> {
+        enter(py, || Ok(octavo_core::codec::marks_len(&octavo_core::Layout::new(&shape, axis, self.0)?, self.0)))
+    }
     /// True where encode can store NaN.
     #[getter]
     fn has_nan(&self) -> bool {

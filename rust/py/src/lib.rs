@@ -1,5 +1,6 @@
 //! `octavo._core`: arguments in, errors out. No logic lives here.
 
+mod byte_pairs;
 mod characters;
 mod codec;
 mod container;
@@ -12,6 +13,7 @@ mod linear;
 mod polynomials;
 mod raw;
 mod solve;
+mod sparse;
 
 use pyo3::prelude::*;
 
@@ -19,9 +21,11 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = false)]
 mod _core {
     #[pymodule_export]
+    use super::byte_pairs::{BytePairs, EncodedIds, MergeLearner, PieceCounts};
+    #[pymodule_export]
     use super::characters::CharTokenizer;
     #[pymodule_export]
-    use super::codec::{decode, encode, pack, quantize, quantize_backward, unpack};
+    use super::codec::{decode, encode, pack, pass_marked, quantize, quantize_backward, unpack};
     #[pymodule_export]
     use super::container::{ContainerReader, ContainerWriter};
     #[pymodule_export]
@@ -50,9 +54,13 @@ mod _core {
     #[pymodule_export]
     use super::polynomials::{PolynomialStream, polynomial_expand, polynomial_kind};
     #[pymodule_export]
-    use super::settings::{force_simd, huge_pages, num_threads, set_num_threads, simd_level};
+    use super::settings::{force_simd, huge_pages, num_threads, set_num_threads, simd_level, use_openmp};
     #[pymodule_export]
     use super::solve::{fit, gptq};
+    #[pymodule_export]
+    use super::sparse::{
+        sparse_compress, sparse_count, sparse_expand, sparse_kernel, sparse_linear, sparse_starts, sparse_takes,
+    };
 
     use pyo3::prelude::*;
 
@@ -87,6 +95,14 @@ mod settings {
     #[pyo3(name = "_huge_pages")]
     pub(crate) fn huge_pages(address: usize, bytes: usize) -> bool {
         octavo_core::huge_pages::advise(address, bytes)
+    }
+
+    /// Shares work with the OpenMP threads of this process, whose `GOMP_parallel` is at an address; 0 ends that.
+    #[pyfunction]
+    #[pyo3(name = "_use_openmp")]
+    pub(crate) fn use_openmp(parallel: usize) {
+        // SAFETY: the package passes on what the loader says of the library that PyTorch has loaded for good.
+        unsafe { pool::use_openmp(parallel) };
     }
 
     /// Threads that the next call may use.

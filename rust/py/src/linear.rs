@@ -3,7 +3,7 @@
 use octavo_core::linear::{
     Bias, Matrix, gather, kernel as core_kernel, multiply, multiply_integer, multiply_rounded, rounded_kernel,
 };
-use octavo_core::{Layout, Sizes};
+use octavo_core::{DType, Layout, Sizes};
 use pyo3::prelude::*;
 
 use crate::codec::{Parts, STORED, dtype, given_memory, memory, options, packed};
@@ -135,7 +135,7 @@ pub(crate) fn integer_linear(
 ) -> PyResult<()> {
     enter(py, || {
         let kind = dtype(dtype_code)?;
-        core_kernel(format.0, Some(input_format.0), m, n, k)?; // before parts that other formats have are missed
+        core_kernel(format.0, DType::F32, Some(input_format.0), m, n, k)?; // before parts that other formats have are missed
         let (inputs, outputs) = (count(m, k)?, count(m, n)?);
         let to = Memory::values("out", out, outputs, kind);
         let (at, len) = input_scales.unwrap_or_default();
@@ -200,7 +200,7 @@ pub(crate) fn rounded_linear_kernel(
 
 /// Names the kernel of a product.
 #[pyfunction]
-#[pyo3(name = "_linear_kernel")]
+#[pyo3(name = "_linear_kernel", signature = (format, input_format, m, n, k, dtype_code=0))]
 pub(crate) fn linear_kernel(
     py: Python<'_>,
     format: &Format,
@@ -208,6 +208,10 @@ pub(crate) fn linear_kernel(
     m: usize,
     n: usize,
     k: usize,
+    dtype_code: u8,
 ) -> PyResult<&'static str> {
-    enter(py, || Ok(core_kernel(format.0, input_format.map(|format| format.0), m, n, k)?.name()))
+    enter(py, || {
+        let input = input_format.map(|format| format.0);
+        Ok(core_kernel(format.0, dtype(dtype_code)?, input, m, n, k)?.name())
+    })
 }

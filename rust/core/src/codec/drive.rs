@@ -13,7 +13,7 @@ use crate::simd::Level;
 use super::buffers::{Dst, Layout, Sizes, Src};
 use super::chooser::Chooser;
 use super::scale::{CHUNK, Query, Stat, choose, nvfp4_tensor_scale};
-use super::segments::Segments;
+use super::segments::{Piece, Segments};
 use super::work::{Scales, Work};
 use super::{Nonfinite, Options, Packed, PackedMut, lanes, transpose};
 
@@ -170,7 +170,7 @@ pub(crate) fn encode(
 
 /// A pointer to bytes that several threads write disjoint ranges of.
 #[derive(Clone, Copy)]
-struct Shared(*mut u8);
+pub(crate) struct Shared(pub(crate) *mut u8);
 // SAFETY: bytes belong to no thread, and whoever uses the pointer keeps to a range of its own.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
@@ -231,7 +231,18 @@ fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Size
     }
 }
 
-/// Quantizes; sets `nan` where a value is one.
+/// What `quantize` tells of the values besides.
+#[derive(Clone, Copy)]
+pub(crate) enum Seen<'a> {
+    /// Nothing.
+    Nothing,
+    /// Whether one is NaN.
+    Nan(&'a AtomicBool),
+    /// Which lie inside the range of their group, in memory for [`super::marks::marks_len`] bytes.
+    Inside(Shared),
+}
+
+/// Quantizes.
 pub(crate) fn quantize(
     src: Src,
     dst: Dst,
@@ -239,7 +250,7 @@ pub(crate) fn quantize(
     format: Format,
     options: &Options<'_>,
     level: Level,
-    nan: Option<&AtomicBool>,
+    seen: Seen<'_>,
 ) -> Result<()> {
     let sizes = Sizes::new(format, &layout)?;
     let mut work = Work::new(format, level);
@@ -249,9 +260,17 @@ pub(crate) fn quantize(
     }
     let segments = Segments::new(&layout, format, matches!(work.scales, Scales::Stored), false);
     // NaN stays NaN, so that the results tell, while they are in the cache.
-    let look = |values: &[f32]| match nan {
-        Some(nan) if lanes::has_nan(level, values) => nan.store(true, Ordering::Relaxed),
+    let look = |values: &[f32]| match seen {
+        Seen::Nan(nan) if lanes::has_nan(level, values) => nan.store(true, Ordering::Relaxed),
         _ => {}
+    };
+    let piece_from = |x: *const f32, out: *mut f32, piece: &Piece| match seen {
+        // SAFETY: as below; where there are marks, pieces and groups are whole bytes of them, as `marks_len` demands.
+        Seen::Inside(marks) => unsafe {
+            lanes::mark_piece(&work, x, out, marks.get().add(piece.start / 8), piece.len, piece.group);
+        },
+        // SAFETY: pieces are disjoint, and `x` and `out` point to the piece's values and their place.
+        _ => unsafe { lanes::quantize_piece(&work, x, out, piece.len, piece.group) },
     };
     pool::try_for_each(segments.count(), layout.len() * src.dtype.bytes(), |segment| {
         let mut wide: Vec<f32> = Vec::new();
@@ -260,7 +279,7 @@ pub(crate) fn quantize(
             unsafe {
                 let (x, out) = (src.f32_at(piece.start), dst.f32_at(piece.start));
                 if src.dtype == super::DType::F32 {
-                    lanes::quantize_piece(&work, x, out, piece.len, piece.group);
+                    piece_from(x, out, &piece);
                     look(std::slice::from_raw_parts(out, piece.len));
                 } else {
                     transpose::set_len(&mut wide, piece.len)?;
@@ -270,7 +289,7 @@ pub(crate) fn quantize(
                         *value = value.clamp(-work.largest, work.largest);
                     }
                     let at = wide.as_mut_ptr();
-                    lanes::quantize_piece(&work, at.cast_const(), at, piece.len, piece.group);
+                    piece_from(at.cast_const(), at, &piece);
                     look(&wide);
                     dst.narrow(piece.start, &wide, level);
                 }

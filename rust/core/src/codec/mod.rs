@@ -11,6 +11,7 @@ mod drive;
 mod grad;
 pub(crate) mod grid;
 pub(crate) mod lanes;
+mod marks;
 pub(crate) mod reference;
 pub(crate) mod rows;
 pub(crate) mod scale;
@@ -27,6 +28,7 @@ pub mod lowered {
 pub use buffers::{DType, Layout, Sizes, Values, ValuesMut};
 pub use chooser::ScaleRule;
 pub use grad::{Gradients, quantize_backward, saturates};
+pub use marks::{marks_len, pass_marked, quantize_marking};
 
 use std::sync::atomic::AtomicBool;
 
@@ -35,6 +37,7 @@ use crate::float_state::FloatState;
 use crate::format::Format;
 use crate::simd::Level;
 pub(crate) use buffers::{Dst, Src};
+use drive::Seen;
 pub(crate) use transpose::{set_len, zeroed};
 
 /// What `encode` does with NaN and infinity.
@@ -169,7 +172,7 @@ pub fn quantize(
     options: &Options<'_>,
     out: ValuesMut<'_>,
 ) -> Result<()> {
-    quantize_into(x, layout, format, options, out, None)
+    quantize_into(x, layout, format, options, out, Seen::Nothing)
 }
 
 /// [`quantize`], which also tells whether a value was NaN: the gradient of others may pass as it is, where [`saturates`]
@@ -185,7 +188,7 @@ pub fn quantize_seeing_nan(
     out: ValuesMut<'_>,
 ) -> Result<bool> {
     let nan = AtomicBool::new(false);
-    quantize_into(x, layout, format, options, out, Some(&nan))?;
+    quantize_into(x, layout, format, options, out, Seen::Nan(&nan))?;
     Ok(nan.into_inner())
 }
 
@@ -195,7 +198,7 @@ fn quantize_into(
     format: Format,
     options: &Options<'_>,
     out: ValuesMut<'_>,
-    nan: Option<&AtomicBool>,
+    seen: Seen<'_>,
 ) -> Result<()> {
     let mut out = out;
     check_len(format, "out (elements)", out.len(), layout.len())?;
@@ -204,7 +207,7 @@ fn quantize_into(
         return Err(ShapeError::Dtypes { out: dst.dtype, x: x.src().dtype }.into());
     }
     check_len(format, "x (elements)", x.len(), layout.len())?;
-    quantize_raw(x.src(), dst, layout, format, options, nan)
+    quantize_raw(x.src(), dst, layout, format, options, seen)
 }
 
 /// [`quantize`], writing over its input.
@@ -216,7 +219,7 @@ pub fn quantize_in_place(x: ValuesMut<'_>, layout: Layout, format: Format, optio
     check_len(format, "x (elements)", x.len(), layout.len())?;
     let dst = x.dst();
     let src = Src::new(dst.raw().cast_const(), dst.dtype);
-    quantize_raw(src, dst, layout, format, options, None)
+    quantize_raw(src, dst, layout, format, options, Seen::Nothing)
 }
 
 fn quantize_raw(
@@ -225,7 +228,7 @@ fn quantize_raw(
     layout: Layout,
     format: Format,
     options: &Options<'_>,
-    nan: Option<&AtomicBool>,
+    seen: Seen<'_>,
 ) -> Result<()> {
     let _state = FloatState::standard();
     let sizes = Sizes::new(format, &layout)?;
@@ -235,12 +238,12 @@ fn quantize_raw(
         return Ok(());
     }
     match transpose::forward(src, &layout)? {
-        None => drive::quantize(src, dst, layout, format, &options, Level::current(), nan),
+        None => drive::quantize(src, dst, layout, format, &options, Level::current(), seen),
         Some(mut buffer) => {
             // One pointer for both: taking a second one would end the right to use the first.
             let at = buffer.as_mut_ptr();
             let (inner_src, inner_dst) = (Src::new(at, src.dtype), Dst::new(at, dst.dtype));
-            drive::quantize(inner_src, inner_dst, layout, format, &options, Level::current(), nan)?;
+            drive::quantize(inner_src, inner_dst, layout, format, &options, Level::current(), seen)?;
             transpose::backward(inner_src, dst, &layout)
         }
     }

@@ -38,6 +38,18 @@ impl<'a> Rows<'a> {
     pub(crate) fn new(packed: Packed<'a>, rows: usize, k: usize, format: Format, level: Level) -> Result<Self> {
         let sizes = Sizes::new(format, &Layout::new(&[rows, k], -1, format)?)?;
         check_len(format, "codes (bytes)", packed.codes.len(), sizes.codes)?;
+        Self::without_codes(packed, rows, k, format, level)
+    }
+
+    /// The same of a matrix whose codes are elsewhere, and whose rows cannot be decoded.
+    pub(crate) fn without_codes(
+        packed: Packed<'a>,
+        rows: usize,
+        k: usize,
+        format: Format,
+        level: Level,
+    ) -> Result<Self> {
+        let sizes = Sizes::new(format, &Layout::new(&[rows, k], -1, format)?)?;
         check_len(format, "scales (bytes)", packed.scales.len(), sizes.scales)?;
         check_len(format, "zeros (bytes)", packed.zeros.len(), sizes.zeros)?;
         check_len(format, "levels (bytes)", packed.levels.len(), sizes.levels)?;

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use safetensors::Dtype;
 
 use super::header::{self, Header, LENGTH_BYTES, METADATA, Stored};
-use super::packing::{Packing, SUFFIXES};
-use super::{VERSION, refuse_tensor, shown};
+use super::packing::Packing;
+use super::{SPARSE_VERSION, VERSION, refuse_tensor, shown};
 use crate::error::{ContainerError, Result, TensorFault};
 
 const RESERVED: &str = "octavo.";
@@ -62,11 +62,14 @@ impl Index {
         let Header { metadata, tensors } = header::parse(text, data_bytes)?;
         let start = LENGTH_BYTES.saturating_add(text.len() as u64);
         let parts = tensors.into_iter().map(|tensor| part(tensor, start)).collect::<Result<BTreeMap<_, _>>>()?;
-        let octavo = check_version(&metadata)?;
+        let version = check_version(&metadata)?;
         let (mut entries, mut user) = (BTreeMap::new(), BTreeMap::new());
         for (key, value) in metadata {
             if let Some(name) = key.strip_prefix(TENSOR_KEY) {
                 let packing = Packing::parse(name, &value)?;
+                if packing.nonzero.is_some() && version == Some(VERSION) {
+                    return Err(refuse_tensor(name, TensorFault::SparseVersion { version: VERSION }));
+                }
                 check_parts(name, &packing, &parts)?;
                 entries.insert(name.to_owned(), Entry::Packed(packing));
             } else if !key.starts_with(RESERVED) {
@@ -76,9 +79,10 @@ impl Index {
             }
         }
         for (stored, part) in &parts {
-            let packed = SUFFIXES.iter().filter_map(|suffix| stored.strip_suffix(suffix));
             // A plain tensor called NAME.scales is fine unless NAME is packed; its parts were checked above.
-            if packed.into_iter().any(|name| matches!(entries.get(name), Some(Entry::Packed(_)))) {
+            if let Some((name, suffix)) = stored.rfind('.').map(|at| stored.split_at(at))
+                && matches!(entries.get(name), Some(Entry::Packed(packing)) if packing.suffixes().contains(&suffix))
+            {
                 continue;
             }
             if entries.contains_key(stored) {
@@ -86,6 +90,7 @@ impl Index {
             }
             entries.insert(stored.clone(), Entry::Plain { dtype: part.dtype, shape: part.shape.clone() });
         }
+        let octavo = version.is_some();
         Ok(Self { entries, parts, metadata: user, octavo, file_bytes: start.saturating_add(data_bytes) })
     }
 
@@ -120,7 +125,7 @@ impl Index {
     /// The parts of an entry, as stored names and bytes; a plain tensor has one, under its own name.
     pub fn parts_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (String, &'a Part)> {
         let suffixes: &[&str] = match self.entries.get(name) {
-            Some(Entry::Packed(_)) => &SUFFIXES,
+            Some(Entry::Packed(packing)) => packing.suffixes(),
             Some(Entry::Plain { .. }) => &[""],
             None => &[],
         };
@@ -150,19 +155,20 @@ fn part(tensor: Stored, start: u64) -> Result<(String, Part)> {
     Ok((name, Part { dtype, shape, offset: start.saturating_add(begin), bytes }))
 }
 
-/// True for an Octavo file of this version, false for a file without the keys of Octavo.
-fn check_version(metadata: &BTreeMap<String, String>) -> Result<bool> {
+/// The version of an Octavo file, which must be one that is read; `None` for a file without the keys of Octavo.
+fn check_version(metadata: &BTreeMap<String, String>) -> Result<Option<&'static str>> {
     match metadata.get(VERSION_KEY) {
-        Some(version) if version == VERSION => Ok(true),
+        Some(version) if version == VERSION => Ok(Some(VERSION)),
+        Some(version) if version == SPARSE_VERSION => Ok(Some(SPARSE_VERSION)),
         Some(version) => {
-            let newer =
-                version.parse::<u32>().is_ok_and(|number| VERSION.parse::<u32>().is_ok_and(|ours| number > ours));
+            let ours = SPARSE_VERSION.parse::<u32>();
+            let newer = version.parse::<u32>().is_ok_and(|number| ours.is_ok_and(|ours| number > ours));
             let found = shown(version);
-            Err(ContainerError::Version { key: VERSION_KEY, found, accepted: VERSION, newer }.into())
+            Err(ContainerError::Version { key: VERSION_KEY, found, accepted: "'1' and '2'", newer }.into())
         }
         None => match metadata.keys().find(|key| key.starts_with(RESERVED)) {
             Some(key) => Err(ContainerError::NoVersion { key: shown(key), version_key: VERSION_KEY }.into()),
-            None => Ok(false),
+            None => Ok(None),
         },
     }
 }
@@ -187,7 +193,7 @@ fn check_parts(name: &str, packing: &Packing, parts: &BTreeMap<String, Part>) ->
             return Err(refuse_tensor(name, fault));
         }
     }
-    for suffix in SUFFIXES.iter().filter(|suffix| demands.iter().all(|demand| demand.suffix != **suffix)) {
+    for suffix in packing.suffixes().iter().filter(|suffix| demands.iter().all(|demand| demand.suffix != **suffix)) {
         if parts.contains_key(&format!("{name}{suffix}")) {
             let kind = suffix.trim_start_matches('.');
             return Err(refuse_tensor(name, TensorFault::PartUnexpected { format: packing.format, part: kind }));
@@ -205,7 +211,10 @@ fn layout(
         return Err(ContainerError::ReservedKey { key: shown(key), prefix: RESERVED }.into());
     }
     let mut all = metadata.clone();
-    all.insert(VERSION_KEY.to_owned(), VERSION.to_owned());
+    // Files without sparse codes are those of the first version, byte for byte.
+    let sparse = |entry: &Entry| matches!(entry, Entry::Packed(packing) if packing.nonzero.is_some());
+    let version = if entries.iter().any(|(_, entry)| sparse(entry)) { SPARSE_VERSION } else { VERSION };
+    all.insert(VERSION_KEY.to_owned(), version.to_owned());
     let mut tensors: BTreeMap<String, Stored> = BTreeMap::new();
     for (name, entry) in entries {
         let parts = match entry {

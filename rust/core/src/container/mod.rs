@@ -28,8 +28,10 @@ use serde::de::value::StrDeserializer;
 
 use crate::error::{ContainerError, Error, Result, TensorFault};
 
-/// Version of the layout, the value of the key `octavo.version`. Readers refuse files of another version.
+/// Version of the layout, the value of the key `octavo.version`. Readers refuse files of another version than these two.
 pub const VERSION: &str = "1";
+/// Version of files with sparse codes, which readers of [`VERSION`] alone refuse.
+pub const SPARSE_VERSION: &str = "2";
 
 /// The dtype of a safetensors name such as `F8_E4M3`.
 ///

@@ -11,9 +11,12 @@ use super::{refuse_tensor, shown};
 use crate::codec::{DType, Layout, ScaleRule, Sizes};
 use crate::error::{Error, Result, TensorFault};
 use crate::format::{Element, Format, Granularity, Minifloat, ScaleType};
+use crate::sparse;
 
-/// Suffixes of the parts of a packed tensor, in the order of [`crate::Packed`]'s fields.
-pub(super) const SUFFIXES: [&str; 4] = [".codes", ".scales", ".zeros", ".levels"];
+/// Suffixes of the parts of a packed tensor, in the order of [`crate::Packed`]'s fields; the last one of sparse codes alone.
+const SUFFIXES: [&str; 5] = [".codes", ".scales", ".zeros", ".levels", BITMAP];
+/// Suffix of the bitmap of sparse codes.
+pub(super) const BITMAP: &str = ".bitmap";
 
 /// What a packed tensor is: its format, the rule that chose its scales, and its logical shape, dtype and axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +31,8 @@ pub struct Packing {
     pub dtype: DType,
     /// The axis that rows, blocks and groups run along; 0 for a tensor without dimensions.
     pub axis: usize,
+    /// How many codes are not 0, where codes are sparse: the others are left out.
+    pub nonzero: Option<u64>,
 }
 
 /// One part that a packing demands.
@@ -48,6 +53,12 @@ struct Text {
     shape: Vec<u64>,
     dtype: String,
     axis: usize,
+    #[serde(default, deserialize_with = "count", skip_serializing_if = "Option::is_none")]
+    nonzero: Option<u64>,
+}
+
+fn count<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<u64>, D::Error> {
+    u64::deserialize(deserializer).map(Some)
 }
 
 fn shape<'de, D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Vec<u64>, D::Error> {
@@ -75,6 +86,7 @@ impl Packing {
             })?,
             dtype: text.dtype.parse().map_err(refused)?,
             axis: text.axis,
+            nonzero: text.nonzero,
         })
     }
 
@@ -87,6 +99,21 @@ impl Packing {
         }
     }
 
+    /// Suffixes of the parts that a packing may have: other tensors of its name are plain.
+    pub(super) fn suffixes(&self) -> &'static [&'static str] {
+        let [dense @ .., _] = &SUFFIXES;
+        if self.nonzero.is_some() { &SUFFIXES } else { dense }
+    }
+
+    /// The rows and columns that sparse codes are of.
+    ///
+    /// # Errors
+    /// [`crate::Error::Shape`] where the format does not take the shape.
+    pub fn matrix(&self) -> Result<sparse::Shape> {
+        let layout = Layout::new(&self.shape, isize::try_from(self.axis).unwrap_or(isize::MAX), self.format)?;
+        Ok(sparse::Shape { rows: layout.rows(), columns: layout.k })
+    }
+
     /// The JSON text that describes this packing.
     pub(super) fn print(&self, name: &str) -> Result<String> {
         let text = Text {
@@ -95,6 +122,7 @@ impl Packing {
             shape: self.shape.iter().map(|&dim| dim as u64).collect(),
             dtype: self.dtype.name().to_owned(),
             axis: self.axis,
+            nonzero: self.nonzero,
         };
         serde_json::to_string(&text).map_err(|error| refuse_tensor(name, TensorFault::Header(error)))
     }
@@ -120,6 +148,9 @@ impl Packing {
             _ => (Dtype::U8, with(&lead, &[sizes.row_bytes])),
         };
         let mut parts = vec![Demand { suffix: ".codes", dtype: codes.0, shape: codes.1 }];
+        if let Some(nonzero) = self.nonzero {
+            parts = self.sparse_demands(name, nonzero, layout.len())?;
+        }
         let per_row = match self.format.granularity() {
             Granularity::Tensor => {
                 lead.clear();
@@ -141,6 +172,26 @@ impl Packing {
             parts.push(Demand { suffix: ".levels", dtype: Dtype::F32, shape: vec![1] });
         }
         Ok(parts)
+    }
+}
+
+impl Packing {
+    /// The parts that sparse codes take, in place of the dense ones.
+    fn sparse_demands(&self, name: &str, nonzero: u64, elements: usize) -> Result<Vec<Demand>> {
+        let wrong = |error: Error| refuse_tensor(name, Box::new(error).into());
+        if !sparse::takes(self.format) {
+            return Err(refuse_tensor(name, TensorFault::SparseFormat { format: self.format }));
+        }
+        if nonzero > elements as u64 {
+            return Err(refuse_tensor(name, TensorFault::SparseCount { nonzero, elements }));
+        }
+        let matrix = self.matrix().map_err(wrong)?;
+        let bytes = sparse::code_bytes(nonzero, self.format.width()).map_err(wrong)?;
+        matrix.words().map_err(wrong)?;
+        Ok(vec![
+            Demand { suffix: ".codes", dtype: Dtype::U8, shape: vec![bytes] },
+            Demand { suffix: BITMAP, dtype: Dtype::U64, shape: vec![matrix.panels(), matrix.quads()] },
+        ])
     }
 }
 

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use proptest::prelude::*;
 
-use super::packing::SUFFIXES;
 use super::{Dtype, Entry, Packing, Reader, Writer, header};
 use crate::codec::{DType, Layout, Packed, ScaleRule, Sizes};
 use crate::error::{Error, Result};
@@ -26,9 +25,14 @@ fn fill(mut writer: Writer) -> Result<Option<Vec<u8>>> {
         match entry {
             Entry::Plain { .. } => writer.put_plain(name, &of(name))?,
             Entry::Packed(_) => {
-                let parts = SUFFIXES.map(|suffix| of(&format!("{name}{suffix}")));
+                let parts = ["codes", "scales", "zeros", "levels"].map(|part| of(&format!("{name}.{part}")));
                 let [codes, scales, zeros, levels] = parts.each_ref().map(Vec::as_slice);
-                writer.put_packed(name, Packed { codes, scales, zeros, levels })?;
+                let bitmap = if index.parts_of(name).any(|(part, _)| part.ends_with(".bitmap")) {
+                    of(&format!("{name}.bitmap"))
+                } else {
+                    Vec::new() // a plain tensor may have that name
+                };
+                writer.put_sparse(name, Packed { codes, scales, zeros, levels }, &bitmap)?;
             }
         }
     }
@@ -42,8 +46,17 @@ fn bytes_of(entries: &Entries) -> Result<Vec<u8>> {
 
 fn packed(name: &str, format: &str, shape: &[usize], axis: usize) -> (String, Entry) {
     let format = Format::parse(format).unwrap();
-    let packing = Packing { format, scale: ScaleRule::Ceil, shape: shape.to_vec(), dtype: DType::BF16, axis };
+    let packing =
+        Packing { format, scale: ScaleRule::Ceil, shape: shape.to_vec(), dtype: DType::BF16, axis, nonzero: None };
     (name.to_owned(), Entry::Packed(packing))
+}
+
+/// A packed tensor whose codes are sparse.
+fn sparse(name: &str, format: &str, shape: &[usize], axis: usize, nonzero: u64) -> (String, Entry) {
+    match packed(name, format, shape, axis) {
+        (name, Entry::Packed(packing)) => (name, Entry::Packed(Packing { nonzero: Some(nonzero), ..packing })),
+        plain => plain,
+    }
 }
 
 fn plain(name: &str, dtype: Dtype, shape: &[usize]) -> (String, Entry) {
@@ -51,7 +64,12 @@ fn plain(name: &str, dtype: Dtype, shape: &[usize]) -> (String, Entry) {
 }
 
 fn small() -> Entries {
-    vec![packed("w", "nvfp4", &[2, 20], 1), packed("u", "uint4:g32", &[3], 0), plain("b", Dtype::I64, &[2])]
+    vec![
+        packed("w", "nvfp4", &[2, 20], 1),
+        sparse("s", "int6:g32", &[20, 6], 1, 9),
+        packed("u", "uint4:g32", &[3], 0),
+        plain("b", Dtype::I64, &[2]),
+    ]
 }
 
 /// Every entry of a reader has the content that [`fill`] gave it.
@@ -73,7 +91,12 @@ fn entries() -> impl Strategy<Value = Entries> {
     let a_plain = (dtypes(), shape()).prop_map(|(dtype, shape)| plain("", dtype, &shape).1);
     let a_packed = (prop::sample::select(catalogue().to_vec()), shape(), any::<prop::sample::Index>())
         .prop_map(|(format, shape, axis)| packed("", format, &shape, axis.index(shape.len())).1);
-    prop::collection::btree_map("[a-z.äß\"\\\\ ]{0,9}", prop_oneof![a_plain, a_packed], 0..6)
+    let a_sparse =
+        (prop::sample::select(vec!["int8:g32", "mxfp4", "mxfp6e3m2", "int5"]), shape(), any::<prop::sample::Index>())
+            .prop_map(|(format, shape, of)| {
+                sparse("", format, &shape, 0, of.index(shape.iter().product::<usize>() + 1) as u64).1
+            });
+    prop::collection::btree_map("[a-z.äß\"\\\\ ]{0,9}", prop_oneof![a_plain, a_packed, a_sparse], 0..6)
         .prop_map(|all| all.into_iter().collect())
 }
 
@@ -132,6 +155,40 @@ fn every_truncation_and_extension_is_refused() {
     }
     let longer = [bytes, vec![0]].concat();
     assert!(Reader::from_memory(longer).unwrap_err().to_string().contains("bytes of data"));
+}
+
+#[test]
+fn files_are_of_the_second_version_where_codes_are_sparse_alone() {
+    let version = |entries: &Entries| {
+        let bytes = bytes_of(entries).unwrap();
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        ["1", "2"].into_iter().filter(|v| text.contains(&format!("\"octavo.version\":\"{v}\""))).collect::<String>()
+    };
+    assert_eq!(version(&small()), "2");
+    assert_eq!(version(&vec![packed("w", "int8", &[4], 0), plain("w.bitmap", Dtype::U8, &[3])]), "1");
+    let older = bytes_of(&small()).unwrap();
+    let at = older.windows(20).position(|text| text == b"\"octavo.version\":\"2\"").unwrap();
+    let mut older = older;
+    older[at + 18] = b'1';
+    let text = Reader::from_memory(older).unwrap_err().to_string();
+    assert_eq!(text, "s: has 'nonzero', sparse codes, in a file of version 1, which has none");
+}
+
+#[test]
+fn sparse_codes_that_cannot_be_are_refused() {
+    for (entries, wanted) in [
+        (vec![sparse("w", "nf4", &[2, 64], 1, 3)], "sparse codes of 'nf4'; accepted are formats of up to 8 bits"),
+        (vec![sparse("w", "uint8:g32", &[2, 64], 1, 3)], "without zero points"),
+        (vec![sparse("w", "int12", &[2, 64], 1, 3)], "up to 8 bits"),
+        (vec![sparse("w", "int8", &[2, 64], 1, 129)], "129 codes that are not 0 in 128 elements"),
+        (
+            vec![sparse("w", "int8", &[2, 64], 1, 3), plain("w.bitmap", Dtype::U8, &[1])],
+            "both are stored as 'w.bitmap'",
+        ),
+    ] {
+        let error = bytes_of(&entries).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error}");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use tempfile::NamedTempFile;
 
 use super::header::zeroed;
 use super::index::{Entry, Index};
-use super::packing::SUFFIXES;
+use super::packing::BITMAP;
 use super::{refuse_tensor, shown};
 use crate::codec::Packed;
 use crate::error::{Error, Result, ShapeError, TensorFault};
@@ -121,8 +121,26 @@ impl Writer {
     /// # Errors
     /// As [`Writer::put_plain`].
     pub fn put_packed(&mut self, name: &str, packed: Packed<'_>) -> Result<()> {
-        let data = [packed.codes, packed.scales, packed.zeros, packed.levels];
-        let parts: Vec<_> = SUFFIXES.into_iter().zip(data).collect();
+        self.put_sparse(name, packed, &[])
+    }
+
+    /// Writes the parts of the packed tensor `name` whose codes are sparse, with the bytes of its bitmap, which is empty for
+    /// dense codes.
+    ///
+    /// # Errors
+    /// As [`Writer::put_plain`].
+    pub fn put_sparse(&mut self, name: &str, packed: Packed<'_>, bitmap: &[u8]) -> Result<()> {
+        let mut parts = vec![
+            (".codes", packed.codes),
+            (".scales", packed.scales),
+            (".zeros", packed.zeros),
+            (".levels", packed.levels),
+        ];
+        let entry = self.index.entries().get(name);
+        let is_sparse = matches!(entry, Some(Entry::Packed(packing)) if packing.nonzero.is_some());
+        if is_sparse || !bitmap.is_empty() {
+            parts.push((BITMAP, bitmap));
+        }
         match self.index.entries().get(name) {
             Some(Entry::Packed(_)) => self.put(name, &parts),
             _ => Err(refuse_tensor(name, TensorFault::NotAnnounced { kind: "packed" })),

@@ -76,13 +76,13 @@ pub enum ContainerError {
     #[error("the file has become shorter while it was read")]
     Shortened,
     /// A file of another version of the layout.
-    #[error("{key} is '{found}'; this version of octavo reads '{accepted}'{}", if *.newer { "; a newer octavo reads this file" } else { "" })]
+    #[error("{key} is '{found}'; this version of octavo reads {accepted}{}", if *.newer { "; a newer octavo reads this file" } else { "" })]
     Version {
         /// The key of the metadata.
         key: &'static str,
         /// The version found, escaped and cut.
         found: String,
-        /// The version that is read.
+        /// The versions that are read, in words.
         accepted: &'static str,
         /// The version found is a later one.
         newer: bool,
@@ -252,6 +252,26 @@ pub enum TensorFault {
     Rank {
         /// The largest number.
         limit: usize,
+    },
+    /// Sparse codes in a file whose version has none.
+    #[error("has 'nonzero', sparse codes, in a file of version {version}, which has none")]
+    SparseVersion {
+        /// Version of the file.
+        version: &'static str,
+    },
+    /// Sparse codes of a format that has no code to leave out.
+    #[error("sparse codes of '{format}'; accepted are formats of up to 8 bits whose code 0 is +0, without zero points")]
+    SparseFormat {
+        /// The format.
+        format: Format,
+    },
+    /// More codes than elements.
+    #[error("{nonzero} codes that are not 0 in {elements} elements")]
+    SparseCount {
+        /// Codes.
+        nonzero: u64,
+        /// Elements.
+        elements: usize,
     },
     /// Format, rule, dtype or shape of a description are refused.
     #[error(transparent)]

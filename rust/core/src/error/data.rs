@@ -1,5 +1,7 @@
 //! Texts, tokens and files of them that do not obey the rules of their kind.
 
+use super::byte_pairs::BytePairFault;
+
 /// Text, tokens or a file of them that do not obey the rules of their kind.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -126,6 +128,9 @@ pub enum DataError {
         /// The refusal.
         fault: FieldFault,
     },
+    /// A byte pair tokenizer, its file, or a text for it.
+    #[error(transparent)]
+    BytePairs(#[from] BytePairFault),
     /// A refusal of a crate on top.
     #[error("{0}")]
     Other(String),

@@ -17,6 +17,14 @@ pub enum FormatError {
         /// The nearest spelling, where one is near.
         nearest: Option<&'static str>,
     },
+    /// Sparse codes of a format, or for a number of rows, that no kernel multiplies.
+    #[error("'{format}': no kernel multiplies sparse codes with {rows} rows of inputs here; expand them first")]
+    SparseProduct {
+        /// The format.
+        format: Format,
+        /// Rows of inputs.
+        rows: usize,
+    },
     /// The family is known; a number or an option in the text is wrong.
     #[error("format '{text}': {fault}")]
     Text {

@@ -3,12 +3,14 @@
 //!
 //! Crates on top refuse with the same kinds; their own refusals are texts or errors of theirs, in the variants called `Other`.
 
+mod byte_pairs;
 mod container;
 mod data;
 mod format;
 mod setting;
 mod shape;
 
+pub use byte_pairs::BytePairFault;
 pub use container::{ContainerError, Refusal, TensorFault};
 pub use data::{DataError, FieldFault};
 pub use format::{FormatError, TextFault};

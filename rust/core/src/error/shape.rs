@@ -203,6 +203,54 @@ pub enum ShapeError {
         /// Length of the array.
         ids: usize,
     },
+    /// A part of sparse codes of another length than the matrix demands.
+    #[error("sparse codes: {what} holds {got}, expected {expected}")]
+    SparseLength {
+        /// The part, and the unit it is counted in.
+        what: &'static str,
+        /// The length found.
+        got: usize,
+        /// The length demanded.
+        expected: usize,
+    },
+    /// A bitmap with more or fewer bits than there are codes.
+    #[error("sparse codes: the bitmap tells of {counted} codes that are not 0, expected {expected}")]
+    SparseCount {
+        /// Bits that are set.
+        counted: u64,
+        /// Codes.
+        expected: u64,
+    },
+    /// A bit that belongs to no element.
+    #[error("sparse codes: the bitmap has a bit outside the {rows} rows of {columns} columns")]
+    SparseOutside {
+        /// Rows of the matrix.
+        rows: usize,
+        /// Columns of the matrix.
+        columns: usize,
+    },
+    /// A panel whose codes pass the end.
+    #[error("sparse codes: panel {panel} has {count} codes from {start} on, of {there}")]
+    SparseEnd {
+        /// The panel.
+        panel: usize,
+        /// Its codes.
+        count: u64,
+        /// Codes before it.
+        start: u64,
+        /// All codes.
+        there: u64,
+    },
+    /// Rows that are not there, or do not begin a panel.
+    #[error("sparse codes: {count} rows from {first} on, of {rows}; the first is a multiple of 16")]
+    SparseRows {
+        /// The first row asked for.
+        first: usize,
+        /// How many.
+        count: usize,
+        /// Rows of the matrix.
+        rows: usize,
+    },
     /// A refusal of a crate on top.
     #[error("{0}")]
     Other(String),

@@ -148,7 +148,10 @@ fn containers_name_tensor_and_fault() {
     assert_eq!(shown, "tensors take 8 bytes, the file has 7 bytes of data: truncated");
     let (error, shown) = file(r#"{"__metadata__":{"octavo.version":"99"}}"#, 0);
     assert!(matches!(&error, ContainerError::Version { found, newer: true, .. } if found == "99"), "{error:?}");
-    assert_eq!(shown, "octavo.version is '99'; this version of octavo reads '1'; a newer octavo reads this file");
+    assert_eq!(
+        shown,
+        "octavo.version is '99'; this version of octavo reads '1' and '2'; a newer octavo reads this file"
+    );
     let (error, shown) = file("[]", 0);
     assert!(matches!(error, ContainerError::HeaderStart), "{error:?}");
     assert_eq!(shown, "header does not begin with '{'");

@@ -34,8 +34,8 @@ pub(super) const MANY: usize = 5;
 /// `x` holds `[m, columns]` and `out` `[m, rows]` values. Weights are the decoded ones, sums are float32, and the result is
 /// rounded once to the dtype of `out`. A row's result depends on that row, the weights, the number of rows and the SIMD
 /// level alone: neither on the other rows, nor on the number of threads, nor on alignment. Small products have one order of
-/// summation at every SIMD level. Large ones ([`super::kernel`] tells) have others on AVX-512 with VNNI, for up to four
-/// rows, and on AMX, for more: within the bound of FORMATS.md section 6, with other last bits.
+/// summation at every SIMD level. Large ones ([`super::kernel`] tells) have others on AVX-512: in fixed point, for one row
+/// and of some formats for up to four, and in tiles, for more than four: within the bound of FORMATS.md section 6, with other last bits.
 ///
 /// # Errors
 /// [`crate::Error::Shape`] where a length does not fit, [`crate::Error::OutOfMemory`] where memory is short.
@@ -71,9 +71,9 @@ pub(super) fn multiply_as(
     };
     let out = Outputs::new(&mut out, n, level);
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = many;
+    let _ = (many, held);
     #[cfg(target_arch = "x86_64")]
-    let way = route::way(w.format, many, n, k, level);
+    let way = route::way(w.format, held, many, n, k, level);
     let each = rows_at_a_time(k);
     for first in (0..m).step_by(each) {
         let count = each.min(m - first);
@@ -81,7 +81,7 @@ pub(super) fn multiply_as(
         x.dtype = held;
         let out = Biased { out: out.after(first), bias: &bias };
         #[cfg(target_arch = "x86_64")]
-        if let Some(way) = &way {
+        if let Some(way) = way.as_ref().filter(|way| way.takes(count)) {
             route::multiply(way, &rows, &x, count, w, &out)?;
             continue;
         }
@@ -97,7 +97,7 @@ pub(super) fn multiply_as(
 
 /// Rows of `k` inputs that are multiplied in one go: many enough that weights are seldom read again, few enough that work
 /// buffers stay small beside inputs and outputs. No row's result depends on it.
-const fn rows_at_a_time(k: usize) -> usize {
+pub(super) const fn rows_at_a_time(k: usize) -> usize {
     let fit = HELD_BYTES / k.saturating_mul(BYTES_PER_INPUT).saturating_add(1) / LEAST_ROWS * LEAST_ROWS;
     if fit < LEAST_ROWS {
         LEAST_ROWS

@@ -3,11 +3,11 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::*;
 
-#[cfg(target_arch = "x86_64")]
-use super::int8_amx;
 use super::output::{Outputs, widened};
 use super::reference::{self, Added};
 use super::{Matrix, check_sizes, multiply_rounded};
+#[cfg(target_arch = "x86_64")]
+use super::{int8_avx2, int8_tiles};
 use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, set_len, zeroed};
 use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
@@ -15,15 +15,15 @@ use crate::format::{Element, Format, Granularity};
 use crate::pack::unpack;
 use crate::pool;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::amx;
+use crate::simd::tiles::{self, Session, Tiles};
 use crate::simd::{Job, Lanes, Level, fast};
 
 /// Rows of weights in one unit of work.
 const PANEL: usize = 16;
-/// Rows of inputs arranged for AMX per pass: enough that weights are rarely unpacked again, few enough to bound memory.
+/// Rows of inputs arranged as tiles per pass: enough that weights are rarely unpacked again, few enough to bound memory.
 #[cfg(target_arch = "x86_64")]
 const MOST_ROWS: usize = 4096;
-/// Panels in one unit of work on AMX.
+/// Panels in one unit of work on tiles.
 #[cfg(target_arch = "x86_64")]
 const UNIT: usize = 4;
 /// Products that int32 can sum: `2^16 * 128 * 128 < 2^31`.
@@ -142,8 +142,8 @@ pub fn multiply_integer(
         out: Outputs::new(&mut out, n, level),
     };
     #[cfg(target_arch = "x86_64")]
-    if int8_amx::applies(n, k, level) {
-        return product.on_amx(m, level);
+    if let Some(tiles) = int8_tiles::tiles(n, k, level) {
+        return product.in_tiles(tiles, m, level);
     }
     pool::try_for_each(n.div_ceil(PANEL), m.saturating_mul(n).saturating_mul(k), |panel| product.panel(panel, level))
 }
@@ -198,12 +198,31 @@ impl Product<'_> {
             let packed = &self.w.packed.codes[(first + r) * self.row_bytes..][..self.row_bytes];
             signed_codes(packed, self.w.format.width(), &mut codes[r * k..][..k], level);
         }
-        for (row, input_scale) in self.input_scales.iter().enumerate() {
+        let value = |sum: i64, row: usize, weight: usize| {
+            reference::value(sum, self.input_scales[row] * self.weight_scales[weight], self.added.of(weight))
+        };
+        #[cfg(target_arch = "x86_64")]
+        if level >= Level::Avx2 && (1..=EXACT).contains(&k) {
+            for four in (0..count).step_by(int8_avx2::TOGETHER) {
+                // Rows beyond the last repeat it.
+                let row_of = |r: usize| r.min(count - four - 1);
+                let weights = std::array::from_fn(|r| &codes[(four + row_of(r)) * k..][..k]);
+                let write = |row: usize, sums: [i32; int8_avx2::TOGETHER]| {
+                    let weight = |r: usize| first + four + row_of(r);
+                    let values: [f32; int8_avx2::TOGETHER] =
+                        std::array::from_fn(|r| value(i64::from(sums[r]), row, weight(r)));
+                    // SAFETY: every panel writes its own columns.
+                    unsafe { self.out.write(row, first + four, &values[..values.len().min(count - four)]) };
+                };
+                // SAFETY: the level is one of this processor.
+                unsafe { int8_avx2::multiply(weights, &self.x.codes, write) };
+            }
+            return Ok(());
+        }
+        for row in 0..self.input_scales.len() {
             let mut values = [0.0; PANEL];
-            for (r, value) in values.iter_mut().enumerate().take(count) {
-                let sum = sum_of_products(level, self.x.row(row), &codes[r * k..][..k]);
-                let scale = input_scale * self.weight_scales[first + r];
-                *value = reference::value(sum, scale, self.added.of(first + r));
+            for (r, result) in values.iter_mut().enumerate().take(count) {
+                *result = value(sum_of_products(level, self.x.row(row), &codes[r * k..][..k]), row, first + r);
             }
             // SAFETY: every panel writes its own columns.
             unsafe { self.out.write(row, first, &values[..count]) };
@@ -212,41 +231,43 @@ impl Product<'_> {
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn on_amx(&self, m: usize, level: Level) -> Result<()> {
-        (0..m).step_by(MOST_ROWS).try_for_each(|first| self.some_on_amx(first, MOST_ROWS.min(m - first), level))
+    fn in_tiles(&self, tiles: Tiles, m: usize, level: Level) -> Result<()> {
+        let each = MOST_ROWS;
+        (0..m).step_by(each).try_for_each(|first| self.some_in_tiles(tiles, first, each.min(m - first), level))
     }
 
     /// The products of `m` rows of inputs from `first_row` on.
     #[cfg(target_arch = "x86_64")]
-    fn some_on_amx(&self, first_row: usize, m: usize, level: Level) -> Result<()> {
+    fn some_in_tiles(&self, tiles: Tiles, first_row: usize, m: usize, level: Level) -> Result<()> {
         let (n, k) = (self.w.rows, self.w.columns);
-        let x = int8_amx::Tiled::new(&self.x.codes[first_row * k..][..m * k], m, k)?;
-        let mut padded = zeroed::<f32>(m + amx::ROWS)?;
+        // SAFETY: `int8_tiles::tiles` found the instructions.
+        let x = unsafe { int8_tiles::Tiled::new(&self.x.codes[first_row * k..][..m * k], m, k)? };
+        let mut padded = zeroed::<f32>(m + tiles::ROWS)?;
         padded[..m].copy_from_slice(&self.input_scales[first_row..][..m]);
         let finish = Scaled { input_scales: &padded, weight_scales: &self.weight_scales, added: self.added };
-        let (width, stride) = (self.w.format.width(), x.steps * amx::LINE);
+        // An even number of lines would bring the rows of a tile to a few sets of the L1 cache.
+        let stride = (x.steps | usize::from(tiles == Tiles::Vectors)) * tiles::LINE;
+        let width = self.w.format.width();
         let out = self.out.after(first_row);
         pool::try_for_each(n.div_ceil(UNIT * PANEL), m.saturating_mul(n).saturating_mul(k), |unit| {
             let mut unpacked = Vec::new();
-            // SAFETY: `int8_amx::applies` found the instructions; every panel writes its own columns.
+            // SAFETY: `int8_tiles::tiles` found the instructions; every panel writes its own columns.
             unsafe {
-                let session = amx::Session::new();
-                for first in (unit * UNIT * PANEL..n.min((unit + 1) * UNIT * PANEL)).step_by(PANEL) {
-                    let count = PANEL.min(n - first);
-                    let packed = &self.w.packed.codes[first * self.row_bytes..][..count * self.row_bytes];
-                    let weights = if width == 8 && stride == k && count == PANEL {
-                        std::slice::from_raw_parts(packed.as_ptr().cast::<i8>(), packed.len())
-                    } else {
-                        set_len(&mut unpacked, PANEL * stride)?;
-                        for (packed, codes) in packed.chunks(self.row_bytes).zip(unpacked.chunks_mut(stride)) {
-                            signed_codes(packed, width, &mut codes[..k], level);
-                        }
-                        &unpacked
-                    };
-                    int8_amx::multiply(&session, weights, (first, count), &x, &finish, |row, values| {
-                        out.write(row, first, values);
-                    });
-                }
+                let session = Session::new(tiles);
+                let (first, count) = (unit * UNIT * PANEL, (UNIT * PANEL).min(n - unit * UNIT * PANEL));
+                let packed = &self.w.packed.codes[first * self.row_bytes..][..count * self.row_bytes];
+                let weights = if width == 8 && stride == k && count.is_multiple_of(PANEL) {
+                    std::slice::from_raw_parts(packed.as_ptr().cast::<i8>(), packed.len())
+                } else {
+                    set_len(&mut unpacked, count.next_multiple_of(PANEL) * stride)?;
+                    for (packed, codes) in packed.chunks(self.row_bytes).zip(unpacked.chunks_mut(stride)) {
+                        signed_codes(packed, width, &mut codes[..k], level);
+                    }
+                    &unpacked
+                };
+                int8_tiles::multiply(&session, (weights, stride), (first, count), &x, &finish, |row, first, values| {
+                    out.write(row, first, values);
+                });
             }
             Ok(())
         })
@@ -263,11 +284,11 @@ struct Scaled<'a> {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl int8_amx::Finish for Scaled<'_> {
+impl int8_tiles::Finish for Scaled<'_> {
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq")]
     unsafe fn values(&self, weight: usize, first: usize, sums: __m512i) -> __m512 {
-        let input_scales = &self.input_scales[first..first + amx::ROWS];
+        let input_scales = &self.input_scales[first..first + tiles::ROWS];
         // SAFETY: the slice holds sixteen scales.
         let scale = unsafe {
             _mm512_mul_ps(_mm512_loadu_ps(input_scales.as_ptr()), _mm512_set1_ps(self.weight_scales[weight]))
@@ -364,8 +385,30 @@ fn bytes_mut(codes: &mut [i8]) -> &mut [u8] {
 /// Two's complement codes of `width` bits as bytes.
 fn signed_codes(packed: &[u8], width: u32, codes: &mut [i8], level: Level) {
     unpack(level, packed, width, bytes_mut(codes));
+    if width < 8
+        && let Err(Extend(codes, _)) = fast(level, Extend(codes, width))
+    {
+        extend(codes, width);
+    }
+}
+
+/// Codes of a width to give their sign.
+struct Extend<'a>(&'a mut [i8], u32);
+
+impl<L: Lanes> Job<L> for Extend<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run(self, _: L) {
+        extend(self.0, self.1);
+    }
+}
+
+/// Repeats the sign of codes of `width` bits.
+#[inline(always)]
+fn extend(codes: &mut [i8], width: u32) {
+    let sign = 1i8 << (width - 1);
     for code in codes {
-        *code = *code << (8 - width) >> (8 - width);
+        *code = (*code ^ sign).wrapping_sub(sign);
     }
 }
 

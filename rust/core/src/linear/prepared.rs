@@ -3,11 +3,13 @@
 use super::output::Inputs;
 use super::{Matrix, check_sizes, f32_kept, float};
 #[cfg(target_arch = "x86_64")]
-use super::{bf16_limbs_amx, route};
+use super::{bf16_limbs, route};
 use crate::codec::rows::Rows;
 use crate::codec::{DType, Values, ValuesMut};
 use crate::error::Result;
 use crate::float_state::FloatState;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::tiles::Tiles;
 use crate::simd::{LANES, Level};
 
 /// The weights of a matrix as the kernel for many rows makes them of the codes at every call, kept: limbs of bfloat16 where
@@ -25,7 +27,7 @@ pub struct Prepared {
 enum Form {
     Floats(f32_kept::Kept),
     #[cfg(target_arch = "x86_64")]
-    Limbs(bf16_limbs_amx::Kept),
+    Limbs(bf16_limbs::Kept),
 }
 
 impl Prepared {
@@ -36,10 +38,12 @@ impl Prepared {
     pub fn bytes(w: &Matrix<'_>) -> Result<usize> {
         let (n, k) = (w.rows, w.columns);
         #[cfg(target_arch = "x86_64")]
-        if let Some(route::Way::Bf16Limbs(table)) = route::way_of_many(w.format, n, k, Level::current()) {
+        if let Some(route::Way::Bf16Limbs(table, tiles @ Tiles::Amx)) =
+            route::way_of_many(w.format, n, k, Level::current())
+        {
             let rows = Rows::new(w.packed, n, k, w.format, Level::current())?;
-            let weights = bf16_limbs_amx::Weights::new(w.format, table.as_deref(), &rows, n);
-            return Ok(bf16_limbs_amx::Kept::bytes(&weights));
+            let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), &rows, n, tiles);
+            return Ok(bf16_limbs::Kept::bytes(&weights));
         }
         Ok(f32_kept::Kept::bytes(n, k))
     }
@@ -62,10 +66,12 @@ impl Prepared {
 
     fn form(w: &Matrix<'_>, rows: &Rows<'_>, level: Level) -> Result<Option<Form>> {
         #[cfg(target_arch = "x86_64")]
-        if let Some(route::Way::Bf16Limbs(table)) = route::way_of_many(w.format, w.rows, w.columns, level) {
-            let weights = bf16_limbs_amx::Weights::new(w.format, table.as_deref(), rows, w.rows);
+        if let Some(route::Way::Bf16Limbs(table, tiles @ Tiles::Amx)) =
+            route::way_of_many(w.format, w.rows, w.columns, level)
+        {
+            let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), rows, w.rows, tiles);
             // SAFETY: the route found the instructions.
-            let kept = unsafe { bf16_limbs_amx::Kept::new(&weights)? };
+            let kept = unsafe { bf16_limbs::Kept::new(&weights)? };
             return Ok(kept.map(Form::Limbs));
         }
         Ok(Some(Form::Floats(f32_kept::Kept::new(rows, w.rows)?)))

@@ -1,7 +1,7 @@
 //! The scalar reference of products: what `y = x W^T + bias` is, in float32 and in integers, of decoded weights.
 //!
 //! It calls nothing fast, and the dispatch above calls it at the level `scalar`. Kernels that keep its order of summation
-//! (`f32_fma`, `int8_amx`) give its bits; the others stay within the bound of FORMATS.md section 6.
+//! (`f32_fma`, `int8_tiles`) give its bits; the others stay within the bound of FORMATS.md section 6.
 
 use crate::float::{LANES, tree_sum};
 

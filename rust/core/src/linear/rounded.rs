@@ -2,7 +2,8 @@
 //!
 //! Definition: inputs are widened to float32 and quantized, and [`super::multiply`] multiplies them. Where inputs have codes
 //! that are small integers times the scale of a group, and the processor multiplies bytes, sums of a group are computed in
-//! int32 and combined in float32: the same product, within the same bound.
+//! int32 and combined in float32: the same product, within the same bound. In tiles of bfloat16, which hold the codes, they are
+//! as exact.
 
 #[cfg(target_arch = "x86_64")]
 use std::sync::OnceLock;
@@ -10,8 +11,9 @@ use std::sync::OnceLock;
 use super::{Matrix, check_sizes, float};
 #[cfg(target_arch = "x86_64")]
 use super::{
-    bf16_limbs_amx,
+    bf16_limbs,
     float::{Biased, PANEL, Panel},
+    int8_group_tiles,
     int8_limbs_vnni::{Dot, FixedInputs, Plan},
     output::{Inputs, Outputs, widened},
     route,
@@ -50,11 +52,24 @@ pub fn multiply_rounded(
     check_sizes(m, w, x.len(), out.len())?;
     #[cfg(target_arch = "x86_64")]
     if let Some((weights, inputs)) = route::groups(w.format, input, m, w.rows, w.columns, level) {
-        let rounded = Encoded { x, m, input, options, plan: &inputs };
-        return rounded.multiply(w, &weights, bias, out, level);
+        let encoded = Encoded { x, m, k: w.columns, input, options, level };
+        return encoded.multiply(w, (&weights, &inputs), bias, out);
     }
     #[cfg(target_arch = "x86_64")]
-    let held = bf16_limbs_amx::held_by(input);
+    // Given scales are those of all rows.
+    let apart = options.given.is_none() || m <= float::rows_at_a_time(w.columns);
+    #[cfg(target_arch = "x86_64")]
+    if apart && let Some((weights, inputs)) = route::group_tiles(w.format, input, m, w.rows, w.columns, level) {
+        let encoded = Encoded { x, m, k: w.columns, input, options, level };
+        return encoded.multiply_in_groups(w, (&weights, &inputs), bias, out);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if apart && let Some(codes) = route::codes(w.format, input, m, w.rows, w.columns, level) {
+        let encoded = Encoded { x, m, k: w.columns, input, options, level };
+        return encoded.multiply_in_tiles(w, &codes, bias, out);
+    }
+    #[cfg(target_arch = "x86_64")]
+    let held = bf16_limbs::held_by(input);
     #[cfg(not(target_arch = "x86_64"))]
     let held = DType::F32;
     let x = rounded(x, m, w.columns, input, options, level)?;
@@ -81,75 +96,175 @@ fn rounded(x: Values<'_>, m: usize, k: usize, input: Format, options: &Options<'
 
 /// Rows of inputs whose codes are multiplied.
 #[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
 struct Encoded<'a> {
     x: Values<'a>,
     m: usize,
+    k: usize,
     input: Format,
     options: &'a Options<'a>,
-    plan: &'a Plan,
+    level: Level,
+}
+
+/// The parts of encoded inputs.
+#[cfg(target_arch = "x86_64")]
+struct Parts {
+    codes: Vec<u8>,
+    scales: Vec<u8>,
+    levels: Vec<u8>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Parts {
+    fn packed(&self) -> Packed<'_> {
+        Packed { codes: &self.codes, scales: &self.scales, zeros: &[], levels: &self.levels }
+    }
 }
 
 #[cfg(target_arch = "x86_64")]
 impl Encoded<'_> {
-    /// Multiplies them with weights of a plan.
+    /// Multiplies them with weights of a plan; the other is that of the inputs.
     fn multiply(
         &self,
         w: &Matrix<'_>,
-        weights: &Plan,
+        (weights, inputs): (&Plan, &Plan),
         bias: Option<Values<'_>>,
         mut out: ValuesMut<'_>,
-        level: Level,
     ) -> Result<()> {
-        let (m, n, k) = (self.m, w.rows, w.columns);
-        let rows = Rows::new(w.packed, n, k, w.format, level)?;
-        let bias = match bias {
-            Some(bias) if bias.len() != n => return Err(ShapeError::Bias { got: bias.len(), rows: n }.into()),
-            Some(bias) => widened(bias, level)?,
-            None => Vec::new(),
-        };
-        let out = Biased::new(Outputs::new(&mut out, n, level), &bias);
-        let fixed = self.codes(k, level)?;
-        // SAFETY: `route::groups` found the instructions.
-        let product = unsafe { Dot::new(weights, &rows, &fixed)? };
-        // Rounded inputs, made where a row of inputs or weights has no fixed-point form.
-        let made: OnceLock<Vec<f32>> = OnceLock::new();
-        let plain = |row: Option<usize>, first: usize, count: usize| {
-            let values = match made.get() {
-                Some(values) => values,
-                None => {
-                    let x = rounded(self.x, m, k, self.input, self.options, level)?;
-                    made.get_or_init(|| x)
-                }
-            };
-            let x = Inputs::new(Values::F32(values), m, k, LANES, level)?;
-            let (values, m) = row.map_or((x.values(), m), |row| (x.row(row), 1));
-            for start in (first..first + count).step_by(PANEL) {
-                let count = PANEL.min(first + count - start);
-                let panel = Panel { rows: &rows, x: values, stride: x.stride, first: start, count };
-                // SAFETY: the rows of weights belong to one unit of work.
-                panel.run(m, |i, values| unsafe { out.write(row.unwrap_or(i), start, values) })?;
-            }
-            Ok(())
-        };
+        let rows = Rows::new(w.packed, w.rows, w.columns, w.format, self.level)?;
+        let bias = biases(bias, w.rows, self.level)?;
+        let out = Biased::new(Outputs::new(&mut out, w.rows, self.level), &bias);
+        let parts = self.parts()?;
+        let encoded = Rows::new(parts.packed(), self.m, self.k, self.input, self.level)?;
+        let wide = Inputs::new(self.x, self.m, self.k, 1, self.level)?;
+        // SAFETY: `route::groups` found the instructions, and a plan of one limb without zero points.
+        let fixed = unsafe { FixedInputs::encoded(inputs, &encoded, self.m, |row| !is_finite(wide.row(row)))? };
         // SAFETY: as above.
-        unsafe { product.multiply(n, m.saturating_mul(n).saturating_mul(k), &out, plain) }
+        let product = unsafe { Dot::new(weights, &rows, &fixed)? };
+        let plain = Plain { of: self, rows: &rows, out: &out, made: OnceLock::new() };
+        let work = self.m.saturating_mul(w.rows).saturating_mul(self.k);
+        // SAFETY: as above.
+        unsafe { product.multiply(w.rows, work, &out, |row, first, count| plain.run(row, first, count)) }
     }
 
-    /// The codes of the inputs; of rows with infinities or NaN none.
-    fn codes(&self, k: usize, level: Level) -> Result<FixedInputs> {
-        let (m, x, format) = (self.m, self.x, self.input);
-        let layout = Layout::new(&[m, k], -1, format)?;
-        let sizes = Sizes::new(format, &layout)?;
-        let (mut codes, mut scales) = (zeroed(sizes.codes)?, zeroed(sizes.scales)?);
-        let mut levels = zeroed(sizes.levels)?;
-        let parts = PackedMut { codes: &mut codes, scales: &mut scales, zeros: &mut [], levels: &mut levels };
+    /// Multiplies them with weights of a plan in tiles, rows of some at a time; the other plan is that of the inputs.
+    fn multiply_in_groups(
+        &self,
+        w: &Matrix<'_>,
+        (weights, inputs): (&Plan, &Plan),
+        bias: Option<Values<'_>>,
+        mut out: ValuesMut<'_>,
+    ) -> Result<()> {
+        let (n, k, level) = (w.rows, self.k, self.level);
+        let rows = Rows::new(w.packed, n, k, w.format, level)?;
+        let bias = biases(bias, n, level)?;
+        let all = Outputs::new(&mut out, n, level);
+        let each = float::rows_at_a_time(k);
+        for first in (0..self.m).step_by(each) {
+            let m = each.min(self.m - first);
+            let some = Self { x: self.x.range(first * k..(first + m) * k), m, ..*self };
+            let out = Biased::new(all.after(first), &bias);
+            let parts = some.parts()?;
+            let encoded = Rows::new(parts.packed(), m, k, self.input, level)?;
+            let wide = Inputs::new(some.x, m, k, 1, level)?;
+            let plain = Plain { of: &some, rows: &rows, out: &out, made: OnceLock::new() };
+            // SAFETY: `route::group_tiles` found the instructions, and a plan of one limb without zero points.
+            unsafe {
+                let fixed = FixedInputs::encoded(inputs, &encoded, m, |row| !is_finite(wide.row(row)))?;
+                let product = int8_group_tiles::Product::new(weights, &rows, &fixed, inputs.group)?;
+                product.multiply(n, &out, |row, first, count| plain.run(row, first, count))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Multiplies them with weights in tiles, rows of some at a time.
+    fn multiply_in_tiles(
+        &self,
+        w: &Matrix<'_>,
+        codes: &route::Codes,
+        bias: Option<Values<'_>>,
+        mut out: ValuesMut<'_>,
+    ) -> Result<()> {
+        let (n, k, level) = (w.rows, self.k, self.level);
+        let rows = Rows::new(w.packed, n, k, w.format, level)?;
+        let bias = biases(bias, n, level)?;
+        let all = Outputs::new(&mut out, n, level);
+        let each = float::rows_at_a_time(k);
+        for first in (0..self.m).step_by(each) {
+            let m = each.min(self.m - first);
+            let some = Self { x: self.x.range(first * k..(first + m) * k), m, ..*self };
+            let out = Biased::new(all.after(first), &bias);
+            let parts = some.parts()?;
+            let encoded = Rows::new(parts.packed(), m, k, self.input, level)?;
+            let wide = Inputs::new(some.x, m, k, 1, level)?;
+            let x = bf16_limbs::Weights::new(self.input, Some(&codes.inputs), &encoded, m, codes.tiles);
+            let weights = bf16_limbs::Weights::new(w.format, codes.weights.as_deref(), &rows, n, codes.tiles);
+            // SAFETY: `route::codes` found the instructions.
+            let product = unsafe { bf16_limbs::Product::encoded(weights, &x, |row| !is_finite(wide.row(row)))? };
+            let plain = Plain { of: &some, rows: &rows, out: &out, made: OnceLock::new() };
+            let left = |first, count| product.left().try_for_each(|row| plain.run(Some(row), first, count));
+            route::multiply_tiles(&product, codes.tiles, &out, left, |first, count| plain.run(None, first, count))?;
+        }
+        Ok(())
+    }
+
+    fn parts(&self) -> Result<Parts> {
+        let layout = Layout::new(&[self.m, self.k], -1, self.input)?;
+        let sizes = Sizes::new(self.input, &layout)?;
+        let (codes, scales, levels) = (zeroed(sizes.codes)?, zeroed(sizes.scales)?, zeroed(sizes.levels)?);
+        let mut parts = Parts { codes, scales, levels };
+        let Parts { codes, scales, levels } = &mut parts;
         let options = Options { nonfinite: Nonfinite::Saturate, ..*self.options };
-        codec::encode(x, layout, format, &options, parts)?;
-        let packed = Packed { codes: &codes, scales: &scales, zeros: &[], levels: &levels };
-        let encoded = Rows::new(packed, m, k, format, level)?;
-        let wide = Inputs::new(x, m, k, 1, level)?;
-        let not_finite = |row: usize| wide.row(row).iter().fold(false, |any, v| any | !v.is_finite());
-        // SAFETY: `route::groups` found the instructions, and a plan of one limb without zero points.
-        unsafe { FixedInputs::encoded(self.plan, &encoded, m, not_finite) }
+        codec::encode(self.x, layout, self.input, &options, PackedMut { codes, scales, zeros: &mut [], levels })?;
+        Ok(parts)
+    }
+}
+
+/// Biases of `n` rows of weights; none where there are none.
+#[cfg(target_arch = "x86_64")]
+fn biases(bias: Option<Values<'_>>, n: usize, level: Level) -> Result<Vec<f32>> {
+    match bias {
+        Some(bias) if bias.len() != n => Err(ShapeError::Bias { got: bias.len(), rows: n }.into()),
+        Some(bias) => widened(bias, level),
+        None => Ok(Vec::new()),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn is_finite(row: &[f32]) -> bool {
+    row.iter().fold(true, |all, v| all & v.is_finite())
+}
+
+/// Products in float32 of rounded inputs, which are made when the first is needed.
+#[cfg(target_arch = "x86_64")]
+struct Plain<'a> {
+    of: &'a Encoded<'a>,
+    rows: &'a Rows<'a>,
+    out: &'a Biased<'a>,
+    made: OnceLock<Vec<f32>>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Plain<'_> {
+    /// Writes products of all rows of inputs, or of one, with some rows of weights, which belong to one unit of work.
+    fn run(&self, row: Option<usize>, first: usize, count: usize) -> Result<()> {
+        let &Encoded { x, m, k, input, options, level } = self.of;
+        let values = match self.made.get() {
+            Some(values) => values,
+            None => {
+                let x = rounded(x, m, k, input, options, level)?;
+                self.made.get_or_init(|| x)
+            }
+        };
+        let x = Inputs::new(Values::F32(values), m, k, LANES, level)?;
+        let (values, m) = row.map_or((x.values(), m), |row| (x.row(row), 1));
+        for start in (first..first + count).step_by(PANEL) {
+            let count = PANEL.min(first + count - start);
+            let panel = Panel { rows: self.rows, x: values, stride: x.stride, first: start, count };
+            // SAFETY: the rows of weights belong to one unit of work.
+            panel.run(m, |i, values| unsafe { self.out.write(row.unwrap_or(i), start, values) })?;
+        }
+        Ok(())
     }
 }

@@ -1,55 +1,99 @@
-//! Products on VNNI and AMX: the choice of the kernel, and the division of a product into units of work.
+//! Products on VNNI and tiles: the choice of the kernel, and the division of a product into units of work.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::bf16_codes_vbmi::Table;
+use super::f32_codes_vbmi::{self, Numbers};
 use super::float::{Biased, MANY, PANEL, Panel};
 use super::int8_limbs_vnni::{Dot, FixedInputs, MOST_ROWS, Plan};
 use super::output::Inputs;
-use super::{Matrix, bf16_limbs_amx};
+use super::{Matrix, bf16_limbs, int8_group_tiles};
 use crate::codec::rows::Rows;
-use crate::codec::zeroed;
+use crate::codec::{DType, zeroed};
 use crate::error::Result;
-use crate::format::Format;
+use crate::format::{Format, Granularity};
 use crate::pool;
 use crate::simd::Level;
-use crate::simd::amx::{self, Session};
+use crate::simd::tiles::{Session, Tiles};
 
 /// Weights below which arranging inputs costs more than it saves, for few rows of inputs and for many.
 const SMALL: [usize; 2] = [1 << 12, 1 << 15];
-/// Rows of inputs up to which unpacking codes again for VNNI is cheaper than decoding them for AMX.
+/// Rows of inputs up to which unpacking codes again for VNNI is cheaper than decoding them for tiles.
 const FEW: usize = MANY - 1;
 /// The same of inputs that are codes, whose products cost a third.
 const FEW_CODES: usize = 8;
+
+/// Products of limbs for each product of a weight and an input, up to which vectors take no longer than in float32.
+const MOST_MULTIPLICATIONS: usize = 2;
 
 /// How a product runs.
 #[derive(Clone, Debug)]
 pub(super) enum Way {
     /// Dot products of bytes.
     Int8Limbs(Arc<Plan>),
+    /// Float32 numbers, made of codes in registers.
+    F32Codes(Arc<Numbers>),
     /// Tiles of bfloat16, looked up where there is a table.
-    Bf16Limbs(Option<Arc<Table>>),
+    Bf16Limbs(Option<Arc<Table>>, Tiles),
 }
 
-/// The kernel for `m` rows times `n` rows of `k` weights; `None` for the float32 kernel, which also takes over rows with
-/// extreme inputs or scales.
-pub(super) fn way(format: Format, m: usize, n: usize, k: usize, level: Level) -> Option<Way> {
+/// The kernel for `m` rows whose numbers are all of the dtype `held`, times `n` rows of `k` weights; `None` for the float32
+/// kernel, which also takes over rows with extreme inputs or scales.
+pub(super) fn way(format: Format, held: DType, m: usize, n: usize, k: usize, level: Level) -> Option<Way> {
     if n.saturating_mul(k) < SMALL[usize::from(m > FEW)] {
         return None;
     }
-    let limbs = if m > FEW { None } else { plan(format, level).map(Way::Int8Limbs) };
-    limbs.or_else(|| {
+    let limbs = || plan(format, level).filter(|_| m <= FEW).map(Way::Int8Limbs);
+    let codes = || numbers(format, level).filter(|numbers| numbers.pays(m)).map(Way::F32Codes);
+    let few = if m > FEW { None } else { codes().or_else(limbs) };
+    let tiles = || {
         let table = table(format);
         let better = m > FEW || table.is_some() && n.saturating_mul(k) >= SMALL[1];
-        (better && amx::available(level)).then_some(Way::Bf16Limbs(table))
-    })
+        let tiles = Tiles::of_halves(level).filter(|tiles| better && pays(*tiles, format, table.as_deref(), held))?;
+        Some(Way::Bf16Limbs(table, tiles))
+    };
+    few.or_else(tiles).or_else(codes)
 }
 
-/// The kernel for many rows of inputs.
+impl Way {
+    /// True where this takes so many rows of inputs; else the float32 kernel does, which gives the same bits.
+    pub(super) const fn takes(&self, m: usize) -> bool {
+        m <= f32_codes_vbmi::MOST_ROWS || !matches!(self, Self::F32Codes(_))
+    }
+}
+
+/// Codes that are multiplied as bfloat16 in tiles.
+pub(super) struct Codes {
+    /// Where the weights have a table.
+    pub(super) weights: Option<Arc<Table>>,
+    pub(super) inputs: Arc<Table>,
+    pub(super) tiles: Tiles,
+}
+
+/// How codes are multiplied in tiles, for `m` rows of inputs rounded to `input` and `n` rows of `k` weights; `None` where
+/// rounded inputs are multiplied as others are.
+pub(super) fn codes(format: Format, input: Format, m: usize, n: usize, k: usize, level: Level) -> Option<Codes> {
+    // On AMX, and where decoded inputs have one limb, these are no slower.
+    let tiles = Tiles::of_halves(level).filter(|tiles| *tiles == Tiles::Vectors)?;
+    let one = input.granularity() == Granularity::Tensor || bf16_limbs::held_by(input) == DType::BF16;
+    if m < MANY || n.saturating_mul(k) < SMALL[1] || one {
+        return None;
+    }
+    let (weights, inputs) = (table(format), table(input).filter(|table| table.has_codes())?);
+    let products = bf16_limbs::multiplications(format, weights.as_deref(), DType::BF16);
+    (products <= MOST_MULTIPLICATIONS).then_some(Codes { weights, inputs, tiles })
+}
+
+/// True where products of limbs are faster than those of float32, which take as long as two of them on vectors.
+fn pays(tiles: Tiles, format: Format, table: Option<&Table>, held: DType) -> bool {
+    tiles == Tiles::Amx || bf16_limbs::multiplications(format, table, held) <= MOST_MULTIPLICATIONS
+}
+
+/// The kernel for many rows of float32 inputs.
 pub(super) fn way_of_many(format: Format, n: usize, k: usize, level: Level) -> Option<Way> {
-    way(format, MANY, n, k, level)
+    way(format, DType::F32, MANY, n, k, level)
 }
 
 /// The plans of weights and of inputs whose codes are multiplied, group by group, for `m` rows of inputs rounded to `input`
@@ -62,7 +106,7 @@ pub(super) fn groups(
     k: usize,
     level: Level,
 ) -> Option<(Arc<Plan>, Arc<Plan>)> {
-    let most = if amx::available(level) { FEW_CODES } else { MOST_ROWS };
+    let most = if Tiles::amx(level) { FEW_CODES } else { MOST_ROWS };
     if !(1..=most).contains(&m) || n.saturating_mul(k) < SMALL[0] {
         return None;
     }
@@ -70,9 +114,29 @@ pub(super) fn groups(
     Some((plan(format, level)?, inputs))
 }
 
+/// The plans of weights and of inputs whose codes are multiplied in tiles by VNNI, for `m` rows of inputs rounded to `input`
+/// and `n` rows of `k` weights; `None` where rounded inputs are multiplied as others are.
+pub(super) fn group_tiles(
+    format: Format,
+    input: Format,
+    m: usize,
+    n: usize,
+    k: usize,
+    level: Level,
+) -> Option<(Arc<Plan>, Arc<Plan>)> {
+    // Scales that belong to all rows are not known to some of them.
+    let apart = input.granularity() != Granularity::Tensor && !input.has_levels();
+    if !apart || Tiles::of_bytes(level) != Some(Tiles::Vectors) || m <= MOST_ROWS || n.saturating_mul(k) < SMALL[1] {
+        return None;
+    }
+    let inputs = plan(input, level).filter(|plan| plan.has_codes())?;
+    Some((plan(format, level).filter(|plan| int8_group_tiles::Product::takes(plan))?, inputs))
+}
+
 thread_local! {
     /// Cache of plans and tables: making one takes longer than a small product.
     static PLANS: RefCell<HashMap<Format, Option<Arc<Plan>>>> = RefCell::default();
+    static NUMBERS: RefCell<HashMap<Format, Option<Arc<Numbers>>>> = RefCell::default();
     static TABLES: RefCell<HashMap<Format, Option<Arc<Table>>>> = RefCell::default();
 }
 
@@ -85,7 +149,15 @@ fn plan(format: Format, level: Level) -> Option<Arc<Plan>> {
     PLANS.with_borrow_mut(|plans| plans.entry(format).or_insert_with(|| Plan::new(format).map(Arc::new)).clone())
 }
 
-/// The numbers of a format by code.
+/// The numbers of a format by code, where `level` is AVX-512 and the processor has permutations of bytes.
+fn numbers(format: Format, level: Level) -> Option<Arc<Numbers>> {
+    if level < Level::Avx512 || !is_x86_feature_detected!("avx512vbmi") {
+        return None;
+    }
+    NUMBERS.with_borrow_mut(|all| all.entry(format).or_insert_with(|| Numbers::new(format).map(Arc::new)).clone())
+}
+
+/// The numbers of a format by code, as bfloat16.
 fn table(format: Format) -> Option<Arc<Table>> {
     TABLES.with_borrow_mut(|tables| tables.entry(format).or_insert_with(|| Table::new(format).map(Arc::new)).clone())
 }
@@ -122,26 +194,41 @@ pub(super) fn multiply(
             // SAFETY: as above.
             unsafe { Dot::new(plan, rows, &fixed)?.multiply(n, bytes, out, plain) }
         }
-        Way::Bf16Limbs(table) => {
-            let weights = bf16_limbs_amx::Weights::new(w.format, table.as_deref(), rows, n);
+        Way::F32Codes(numbers) => {
             // SAFETY: as above.
-            let product = unsafe { bf16_limbs_amx::Product::new(weights, x, m)? };
+            unsafe { f32_codes_vbmi::Product::new(numbers, rows, x, m).multiply(n, out) }
+        }
+        &Way::Bf16Limbs(ref table, tiles) => {
+            let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), rows, n, tiles);
+            // SAFETY: as above.
+            let product = unsafe { bf16_limbs::Product::new(weights, x, m)? };
             let left = Left::new(&product, x)?;
-            pool::try_for_each(n.div_ceil(bf16_limbs_amx::UNIT), bytes, |unit| {
-                let first = unit * bf16_limbs_amx::UNIT;
-                let count = bf16_limbs_amx::UNIT.min(n - first);
-                // SAFETY: as above; every unit writes its own columns.
-                let write = |row: usize, column: usize, values: &mut [f32]| unsafe { out.write(row, column, values) };
-                // SAFETY: as above.
-                let done = left.rows.len() < m
-                    && unsafe { product.run(&Session::new(), first, &mut product.scratch()?, write)? };
-                if !done {
-                    return plain(None, first, count);
-                }
-                left.multiply(rows, first, count, out)
-            })
+            let left = |first, count| left.multiply(rows, first, count, out);
+            multiply_tiles(&product, tiles, out, left, |first, count| plain(None, first, count))
         }
     }
+}
+
+/// Multiplies all rows of weights, unit by unit. `left` writes the products of the rows of inputs that this leaves, `plain`
+/// those of all where weights are extreme, both with so many rows of weights from one on.
+pub(super) fn multiply_tiles(
+    product: &bf16_limbs::Product<'_>,
+    tiles: Tiles,
+    out: &Biased<'_>,
+    left: impl Fn(usize, usize) -> Result<()> + Sync,
+    plain: impl Fn(usize, usize) -> Result<()> + Sync,
+) -> Result<()> {
+    let (m, n, k) = product.sizes();
+    let (bytes, some) = (m.saturating_mul(n).saturating_mul(k), product.left().count() < m);
+    pool::try_for_each(n.div_ceil(bf16_limbs::UNIT), bytes, |unit| {
+        let first = unit * bf16_limbs::UNIT;
+        let count = bf16_limbs::UNIT.min(n - first);
+        // SAFETY: the rows of weights belong to one unit of work.
+        let write = |row: usize, column: usize, values: &mut [f32]| unsafe { out.write(row, column, values) };
+        // SAFETY: the way, or `codes`, found the instructions.
+        let done = some && unsafe { product.run(&Session::new(tiles), first, &mut product.scratch()?, write)? };
+        if done { left(first, count) } else { plain(first, count) }
+    })
 }
 
 /// Rows of inputs that a kernel leaves to the float32 kernel, gathered.
@@ -152,7 +239,7 @@ struct Left {
 }
 
 impl Left {
-    fn new(product: &bf16_limbs_amx::Product<'_>, x: &Inputs<'_>) -> Result<Self> {
+    fn new(product: &bf16_limbs::Product<'_>, x: &Inputs<'_>) -> Result<Self> {
         let mut rows = zeroed(product.left().count())?;
         rows.iter_mut().zip(product.left()).for_each(|(to, row)| *to = row);
         let mut values = zeroed(rows.len() * x.stride)?;

@@ -1,9 +1,11 @@
-//! Threads: fork and join over indices, on workers of our own. Work runs in the standard floating-point state.
+//! Threads: fork and join over indices, on workers of our own or on the OpenMP threads of the program that has some.
 //!
+//! Work runs in the standard floating-point state.
 //! The calling thread takes part; results do not depend on the number of threads, since indices mean the same work on
 //! any of them. Work may call any function here again: threads that are free help it, too.
 
 mod job;
+mod openmp;
 mod team;
 #[cfg(test)]
 mod tests;
@@ -14,6 +16,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+pub use self::openmp::use_openmp;
 use crate::error::{Error, Result, SettingError};
 use crate::float_state::FloatState;
 

@@ -10,7 +10,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::job::{Job, Work};
-use super::{MAX_THREADS, cores};
+use super::{MAX_THREADS, cores, openmp};
 use crate::error::{Result, SettingError};
 use crate::float_state::FloatState;
 
@@ -55,8 +55,7 @@ static TEAM: [Slot; SLOTS] =
 /// alone, of which a DataLoader has many.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-fn is_ours() -> bool {
-    let process = std::process::id();
+fn is_ours(process: u32) -> bool {
     match PROCESS.load(Ordering::Relaxed) {
         0 => match PROCESS.compare_exchange(0, process, Ordering::Relaxed, Ordering::Relaxed) {
             Ok(_) => true,
@@ -72,8 +71,13 @@ fn is_ours() -> bool {
 /// # Errors
 /// [`crate::Error::Setting`] if threads cannot be started.
 pub(super) fn run(threads: usize, count: usize, work: &Work<'_>) -> Result<()> {
-    if threads > 1 && count > 1 && is_ours() {
+    let process = if threads > 1 && count > 1 { std::process::id() } else { 0 };
+    if process > 0 && is_ours(process) {
         let job = Job::new(threads, count, work);
+        if openmp::share(&job, process) {
+            job.resume();
+            return Ok(());
+        }
         start(job.helpers())?;
         if let Some(slot) = Claimed::new() {
             slot.share(&job);

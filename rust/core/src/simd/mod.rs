@@ -1,17 +1,17 @@
-//! What every kernel is built from: lanes, cache lines, AMX tiles, `exp` and friends, and the choice of the SIMD level.
+//! What every kernel is built from: lanes, cache lines, tiles, `exp` and friends, and the choice of the SIMD level.
 //!
 //! Codecs, packed products, solvers and the engine's kernels share this room. A kernel is a [`Job`], written once over the
 //! operations of [`Lanes`]; [`fast`] compiles it for each instruction set and runs it at the level in use. Scalar
 //! references (`codec::grid`, `codec::reference`, `linear::reference`, `solve::reference`) are below the dispatch: they use
 //! nothing from here, and every fast path is compared with them bit for bit.
 
-#[cfg(target_arch = "x86_64")]
-pub mod amx;
 mod dispatch;
 pub mod exp;
 mod lanes;
 mod level;
 mod line;
+#[cfg(target_arch = "x86_64")]
+pub mod tiles;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod transpose;
 
@@ -22,3 +22,5 @@ pub use lanes::{Avx2, Avx512};
 pub use lanes::{Lanes, Proven, Scalar};
 pub use level::Level;
 pub use line::{Bytes, Floats, Halves, Line, Sums};
+#[cfg(target_arch = "x86_64")]
+pub use tiles::amx;

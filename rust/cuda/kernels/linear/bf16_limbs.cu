@@ -1,6 +1,6 @@
 // y = x W^T for some rows of x, on the bfloat16 tensor cores: decoded weights and inputs as sums of bfloat16 limbs.
 //
-// The twin of octavo-core's linear/bf16_limbs_amx.rs. A float32 is the sum of three bfloat16 limbs: its upper eight bits, the next,
+// The twin of octavo-core's linear/bf16_limbs.rs. A float32 is the sum of three bfloat16 limbs: its upper eight bits, the next,
 // the last. Weights have as many limbs as the significant bits of element and block scale need; what a whole row or tensor is
 // multiplied with waits for the end. Products of limbs whose indices add up to LIMIT or more are left out.
 //

@@ -2,6 +2,7 @@
 
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -29,13 +30,33 @@ pub(super) enum Activation {
 pub(super) struct Config {
     pub(super) vocabulary: usize,
     pub(super) hidden: usize,
-    pub(super) layers: usize,
-    pub(super) heads: usize,
-    pub(super) inner: usize,
+    /// Numbers of a head.
+    pub(super) head: usize,
+    /// One for each layer.
+    pub(super) blocks: Vec<Block>,
     pub(super) positions: usize,
     pub(super) types: usize,
     pub(super) epsilon: f32,
     pub(super) activation: Activation,
+}
+
+/// What differs between the layers of an encoder of which heads and feed-forward neurons were taken out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Block {
+    pub(super) heads: usize,
+    pub(super) inner: usize,
+}
+
+/// The sizes of a compacted model, as `octavo.prune.compact_model` notes them.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Sizes {
+    /// Shapes of parameters.
+    #[serde(default)]
+    weights: BTreeMap<String, Vec<u64>>,
+    /// Attributes of modules.
+    #[serde(default)]
+    numbers: BTreeMap<String, BTreeMap<String, u64>>,
 }
 
 /// The content of the file; transformers writes many more fields, which change nothing here.
@@ -54,6 +75,7 @@ struct Content {
     position_embedding_type: Option<String>,
     is_decoder: Option<bool>,
     add_cross_attention: Option<bool>,
+    octavo_sizes: Option<Sizes>,
 }
 
 impl Config {
@@ -98,23 +120,70 @@ impl Config {
             whole(name, value.unwrap_or(default), 1, most)
         };
         // Defaults are those of transformers' BertConfig, which leaves them out of some files.
-        let config = Self {
+        let hidden = size("hidden_size", content.hidden_size, 768, 1 << 16)?;
+        let layers = size("num_hidden_layers", content.num_hidden_layers, 12, 1 << 10)?;
+        let heads = size("num_attention_heads", content.num_attention_heads, 12, 1 << 10)?;
+        let inner = size("intermediate_size", content.intermediate_size, 3072, 1 << 18)?;
+        let Some(head) = hidden.checked_div(heads).filter(|_| hidden.is_multiple_of(heads)) else {
+            let (value, whole) = (heads, hidden);
+            let (field, other) = ("num_attention_heads", "hidden_size");
+            return Err(refuse(ModelFault::Divisor { field, value, other, whole }));
+        };
+        let sizes = content.octavo_sizes.unwrap_or_default();
+        Ok(Self {
             vocabulary: size("vocab_size", content.vocab_size, 30522, 1 << 24)?,
-            hidden: size("hidden_size", content.hidden_size, 768, 1 << 16)?,
-            layers: size("num_hidden_layers", content.num_hidden_layers, 12, 1 << 10)?,
-            heads: size("num_attention_heads", content.num_attention_heads, 12, 1 << 10)?,
-            inner: size("intermediate_size", content.intermediate_size, 3072, 1 << 18)?,
+            hidden,
+            head,
+            blocks: sizes.blocks(layers, Block { heads, inner })?,
             positions: size("max_position_embeddings", content.max_position_embeddings, 512, 1 << 20)?,
             types: size("type_vocab_size", content.type_vocab_size, 2, 1 << 10)?,
             epsilon: epsilon(content.layer_norm_eps.unwrap_or(1e-12))?,
             activation,
+        })
+    }
+}
+
+impl Sizes {
+    /// The heads and neurons of `layers` layers, where `most` is a layer of which nothing was taken out. Shapes are those of the
+    /// tensors in the file, which loading checks.
+    fn blocks(&self, layers: usize, most: Block) -> Result<Vec<Block>> {
+        let mut blocks = vec![most; layers];
+        // Names of one layer, or nothing for the pooler, which is not run.
+        let place = |name: &str| {
+            let name = name.strip_prefix("bert.").unwrap_or(name);
+            let (number, part) = name.strip_prefix("encoder.layer.")?.split_once('.')?;
+            Some((number.parse::<usize>().ok().filter(|&number| number < layers)?, part.to_owned()))
         };
-        if !config.hidden.is_multiple_of(config.heads) {
-            let (value, whole) = (config.heads, config.hidden);
-            let (field, other) = ("num_attention_heads", "hidden_size");
-            return Err(refuse(ModelFault::Divisor { field, value, other, whole }));
+        let not_run = |name: &str| name.starts_with("pooler.") || name.starts_with("bert.pooler.");
+        let other = |name: &str| refuse(format!("octavo_sizes: {} is no layer of this encoder", file::shown(name)));
+        for (name, shape) in &self.weights {
+            if not_run(name) {
+                continue;
+            }
+            let (number, part) = place(name).ok_or_else(|| other(name))?;
+            let block = blocks.get_mut(number).ok_or_else(|| other(name))?;
+            match part.as_str() {
+                "intermediate.dense.weight" => {
+                    let rows = shape.first().copied().unwrap_or(0);
+                    block.inner = whole("octavo_sizes: neurons", rows, 1, most.inner)?;
+                }
+                part if part.starts_with("attention.")
+                    || part.ends_with(".dense.weight")
+                    || part.ends_with(".bias") => {}
+                _ => return Err(other(name)),
+            }
         }
-        Ok(config)
+        for (name, numbers) in &self.numbers {
+            if not_run(name) {
+                continue;
+            }
+            let (number, part) = place(name).ok_or_else(|| other(name))?;
+            let block = blocks.get_mut(number).ok_or_else(|| other(name))?;
+            if let Some(&heads) = numbers.get("num_attention_heads").filter(|_| part == "attention.self") {
+                block.heads = whole("octavo_sizes: num_attention_heads", heads, 1, most.heads)?;
+            }
+        }
+        Ok(blocks)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::error::{Result, in_file, refuse};
 use crate::file;
 use crate::general::{Attend, Norm, Visible};
 use crate::packed::Table;
-use config::{Activation, Config};
+use config::{Activation, Block, Config};
 use dense::Dense;
 use load::Source;
 
@@ -46,6 +46,7 @@ impl std::fmt::Debug for Encoder {
 
 /// One block: attention and a feed-forward network, each with a residual and a norm behind it.
 struct Layer {
+    heads: usize,
     query: Dense,
     key: Dense,
     value: Dense,
@@ -58,7 +59,8 @@ struct Layer {
 
 impl Encoder {
     /// Loads a model folder: `config.json` of transformers, `tokenizer.json` (WordPiece), and the weights, packed or
-    /// plain, in `model.octavo.safetensors` or `model.safetensors`.
+    /// plain, in `model.octavo.safetensors` or `model.safetensors`. Heads and feed-forward neurons may have been taken
+    /// out of it by `octavo.prune.compact_model`.
     ///
     /// # Errors
     /// [`octavo_core::Error::Io`] where a file cannot be read; [`octavo_core::Error::Container`] naming the file, and in
@@ -79,9 +81,11 @@ impl Encoder {
             return Err(refuse(format!("{place}: more tokens around a text than the {positions} positions")));
         }
         let source = Source::open(folder)?;
-        source.check_layers(config.layers)?;
+        source.check_layers(config.blocks.len())?;
         let (width, epsilon) = (config.hidden, config.epsilon);
-        let layers = (0..config.layers).map(|number| Layer::load(&source, &config, number)).collect::<Result<_>>()?;
+        let layers = config.blocks.iter().enumerate();
+        let layers =
+            layers.map(|(number, &block)| Layer::load(&source, &config, number, block)).collect::<Result<_>>()?;
         Ok(Self {
             words: source.table("embeddings.word_embeddings", config.vocabulary, width)?,
             positions: source.table("embeddings.position_embeddings", config.positions, width)?,
@@ -167,15 +171,17 @@ impl Encoder {
 }
 
 impl Layer {
-    fn load(source: &Source, config: &Config, number: usize) -> Result<Self> {
-        let (width, inner, epsilon) = (config.hidden, config.inner, config.epsilon);
+    fn load(source: &Source, config: &Config, number: usize, block: Block) -> Result<Self> {
+        let Block { heads, inner } = block;
+        let (width, seen, epsilon) = (config.hidden, heads * config.head, config.epsilon);
         let path = |name: &str| format!("encoder.layer.{number}.{name}");
-        let square = |name: &str| source.dense(&path(name), width, width);
+        let projection = |name: &str| source.dense(&path(name), width, seen);
         Ok(Self {
-            query: square("attention.self.query")?,
-            key: square("attention.self.key")?,
-            value: square("attention.self.value")?,
-            attended: square("attention.output.dense")?,
+            heads,
+            query: projection("attention.self.query")?,
+            key: projection("attention.self.key")?,
+            value: projection("attention.self.value")?,
+            attended: source.dense(&path("attention.output.dense"), seen, width)?,
             attention_norm: source.norm(&path("attention.output.LayerNorm"), width, epsilon)?,
             inner: source.dense(&path("intermediate.dense"), width, inner)?,
             outer: source.dense(&path("output.dense"), inner, width)?,
@@ -185,7 +191,7 @@ impl Layer {
 
     fn apply(&self, x: Vec<f32>, lengths: &[usize], config: &Config) -> Result<Vec<f32>> {
         let (queries, keys, values) = (self.query.apply(&x)?, self.key.apply(&x)?, self.value.apply(&x)?);
-        let seen = attend(&queries, &keys, &values, lengths, config)?;
+        let seen = attend(&queries, &keys, &values, lengths, self.heads, config.head)?;
         let hidden = self.attention_norm.apply(&sum(self.attended.apply(&seen)?, &x));
         let mut inner = self.inner.apply(&hidden)?;
         activate(&mut inner, config.activation)?;
@@ -194,8 +200,15 @@ impl Layer {
 }
 
 /// Attention within each text, several texts at once.
-fn attend(queries: &[f32], keys: &[f32], values: &[f32], lengths: &[usize], config: &Config) -> Result<Vec<f32>> {
-    let (width, heads) = (config.hidden, config.heads);
+fn attend(
+    queries: &[f32],
+    keys: &[f32],
+    values: &[f32],
+    lengths: &[usize],
+    heads: usize,
+    head: usize,
+) -> Result<Vec<f32>> {
+    let width = heads * head;
     let mut first = 0;
     let places: Vec<_> = lengths
         .iter()

@@ -47,7 +47,7 @@ pub(crate) fn write(path: &Path, tensors: &Tensors) {
                 Tensor::Int8 { format, shape, .. } => {
                     let (format, axis) = (Format::parse(format).unwrap(), shape.len() - 1);
                     let (scale, dtype) = (ScaleRule::Floor, DType::F32);
-                    Entry::Packed(Packing { format, scale, shape: shape.clone(), dtype, axis })
+                    Entry::Packed(Packing { format, scale, shape: shape.clone(), dtype, axis, nonzero: None })
                 }
             };
             (name.clone(), entry)

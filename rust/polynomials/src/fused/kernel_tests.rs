@@ -154,8 +154,11 @@ fn products_are_those_of_float64_almost() {
         if let Some(a) = Limbs::new() {
             check(a, split);
         }
-        if let Some(a) = Half::new() {
-            check(a, half + chain);
+        if let Some(p) = Amx::new() {
+            check(Half(p), half + chain);
+        }
+        if let Some(p) = Bf16::new() {
+            check(Half(p), half + chain);
         }
     }
 }

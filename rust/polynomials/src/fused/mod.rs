@@ -32,7 +32,7 @@ use lanes::Scalar;
 use lanes::{Avx2, Avx512};
 use model::Model;
 #[cfg(target_arch = "x86_64")]
-use products::{Amx, Half, Limbs, Vnni};
+use products::{Amx, Bf16, Half, Limbs, Vnni};
 use products::{Arithmetic, Float, Integer, NumberOf, Weights as Packed};
 use shape::Shape;
 use source::{FloatSource, IntegerSource, Source};
@@ -66,7 +66,9 @@ pub(crate) fn float(config: &Config, weights: &Weights) -> Found {
 pub(crate) fn bfloat16(config: &Config, weights: &Weights) -> Found {
     match Level::current() {
         #[cfg(target_arch = "x86_64")]
-        Level::Avx512 if let Some(a) = Half::new() => kernels(a, config, &FloatSource { config, weights }),
+        Level::Avx512 if let Some(p) = Amx::new() => kernels(Half(p), config, &FloatSource { config, weights }),
+        #[cfg(target_arch = "x86_64")]
+        Level::Avx512 if let Some(p) = Bf16::new() => kernels(Half(p), config, &FloatSource { config, weights }),
         _ => float(config, weights),
     }
 }

@@ -283,8 +283,11 @@ fn tokens_do_not_depend_on_other_rows() {
         if let Some(a) = Limbs::new() {
             in_any_company(a, &config, &floats);
         }
-        if let Some(a) = Half::new() {
-            in_any_company(a, &config, &floats);
+        if let Some(p) = Amx::new() {
+            in_any_company(Half(p), &config, &floats);
+        }
+        if let Some(p) = Bf16::new() {
+            in_any_company(Half(p), &config, &floats);
         }
         if let Some(p) = Vnni::new() {
             in_any_company(Integer(p), &config, &ints);

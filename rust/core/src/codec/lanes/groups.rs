@@ -29,7 +29,7 @@ pub(super) unsafe fn put<V: Lanes>(to: *mut f32, v: V::F, stream: bool) {
 /// The processor must have the features of `V`. `x` must be aligned and readable for `len` values, and the scale of the
 /// group be there, as [`Work`] says.
 #[inline(always)]
-unsafe fn group_kernel<V: Lanes, K: Kernel<V>>(
+pub(super) unsafe fn group_kernel<V: Lanes, K: Kernel<V>>(
     work: &Work,
     base: &K::Base,
     x: *const f32,

@@ -1,6 +1,6 @@
 //! Gradients of values outside the representable range become zero: [`super::super::grad`] says where, group by group.
 
-use super::batch::Batches;
+use super::batch::{Batch, Batches};
 use super::groups::put;
 use super::kernels::{Factors, Kernel};
 use super::statistics::AHEAD;
@@ -30,7 +30,7 @@ fn floor32(v: f64) -> f32 {
 }
 
 /// Bounds in float64 as float32 ones that the same float32 values lie between.
-fn bounds32((lo, hi): (f64, f64)) -> (f32, f32) {
+pub(super) fn bounds32((lo, hi): (f64, f64)) -> (f32, f32) {
     (-floor32(-lo), floor32(hi))
 }
 
@@ -55,8 +55,7 @@ pub(super) unsafe fn piece<V: Lanes, K: Kernel<V>>(piece: Masked<'_>, base: &K::
             let batch = batches.next::<V, K>(work, base, x.add(start), len - start, g);
             let (mut lows, mut highs, mut valid) = ([0.0; 16], [0.0; 16], 0);
             if let Some(limits) = &limits {
-                let steps = if limits.powers { &batch.second } else { &batch.first };
-                valid = batch.valid & limits.of::<V>(steps, &batch.zero, &mut lows, &mut highs);
+                valid = batch.valid & limits.of_batch::<V>(batch, &mut lows, &mut highs);
             }
             for j in 0..batch.groups {
                 let n = each.min(len - start);
@@ -111,7 +110,7 @@ unsafe fn between<V: Lanes>(piece: Masked<'_>, (lo, hi): (f32, f32)) {
 }
 
 /// The bounds of sixteen groups as multiples of what a batch gives for each.
-struct Limits {
+pub(super) struct Limits {
     lo: f32,
     hi: f32,
     /// Steps are the batch's second factors, powers of two; else its first.
@@ -122,7 +121,7 @@ struct Limits {
 
 impl Limits {
     /// `None` where groups find their own scale, or float32 does not hold the multiples.
-    fn new<V: Lanes, K: Kernel<V>>(work: &Work, base: &K::Base) -> Option<Self> {
+    pub(super) fn new<V: Lanes, K: Kernel<V>>(work: &Work, base: &K::Base) -> Option<Self> {
         let shift = work.chooser.shift();
         let (powers, binades) = match K::factors(base, shift) {
             Factors::Powers { bias, .. } => (true, bias - 127 - shift),
@@ -133,6 +132,17 @@ impl Limits {
         let moved = matches!(work.grid, crate::codec::grid::Grid::Integer { layout: Integers::Offset, .. });
         let limits = Self { lo: lo as f32, hi: hi as f32, powers, moved };
         (f64::from(limits.lo) == lo && f64::from(limits.hi) == hi).then_some(limits)
+    }
+
+    /// Writes the bounds of the groups of a batch; the answer has a bit for each group whose bounds are those of float64.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
+    #[inline(always)]
+    pub(super) unsafe fn of_batch<V: Lanes>(&self, batch: &Batch, lows: &mut [f32; 16], highs: &mut [f32; 16]) -> u32 {
+        let steps = if self.powers { &batch.second } else { &batch.first };
+        // SAFETY: as the caller promises.
+        unsafe { self.of::<V>(steps, &batch.zero, lows, highs) }
     }
 
     /// Writes the bounds under each step; the answer has a bit for each group whose bounds are those of float64.

@@ -8,6 +8,7 @@ mod batch;
 mod convert;
 mod groups;
 mod kernels;
+mod marks;
 mod masks;
 mod statistics;
 
@@ -281,6 +282,68 @@ pub(crate) unsafe fn mask_piece(work: &Work, x: *const f32, grad: *const f32, ou
     }
     // SAFETY: as the caller promises.
     unsafe { masks::reference(piece) };
+}
+
+/// A piece that is rounded and marked, as [`mark_piece`] is given it.
+struct Mark<'a>(marks::Marked<'a>);
+
+impl<V: Lanes> Job<V> for Mark<'_> {
+    /// `None` where no kernel knows the format.
+    type Output = Option<()>;
+    #[inline(always)]
+    fn run(self, _: V) -> Self::Output {
+        // SAFETY: the lanes prove the instructions.
+        unsafe { with_kernel::<V, _>(self.0.work, self) }
+    }
+}
+
+impl<V: Lanes> WithKernel<V> for Mark<'_> {
+    type Output = ();
+    #[inline(always)]
+    unsafe fn with<K: Kernel<V>>(self, base: K::Base) -> Self::Output {
+        // SAFETY: as the caller promises; `mark_piece`'s caller promises the rest.
+        unsafe { marks::piece::<V, K>(self.0, &base) }
+    }
+}
+
+/// Quantizes a piece, and marks the values inside the representable range of their group: bit `i % 8` of byte `i / 8`.
+///
+/// # Safety
+/// As for [`quantize_piece`]; `len` and the elements of a group must be multiples of 8, and `marks` be writable for
+/// `len / 8` bytes, which nobody else may use meanwhile.
+pub(crate) unsafe fn mark_piece(work: &Work, x: *const f32, out: *mut f32, marks: *mut u8, len: usize, group: usize) {
+    let piece = marks::Marked { work, x, out, marks, len, group };
+    if let Ok(Some(())) = fast(work.level, Mark(piece)) {
+        return;
+    }
+    // SAFETY: as the caller promises.
+    unsafe { marks::reference(piece) };
+}
+
+/// Gradients to pass by marks, as [`pass_marked`] is given them.
+struct Pass(*const f32, *const u8, *mut f32, usize);
+
+impl<V: Lanes> Job<V> for Pass {
+    type Output = ();
+    #[inline(always)]
+    fn run(self, _: V) {
+        // SAFETY: the lanes prove the instructions; `pass_marked`'s caller promises the rest.
+        unsafe { marks::pass::<V>(self.0, self.1, self.2, self.3) }
+    }
+}
+
+/// Copies the gradients of marked values to `out`, and +0 for those of others.
+///
+/// # Safety
+/// `grad` must be aligned and readable, `out` apart from it and writable, for `len` elements, a multiple of 8; `marks`
+/// readable for `len / 8` bytes. Nobody else may use `out` meanwhile. `level` must be one that this processor has.
+pub(crate) unsafe fn pass_marked(level: Level, grad: *const f32, marks: *const u8, out: *mut f32, len: usize) {
+    if let Err(job) = fast(level, Pass(grad, marks, out, len)) {
+        for i in 0..job.3 {
+            // SAFETY: as the caller promises.
+            unsafe { *job.2.add(i) = if *job.1.add(i / 8) >> (i % 8) & 1 == 1 { *job.0.add(i) } else { 0.0 } };
+        }
+    }
 }
 
 struct HasNan<'a>(&'a [f32]);

@@ -1,4 +1,4 @@
-//! Weights of up to 8 bits decoded to bfloat16 by table lookup, for AMX.
+//! Weights of up to 8 bits decoded to bfloat16 by table lookup, for products of tiles.
 //!
 //! The scale of a group is applied in one of three places: to the exponent of the values, where it is a power of two; to
 //! the values, where groups are short; otherwise to the accumulators, by the caller.
@@ -9,13 +9,14 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use self::table::{AFTER, BYTES, CHECKED, EXPONENT, NARROW, NONFINITE, TIMES, WIDE, ZEROS};
-use super::bf16_limbs_amx::{STEP, TILE, upper};
+use super::bf16_limbs::{STEP, upper};
 use super::int8_limbs_vnni::{Scale, Scales};
 use crate::codec::rows::Rows;
 use crate::codec::set_len;
 use crate::error::Result;
 use crate::simd::Line;
-use crate::simd::amx::{LINE, ROWS};
+use crate::simd::tiles::{LINE, ROWS, TILE};
+use crate::simd::transpose::transpose;
 
 pub(super) use self::table::Table;
 
@@ -61,7 +62,7 @@ pub(super) struct Groups {
     exponents: Vec<i16>,
     /// True if an exponent is extreme, as those of blocks of zeros are.
     extreme: bool,
-    one: Vec<f32>,
+    some: Vec<f32>,
     stored_zeros: Vec<u16>,
 }
 
@@ -86,8 +87,8 @@ impl<'a> Codes<'a> {
         }
     }
 
-    /// Reads scales and zero points of `count` rows from `first` on; scales lie `stride` apart. False where one is not in
-    /// range.
+    /// Reads scales and zero points of `count` rows from `first` on; scales lie `stride` apart, a multiple of sixteen that is
+    /// not below `count`. False where one is not in range.
     ///
     /// # Errors
     /// Where memory is short.
@@ -98,15 +99,27 @@ impl<'a> Codes<'a> {
     pub(super) unsafe fn read(&self, first: usize, count: usize, stride: usize, to: &mut Groups) -> Result<bool> {
         let groups = self.scales.groups;
         if matches!(self.table.scale, Scale::Half | Scale::Code) {
-            set_len(&mut to.scales, groups * stride)?;
-            set_len(&mut to.one, groups)?;
+            let room = groups.next_multiple_of(ROWS);
+            set_len(&mut to.scales, room * stride)?;
+            set_len(&mut to.some, ROWS * room)?;
             let mut least = _mm512_setzero_ps();
-            for r in 0..count {
-                // SAFETY: as the caller promises; the row has the groups.
-                if !unsafe { self.scales.read(first + r, 0, &mut to.one, &mut least) } {
-                    return Ok(false);
+            for start in (0..count).step_by(ROWS) {
+                for (r, scales) in to.some.chunks_mut(room).enumerate().take(count - start) {
+                    // SAFETY: as the caller promises; the row has the groups.
+                    if !unsafe { self.scales.read(first + start + r, 0, &mut scales[..groups], &mut least) } {
+                        return Ok(false);
+                    }
                 }
-                to.scales.iter_mut().skip(r).step_by(stride).zip(&to.one).for_each(|(to, scale)| *to = *scale);
+                for group in (0..groups).step_by(ROWS) {
+                    // SAFETY: as the caller promises; sixteen rows have room for whole sixteens of groups.
+                    unsafe {
+                        let rows = std::array::from_fn(|r| _mm512_loadu_ps(to.some[r * room + group..].as_ptr()));
+                        for (i, scales) in transpose(rows).into_iter().enumerate() {
+                            let to = &mut to.scales[(group + i) * stride + start..][..ROWS];
+                            _mm512_storeu_ps(to.as_mut_ptr(), scales);
+                        }
+                    }
+                }
             }
         }
         if self.table.scaling == EXPONENT {

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
 use crate::format::Format;
-use crate::linear::bf16_limbs_amx::{MOST, STEP};
+use crate::linear::bf16_limbs::{MOST, STEP};
 use crate::linear::int8_limbs_vnni::{Scale, grouping};
 use crate::simd::Line;
 
@@ -112,6 +112,11 @@ impl Table {
     /// Limbs of what [`super::Codes::put`] writes, if decoded weights have so many.
     pub(in crate::linear) fn limbs(&self, decoded: usize) -> usize {
         if self.scaling == TIMES { decoded } else { self.limbs }
+    }
+
+    /// True if numbers of one limb without zero points are written, and scaled later: those of inputs are multiplied so.
+    pub(in crate::linear) fn has_codes(&self) -> bool {
+        self.limbs == 1 && self.scaling == AFTER && self.way != ZEROS
     }
 
     /// True if sums over a group are to be multiplied with its scale.

@@ -40,8 +40,8 @@ pub(in crate::linear) struct FixedInputs {
     /// Columns that share a unit: a power of two.
     group: usize,
     /// Columns, filled with zeros up to whole chunks.
-    pub(super) columns: usize,
-    pub(super) rows: usize,
+    pub(in crate::linear) columns: usize,
+    pub(in crate::linear) rows: usize,
 }
 
 impl FixedInputs {
@@ -133,17 +133,22 @@ impl FixedInputs {
     }
 
     /// Limbs of a row; 0 where it has no fixed-point form.
-    pub(super) fn limbs(&self, row: usize) -> usize {
+    pub(in crate::linear) fn limbs(&self, row: usize) -> usize {
         self.limbs[row]
     }
 
+    /// The planes of all rows, one after the other: of codes, one a row.
+    pub(in crate::linear) fn planes(&self) -> &[i8] {
+        &self.planes
+    }
+
     /// A plane of limbs of a row, the lowest first.
-    pub(super) fn plane(&self, row: usize, limb: usize) -> &[i8] {
+    pub(in crate::linear) fn plane(&self, row: usize, limb: usize) -> &[i8] {
         &self.planes[(row * self.room + limb) * self.columns..][..self.columns]
     }
 
     /// Value of 1 in the lowest limb, in a column.
-    pub(super) fn unit(&self, row: usize, column: usize) -> f32 {
+    pub(in crate::linear) fn unit(&self, row: usize, column: usize) -> f32 {
         self.units[(row * self.columns + column) >> self.group.trailing_zeros()]
     }
 }

@@ -16,12 +16,14 @@ mod inputs;
 mod plan;
 mod product;
 mod scales;
+mod sparse;
 mod sum;
 
 pub(super) use inputs::FixedInputs;
 pub(super) use plan::{Plan, Scale, grouping};
 pub(super) use product::Dot;
-pub(super) use scales::{Scales, is_moderate};
+pub(super) use scales::{Scales, is_moderate, zeros};
+pub(super) use sparse::{Scratch as SparseScratch, SparseDot};
 
 /// Limbs of an input, at most.
 const MOST_LIMBS: usize = 4;

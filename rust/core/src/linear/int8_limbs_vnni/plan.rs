@@ -26,18 +26,18 @@ pub(in crate::linear) enum Scale {
 #[derive(Clone, Debug)]
 pub(in crate::linear) struct Plan {
     /// Bits of a code.
-    pub(super) width: u32,
+    pub(in crate::linear) width: u32,
     /// Codes are bytes of two's complement: their own limbs.
-    pub(super) bytes: bool,
+    pub(in crate::linear) bytes: bool,
     /// Limbs of a weight: 1 to 3.
     pub(super) limbs: usize,
     /// Each limb by code.
-    pub(super) tables: [[u8; 256]; MOST_WEIGHT_LIMBS],
+    pub(in crate::linear) tables: [[u8; 256]; MOST_WEIGHT_LIMBS],
     /// Fraction bits of the numbers.
-    pub(super) shift: i32,
+    pub(in crate::linear) shift: i32,
     /// Columns that share a stored scale; all of a row where that is `usize::MAX`.
-    pub(super) group: usize,
-    pub(super) scale: Scale,
+    pub(in crate::linear) group: usize,
+    pub(in crate::linear) scale: Scale,
     /// Codes are numbers plus a zero point.
     pub(super) zeros: bool,
 }

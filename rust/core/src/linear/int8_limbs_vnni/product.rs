@@ -11,7 +11,7 @@ use super::CHUNK;
 use super::arrange::{Input, Weights};
 use super::inputs::FixedInputs;
 use super::plan::{MOST_WEIGHT_LIMBS, Plan, Scale};
-use super::scales::{Scales, is_moderate};
+use super::scales::{Scales, is_moderate, zeros};
 use super::sum::{BYTES, NARROW, NIBBLES, Sums, WIDE};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
@@ -172,7 +172,7 @@ impl<'a> Dot<'a> {
         scratch: &mut Scratch,
         mut write: impl FnMut(usize, &mut [f32]),
     ) -> u32 {
-        let groups = self.groups();
+        let (groups, each) = (self.groups(), self.plan.group / self.group);
         // Rows beyond the last repeat it.
         let row_of = |r: usize| first + r.min(count - 1);
         let (mut steps, mut least) = ([1.0; TOGETHER], _mm512_set1_ps(f32::INFINITY));
@@ -183,13 +183,15 @@ impl<'a> Dot<'a> {
                     return self.all;
                 }
             } else {
+                let to = &mut scratch.scales[r * groups..][..groups];
                 // SAFETY: as the caller promises.
-                if !unsafe { self.scales(row_of(r), &mut scratch.scales[r * groups..][..groups], &mut least) } {
+                if !unsafe { self.scales.read_each(row_of(r), each, to, &mut least) } {
                     return self.all;
                 }
             }
             if self.plan.zeros {
-                self.zeros(row_of(r), &mut scratch.zeros[r * groups..][..groups], &mut scratch.stored_zeros);
+                let to = &mut scratch.zeros[r * groups..][..groups];
+                zeros(self.rows, row_of(r), each, to, &mut scratch.stored_zeros);
             }
         }
         let (codes, row_bytes) = self.rows.codes();
@@ -279,43 +281,6 @@ impl<'a> Dot<'a> {
                 (WIDE, ..) => self.sum::<LIMBS, INPUTS, WIDE, 3, false>(rows, x, scratch),
                 _ => self.sum::<LIMBS, INPUTS, BYTES, 1, false>(rows, x, scratch),
             }
-        }
-    }
-
-    /// Scales of a row by group of ours, whose smallest magnitudes but 0 are kept; false where one is out of range.
-    ///
-    /// # Safety
-    /// As for [`Self::run`]; the row must be one of the matrix.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
-    unsafe fn scales(&self, row: usize, to: &mut [f32], least: &mut __m512) -> bool {
-        let (stored, each) = (self.scales.groups, self.plan.group / self.group);
-        if each == 1 {
-            // SAFETY: as the caller promises; the row has `stored` scales.
-            return unsafe { self.scales.read(row, 0, &mut to[..stored], least) };
-        }
-        let mut scales = [0.0f32; 64];
-        let mut fits = true;
-        for start in (0..stored).step_by(64) {
-            let scales = &mut scales[..64.min(stored - start)];
-            // SAFETY: as above.
-            fits &= unsafe { self.scales.read(row, start, scales, least) };
-            for (to, scale) in to[start * each..].chunks_mut(each).zip(scales) {
-                to.fill(*scale);
-            }
-        }
-        fits
-    }
-
-    /// Zero points of a row by group of ours.
-    fn zeros(&self, row: usize, to: &mut [f32], stored: &mut Vec<u16>) {
-        self.rows.zeros(row, stored);
-        if self.plan.group == self.group {
-            to.iter_mut().zip(stored).for_each(|(to, zero)| *to = f32::from(*zero));
-            return;
-        }
-        // One for the whole row, or one for several groups of ours.
-        for (to, zero) in to.chunks_mut(self.plan.group / self.group).zip(stored) {
-            to.fill(f32::from(*zero));
         }
     }
 }

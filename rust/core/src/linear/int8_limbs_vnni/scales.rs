@@ -14,11 +14,23 @@ const MOST_SCALE: f32 = (1u64 << 40) as f32;
 /// Smallest one but 0: below it decoded weights could be subnormal, which rounds them.
 const LEAST_SCALE: f32 = f32::from_bits((127 - 100) << 23);
 /// Scales below this are checked again: those of blocks of zeros become 0.
-const LOW: f32 = f32::from_bits((127 - 40) << 23);
+pub(super) const LOW: f32 = f32::from_bits((127 - 40) << 23);
 
 /// True for a scale, or a factor of a row, that neither overflows nor vanishes in products of moderate inputs.
 pub(in crate::linear) fn is_moderate(scale: f32) -> bool {
     scale == 0.0 || (LEAST_SCALE..=MOST_SCALE).contains(&scale.abs())
+}
+
+/// Writes the zero points of a row, each of them `each` times, as often as there is room for the last.
+pub(in crate::linear) fn zeros(rows: &Rows<'_>, row: usize, each: usize, to: &mut [f32], stored: &mut Vec<u16>) {
+    rows.zeros(row, stored);
+    if each == 1 {
+        to.iter_mut().zip(stored).for_each(|(to, zero)| *to = f32::from(*zero));
+        return;
+    }
+    for (to, zero) in to.chunks_mut(each).zip(stored) {
+        to.fill(f32::from(*zero));
+    }
 }
 
 /// The stored scales of a matrix.
@@ -47,7 +59,7 @@ impl<'a> Scales<'a> {
     }
 
     /// Power of two by which all that [`Self::read`] gives is too large.
-    pub(super) const fn raised(&self) -> i32 {
+    pub(in crate::linear) const fn raised(&self) -> i32 {
         match self.scale {
             Scale::Exponent { shift } => RAISED + shift,
             _ => 0,
@@ -102,6 +114,35 @@ impl<'a> Scales<'a> {
                     let numbers = _mm512_mask_cmp_ps_mask::<_CMP_NEQ_UQ>(lanes, size, _mm512_setzero_ps());
                     *least = _mm512_mask_min_ps(*least, numbers, *least, size);
                 }
+            }
+        }
+        fits
+    }
+
+    /// As [`Self::read`] for all groups of a row, each scale `each` times.
+    ///
+    /// # Safety
+    /// As there; there must be room for them, if not for the last as often.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    pub(in crate::linear) unsafe fn read_each(
+        &self,
+        row: usize,
+        each: usize,
+        to: &mut [f32],
+        least: &mut __m512,
+    ) -> bool {
+        if each == 1 {
+            // SAFETY: as the caller promises.
+            return unsafe { self.read(row, 0, &mut to[..self.groups], least) };
+        }
+        let mut scales = [0.0f32; 64];
+        let mut fits = true;
+        for start in (0..self.groups).step_by(64) {
+            let scales = &mut scales[..64.min(self.groups - start)];
+            // SAFETY: as above.
+            fits &= unsafe { self.read(row, start, scales, least) };
+            for (to, scale) in to[start * each..].chunks_mut(each).zip(scales) {
+                to.fill(*scale);
             }
         }
         fits

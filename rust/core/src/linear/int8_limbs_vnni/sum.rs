@@ -16,8 +16,9 @@ pub(super) const NARROW: u8 = 1;
 pub(super) const WIDE: u8 = 2;
 pub(super) const BYTES: u8 = 3;
 
-/// Prefetch distance in bytes of packed codes, bounded by the L1 cache.
-const MOST_AHEAD: usize = 16 * 1024;
+/// Prefetch distance in bytes of packed codes, bounded by the L2 cache. Prefetching into L1, which waits for fewer lines at a
+/// time, takes 1.3 times as long on Zen 4.
+const MOST_AHEAD: usize = 32 * 1024;
 
 /// Products by row of inputs and row of weights; those of rows of inputs that are not there are 0.
 pub(super) type Sums = [[f32; TOGETHER]; MOST_INPUTS];
@@ -75,7 +76,7 @@ impl Dot<'_> {
                 let mask = u64::MAX >> (64 - left);
                 for r in 0..TOGETHER {
                     let at = rows[r].wrapping_add(block * bytes);
-                    _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(ahead).cast());
+                    _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead).cast());
                     let packed = _mm512_maskz_loadu_epi8(mask, at.cast());
                     let codes = match WAY {
                         NIBBLES => [packed, _mm512_srli_epi16::<4>(packed)],

@@ -4,9 +4,11 @@
 //! An [`Arithmetic`] is one way to compute them. The sums of a row do not depend on the other rows.
 
 #[cfg(target_arch = "x86_64")]
-mod bf16_amx;
+mod bf16;
 #[cfg(target_arch = "x86_64")]
 mod bf16_limbs_amx;
+#[cfg(target_arch = "x86_64")]
+mod bf16_vectors;
 mod f32_fma;
 mod int8;
 #[cfg(target_arch = "x86_64")]
@@ -23,9 +25,11 @@ use super::kept::Kept;
 use super::lanes::{Floats, Job, LANES, Lanes, Line, Registers};
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use bf16_amx::Half;
+pub(super) use bf16::Half;
 #[cfg(target_arch = "x86_64")]
 pub(super) use bf16_limbs_amx::Limbs;
+#[cfg(target_arch = "x86_64")]
+pub(super) use bf16_vectors::Bf16;
 pub(super) use f32_fma::Float;
 pub(super) use int8::Integer;
 #[cfg(target_arch = "x86_64")]

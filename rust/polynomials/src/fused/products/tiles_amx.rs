@@ -58,7 +58,7 @@ impl ByteProducts for Amx {
 }
 
 /// Where the factors of a block lie.
-pub(super) struct Place {
+pub(in crate::fused) struct Place {
     /// `steps` times 16 rows of `panels` lines.
     pub(super) weights: *const u8,
     pub(super) panels: usize,

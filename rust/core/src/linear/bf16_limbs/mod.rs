@@ -1,12 +1,12 @@
-//! Products for many rows of inputs on AMX: weights and inputs as sums of bfloat16 limbs.
+//! Products for many rows of inputs in tiles, by AMX or by the dot products of AVX-512: weights and inputs as sums of bfloat16 limbs.
 //!
 //! A float32 is the sum of three bfloat16 limbs: its upper eight significant bits, the next eight, the last eight. Decoded
 //! weights have one limb where code and scale have up to eight significant bits together, two up to sixteen, otherwise
 //! three. Inputs of dtype bfloat16 have one limb, float16 two, float32 three. Products of limbs below the 24th bit are left
 //! out. Accumulators are float32, columns are added in order, and subnormal numbers count as zero.
 //!
-//! [`Product`] decodes the weights for each call; [`Kept`] holds their limbs from one call to the next. Both give the same
-//! bits.
+//! [`Product`] decodes the weights for each call; [`Kept`], on AMX, holds their limbs from one call to the next. Both give
+//! the same bits.
 
 mod inputs;
 mod kept;
@@ -16,11 +16,11 @@ mod weights;
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use crate::simd::amx::{LINE, ROWS};
+use crate::simd::tiles::ROWS;
 
 pub(super) use kept::Kept;
 pub(super) use product::Product;
-pub(super) use weights::{Weights, held_by};
+pub(super) use weights::{Weights, held_by, multiplications};
 
 /// Rows of weights that are multiplied at a time: two panels.
 const PAIR: usize = 2 * ROWS;
@@ -32,8 +32,6 @@ pub(super) const STEP: usize = 32;
 const FOLD: usize = 512;
 /// Limbs of a float32.
 pub(super) const MOST: usize = 3;
-/// Bytes of a tile.
-pub(super) const TILE: usize = ROWS * LINE;
 /// Columns of a row whose absmax is checked together.
 const CHUNK: usize = 256;
 

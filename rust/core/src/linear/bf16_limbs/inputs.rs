@@ -3,21 +3,22 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{MOST, STEP, inside, upper, upper_halves};
+use super::weights::{Pieces, Weights};
+use super::{MOST, STEP, UNIT, inside, upper, upper_halves};
 use crate::codec::{DType, zeroed};
 use crate::error::Result;
 use crate::linear::output::Inputs;
 use crate::pool;
-use crate::simd::Line;
-use crate::simd::amx::{LINE, ROWS};
+use crate::simd::tiles::{LINE, ROWS};
 use crate::simd::transpose::transpose;
+use crate::simd::{Floats, Line};
 
 /// Largest magnitudes of a chunk of inputs, as the bits of float32, which neither overflow nor vanish when multiplied with
 /// those of decoded weights: even the third limb of a product is a normal number.
 pub(super) const MODERATE: Range<u32> = (127 - 60) << 23..(127 + 60) << 23;
 
 /// Limbs that an input of a dtype has.
-const fn input_limbs(dtype: DType) -> usize {
+pub(super) const fn input_limbs(dtype: DType) -> usize {
     match dtype {
         DType::F32 => 3,
         DType::F16 => 2,
@@ -37,6 +38,14 @@ pub(super) struct Tiled {
     pub(super) pass: usize,
     /// By sixteen rows, a bit for each whose magnitudes are not extreme. The others are zeros here.
     moderate: Vec<u16>,
+    /// What the numbers of each row count; nothing where they count themselves.
+    pub(super) factors: Vec<f32>,
+    /// By pass, then group and tile, what numbers of a group count besides, if that is not all the same.
+    pub(super) scales: Vec<Floats>,
+    /// Columns of a group.
+    pub(super) group: Option<usize>,
+    /// Groups of a row.
+    groups: usize,
 }
 
 impl Tiled {
@@ -55,7 +64,8 @@ impl Tiled {
         let (steps, passes) = (k.div_ceil(STEP), m.div_ceil(ROWS * across));
         let step = limbs * across * ROWS;
         let lines = zeroed(passes * steps * step)?;
-        let mut tiled = Self { lines, limbs, across, step, pass: steps * step, moderate };
+        let (factors, scales, pass) = (Vec::new(), Vec::new(), steps * step);
+        let mut tiled = Self { lines, limbs, across, step, pass, moderate, factors, scales, group: None, groups: 0 };
         let moderate = &tiled.moderate;
         for (pass, lines) in tiled.lines.chunks_mut(tiled.pass.max(1)).enumerate() {
             pool::for_each_chunk(lines, step, |i, lines| {
@@ -72,6 +82,77 @@ impl Tiled {
             })?;
         }
         Ok(tiled)
+    }
+
+    /// Arranges the codes of rows that were encoded, and their scales; not those of extreme scales, and of rows that `skip`
+    /// tells.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F, BW, VL and VBMI.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+    pub(super) unsafe fn encoded(x: &Weights<'_>, skip: impl Fn(usize) -> bool) -> Result<Self> {
+        let &Weights { n: m, k, limbs, each, .. } = x;
+        let (steps, across) = (k.div_ceil(STEP), if m <= ROWS { 1 } else { 2 });
+        let (passes, groups, step) = (m.div_ceil(ROWS * across), x.pieces().groups(k), limbs * across * ROWS);
+        let group = if let Pieces::Scaled { group, .. } = x.pieces() { Some(group) } else { None };
+        let mut tiled = Self {
+            lines: zeroed(passes * steps * step)?,
+            limbs,
+            across,
+            step,
+            pass: steps * step,
+            moderate: zeroed(m.div_ceil(ROWS))?,
+            factors: zeroed(m)?,
+            scales: zeroed(passes * groups * across)?,
+            group,
+            groups,
+        };
+        let mut scratch = x.scratch()?;
+        // By 32 columns and limb, sixteen rows as they lie.
+        let mut rows = zeroed::<Line<u8, LINE>>(steps * limbs * ROWS)?;
+        for (at, moderate) in tiled.moderate.iter_mut().enumerate() {
+            let (pass, tile) = (at / across, at % across);
+            rows.fill(Line::default());
+            for (r, row) in (at * ROWS..m.min((at + 1) * ROWS)).enumerate() {
+                // SAFETY: as the caller promises.
+                let factors = if skip(row) { None } else { unsafe { x.begin(row, 1, &mut scratch)? } };
+                let Some([factor, ..]) = factors else { continue };
+                let mut fits = true;
+                for start in (0..k).step_by(each) {
+                    let columns = start..k.min(start + each);
+                    let many = columns.len().div_ceil(STEP) * limbs;
+                    // SAFETY: as the caller promises; the row is that of `begin`.
+                    fits &= unsafe { x.put(row, 1, columns, &mut scratch) };
+                    let to = rows[start / STEP * limbs * ROWS..].chunks_mut(ROWS);
+                    to.zip(scratch.tiles.chunks(ROWS).take(many)).for_each(|(to, from)| to[r] = from[0]);
+                }
+                if !fits {
+                    rows.iter_mut().skip(r).step_by(ROWS).for_each(|line| *line = Line::default());
+                    continue;
+                }
+                *moderate |= 1 << r;
+                tiled.factors[row] = factor;
+                let scales = tiled.scales[pass * groups * across..].iter_mut().skip(tile).step_by(across).take(groups);
+                scales.zip(scratch.groups.scales.chunks(UNIT)).for_each(|(to, from)| to.0[r] = from[0]);
+            }
+            for (i, rows) in rows.chunks(ROWS).enumerate() {
+                let to = pass * tiled.pass + i / limbs * step + (i % limbs * across + tile) * ROWS;
+                // SAFETY: lines are aligned and hold sixteen pairs of columns.
+                unsafe {
+                    let lines = std::array::from_fn(|r| _mm512_load_ps(rows[r].0.as_ptr().cast()));
+                    for (to, line) in tiled.lines[to..to + ROWS].iter_mut().zip(transpose(lines)) {
+                        _mm512_store_ps(to.0.as_mut_ptr().cast(), line);
+                    }
+                }
+            }
+        }
+        Ok(tiled)
+    }
+
+    /// What numbers of a pass count in a group, by tile.
+    pub(super) fn scales(&self, pass: usize, group: usize) -> Option<&[Floats]> {
+        let all = self.scales.get((pass * self.groups + group) * self.across..)?;
+        all.get(..self.across)
     }
 
     /// True where a row of inputs is here.

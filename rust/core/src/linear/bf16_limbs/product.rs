@@ -3,14 +3,13 @@
 use std::arch::x86_64::*;
 
 use super::inputs::Tiled;
-use super::weights::{self, Pieces, Weights};
-use super::{FOLD, MOST, PAIR, STEP, TILE, UNIT};
+use super::weights::{self, Pieces, Weights, shared};
+use super::{FOLD, MOST, PAIR, STEP, UNIT};
 use crate::codec::zeroed;
 use crate::error::Result;
 use crate::linear::output::Inputs;
 use crate::simd::Line;
-use crate::simd::amx::products::{Factors, FloatSums, Step};
-use crate::simd::amx::{LINE, ROWS, Session};
+use crate::simd::tiles::{Factors, FloatSums, LINE, ROWS, Session, Step, TILE, add_scaled};
 use crate::simd::transpose::transpose;
 
 /// A product of packed weights with many rows of inputs.
@@ -41,9 +40,39 @@ impl<'a> Product<'a> {
         Ok(Self { weights, x, m })
     }
 
+    /// Arranges the codes of inputs that were encoded as `x`, but for rows of extreme scales and those that `skip` tells.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F, BW, VL and VBMI.
+    pub(in crate::linear) unsafe fn encoded(
+        weights: Weights<'a>,
+        x: &Weights<'_>,
+        skip: impl Fn(usize) -> bool,
+    ) -> Result<Self> {
+        // SAFETY: as the caller promises.
+        Ok(Self { weights, x: unsafe { Tiled::encoded(x, skip)? }, m: x.n })
+    }
+
+    /// Columns whose products are scaled together before they are added up, if they are.
+    fn scaled(&self) -> Option<usize> {
+        let weights = match self.weights.pieces() {
+            Pieces::Plain(_) => None,
+            Pieces::Scaled { columns, .. } => Some(columns),
+        };
+        match (weights, self.x.group) {
+            (None, None) => None,
+            (columns, group) => Some(shared(columns.unwrap_or(self.weights.each), group.unwrap_or(0))),
+        }
+    }
+
     /// The rows of inputs of extreme magnitudes, which are left to others.
     pub(in crate::linear) fn left(&self) -> impl Iterator<Item = usize> {
         (0..self.m).filter(|&row| !self.x.has(row))
+    }
+
+    /// Rows of inputs, rows of weights, columns.
+    pub(in crate::linear) const fn sizes(&self) -> (usize, usize, usize) {
+        (self.m, self.weights.n, self.weights.k)
     }
 
     /// Room for one thread's work.
@@ -64,7 +93,7 @@ impl<'a> Product<'a> {
     /// Where memory is short.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F, BW, VL and VBMI and AMX; `scratch` must be made by [`Self::scratch`].
+    /// The processor must have AVX-512 F, BW, VL and VBMI, and `session` be one for bfloat16; `scratch` must be made by [`Self::scratch`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
     pub(in crate::linear) unsafe fn run(
         &self,
@@ -79,18 +108,26 @@ impl<'a> Product<'a> {
         // SAFETY: as the caller promises.
         let Some(factors) = (unsafe { self.weights.begin(first, count, weights)? }) else { return Ok(false) };
         sums.fill([FloatSums::default(); UNIT / PAIR]);
-        let pieces = self.weights.pieces();
+        let scaled = self.scaled();
+        let group = if let Pieces::Scaled { group, .. } = self.weights.pieces() { Some(group) } else { None };
+        // Of the pieces of some columns, the groups of weights and of inputs.
+        let mut groups = Vec::new();
         let mut list = Vec::new();
         for start in (0..k).step_by(each) {
             let columns = start..k.min(start + each);
             let (steps, columns_end) = (columns.len().div_ceil(STEP), columns.end);
             let panel = steps * limbs * TILE;
             // SAFETY: as the caller promises.
-            if !unsafe { self.weights.put(first, count, columns, weights) } {
+            if !unsafe { self.weights.put(first, count, columns.clone(), weights) } {
                 return Ok(false);
             }
             if list.len() != steps * limbs {
                 list = self.steps(steps);
+            }
+            if let Some(each) = scaled {
+                let of = |group: Option<usize>, column| group.map_or(0, |group| column / group);
+                groups.clear();
+                groups.extend(columns.step_by(each).map(|column| (of(group, column), of(self.x.group, column))));
             }
             for (pass, (sums, running)) in sums.iter_mut().zip(&mut *running).enumerate() {
                 let inputs = &self.x.lines[pass * self.x.pass + start / STEP * self.x.step..];
@@ -105,17 +142,24 @@ impl<'a> Product<'a> {
                     };
                     // SAFETY: the steps name tiles of the weights just written and of the inputs of their columns.
                     unsafe {
-                        match pieces {
-                            Pieces::Plain(_) => {
+                        match scaled {
+                            None => {
                                 session.add_products(&factors, start.is_multiple_of(FOLD), running);
                                 if (start + each).is_multiple_of(FOLD) || columns_end == k {
-                                    scale(running, &[1.0; PAIR], self.x.across, sums);
+                                    add_scaled(running, (&[1.0; PAIR], None), self.x.across, sums);
                                 }
                             }
-                            Pieces::Scaled { columns, group } => {
-                                let all = &weights.groups.scales;
-                                let scales = |at: usize| &all[(start / group + at) * UNIT + pair * PAIR..];
-                                self.add_scaled(session, &factors, columns / STEP, scales, products, sums);
+                            Some(columns) => {
+                                let all = match group {
+                                    Some(_) => weights.groups.scales.as_chunks::<PAIR>().0,
+                                    None => &[],
+                                };
+                                let scales = |at: usize| {
+                                    let (of_weights, of_inputs) = groups[at];
+                                    let of_weights = all.get(of_weights * (UNIT / PAIR) + pair);
+                                    (of_weights.unwrap_or(&[1.0; PAIR]), self.x.scales(pass, of_inputs))
+                                };
+                                session.add_scaled(&factors, columns / STEP * limbs, scales, products, sums);
                             }
                         }
                     }
@@ -134,12 +178,15 @@ impl<'a> Product<'a> {
                             *value = _mm512_mul_ps(_mm512_load_ps(line.0.as_ptr()), _mm512_set1_ps(*factor));
                         }
                         let values = transpose(values);
-                        for (i, values) in values.iter().enumerate().take(self.m.saturating_sub(row)) {
+                        for (i, &(mut values)) in values.iter().enumerate().take(self.m.saturating_sub(row)) {
                             if !self.x.has(row + i) {
                                 continue;
                             }
+                            if let Some(factor) = self.x.factors.get(row + i) {
+                                values = _mm512_mul_ps(values, _mm512_set1_ps(*factor));
+                            }
                             let mut line = Line([0.0f32; 16]);
-                            _mm512_store_ps(line.0.as_mut_ptr(), *values);
+                            _mm512_store_ps(line.0.as_mut_ptr(), values);
                             write(row + i, first + start, &mut line.0[..many]);
                         }
                     }
@@ -147,33 +194,6 @@ impl<'a> Product<'a> {
             }
         }
         Ok(true)
-    }
-
-    /// Adds products of groups of `steps` steps, each times its scales.
-    ///
-    /// # Safety
-    /// As for [`Session::add_products`]; the processor must have AVX-512 F.
-    #[target_feature(enable = "avx512f")]
-    unsafe fn add_scaled<'s>(
-        &self,
-        session: &Session,
-        factors: &Factors<'_>,
-        steps: usize,
-        scales: impl Fn(usize) -> &'s [f32],
-        products: &mut [FloatSums; 2],
-        sums: &mut FloatSums,
-    ) {
-        // The previous accumulators are scaled while AMX multiplies the next.
-        let groups = factors.steps.chunks(steps * self.weights.limbs);
-        let last = groups.len() - 1;
-        for (i, steps) in groups.enumerate() {
-            // SAFETY: as the caller promises.
-            unsafe { session.add_products(&Factors { steps, ..*factors }, true, &mut products[i % 2]) };
-            if i > 0 {
-                scale(&products[(i - 1) % 2], scales(i - 1), self.x.across, sums);
-            }
-        }
-        scale(&products[last % 2], scales(last), self.x.across, sums);
     }
 
     /// Pairs of limbs that are multiplied: those whose indices add up to less than three.
@@ -186,24 +206,5 @@ impl<'a> Product<'a> {
             limbs: self.x.limbs.min(MOST - limb),
         });
         list.collect()
-    }
-}
-
-/// Adds products to sums, each row of weights times its scale.
-///
-/// # Safety
-/// The processor must have AVX-512 F.
-#[target_feature(enable = "avx512f")]
-fn scale(products: &FloatSums, scales: &[f32], across: usize, sums: &mut FloatSums) {
-    for ((products, sums), scales) in products.iter().zip(sums).zip(scales[..PAIR].chunks(ROWS)) {
-        for (products, sums) in products.iter().zip(sums).take(across) {
-            for ((product, sum), scale) in products.iter().zip(sums).zip(scales) {
-                // SAFETY: lines are aligned and hold sixteen values.
-                unsafe {
-                    let (product, old) = (_mm512_load_ps(product.0.as_ptr()), _mm512_load_ps(sum.0.as_ptr()));
-                    _mm512_store_ps(sum.0.as_mut_ptr(), _mm512_fmadd_ps(product, _mm512_set1_ps(*scale), old));
-                }
-            }
-        }
     }
 }

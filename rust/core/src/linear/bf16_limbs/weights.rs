@@ -3,7 +3,8 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{FOLD, MOST, STEP, TILE, UNIT, inside, upper, upper_halves};
+use super::inputs::input_limbs;
+use super::{FOLD, MOST, STEP, UNIT, inside, upper, upper_halves};
 use crate::codec::grid::{Grid, Integers};
 use crate::codec::rows::{Rows, Unpacked};
 use crate::codec::{DType, zeroed};
@@ -12,12 +13,14 @@ use crate::format::{Format, Granularity, ScaleType};
 use crate::linear::bf16_codes_vbmi::{Codes, Groups, Place, Table};
 use crate::linear::int8_limbs_vnni::is_moderate;
 use crate::simd::Line;
-use crate::simd::amx::{LINE, ROWS};
+use crate::simd::tiles::{LINE, ROWS, TILE, Tiles};
 
 /// Columns decoded at a time by the codec, about.
 const COLUMNS: usize = 512;
-/// Columns unpacked at a time: all limbs of 32 rows of inputs stay in the L1 cache.
+/// Columns looked up at a time.
 const FEW_COLUMNS: usize = 64;
+/// Columns whose weights, and those of a tile of inputs, stay in the L1 cache.
+const SOME_COLUMNS: usize = 256;
 /// Largest magnitudes of a chunk of decoded weights, as the bits of float32, which neither overflow nor vanish when
 /// multiplied with those of inputs.
 const MODERATE: Range<u32> = (127 - 36) << 23..(127 + 60) << 23;
@@ -51,6 +54,17 @@ fn decoded_limbs(format: Format) -> usize {
         _ => 0,
     };
     (number + scale).div_ceil(8).min(MOST)
+}
+
+/// Limbs of the weights that are written.
+fn weight_limbs(format: Format, table: Option<&Table>) -> usize {
+    let decoded = decoded_limbs(format);
+    table.map_or(decoded, |table| table.limbs(decoded))
+}
+
+/// Products of limbs for each product of a weight and an input of a dtype.
+pub(in crate::linear) fn multiplications(format: Format, table: Option<&Table>, inputs: DType) -> usize {
+    (0..weight_limbs(format, table)).map(|limb| input_limbs(inputs).min(MOST - limb)).sum()
 }
 
 /// The weights of a matrix, to be written as tiles.
@@ -97,19 +111,34 @@ impl Pieces {
     }
 }
 
+/// Most columns that fill groups of both lengths.
+pub(super) const fn shared(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { shared(b, a % b) }
+}
+
 impl<'a> Weights<'a> {
-    pub(in crate::linear) fn new(format: Format, table: Option<&'a Table>, rows: &'a Rows<'a>, n: usize) -> Self {
+    pub(in crate::linear) fn new(
+        format: Format,
+        table: Option<&'a Table>,
+        rows: &'a Rows<'a>,
+        n: usize,
+        tiles: Tiles,
+    ) -> Self {
         let codes = table.map(|table| Codes::new(table, rows));
-        let decoded = decoded_limbs(format);
-        let limbs = table.map_or(decoded, |table| table.limbs(decoded));
-        let each = if codes.is_some() { FEW_COLUMNS } else { rows.cut(COLUMNS) };
+        let limbs = weight_limbs(format, table);
+        let each = match tiles {
+            _ if codes.is_none() => rows.cut(COLUMNS),
+            // All limbs of 32 rows of inputs stay in the L1 cache.
+            Tiles::Amx => FEW_COLUMNS,
+            Tiles::Vectors => SOME_COLUMNS,
+        };
         Self { scaled: rows, rows: rows.unscaled(), codes, n, k: rows.k, limbs, each }
     }
 
     /// How the products of pieces of columns become one sum.
     pub(super) fn pieces(&self) -> Pieces {
         match self.codes.as_ref().map(|codes| codes.table).filter(|table| table.scaled_after()) {
-            Some(table) => Pieces::Scaled { columns: table.group.min(self.each), group: table.group },
+            Some(table) => Pieces::Scaled { columns: shared(table.group, self.each), group: table.group },
             // Where both a call of `put` and a fold end.
             None => Pieces::Plain((1..).map(|i| i * self.each).find(|end| end.is_multiple_of(FOLD)).unwrap_or(FOLD)),
         }
@@ -172,9 +201,15 @@ impl<'a> Weights<'a> {
         let panel = padded / STEP * self.limbs * TILE;
         let base = tiles.as_mut_ptr().cast::<u8>();
         if let Some(codes) = &self.codes {
-            let place = Place { first, count, stride: UNIT, columns, limbs: self.limbs, panel };
-            // SAFETY: as the caller promises; there are tiles for all panels.
-            return unsafe { codes.put(&place, groups, base) };
+            let mut fits = true;
+            for start in columns.clone().step_by(FEW_COLUMNS) {
+                let tiles = (start - columns.start) / STEP * self.limbs;
+                let columns = start..columns.end.min(start + FEW_COLUMNS);
+                let place = Place { first, count, stride: UNIT, columns, limbs: self.limbs, panel };
+                // SAFETY: as the caller promises; there are tiles for all panels.
+                fits &= unsafe { codes.put(&place, groups, base.add(tiles * TILE)) };
+            }
+            return fits;
         }
         for r in 0..count {
             self.rows.decode(first + r, columns.clone(), decoded, unpacked);

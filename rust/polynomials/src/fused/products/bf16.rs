@@ -1,4 +1,4 @@
-//! Products of bfloat16 with AMX: factors are rounded to 8 bits, sums are float32.
+//! Products of bfloat16, with AMX or AVX-512 BF16: factors are rounded to 8 bits, sums are float32.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -13,19 +13,48 @@ use super::{Arithmetic, Block, Factors, Input, Matrix, PANELS, ROWS, Row, Weight
 use crate::fused::kept::Small;
 use crate::fused::lanes::{Avx512, Floats, Halves, Job, LANES, Proven};
 
-/// Inputs that one step of AMX takes.
+/// Inputs that a line of a row holds.
 const STEP: usize = 32;
 
-/// bfloat16 on AMX.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::fused) struct Half(Amx);
+/// Instructions that multiply bfloat16, with AVX-512 BF16 for everything else.
+pub(in crate::fused) trait HalfProducts: Copy + Send + Sync + 'static {
+    /// See [`Arithmetic::Session`].
+    type Session;
+    /// See [`Arithmetic::TOGETHER`].
+    const TOGETHER: usize;
 
-impl Half {
-    /// The instructions, if machine and system allow them.
-    pub(in crate::fused) fn new() -> Option<Self> {
-        Amx::new().map(Self)
+    /// The instruction set of everything else.
+    fn lanes(self) -> Avx512;
+    /// See [`Arithmetic::session`].
+    fn session(self) -> Self::Session;
+    /// Computes the sums of at most [`ROWS`] rows.
+    ///
+    /// # Safety
+    /// The place must hold what it says, at least one step, with whole tiles of rows; a session must be alive.
+    unsafe fn multiply(self, place: &Place, rows: usize, sums: &mut Block<f32>);
+}
+
+impl HalfProducts for Amx {
+    type Session = Session;
+    const TOGETHER: usize = TILE;
+
+    #[inline(always)]
+    fn lanes(self) -> Avx512 {
+        ByteProducts::lanes(self)
+    }
+    #[inline(always)]
+    fn session(self) -> Session {
+        self.session()
+    }
+    unsafe fn multiply(self, place: &Place, rows: usize, sums: &mut Block<f32>) {
+        // SAFETY: as the caller promises; the instructions exist where `self` does.
+        unsafe { halves(place, rows.div_ceil(TILE), sums.as_mut_ptr().cast()) };
     }
 }
+
+/// bfloat16.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::fused) struct Half<P>(pub(in crate::fused) P);
 
 /// Weights by block, then pair of inputs, then panel: a line holds a panel's weights of a pair, by column.
 #[derive(Debug)]
@@ -99,14 +128,14 @@ impl Row<Avx512> for HalfRow<'_> {
     }
 }
 
-impl Arithmetic for Half {
+impl<P: HalfProducts> Arithmetic for Half<P> {
     type Lanes = Avx512;
     type Weights = HalfWeights;
     type Input = HalfRows;
     type Kept = Small;
     type Added = __m512;
-    type Session = Session;
-    const TOGETHER: usize = TILE;
+    type Session = P::Session;
+    const TOGETHER: usize = P::TOGETHER;
 
     #[inline(always)]
     fn lanes(self) -> Avx512 {
@@ -117,7 +146,7 @@ impl Arithmetic for Half {
         unsafe { compiled(self.lanes(), job) }
     }
     #[inline(always)]
-    fn session(self) -> Session {
+    fn session(self) -> P::Session {
         self.0.session()
     }
     fn multiply(self, factors: Factors<'_, HalfWeights, HalfRows>, sums: &mut Block<f32>) {
@@ -128,7 +157,7 @@ impl Arithmetic for Half {
         let input = input.lines[rows.start * steps..].as_ptr().cast();
         let place = Place { weights: weights.as_ptr().cast(), panels, input, steps };
         // SAFETY: as in the products of int8: the instructions exist, and whole tiles lie in their buffers, as asserted.
-        unsafe { halves(&place, tiles, sums.as_mut_ptr().cast()) };
+        unsafe { self.0.multiply(&place, rows.len(), sums) };
     }
     #[inline(always)]
     fn added(self, line: &Floats) -> __m512 {

@@ -1,29 +1,19 @@
-//! AMX: tiles of 16 rows of 64 bytes, whether this process may use them, and their products.
+//! AMX: whether this process may use its tiles, and their products.
 //!
 //! Rust has no stable intrinsics for it, so the products are assembly: each is one block that leaves no tile alive. The
 //! configuration of the tiles stays, and a [`Session`] holds it.
 
 mod permission;
-pub(crate) mod products;
+mod products;
 pub(crate) mod rows;
 
 use std::arch::asm;
 use std::marker::PhantomData;
 
-use super::{Level, Line};
+use crate::simd::Line;
 
+pub use super::{LINE, ROWS};
 pub use permission::allowed;
-
-/// Rows of a tile.
-pub const ROWS: usize = 16;
-/// Bytes of a row of a whole tile.
-pub const LINE: usize = 64;
-
-/// True where `level` is AVX-512, the processor has AMX for int8 and bfloat16 and the byte permutations that feed it,
-/// and the system saves its registers.
-pub(crate) fn available(level: Level) -> bool {
-    level == Level::Avx512 && is_x86_feature_detected!("avx512vbmi") && allowed()
-}
 
 /// Holds the tiles of its thread configured while it lives, all whole unless a [`rows::RowSession`] has it.
 ///

@@ -2,25 +2,8 @@
 
 use std::arch::asm;
 
-use super::{LINE, ROWS, Session};
-use crate::simd::Line;
-
-/// Tiles of inputs that one pass over the weights is multiplied with, at most.
-pub(crate) const ACROSS: usize = 4;
-
-/// Sums of 16 rows of weights and 16 times [`ACROSS`] columns of inputs.
-pub(crate) type Sums = [[Line<i32, 16>; ROWS]; ACROSS];
-
-/// Where factors of 64 columns after the other lie.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Run {
-    /// 16 rows of weights, `stride` bytes apart, 64 a step.
-    pub(crate) weights: *const u8,
-    pub(crate) stride: usize,
-    /// For each step, tiles of inputs.
-    pub(crate) inputs: *const u8,
-    pub(crate) steps: usize,
-}
+use super::{LINE, Session};
+use crate::simd::tiles::{Factors, FloatSums, Run, Scales, Sums, add_scaled};
 
 /// Assembly that multiplies one tile of weights with several of inputs, step after step.
 macro_rules! across {
@@ -41,31 +24,6 @@ macro_rules! across {
             out("tmm4") _, out("tmm5") _, out("tmm6") _, options(nostack)
         )
     };
-}
-
-/// What 32 columns of weights in bfloat16 are multiplied with, in bytes from the bases that [`Session::add_products`] is
-/// given.
-#[derive(Clone, Copy, Debug, Default)]
-#[repr(C)]
-pub(crate) struct Step {
-    /// A tile of 16 rows of weights.
-    pub(crate) weights: usize,
-    /// Lines of 16 columns of 2 inputs: for each limb one or two tiles.
-    pub(crate) inputs: usize,
-    /// Limbs of the inputs, at least one.
-    pub(crate) limbs: usize,
-}
-
-/// The factors of [`Session::add_products`]: two panels of weights, and one or two tiles of columns of inputs.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Factors<'a> {
-    pub(crate) steps: &'a [Step],
-    pub(crate) weights: *const u8,
-    /// Bytes from the first panel's tiles to the second's.
-    pub(crate) panel: usize,
-    pub(crate) inputs: *const u8,
-    /// Tiles of a limb of the inputs: 1 or 2.
-    pub(crate) across: usize,
 }
 
 /// Assembly that multiplies two tiles of weights with those of each limb of the inputs, step after step.
@@ -101,17 +59,12 @@ macro_rules! products {
     };
 }
 
-/// Sums of two panels of 16 rows of weights and two tiles of 16 columns of inputs.
-pub(crate) type FloatSums = [[[Line<f32, 16>; ROWS]; 2]; 2];
-
 impl Session {
-    /// Writes the sums of the products of int8 over all steps: 16 rows of weights times `across` tiles of inputs, which
-    /// is 1, 2 or [`ACROSS`].
+    /// As [`crate::simd::tiles::Session::multiply_across`].
     ///
     /// # Safety
-    /// All that the run names must be readable: at least one step, with `across` tiles of inputs each.
+    /// As there.
     pub(crate) unsafe fn multiply_across(&self, across: usize, run: Run, sums: &mut Sums) {
-        debug_assert!(run.steps > 0 && matches!(across, 1 | 2 | ACROSS));
         // SAFETY: as the caller promises; a session is alive, and no tile outlives the block.
         unsafe {
             match across {
@@ -141,11 +94,10 @@ impl Session {
 }
 
 impl Session {
-    /// Adds the products of bfloat16 of all steps to sums, in order; `fresh` sums begin at zero.
+    /// As [`crate::simd::tiles::Session::add_products`].
     ///
     /// # Safety
-    /// All that the factors name must be readable: tiles of 1024 bytes, of inputs at least one limb a step, with as many
-    /// tiles as `across` says.
+    /// As there.
     pub(crate) unsafe fn add_products(&self, factors: &Factors<'_>, fresh: bool, sums: &mut FloatSums) {
         if factors.steps.is_empty() {
             if fresh {
@@ -188,4 +140,32 @@ impl Session {
     }
 }
 
-const _: () = assert!(size_of::<Step>() == 24 && size_of::<Line<i32, 16>>() == LINE);
+impl Session {
+    /// As [`crate::simd::tiles::Session::add_scaled`].
+    ///
+    /// # Safety
+    /// As there.
+    pub(crate) unsafe fn add_scaled<'s>(
+        &self,
+        factors: &Factors<'_>,
+        group: usize,
+        scales: impl Fn(usize) -> Scales<'s>,
+        products: &mut [FloatSums; 2],
+        sums: &mut FloatSums,
+    ) {
+        // The previous accumulators are scaled while AMX multiplies the next.
+        let groups = factors.steps.chunks(group);
+        let last = groups.len() - 1;
+        for (i, steps) in groups.enumerate() {
+            // SAFETY: as the caller promises; processors with AMX have AVX-512 F.
+            unsafe {
+                self.add_products(&Factors { steps, ..*factors }, true, &mut products[i % 2]);
+                if i > 0 {
+                    add_scaled(&products[(i - 1) % 2], scales(i - 1), factors.across, sums);
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { add_scaled(&products[last % 2], scales(last), factors.across, sums) };
+    }
+}

@@ -13,7 +13,7 @@ use crate::codec::{set_len, zeroed};
 use crate::error::Result;
 use crate::linear::output::Inputs;
 use crate::simd::amx::rows::{RowFactors, RowSession};
-use crate::simd::amx::{LINE, ROWS};
+use crate::simd::tiles::{LINE, ROWS};
 use crate::simd::transpose::transpose;
 use crate::simd::{Floats, Line};
 

@@ -1,0 +1,153 @@
+//! Integer products in tiles, by AMX or VNNI: int8 codes, int32 accumulators over all columns.
+
+use std::arch::x86_64::*;
+
+use crate::codec::zeroed;
+use crate::error::Result;
+use crate::pool;
+use crate::simd::tiles::{ACROSS, LINE, ROWS, Run, Session, Sums, Tiles};
+use crate::simd::transpose::transpose;
+use crate::simd::{Level, Line};
+
+/// Columns whose sums fit int32: `2^16 * 128 * 128 < 2^31`.
+const MOST_COLUMNS: usize = 1 << 16;
+/// Number of weights below which arranging inputs costs more than tiles save.
+const SMALL: usize = 1 << 14;
+
+/// What multiplies tiles where a product with `n` rows of `k` weights runs here.
+pub(super) fn tiles(n: usize, k: usize, level: Level) -> Option<Tiles> {
+    Tiles::of_bytes(level).filter(|_| k <= MOST_COLUMNS && n.saturating_mul(k) >= SMALL)
+}
+
+/// Rows of int8 inputs as tiles: by pass over the weights, then 64 columns, then sixteen rows.
+pub(super) struct Tiled {
+    lines: Vec<Line<i8, LINE>>,
+    /// Rows of inputs.
+    rows: usize,
+    /// Steps of 64 columns.
+    pub(super) steps: usize,
+    /// Tiles of 16 rows in a pass.
+    across: usize,
+}
+
+impl Tiled {
+    /// Arranges rows of `k` codes.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F and BW.
+    pub(super) unsafe fn new(codes: &[i8], rows: usize, k: usize) -> Result<Self> {
+        let across = match rows.div_ceil(ROWS) {
+            tiles @ 0..=2 => tiles.max(1),
+            _ => ACROSS,
+        };
+        // SAFETY: as the caller promises.
+        unsafe { Self::with(codes, rows, k, across) }
+    }
+
+    /// Arranges rows of `k` codes, so many tiles of 16 rows in a pass.
+    ///
+    /// # Safety
+    /// As for [`Self::new`].
+    pub(super) unsafe fn with(codes: &[i8], rows: usize, k: usize, across: usize) -> Result<Self> {
+        let steps = k.div_ceil(LINE);
+        let passes = rows.div_ceil(ROWS * across);
+        let mut lines = zeroed::<Line<i8, LINE>>(passes * steps * across * ROWS)?;
+        pool::for_each_chunk(&mut lines, across * ROWS, |at, lines| {
+            let (pass, step) = (at / steps, at % steps);
+            for (tile, lines) in lines.chunks_mut(ROWS).enumerate() {
+                let rows = codes.chunks(k).skip((pass * across + tile) * ROWS).take(ROWS);
+                // SAFETY: as the caller promises.
+                unsafe { arrange(rows.map(|row| &row[step * LINE..k.min((step + 1) * LINE)]), lines) };
+            }
+        })?;
+        Ok(Self { lines, rows, steps, across })
+    }
+
+    /// The lines of a pass.
+    pub(super) fn pass(&self, pass: usize) -> &[Line<i8, LINE>] {
+        let lines = self.steps * self.across * ROWS;
+        &self.lines[pass * lines..][..lines]
+    }
+}
+
+/// Up to 64 columns of up to sixteen rows, turned: a line holds four columns of all rows.
+///
+/// # Safety
+/// The processor must have AVX-512 F and BW.
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn arrange<'a>(codes: impl Iterator<Item = &'a [i8]>, lines: &mut [Line<i8, LINE>]) {
+    let mut rows = [_mm512_setzero_ps(); ROWS];
+    for (row, codes) in rows.iter_mut().zip(codes) {
+        // SAFETY: the mask keeps inside the codes, of which there are 1 to 64.
+        let codes = unsafe { _mm512_maskz_loadu_epi8(u64::MAX >> (LINE - codes.len()), codes.as_ptr()) };
+        *row = _mm512_castsi512_ps(codes);
+    }
+    // SAFETY: as the caller promises; lines are aligned.
+    unsafe {
+        for (line, turned) in lines.iter_mut().zip(transpose(rows)) {
+            _mm512_store_si512(line.0.as_mut_ptr().cast(), _mm512_castps_si512(turned));
+        }
+    }
+}
+
+/// Turns exact sums into values.
+pub(super) trait Finish {
+    /// Values of a row of weights and sixteen rows of inputs from `first` on.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F and DQ.
+    unsafe fn values(&self, weight: usize, first: usize, sums: __m512i) -> __m512;
+}
+
+/// Computes the products of `count` rows of weights, of which `first` is the first, and calls `write` with each row of
+/// inputs, the first of up to sixteen rows of weights, and their values.
+///
+/// `weights` are rows of int8, a multiple of sixteen, `stride` bytes apart, each of 64 times `x.steps` bytes; the numbers of
+/// columns beyond the last do not matter.
+///
+/// # Safety
+/// The processor must have AVX-512 F and DQ.
+#[target_feature(enable = "avx512f,avx512dq")]
+pub(super) unsafe fn multiply(
+    session: &Session,
+    (weights, stride): (&[i8], usize),
+    (first, count): (usize, usize),
+    x: &Tiled,
+    finish: &impl Finish,
+    mut write: impl FnMut(usize, usize, &mut [f32]),
+) {
+    let (rows, width) = (count.next_multiple_of(ROWS), x.steps * LINE);
+    assert!(count == 0 || stride >= width && weights.len() >= (rows - 1) * stride + width);
+    // The inputs of a pass stay in the second cache while panels of weights take turns.
+    let passes = 0..x.rows.div_ceil(ROWS * x.across);
+    for (pass, panel) in passes.flat_map(|pass| (0..count).step_by(ROWS).map(move |panel| (pass, panel))) {
+        let (first, count) = (first + panel, ROWS.min(count - panel));
+        let mut sums = Sums::default();
+        if x.steps > 0 {
+            let inputs = x.pass(pass).as_ptr().cast();
+            let weights = weights[panel * stride..].as_ptr().cast();
+            let run = Run { weights, stride, inputs, steps: x.steps };
+            // SAFETY: there are 16 rows of weights, as asserted, and tiles of inputs for all steps, of which there are some.
+            unsafe { session.multiply_across(x.across, run, &mut sums) };
+        }
+        for (tile, sums) in sums[..x.across].iter().enumerate() {
+            let first_row = (pass * x.across + tile) * ROWS;
+            if first_row >= x.rows {
+                break;
+            }
+            let mut values = [_mm512_setzero_ps(); ROWS];
+            for (r, (value, line)) in values.iter_mut().zip(sums).enumerate().take(count) {
+                // SAFETY: as the caller promises; lines are aligned.
+                *value = unsafe { finish.values(first + r, first_row, _mm512_load_si512(line.0.as_ptr().cast())) };
+            }
+            // SAFETY: as the caller promises.
+            let values = unsafe { transpose(values) };
+            for (row, values) in values.iter().enumerate().take(x.rows - first_row) {
+                let mut line = Line([0.0f32; 16]);
+                // SAFETY: a line holds sixteen values.
+                unsafe { _mm512_store_ps(line.0.as_mut_ptr(), *values) };
+                write(first_row + row, first, &mut line.0[..count]);
+            }
+        }
+    }
+}

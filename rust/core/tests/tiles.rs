@@ -1,0 +1,158 @@
+//! Products in tiles by AMX, where there is some, and by the dot products of AVX-512: one after the other, both within the
+//! bound of FORMATS.md section 6, and integer products alike.
+
+#![cfg(target_arch = "x86_64")]
+#![expect(clippy::expect_used, reason = "a test stops where its set-up fails")]
+
+use octavo_core::linear::{Bias, Matrix, kernel, multiply, multiply_integer, multiply_rounded};
+use octavo_core::simd::tiles::force_vectors;
+use octavo_core::{DType, Format, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec};
+
+fn noise(i: usize, seed: usize) -> f32 {
+    let bits = ((i ^ (seed << 20)) as u32).wrapping_mul(0x9e37_79b9).rotate_left(11).wrapping_mul(0x85eb_ca6b);
+    bits as i32 as f32 * 2.0f32.powi(-31)
+}
+
+fn format(text: &str) -> Format {
+    Format::parse(text).expect("a format")
+}
+
+fn encoded(values: &[f32], n: usize, k: usize, format: Format) -> [Vec<u8>; 4] {
+    let layout = Layout::new(&[n, k], -1, format).expect("a matrix");
+    let sizes = Sizes::new(format, &layout).expect("small sizes");
+    let mut parts = [sizes.codes, sizes.scales, sizes.zeros, sizes.levels].map(|bytes| vec![0; bytes]);
+    let [codes, scales, zeros, levels] = &mut parts;
+    let out = PackedMut { codes, scales, zeros, levels };
+    codec::encode(Values::F32(values), layout, format, &Options::default(), out).expect("encode");
+    parts
+}
+
+fn decoded(values: &[f32], n: usize, k: usize, format: Format) -> Vec<f32> {
+    let mut values = values.to_vec();
+    let layout = Layout::new(&[n, k], -1, format).expect("a matrix");
+    codec::quantize_in_place(ValuesMut::F32(&mut values), layout, format, &Options::default()).expect("quantize");
+    values
+}
+
+/// Fails where an output is further from the exact product than the bound allows.
+fn hold(out: &[f32], x: &[f32], w: &[f32], k: usize, what: &str) {
+    let n = w.len() / k;
+    for (i, got) in out.iter().enumerate() {
+        let (x, w) = (&x[i / n * k..][..k], &w[i % n * k..][..k]);
+        let exact: f64 = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+        let size: f64 = (x.chunks(256).zip(w.chunks(256)))
+            .map(|(x, w)| {
+                let most = x.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                f64::from(most) * w.iter().map(|w| f64::from(w.abs())).sum::<f64>()
+            })
+            .sum();
+        let bound = (2.0f64.powi(-20) + k as f64 * 2.0f64.powi(-28)) * size + exact.abs() * 2.0f64.powi(-24);
+        assert!((f64::from(*got) - exact).abs() <= bound, "{what}: {got} for {exact}, {i}");
+    }
+}
+
+#[test]
+fn both_kinds_of_tiles_hold_the_bound() {
+    for vectors in [false, true] {
+        force_vectors(vectors);
+        for (at, text) in
+            ["mxint8", "int4:g32", "int8:channel", "nvfp4", "int8:g192", "uint4:g64", "nf4", "mxfp8e5m2", "int12"]
+                .into_iter()
+                .enumerate()
+        {
+            let (m, n, k) = ([5, 33, 17][at % 3], [70, 64, 33][at % 3], [512, 576, 1088][at % 3]);
+            let format_of = format(text);
+            let values: Vec<f32> = (0..n * k).map(|i| noise(i, at)).collect();
+            let parts = encoded(&values, n, k, format_of);
+            let [codes, scales, zeros, levels] = &parts;
+            let packed = Packed { codes, scales, zeros, levels };
+            let w = Matrix { format: format_of, packed, rows: n, columns: k };
+            let wide = decoded(&values, n, k, format_of);
+            // Numbers of bfloat16, in rows of several sizes.
+            let halves: Vec<u16> =
+                (0..m * k).map(|i| ((noise(i, 99) * 2.0f32.powi((i / k) as i32 - 5)).to_bits() >> 16) as u16).collect();
+            let x: Vec<f32> = halves.iter().map(|half| f32::from_bits(u32::from(*half) << 16)).collect();
+            let mut out = vec![f32::NAN; m * n];
+            multiply_rounded(
+                Values::F32(&x),
+                m,
+                format("bf16"),
+                &Options::default(),
+                &w,
+                None,
+                ValuesMut::F32(&mut out),
+            )
+            .expect("a product");
+            hold(&out, &x, &wide, k, &format!("{text} by bf16, {vectors}"));
+            for input in ["int8:g32", "int8:g64", "int8:channel", "int4:g32", "mxint8", "nvfp4"] {
+                multiply_rounded(
+                    Values::F32(&x),
+                    m,
+                    format(input),
+                    &Options::default(),
+                    &w,
+                    None,
+                    ValuesMut::F32(&mut out),
+                )
+                .expect("a product");
+                hold(&out, &decoded(&x, m, k, format(input)), &wide, k, &format!("{text} by {input}, {vectors}"));
+            }
+            // One row that no kernel in bfloat16 takes leaves the bits of the others.
+            let mut other = vec![f32::NAN; m * n];
+            for input in ["bf16", "int8:g32", "int8:channel"] {
+                let product = |x: &[f32], out: &mut [f32]| {
+                    let (input, options) = (format(input), Options::default());
+                    multiply_rounded(Values::F32(x), m, input, &options, &w, None, ValuesMut::F32(out))
+                        .expect("a product");
+                };
+                product(&x, &mut out);
+                for special in [f32::INFINITY, 1e30, 1e-40] {
+                    let mut x = x.clone();
+                    x[2 * k..3 * k].fill(special);
+                    product(&x, &mut other);
+                    for row in (0..m).filter(|row| *row != 2) {
+                        assert!(
+                            out[row * n..][..n] == other[row * n..][..n],
+                            "{text} by {input}, {special}, row {row}"
+                        );
+                    }
+                }
+            }
+            let mut narrow = vec![0u16; m * n];
+            multiply(Values::BF16(&halves), m, &w, None, ValuesMut::BF16(&mut narrow)).expect("a product");
+            assert!(narrow.iter().all(|half| half & 0x7f80 != 0x7f80), "{text}: not finite");
+        }
+    }
+    force_vectors(false);
+    if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi") {
+        let name = |text, dtype| kernel(format(text), dtype, None, 64, 4096, 4096).expect("a format").name();
+        force_vectors(true);
+        assert_eq!(name("mxfp4", DType::BF16), "bfloat16 limbs avx512");
+        assert_eq!(name("mxfp4", DType::F32), "fma avx512");
+        force_vectors(false);
+    }
+}
+
+#[test]
+fn integer_products_are_alike() {
+    let (m, n, k) = (70, 83, 517);
+    let x: Vec<f32> = (0..m * k).map(|i| noise(i, 5)).collect();
+    for text in ["int8:channel", "int4:channel", "int3"] {
+        let values: Vec<f32> = (0..n * k).map(|i| noise(i, 6)).collect();
+        let parts = encoded(&values, n, k, format(text));
+        let [codes, scales, zeros, levels] = &parts;
+        let packed = Packed { codes, scales, zeros, levels };
+        let w = Matrix { format: format(text), packed, rows: n, columns: k };
+        let product = |m: usize| {
+            let mut out = vec![f32::NAN; m * n];
+            let (x, input) = (Values::F32(&x[..m * k]), format("int8:channel"));
+            multiply_integer(x, m, input, None, &w, Bias::None, ValuesMut::F32(&mut out)).expect("a product");
+            out
+        };
+        let all = product(m);
+        hold(&all, &decoded(&x, m, k, format("int8:channel")), &decoded(&values, n, k, format(text)), k, text);
+        for m in [1, 16, 17, 40] {
+            assert_eq!(product(m), all[..m * n], "{text}, {m} rows");
+        }
+    }
+}
