@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from octavo import _core, files
-from octavo.errors import ContainerError, DTypeError
+from octavo.errors import ContainerError, DTypeError, ShapeError
+from octavo.tensor_entry import TensorEntry as TensorEntry
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import Tensor
 
+    from octavo.formats import Format
+    from octavo.sparse_codes import SparseCodes
     from octavo.tensor import PackedTensor
 
     Storable: TypeAlias = "Tensor | PackedTensor | np.ndarray | Deferred"
@@ -51,27 +54,6 @@ _NAMES = {
 _STORED = {name: stored for stored, name in _NAMES.items()}
 # Two elements in one byte; torch counts bytes, safetensors elements.
 _PAIR, _PAIR_NAME = "F4", "float4_e2m1fn_x2"
-
-
-@dataclass(frozen=True)
-class TensorEntry:
-    """One line of a container's table of contents.
-
-    ``kind``: ``packed`` or ``plain``. ``format``: the format's text, None for a plain tensor. ``shape``: logical shape;
-    of a plain tensor the stored one. ``dtype``: logical dtype as torch names it (``float32``); safetensors' own name
-    where torch has none. ``nbytes``: bytes of all parts. ``bits_per_element``: nbytes times 8 over elements, 0 for an
-    empty tensor. ``axis`` and ``scale``: the encoding axis and the scale rule, None for a plain tensor.
-    """
-
-    name: str
-    kind: str
-    format: str | None
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-    bits_per_element: float
-    axis: int | None = None
-    scale: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,14 +130,16 @@ def _write(
         if not isinstance(name, str):
             raise DTypeError(f"{name!r} is a {type(name).__name__}; names of tensors are strings")
         if _is_packed(tensor):
-            if any(not part.is_cpu for part in tensor.parts):
+            parts = tensor.held_parts
+            if any(not part.is_cpu for part in parts):
                 raise DTypeError(f"{name}: the packed tensor is on {tensor.device}; files are written from the CPU")
             from octavo._memory import check_held
 
-            for part in tensor.parts:
+            for part in parts:
                 check_held(part, f"{name}: a part")
             dtype = str(tensor.dtype).removeprefix("torch.")
-            packed.append((name, tensor.format.core, tensor.scale, list(tensor.shape), dtype, tensor.axis))
+            nonzero = None if tensor.sparse is None else tensor.sparse.nonzero
+            packed.append((name, tensor.format.core, tensor.scale, list(tensor.shape), dtype, tensor.axis, nonzero))
         else:
             plain.append((name, *_describe(name, tensor)))
     room = _Room(tensor.nbytes for tensor in tensors.values() if isinstance(tensor, Deferred))
@@ -163,8 +147,9 @@ def _write(
     try:
         for name, tensor in tensors.items():
             if _is_packed(tensor):
-                codes, scales, zeros, levels = (_plain_memory(part) for part in tensor.parts)
-                writer.put_packed(name, (_span(codes), _span(scales), _span(zeros), _span(levels)))
+                codes, scales, zeros, levels, *bitmap = (_plain_memory(part) for part in tensor.held_parts)
+                spans = _span(codes), _span(scales), _span(zeros), _span(levels)
+                writer.put_packed(name, (*spans, _span(bitmap[0]) if bitmap else (0, 0)))
             else:
                 data = room.filled(tensor) if isinstance(tensor, Deferred) else _plain_memory(tensor)
                 writer.put_plain(name, _span(data))
@@ -267,7 +252,10 @@ def load(
     any tensor is allocated; DTypeError for a plain tensor of a dtype that torch lacks; OSError. Source: FORMATS.md
     section 5.
     """
-    return _read(_core._ContainerReader(os.fspath(path), mmap), mmap, names)
+    try:
+        return _read(_core._ContainerReader(os.fspath(path), mmap), mmap, names)
+    except _SparseError as error:  # the reader names the file in its own refusals
+        raise ContainerError(f"{os.fspath(path)}: {error}") from None
 
 
 def loads(data: bytes) -> dict[str, Tensor | PackedTensor]:
@@ -300,11 +288,12 @@ def metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
 
 def _line(
-    name: str, fmt: Any, rule: str | None, shape: list[int], dtype: str, axis: int | None, nbytes: int
-) -> TensorEntry:
+    name: str, fmt: Any, rule: str | None, shape: list[int], dtype: str, axis: int | None, nbytes: int,
+    nonzero: int | None,
+) -> TensorEntry:  # fmt: skip
     bits = 8 * nbytes / count if (count := math.prod(shape)) else 0.0
     kind, text = ("plain", None) if fmt is None else ("packed", str(fmt))
-    return TensorEntry(name, kind, text, tuple(shape), _NAMES.get(dtype, dtype), nbytes, bits, axis, rule)
+    return TensorEntry(name, kind, text, tuple(shape), _NAMES.get(dtype, dtype), nbytes, bits, axis, rule, nonzero)
 
 
 def _read(reader: Any, mmap: bool, names: Iterable[str] | None) -> dict[str, Tensor | PackedTensor]:
@@ -314,13 +303,14 @@ def _read(reader: Any, mmap: bool, names: Iterable[str] | None) -> dict[str, Ten
         raise DTypeError(f"names is the string {names!r}; accepted is a list of names")
     wanted = None if names is None else set(names)
     tensors: dict[str, Tensor | PackedTensor] = {}
-    for name, fmt, rule, shape, dtype, axis, _ in reader.entries():
+    for name, fmt, rule, shape, dtype, axis, _, nonzero in reader.entries():
         if wanted is not None and name not in wanted:
             continue
         if fmt is None:
             tensors[name] = _read_plain(reader, mmap, name, dtype, shape)
         else:
-            tensors[name] = _read_packed(reader, mmap, name, str(fmt), rule, shape, getattr(torch, dtype), axis)
+            logical = {"shape": tuple(shape), "dtype": getattr(torch, dtype), "axis": axis, "scale": rule}
+            tensors[name] = _read_packed(reader, mmap, name, str(fmt), logical, nonzero)
     if wanted is not None and (missing := sorted(wanted - tensors.keys())):
         raise ContainerError(
             f"no tensor {missing[0]!r} in the file ({len(missing)} of {len(wanted)} names are missing)"
@@ -343,28 +333,61 @@ def _read_plain(reader: Any, mmap: bool, name: str, stored: str, shape: list[int
 
 
 def _read_packed(
-    reader: Any, mmap: bool, name: str, text: str, rule: str, shape: list[int], dtype: torch.dtype, axis: int
+    reader: Any, mmap: bool, name: str, text: str, logical: dict[str, Any], nonzero: int | None
 ) -> PackedTensor:
-
     from octavo.formats import Format
     from octavo.tensor import PackedTensor, part_specs
 
     fmt = Format(text)
-    specs = part_specs(fmt.core, tuple(shape), axis)
-    parts = [_read_part(reader, mmap, f"{name}.{part}", part_dtype, list(size)) for part, part_dtype, size in specs]
-    return PackedTensor(fmt, *parts, shape=tuple(shape), dtype=dtype, axis=axis, scale=rule)
+    shape, axis = logical["shape"], logical["axis"]
+    specs = part_specs(fmt.core, shape, axis)
+    if nonzero is None:
+        parts = [_read_part(reader, mmap, f"{name}.{part}", dtype, list(size)) for part, dtype, size in specs]
+        return PackedTensor(fmt, *parts, **logical)
+    scales, zeros, levels = (
+        _read_part(reader, mmap, f"{name}.{part}", dtype, list(size)) for part, dtype, size in specs[1:]
+    )
+    return PackedTensor.of_sparse(
+        fmt, _read_sparse(reader, mmap, name, fmt, shape, axis, nonzero), scales, zeros, levels, **logical
+    )
+
+
+class _SparseError(ContainerError):
+    """A bitmap that does not fit its codes."""
+
+
+def _read_sparse(
+    reader: Any, mmap: bool, name: str, fmt: Format, shape: tuple[int, ...], axis: int, nonzero: int
+) -> SparseCodes:
+    """Return sparse codes, their bitmap checked. Raises ContainerError for one that does not fit."""
+    import torch
+
+    from octavo import sparse_codes
+
+    columns = shape[axis] if shape else 1
+    rows = math.prod(n for i, n in enumerate(shape) if i != axis)
+    nbytes = sparse_codes.code_bytes(nonzero, fmt.width)
+    codes = _read_part(reader, mmap, f"{name}.codes", torch.uint8, [nbytes])
+    size = list(sparse_codes.bitmap_shape(rows, columns))
+    bitmap = _read_part(reader, mmap, f"{name}.bitmap", torch.int64, size)
+    try:
+        return sparse_codes.of_parts(codes, bitmap, nonzero, rows, columns)
+    except ShapeError as error:
+        raise _SparseError(f"{name}: {error}") from None
 
 
 def _read_part(reader: Any, mmap: bool, stored: str, dtype: torch.dtype, shape: list[int]) -> Tensor:
     """The bytes stored under a name as a tensor; empty where the file has none."""
     import torch
 
+    from octavo._fresh import empty
+
     found = reader.part(stored)
     if mmap and found and found[1]:
         offset, nbytes = found
         if offset % dtype.itemsize == 0:  # the mapping begins on a page
             return torch.frombuffer(reader, dtype=dtype, count=nbytes // dtype.itemsize, offset=offset).view(shape)
-    out = torch.empty(shape, dtype=dtype)
+    out = empty(shape, dtype)  # products of packed weights in huge pages take down to 0.7 of their time
     if found:
         reader.read_into(stored, out.data_ptr(), out.nbytes)
     return out

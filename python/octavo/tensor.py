@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
 from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,93 +12,25 @@ from torch import Tensor
 
 from octavo import _core
 from octavo._memory import check_held
-from octavo.errors import DTypeError, ShapeError
+from octavo.errors import DTypeError, FormatError, ShapeError
 from octavo.formats import Format
 from octavo.late_binding import late
+from octavo.sparse_codes import SparseCodes, compress, count, expand, refuse_others, sparse_bytes
+from octavo.tensor_parts import FLOATS as FLOATS
+from octavo.tensor_parts import SCALE_DTYPES as SCALE_DTYPES
+from octavo.tensor_parts import is_plain, not_plain
+from octavo.tensor_parts import part_shapes as part_shapes
+from octavo.tensor_parts import part_specs as part_specs
+from octavo.tensor_parts import symbolic_specs as symbolic_specs
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import DTypeLike
 
-FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-SCALE_DTYPES = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "e8m0": torch.uint8,
-    "e4m3": torch.uint8,
-    "int8": torch.int8,
-    None: torch.uint8,
-}
-
-
 Parts: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor]
 """Codes, scales, zeros and levels of an encoded tensor."""
 
-_ATTRIBUTES = ("format", "shape", "dtype", "scale", "axis", "codes", "scales", "zeros", "levels")
-_PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def part_shapes(format: _core.Format, shape: tuple[int, ...], axis: int) -> tuple[list[int], list[int], list[int]]:
-    """Shapes of codes, scales and packed zeros of a tensor encoded along ``axis``; ``[0]`` for a part not there.
-
-    Plain arithmetic, so that the symbolic sizes of torch.compile pass through.
-    """
-    lead = list(shape)
-    k = lead.pop(axis) if lead else 1
-    codes = [*lead, (k * format.width + 7) // 8]
-    if format.scale_type is None:
-        return codes, [0], [0]
-    tensor = format.granularity == "tensor"
-    rows = [] if tensor else lead
-    per_row = -(-k // format.block) if format.block else 1
-    levels = [format.scales_per_group] if format.scales_per_group > 1 else []
-    zeros = [*rows, (per_row * format.width + 7) // 8] if format.has_zeros else [0]
-    return codes, [*rows, per_row, *levels], zeros
-
-
-def symbolic_specs(format: _core.Format, shape: tuple[int, ...], axis: int) -> list[tuple[str, torch.dtype, list[int]]]:
-    """Name, dtype and shape of codes, scales, zeros and levels of a tensor encoded along ``axis``."""
-    codes, scales, zeros = part_shapes(format, shape, axis)
-    return [
-        ("codes", torch.uint8, codes),
-        ("scales", SCALE_DTYPES[format.scale_type], scales),
-        ("zeros", torch.uint8, zeros),
-        ("levels", torch.float32, [1 if format.has_levels else 0]),
-    ]
-
-
-@lru_cache(maxsize=4096)
-def part_specs(format: _core.Format, shape: tuple[int, ...], axis: int) -> list[tuple[str, torch.dtype, torch.Size]]:
-    """``symbolic_specs`` of checked numbers. Raises ShapeError where the format does not take the shape."""
-    try:
-        format._sizes(list(shape), axis)
-    except (OverflowError, TypeError) as error:
-        raise ShapeError(
-            f"'{format}': shape {shape} along axis {axis}; sizes are at least 0 and fit memory, the axis lies within "
-            "the dimensions"
-        ) from error
-    return [(name, dtype, torch.Size(part)) for name, dtype, part in symbolic_specs(format, shape, axis)]
-
-
-def _is_plain(part: Tensor) -> bool:
-    return (
-        type(part) in _PLAIN
-        and part.layout is torch.strided
-        and not (part.requires_grad or part.is_nested or part.is_neg())
-    )
-
-
-def _not_plain(part: Tensor, what: str) -> DTypeError:
-    """Return the error for a part that is no plain dense tensor."""
-    if type(part) not in _PLAIN:
-        return DTypeError(
-            f"{what} are a {type(part).__name__}; accepted are plain tensors, .as_subclass(Tensor) is one"
-        )
-    if part.layout is not torch.strided or part.is_nested:
-        return DTypeError(f"{what} have layout {part.layout}{' (nested)' * part.is_nested}; accepted are dense tensors")
-    if part.requires_grad:
-        return DTypeError(f"{what} require a gradient, which packed parts have not; pass part.detach()")
-    return DTypeError(f"{what} are a view with the negative bit; resolve_neg() gives the values")
+_ATTRIBUTES = ("format", "shape", "dtype", "scale", "axis", "_codes", "scales", "zeros", "levels", "sparse")
 
 
 class PackedTensor:
@@ -109,23 +40,26 @@ class PackedTensor:
     (uint8 codes for shared exponents and E4M3, float32, float16, or int8 fraction bits), ``[1]`` for ``:tensor``, empty
     without scales. ``zeros``: packed zero points (``uintW``), else empty. ``levels``: float32 ``[1]`` (``nvfp4``), else
     empty. ``shape``, ``dtype``, ``axis``, ``scale``: logical shape and dtype, the axis that groups run along, rule.
+    ``sparse``: codes without those that are 0 (:meth:`to_sparse`), from which ``codes`` are then made at each reading;
+    else None.
 
     Made by :func:`octavo.encode` and :func:`octavo.load`. The bytes of the parts may be written in place, their sizes
     are checked again by each function that reads them. Raises ShapeError or DTypeError where parts do not fit the
     format. Source: FORMATS.md section 5.
     """
 
-    __slots__ = ("axis", "codes", "dtype", "format", "levels", "scale", "scales", "shape", "zeros")
+    __slots__ = ("_codes", "axis", "dtype", "format", "levels", "scale", "scales", "shape", "sparse", "zeros")
 
     format: Format
     shape: tuple[int, ...]
     dtype: torch.dtype
     scale: str
     axis: int
-    codes: Tensor
     scales: Tensor
     zeros: Tensor
     levels: Tensor
+    sparse: SparseCodes | None
+    _codes: Tensor | None
 
     def __init__(
         self,
@@ -153,14 +87,14 @@ class PackedTensor:
             raise ShapeError(f"'{format}': axis {axis!r} and scale rule {scale!r}; accepted are an integer and a text")
         specs = part_specs(format.core, shape, axis)
         for part, (name, kind, part_shape) in zip((codes, scales, zeros, levels), specs, strict=True):
-            if not _is_plain(part):
-                raise _not_plain(part, f"'{format}' of shape {shape}: {name}")
+            if not is_plain(part):
+                raise not_plain(part, f"'{format}' of shape {shape}: {name}")
             if part.dtype != kind or part.shape != part_shape:
                 raise ShapeError(
                     f"'{format}' of shape {shape}: {name} are {part.dtype} {tuple(part.shape)}, "
                     f"expected {kind} {tuple(part_shape)}"
                 )
-        self._hold(format, shape, dtype, scale, axis % max(len(shape), 1), codes, scales, zeros, levels)
+        self._hold(format, shape, dtype, scale, axis % max(len(shape), 1), codes, scales, zeros, levels, None)
 
     def _hold(self, *values: object) -> None:
         for name, value in zip(_ATTRIBUTES, values, strict=True):
@@ -178,7 +112,31 @@ class PackedTensor:
     ) -> PackedTensor:
         """Return a PackedTensor of parts that an op has just made for this format and shape."""
         packed = object.__new__(cls)
-        packed._hold(format, shape, dtype, scale, axis % max(len(shape), 1), *parts)
+        packed._hold(format, shape, dtype, scale, axis % max(len(shape), 1), *parts, None)
+        return packed
+
+    @classmethod
+    def of_sparse(
+        cls,
+        format: Format,
+        sparse: SparseCodes,
+        scales: Tensor,
+        zeros: Tensor,
+        levels: Tensor,
+        *,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        axis: int = -1,
+        scale: str = "floor",
+    ) -> PackedTensor:
+        """Return a PackedTensor over sparse codes. Raises FormatError for a format that has none; as the class."""
+        refuse_others(format.core)
+        specs = part_specs(format.core, shape, axis)
+        # No memory: an empty tensor stretched to the shape of the dense codes.
+        codes = torch.empty((1,) * len(specs[0][2]), dtype=torch.uint8).expand(specs[0][2])
+        packed = cls(format, codes, scales, zeros, levels, shape=shape, dtype=dtype, axis=axis, scale=scale)
+        object.__setattr__(packed, "_codes", None)
+        object.__setattr__(packed, "sparse", sparse)
         return packed
 
     def __setattr__(self, name: str, value: object) -> None:
@@ -194,14 +152,89 @@ class PackedTensor:
         object.__setattr__(self, "scale", scale)
 
     @property
+    def codes(self) -> Tensor:
+        """Dense codes; of sparse ones a copy that is made now."""
+        if self.sparse is None:
+            assert self._codes is not None  # one of both is there
+            return self._codes
+        codes = expand(self.sparse, self.format.core, *self._matrix())
+        return codes.view(part_specs(self.format.core, self.shape, self.axis)[0][2])
+
+    @property
     def parts(self) -> Parts:
         """Codes, scales, zeros and levels; parts the format does not have are empty."""
         return self.codes, self.scales, self.zeros, self.levels
 
     @property
+    def held_parts(self) -> tuple[Tensor, ...]:
+        """The parts as they are held: of sparse codes those that are not 0, and the bitmap behind the others."""
+        if self.sparse is None:
+            return self.parts
+        return self.sparse.codes, self.scales, self.zeros, self.levels, self.sparse.bitmap
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether codes that are 0 are left out."""
+        return self.sparse is not None
+
+    def _matrix(self) -> tuple[int, int]:
+        """Rows and columns of the codes."""
+        columns = self.shape[self.axis] if self.shape else 1
+        return math.prod(n for i, n in enumerate(self.shape) if i != self.axis), columns
+
+    def to_sparse(self, *, if_smaller: bool = False) -> PackedTensor:
+        """Return the same tensor with the codes that are 0 left out, and a bit for each element in their place.
+
+        It decodes to the same bits. Products read sparse codes as they are where a kernel does
+        (:func:`octavo.explain`), other functions expand them first. ``if_smaller``: only where that takes fewer bytes,
+        else this tensor. Raises FormatError for a format without a code to leave out (``nf4``, ``uint8``), unless
+        ``if_smaller``; DTypeError on a device other than the CPU. Source: FORMATS.md section 5.
+        """
+        if self.sparse is not None:
+            return self
+        fmt, (rows, columns) = self.format.core, self._matrix()
+        try:
+            refuse_others(fmt)
+        except FormatError:
+            if if_smaller:
+                return self
+            raise
+        if not self.codes.is_cpu:
+            raise DTypeError(f"{self!r}: on {self.device}; codes are made sparse on the CPU")
+        nonzero = count(self.codes, fmt, rows, columns)
+        if if_smaller and sparse_bytes(nonzero, fmt.width, rows, columns) >= self.codes.nbytes:
+            return self
+        sparse = compress(self.codes, fmt, rows, columns, nonzero)
+        return PackedTensor.of_sparse(self.format, sparse, *self.parts[1:], **self._logical())
+
+    def to_dense(self) -> PackedTensor:
+        """Return the same tensor with dense codes."""
+        return self if self.sparse is None else PackedTensor(self.format, *self.parts, **self._logical())
+
+    def _logical(self) -> dict[str, Any]:
+        return {"shape": self.shape, "dtype": self.dtype, "axis": self.axis, "scale": self.scale}
+
+    @property
     def nbytes(self) -> int:
-        """Bytes of all parts: what the tensor takes in memory and on disk."""
-        return sum(part.numel() * part.element_size() for part in self.parts)
+        """Bytes of all parts: what the tensor takes in memory and on disk.
+
+        Sparse codes take 8 bytes more in memory for each 16 rows.
+        """
+        return sum(part.numel() * part.element_size() for part in self.held_parts)
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Bytes of all parts with dense codes."""
+        return sum(
+            size.numel() * dtype.itemsize for _, dtype, size in part_specs(self.format.core, self.shape, self.axis)
+        )
+
+    @property
+    def zeros_share(self) -> float | None:
+        """Share of the codes that are 0, of sparse codes, 0 without elements; else None."""
+        if self.sparse is None:
+            return None
+        return 1 - self.sparse.nonzero / self.numel() if self.numel() else 0.0
 
     @property
     def ndim(self) -> int:
@@ -216,7 +249,7 @@ class PackedTensor:
     @property
     def device(self) -> torch.device:
         """Device of the parts."""
-        return self.codes.device
+        return self.held_parts[0].device
 
     def numel(self) -> int:
         """Return the number of logical elements."""
@@ -273,7 +306,10 @@ class PackedTensor:
         return part.cpu().contiguous()
 
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> PackedTensor:
-        """Return the same codes with another logical dtype or on another device."""
+        """Return the same codes with another logical dtype or on another device, where they are dense."""
+        if self.sparse is not None and (device is None or torch.device(device).type == "cpu"):
+            logical = self._logical() | {"dtype": dtype or self.dtype}
+            return PackedTensor.of_sparse(self.format, self.sparse, self.scales, self.zeros, self.levels, **logical)
         codes, scales, zeros, levels = (part.to(device) if device is not None else part for part in self.parts)
         return PackedTensor(
             self.format,
@@ -290,6 +326,7 @@ class PackedTensor:
     def __getitem__(self, rows: slice | int) -> PackedTensor:
         """Return rows of the first dimension without decoding: ``packed[3]`` keeps the dimension, ``packed[2:8]``.
 
+        Rows of sparse codes are dense.
         Raises IndexError outside the range, and ShapeError where rows are not stored apart (encoded along axis 0).
         """
         if not self.shape or self.axis == 0:
@@ -301,26 +338,29 @@ class PackedTensor:
             rows = slice(rows % len(self), rows % len(self) + 1)
         if not isinstance(rows, slice):
             raise DTypeError(f"PackedTensor is indexed by an int or a slice of rows, got {type(rows).__name__}")
-        for part in self.parts:
+        parts = self.parts
+        for part in parts:
             check_held(part, f"{self!r}: a part to slice")
         per_row = self.format.granularity in ("channel", "block")
         scales = self.scales[rows] if per_row else self.scales
         zeros = self.zeros[rows] if per_row and self.format.core.has_zeros else self.zeros
-        codes = self.codes[rows]
+        codes = parts[0][rows]
         return PackedTensor(
             self.format, codes, scales, zeros, self.levels,
             shape=(codes.shape[0], *self.shape[1:]), dtype=self.dtype, axis=self.axis, scale=self.scale,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
-        """Compare format, shape, dtype, axis and every byte of the parts."""
+        """Compare format, shape, dtype, axis and every byte of the parts; sparse codes as the dense ones they are."""
         if not isinstance(other, PackedTensor):
             return NotImplemented
-        for part in (*self.parts, *other.parts):
+        alike = self.is_sparse and other.is_sparse
+        mine, its = (self.held_parts, other.held_parts) if alike else (self.parts, other.parts)
+        for part in (*mine, *its):
             check_held(part, "a part to compare")
         return self._key() == other._key() and all(
             torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-            for a, b in zip(self.parts, other.parts, strict=True)
+            for a, b in zip(mine, its, strict=True)
         )
 
     @classmethod
@@ -348,5 +388,6 @@ class PackedTensor:
         rule = "" if self.scale == "floor" else f", scale={self.scale!r}"
         return (
             f"PackedTensor('{self.format}', shape={self.shape}, dtype={dtype}, axis={self.axis}{rule}, "
-            f"nbytes={self.nbytes}, bits_per_element={self.bits_per_element:.4g})"
+            f"nbytes={self.nbytes}, bits_per_element={self.bits_per_element:.4g}"
+            f"{'' if self.zeros_share is None else f', zeros={self.zeros_share:.1%}'})"
         )

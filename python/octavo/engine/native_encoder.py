@@ -36,9 +36,9 @@ class Encoder:
         """Load a model folder: what :func:`octavo.save_model`, ``octavo pack`` or transformers wrote.
 
         It holds ``config.json`` of a ``bert`` model, ``tokenizer.json`` (WordPiece) and ``model.octavo.safetensors``,
-        ``model.safetensors`` or shards with their index. Raises ContainerError naming the file and the field, layer or
-        tensor for another architecture, for layers that are simulated and not packed, and for a folder that holds the
-        weights of two models; OSErrors.
+        ``model.safetensors`` or shards with their index. Heads and neurons may have been taken out. Raises
+        ContainerError naming the file and the field, layer or tensor for another architecture, for layers that are
+        simulated and not packed, and for a folder that holds the weights of two models; OSErrors.
         """
         folder = Path(os.fspath(path))
         names = held(folder)

@@ -17,7 +17,7 @@ from octavo._streams import read_first, read_some, write_all
 from octavo.cuda.device_names import torch_device
 from octavo.errors import ContainerError, DataError, DTypeError, SettingError
 from octavo.files import whole
-from octavo.folder.own_kinds import stated_kind
+from octavo.folder.own_kinds import refuse_compacted, stated_kind
 from octavo.late_binding import late
 
 Precision = Literal["float", "bfloat16", "integer"]
@@ -71,10 +71,11 @@ class Engine:
         """Load a model folder; None is the model that comes with the package.
 
         ``precision``: ``float`` runs the weights of the folder, whose tensors may be packed in any format; ``bfloat16``
-        runs them with factors rounded to bfloat16 where the processor has AMX, as ``float`` elsewhere; ``integer`` the
-        static int8 variant that ``config.json`` names, greedy only. ``route``: ``fused`` is kernels written for the
-        shipped architecture, ``general`` runs every architecture, ``auto`` the fused ones where there are some. A beam
-        always takes the general route. ``threads``: None for ``octavo``'s setting, by default all cores.
+        runs them with factors rounded to bfloat16 where the processor has AMX or AVX-512 BF16, as ``float`` elsewhere;
+        ``integer`` the static int8 variant that ``config.json`` names, greedy only. ``route``: ``fused`` is kernels
+        written for the shipped architecture, ``general`` runs every architecture, ``auto`` the fused ones where there
+        are some. A beam always takes the general route. ``threads``: None for ``octavo``'s setting, by default all
+        cores.
 
         ``device``: ``cpu`` is the native engine; ``cuda`` or ``cuda:N`` runs the shipped architecture with PyTorch on a
         GPU, greedily, in ``float`` or in ``bfloat16``, in tiles that are CUDA graphs. The first use of each of the five
@@ -90,6 +91,7 @@ class Engine:
         folder = late("shipped_folder")() if path is None else Path(os.fspath(path))
         if place is not None:
             return late("load_cuda_engine")(folder, place, precision, route, threads or 0)
+        refuse_compacted(folder, "the engine")
         try:
             return cls(_core._Engine.load(folder, precision, route, threads or 0), folder)
         except ContainerError as error:

@@ -17,7 +17,7 @@ WEIGHTS = {
     ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".onnx_data", ".ot", ".gguf", ".tflite",
     ".pkl", ".pickle", ".joblib",
 }  # fmt: skip
-ACCURACY, REPORTS, README = "accuracy.json", ("report.json", "report.md"), "README.md"
+ACCURACY, REPORTS, README = "accuracy.json", ("report.json", "report.html", "report.md"), "README.md"
 MEASURED = (ACCURACY, *REPORTS, README)
 """Files that state what was measured with the weights beside them: accuracies, and reports of ``octavo compress``."""
 #: Bytes of one file and of all, how many there may be, and how deep their folders: configurations, tokenizers, a page.

@@ -37,7 +37,8 @@ class LayerCost:
     also the dense copy, written and read. ``seconds``: those bytes at the bandwidth of the machine, a lower bound for
     weights that are not in a cache. ``shape`` of the weight; ``format``: None for a float weight. ``stored``: bytes of
     its tensors in the file that :func:`octavo.save_model` writes; what is tied counts where it comes first. ``input``:
-    format that inputs are rounded to; None where they are multiplied as they are.
+    format that inputs are rounded to; None where they are multiplied as they are. ``zeros``: share of the codes that
+    are 0 and left out, ``dense``: bytes of the weight with them; None where codes are dense.
     """
 
     path: str
@@ -49,6 +50,8 @@ class LayerCost:
     seconds: float
     stored: int = 0
     input: str | None = None
+    zeros: float | None = None
+    dense: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,9 @@ class Costs:
 
     def table(self) -> Table:
         """One row a layer, one for every other tensor, and the total."""
-        rows = table("layer", "class", ">shape", "format", "kernel", ">bytes read", ">est. us", ">bytes stored")
+        sparse = any(cost.zeros is not None for cost in self.layers)
+        more = (">zeros", ">dense weight") if sparse else ()
+        rows = table("layer", "class", ">shape", "format", "kernel", ">bytes read", ">est. us", ">bytes stored", *more)
         for cost in self.layers:
             name, text = cost.path or "(itself)", cost.format or "-"
             text += "" if cost.input is None else f" x {cost.input}"
@@ -102,6 +107,7 @@ class Costs:
             rows.add_row(
                 name, cost.layer, shape_text(cost.shape), text, cost.kernel, size(cost.nbytes), microseconds,
                 size(cost.stored),
+                *(() if cost.zeros is None or cost.dense is None else (f"{cost.zeros:.1%}", size(cost.dense))),
             )  # fmt: skip
         for other in self.others:
             rows.add_row(
@@ -199,12 +205,14 @@ def _cost(path: str, layer: nn.Module, batch: int, speed: float) -> LayerCost:
     text: str | None
     if isinstance(layer, PackedLayer):
         kernel, nbytes = layer.cost(batch)
-        shape, text = layer.packed_weight.shape, str(layer.format)
+        weight = layer.packed_weight
+        shape, text = weight.shape, str(layer.format)
+        zeros, dense = weight.zeros_share, weight.dense_nbytes if weight.is_sparse else None
     else:
-        weight, kind = cast("Tensor", layer.weight), kind_of(layer)
-        shape = tuple(weight.shape)
-        rows = min(batch, len(weight)) if kind is not None and kind.is_lookup else len(weight)
-        nbytes = weight[:1].numel() * weight.element_size() * rows
+        matrix, kind = cast("Tensor", layer.weight), kind_of(layer)
+        shape, zeros, dense = tuple(matrix.shape), None, None
+        rows = min(batch, len(matrix)) if kind is not None and kind.is_lookup else len(matrix)
+        nbytes = matrix[:1].numel() * matrix.element_size() * rows
         quantizer = getattr(layer, "weight_quantizer", None)
         text = None if quantizer is None else str(quantizer.format)
         kernel = "simulated" if isinstance(layer, QuantLayer) else "torch"
@@ -213,4 +221,4 @@ def _cost(path: str, layer: nn.Module, batch: int, speed: float) -> LayerCost:
         nbytes += bias.nbytes
     rounding = getattr(layer, "input_quantizer", None)
     given = str(rounding.format) if isinstance(rounding, Quantizer) and rounding.enabled else None
-    return LayerCost(path, type(layer).__name__, shape, text, kernel, nbytes, nbytes / speed, input=given)
+    return LayerCost(path, type(layer).__name__, shape, text, kernel, nbytes, nbytes / speed, 0, given, zeros, dense)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo._reading import read_json, shown
 from octavo.errors import ContainerError, SettingError
+from octavo.models import SIZES
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,12 +52,16 @@ KINDS = {
 
 @dataclass(frozen=True)
 class OwnModel:
-    """What the configuration of a folder says. ``variants``: names of further files of weights, by what they are."""
+    """What the configuration of a folder says.
+
+    ``variants``: names of further files of weights, by what they are. ``sizes``: of a network that was compacted.
+    """
 
     file: Path
     kind: str
     config: Any
     variants: Mapping[str, str] = field(default_factory=dict)
+    sizes: Any = None
 
     @property
     def network(self) -> type[nn.Module]:
@@ -65,8 +70,13 @@ class OwnModel:
         return found
 
     def make(self) -> nn.Module:
-        """Return the model with fresh weights."""
-        return self.network(self.config)
+        """Return the model with fresh weights. Raises ContainerError for sizes that no such model has."""
+        model = self.network(self.config)
+        if self.sizes is not None:
+            from octavo.prune.sizes import note_sizes, shrink
+
+            note_sizes(shrink(model, self.sizes, str(self.file)), self.sizes)
+        return model
 
     def variant(self, name: str) -> Path:
         """Return the file of a variant. Raises ContainerError where the configuration names none."""
@@ -93,6 +103,7 @@ def own_model(folder: Path, kind: str | None = None) -> OwnModel | None:
         if kind is None:
             return None
         raise ContainerError(f"{file}: of a model of another library; accepted is a folder of kind '{kind}'")
+    sizes = values.pop(SIZES, None)
     version, found = values.pop("octavo", None), values.pop("kind", None)
     if type(version) is not int or version not in (FORMER, VERSION):
         newer = "; update it" if type(version) is int and version > VERSION else ""
@@ -103,7 +114,24 @@ def own_model(folder: Path, kind: str | None = None) -> OwnModel | None:
     if version == FORMER:
         return OwnModel(file, found, _config(found, values, file), _FORMER_VARIANTS.get(found, {}))
     variants = _variants(values.pop(VARIANTS, {}), file)
-    return OwnModel(file, found, _config(found, values, file), variants)
+    return OwnModel(file, found, _config(found, values, file), variants, sizes)
+
+
+def stated_sizes(folder: Path) -> Any:
+    """Return the sizes of a compacted model as the configuration of a folder has them; None of any other folder."""
+    try:
+        return read_json(folder / CONFIG, finite=False).get(SIZES)
+    except (OSError, ContainerError):
+        return None
+
+
+def refuse_compacted(folder: Path, engine: str) -> None:
+    """Refuse the folder of a model with heads or neurons taken out, which ``engine`` does not run."""
+    if stated_sizes(folder) is not None:
+        raise ContainerError(
+            f"{folder / CONFIG}: {SIZES}: heads or neurons were taken out of this model, which {engine} does not run; "
+            "octavo.load_model runs it"
+        )
 
 
 def stated_kind(folder: Path) -> str:
@@ -118,14 +146,15 @@ def stated_kind(folder: Path) -> str:
 
 
 def described(model: nn.Module) -> tuple[str, dict[str, Any]] | None:
-    """Return the kind and sizes of a network of ours, whose layers may be quantized; None for any other module."""
+    """Return kind and configuration of a network of ours, whose layers may be quantized; None for any other module."""
     config = getattr(model, "config", None)
     for name, kind in KINDS.items():
         module = sys.modules.get(kind.module)  # loaded, if the model is one of its networks
         if module is not None and isinstance(config, getattr(module, kind.config)):
             own = OwnModel(Path(), name, config)
             if type(model) is own.network:
-                return name, own.config.as_dict()
+                held = vars(model).get(SIZES)
+                return name, own.config.as_dict() | ({} if held is None else {SIZES: held})
     return None
 
 
@@ -147,7 +176,8 @@ def drop_variants(folder: Path) -> None:
     except ContainerError:  # nothing that its readers would take
         return
     if found is not None and found.variants:
-        (folder / CONFIG).write_text(config_text(found.kind, found.config.as_dict()), encoding="utf-8")
+        sizes = {} if found.sizes is None else {SIZES: found.sizes}
+        (folder / CONFIG).write_text(config_text(found.kind, found.config.as_dict() | sizes), encoding="utf-8")
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import torch
@@ -93,7 +93,10 @@ def _measure_chunk(a: Tensor, b: Tensor, squares: Tensor) -> Errors:
 
 @dataclass(frozen=True)
 class TensorReport:
-    """The packing of one tensor: ``format`` is None where it was kept, ``sqnr_db`` where nothing was measured."""
+    """The packing of one tensor: ``format`` is None where it was kept, ``sqnr_db`` where nothing was measured.
+
+    ``zeros``: share of the codes that are 0 and left out, ``dense_nbytes``: bytes with them; None of dense codes.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -102,6 +105,8 @@ class TensorReport:
     nbytes_before: int
     nbytes: int
     errors: Errors | None = None
+    zeros: float | None = None
+    dense_nbytes: int | None = None
 
     @property
     def elements(self) -> int:
@@ -146,10 +151,12 @@ def pack_tensors(
     tensors: Mapping[str, Tensor | PackedTensor],
     recipe: Recipe,
     *,
+    sparse: bool = False,
     progress: Progress | None = None,
 ) -> Packing:
     """Encode each tensor in the format its rule gives, along its last dimension, and measure the error.
 
+    ``sparse``: leave out codes that are 0 where that takes fewer bytes.
     ``fp32``, ``fp16`` and ``bf16`` cast and store a plain tensor. Raises FormatError as :meth:`Recipe.assign`,
     NonFiniteError and the like with the tensor's name.
     """
@@ -162,8 +169,10 @@ def pack_tensors(
             with _named(name):
                 after = _pack(before, spec)
                 errors = measure(before, after.decode() if isinstance(after, PackedTensor) else after)
+                if sparse and isinstance(after, PackedTensor):
+                    after = after.to_sparse(if_smaller=True)
         packing.tensors[name] = after
-        packing.reports.append(_report(name, before, spec, after.nbytes, errors))
+        packing.reports.append(with_zeros(_report(name, before, spec, after.nbytes, errors), after))
         if progress:
             progress(name, before.nbytes)
     return packing
@@ -194,6 +203,13 @@ def _report(
 ) -> TensorReport:
     text = None if spec is None else str(spec.format)
     return TensorReport(name, tuple(tensor.shape), dtype_name(tensor.dtype), text, tensor.nbytes, nbytes, errors)
+
+
+def with_zeros(report: TensorReport, packed: Tensor | PackedTensor) -> TensorReport:
+    """Return the report with the share of zeros and the dense bytes, where codes are sparse."""
+    if not isinstance(packed, PackedTensor) or not packed.is_sparse:
+        return report
+    return replace(report, zeros=packed.zeros_share, dense_nbytes=packed.dense_nbytes)
 
 
 @contextmanager

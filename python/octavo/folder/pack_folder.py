@@ -17,15 +17,15 @@ from octavo._reading import shown
 from octavo.errors import ContainerError, FormatError
 from octavo.folder.companion_files import copy_companions
 from octavo.folder.own_kinds import own_model
-from octavo.folder.pack_checkpoint import Errors, Progress, TensorReport, measure
-from octavo.folder.save_load import assign_plain, refuse_empty, save_weights
+from octavo.folder.pack_checkpoint import Errors, Progress, TensorReport, measure, with_zeros
+from octavo.folder.save_load import assign_plain, refuse_empty, save_weights, write_config
 from octavo.folder.structure import build_layer, fits, packed_class, plain
 from octavo.folder.undescribed import as_layer, model_of, packable
 from octavo.folder.weight_files import PACKED_NAME, Checkpoint, layers_of, replaced
 from octavo.folder.weight_places import Places, Stored
 from octavo.nn import PackedLayer, QuantLayer
 from octavo.quant.apply_recipe import check_weights, prepare_weights, solve_weight
-from octavo.quant.pack_layers import pack_layer, share_codes
+from octavo.quant.pack_layers import leave_out_zeros, pack_layer, share_codes
 from octavo.recipe import Recipe
 from octavo.recipe.model_decisions import decide_model, layer_plans
 from octavo.recipe.note import note_recipe
@@ -114,12 +114,13 @@ class OpenFolder:
             reports.append(_report(name, tensor, text, nbytes))
         return reports
 
-    def pack(self, recipe: Recipe | None, *, progress: Progress | None = None) -> PackedFolder:
+    def pack(self, recipe: Recipe | None, *, sparse: bool = False, progress: Progress | None = None) -> PackedFolder:
         """Return the packed model: bit for bit what quantize_model and pack_model make of the float one.
 
-        ``recipe`` None: packed tensors keep their formats, for folders that ``octavo pack`` of 0.1 wrote. The model is
-        this one, whose layers are replaced. Raises FormatError and DTypeError as :func:`octavo.quantize_model`,
-        CalibrationError where the recipe asks for data, NonFiniteError with the tensor's name.
+        ``sparse``: as for pack_model. ``recipe`` None: packed tensors keep their formats, for folders that
+        ``octavo pack`` of 0.1 wrote. The model is this one, whose layers are replaced. Raises FormatError and
+        DTypeError as :func:`octavo.quantize_model`, CalibrationError where the recipe asks for data, NonFiniteError
+        with the tensor's name.
         """
         plan = self._stored_plan() if recipe is None else layer_plans(decide_model(recipe.rules, self.model))
         if recipe is not None:
@@ -127,7 +128,7 @@ class OpenFolder:
         found = self.found
         skeletons = {path: self.model.get_submodule(path) for path in plan}
         model = prepare_weights(self.model, plan, None if recipe is None else str(recipe))
-        reports, done = _pack_weights(model, skeletons, found, progress)
+        reports, done = _pack_weights(model, skeletons, found, sparse, progress)
         rest = {name: found.value(name) for name in (*found.tensors, *found.ties) if name not in done}
         assign_plain(model, found.ties, rest, done)
         refuse_empty(model)
@@ -160,21 +161,26 @@ class OpenFolder:
                 )
 
 
-def write_folder(source: Checkpoint, folder: Path, model: nn.Module) -> Path:
-    """Write a packed model of ``source`` and copies of its other files into ``folder``. Return the weights' file."""
+def write_folder(source: Checkpoint, folder: Path, model: nn.Module, *, own_config: bool = False) -> Path:
+    """Write a packed model of ``source`` and copies of its other files into ``folder``. Return the weights' file.
+
+    ``own_config``: the configuration is that of ``model``, which has other sizes than that of ``source``.
+    """
     copy_companions(source.folder, folder)
+    if own_config:
+        write_config(model, folder)
     save_weights(model, folder / PACKED_NAME, source.metadata())
     return folder / PACKED_NAME
 
 
-def save_folder(source: Checkpoint, target: Path, model: nn.Module, *, force: bool) -> Path:
+def save_folder(source: Checkpoint, target: Path, model: nn.Module, *, force: bool, own_config: bool = False) -> Path:
     """Write a packed model of ``source`` and copies of its other files to ``target``, whole or not at all.
 
-    Returns the file with the weights. With ``force``, weights, configuration, tokenizer and files of the same
-    name are replaced.
+    ``own_config``: as for :func:`write_folder`. Returns the file with the weights. With ``force``, weights,
+    configuration, tokenizer and files of the same name are replaced.
     """
     with folders.whole(target, owned=replaced(target, PACKED_NAME), overwrite=force) as folder:
-        write_folder(source, folder, model)
+        write_folder(source, folder, model, own_config=own_config)
     return target / PACKED_NAME
 
 
@@ -182,6 +188,7 @@ def _pack_weights(
     model: nn.Module,
     skeletons: Mapping[str, nn.Module],
     found: Places,
+    sparse: bool,
     progress: Progress | None,
 ) -> tuple[dict[str, TensorReport], set[str]]:
     """Replace the simulated layers of ``model`` whose weight has a format, one weight at a time.
@@ -199,6 +206,7 @@ def _pack_weights(
     done: set[str] = set()
     for group in groups.values():
         twins: list[PackedLayer] = []
+        measured: dict[str, tuple[PackedLayer, Errors | None]] = {}
         for path in group:
             layer = model.get_submodule(path)
             assert isinstance(layer, QuantLayer)
@@ -209,11 +217,16 @@ def _pack_weights(
                 parent, _, last = one.rpartition(".")
                 setattr(model.get_submodule(parent), last, made)
                 done |= {part for part in (join(one, "weight"), join(one, "bias")) if part in found}
-            if name not in reports:
-                text = str(made.format)
-                reports[name] = _report(name, found.tensors[name], text, made.packed_weight.nbytes, errors)
+            if name not in measured:
+                measured[name] = made, errors
                 if progress:
                     progress(name, found.tensors[name].nbytes)
+        if sparse:
+            leave_out_zeros(twins)
+        for name, (made, errors) in measured.items():
+            weight = made.packed_weight
+            told = _report(name, found.tensors[name], str(made.format), weight.nbytes, errors)
+            reports.setdefault(name, with_zeros(told, weight))
     return reports, done
 
 

@@ -16,13 +16,16 @@ from octavo import container, files, folders
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
 from octavo.folder.carried_tokenizer import carry_tokenizer, write_tokenizer
 from octavo.folder.companion_files import measurements
+from octavo.folder.folded_layers import FOLDED, attach_folded
 from octavo.folder.own_kinds import SHAPE, config_text, described, own_model
 from octavo.folder.skeleton import build, build_from_config, drop_pooler
 from octavo.folder.stored_tensors import PACKED_STATE, stored_state
 from octavo.folder.structure import (
     DECODED,
     KEY,
+    MASKED,
     VERSION,
+    attach_masks,
     build_layer,
     describe_layer,
     describe_packed,
@@ -36,7 +39,12 @@ from octavo.folder.undescribed import fitting, infer_structure, own_skeleton
 from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, RECIPE, Checkpoint, held
 from octavo.lora import adapters
 from octavo.nn import PackedLayer, attention
+from octavo.nn.folded_norm import folded_norms
 from octavo.nn.former_names import current_names
+from octavo.nn.input_threshold import input_thresholds
+from octavo.nn.masks import masked_layers
+from octavo.prune.sizes import KEY as SIZES
+from octavo.prune.sizes import note_sizes, shrink, sizes_of
 from octavo.quant.apply_recipe import prepare_model
 from octavo.quant.save_pretrained import write_our_folders
 from octavo.recipe.note import note_recipe, noted_recipe
@@ -120,6 +128,8 @@ def _load(source: Checkpoint, model: nn.Module | Callable[[], nn.Module] | None,
             attention.attach(model)
     elif not isinstance(model, nn.Module):
         model = build(model)
+    if structure is not None and SIZES in structure:
+        note_sizes(shrink(model, structure[SIZES], str(file)), structure[SIZES])
     tensors = current_names(container.load(file, mmap=mmap))
     return _filled(model, structure or describe_packed(model, tensors), tensors, file, metadata.get(RECIPE))
 
@@ -134,7 +144,7 @@ def fill_folder(model: nn.Module, folder: Path) -> None:
 
 def _write(model: nn.Module, folder: Path, stored: _Stored) -> None:
     _save_weights(stored, folder / PACKED_NAME)
-    _save_config(model, folder)
+    write_config(model, folder)
     write_tokenizer(model, folder)
 
 
@@ -159,6 +169,7 @@ class _Stored:
 
 def _collect(model: nn.Module) -> _Stored:
     _refuse_adapters(model)
+    _refuse_thresholds(model)
     values, ties = stored_state(model)
     for name, value in values.items():
         if not isinstance(value, Tensor | PackedTensor):
@@ -167,6 +178,12 @@ def _collect(model: nn.Module) -> _Stored:
             raise ModelError(f"{name}: on the meta device, without values to save")
     described = {path: describe_layer(path, layer) for path, layer in described_layers(model).items()}
     structure = {"version": VERSION, "class": type(model).__name__, "layers": described, "ties": ties}
+    if masked := [_join(path, name) for path, _, own in masked_layers(model) for name in own.names()]:
+        structure[MASKED] = masked
+    if folded := folded_norms(model):
+        structure[FOLDED] = folded
+    if (sizes := sizes_of(model)) is not None and getattr(model, "config", None) is None:
+        structure[SIZES] = sizes
     return _Stored(values, structure, noted_recipe(model))
 
 
@@ -187,7 +204,15 @@ def _refuse_adapters(model: nn.Module) -> None:
         )
 
 
-def _save_config(model: nn.Module, folder: Path) -> None:
+def _refuse_thresholds(model: nn.Module) -> None:
+    path = next((path for path, _, _ in input_thresholds(model)), None)
+    if path is not None:
+        raise ModelError(
+            f"{path}: has its inputs pruned, which files do not hold; octavo.prune.restore_activations takes that off"
+        )
+
+
+def write_config(model: nn.Module, folder: Path) -> None:
     """Write the configuration of a model of transformers, and that of its generation, or that of a network of ours."""
     if (own := described(model)) is not None:
         files.write(folder / CONFIG, config_text(*own))
@@ -249,6 +274,7 @@ def _fill(model: nn.Module, structure: dict[str, Any], tensors: dict[str, Tensor
     tensors = _decoded(structure.get(DECODED, ()), tensors)
     held_by_name = tensors | {name: tensors[source] for name, source in structure["ties"].items()}
     layers = structure["layers"]
+    attach_folded(model, structure.get(FOLDED, ()), held_by_name)
     for path in layers:
         _submodule(model, path)
     try:
@@ -269,6 +295,7 @@ def _fill(model: nn.Module, structure: dict[str, Any], tensors: dict[str, Tensor
         else:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, layer)
+    attach_masks(model, structure.get(MASKED, ()))
     used |= assign_plain(model, structure["ties"], held_by_name, used)
     stray = sorted(held_by_name.keys() - used)
     if stray:

@@ -15,6 +15,8 @@ from torch.overrides import TorchFunctionMode
 from octavo.errors import ContainerError, ModelError
 from octavo.folder.size_limits import Extent
 from octavo.folder.transformers_door import CONFIG, extent_of, foreign, known, load_config
+from octavo.models import SIZES
+from octavo.prune.sizes import shrink
 
 if TYPE_CHECKING:
     from octavo.folder.weight_files import Checkpoint
@@ -96,7 +98,9 @@ def build_from_config(folder: Path, architecture: str, source: Checkpoint | None
 def build_class(folder: Path, architecture: Any, config: Any, extent: Extent) -> nn.Module:
     """Return a class of transformers built from its configuration. Raises ContainerError where that fails."""
     with foreign(folder / CONFIG, extent.values):
-        return build(lambda: architecture(config), extent)
+        model = build(lambda: architecture(config), extent)
+    sizes = getattr(config, SIZES, None)
+    return model if sizes is None else shrink(model, sizes, str(folder / CONFIG))
 
 
 def drop_pooler(model: nn.Module, names: Collection[str]) -> bool:

@@ -8,24 +8,29 @@ from torch import Tensor, nn
 
 from octavo.folder.structure import described_layers
 from octavo.nn import PackedLayer
-from octavo.nn.packed_layer import FORMAT, PARTS
+from octavo.nn.masks import ATTRIBUTE, masked_layers
+from octavo.nn.packed_layer import BITMAP, FORMAT, PARTS
 from octavo.recipe.sites import join
 
-PACKED_STATE = (*(f"weight_{part}" for part in PARTS), FORMAT)
-"""What the state dict of a packed layer has in place of its weight."""
+PACKED_STATE = (*(f"weight_{part}" for part in PARTS), FORMAT, BITMAP)
+"""What the state dict of a packed layer has in place of its weight; the bitmap where codes are sparse."""
 
 
 def stored_state(model: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values of the state dict by name, packed weights as PackedTensors, and the names tied to another.
 
+    Scores that pruning gathers in training are left out.
     A value that is neither a Tensor nor a PackedTensor is state of the model's own, which no file holds.
     """
     state: dict[str, Any] = model.state_dict(keep_vars=True)
+    for path, _, own in masked_layers(model):
+        for name in own.score_names():
+            del state[f"{join(path, ATTRIBUTE)}.{name}"]
     identity = {name: id(value) for name, value in state.items()}
     for path, layer in described_layers(model).items():
         if isinstance(layer, PackedLayer):
             for name in PACKED_STATE:
-                del state[join(path, name)]
+                state.pop(join(path, name), None)
             name = join(path, "weight")
             state[name], identity[name] = layer.packed_weight, id(layer.weight_codes)
     values: dict[str, Any] = {}

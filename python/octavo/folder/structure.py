@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,11 +11,13 @@ from torch import Tensor, nn
 
 from octavo._reading import parse_json
 from octavo.errors import ContainerError, FormatError, ModelError, OctavoError
+from octavo.folder.folded_layers import FOLDED
 from octavo.folder.weight_files import STRUCTURE
 from octavo.nn import PackedLayer, Quantizer
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.former_names import current_name
 from octavo.nn.int32_bias import Int32Bias
+from octavo.nn.masks import ATTRIBUTE, masks_of
 from octavo.nn.registry import format_layers, kind_of, packed_classes, simulated_classes
 from octavo.nn.stored_scales import format_text
 from octavo.recipe.rule import read_spec
@@ -26,6 +28,9 @@ from octavo.tensor import FLOATS, SCALE_DTYPES, PackedTensor
 KEY, VERSION = STRUCTURE, 1  # of the description in a file's metadata
 DECODED = "decoded"
 """Key in it of the names of tensors that are packed and the weight of no packed layer, such as those of an LSTM."""
+
+MASKED = "masked"
+"""Key in it of the names of pruned parameters; the packed bits of ``LAYER.weight`` are ``LAYER.masks.weight``."""
 
 # Dtypes of what a quantizer holds.
 _STATE = {
@@ -115,8 +120,8 @@ def read_structure(file: Path, text: str | None) -> dict[str, Any]:
             and all(isinstance(record.get("disabled", []), list) for record in layers.values())
             and isinstance(ties, dict)
             and all(isinstance(name, str) for name in ties.values())
-            and isinstance(structure.get(DECODED, []), list)
-            and all(isinstance(name, str) for name in structure.get(DECODED, []))
+            and all(isinstance(structure.get(key, []), list) for key in (DECODED, FOLDED, MASKED))
+            and all(isinstance(name, str) for key in (DECODED, FOLDED, MASKED) for name in structure.get(key, []))
         )
     except (KeyError, TypeError) as error:
         raise ContainerError(f"{file}: the model's structure cannot be read: {error!r}") from None
@@ -124,6 +129,30 @@ def read_structure(file: Path, text: str | None) -> dict[str, Any]:
         raise ContainerError(f"{file}: the model's structure has parts of other types than it must")
     structure["ties"] = {current_name(name): current_name(source) for name, source in ties.items()}
     return structure
+
+
+def mask_names(file: Path, text: str | None) -> set[str]:
+    """Return the names of the masks among the tensors of a file whose description is ``text``, of whatever writer."""
+    try:
+        structure = read_structure(file, text)
+    except ContainerError:  # another library's text, or none
+        return set()
+    split = (name.rpartition(".") for name in structure.get(MASKED, ()))
+    return {f"{join(path, ATTRIBUTE)}.{last}" for path, _, last in split}
+
+
+def attach_masks(model: nn.Module, names: Iterable[str]) -> None:
+    """Give the parameters of these names masks, to be filled. Raises ContainerError for a name of none."""
+    for name in names:
+        path, _, last = name.rpartition(".")
+        try:
+            layer = model.get_submodule(path)
+            parameter = layer.get_parameter(last)
+            masks_of(layer, path or type(model).__name__).put(
+                layer, last, torch.ones(parameter.shape, dtype=torch.bool)
+            )
+        except (AttributeError, ModelError) as error:
+            raise ContainerError(f"{name}: pruned in the file, and no parameter to mask here: {error}") from None
 
 
 def fits(stored: torch.dtype, wanted: torch.dtype) -> bool:

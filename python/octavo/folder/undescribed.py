@@ -16,9 +16,11 @@ from octavo.folder.own_kinds import OwnModel, own_model
 from octavo.folder.size_limits import Extent
 from octavo.folder.skeleton import build, build_class, build_from_config, drop_pooler, model_class
 from octavo.folder.structure import VERSION, packed_class, plain, read_structure
-from octavo.folder.transformers_door import CONFIG, extent_of, known, load_config
+from octavo.folder.transformers_door import CONFIG, extent_of, foreign, known, load_config
 from octavo.folder.weight_files import STRUCTURE, Checkpoint, held, layers_of
 from octavo.folder.weight_places import Places, Stored, places
+from octavo.models import SIZES
+from octavo.prune.sizes import shrink
 from octavo.recipe.sites import Site, model_sites
 from octavo.tensor import FLOATS, PackedTensor
 
@@ -106,6 +108,19 @@ def fitting(source: Checkpoint, tensors: Mapping[str, Stored]) -> tuple[nn.Modul
         lacking.append((len(found.missing), found.missing[0], architecture.__name__))
     count, name, kind = min(lacking)
     raise ContainerError(f"{folder}: {name} is missing ({count} of the weights of a {kind}); save the whole model")
+
+
+def filled_compact(architecture: Any, config: Any, tensors: Mapping[str, Stored], folder: Path) -> nn.Module:
+    """Return a compacted model of transformers with float32 weights; those that ``tensors`` lacks are drawn anew.
+
+    Raises ContainerError for tensors of other shapes than its sizes say.
+    """
+    with foreign(folder, what="model"):
+        model: nn.Module = architecture(config).float()
+        shrink(model, getattr(config, SIZES), str(folder / CONFIG))
+        found = places(model, tensors, folder)
+        model.load_state_dict({name: found.value(name) for name in found.tensors}, strict=False)
+    return model
 
 
 def _architectures(folder: Path, config: Any) -> list[Any]:

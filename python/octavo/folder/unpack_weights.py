@@ -12,8 +12,9 @@ from torch import Tensor
 from octavo._reading import shown
 from octavo.container import Deferred
 from octavo.errors import ContainerError
+from octavo.folder.folded_layers import FOLDED
 from octavo.folder.skeleton import build_from_config
-from octavo.folder.structure import read_structure
+from octavo.folder.structure import mask_names, read_structure
 from octavo.folder.transformers_door import CONFIG
 from octavo.folder.weight_files import STRUCTURE, Checkpoint, layers_of
 from octavo.nn.former_names import current_names
@@ -42,16 +43,22 @@ def unpacked(
     Packed ones are decoded when they are asked for, to ``dtype``, or to the dtype they had before packing. Where the
     file describes layers (:func:`octavo.save_model`), weights get back the shape and orientation of the float layer, an
     int32 bias becomes a float one, tied names get their tensor again, and scales of inputs and outputs are left out,
-    since a float layer has none. Other files hold every tensor as it was. ``progress``: called with the name and packed
-    bytes of each that was decoded.
+    since a float layer has none, as are masks of pruned weights, whose zeros are there. Other files hold every tensor
+    as it was. ``progress``: called with the name and packed bytes of each that was decoded.
 
     Raises ContainerError for a description that does not fit the tensors. Source: FORMATS.md section 5.
     """
-    tensors = current_names(source.tensors())
+    masks = mask_names(source.files[0], source.metadata().get(STRUCTURE)) if len(source.files) == 1 else set()
+    tensors = {name: tensor for name, tensor in current_names(source.tensors()).items() if name not in masks}
     if not layers_of(source):
         return {name: _plain(name, tensor, dtype, progress) for name, tensor in tensors.items()}
     structure = read_structure(source.files[0], source.metadata()[STRUCTURE])
     layers: Mapping[str, Any] = structure["layers"]
+    if folded := structure.get(FOLDED):
+        raise ContainerError(
+            f"{source.path}: the batch normalization {folded[0]} is folded into the layer before it, which float "
+            "folders do not tell; octavo.load_model loads it as it is"
+        )
     turned = _turned(source, structure)
     pieces = _Pieces()
 

@@ -48,8 +48,10 @@ def comparison_dict(entry: Comparison) -> dict[str, Any]:
 
 
 def packing_table(reports: list[TensorReport]) -> Table:
-    """One row a tensor that is packed; those kept share the last row."""
-    rows = table("tensor", "format", ">shape", ">bytes", ">bits", ">SQNR dB")
+    """One row a tensor that is packed; those kept share the last row. Sparse codes add their two columns."""
+    sparse = any(report.zeros is not None for report in reports)
+    more = (">zeros", ">dense bytes") if sparse else ()
+    rows = table("tensor", "format", ">shape", ">bytes", ">bits", ">SQNR dB", *more)
     kept = [report for report in reports if report.format is None]
     for report in reports:
         if report.format is not None:
@@ -61,6 +63,7 @@ def packing_table(reports: list[TensorReport]) -> Table:
                 f"{report.nbytes:,}",
                 f"{report.bits_per_element:.4g}",
                 sqnr,
+                *(_zeros(report.zeros, report.dense_nbytes) if sparse else ()),
             )
     if kept:
         tensors = "tensor" if len(kept) == 1 else "tensors"
@@ -69,8 +72,11 @@ def packing_table(reports: list[TensorReport]) -> Table:
 
 
 def entry_table(entries: list[TensorEntry]) -> Table:
-    """One row a tensor of a file."""
-    rows = table("tensor", "format", ">shape", "dtype", ">bytes", ">bits")
+    """One row a tensor of a file. Sparse codes add their two columns."""
+    sparse = any(entry.nonzero is not None for entry in entries)
+    rows = table(
+        "tensor", "format", ">shape", "dtype", ">bytes", ">bits", *((">zeros", ">dense bytes") if sparse else ())
+    )
     for entry in entries:
         rows.add_row(
             entry.name,
@@ -79,8 +85,14 @@ def entry_table(entries: list[TensorEntry]) -> Table:
             entry.dtype,
             f"{entry.nbytes:,}",
             f"{entry.bits_per_element:.4g}",
+            *(_zeros(entry.zeros, entry.dense_nbytes) if sparse else ()),
         )
     return rows
+
+
+def _zeros(share: float | None, dense_nbytes: int | None) -> tuple[str, str]:
+    """Return the share of zeros and the dense bytes of sparse codes as they are shown."""
+    return ("" if share is None else f"{share:.1%}", "" if dense_nbytes is None else f"{dense_nbytes:,}")
 
 
 def entry_dict(entry: TensorEntry) -> dict[str, Any]:
@@ -93,4 +105,5 @@ def entry_dict(entry: TensorEntry) -> dict[str, Any]:
         "dtype": entry.dtype,
         "bytes": entry.nbytes,
         "bits_per_element": entry.bits_per_element,
+        **({} if entry.nonzero is None else {"zeros": entry.zeros, "dense_bytes": entry.dense_nbytes}),
     }

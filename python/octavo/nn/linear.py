@@ -11,13 +11,14 @@ from torch.nn import functional
 
 from octavo import _core
 from octavo.formats import Format
-from octavo.nn.packed_layer import DECODE, PackedLayer, has_transposed_weight
+from octavo.nn.packed_layer import BITMAP, DECODE, STARTS, PackedLayer, has_transposed_weight
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import LayerKind, register
-from octavo.ops import linear  # also registers the ops
+from octavo.ops import linear, sparse  # also registers the ops
 from octavo.ops._direct import is_direct
 from octavo.recipe.spec import LayerPlan, Spec
+from octavo.sparse_codes import SparseCodes
 from octavo.tensor import PackedTensor
 
 # The plain forms have no gradient, and are called in half the time.
@@ -159,6 +160,9 @@ class PackedLinear(PackedLayer):
         """Return the kernel that multiplies ``batch`` rows, and the bytes of the weight that it moves."""
         quantizer = self.input_quantizer
         x = None if quantizer is None or not quantizer.enabled else str(quantizer.format)
+        if self.is_sparse:
+            given = str(self.format), batch, self._rows, self._width, self.dtype
+            return sparse.kernel(*given, x, rounded=not self.is_integer), self.packed_weight.nbytes
         kernel = linear.kernel(
             str(self.format), batch, self._rows, self._width, self.dtype, input_format=x,
             device=self.weight_codes.device, rounded=not self.is_integer,
@@ -186,6 +190,11 @@ class PackedLinear(PackedLayer):
         held = cast("dict[str, Tensor]", self._buffers)
         parts = held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
         bias = self._parameters["bias"] if "bias" in self._parameters else held["bias"]
+        if BITMAP in held:
+            if self._needs_check(x):
+                self._check(x)
+            codes = SparseCodes(parts[0], held[BITMAP], held[STARTS])
+            return sparse.multiply(x, codes, *parts[1:], bias, self._text, self._rows, self._width)
         if is_direct(x):
             read = (parts[0], parts[1], bias) if self._has_two_parts else (*parts, bias)
             known = self._known
@@ -210,6 +219,8 @@ class PackedLinear(PackedLayer):
         )  # fmt: skip
         bias = self._parameters["bias"] if "bias" in self._parameters else held["bias"]
         given = quantizer.given()
+        if BITMAP in held:
+            return self._multiply_sparse_rounded(x, quantizer, bias)
         read = (codes, scales, bias, *given) if self._has_two_parts else (codes, scales, zeros, levels, bias, *given)
         if not (direct := is_direct(x, read)) and self._needs_check(x):
             self._check(x)
@@ -222,6 +233,27 @@ class PackedLinear(PackedLayer):
         quantizer._check(x)
         multiply = linear.rounded_kernel if direct else _ROUNDED if graded else _ROUNDED_PLAIN
         return multiply(x, codes, scales, zeros, levels, bias, *given, *sizes, text, quantizer._rule)
+
+    def _multiply_sparse_rounded(self, x: Tensor, quantizer: Quantizer, bias: Tensor | None) -> Tensor:
+        """As for dense codes, of which a few megabytes are made at a time."""
+        held = cast("dict[str, Tensor]", self._buffers)
+        scales, zeros, levels = held["weight_scales"], held["weight_zeros"], held["weight_levels"]
+        if self._needs_check(x):
+            self._check(x)
+        quantizer._check(x)
+        given, text, columns = quantizer.given(), quantizer.format.text, self._width
+
+        def multiply(codes: Tensor, scales: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+            made: Tensor
+            if self._integer:
+                made = _INTEGER(x, codes, scales, bias, given[0], self._text, text, rows, columns)
+            else:
+                sizes = self._text, rows, columns
+                made = _ROUNDED(x, codes, scales, zeros, levels, bias, *given, *sizes, text, quantizer._rule)
+            return made
+
+        codes = cast("SparseCodes", self.sparse_codes)
+        return sparse.in_pieces(codes, scales, bias, self._text, (self._rows, columns), multiply)
 
 
 register(LayerKind(nn.Linear, QuantLinear, PackedLinear))

@@ -12,42 +12,43 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from octavo import settings
-from octavo.errors import DTypeError, FormatError, KernelError, ModelError
+from octavo.errors import DTypeError, FormatError, KernelError, ModelError, ShapeError
 from octavo.formats import Format
-from octavo.nn.format_layer import FormatLayer
 from octavo.nn.int32_bias import Int32Bias
 from octavo.nn.quant_layer import QuantLayer, recomputed
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import kind_of
 from octavo.nn.stored_scales import format_bytes, format_text
+from octavo.nn.weight_buffers import BITMAP as BITMAP
+from octavo.nn.weight_buffers import PARTS as PARTS
+from octavo.nn.weight_buffers import STARTS as STARTS
+from octavo.nn.weight_buffers import WeightBuffers
 from octavo.nn.weight_reads import inside_forward, late
 from octavo.ops.codec import encode
 from octavo.recipe.fit import misfit
 from octavo.recipe.rule import Rule, read_spec
 from octavo.recipe.spec import Calibration, Spec
+from octavo.sparse_codes import expand
 from octavo.tensor import PackedTensor
 
-PARTS = ("codes", "scales", "zeros", "levels")
 FORMAT = "weight_format"
 DECODE = "decode + torch"  # the kernel of layers that have none
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 
 
-class PackedLayer(FormatLayer):
+class PackedLayer(WeightBuffers):
     """A layer that holds its weight as codes and scales, and never a dense copy.
 
     Buffers ``weight_codes``, ``weight_scales``, ``weight_zeros``, ``weight_levels``: the parts of :attr:`weight`, which
     keep their dtypes whatever ``.to(dtype)`` does; only the logical dtype follows. ``bias``: a frozen Parameter, an
     int32 buffer in steps of the accumulators, or None. ``input_quantizer``, ``output_quantizer``: a Quantizer or None.
     To code of a model that reads them in a forward pass, past the layer, ``weight`` and ``bias`` are decoded tensors.
+    Of sparse codes, ``weight_codes`` are those that are not 0, and ``weight_bitmap`` tells where; on devices other than
+    the CPU codes are dense.
     The state dict holds them and ``weight_format``, the text of the format as bytes; other codes are refused.
     """
 
     replaces: type[nn.Module]
-    weight_codes: Tensor
-    weight_scales: Tensor
-    weight_zeros: Tensor
-    weight_levels: Tensor
     input_quantizer: Quantizer | None
     output_quantizer: Quantizer | None
     what = "the layer"  # its path in the model it was packed or loaded in, for errors
@@ -72,8 +73,7 @@ class PackedLayer(FormatLayer):
         self._text, self._rows, self._width = weight.format.text, *weight.shape
         self._has_two_parts = has_two_parts(weight.format)
         self._weight_shape: tuple[int, ...] = weight.shape
-        for part, tensor in zip(PARTS, weight.parts, strict=True):
-            self.register_buffer(f"weight_{part}", tensor)
+        self._hold(weight)
         if bias is None or bias.is_floating_point():
             frozen = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
             self.register_parameter("bias", frozen)
@@ -94,9 +94,15 @@ class PackedLayer(FormatLayer):
     @property
     def packed_weight(self) -> PackedTensor:
         """The weight as a PackedTensor over the layer's own buffers."""
-        return PackedTensor(
-            self.format, *self.parts, shape=(self._rows, self._width), dtype=self.dtype, axis=1, scale=self.scale
-        )
+        logical: dict[str, Any] = {
+            "shape": (self._rows, self._width), "dtype": self.dtype, "axis": 1, "scale": self.scale
+        }  # fmt: skip
+        sparse = self.sparse_codes
+        if sparse is None:
+            return PackedTensor(self.format, *self.parts, **logical)
+        held = cast("dict[str, Tensor]", self._buffers)
+        others = (held[f"weight_{part}"] for part in PARTS[1:])
+        return PackedTensor.of_sparse(self.format, sparse, *others, **logical)
 
     @property
     def weight(self) -> PackedTensor | Tensor:
@@ -113,7 +119,7 @@ class PackedLayer(FormatLayer):
                 f"it with the rule '{rule}', or leave octavo.strict()"
             )
         shape = self._weight_shape[::-1] if self._transposed else self._weight_shape
-        return late(self._read_weight, shape, self.dtype, self.parts[0].device, f"{self.what}: weight")
+        return late(self._read_weight, shape, self.dtype, self.weight_codes.device, f"{self.what}: weight")
 
     @weight.setter
     def weight(self, weight: PackedTensor) -> None:
@@ -124,8 +130,7 @@ class PackedLayer(FormatLayer):
             )
         self.format, self.scale, self.dtype, self._text = weight.format, weight.scale, weight.dtype, weight.format.text
         self._has_two_parts = has_two_parts(weight.format)
-        for part, tensor in zip(PARTS, weight.parts, strict=True):
-            self._buffers[f"weight_{part}"] = tensor
+        self._hold(weight)
 
     @property
     def bias(self) -> Tensor | None:
@@ -137,7 +142,7 @@ class PackedLayer(FormatLayer):
             return bias
         scales, _, _ = cast("Quantizer", self.input_quantizer).given()
         assert scales is not None  # an int32 bias is in steps of them
-        steps = scales * self.parts[1].flatten().expand(len(bias))
+        steps = scales * self.weight_scales.flatten().expand(len(bias))
         return (bias * steps.double()).to(self.dtype)
 
     @bias.setter
@@ -157,8 +162,13 @@ class PackedLayer(FormatLayer):
 
     @property
     def parts(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Codes, scales, zeros and levels of the weight."""
+        """Codes, scales, zeros and levels of the weight; dense codes of sparse ones are made now."""
         held = cast("dict[str, Tensor]", self._buffers)
+        sparse = self.sparse_codes
+        if sparse is not None:
+            matrix = self._rows, self._width
+            codes = torch.ops.octavo.dense_codes.default(*sparse, self._text, *matrix, 0, self._rows)
+            return codes, held["weight_scales"], held["weight_zeros"], held["weight_levels"]
         return held["weight_codes"], held["weight_scales"], held["weight_zeros"], held["weight_levels"]
 
     @property
@@ -316,7 +326,7 @@ class PackedLayer(FormatLayer):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move as the model moves; codes and scales keep their dtypes, the logical dtype follows."""
-        held = {id(part) for part in self.parts}
+        held = {id(tensor) for name, tensor in self._buffers.items() if name.startswith("weight_")}
 
         def kept(tensor: Tensor) -> Tensor:
             made = fn(tensor)
@@ -324,6 +334,10 @@ class PackedLayer(FormatLayer):
 
         super()._apply(kept, recurse)  # type: ignore[no-untyped-call] # torch's has no types
         self.dtype = fn(torch.empty(0, dtype=self.dtype)).dtype
+        sparse, device = self.sparse_codes, self.weight_codes.device
+        if sparse is not None and device.type not in ("cpu", "meta"):
+            codes = expand(sparse.map(Tensor.cpu), self.format.core, self._rows, self._width)
+            self._take_buffers({"weight_codes": codes.to(device)}, None)
         return self
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -342,15 +356,22 @@ class PackedLayer(FormatLayer):
         elif (text := format_text(found)) != self._text:
             error_msgs.append(f"{prefix}weight: codes of '{text}', but the layer holds '{self._text}'")
             return
+        self._make_room(state_dict.get(f"{prefix}weight_codes"), state_dict.get(f"{prefix}{BITMAP}"))
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
+        if self.is_sparse and not self.weight_codes.is_meta:
+            try:
+                self._count_starts()
+            except ShapeError as error:
+                error_msgs.append(f"{prefix}weight: {error}")
         if key in unexpected_keys:
             unexpected_keys.remove(key)
 
     def extra_repr(self) -> str:
         """Tell shape, format and bytes."""
-        return f"{self._width}, {self._rows}, '{self.format}', bias={self._held_bias() is not None}"
+        sparse = ", sparse=True" if self.is_sparse else ""
+        return f"{self._width}, {self._rows}, '{self.format}', bias={self._held_bias() is not None}{sparse}"
 
 
 def has_two_parts(format: Format) -> bool:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from octavo.errors import DTypeError, FormatError
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.int32_bias import Int32Bias, Valued, is_int32
+from octavo.nn.joined_linear import JoinedLinear
+from octavo.nn.masks import Masks, require_zero
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.weight_reads import guarded, inside_forward, late
 from octavo.recipe.spec import ROLES, LayerPlan, Spec
@@ -80,6 +82,7 @@ class QuantLayer(FormatLayer):
         names it in errors. Raises DTypeError for other modules, FormatError for what the layer cannot hold.
         """
         what = what or type(module).__name__
+        module = module.single() if isinstance(module, JoinedLinear) else module
         if not cls._replaces(module):
             raise DTypeError(f"{what} is a {type(module).__name__}; accepted is {cls._accepted()}")
         if reason := recomputed(module):
@@ -108,6 +111,8 @@ class QuantLayer(FormatLayer):
             if role == "bias" and self._parameters.get("bias") is None:
                 spec = None  # a rule for many layers names the bias of those that have one
             made = None if spec is None else self._quantizer(role, spec, f"{what}: {role}")
+            if isinstance(made, Quantizer) and role in self.pruned_roles():
+                require_zero(made.format, f"{what}: {role}")
             self.register_module(f"{role}_quantizer", made)
         bias = self.bias_quantizer
         if isinstance(bias, Int32Bias):
@@ -122,6 +127,11 @@ class QuantLayer(FormatLayer):
                     f"{what}: bias int32 needs an input scale that is fixed; calibrate the input, as "
                     f"'{plan.input.format}@minmax' does"
                 )
+
+    def pruned_roles(self) -> list[str]:
+        """The roles of the parameters that have masks."""
+        own = self._modules.get("masks")
+        return own.names() if isinstance(own, Masks) else []
 
     def _quantizer(self, role: str, spec: Spec, what: str) -> nn.Module:
         if is_int32(spec):

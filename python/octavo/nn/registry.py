@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from octavo.nn.format_layer import FormatLayer
+from octavo.nn.joined_linear import JoinedLinear
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class LayerKind:
         """Whether a module of this kind has the float class's own ``forward``, or is quantized already."""
         if hasattr(module, "weight_quantizer") or not isinstance(self.float_class, type):
             return True
-        return type(module).forward is self.float_class.forward
+        return isinstance(module, JoinedLinear) or type(module).forward is self.float_class.forward
 
 
 _KINDS: dict[str, LayerKind] = {}

@@ -244,6 +244,8 @@ def encode(
         return PackedTensor._encoded(Format(text), parts, tuple(t.shape), t.dtype, axis, scale)
     if not isinstance(out, PackedTensor):
         raise DTypeError(f"encode(out=...) takes a PackedTensor, got {type(out).__name__}")
+    if out.is_sparse:
+        raise ShapeError(f"out is {out!r} with sparse codes, whose number is fixed; to_dense() makes one to write to")
     if (out.format.text, out.shape, out.dtype, out.axis) != (
         str(core(text)),
         tuple(t.shape),
@@ -269,7 +271,8 @@ def decode(packed: PackedTensor, *, dtype: torch.dtype | None = None, out: Tenso
     """
     if not isinstance(packed, PackedTensor):
         raise DTypeError(f"decode takes a PackedTensor, got {type(packed).__name__}")
-    devices = {part.device.type for part in packed.parts}
+    parts = packed.parts
+    devices = {part.device.type for part in parts}
     if devices not in ({"cpu"}, {"cuda"}) and not (devices == {"meta"} and out is None):
         raise DTypeError(
             f"decode: the packed tensor is on {packed.device}; the codecs run on the CPU and on CUDA devices"
@@ -278,11 +281,11 @@ def decode(packed: PackedTensor, *, dtype: torch.dtype | None = None, out: Tenso
         out = _target(out, "out")
         if dtype is not None and dtype != out.dtype:
             raise DTypeError(f"dtype is {dtype}, out has {out.dtype}")
-        torch.ops.octavo.decode_out.default(*packed.parts, packed.format.text, packed.shape, packed.axis, out=out)
+        torch.ops.octavo.decode_out.default(*parts, packed.format.text, packed.shape, packed.axis, out=out)
         return out
     wanted = packed.dtype if dtype is None else dtype
     if wanted not in FLOATS:
         raise DTypeError(f"decode to {wanted}; accepted are float32, float16, bfloat16")
     text, shape = packed.format.text, packed.shape
-    decoded: Tensor = torch.ops.octavo.decode.default(*packed.parts, text, shape, packed.axis, wanted)
+    decoded: Tensor = torch.ops.octavo.decode.default(*parts, text, shape, packed.axis, wanted)
     return decoded

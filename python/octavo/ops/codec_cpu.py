@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from octavo import _core
+from octavo._fresh import empty
 from octavo.formats import core
 from octavo.ops._checks import (
     NONE_GIVEN,
@@ -25,7 +26,6 @@ from octavo.ops._checks import (
     stored,
 )
 from octavo.ops._derivatives import refuse_tangents
-from octavo.ops._fresh import empty
 from octavo.tensor import Parts, part_specs
 
 ENCODE_ADVICE = "codes have none; octavo.quantize has the same values and passes derivatives through"
@@ -51,6 +51,18 @@ def quantized(x: Tensor, format: str, axis: int, rule: str, look: bool) -> tuple
     x, code = readable(x, f"quantize to '{format}': x")
     out = empty(x.shape, x.dtype)
     return out, _core._quantize(core(format), code, x.shape, axis, x.data_ptr(), out.data_ptr(), rule, None, look)
+
+
+def quantized_with_marks(
+    x: Tensor, format: str, axis: int, rule: str, given: tuple[Tensor | None, Tensor | None, Tensor | None], marks: int
+) -> tuple[Tensor, Tensor]:
+    """``quantize``, and one bit a value, ``marks`` bytes: whether it lies inside the range of its group."""
+    x, code = readable(x, f"quantize to '{format}': x")
+    fmt, out, bits = core(format), empty(x.shape, x.dtype), torch.empty(marks, dtype=torch.uint8)
+    scales, zeros, levels = given
+    parts, _keep = given_parts(fmt, tuple(x.shape), axis, scales, zeros, levels)
+    _core._quantize(fmt, code, x.shape, axis, x.data_ptr(), out.data_ptr(), rule, parts, False, bits.data_ptr())
+    return out, bits
 
 
 def _quantize_out(

@@ -251,7 +251,7 @@ def packed_linear(x: Tensor, weight: PackedTensor, bias: Tensor | None = None) -
     the dtype of ``x``, rounded once from sums as exact as float32 ones; kernels in fixed point ("int8 limbs") err by
     at most ``2**-22`` of the largest input of 256 columns times the magnitudes of their weights. A row's result does
     not depend on the number of threads, nor on the other rows except for their number: above four rows large weights
-    have another kernel, as they have on other machines (:func:`kernel` names it). Gradients and
+    have another kernel, as they have for other dtypes and on other machines (:func:`kernel` names it). Gradients and
     forward-mode derivatives reach ``x`` and ``bias``; the transforms of ``torch.func`` apply.
 
     On CUDA devices float16 and bfloat16 inputs may count to 2^-14 of the largest of their block, and above 64 rows
@@ -373,4 +373,4 @@ def kernel(
         given = None
     if on_cuda:
         return linear_cuda.kernel(fmt, given, (m, n, k), FLOATS[dtype])
-    return _core._linear_kernel(fmt, given, m, n, k)
+    return _core._linear_kernel(fmt, given, m, n, k, FLOATS[dtype])

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, DTypeError, OctavoError
 from octavo.nn.packed_layer import PackedLayer
@@ -16,7 +17,7 @@ from octavo.nn.quantizer import Quantizer
 from octavo.quant.activation_scales import activation_scales, check_format
 from octavo.quant.algorithms.solve_in_order import solve_weights
 from octavo.quant.bypass import stop_watching, warn_of_shared, watch_first_pass
-from octavo.quant.calibration import Batches, activation_quantizers, observe
+from octavo.quant.calibration import activation_quantizers, observe
 from octavo.quant.coverage_report import tell_coverage
 from octavo.quant.replace_layers import Plan, Replacement, plan_of
 from octavo.quant.weight_scales import weight_scales
@@ -32,14 +33,17 @@ def quantize_model(
     *,
     calibration: Iterable[Any] | None = None,
     samples: int | None = 512,
+    tokenizer: Any = None,
     inplace: bool = False,
     progress: bool | Report = True,
 ) -> nn.Module:
     """Return ``model`` with the layers that ``recipe`` names replaced by quantized ones, their scales calibrated.
 
     ``recipe``: a Recipe, its text or dictionary, or a plan: ``{module path: LayerPlan}``. ``calibration``: batches, of
-    which as many are used as hold ``samples`` samples (None: all); a mapping is passed as keyword arguments, a tuple
-    or list as positional ones, anything else as the one argument. They are needed where the recipe names a calibration
+    which as many are used as hold ``samples`` samples (None: all): a list, a ``DataLoader``, labels included, a
+    generator, or texts with the ``tokenizer`` of a model of transformers. A mapping is passed as keyword arguments, a
+    tuple or list as positional ones, anything else as the one argument; labels that the model does not take are left
+    out (:func:`octavo.batches.arguments_of`). They are needed where the recipe names a calibration
     for an activation (``input=int8@mse``) or ``gptq`` for a weight, and run in eval mode, without gradients: through
     the float model, and for ``gptq`` through the model quantized so far, up to every layer once. ``inplace``: replace
     layers in ``model`` itself; else in a deep copy of it. ``progress``: on a terminal a bar, and a line about the share
@@ -55,12 +59,13 @@ def quantize_model(
     transformers writes the folder of :func:`octavo.save_model` with ``save_pretrained``.
 
     Raises FormatError and DTypeError for what a recipe cannot mean or a layer cannot hold, CalibrationError for data
-    that is missing or did not reach a layer, NonFiniteError for NaN or infinity on the way, all with the layer's name.
+    that is missing, did not reach a layer, or cannot be taken, with the batch, the argument and the layer,
+    NonFiniteError for NaN or infinity on the way, all with the layer's name.
     """
     plan = plan_of(model, recipe)
     given = None if plan is recipe else str(Recipe.of(recipe))
     text = None if _is_quantized(model) else given
-    batches = None if calibration is None else Batches(calibration, samples)
+    batches = None if calibration is None else Batches(calibration, samples, tokenizer=tokenizer)
     show = Stages(progress)
     if not inplace:
         model = copy.deepcopy(model)

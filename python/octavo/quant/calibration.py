@@ -2,75 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from octavo.batches import call_on, tensors_in
+from octavo.batches import Batches, call_numbered
 from octavo.display.progress import Stages
 from octavo.errors import CalibrationError
 from octavo.graph.tensor_statistics import Statistics
 from octavo.nn.int32_bias import Int32Bias
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
-
-
-class Batches:
-    """Batches of calibration data, as many as hold ``samples`` samples, that can be gone through again.
-
-    A batch: a mapping of keyword arguments, a tuple or list of positional ones, or the one argument. Its samples are
-    counted along the first dimension of its first tensor. Raises CalibrationError for what is no iterable.
-    """
-
-    def __init__(self, given: Any, samples: int | None) -> None:
-        """Take the data; of an iterator, what was read is kept."""
-        if isinstance(given, str | bytes | Mapping) or hasattr(given, "__array__") or not hasattr(given, "__iter__"):
-            raise CalibrationError(
-                f"calibration is a {type(given).__name__}; accepted is an iterable of batches: "
-                "mappings of arguments, tuples of them, or single tensors"
-            )
-        if samples is not None and (not isinstance(samples, int) or samples < 1):
-            raise CalibrationError(f"samples is {samples!r}; accepted are None and whole numbers of at least 1")
-        self._given, self._samples = given, samples
-        self._kept: list[Any] | None = [] if iter(given) is given else None
-        self._read = False
-
-    def __iter__(self) -> Iterator[Any]:
-        """Go through the batches."""
-        seen = 0
-        for batch in self._given if self._kept is None else self._replayed(self._kept):
-            yield batch
-            seen += _size(batch)
-            if self._samples is not None and seen >= self._samples:
-                break
-        self._read = True
-        if not seen:
-            raise CalibrationError("calibration holds no samples; give at least one batch")
-
-    def _replayed(self, kept: list[Any]) -> Iterator[Any]:
-        """Go through what was read of the iterator, then on with it: a pass may have ended early."""
-        place = 0
-        while True:
-            if place == len(kept):
-                try:
-                    kept.append(next(self._given))
-                except StopIteration:
-                    return
-            yield kept[place]
-            place += 1
-
-    def __len__(self) -> int:
-        """Return how many batches there are at most; 0 where that is not known."""
-        known = len(self._given) if hasattr(self._given, "__len__") else 0
-        return len(self._kept) if self._read and self._kept is not None else known
-
-
-def _size(batch: Any) -> int:
-    first = next(tensors_in(batch), None)
-    return 1 if first is None or not first.ndim else len(first)
 
 
 def run(model: nn.Module, batches: Batches, show: Stages, label: str) -> None:
@@ -82,12 +27,8 @@ def run(model: nn.Module, batches: Batches, show: Stages, label: str) -> None:
 
 
 def call(model: nn.Module, batch: Any, number: int) -> Any:
-    """Return what ``model`` gives for one batch; errors get a note of the batch's number."""
-    try:
-        return call_on(model, batch)
-    except Exception as error:
-        error.add_note(f"while the model ran calibration batch {number}, counted from 0")
-        raise
+    """Return what ``model`` gives for one batch. Raises as :func:`octavo.batches.call_numbered`."""
+    return call_numbered(model, batch, number)
 
 
 @contextmanager

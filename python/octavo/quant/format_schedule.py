@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from torch import nn
 
 from octavo.errors import FormatError, ModelError
+from octavo.nn.masks import require_zero
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.quant.activation_scales import range_of, scales_of
@@ -72,6 +73,8 @@ class FormatSchedule:
             )
         for layer, role, quantizer in found:
             if quantizer.format != spec.format:
+                if role in layer.pruned_roles():
+                    require_zero(spec.format, quantizer.what)
                 _change(layer, role, quantizer, spec)
 
     def _quantizers(self, model: nn.Module) -> Iterator[tuple[QuantLayer, str, Quantizer]]:

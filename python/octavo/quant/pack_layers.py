@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import copy
 
-from torch import nn
+from torch import Tensor, nn
 
 from octavo.errors import DTypeError, ModelError, OctavoError
-from octavo.nn import PackedLayer, QuantLayer
+from octavo.nn import PackedEmbedding, PackedLayer, QuantLayer
+from octavo.nn.masks import Masks
 from octavo.nn.registry import kind_of
 from octavo.quant.save_pretrained import write_our_folders
+from octavo.tensor import PackedTensor
 
 
-def pack_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
+def pack_model(model: nn.Module, *, sparse: bool = False, inplace: bool = False) -> nn.Module:
     """Return the model with its quantized weights as codes: what :func:`octavo.quantize_model` simulates, in bytes.
 
     Every simulated layer whose weight has a format becomes a packed one of the same path, mode and hooks; its dense
     weight goes. Outputs are those of the simulated model in evaluation: bit for bit on the integer path, else up to the
     order in which products are summed, and what follows where that tips the rounding of a later input. Weights that are
     tied and have one format are packed once and stay shared. Layers that round only activations stay as they are.
+    ``sparse``: leave out codes that are 0 where that takes fewer bytes, as in weights that were pruned; products of few
+    rows read such codes as they are where the machine has a kernel, others expand them first (:func:`octavo.explain`
+    tells). Tables of embeddings, whose rows are read one by one, keep all codes.
     ``inplace=False`` leaves ``model`` as it is; dense weights are not copied on the way.
 
     Raises ModelError where there is nothing to pack, or for a layer that cannot be packed, naming it and the way out,
@@ -39,6 +44,8 @@ def pack_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
         made = pack_layer(path or type(layer).__name__, layer)
         share_codes(made, shared.setdefault(id(layer._own("weight")), []))
         packed[id(layer)] = made
+    for twins in shared.values() if sparse else ():
+        leave_out_zeros(twins)
     if not inplace:
         model = copy.deepcopy(model, packed)  # the packed layers stand for copies of the others
         write_our_folders(model)
@@ -63,6 +70,20 @@ def share_codes(made: PackedLayer, twins: list[PackedLayer]) -> None:
     twins.append(made)
 
 
+def leave_out_zeros(twins: list[PackedLayer]) -> None:
+    """Make codes sparse, where that takes fewer bytes, in layers packed from the same weight, none of them a table."""
+    if any(isinstance(layer, PackedEmbedding) for layer in twins):
+        return
+    made: list[tuple[Tensor, PackedTensor]] = []
+    for layer in twins:
+        codes = layer.weight_codes
+        weight = next((weight for held, weight in made if held is codes), None)
+        if weight is None:
+            weight = layer.packed_weight.to_sparse(if_smaller=True)
+            made.append((codes, weight))
+        layer.weight = weight
+
+
 def pack_layer(path: str, layer: QuantLayer) -> PackedLayer:
     """Return the packed form of a simulated layer with a quantized weight. Raises ModelError naming what it drops."""
     kind = kind_of(layer)
@@ -70,9 +91,10 @@ def pack_layer(path: str, layer: QuantLayer) -> PackedLayer:
         raise ModelError(f"{path}: a {type(layer).__name__} has no packed form; keep it in the recipe")
     extra = next((name for name, _ in layer.named_children() if not name.endswith("_quantizer")), None)
     if extra is not None:
-        raise ModelError(
-            f"{path}: packing would drop its submodule {extra!r}; fuse and commit adapters first, or insert them after"
-        )
+        first = "octavo.prune.fold_model writes its zeros" if isinstance(getattr(layer, extra), Masks) else (
+            "fuse and commit adapters first, or insert them after"
+        )  # fmt: skip
+        raise ModelError(f"{path}: packing would drop its submodule {extra!r}; {first}")
     own = sorted((layer._parameters.keys() - {"weight", "bias"}) | layer._buffers.keys())
     if own:
         raise ModelError(

@@ -1,4 +1,4 @@
-"""``save_pretrained`` of quantized models of transformers: it writes the folder that octavo.load_model reads."""
+"""``save_pretrained`` of quantized and folded models of transformers writes the folder that load_model reads."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from torch import nn
 
 from octavo.errors import ModelError
 from octavo.late_binding import late
+from octavo.nn.folded_norm import FoldedNorm
 from octavo.nn.format_layer import FormatLayer
 
 _NAME = "save_pretrained"
+_OURS = FormatLayer | FoldedNorm
+"""Layers that transformers' own loading does not know."""
+
 # Of transformers' function; they change nothing in the one file that is written.
 _NO_MATTER = {"max_shard_size", "token", "save_peft_format", "save_original_format", "safe_serialization"}
 
 
 def write_our_folders(model: nn.Module, put: Callable[[dict[str, Any], str, Any], None] = setitem) -> None:
-    """Let ``save_pretrained`` of every model of transformers inside ``model`` that has quantized layers do as
+    """Let ``save_pretrained`` of every model of transformers inside ``model`` that has quantized or folded layers do as
     :func:`octavo.save_model` does: transformers' own would write codes that its ``from_pretrained`` passes over, and
     start from random weights. ``push_to_hub`` calls it. ``put``: sets an attribute in the dictionary of a module.
     """
@@ -30,7 +34,7 @@ def write_our_folders(model: nn.Module, put: Callable[[dict[str, Any], str, Any]
         return
     for module in model.modules():
         # Its own models alone: those of peft, around them, write adapters.
-        if isinstance(module, loaded.PreTrainedModel) and any(isinstance(m, FormatLayer) for m in module.modules()):
+        if isinstance(module, loaded.PreTrainedModel) and any(isinstance(m, _OURS) for m in module.modules()):
             put(vars(module), _NAME, _Saver(module))
 
 
@@ -60,7 +64,7 @@ class _Saver:
         refused += [name for name, value in options.items() if name not in _NO_MATTER and value]
         if refused:
             raise ModelError(
-                f"{type(model).__name__}.save_pretrained: a quantized model is written by octavo.save_model, without "
+                f"{type(model).__name__}.save_pretrained: this model is written by octavo.save_model, without "
                 f"{', '.join(refused)}; leave that out, and load the folder with octavo.load_model"
             )
         if is_main_process:

@@ -97,7 +97,7 @@ class Recipe:
 
     def to_toml(self) -> str:
         """Return TOML: ``Recipe.from_toml(recipe.to_toml()) == recipe``."""
-        return write_toml(self.as_dict())
+        return write_toml("rules", self.as_dict()["rules"])
 
     # --- what it decides --------------------------------------------------------------------------------------------
 

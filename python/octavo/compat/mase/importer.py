@@ -154,7 +154,7 @@ class _Reader:
         if name == "integer" and config.get("floor"):
             name = "integer_floor"
         gives: dict[str, Format | str] = {}
-        used = {"name", "bypass", "floor"}
+        used = {"name", "bypass", "floor"} | ({"binary_training"} if str(name).startswith("binary_") else set())
         for prefix, role in _ROLES.items():
             values = {key.removeprefix(f"{prefix}_"): config[key] for key in config if key.startswith(f"{prefix}_")}
             if values and any(value not in _NOTHING for value in values.values()):

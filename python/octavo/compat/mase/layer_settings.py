@@ -155,6 +155,23 @@ def _binary(s: Settings) -> str:
     return "binary:unit"
 
 
+def _binary_scaling(s: Settings) -> str:
+    for key in ("stochastic", "bipolar", "width"):
+        s.get(key)
+    s.notes.append("MASE's binary_scaling learns one scale for a layer's output; 'binary' gives the tensor its mean")
+    return "binary"
+
+
+def _binary_residual(s: Settings) -> str:
+    for key in ("stochastic", "bipolar", "width", "levels"):
+        s.get(key)
+    if not s.get("residual_sign", "levels" in s.values):
+        return "binary"
+    levels = s.integer("levels", 2)
+    s.notes.append("MASE learns the magnitude of each residual level; here it is the mean of what is left")
+    return f"binary{levels}" if levels > 1 else "binary"
+
+
 def _ternary(s: Settings) -> str:
     for key in ("width", "mean", "median", "max"):
         s.get(key)
@@ -175,6 +192,8 @@ SCHEMES: dict[str, Callable[[Settings], str]] = {
     "mxint_hardware": _mxint_hardware,
     "mxfp": _mxfp,
     "binary": _binary,
+    "binary_scaling": _binary_scaling,
+    "binary_residual": _binary_residual,
     "ternary": _ternary,
 }
 """MASE's names of schemes, and the text of the format each stands for."""

@@ -10,12 +10,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import DTypeError, ModelError, NonFiniteError, ShapeError
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.registry import kind_of
 from octavo.quant.algorithms.walk import run_to, stages
-from octavo.quant.calibration import Batches, run, undisturbed
+from octavo.quant.calibration import run, undisturbed
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import DTypeError, FormatError, NonFiniteError
 from octavo.nn.quant_layer import QuantLayer
 from octavo.quant.algorithms.consumers import Consumer, find_consumers, is_norm
-from octavo.quant.calibration import Batches, run, undisturbed
+from octavo.quant.calibration import run, undisturbed
 
 _LEAST = 1e-5  # smallest largest magnitude of a weight's column that counts as one
 _WIDEST = 1e4  # largest factor between the scales of two channels and 1

@@ -7,11 +7,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from octavo.batches import Batches
 from octavo.display.progress import Stages
 from octavo.errors import OctavoError
 from octavo.nn.quant_layer import QuantLayer
 from octavo.quant.algorithms.walk import run_to, stages
-from octavo.quant.calibration import Batches, Products, hooked, undisturbed
+from octavo.quant.calibration import Products, hooked, undisturbed
 
 
 def solve_weights(model: nn.Module, layers: list[QuantLayer], batches: Batches | None, show: Stages) -> None:

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from octavo.quant.calibration import Batches, call, hooked
+from octavo.batches import Batches
+from octavo.quant.calibration import call, hooked
 
 
 class Stage(NamedTuple):

@@ -1,0 +1,87 @@
+"""WeightBuffers: the parts of a packed weight as buffers of its layer, dense codes or sparse ones."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from octavo.errors import ShapeError
+from octavo.formats import Format
+from octavo.nn.format_layer import FormatLayer
+from octavo.sparse_codes import SparseCodes, bitmap_shape, code_bytes, of_parts, popcount, refuse_others
+from octavo.tensor import PackedTensor
+from octavo.tensor_parts import part_specs
+
+PARTS = ("codes", "scales", "zeros", "levels")
+BITMAP, STARTS = "weight_bitmap", "weight_starts"  # buffers of sparse codes alone
+
+
+class WeightBuffers(FormatLayer):
+    """A layer with the buffers ``weight_codes``, ``weight_scales``, ``weight_zeros`` and ``weight_levels``.
+
+    Of sparse codes also ``weight_bitmap``, and ``weight_starts``, which follows from it and is in no state dict.
+    """
+
+    format: Format
+    weight_codes: Tensor
+    weight_scales: Tensor
+    weight_zeros: Tensor
+    weight_levels: Tensor
+    _rows: int
+    _width: int
+
+    def _hold(self, weight: PackedTensor) -> None:
+        """Take the parts of a weight as buffers."""
+        held = zip((*(f"weight_{part}" for part in PARTS), BITMAP), weight.held_parts, strict=False)
+        self._take_buffers(dict(held), weight.sparse)
+
+    def _take_buffers(self, held: dict[str, Tensor], sparse: SparseCodes | None) -> None:
+        if sparse is None:
+            self._buffers.pop(BITMAP, None)
+            self._buffers.pop(STARTS, None)
+        else:
+            held = {**held, STARTS: sparse.starts}
+        for name, tensor in held.items():
+            if name in self._buffers:
+                self._buffers[name] = tensor
+            else:
+                self.register_buffer(name, tensor, persistent=name != STARTS)
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether codes that are 0 are left out."""
+        return BITMAP in self._buffers
+
+    @property
+    def sparse_codes(self) -> SparseCodes | None:
+        """The codes that are not 0, over the layer's own buffers; None where codes are dense."""
+        held = cast("dict[str, Tensor]", self._buffers)
+        return SparseCodes(held["weight_codes"], held[BITMAP], held[STARTS]) if BITMAP in held else None
+
+    def _make_room(self, codes: Any, bitmap: Any) -> None:
+        """Hold codes as a state dict has them, dense or so many that are not 0, to be filled."""
+        if not isinstance(codes, Tensor) or not (self.is_sparse or isinstance(bitmap, Tensor)):
+            return
+        at, fmt = self.weight_codes.device, self.format.core
+        if isinstance(bitmap, Tensor):
+            refuse_others(fmt)
+            size = bitmap_shape(self._rows, self._width)
+            starts = torch.zeros(size[0] + 1, dtype=torch.int64, device=at)
+            empty = torch.empty(codes.numel(), dtype=torch.uint8, device=at)
+            sparse = SparseCodes(empty, torch.zeros(size, dtype=torch.int64, device=at), starts)
+            self._take_buffers({"weight_codes": sparse.codes, BITMAP: sparse.bitmap}, sparse)
+        else:
+            dense = part_specs(fmt, (self._rows, self._width), 1)[0][2]
+            self._take_buffers({"weight_codes": torch.empty(dense, dtype=torch.uint8, device=at)}, None)
+
+    def _count_starts(self) -> None:
+        """Find where panels of sparse codes start. Raises ShapeError where the bitmap does not fit the codes."""
+        codes, bitmap = self.weight_codes, cast("Tensor", self._buffers[BITMAP])
+        nonzero = popcount(bitmap)
+        if codes.numel() != code_bytes(nonzero, self.format.width):
+            raise ShapeError(
+                f"sparse codes: the bitmap tells of {nonzero} codes that are not 0, in {codes.numel()} bytes"
+            )
+        self._buffers[STARTS] = of_parts(codes, bitmap, nonzero, self._rows, self._width).starts
