@@ -9,8 +9,14 @@
     print(graph.costs("int4:g32 input=int8").at(batch=8, sequence=128))
 
 The model is the truth and the graph a view of it: a change of the model is seen by the next :func:`capture`.
+
+What reads or changes a model is a pass; passes in order are a :class:`Pipeline`, which is written and replayed::
+
+    pipeline = octavo.graph.Pipeline(["remove_dropout", ("quantize", {"recipe": "int8"}), "pack"])
+    model = pipeline.run(model).model
 """
 
+from octavo.graph import analysis_passes as _analysis_passes  # noqa: F401 - registers them
 from octavo.graph.analysis import (
     Report,
     block_counts,
@@ -20,14 +26,22 @@ from octavo.graph.analysis import (
     sparsity,
     tensor_statistics,
 )
+from octavo.graph.batchnorm_folding import fold_batchnorm
 from octavo.graph.capture import capture
 from octavo.graph.costs import Costs, NodeCost, Totals
 from octavo.graph.difference import Change, Difference, diff
 from octavo.graph.dot import to_dot
+from octavo.graph.dropout_removal import remove_dropout
+from octavo.graph.extraction import extract, module_inputs
 from octavo.graph.model_graph import Graph
+from octavo.graph.model_passes import STAGES, Pass, Supplies, TransformReport, find_pass, pass_names, register_pass
+from octavo.graph.page import to_html
+from octavo.graph.pipeline import Pipeline, PipelineResult, Step
+from octavo.graph.qkv_fusion import fuse_qkv
 from octavo.graph.records import Block, ModuleNode, ModuleRecord, Node, Ref, TensorRecord
 
 __all__ = [
+    "STAGES",
     "Block",
     "Change",
     "Costs",
@@ -37,17 +51,32 @@ __all__ = [
     "ModuleRecord",
     "Node",
     "NodeCost",
+    "Pass",
+    "Pipeline",
+    "PipelineResult",
     "Ref",
     "Report",
+    "Step",
+    "Supplies",
     "TensorRecord",
     "Totals",
+    "TransformReport",
     "block_counts",
     "capture",
     "dead_branches",
     "diff",
+    "extract",
+    "find_pass",
+    "fold_batchnorm",
+    "fuse_qkv",
     "module_counts",
+    "module_inputs",
     "operator_counts",
+    "pass_names",
+    "register_pass",
+    "remove_dropout",
     "sparsity",
     "tensor_statistics",
     "to_dot",
+    "to_html",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from octavo.errors import ModelError
 from octavo.graph.operator_work import work_of
 from octavo.graph.records import plain
 from octavo.graph.tensor_statistics import Statistics
+from octavo.nn.format_layer import FormatLayer
 from octavo.nn.packed_layer import PackedLayer
 from octavo.recipe.sites import join
 
@@ -153,6 +155,34 @@ def _require_values(name: str, tensor: Tensor) -> None:
         raise ModelError(f"{name}: the weight is on the meta device, which holds no values; load them first")
 
 
+def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield modules without children, and quantized layers as the layers that they are."""
+    for path, module in model.named_modules():
+        inside = isinstance(model.get_submodule(path.rpartition(".")[0]), FormatLayer)
+        if path and (isinstance(module, FormatLayer) or not (inside or any(module.children()))):
+            yield path, module
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """Put a model in evaluation, or in training, for a while; afterwards each module has its own mode again."""
+    modes = {module: module.training for module in model.modules()}
+    try:
+        model.train(training)
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+
+
+def check_quantiles(quantiles: Sequence[float]) -> None:
+    """Raise ModelError for what is no share from 0 to 1."""
+    if not isinstance(quantiles, list | tuple):
+        raise ModelError(f"quantiles are {quantiles!r}; give a list of numbers from 0 to 1")
+    if wrong := [share for share in quantiles if not isinstance(share, int | float) or not 0 <= share <= 1]:
+        raise ModelError(f"quantiles: {wrong[0]!r} is no share; give numbers from 0 to 1")
+
+
 def tensor_statistics(
     model: nn.Module, batches: Iterable[Any] = (), *, quantiles: Sequence[float] = (0.001, 0.5, 0.999)
 ) -> Report:
@@ -163,8 +193,7 @@ def tensor_statistics(
     ``quantiles``: shares from 0 to 1. Raises NonFiniteError naming a tensor that holds NaN or infinity, ModelError for
     weights without values and other quantiles.
     """
-    if wrong := [share for share in quantiles if not 0 <= share <= 1]:
-        raise ModelError(f"quantiles: {wrong[0]!r} is no share; give numbers from 0 to 1")
+    check_quantiles(quantiles)
     seen: dict[str, Statistics] = {}
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
@@ -172,7 +201,7 @@ def tensor_statistics(
             seen[name] = Statistics()
             seen[name].add(parameter, name)
     kinds = dict.fromkeys(seen, "weight")
-    layers = [(path, module) for path, module in model.named_modules() if path and not any(module.children())]
+    layers = list(_layers(model))
 
     def watch(path: str) -> Any:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -183,18 +212,14 @@ def tensor_statistics(
 
         return hook
 
-    modes = {module: module.training for module in model.modules()}
     handles = [module.register_forward_hook(watch(path)) for path, module in layers]
     try:
-        model.eval()
-        with torch.no_grad():
+        with in_mode(model, False), torch.no_grad():
             for batch in batches:
                 call_on(model, batch)
     finally:
         for handle in handles:
             handle.remove()
-        for module, training in modes.items():
-            module.training = training
     columns = ("tensor", "kind", ">elements", ">low", ">high", ">mean", ">deviation", *(f">{q:g}" for q in quantiles))
     rows = [
         (name, kinds[name], found.count, found.low, found.high, found.mean(), found.deviation(),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from octavo.graph.costs import Costs, costs_of
 from octavo.graph.graph_content import GraphContent
+from octavo.graph.software_view import software_of
 from octavo.recipe import Recipe
 
 
@@ -27,6 +30,17 @@ class Graph(GraphContent):
             }
             for node, row in zip(self.nodes, self.costs().rows, strict=True)
         }
+
+    def software(self, model: nn.Module, batches: Iterable[Any] = ()) -> Mapping[str, Mapping[str, Any]]:
+        """By node: ``args`` and ``results``, each tensor with ``statistics`` and ``sparsity``, and ``calibration``.
+
+        ``model``: that the graph is of; it has the values, which a graph does not keep. ``batches``: what the model is
+        run on for statistics of activations, those that a layer without children gives; weights need none.
+        ``statistics``: ``low``, ``high``, ``mean``, ``deviation``; ``sparsity``: the share of zeros of a weight;
+        ``calibration``: by role the format, whether its scales are fixed, and the least and largest of them. None:
+        not known. Raises ModelError for another model, and as :func:`octavo.graph.tensor_statistics`.
+        """
+        return software_of(self, model, batches)
 
     def costs(self, recipe: Recipe | str | Mapping[str, Any] | None = None) -> Costs:
         """Return what the graph costs, symbolic in its sizes.

@@ -105,7 +105,7 @@ def _packed_weight(
     """Record a packed weight as one tensor; its codes, scales, zeros and levels are places of it."""
     packed = layer.packed_weight
     name = names.setdefault(id(layer.weight_codes), join(path, "weight"))
-    for part in ("codes", "scales", "zeros", "levels"):
+    for part in ("codes", "scales", "zeros", "levels", "bitmap", "starts"):
         places[join(path, f"weight_{part}")] = name
     codes, shape = layer.weight_codes, tuple(packed.shape)
     record = TensorRecord(

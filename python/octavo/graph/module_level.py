@@ -65,17 +65,26 @@ def _shown(path: str, shown: set[str]) -> str:
 def _without_operators(
     record: ModuleRecord, modules: Sequence[ModuleRecord], tensors: Mapping[str, TensorRecord]
 ) -> ModuleNode:
-    """Return the node of a module whose operators are not known; its hash is of classes, descriptions and shapes."""
+    """Return the node of a module whose operators are not known."""
     inner = [other for other in modules if _inside(other.path, record.path)]
-    told = [
-        (
-            other.path.removeprefix(record.path), other.module_class, other.description, sorted(other.formats.items()),
-            [(str(tensors[name].shape), str(tensors[name].dtype)) for name in other.weights],
-        )
-        for other in inner
-    ]  # fmt: skip
     weights = tuple(dict.fromkeys(name for other in inner for name in other.weights))
-    return ModuleNode(record.path, record.module_class, (), (), (), weights, _digest(told))
+    told = unread_hash(record, modules, tensors)
+    return ModuleNode(record.path, record.module_class, (), (), (), weights, told)
+
+
+def unread_hash(record: ModuleRecord, modules: Sequence[ModuleRecord], tensors: Mapping[str, TensorRecord]) -> str:
+    """Return a hash of a module whose operators are not known: of classes, descriptions, formats and shapes."""
+    return _digest(
+        [
+            (
+                other.path.removeprefix(record.path), other.module_class, other.description,
+                sorted(other.formats.items()),
+                [(str(tensors[name].shape), str(tensors[name].dtype)) for name in other.weights],
+            )
+            for other in modules
+            if _inside(other.path, record.path)
+        ]
+    )  # fmt: skip
 
 
 def _inside(path: str, outer: str) -> bool:

@@ -53,7 +53,7 @@ def work_of(node: Node, tensors: Tensors) -> Work | None:
         return rule(node, tensors)
     if is_view(node, tensors):
         return Work()
-    return Work(elementwise=_elements(node.outputs, tensors)) if _is_pointwise(node.op) else None
+    return Work(elementwise=_elements(node.outputs, tensors)) if is_pointwise(node.op) else None
 
 
 def is_view(node: Node, tensors: Tensors) -> bool:
@@ -63,7 +63,7 @@ def is_view(node: Node, tensors: Tensors) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def _is_pointwise(op: str) -> bool:
+def is_pointwise(op: str) -> bool:
     """Whether torch calls an operator pointwise; one that works in place is what its functional form is."""
     namespace, _, name = op.partition(".")
     for candidate in (name, name.removesuffix("_")):
@@ -248,11 +248,12 @@ _RULES: dict[str, Rule] = {
     **_aten(_recurrent(3, 17), "gru"),
     **_aten(_recurrent(1, 4), "rnn_tanh", "rnn_relu"),
     **dict.fromkeys(("octavo.packed_linear", "octavo.packed_linear_plain"), _packed_linear),
+    "octavo.sparse_linear": _packed_linear,
     **dict.fromkeys(("octavo.rounded_linear", "octavo.rounded_linear_plain"), _packed_linear),
     **dict.fromkeys(("octavo.integer_linear", "octavo.integer_linear_plain"), _packed_linear),
     "octavo.int8_gemm": _int8_gemm,
     **dict.fromkeys(("octavo.quantize", "octavo.quantize_plain", "octavo.encode"), _each("x", 1)),
-    **dict.fromkeys(("octavo.decode", "octavo.packed_embedding"), _written(1)),
+    **dict.fromkeys(("octavo.decode", "octavo.dense_codes", "octavo.packed_embedding"), _written(1)),
     **_aten(_each("self", _SOFTMAX), "softmax", "_softmax", "log_softmax", "_log_softmax"),
     **_aten(_each("input", 5, affine=1), "layer_norm", "native_layer_norm", "group_norm", "instance_norm"),
     **_aten(_each("input", 3, affine=1), "rms_norm"),

@@ -118,7 +118,8 @@ def _kept_state(prefix: str, attributes: Mapping[str, Any]) -> dict[str, Tensor]
     state: dict[str, Tensor] = {}
     for name, value in attributes.items():
         if isinstance(value, PackedTensor):
-            state |= {f"{prefix}{name}_{part}": tensor for part, tensor in zip(PARTS, value.parts, strict=True)}
+            parts = zip((*PARTS, "bitmap"), value.held_parts, strict=False)  # a bitmap where codes are sparse
+            state |= {f"{prefix}{name}_{part}": tensor for part, tensor in parts}
             state[prefix + FORMAT] = format_bytes(value.format.text)
         elif isinstance(value, nn.Module):
             value.state_dict(destination=state, prefix=f"{prefix}{name}.")

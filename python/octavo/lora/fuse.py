@@ -14,6 +14,7 @@ from octavo.errors import ModelError, NonFiniteError, OctavoError
 from octavo.lora.adapter import Adapters, Kept, adapters
 from octavo.lora.insert import refuse_fused
 from octavo.nn import PackedLinear, Quantizer, QuantLinear
+from octavo.nn.masks import masked_layers
 from octavo.ops.codec import encode
 from octavo.tensor import PackedTensor
 
@@ -54,14 +55,15 @@ def fuse(model: nn.Module, *, samples: Any = None) -> FuseReport:
     are kept until :func:`commit`, so the model takes more memory, and :func:`unfuse` restores them bit for bit. Save
     the state dict of a fused model after :func:`commit`: before, it holds the adapters too.
 
-    Raises ModelError where no adapter is active, or one is fused already, NonFiniteError where a sum is NaN or beyond
-    the weight's dtype, with the layer's name. If anything fails the model is as it was.
+    Raises ModelError where no adapter is active, one is fused already or a layer has masks, NonFiniteError where a sum
+    is NaN or beyond the weight's dtype, with the layer's name. If anything fails the model is as it was.
     """
     layers = adapters(model)
     refuse_fused(layers, "fusing again")
     active = {path: own for path, own in layers.items() if own.active is not None}
     if not active:
         raise ModelError("lora: no adapter is active; insert one, or choose one with activate")
+    _refuse_masks(model, active)
     before = None if samples is None else _outputs(model, samples)
     try:
         report = tuple(_fuse_layer(path, model.get_submodule(path), own) for path, own in active.items())
@@ -70,6 +72,16 @@ def fuse(model: nn.Module, *, samples: Any = None) -> FuseReport:
         _restore(model, active)
         raise
     return FuseReport(report, change)
+
+
+def _refuse_masks(model: nn.Module, layers: Mapping[str, Adapters]) -> None:
+    masked = {path for path, _, _ in masked_layers(model)}
+    path = next((path for path in layers if path in masked), None)
+    if path is not None:
+        raise ModelError(
+            f"lora: {path}: has masks, which would set the adapter's share of pruned weights to 0; "
+            "octavo.prune.fold_model comes first, and the fused weight is dense"
+        )
 
 
 @torch.no_grad()

@@ -1,0 +1,145 @@
+"""Batch normalization folded into the convolution or linear layer before it."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from octavo.errors import ModelError
+from octavo.graph.analysis_passes import NoOptions
+from octavo.graph.capture import capture
+from octavo.graph.model_graph import Graph
+from octavo.graph.model_passes import Pass, Supplies, TransformReport, register_pass
+from octavo.graph.records import Node
+from octavo.late_binding import late
+from octavo.nn.folded_norm import FoldedNorm
+
+_NORMS = ("aten.batch_norm", "aten.native_batch_norm", "aten._native_batch_norm_legit_no_training")
+
+
+@torch.no_grad()
+def fold_batchnorm(model: nn.Module, inputs: Any, *, inplace: bool = False) -> tuple[nn.Module, TransformReport]:
+    """Return the model with each batch normalization that follows a layer folded into its weight and bias.
+
+    ``w' = w g / sqrt(v + eps)``, ``b' = (b - m) g / sqrt(v + eps) + beta``, in float64, rounded once to the weight's
+    dtype. Layers: ``nn.Conv1d``, ``Conv2d``, ``Conv3d``, and ``nn.Linear`` where its output has two dimensions.
+    ``inputs``: as :func:`capture` takes them; the graph tells which layer a normalization reads. A pair stays, and the
+    report says why, where the layer's output is read elsewhere, a weight is shared, either runs twice or has hooks, or
+    the normalization has no running statistics. The state dict has a bias for the layer and no entries of the
+    normalization any more. :func:`octavo.save_model` notes that, and :func:`octavo.load_model` knows it; so does
+    ``save_pretrained`` of a model of transformers, which writes such a folder.
+
+    Raises ModelError for a model in training, whose normalization depends on the batch, and where ``torch.export``
+    refuses the model.
+    """
+    model = model if inplace else copy.deepcopy(model)
+    norms = [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
+    training = next((path for path, norm in norms if norm.training), None)
+    if training is not None:
+        raise ModelError(f"fold_batchnorm: {training} is in training, where it depends on the batch; call model.eval()")
+    if not norms:
+        return model, TransformReport(_COLUMNS, ())
+    graph = capture(model, inputs)
+    graph.require_operators("folding batch normalization")
+    rows: list[tuple[str, str, str]] = []
+    for path, norm in norms:
+        layer_path, kept = _layer_before(model, graph, path, norm)
+        if kept is None:
+            _fold(model.get_submodule(layer_path), norm)
+            for place in next(record.paths for record in graph.modules if record.path == path):
+                parent, _, name = place.rpartition(".")
+                setattr(model.get_submodule(parent), name, FoldedNorm().train(norm.training))
+        rows.append((path, layer_path, "folded" if kept is None else f"stays: {kept}"))
+    late("write_our_folders")(model)
+    return model, TransformReport(_COLUMNS, tuple(rows))
+
+
+_COLUMNS = ("normalization", "layer", "what")
+
+
+def _layer_before(model: nn.Module, graph: Graph, path: str, norm: _BatchNorm) -> tuple[str, str | None]:
+    """Return the path of the layer that a normalization reads, and why the pair stays, None where it can go."""
+    runs = Counter(node.module_path for node in graph.nodes if _computes(node))
+    readers = [node for node in graph.nodes if node.module_path == path and node.op in _NORMS]
+    if len(readers) != 1:
+        return "", f"it runs {len(readers)} times"
+    if norm.running_mean is None or norm.running_var is None:
+        return "", "it has no running statistics"
+    source = readers[0].inputs[0]
+    maker = next((node for node in graph.nodes if source in node.outputs), None)
+    layer = None if maker is None else model.get_submodule(maker.module_path)
+    if maker is None or layer is None or not _takes_norm(layer) or not _computes(maker):
+        return "", "it reads no convolution or linear layer"
+    if isinstance(layer, nn.Linear) and len(graph.tensors[source].shape) != 2:
+        return maker.module_path, "the output of the linear layer has more than two dimensions"
+    if runs[maker.module_path] != 1:
+        return maker.module_path, "the layer runs more than once"
+    if source in graph.outputs or sum(source in node.inputs for node in graph.nodes) > 1:
+        return maker.module_path, "the output of the layer is read elsewhere, too"
+    if _shared(model, layer):
+        return maker.module_path, "the layer's weight is shared or computed"
+    if any(_hooks(module) for module in (layer, norm)):
+        return maker.module_path, "it has hooks"
+    return maker.module_path, _aliased(graph, source)
+
+
+def _takes_norm(layer: nn.Module) -> bool:
+    """True for layers of torch itself whose outputs are channels of their weight; subclasses may compute otherwise."""
+    if isinstance(layer, _ConvNd):
+        return type(layer).__module__ == _ConvNd.__module__ and not isinstance(layer, _ConvTransposeNd)
+    return type(layer) is nn.Linear
+
+
+def _computes(node: Node) -> bool:
+    """Whether an operator is a layer's product: padding that is no zeros is one of its own."""
+    return "conv" in node.op or node.op == "aten.linear"
+
+
+def _aliased(graph: Graph, source: str) -> str | None:
+    views = [record.name for record in graph.tensors.values() if record.alias_of == source]
+    return (
+        "a view of the layer's output is read, too" if set(views) & {n for x in graph.nodes for n in x.inputs} else None
+    )
+
+
+def _shared(model: nn.Module, layer: nn.Module) -> bool:
+    own = {id(parameter) for parameter in layer._parameters.values() if parameter is not None}
+    if hasattr(layer, "parametrizations") or "weight" not in layer._parameters:
+        return True
+    places = [id(p) for module in model.modules() for p in module._parameters.values() if id(p) in own]
+    return len(places) != len(own)
+
+
+def _hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _fold(layer: Any, norm: _BatchNorm) -> None:
+    """Put a normalization into a layer's weight and bias."""
+    weight: Tensor = layer.weight
+    assert norm.running_mean is not None and norm.running_var is not None
+    mean, variance = norm.running_mean.double(), norm.running_var.double()
+    gain = torch.ones_like(mean) if norm.weight is None else norm.weight.double()
+    shift = torch.zeros_like(mean) if norm.bias is None else norm.bias.double()
+    bias = torch.zeros_like(mean) if layer.bias is None else layer.bias.double()
+    factor = gain / torch.sqrt(variance + norm.eps)
+    folded = weight.double() * factor.reshape(-1, *[1] * (weight.ndim - 1))
+    trained = weight.requires_grad
+    layer.weight = nn.Parameter(folded.to(weight.dtype), requires_grad=trained)
+    layer.bias = nn.Parameter(((bias - mean) * factor + shift).to(weight.dtype), requires_grad=trained)
+
+
+def _run(model: nn.Module, config: NoOptions, supplies: Supplies) -> tuple[nn.Module, TransformReport]:
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        return model, TransformReport(_COLUMNS, ())
+    supplies.graph(model, "fold_batchnorm")
+    return fold_batchnorm(model, supplies.inputs, inplace=True)
+
+
+register_pass(Pass("fold_batchnorm", "structure", NoOptions, _run))

@@ -1,0 +1,143 @@
+"""Drop-out taken out of a model: of modules, of attributes, and of functions that modules call."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.modules.dropout import _DropoutNd
+from torch.overrides import TorchFunctionMode
+
+from octavo.graph.analysis import in_mode
+from octavo.graph.analysis_passes import NoOptions
+from octavo.graph.capture import capture
+from octavo.graph.model_graph import Graph
+from octavo.graph.model_passes import Pass, Supplies, TransformReport, register_pass
+from octavo.graph.records import Node
+from octavo.recipe.sites import join
+
+_NAMES = re.compile(r"dropout|pdrop$")
+_DROPPING = {
+    F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout,
+    torch.dropout_, torch.alpha_dropout, torch.alpha_dropout_, torch.feature_dropout, torch.feature_dropout_,
+    torch.feature_alpha_dropout, torch.feature_alpha_dropout_,
+}  # fmt: skip
+_SHARES = {"dropout_p", "dropout"}  # arguments of attention and recurrent operators
+
+
+class NoDropout(nn.Identity):
+    """Stands where drop-out was; ``p`` is 0, for code that reads the share and drops by itself."""
+
+    p = 0.0
+    inplace = False
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """Inside it no function drops anything."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Return the input of a drop-out; call other functions."""
+        given = kwargs or {}
+        if func in _DROPPING:
+            return args[0] if args else given["input"]
+        if func is F.scaled_dot_product_attention:
+            args, given = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args, {**given}
+            if "dropout_p" in given:
+                given["dropout_p"] = 0.0
+        return func(*args, **given)
+
+
+def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call the forward of a module's class, in which nothing is dropped."""
+    with _WithoutDropout():
+        return type(module).forward(module, *args, **kwargs)
+
+
+@torch.no_grad()
+def remove_dropout(model: nn.Module, inputs: Any = None, *, inplace: bool = False) -> tuple[nn.Module, TransformReport]:
+    """Return the model without drop-out, and what was removed: outputs in training are those of evaluation.
+
+    Modules of drop-out become ones that pass on what they get; attributes and entries of a ``config`` that hold its
+    share, such as ``attention_dropout``, become 0. ``inputs``, as :func:`capture` takes them: the model is captured in
+    training, and the forward of modules that call drop-out as a function is wrapped; without inputs such calls stay,
+    with the share that their module gives them. State-dict names stay. Batch normalization keeps its training mode.
+    """
+    model = model if inplace else copy.deepcopy(model)
+    rows: list[tuple[str, str, str]] = []
+    for path, module in list(model.named_modules(remove_duplicate=False)):
+        for name, child in list(module._modules.items()):
+            if isinstance(child, _DropoutNd):
+                setattr(module, name, NoDropout().train(child.training))
+                rows.append((join(path, name), type(child).__name__, f"{child.p:g}"))
+        rows += _attributes(path, vars(module))
+    rows += _attributes("config", getattr(getattr(model, "config", None), "__dict__", {}))
+    if isinstance(model, _DropoutNd):
+        rows.append(("", type(model).__name__, f"{model.p:g}"))
+        return NoDropout().train(model.training), TransformReport(_COLUMNS, tuple(rows))
+    if inputs is not None:
+        rows += _functional(model, inputs)
+    return model, TransformReport(_COLUMNS, tuple(rows))
+
+
+_COLUMNS = ("module", "drop-out", "share")
+
+
+def _attributes(path: str, held: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Set the shares among attributes to 0, and tell those that were not."""
+    found = []
+    for name, value in held.items():
+        if _NAMES.search(name) and isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
+            held[name] = 0.0
+            found.append((path, name, f"{value:g}"))
+    return found
+
+
+def _functional(model: nn.Module, inputs: Any) -> list[tuple[str, str, str]]:
+    """Wrap the modules whose own forward still drops, as the graph of the model in training shows."""
+    rows = []
+    for path, node in dropping(training_graph(model, inputs)).items():
+        module = model.get_submodule(path)
+        if "forward" in vars(module):  # wrapped, or the user's own: left, and seen by a capture
+            continue
+        bound: Any = functools.partial(_forward, module)
+        bound.__signature__ = inspect.signature(module.forward)
+        module.forward = bound
+        rows.append((path, node.op, ""))
+    return rows
+
+
+def training_graph(model: nn.Module, inputs: Any) -> Graph:
+    """Return the graph of a model as it trains; its modes stay."""
+    with in_mode(model, True):
+        graph = capture(model, inputs)
+    graph.require_operators("removing functional drop-out")
+    return graph
+
+
+def dropping(graph: Graph) -> dict[str, Node]:
+    """Return the modules in which something is dropped, by path, and the first operator of each that does."""
+    found: dict[str, Node] = {}
+    for node in graph.nodes:
+        shares = [value for name, value in node.arguments.items() if name in _SHARES]
+        if "dropout" in node.op or any(isinstance(share, float | int) and share > 0 for share in shares):
+            found.setdefault(node.module_path, node)
+    return found
+
+
+def _run(model: nn.Module, config: NoOptions, supplies: Supplies) -> tuple[nn.Module, TransformReport]:
+    return remove_dropout(model, supplies.inputs, inplace=True)
+
+
+register_pass(
+    Pass("remove_dropout", "structure", NoOptions, _run, also_after=("masks", "calibration", "quantization", "training",
+                                                                    "fold", "pack"))
+)  # fmt: skip

@@ -1,0 +1,121 @@
+"""A part of a model as a model: the module of a path, and the inputs that it is called with."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo.batches import call_on, tensors_in
+from octavo.errors import ModelError
+from octavo.graph.analysis import in_mode
+from octavo.graph.model_passes import Pass, Supplies, TransformReport, register_pass
+from octavo.recipe.sites import dtype_name
+
+
+@dataclass(frozen=True)
+class ExtractConfig:
+    """``path``: of the module, as in ``named_modules()``."""
+
+    path: str
+
+    def __post_init__(self) -> None:
+        """Check the path. Raises ModelError."""
+        if not isinstance(self.path, str) or not self.path:
+            raise ModelError(f"path is {self.path!r}; give the path of a module, such as 'encoder.layer.0'")
+
+
+def extract(
+    model: nn.Module, path: str, inputs: Any = None, *, inplace: bool = False
+) -> tuple[nn.Module, TransformReport]:
+    """Return the module of a path as a model of its own, and what goes in and out of it when the model runs.
+
+    ``inputs``: of the whole model, which runs once in evaluation; without them the report is empty. ``inplace``: the
+    module itself, else a copy. :func:`module_inputs` gives the inputs for it. Raises ModelError for a path that is not
+    there, and a module that the model does not call.
+    """
+    module = _module(model, ExtractConfig(path).path)
+    rows: list[tuple[str, str, str, str]] = []
+    if inputs is not None:
+        given, output = _called(model, path, inputs)
+        named = [("input", name, value) for name, value in given.items()]
+        for kind, name, value in (*named, ("output", "", output)):
+            for tensor in tensors_in(value):
+                rows.append((kind, name, " x ".join(map(str, tensor.shape)) or "scalar", dtype_name(tensor.dtype)))
+    made = module if inplace else copy.deepcopy(module)
+    return made, TransformReport(("kind", "argument", "shape", "dtype"), tuple(rows))
+
+
+def module_inputs(model: nn.Module, path: str, inputs: Any) -> dict[str, Any]:
+    """Return what the module of a path is called with, by the names of its forward's arguments.
+
+    The model runs once on ``inputs`` (as :func:`capture` takes them) in evaluation, and is left as it was. Raises
+    ModelError for a path that is not there, a module that the model does not call, and arguments without names.
+    """
+    return _called(model, path, inputs)[0]
+
+
+def _module(model: nn.Module, path: str) -> nn.Module:
+    try:
+        return model.get_submodule(path)
+    except AttributeError:
+        inside = [name for name, _ in model.named_modules() if name][:8]
+        raise ModelError(f"{type(model).__name__} has no module {path!r}; it has {', '.join(inside)}, ...") from None
+
+
+class _Enough(Exception):
+    """What was looked for has been seen."""
+
+
+@torch.no_grad()
+def _called(model: nn.Module, path: str, inputs: Any) -> tuple[dict[str, Any], Any]:
+    """Return the arguments and the output of the first call of a module."""
+    module = _module(model, path)
+    found: list[Any] = []
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        bound = inspect.signature(module.forward).bind(*args, **kwargs)
+        named: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            kind = bound.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                raise ModelError(f"{path}: its forward takes *{name}, which has no names; call it with a tuple")
+            named.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
+        found.extend((named, output))
+        raise _Enough
+
+    handle = module.register_forward_hook(hook, with_kwargs=True)
+    try:
+        with in_mode(model, False):
+            call_on(model, inputs)
+    except _Enough:
+        pass
+    finally:
+        handle.remove()
+    if not found:
+        raise ModelError(f"{path}: {type(model).__name__} does not call it on these inputs")
+    return found[0], found[1]
+
+
+def _run(model: nn.Module, config: ExtractConfig, supplies: Supplies) -> tuple[nn.Module, TransformReport]:
+    """Extract; what follows in a pipeline gets the inputs and batches of the module."""
+    made, report = extract(model, config.path, supplies.inputs, inplace=True)
+    if supplies.calibration is not None:
+        supplies.calibration = list(_each(model, config.path, supplies.calibration))
+    if supplies.inputs is not None:
+        supplies.inputs = module_inputs(model, config.path, supplies.inputs)
+    return made, report
+
+
+def _each(model: nn.Module, path: str, batches: Any) -> Iterator[dict[str, Any]]:
+    for batch in batches:
+        yield module_inputs(model, path, batch)
+
+
+_ANY = ("masks", "calibration", "quantization", "training", "fold", "pack")
+register_pass(Pass("extract", "structure", ExtractConfig, _run, also_after=_ANY))

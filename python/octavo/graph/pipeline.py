@@ -1,0 +1,211 @@
+"""Pipelines: passes in order, written as TOML or JSON, replayed to the same bytes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from octavo._reading import parse_json, read_text
+from octavo.batches import Batches
+from octavo.errors import ModelError
+from octavo.graph.model_passes import Pass, Supplies, find_pass, plain_config, require_order, require_stage
+from octavo.recipe.toml import read_toml, write_toml
+
+_MOST = 1 << 20  # bytes of a file of a pipeline
+
+
+@dataclass(frozen=True)
+class Step:
+    """A pass and its configuration."""
+
+    run: Pass
+    config: Any
+
+    @classmethod
+    def of(cls, given: Any) -> Step:
+        """Return a step: one, the name of a pass, a pair of name and configuration, or ``{"pass": name, **config}``."""
+        if isinstance(given, Step):
+            return given
+        if isinstance(given, Mapping):
+            options = dict(given)
+            name, config = options.pop("pass", None), options
+        elif isinstance(given, list | tuple) and len(given) == 2:
+            name, config = given
+        else:
+            name, config = given, {}
+        if not isinstance(name, str):
+            raise ModelError(
+                f"a step of a pipeline is {given!r}; accepted are the name of a pass, (name, configuration) and "
+                "{'pass': name, ...}"
+            )
+        found = find_pass(name)
+        return cls(found, found.configured(config))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values: the name under ``pass``, and every option that is not None."""
+        return {"pass": self.run.name, **plain_config(self.config)}
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """What a pipeline made: the model, a (name, report) for each pass, and the pipeline with measured choices settled.
+
+    ``pipeline`` replays to the same model on every machine: where a pass measured, it has what was chosen. ``inputs``:
+    of the model that was made, which differ from those given where a part was extracted.
+    """
+
+    model: nn.Module
+    reports: tuple[tuple[str, Any], ...]
+    pipeline: Pipeline
+    inputs: Any = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {
+            "pipeline": self.pipeline.as_dict(),
+            "reports": [
+                {
+                    "pass": name,
+                    "report": parse_json(report.to_json(), name, kind=object, finite=False, error=ModelError),
+                }
+                for name, report in self.reports
+            ],
+        }
+
+    def to_json(self) -> str:
+        """Return :meth:`as_dict` as JSON."""
+        return json.dumps(self.as_dict(), indent=2, ensure_ascii=False)
+
+
+class Pipeline:
+    """Passes in the order in which they run, each with its configuration: a value, without a model.
+
+    ``Pipeline(["remove_dropout", ("quantize", {"recipe": "int8"}), "pack"])``, ``Pipeline.from_toml(text_or_path)``.
+    What is given is not changed. Raises ModelError for an unknown pass or key, and for an order that is not that of
+    :data:`octavo.graph.STAGES`.
+    """
+
+    __slots__ = ("steps",)
+
+    steps: tuple[Step, ...]
+
+    def __init__(self, steps: Iterable[Any] = ()) -> None:
+        """Take steps: names, pairs of name and configuration, or dictionaries."""
+        if isinstance(steps, str | Mapping):
+            raise ModelError(f"a pipeline is a list of passes, got {steps!r}; a file is read by Pipeline.from_toml")
+        given = tuple(map(Step.of, steps))
+        require_order(step.run for step in given)
+        object.__setattr__(self, "steps", given)
+
+    def run(
+        self,
+        model: nn.Module,
+        *,
+        inputs: Any = None,
+        calibration: Iterable[Any] | None = None,
+        inplace: bool = False,
+    ) -> PipelineResult:
+        """Run the passes on a model, in order.
+
+        ``inputs``: of the model, for passes that follow its operators or measure. ``calibration``: batches for passes
+        that choose scales. ``inplace=False``: on a deep copy; the model is not changed, whatever happens. The same
+        pipeline on the same model gives the same bytes; an empty one changes no bit. Raises ModelError, before work
+        starts, for a model that has reached a later stage than a pass may follow, and what the passes raise.
+        """
+        for step in self.steps:
+            require_stage(step.run, model)
+        if not inplace:
+            model = copy.deepcopy(model)
+        supplies = Supplies(inputs, None if calibration is None else Batches(calibration))
+        reports, settled = [], []
+        for step in self.steps:
+            if step.run.stage is None:
+                report = step.run.run(model, step.config, supplies)
+            else:
+                model, report = step.run.run(model, step.config, supplies)
+            reports.append((step.run.name, report))
+            settled.append(Step(step.run, getattr(report, "settled", None) or step.config))
+        return PipelineResult(model, tuple(reports), Pipeline(settled), supplies.inputs)
+
+    # --- written forms ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def of(cls, given: Any) -> Pipeline:
+        """Return a pipeline: itself, a list of steps, its dictionary, or the path of a TOML or JSON file."""
+        if isinstance(given, Pipeline):
+            return given
+        if isinstance(given, Mapping):
+            return cls.from_dict(given)
+        if isinstance(given, os.PathLike):
+            return cls.from_json(given) if os.fspath(given).endswith(".json") else cls.from_toml(given)
+        return cls(given)
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, Any]) -> Pipeline:
+        """Read ``{"passes": [{"pass": NAME, OPTION: VALUE, ...}]}``."""
+        steps = given.get("passes") if isinstance(given, Mapping) else None
+        if not isinstance(steps, list | tuple) or len(given) != 1 or not all(isinstance(s, Mapping) for s in steps):
+            raise ModelError("a pipeline is {'passes': [...]}, each pass like {'pass': 'quantize', 'recipe': 'int8'}")
+        return cls(steps)
+
+    @classmethod
+    def from_json(cls, given: str | os.PathLike[str]) -> Pipeline:
+        """Read JSON, a text or the path of a file."""
+        return cls.from_dict(parse_json(_text(given), "pipeline", error=ModelError))
+
+    @classmethod
+    def from_toml(cls, given: str | os.PathLike[str]) -> Pipeline:
+        """Read TOML, a text or the path of a file: one ``[[passes]]`` table a pass."""
+        return cls.from_dict(read_toml(_text(given), "pipeline", "passes", error=ModelError))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values: ``Pipeline.from_dict(pipeline.as_dict()) == pipeline``."""
+        return {"passes": [step.as_dict() for step in self.steps]}
+
+    def to_json(self) -> str:
+        """Return JSON: ``Pipeline.from_json(pipeline.to_json()) == pipeline``."""
+        return json.dumps(self.as_dict(), indent=2, ensure_ascii=False)
+
+    def to_toml(self) -> str:
+        """Return TOML: ``Pipeline.from_toml(pipeline.to_toml()) == pipeline``."""
+        return write_toml("passes", self.as_dict()["passes"])
+
+    # --- a value ----------------------------------------------------------------------------------------------------
+
+    def __repr__(self) -> str:
+        """Return the call that makes this pipeline."""
+        return f"Pipeline({self.as_dict()['passes']!r})"
+
+    def __eq__(self, other: object) -> bool:
+        """Compare passes and configurations, in order."""
+        return isinstance(other, Pipeline) and other.steps == self.steps
+
+    def __hash__(self) -> int:
+        """Hash the written form."""
+        return hash(self.to_json())
+
+    def __len__(self) -> int:
+        """Return the number of passes."""
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[Step]:
+        """Iterate over the steps."""
+        return iter(self.steps)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse: pipelines are immutable."""
+        raise AttributeError(f"Pipeline is immutable; cannot set {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy as the steps."""
+        return Pipeline, (self.steps,)
+
+
+def _text(given: str | os.PathLike[str]) -> str:
+    return read_text(given, _MOST, error=ModelError) if isinstance(given, os.PathLike) else given

@@ -1,0 +1,62 @@
+"""The ``software`` view of a graph: statistics, sparsity and calibration by node."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo.errors import ModelError
+from octavo.graph.analysis import sparsity, tensor_statistics
+from octavo.graph.graph_content import GraphContent
+from octavo.nn.format_layer import FormatLayer
+from octavo.nn.quantizer import Quantizer
+
+_FACTS = ("low", "high", "mean", "deviation")
+
+
+def software_of(graph: GraphContent, model: nn.Module, batches: Iterable[Any] = ()) -> Mapping[str, Mapping[str, Any]]:
+    """Return by node what its tensors hold, as :meth:`octavo.graph.Graph.software` documents it."""
+    graph.require_operators("the software view")
+    held = {path for path, _ in model.named_modules(remove_duplicate=False)}
+    if lost := next((record.path for record in graph.modules if record.path not in held), None):
+        raise ModelError(f"software: the graph is of another model: {type(model).__name__} has no module {lost!r}")
+    statistics = {row["tensor"]: row for row in tensor_statistics(model, batches).to_rows()}
+    shares = {row["weight"]: row["share"] for row in sparsity(model).to_rows()}
+    last = {node.module_path: node.id for node in graph.nodes}  # makes what its module gives
+    layers = dict(model.named_modules(remove_duplicate=False))
+    view = {}
+    for node in graph.nodes:
+        seen = statistics.get(node.module_path) if last[node.module_path] == node.id else None
+        view[node.id] = MappingProxyType(
+            {
+                "args": {name: _tensor(statistics.get(name), shares.get(name)) for name in node.inputs},
+                "results": {name: _tensor(seen, None) for name in node.outputs},
+                "calibration": _calibration(layers[node.module_path]),
+            }
+        )
+    return MappingProxyType(view)
+
+
+def _tensor(row: Mapping[str, Any] | None, share: float | None) -> dict[str, Any]:
+    """Return what is known of a tensor; None for what is not."""
+    return {"statistics": None if row is None else {fact: row[fact] for fact in _FACTS}, "sparsity": share}
+
+
+def _calibration(layer: nn.Module) -> dict[str, Any]:
+    """Return by role the format of a layer's tensors, how scales are chosen, and between which they lie if fixed."""
+    found = {}
+    for role, quantizer in layer.role_quantizers().items() if isinstance(layer, FormatLayer) else ():
+        if isinstance(quantizer, Quantizer):
+            ends = _ends(quantizer.scales)
+            found[role] = {"format": str(quantizer.spec), "static": quantizer.is_static, "scales": ends}
+    return found
+
+
+def _ends(scales: Tensor | None) -> tuple[float, float] | None:
+    if scales is None or not scales.numel():
+        return None
+    values = scales.detach().float()
+    return float(values.min()), float(values.max())

@@ -1,0 +1,152 @@
+"""Pruning of activations: the small inputs of layers become 0. An option apart from pruning weights, and a baseline.
+
+``calibrated``: one threshold a layer, found in calibration data. ``quantile``: the threshold is a quantile of each
+input as it comes, as MASE's toolkit prunes by default; every forward pass pays for finding it.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterable
+from statistics import median
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo.batches import Batches
+from octavo.display.progress import Report as Progress
+from octavo.display.progress import Stages
+from octavo.errors import CalibrationError, ModelError
+from octavo.graph import Report
+from octavo.graph.tensor_statistics import Statistics
+from octavo.nn.input_threshold import InputThreshold, input_thresholds
+from octavo.prune.target_layers import Targets, check_sparsity, selected_layers
+from octavo.quant.calibration import run, undisturbed
+
+METHODS = ("calibrated", "quantile")
+
+
+def prune_activations(
+    model: nn.Module,
+    sparsity: float,
+    *,
+    method: str = "calibrated",
+    targets: Targets = None,
+    calibration: Iterable[Any] | None = None,
+    samples: int | None = 128,
+    inplace: bool = False,
+    progress: bool | Progress = True,
+) -> nn.Module:
+    """Return the model with the share ``sparsity`` of each target's smallest inputs set to 0, trained or evaluated.
+
+    ``method``: ``calibrated``, a fixed threshold of |x| from ``calibration`` batches, found while nothing is cut (to
+    the error of :func:`octavo.graph.tensor_statistics`; other data meets the share nearly), or ``quantile``, which
+    needs none and meets it exactly but for ties, at the cost of a selection in every forward pass. ``targets``:
+    selectors of a recipe; None: every linear and convolutional layer. Weights stay as they are;
+    :func:`restore_activations` takes it off. Model folders and the engine do not hold it. :func:`activation_report`
+    measures shares and time.
+
+    Raises ModelError for options that do not fit, CalibrationError for data that is missing or did not reach a layer.
+    """
+    if method not in METHODS:
+        raise ModelError(f"unknown method {method!r}; accepted are {', '.join(METHODS)}")
+    share = check_sparsity(sparsity)
+    paths = list(selected_layers(model, targets, share))
+    if method == "calibrated" and calibration is None:
+        raise CalibrationError("method calibrated needs data; give calibration=batches, or take method='quantile'")
+    if not inplace:
+        model = copy.deepcopy(model)
+    restore_activations(model)
+    found = (
+        _thresholds(model, paths, share, Batches(calibration, samples), Stages(progress))
+        if method == METHODS[0]
+        else {}
+    )
+    for path in paths:
+        InputThreshold(share, found.get(path)).attach(model.get_submodule(path))
+    return model
+
+
+def restore_activations(model: nn.Module) -> None:
+    """Take the thresholds of :func:`prune_activations` off a model, in place."""
+    for _, layer, own in list(input_thresholds(model)):
+        own.detach(layer)
+
+
+def _thresholds(model: nn.Module, paths: list[str], share: float, batches: Batches, show: Stages) -> dict[str, float]:
+    """Return the quantile of the magnitudes that reach each layer."""
+    seen = {path: Statistics() for path in paths}
+
+    def watch(path: str) -> Any:
+        def see(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+            seen[path].add((arguments[0] if arguments else next(iter(keywords.values()))).detach().abs(), path)
+
+        return see
+
+    handles = [model.get_submodule(path).register_forward_pre_hook(watch(path), with_kwargs=True) for path in paths]
+    try:
+        with undisturbed(model):
+            run(model, batches, show, "weighing activations")
+    finally:
+        for handle in handles:
+            handle.remove()
+    missing = next((path for path, statistics in seen.items() if not statistics.count), None)
+    if missing is not None:
+        raise CalibrationError(f"{missing}: got no calibration data; leave it out of targets, or give other batches")
+    return {path: statistics.quantile(share) for path, statistics in seen.items()}
+
+
+def activation_report(model: nn.Module, batches: Iterable[Any], *, repeats: int = 5) -> Report:
+    """Return for each layer with a threshold the share of its inputs that was 0 and that it made 0, over ``batches``.
+
+    The last row is the model: the median milliseconds of a pass over the batches with thresholds and without, measured
+    here, after one pass each; zeros among activations save no time by themselves. Raises ModelError where no layer has
+    a threshold.
+    """
+    layers = list(input_thresholds(model))
+    if not layers:
+        raise ModelError(f"{type(model).__name__}: no layer has a threshold; octavo.prune.prune_activations makes them")
+    data = Batches(list(batches), None)
+    counts = {path: [0, 0, 0] for path, _, _ in layers}
+
+    def watch(path: str) -> Any:
+        def see(own: nn.Module, arguments: tuple[Tensor], result: Tensor) -> None:
+            told = (result.numel(), int((arguments[0] == 0).sum()), int((result == 0).sum()))
+            counts[path] = [before + now for before, now in zip(counts[path], told, strict=True)]
+
+        return see
+
+    quiet = Stages(False)
+    with undisturbed(model):
+        handles = [own.register_forward_hook(watch(path)) for path, _, own in layers]
+        try:
+            run(model, data, quiet, "")
+        finally:
+            for handle in handles:
+                handle.remove()
+        with_them = _milliseconds(model, data, repeats)
+        for _, _, own in layers:
+            own.enabled = False
+        try:
+            without = _milliseconds(model, data, repeats)
+        finally:
+            for _, _, own in layers:
+                own.enabled = True
+    rows: list[tuple[Any, ...]] = []
+    for path, _, own in layers:
+        total, before, after = counts[path]
+        threshold = None if own.threshold is None else float(own.threshold)
+        rows.append((path, threshold, total, before / max(total, 1), after / max(total, 1), None, None))
+    rows.append(("the model", None, None, None, None, with_them, without))
+    columns = ("layer", ">threshold", ">inputs", ">zeros before", ">zeros after", ">ms", ">ms without")
+    return Report(columns, tuple(rows))
+
+
+def _milliseconds(model: nn.Module, batches: Batches, repeats: int) -> float:
+    times = []
+    for _ in range(repeats + 1):
+        begin = time.perf_counter()
+        run(model, batches, Stages(False), "")
+        times.append(1000 * (time.perf_counter() - begin))
+    return median(times[1:])

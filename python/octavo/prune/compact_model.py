@@ -1,0 +1,230 @@
+"""``compact_model``: heads, neurons and layers that reach nothing are taken out of a model, whose output stays."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.batches import call_on
+from octavo.errors import DTypeError, ModelError
+from octavo.graph.analysis import Report
+from octavo.graph.example_inputs import example_inputs
+from octavo.graph.exporting import held_tensors
+from octavo.nn.masks import masked_layers
+from octavo.nn.registry import format_layers
+from octavo.prune.configured_sizes import configure
+from octavo.prune.dead_units import constants, unread
+from octavo.prune.fold_model import fold_model
+from octavo.prune.groups import Group, structure
+from octavo.prune.removal import Removal, Removed
+from octavo.prune.sizes import fit_layers, resize
+from octavo.prune.stack_depth import remove_layers
+
+# Largest difference between the outputs of the model before and after, relative to the largest one.
+_TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+@dataclass(frozen=True)
+class CompactReport(Report):
+    """What :func:`compact_model` took out: a row for each group. ``parameters``: before and after."""
+
+    parameters: tuple[int, int] = (0, 0)
+
+    def __str__(self) -> str:
+        """Return the table and the number of parameters as plain text."""
+        before, after = self.parameters
+        return f"{super().__str__()}\nparameters: {before:,} -> {after:,} ({after / max(before, 1):.1%})"
+
+
+def compact_model(model: nn.Module, inputs: Any = None, *, inplace: bool = False) -> tuple[nn.Module, CompactReport]:
+    """Take heads, feed-forward neurons and layers out of a model that reach nothing, and tell what went.
+
+    A unit goes where everything that reads it is zero (:func:`groups`), as masks of ``prune_model`` and
+    :func:`fold_model` leave it, or where all rows that make it are zero: what it adds then does not depend on the
+    input, and goes into the next bias. Of query heads that share keys and values the same number goes in each set. One
+    head and one neuron of a layer stay, of zeros; a layer whose branches all end in zeros goes whole where its input is
+    its output then.
+
+    Masks are folded: zeros that stay are plain weights.
+
+    The output is that of the model before, to 1e-5 of the largest number in float32 and 1e-10 in float64. The model
+    stays one of its class. Its sizes are kept with its configuration, and :func:`octavo.save_model`,
+    :func:`octavo.load_model` and all commands know them.
+
+    ``inputs``: as :func:`octavo.graph.capture` takes them; None: made up. ``inplace=False``: on a copy.
+
+    Raises DTypeError for what is no module, ModelError for a model that is quantized, packed or has adapters, whose
+    structure is not known, or whose class cannot run with other sizes.
+    """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"compact_model takes a torch.nn.Module, got {type(model).__name__}")
+    _refuse_layers(model)
+    other = copy.deepcopy(model)
+    dense, compact = (other, model) if inplace else (model, other)
+    if next(masked_layers(compact), None) is not None:
+        fold_model(compact, inplace=True)
+    modes = {module: module.training for module in (*dense.modules(), *compact.modules())}
+    dense.eval()
+    compact.eval()
+    try:
+        report = _compact(dense, compact, _varied(dense, example_inputs(dense)) if inputs is None else inputs)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    return compact, report
+
+
+def _refuse_layers(model: nn.Module) -> None:
+    path = next((path for path, _ in format_layers(model)), None)
+    if path is not None:
+        kind = type(model.get_submodule(path)).__name__
+        raise ModelError(f"{path}: a {kind}; a model is compacted before it is quantized, packed or given adapters")
+
+
+def _compact(dense: nn.Module, compact: nn.Module, inputs: Any) -> CompactReport:
+    parameters = dict(compact.named_parameters(remove_duplicate=False))
+    before = _count(compact)
+    found = structure(compact, inputs)
+    removals, rows = _removals(compact, found.groups, parameters, inputs)
+    removed: Removed = {}
+    for removal in removals:
+        removal.mark(parameters, removed)
+        removal.set_numbers(compact)
+    for (name, dim), gone in removed.items():
+        kept = (~gone).nonzero()[:, 0].to(parameters[name].device)
+        resize(parameters[name], parameters[name].detach().index_select(dim, kept))
+    fit_layers(compact)
+    went: list[str] = []
+    rows += _remove_layers(dense, compact, found.groups, parameters, went)
+    if any(row[2] != row[3] for row in rows):
+        _check(dense, compact, inputs)
+        stay = [one for one in removals if not any(one.group.name.startswith(f"{path}.") for path in went)]
+        configure(compact, _as_deep(dense, compact, found.groups), [one.counts for one in stay])
+    return CompactReport(
+        ("kind", "where", ">before", ">after", ">zero, but there"), tuple(rows), (before, _count(compact))
+    )
+
+
+def _removals(
+    model: nn.Module, groups: Sequence[Group], parameters: Mapping[str, nn.Parameter], inputs: Any
+) -> tuple[list[Removal], list[tuple[Any, ...]]]:
+    """Return what goes of each group of heads or neurons, and the rows of the report; fold constants into biases."""
+    single: dict[str, Group] = {}
+    if any(group.queries > 1 for group in groups):
+        single = {group.name: group for group in structure(model, inputs, query_heads=True).groups}
+    made: list[Removal] = []
+    rows: list[tuple[Any, ...]] = []
+    added: list[tuple[str, Tensor]] = []
+    for group in groups:
+        if group.kind == "layer":
+            continue
+        dead, constant = unread(group, parameters), constants(model, group, parameters, inputs)
+        gone = dead | constant.units
+        if bool(gone.all()):
+            gone[0] = False  # one stays, of zeros: few classes run with none
+        added += constant.added(gone & ~dead, parameters)
+        removal = Removal(group, gone)
+        if group.queries > 1:
+            removal = removal.with_queries(single[group.name], unread(single[group.name], parameters))
+        made.append(removal)
+        counts = removal.counts
+        left = int(unread(single.get(group.name, group), parameters).sum()) - (counts.before - counts.after)
+        rows.append((group.kind, group.name, counts.before, counts.after, max(left, 0)))
+    for name, values in added:
+        bias = parameters[name]
+        bias.data.copy_(bias.data.double() + values.to(bias.device))
+    return made, rows
+
+
+def _remove_layers(
+    dense: nn.Module, compact: nn.Module, groups: Sequence[Group], parameters: Mapping[str, Tensor], went: list[str]
+) -> Iterator[tuple[Any, ...]]:
+    """Take whole layers out, whose paths are added to ``went``; yield the rows of the report."""
+    for group in groups:
+        if group.kind == "layer":
+            names = {unit.name: {piece.name for piece in unit.consumers} for unit in group.units}
+            zero = [path for path, ends in names.items() if not any(bool(parameters[end].any()) for end in ends)]
+            gone, total = remove_layers(compact, group.name, zero), len(_stack(dense, group.name))
+            went += gone
+            yield "layer", group.name, total, total - len(gone), len(zero) - len(gone)
+
+
+def _stack(model: nn.Module, path: str) -> nn.ModuleList:
+    stack = model.get_submodule(path)
+    assert isinstance(stack, nn.ModuleList)
+    return stack
+
+
+def _as_deep(dense: nn.Module, compact: nn.Module, groups: Sequence[Group]) -> nn.Module:
+    """Return ``dense`` with as many layers as ``compact`` has."""
+    lost = {
+        group.name: len(_stack(dense, group.name)) - len(_stack(compact, group.name))
+        for group in groups
+        if group.kind == "layer"
+    }
+    if not any(lost.values()):
+        return dense
+    shallow = copy.deepcopy(dense)
+    for path, count in lost.items():
+        parent, _, name = path.rpartition(".")
+        setattr(shallow.get_submodule(parent), name, nn.ModuleList(list(_stack(shallow, path))[count:]))
+    return shallow
+
+
+def _count(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# --- the same output --------------------------------------------------------------------------------------------------
+
+
+def _varied(model: nn.Module, inputs: Any) -> Any:
+    """Return made-up inputs with values that differ, without touching torch's random numbers."""
+    random = torch.Generator().manual_seed(0)
+    config = getattr(model, "config", None)
+    words = getattr(config, "vocab_size", None) or getattr(config, "vocabulary", None) or 2
+
+    def vary(name: str, x: Tensor) -> Tensor:
+        if x.is_meta or name == "labels":
+            return x
+        if x.is_floating_point():
+            return torch.randn(x.shape, generator=random).to(x)
+        if name == "attention_mask":
+            return torch.ones_like(x)
+        if name == "token_type_ids":
+            return x
+        return torch.randint(min(words - 1, 3), words, x.shape, generator=random).to(x)
+
+    return {name: vary(name, x) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+
+
+@torch.no_grad()
+def _check(dense: nn.Module, compact: nn.Module, inputs: Any) -> None:
+    """Compare the outputs before and after. Raises ModelError where they differ, or where the class cannot run."""
+    if any(parameter.is_meta for parameter in dense.parameters()):
+        return
+    if isinstance(inputs, Mapping) and getattr(getattr(dense, "config", None), "use_cache", False):
+        inputs = {"use_cache": False, **inputs}
+    before = held_tensors(call_on(dense, inputs))
+    kind = type(dense).__name__
+    try:
+        after = held_tensors(call_on(compact, inputs))
+    except Exception as error:
+        told = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ModelError(
+            f"{kind} cannot run with heads and neurons of other numbers: {told}; fold its masks instead"
+        ) from None
+    for old, new in zip(before, after, strict=True):
+        if not old.is_floating_point() or old.numel() == 0:
+            continue
+        old, new = old.double().nan_to_num(), new.double().nan_to_num()
+        most = max(1.0, float(old.abs().max())) * _TOLERANCE.get(next(dense.parameters()).dtype, 1e-4)
+        if old.shape != new.shape or float((old - new).abs().max()) > most:
+            raise ModelError(
+                f"{kind} does not give the same output with heads and neurons of other numbers; fold its masks instead"
+            )

@@ -1,0 +1,104 @@
+"""Sizes of a compacted model in its configuration: in its own fields where they can say it, else in ours."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from octavo.prune.removal import Counts
+from octavo.prune.sizes import NUMBERS, OF_WEIGHTS, note_sizes, sizes_between, sizes_of
+from octavo.prune.stack_depth import skeleton_of
+
+_NEURONS = ("intermediate_size", "n_inner", "d_ff", "ffn_dim", "hidden_dim", "feed_forward", "feedforward")
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
+
+
+def configure(model: nn.Module, dense: nn.Module, counts: Iterable[Counts]) -> None:
+    """Write the sizes of a compacted model down: with its configuration, or on the model where it has none.
+
+    ``dense``: the model before, with as many layers. Where every layer has the same sizes, fields of the configuration
+    are set, if the class makes the same shapes of them.
+    """
+    config = getattr(model, "config", None)
+    base = None if config is None else _try(model, config)
+    if base is None:  # no configuration that makes the model
+        former, new = sizes_of(model) or {}, sizes_between(dense, model) or {}
+        note_sizes(model, {part: {**former.get(part, {}), **new.get(part, {})} for part in {**former, **new}} or None)
+        return
+    sizes = sizes_between(base, model)
+    for fields in _fields(config, list(counts)):
+        trial = _with(config, fields)
+        built = None if trial is None else _try(model, trial)
+        if built is not None and _is_cut(built, model) and _entries(sizes_between(built, model)) < _entries(sizes):
+            sizes = sizes_between(built, model)
+            if dataclasses.is_dataclass(config):
+                model.config = config = trial
+            else:
+                for name, value in fields.items():
+                    setattr(config, name, value)
+    note_sizes(model, sizes)
+
+
+def _is_cut(base: nn.Module, model: nn.Module) -> bool:
+    """Whether no weight of a model is larger than that of ``base``, and its modules compute with the same numbers."""
+    most = {name: tensor.shape for name, tensor in base.named_parameters(remove_duplicate=False)}
+    shapes = [(tensor.shape, most[name]) for name, tensor in model.named_parameters(remove_duplicate=False)]
+    if any(one > other for own, whole in shapes for one, other in zip(own, whole, strict=True)):
+        return False
+    for path, module in model.named_modules(remove_duplicate=False):
+        made, own = vars(base.get_submodule(path)), vars(module)
+        for name in own.keys() & made.keys() - {*NUMBERS, *OF_WEIGHTS, "training"}:
+            if isinstance(own[name], int | float) and own[name] != made[name]:  # such as what scores are divided by
+                return False
+    return True
+
+
+def _entries(sizes: Mapping[str, Any] | None) -> int:
+    return sum(len(part) for part in (sizes or {}).values())
+
+
+def _fields(config: Any, counts: list[Counts]) -> list[dict[str, Any]]:
+    """Return what fields of a configuration could say: of neurons and of heads, where all layers have as many."""
+    found = []
+    neurons = {(one.before, one.after) for one in counts if one.kind == "neuron"}
+    for before, after in neurons:
+        found.append({name: after for name in _NEURONS if getattr(config, name, None) == before})
+        found.append({"n_inner": after} if getattr(config, "n_inner", 0) is None else {})
+    heads = {one for one in counts if one.kind == "head"}
+    for one in heads if len(heads) == 1 else ():
+        fields = {name: one.after for name in _HEADS if getattr(config, name, None) == one.before}
+        width = getattr(config, "hidden_size", None)
+        if getattr(config, "num_key_value_heads", None) == one.shared_before:
+            fields["num_key_value_heads"] = one.shared_after
+        if isinstance(width, int):
+            fields["head_dim"] = getattr(config, "head_dim", None) or width // one.before
+        found.append(fields)
+    return [fields for fields in found if fields]
+
+
+def _with(config: Any, fields: Mapping[str, Any]) -> Any:
+    """Return a configuration with other fields, as it is when it has been written and read; None where it refuses."""
+    try:
+        if dataclasses.is_dataclass(config) and not hasattr(config, "to_dict"):
+            return dataclasses.replace(config, **fields)  # type: ignore[type-var]
+        trial = copy.deepcopy(config)
+        for name, value in fields.items():
+            setattr(trial, name, value)
+        return type(config).from_dict(trial.to_dict())
+    except Exception:  # whatever a class of another library raises at sizes that it does not take
+        return None
+
+
+def _try(model: nn.Module, config: Any) -> nn.Module | None:
+    """Return what the class of a model makes of a configuration, if it has the model's parameters by name."""
+    try:
+        made = skeleton_of(model, config)
+    except Exception:
+        return None
+    names = {name for name, _ in made.named_parameters(remove_duplicate=False)}
+    own = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return made if own <= names else None

@@ -1,0 +1,28 @@
+"""fold_model: the zeros of masks become plain weights, and nothing of the masks is left."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+
+from octavo.errors import DTypeError, ModelError
+from octavo.nn.masks import masked_layers
+
+
+def fold_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
+    """Return the model with its pruned weights as plain zeros, without masks, hooks or scores.
+
+    Its state dict is that of the model before pruning; a forward pass runs what it ran then, and training moves the
+    zeros again. ``inplace=False`` leaves ``model`` as it is. Raises DTypeError for what is no module, ModelError where
+    there are no masks.
+    """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"fold_model folds a torch.nn.Module, got {type(model).__name__}")
+    if next(masked_layers(model), None) is None:
+        raise ModelError(f"{type(model).__name__}: no layer has masks; octavo.prune_model makes them")
+    if not inplace:
+        model = copy.deepcopy(model)
+    for _, layer, own in list(masked_layers(model)):
+        own.detach(layer)
+    return model

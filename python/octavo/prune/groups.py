@@ -1,0 +1,305 @@
+"""Dependency groups: which rows and columns of a model's weights go together when a head, neuron or layer goes.
+
+::
+
+    for group in octavo.prune.groups(model):
+        print(group.kind, group.name, len(group.units))
+
+A unit may be removed where everything that reads it, its *consumers*, is zero: then nothing of what its *producers*
+make reaches the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import ModelError
+from octavo.graph import Graph, capture
+from octavo.graph.example_inputs import example_inputs
+from octavo.graph.exporting import take
+from octavo.prune.axes import INSIDE, Part, leaves
+from octavo.prune.flow import AS_A_WHOLE, Flow
+from octavo.prune.residual import residual_layers
+
+Kind = Literal["head", "neuron", "layer"]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Indices ``indices`` of dimension ``dim`` of the parameter ``name``, as the state dict names it."""
+
+    name: str
+    dim: int
+    indices: Tensor
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return the values of the slice in a tensor of the parameter's shape, a copy."""
+        return tensor.index_select(self.dim, self.indices.to(tensor.device))
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What goes together: ``producers``, rows that make it, and ``consumers``, columns that read it.
+
+    ``name``: of a layer its path. A layer has no producers; its consumers are the weights that end its branches.
+    """
+
+    producers: tuple[Slice, ...]
+    consumers: tuple[Slice, ...]
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The slices of all units of a group in one parameter: ``indices`` is int64 ``[units, indices of a unit]``."""
+
+    name: str
+    dim: int
+    indices: Tensor
+
+    def slice(self, unit: int) -> Slice:
+        """Return the slice of one unit."""
+        return Slice(self.name, self.dim, self.indices[unit])
+
+
+class _Units(Sequence[Unit]):
+    """Units made when they are asked for: a large model has hundreds of thousands."""
+
+    def __init__(self, count: int, producers: tuple[Place, ...], consumers: tuple[Place, ...]) -> None:
+        self._count, self._producers, self._consumers = count, producers, consumers
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Unit: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Unit]: ...
+    def __getitem__(self, index: int | slice) -> Unit | list[Unit]:
+        if isinstance(index, slice):
+            return [self[number] for number in range(*index.indices(self._count))]
+        number = range(self._count)[index]
+        return Unit(
+            tuple(place.slice(number) for place in self._producers),
+            tuple(place.slice(number) for place in self._consumers),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Units of one kind at one place of a model.
+
+    ``kind``: ``head``, ``neuron`` or ``layer``. ``name``: path of the module that holds all of its parameters.
+    ``producers``, ``consumers``: its slices by parameter, all units at once; empty for layers, whose units have
+    parameters of their own. ``queries``: query heads of a unit, of attention with shared keys and values (GQA).
+    """
+
+    kind: Kind
+    name: str
+    units: Sequence[Unit] = field(repr=False)
+    producers: tuple[Place, ...] = field(default=(), repr=False)
+    consumers: tuple[Place, ...] = field(default=(), repr=False)
+    queries: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Structure:
+    """The dependency groups of a model. ``refused``: why places with such structure have no group, by module path."""
+
+    groups: tuple[Group, ...]
+    refused: dict[str, str]
+
+
+def groups(
+    model: nn.Module,
+    inputs: Any = None,
+    *,
+    kinds: Sequence[Kind] = ("head", "neuron", "layer"),
+    query_heads: bool = False,
+) -> list[Group]:
+    """Return the dependency groups of a model, in the order in which the model runs, layers last.
+
+    ``inputs``: as :func:`octavo.graph.capture` takes them; None: made up from what the model's ``forward`` takes.
+    ``query_heads``: where several query heads share a key and value head, a unit is one query head; by default it is
+    the key and value head with all of its query heads.
+
+    A group is there only where the graph shows that its units are independent. Raises ModelError where there is none
+    of the kinds asked for, telling what mixes the units, and where the model cannot be captured.
+    """
+    found = structure(model, inputs, query_heads=query_heads)
+    chosen = [group for group in found.groups if group.kind in kinds]
+    if not chosen:
+        told = "; ".join(f"{path}: {why}" for path, why in list(found.refused.items())[:4])
+        raise ModelError(
+            f"{type(model).__name__}: no {' or '.join(kinds)} of it can be removed on its own{told and ': ' + told}"
+        )
+    return chosen
+
+
+def structure(model: nn.Module, inputs: Any = None, *, query_heads: bool = False) -> Structure:
+    """Return all dependency groups of a model, and what was refused. Raises ModelError where it cannot be captured."""
+    graph = fixed_graph(model, example_inputs(model) if inputs is None else inputs)
+    flow = Flow(graph, apart=frozenset(selected_biases(model)))
+    found, refused = _read(flow, query_heads)
+    for path, ends in residual_layers(model, graph):
+        if ends:
+            found.append(Group("layer", path, _layers(graph, ends)))
+        else:
+            refused.setdefault(path, "its layers are not their input plus branches that end in weights of their own")
+    return Structure(tuple(found), refused)
+
+
+def fixed_graph(model: nn.Module, inputs: Any) -> Graph:
+    """Return the graph of a model with the sizes that the inputs have. Raises ModelError where it has no operators."""
+    given = dict(inputs) if isinstance(inputs, Mapping) else inputs
+    if isinstance(given, dict) and getattr(getattr(model, "config", None), "use_cache", False):
+        given.setdefault("use_cache", False)  # a cache that is returned would show every key and value to the outside
+    taken = take(model, given, None)
+    names = {name: (None,) * tensor.ndim for name, tensor in zip(taken.names, taken.tensors, strict=True)}
+    graph = capture(model, given, dimensions=names)
+    if graph.refusal is not None:
+        raise ModelError(f"{type(model).__name__}: its structure is not known, because {graph.refusal}")
+    return graph
+
+
+def selected_biases(model: nn.Module) -> Iterator[str]:
+    """Yield biases of attention scores that one layer makes for all: T5's, of which each layer takes its own heads."""
+    for path, module in model.named_modules():
+        if hasattr(module, "compute_bias") and isinstance(
+            getattr(module, "relative_attention_bias", None), nn.Embedding
+        ):
+            yield f"{path}.relative_attention_bias.weight"
+
+
+# --- from axes to groups ----------------------------------------------------------------------------------------------
+
+
+def _read(flow: Flow, query_heads: bool) -> tuple[list[Group], dict[str, str]]:
+    places: dict[int, list[Place]] = {}
+    parts: dict[int, Part] = {}
+    for name, record in flow.graph.tensors.items():
+        if record.kind == "weight":
+            for dim, axis in enumerate(flow.axes[name]):
+                size = int(record.shape[dim])
+                for part, indices in _indices(axis, torch.arange(size)[None]):
+                    parts[id(part)] = part
+                    held = places.setdefault(id(part), [])
+                    if held and (held[-1].name, held[-1].dim) == (name, dim):  # one weight makes query, key and value
+                        indices = torch.cat([held.pop().indices, indices], 1)
+                    held.append(Place(name, dim, indices))
+    made: list[Group] = []
+    refused: dict[str, str] = {}
+    for key, part in parts.items():
+        group = _group(flow, part, places[key])
+        if isinstance(group, str) and group != INSIDE:
+            refused.setdefault(_common([place.name for place in places[key]]), group)
+        elif isinstance(group, Group):
+            made.append(group)
+    order = _order(flow)
+    made = [_with_queries(flow, group, query_heads) for group in made if group.kind != "head" or _is_outer(group, made)]
+    made.sort(key=lambda group: min(order.get(place.name, 0) for place in (*group.consumers, *group.producers)))
+    return made, refused
+
+
+def _indices(axis: Sequence[Part], index: Tensor) -> Iterator[tuple[Part, Tensor]]:
+    """Yield the parts of an axis with what each of their indices is in the parameter: int64 ``[size, rest]``.
+
+    ``index``: ``[1, size of the axis]``, or ``[others, size]``.
+    """
+    parts = leaves(axis)
+    shaped = index.reshape(index.shape[0], *(part.size for part in parts))
+    for dim, part in enumerate(parts):
+        own = shaped.movedim(dim + 1, 0).reshape(part.size, -1)
+        yield part, own
+        for (start, stop), segment in part.segments.items():
+            yield from _indices([segment], own[start:stop].T)
+
+
+def _group(flow: Flow, part: Part, places: list[Place]) -> Group | str | None:
+    """Return the group of a part; why there is none, or None where none is to be expected."""
+    consumers = tuple(place for place in places if (place.name, place.dim) in flow.read)
+    producers = tuple(place for place in places if (place.name, place.dim) in flow.written)
+    if not consumers or not any(flow.graph.tensors[place.name].shape[1:] for place in producers):
+        return part.mixed if part.mixed and part.mixed.endswith(AS_A_WHOLE) else None
+    both = {(place.name, place.dim) for place in consumers} & {(place.name, place.dim) for place in producers}
+    if part.mixed or both:
+        return part.mixed or "one weight makes it and reads it"
+    is_whole = all(place.indices.shape[1] == 1 for place in (*consumers, *producers))
+    if not part.is_batch and not (is_whole and part.is_active):
+        return None
+    name = _owner([*consumers, *producers]) or _owner(producers)
+    units = _Units(part.size, producers, consumers)
+    return Group("head" if part.is_batch else "neuron", name, units, producers, consumers)
+
+
+def _layers(graph: Graph, ends: Mapping[str, Sequence[str]]) -> tuple[Unit, ...]:
+    """Return the layers of a stack, by path the weights that must be zero."""
+    return tuple(
+        Unit((), tuple(Slice(name, 0, torch.arange(int(graph.tensors[name].shape[0]))) for name in names), path)
+        for path, names in ends.items()
+    )
+
+
+def _common(paths: Sequence[str]) -> str:
+    split = [path.split(".") for path in paths]
+    common = []
+    for names in zip(*split, strict=False):
+        if len(set(names)) > 1:
+            break
+        common.append(names[0])
+    return ".".join(common)
+
+
+def _owner(places: Sequence[Place]) -> str:
+    """Return the path of the module that holds all parameters of some places."""
+    return _common([place.name.rpartition(".")[0] for place in places])
+
+
+def _order(flow: Flow) -> dict[str, int]:
+    order: dict[str, int] = {}
+    for number, node in enumerate(flow.graph.nodes):
+        for name in node.inputs:
+            order.setdefault(flow.origin(name) or name, number)
+    return order
+
+
+# --- shared keys and values -------------------------------------------------------------------------------------------
+
+
+def _is_outer(group: Group, made: Sequence[Group]) -> bool:
+    """Whether a group of heads is not that of the query heads inside another one."""
+    own = {place.name for place in group.producers}
+    return not any(
+        other is not group and other.kind == "head" and own < {place.name for place in other.producers}
+        for other in made
+    )
+
+
+def _with_queries(flow: Flow, group: Group, query_heads: bool) -> Group:
+    """Tell how many query heads a unit has, and make each of them a unit if asked to."""
+    if group.kind != "head":
+        return group
+    counts: dict[tuple[str, int], int] = {}
+    for place in (*group.producers, *group.consumers):
+        parts = leaves(flow.axes[place.name][place.dim])
+        at = next((n for n, part in enumerate(parts) if part.size == len(group.units) and part.is_batch), None)
+        following = parts[at + 1] if at is not None and at + 1 < len(parts) - 1 else None
+        counts[place.name, place.dim] = following.size if following is not None and following.is_batch else 1
+    queries = max(counts.values())
+    if queries == 1 or not query_heads:
+        return Group(group.kind, group.name, group.units, group.producers, group.consumers, queries)
+
+    def inner(places: tuple[Place, ...]) -> tuple[Place, ...]:
+        return tuple(
+            Place(place.name, place.dim, place.indices.reshape(len(group.units) * queries, -1))
+            for place in places
+            if counts[place.name, place.dim] == queries
+        )
+
+    producers, consumers = inner(group.producers), inner(group.consumers)
+    return Group("head", group.name, _Units(len(group.units) * queries, producers, consumers), producers, consumers)

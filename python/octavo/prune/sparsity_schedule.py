@@ -1,0 +1,78 @@
+"""Schedules: how sparsity grows while a model is trained. A step is the number of the update that follows, from 0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Cubic:
+    """s(t) = final + (initial - final) (1 - (t - start) / steps)^3, at every ``every``-th update and at the last.
+
+    Source: Zhu and Gupta, 2017 (https://arxiv.org/abs/1710.01878), equation 1.
+    """
+
+    steps: int
+    every: int = 1
+    start: int = 0
+    initial: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Check the values. Raises ModelError."""
+        _check(self, "steps", "every")
+        if not 0 <= self.initial < 1:
+            raise ModelError(f"Cubic: initial is {self.initial!r}; accepted are shares from 0 to below 1")
+
+    @property
+    def last(self) -> int:
+        """The step from which on the sparsity is final."""
+        return self.start + self.steps
+
+    def share(self, step: int, final: float) -> float | None:
+        """Return the sparsity that ``step`` brings, None where it changes nothing."""
+        since = step - self.start
+        if since < 0 or since > self.steps or (since % self.every and since != self.steps):
+            return None
+        return final + (self.initial - final) * (1 - since / self.steps) ** 3
+
+
+@dataclass(frozen=True)
+class Iterative:
+    """Rounds of pruning and training: each prunes the same share of what is left, ``every`` updates apart.
+
+    s_i = 1 - (1 - final)^(i / rounds). Source: Frankle and Carbin, 2018 (https://arxiv.org/abs/1803.03635), section 2.
+    """
+
+    rounds: int
+    every: int
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        """Check the values. Raises ModelError."""
+        _check(self, "rounds", "every")
+
+    @property
+    def last(self) -> int:
+        """The step from which on the sparsity is final."""
+        return self.start + (self.rounds - 1) * self.every
+
+    def share(self, step: int, final: float) -> float | None:
+        """Return the sparsity that ``step`` brings, None where it changes nothing."""
+        number, rest = divmod(step - self.start, self.every)
+        if rest or not 0 <= number < self.rounds:
+            return None
+        return final if number == self.rounds - 1 else 1 - (1 - final) ** ((number + 1) / self.rounds)
+
+
+Schedule = Cubic | Iterative
+
+
+def _check(schedule: object, *names: str) -> None:
+    for name, least in (*((name, 1) for name in names), ("start", 0)):
+        value = getattr(schedule, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ModelError(
+                f"{type(schedule).__name__}: {name} is {value!r}; accepted are whole numbers of at least {least}"
+            )
