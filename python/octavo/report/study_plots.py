@@ -117,6 +117,59 @@ def memory_figure(rows: Rows, *, metric: str, title: str) -> Figure:
     return made
 
 
+def lora_figure(rows: Rows, *, metric: str, title: str) -> Figure:
+    """Draw accuracy against trained parameters, and peak memory against time; a line a method and base."""
+    made, (accuracy, costs) = figure(2)
+    for position, (method, base) in enumerate(dict.fromkeys((row["method"], row["base"]) for row in rows)):
+        chosen = [row for row in rows if (row["method"], row["base"]) == (method, base)]
+        label, style = f"{method} on {base}", {"linestyle": "-", **line_style(position)}
+        _errorbar(accuracy, chosen, "trained", label, **style)
+        times, peaks = [1e3 * row["step_s"] for row in chosen], [row["peak_bytes"] / 1e6 for row in chosen]
+        costs.plot(times, peaks, label=label, markersize=5, linewidth=1.3, **style)
+    accuracy.set_xscale("log")
+    accuracy.tick_params(axis="x", which="minor", labelbottom=False)
+    accuracy.set(xlabel="trained parameters", ylabel=f"{metric} on test texts (%)", title="accuracy")
+    costs.set(xlabel="time of a step (ms)", ylabel="peak memory (MB, 1e6 bytes)", title="costs of a step")
+    accuracy.legend(fontsize="small")
+    made.suptitle(title)
+    return made
+
+
+def prune_figure(rows: Rows, *, metric: str, title: str) -> Figure:
+    """Draw accuracy against sparsity, a panel a granularity (dashes: as pruned), and time against sparsity."""
+    cut = [row for row in rows if row["sparsity"]]
+    kinds = list(dict.fromkeys(row["granularity"] for row in cut))
+    made, panels = figure(len(kinds) + 1)
+    ways = list(dict.fromkeys((row["criterion"], row["scope"]) for row in cut))
+    for panel, kind in zip(panels, kinds, strict=False):
+        for position, (criterion, scope) in enumerate(ways):
+            style = line_style(position)
+            for tuned, line, face in ((False, "--", "white"), (True, "-", style["color"])):
+                key = (kind, criterion, scope, tuned)
+                chosen = [r for r in cut if (r["granularity"], r["criterion"], r["scope"], r["tuned"]) == key]
+                if chosen:
+                    label = f"{criterion} {scope}{', tuned' if tuned else ''}"
+                    _errorbar(panel, chosen, "sparsity", label, linestyle=line, markerfacecolor=face, **style)
+        panel.axhline(100 * rows[0]["accuracy"], color="black", linewidth=1, linestyle=":", label="dense")
+        panel.set(xlabel="sparsity", ylabel=f"{metric} on test texts (%)", title=kind)
+        panel.legend(fontsize="small")
+    times = panels[-1]
+    for position, kind in enumerate(kinds):
+        for fact, face in (("forward_s", None), ("packed_s", "white")):
+            held = [r for r in cut if r["granularity"] == kind and not r["tuned"] and r.get(fact) is not None]
+            across, style = [row["sparsity"] for row in held], line_style(position)
+            label = f"{kind}, {'float' if fact == 'forward_s' else 'packed'}"
+            times.plot(
+                across, [1e3 * row[fact] for row in held], label=label, linestyle="", markersize=5,
+                markerfacecolor=face or style["color"], **style,
+            )  # fmt: skip
+    times.set(xlabel="sparsity", ylabel="time of eight texts (ms)", title="measured time")
+    times.set_ylim(bottom=0)
+    times.legend(fontsize="small")
+    made.suptitle(title)
+    return made
+
+
 def _families(rows: Rows) -> list[str]:
     return [family for family in dict.fromkeys(row["family"] for row in rows) if family != "fp32"]
 

@@ -1,5 +1,109 @@
-"""Choosing formats: whole models within a budget of bits, measured on the job they are for."""
+"""Choosing formats: what each costs where, the best assignment for every budget, and whether the prediction holds.
+
+``measure_sensitivity`` measures groups of layers times formats, ``allocate`` finds the assignment of least predicted
+loss for every budget, ``recipe_of`` makes a recipe of one. ``run_search`` chooses models: it builds points of a
+``Space``, each once, as a sampler of Optuna proposes them. Parts are imported when they are first asked for.
+"""
+
+import sys as _sys
+from importlib import import_module as _import_module
+from types import ModuleType as _ModuleType
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any
 
 from octavo.late_binding import parts_on_demand
 
-__getattr__ = parts_on_demand(__name__, __path__)
+if _TYPE_CHECKING:
+    from octavo.search.allocation import allocate
+    from octavo.search.assignment_recipe import recipe_of
+    from octavo.search.config_fields import config_spec
+    from octavo.search.front import Front, Point
+    from octavo.search.layer_sensitivity import Group, Sensitivity
+    from octavo.search.measure_sensitivity import measure_sensitivity
+    from octavo.search.objectives import Objective
+    from octavo.search.samplers import Sampler
+    from octavo.search.search_loop import Build, Search, run_search
+    from octavo.search.space import Axis, Constraint, Space
+    from octavo.search.stopping import Stopping
+    from octavo.search.tuning import Tuned, tune
+    from octavo.search.verification import Pair, Verification, Verified, pair_terms, verify
+
+_LAZY = {
+    "Axis": "octavo.search.space",
+    "Build": "octavo.search.search_loop",
+    "Constraint": "octavo.search.space",
+    "Front": "octavo.search.front",
+    "Group": "octavo.search.layer_sensitivity",
+    "Objective": "octavo.search.objectives",
+    "Pair": "octavo.search.verification",
+    "Point": "octavo.search.front",
+    "Sampler": "octavo.search.samplers",
+    "Search": "octavo.search.search_loop",
+    "Sensitivity": "octavo.search.layer_sensitivity",
+    "Space": "octavo.search.space",
+    "Stopping": "octavo.search.stopping",
+    "Tuned": "octavo.search.tuning",
+    "Verification": "octavo.search.verification",
+    "Verified": "octavo.search.verification",
+    "allocate": "octavo.search.allocation",
+    "config_spec": "octavo.search.config_fields",
+    "measure_sensitivity": "octavo.search.measure_sensitivity",
+    "pair_terms": "octavo.search.verification",
+    "recipe_of": "octavo.search.assignment_recipe",
+    "run_search": "octavo.search.search_loop",
+    "tune": "octavo.search.tuning",
+    "verify": "octavo.search.verification",
+}
+
+__all__ = [
+    "Axis",
+    "Build",
+    "Constraint",
+    "Front",
+    "Group",
+    "Objective",
+    "Pair",
+    "Point",
+    "Sampler",
+    "Search",
+    "Sensitivity",
+    "Space",
+    "Stopping",
+    "Tuned",
+    "Verification",
+    "Verified",
+    "allocate",
+    "config_spec",
+    "measure_sensitivity",
+    "pair_terms",
+    "recipe_of",
+    "run_search",
+    "tune",
+    "verify",
+]
+
+_part = parts_on_demand(__name__, __path__)
+
+
+def __getattr__(name: str) -> Any:
+    """Load what needs numpy or torch on first use."""
+    if name in _LAZY:
+        value = getattr(_import_module(_LAZY[name]), name)
+        globals()[name] = value
+        return value
+    return _part(name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+class _Room(_ModuleType):
+    """Keeps ``measure_sensitivity`` the function: importing the file of that name would put the module in its place."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in _LAZY or not isinstance(value, _ModuleType):
+            super().__setattr__(name, value)
+
+
+_sys.modules[__name__].__class__ = _Room

@@ -22,7 +22,8 @@ from octavo.locks import FolderLock
 NAME = "study.jsonl"
 # Facts of records that studies read again, and their kinds.
 _FACTS: dict[str, type | tuple[type, ...]] = {
-    "result": dict, "row": dict, "rows": list, "distance": (int, float, type(None)),
+    "result": dict, "row": dict, "rows": list, "distance": (int, float, type(None)), "costs": dict,
+    "loss": (int, float, type(None)),
 }  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from octavo.quant.apply_recipe import freeze_scales
 from octavo.search.journal import Journal, identity
 from octavo.studies.subject import Subject
 from octavo.train import TrainConfig, train
+from octavo.train.loop import Callback
 
 SAMPLES = 256  # training texts that scales are chosen from
 
@@ -56,6 +57,18 @@ class Training:
         )
 
 
+class Measured(Protocol):
+    """A point of a study: what decides its numbers, and the model that they are of."""
+
+    def settings(self, subject: Subject) -> dict[str, Any]:
+        """Return everything that decides the numbers of the point, plain values."""
+        ...
+
+    def build(self, subject: Subject, run: Path) -> nn.Module:
+        """Return the model in eval mode; what is trained for it is trained in the folder ``run``."""
+        ...
+
+
 @dataclass(frozen=True)
 class Point:
     """One point of a study: ``recipe`` (None: the float32 model) by ``method``, with the draws of ``seed``.
@@ -84,10 +97,43 @@ class Point:
             found["training"] = self.training.config(subject, self.seed).binding()
         return found
 
+    def build(self, subject: Subject, run: Path) -> nn.Module:
+        """Return a copy of the model, quantized as asked for, and trained in the folder ``run`` if asked for."""
+        if self.recipe is None:
+            return subject.model()
+        model = quantized(subject, self.recipe, self.seed, self.samples)
+        if self.method == "qat":
+            config = self.training.config(subject, self.seed)
+            still = config.steps - config.steps // 10
+
+            def settle(model: nn.Module, step: int) -> None:
+                if step >= still:
+                    freeze_scales(model)
+
+            trained(model, subject.task(self.seed), config, run, callbacks=[settle])
+        return model.eval()
+
     def __str__(self) -> str:
         """Return what a progress line says."""
         names = " ".join(str(value) for name, value in self.label.items() if name != "study")
         return f"{names} {self.method} seed {self.seed}" if self.recipe else names
+
+
+def quantized(subject: Subject, recipe: str, seed: int, samples: int = SAMPLES) -> nn.Module:
+    """Return a quantized copy of a subject's model, calibrated on ``samples`` training texts drawn by ``seed``."""
+    batches = subject.calibration(samples, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", octavo.CoverageWarning)  # a study tries small shares on purpose
+        return octavo.quantize_model(
+            subject.model(), recipe, calibration=batches, samples=samples, inplace=True, progress=False
+        )
+
+
+def trained(model: nn.Module, task: Any, config: TrainConfig, run: Path, callbacks: Sequence[Callback] = ()) -> None:
+    """Train a model of a point in place. Raises Interrupted where a signal ended the training."""
+    result = train(model, task, config, run, progress=False, callbacks=list(callbacks))
+    if result.reason == "interrupted":
+        raise result.interruption(told=False)
 
 
 class Laboratory:
@@ -100,7 +146,7 @@ class Laboratory:
         self.subject, self.journal, self.folder, self.tell = subject, journal, folder, tell
         self._before: dict[str, Tensor] = {}
 
-    def measure_all(self, points: Sequence[Point]) -> list[dict[str, Any]]:
+    def measure_all(self, points: Sequence[Measured]) -> list[dict[str, Any]]:
         """Return the records of all points, in their order."""
         records = []
         for number, point in enumerate(points, start=1):
@@ -115,7 +161,7 @@ class Laboratory:
             records.append(record)
         return records
 
-    def measure(self, point: Point) -> dict[str, Any]:
+    def measure(self, point: Measured) -> dict[str, Any]:
         """Quantize, train if asked for, measure on test texts, and write the record."""
         settings, begin = point.settings(self.subject), time.perf_counter()
         model = self.build(point, settings)
@@ -124,30 +170,9 @@ class Laboratory:
         self._tidy(settings)
         return record
 
-    def build(self, point: Point, settings: dict[str, Any]) -> nn.Module:
+    def build(self, point: Measured, settings: dict[str, Any]) -> nn.Module:
         """Return the model of a point, ready to be measured."""
-        if point.recipe is None:
-            return self.subject.model()
-        batches = self.subject.calibration(point.samples, point.seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", octavo.CoverageWarning)  # a study tries small shares on purpose
-            model = octavo.quantize_model(
-                self.subject.model(), point.recipe, calibration=batches, samples=point.samples, inplace=True,
-                progress=False,
-            )  # fmt: skip
-        if point.method == "qat":
-            config = point.training.config(self.subject, point.seed)
-            still = config.steps - config.steps // 10
-
-            def settle(model: nn.Module, step: int) -> None:
-                if step >= still:
-                    freeze_scales(model)
-
-            task, run = self.subject.task(point.seed), self._run(settings)
-            result = train(model, task, config, run, progress=False, callbacks=[settle])
-            if result.reason == "interrupted":
-                raise result.interruption(told=False)
-        return model.eval()
+        return point.build(self.subject, self._run(settings))
 
     def compare(self, model: nn.Module, part: str) -> dict[str, Any]:
         """Return how many texts of a part are right, and how many are lost and gained against float32."""

@@ -11,7 +11,7 @@ from octavo.recipe import Recipe
 from octavo.studies.measured_points import Laboratory, Point, Training
 from octavo.studies.result_rows import draws, grouped, summary
 
-BASELINES = ("mase",)
+BASELINES = ("mase", "mase-a", "mase-b")
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Family:
     """A way to quantize the Linear layers at any width ``{w}``.
 
     ``ptq``, ``qat``: what is given to weights, inputs and biases before and with training; ``half`` of the width is
-    ``{h}``.
+    ``{h}``, all of it but two and at least 4 is ``{f}``.
     """
 
     ptq: str
@@ -27,7 +27,7 @@ class Family:
 
     def recipe(self, width: int, *, trained: bool = False) -> str | None:
         """Return the recipe at a width; None where the format is not that wide, or not that narrow."""
-        text = f"type:Linear {(self.qat if trained else self.ptq).format(w=width, h=width // 2)}"
+        text = f"type:Linear {(self.qat if trained else self.ptq).format(w=width, h=width // 2, f=max(4, width - 2))}"
         try:
             Recipe.parse(text)
         except FormatError:
@@ -42,7 +42,10 @@ FAMILIES = {
     "bfp": Family("weight=bfp{w}/16 input=bfp{w}/16", "weight=bfp{w}/16 input=bfp{w}/16"),
     "int-weights": Family("weight=int{w}:g32@mse", "weight=int{w}:g32@mse"),
     # MASE's labs: width and fraction by hand, the same for weights, inputs and biases, nothing calibrated.
+    # Two reports of them: fractions of all bits but two, at least 4, and of half the bits, as in the labs.
     "mase": Family(*("weight=fixed{w}.{h} input=fixed{w}.{h} bias=fixed{w}.{h}",) * 2),
+    "mase-a": Family(*("weight=fixed{w}.{f} input=fixed{w}.{f} bias=fixed{w}.{f}",) * 2),
+    "mase-b": Family(*("weight=fixed{w}.{h} input=fixed{w}.{h} bias=fixed{w}.{h}",) * 2),
 }
 
 
@@ -107,7 +110,7 @@ def family(name: str) -> Family:
     weight, _, given = name.partition("+")
     text = f"weight={weight}" + (f" input={given}" if given else "")
     try:
-        Recipe.parse(f"type:Linear {text.format(w=8, h=4)}")
+        Recipe.parse(f"type:Linear {text.format(w=8, h=4, f=6)}")
     except (FormatError, KeyError, IndexError, ValueError) as error:
         raise SettingError(f"family {name!r} at 8 bits: {error}") from None
     return Family(text, text)

@@ -91,6 +91,64 @@ def memory_notes(rows: Rows) -> list[str]:
     ]
 
 
+def lora_table(rows: Rows) -> Table:
+    """Return accuracy and costs of training, a row a variant."""
+    made = table("method", "base", ">rank", ">accuracy", ">to full", ">trained", ">optimizer", ">peak", ">step")
+    for row in rows:
+        cells = (
+            row["method"], row["base"], "" if row["rank"] is None else str(row["rank"]), accuracy_cell(row),
+            "" if row is rows[0] else f"{row['difference_points']:+.2f}", f"{row['trained']:,}",
+            f"{row['optimizer_bytes'] / 1e6:.2f} MB", f"{row['peak_bytes'] / 1e6:.1f} MB",
+            f"{1e3 * row['step_s']:.1f} ms",
+        )  # fmt: skip
+        made.add_row(*cells)
+    return made
+
+
+def lora_notes(rows: Rows) -> list[str]:
+    """Return what the columns mean."""
+    return [
+        f"{rows[0]['texts']:,} test texts; 'to full': points of percent to full fine-tuning of the float base.",
+        "peak: model, optimizer and what torch's allocator gave out in a step; step: median of steps that take turns.",
+    ]
+
+
+def prune_table(rows: Rows) -> Table:
+    """Return accuracy before and after fine-tuning, bytes and times, a row a cut."""
+    tuned = any(row["tuned"] for row in rows)
+    after = (">tuned", ">to dense") if tuned else ()
+    made = table(
+        "criterion", "granularity", "scope", ">sparsity", ">as pruned", ">to dense", *after, ">file", ">packed",
+        ">time", ">packed",
+    )  # fmt: skip
+    pairs: dict[tuple[Any, ...], dict[bool, dict[str, Any]]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("criterion", "granularity", "scope", "sparsity", "recipe"))
+        pairs.setdefault(key, {})[row["tuned"]] = row
+    for (criterion, granularity, scope, sparsity, recipe), found in pairs.items():
+        cells = []
+        for is_tuned in (False, True) if tuned else (False,):
+            own = found.get(is_tuned)
+            cells += ["", ""] if own is None else [accuracy_cell(own), f"{own['difference_points']:+.2f}"]
+        costs = found[False]
+        sizes = (costs[name] for name in ("file_bytes", "packed_bytes"))
+        bytes_ = ("" if size is None else f"{size / 1e6:.2f} MB" for size in sizes)
+        times = ("" if costs[name] is None else f"{1e3 * costs[name]:.2f} ms" for name in ("forward_s", "packed_s"))
+        plain = ("", "", "") if sparsity == 0 else (granularity, scope, f"{sparsity:g}")
+        made.add_row(f"{criterion}{' quantized' if recipe else ''}", *plain, *cells, *bytes_, *times)
+    return made
+
+
+def prune_notes(rows: Rows) -> list[str]:
+    """Return what the columns mean, and how far two models on the same texts can be told apart."""
+    return [
+        *accuracy_notes(rows),
+        "file, time: of the float model; packed: with its Linear layers at 8 bits; time: of eight texts, in turns.",
+        "Where whole rows, heads or neurons went, what reaches nothing is taken out of the model first.",
+        "Zeros take the bytes and time of other weights, unless the columns say otherwise.",
+    ]
+
+
 def accuracy_notes(rows: Rows) -> list[str]:
     """Return how many texts an accuracy is of, and how far two models on the same texts can be told apart."""
     error = max((row["paired_error_points"] for row in rows), default=0.0)

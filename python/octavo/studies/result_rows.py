@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from octavo.recipe import Recipe
-from octavo.studies.intervals import paired_error, spread
+from octavo.train.intervals import paired_error, spread
 
 
 def draws(recipe: str) -> bool:

@@ -6,6 +6,7 @@ A subject never hands out the model itself: every point works on a copy, and non
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Protocol
 
@@ -13,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from octavo.data.labelled import Split
 from octavo.systems.polynomials.accuracy import EncodedLines, exact_match
 from octavo.systems.polynomials.data import splits
 from octavo.systems.polynomials.line_task import PolynomialTask
 from octavo.systems.polynomials.shipped import load_shipped
 from octavo.systems.polynomials.train_configs import SPLIT_SEED, TEST, VALIDATION
-from octavo.systems.sentences.classifier.kinds import TextClassifier
+from octavo.systems.sentences.classifier.kinds import LONGEST, TextClassifier
 from octavo.systems.sentences.classifier.texts import ClassifierTask, scores
 from octavo.systems.sentences.classifier.training_run import Hyperparameters
-from octavo.systems.sentences.sentiment import Split
 
 # Where in the stream of polynomial lines calibration begins: past all that training can read.
 _CALIBRATION_START = 1 << 62
@@ -42,6 +43,7 @@ class Subject(Protocol):
     batch_size: int
     learning_rate: float
     precision: str
+    held_out: bool  # test texts were cut from training
     blueprint: dict[str, Any]  # plain values from which another process makes the model without its weights
 
     def model(self) -> nn.Module:
@@ -72,7 +74,7 @@ class Subject(Protocol):
 class ClassifierSubject:
     """A text classifier; see :class:`Subject`."""
 
-    metric = "accuracy"
+    metric, head = "accuracy", "classifier"
 
     def __init__(
         self,
@@ -88,20 +90,31 @@ class ClassifierSubject:
         self.name, self.steps = name, steps
         self.batch_size, self.precision = hyperparameters.batch_size, hyperparameters.precision
         self.learning_rate = hyperparameters.learning_rate
-        self._model, self._train = made.model.eval(), made.texts(split.train)
+        self._made, self._model, self._train = made, made.model.eval(), made.texts(split.train)
         self._parts = {"validation": made.texts(split.validation), "test": made.texts(split.test)}
         self._judged = self._parts["validation"].sample(judged, seed=0)
         self._before = functional.log_softmax(scores(self._model, self._judged), -1)
         self.blueprint = made.blueprint()
         self.identity = {"model": name, "weights": digest(self._model), "data": split.digest(), "judged": judged}
+        if made.length != LONGEST:  # the length of all models of 0.1, whose journals go on
+            self.identity["length"] = made.length
+        self.held_out, self.texts = split.held_out, len(split.train)
 
     def model(self) -> nn.Module:
         """Return a copy of the float32 model."""
         return deepcopy(self._model)
 
+    def classifier(self) -> TextClassifier:
+        """Return a copy of the model, with what turns texts into its ids."""
+        return replace(self._made, model=self.model())
+
     def calibration(self, samples: int, seed: int) -> list[Any]:
         """Return batches of inputs, by keyword, drawn from training."""
         return self._train.sample(samples, seed).batches(32)
+
+    def labelled(self, samples: int, seed: int) -> list[Any]:
+        """Return the batches of :meth:`calibration` with their ``labels``."""
+        return self._train.sample(samples, seed).labelled(32)
 
     def right(self, model: nn.Module, part: str) -> Tensor:
         """Return whether the highest score is that of the label."""
@@ -129,6 +142,7 @@ class PolynomialSubject:
 
     name, metric = "polynomials", "exact match"
     steps, batch_size, learning_rate, precision = 31_000, 64, 4e-4, "fp32"
+    held_out = False
 
     def __init__(self, *, lines: int = 2000, judged: int = 512) -> None:
         """Load the model; ``lines``: test lines, of which there are 20,000; ``judged``: as for a classifier."""

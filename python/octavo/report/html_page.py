@@ -1,0 +1,34 @@
+"""Pages of HTML that load nothing from elsewhere: a template of this folder, the parts it includes, and plain data."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parent
+_INCLUDE = re.compile(r"@INCLUDE ([a-z_]+\.(?:css|js))@\n?")
+
+
+def html_page(template: str, title: str, data: Mapping[str, Any]) -> str:
+    """Return the page that ``template``, a file of this folder, makes of ``data``, which its script reads as JSON.
+
+    ``@INCLUDE name@`` in a template is the text of that file. ``data``: plain values, finite numbers alone. Texts are
+    shown as they are, markup included.
+    """
+    # A "<" inside the data would end the script element that holds it.
+    told = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        told = told.replace(sign, f"\\u{ord(sign):04x}")
+    told = told.encode("utf-8", "backslashreplace").decode()  # half of a surrogate pair is no UTF-8
+    page = _INCLUDE.sub(lambda found: _text(found[1]), _text(template))
+    before, _, after = page.partition("@DATA@")
+    escaped = html.escape(title).encode("utf-8", "replace").decode()
+    return before.replace("@TITLE@", escaped) + told + after
+
+
+def _text(name: str) -> str:
+    return (_FOLDER / name).read_text(encoding="utf-8")

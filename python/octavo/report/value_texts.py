@@ -1,0 +1,104 @@
+"""Values of a report as people read them: with unit and interval, as a change, and the verdict in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from octavo.display.numbers import size
+
+_MINUS = "\N{MINUS SIGN}"
+
+
+def value_text(value: float, unit: str) -> str:
+    """Return a value with its unit: ``88.42 %``, ``11.30 MB``, ``1.83 ms``."""
+    if unit == "share":
+        return f"{100 * value:.2f} %".replace("-", _MINUS)
+    if unit == "B":
+        return size(round(value))
+    if unit == "s":
+        scale, name = (1, "s") if abs(value) >= 1 else (1e3, "ms") if abs(value) >= 1e-3 else (1e6, "us")
+        return f"{value * scale:.3g} {name}"
+    text = f"{value:.4g}".replace("-", _MINUS)
+    return f"{text} {unit}" if unit else text
+
+
+def difference_text(difference: Mapping[str, Any], unit: str) -> str:
+    """Return a difference with its sign and interval: ``-0.23 points (95 % interval -0.60 to +0.14)``."""
+    scale, name = (100.0, " points") if unit == "share" else (1.0, f" {unit}" if unit else "")
+
+    def signed(value: float) -> str:
+        return (f"{scale * value:+.2f}" if unit == "share" else f"{value:+.3g}").replace("-", _MINUS)
+
+    text = f"{signed(difference['value'])}{name}"
+    if difference.get("low") is None or difference.get("high") is None:
+        return text
+    return f"{text} (95 % interval {signed(difference['low'])} to {signed(difference['high'])})"
+
+
+def row_difference(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return after minus before of a row: its own, with an interval, or that of the two values; None without both."""
+    if row.get("difference"):
+        return dict(row["difference"])
+    if row.get("before") and row.get("after"):
+        return {"value": row["after"]["value"] - row["before"]["value"]}
+    return None
+
+
+def verdict_sentence(report: Mapping[str, Any]) -> str:
+    """Return what came of a compression in one sentence: the goal if it was missed, bytes, the main metric, speed."""
+    given = report["verdict"]
+    if given.get("sentence"):
+        return str(given["sentence"])
+    costs = {row["key"]: row for row in report.get("costs") or () if row.get("after")}
+    parts = [_size_part(costs)]
+    if report.get("metrics"):
+        parts.append(_metric_part(report["metrics"][0]))
+    parts.append(_speed_part(costs))
+    told = "; ".join(part for part in parts if part) or "nothing was measured"
+    missed = ""
+    if given.get("met") is False:
+        wanted = "" if given.get("limit") is None else f" of {value_text(given['limit'], given.get('unit') or '')}"
+        reached = "" if given.get("reached") is None else f": {value_text(given['reached'], given.get('unit') or '')}"
+        missed = f"the goal for {given.get('goal') or 'size'}{wanted} was missed{reached}; "
+    return f"{report['model']['name']}: {missed}{told}."
+
+
+def _size_part(costs: Mapping[str, Mapping[str, Any]]) -> str:
+    found = costs.get("file_bytes")
+    bits = costs.get("bits_all") or costs.get("bits_quantized")
+    average = f"{bits['after']['value']:.3g} bits a parameter" if bits else ""
+    if not found:
+        return average
+    after = found["after"]["value"]
+    if not found.get("before") or not after:
+        return ", ".join(part for part in (value_text(after, "B"), average) if part)
+    before = found["before"]["value"]
+    inside = ", ".join(part for part in (f"{value_text(before, 'B')} to {value_text(after, 'B')}", average) if part)
+    return f"{_times(before / after, 'smaller', 'larger')} ({inside})"
+
+
+def _metric_part(row: Mapping[str, Any]) -> str:
+    if not row.get("after"):
+        return f"{row['label']} is missing: {row['missing']}"
+    after = value_text(row["after"]["value"], row["unit"])
+    difference = row_difference(row)
+    if difference is None or not row.get("before"):
+        return f"{row['label']} {after}"
+    return (
+        f"{row['label']} {value_text(row['before']['value'], row['unit'])} to {after}, "
+        f"{difference_text(difference, row['unit'])}"
+    )
+
+
+def _speed_part(costs: Mapping[str, Mapping[str, Any]]) -> str:
+    row = costs.get("latency_1")
+    if not row or not row.get("before") or not row["after"]["value"]:
+        return ""
+    return f"{_times(row['before']['value'] / row['after']['value'], 'faster', 'slower')} at batch 1"
+
+
+def _times(ratio: float, more: str, less: str) -> str:
+    if 0.99 < ratio < 1.01:
+        return f"not {more}"
+    return f"{ratio:.3g} times {more}" if ratio > 1 else f"{1 / ratio:.3g} times {less}" if ratio else f"not {more}"

@@ -1,0 +1,274 @@
+"""octavo.compress_model: a budget in, the best packed model out, with the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo import files, folders
+from octavo.batches import Batches, arguments_of, call_numbered, tensors_in
+from octavo.display.progress import Report
+from octavo.errors import CalibrationError, ConfigError, DTypeError
+from octavo.folder.save_load import fill_folder
+from octavo.folder.weight_files import PACKED_NAME
+from octavo.recipe import Recipe
+from octavo.report.compression_report import write_report
+from octavo.search.compression_facts import report_of
+from octavo.search.compression_flow import Flow, Found, canonical, check_budget
+from octavo.search.compression_job import FORMATS, DataFacts, Goal, Job, Quality
+from octavo.search.journal import Journal
+from octavo.train.measurement import Measurement, mean_of
+from octavo.train.model_agreement import agreement
+
+RECIPE, JSON, HTML = "recipe.toml", "report.json", "report.html"
+#: The budget where no goal is given: bits for each parameter.
+BUDGET = 4.5
+#: What is measured where nobody says what is right.
+AGREEMENT = "agreement with the original model: no labels were given"
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """The result: ``model``, packed; its ``recipe``; ``report``, plain data; ``found``, what was measured."""
+
+    model: nn.Module = field(repr=False)
+    recipe: Recipe
+    report: dict[str, Any] = field(repr=False)
+    found: Found = field(repr=False)
+    job: Job = field(repr=False)
+
+    def save(self, folder: Path | str, *, overwrite: bool = False) -> Path:
+        """Write the model folder with ``recipe.toml``, ``report.html`` and ``report.json``, whole or not at all.
+
+        ``overwrite``: replace those of a folder that is there. Raises FileExistsError, and as ``octavo.save_model``.
+        """
+        target = Path(folder)
+        with folders.whole(target, owned={PACKED_NAME, RECIPE, JSON, HTML}, overwrite=overwrite) as stage:
+            self.job.write(self.model, stage)
+            write_evidence(stage, self.recipe, self.report)
+        return target
+
+
+def compress_model(
+    model: nn.Module,
+    budget: float | None = None,
+    *,
+    data: Iterable[Any],
+    evaluate: Callable[[nn.Module], Any] | None = None,
+    test: Callable[[nn.Module], Any] | None = None,
+    nbytes: int | None = None,
+    max_loss: float | None = None,
+    formats: Sequence[str] = FORMATS,
+    recipe: Any = None,
+    fast: bool = False,
+    share: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    tokenizer: Any = None,
+    samples: int = 128,
+    journal: Path | str | None = None,
+    progress: bool | Report = True,
+) -> Compressed:
+    """Return ``model`` packed within a budget: a format for every layer, chosen by what it costs this model.
+
+    One of ``budget`` (bits for each parameter, embeddings, norms and biases included; default 4.5), ``nbytes`` and
+    ``max_loss`` (of the quality: 0.01 of an accuracy is a point, of a KL or of the logarithm of a perplexity nats).
+    ``data``: calibration batches, as :func:`octavo.quantize_model` takes them. ``evaluate``: a function of a model that
+    returns its quality, an :func:`octavo.evaluate` result or a number of which more is better; it chooses, so give it
+    validation data. None: agreement with ``model`` on a part of ``data`` that nothing is calibrated on. ``test``: the
+    same on data of its own, called twice at the end. ``formats``: candidates. ``recipe``: a Recipe, its text or file:
+    nothing is searched. ``fast``: one backward pass instead of one layer after the other, no other points beside the
+    chosen one. ``share``, ``exclude``: selectors of layers with one format together, and of layers that stay.
+    ``journal``: a folder; the same call goes on where it was stopped, whatever ended it. ``evaluate`` is known there by
+    its name alone: give another folder where its work changes.
+
+    ``model`` is not changed. The order of layers and formats, formats that never help, and test data change nothing.
+    Raises ConfigError for goals that are none or that no format reaches, FormatError for formats and recipes,
+    CalibrationError for data that the model cannot take, naming batch, argument and layer; all before work starts.
+    """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"compress_model compresses a torch.nn.Module, got {type(model).__name__}")
+    if budget is None and nbytes is None and max_loss is None:
+        budget = BUDGET
+    goal = Goal(budget, nbytes, max_loss)
+    given = None if recipe is None else Recipe.of(recipe)
+    canonical(tuple(formats))
+    job = job_of(
+        model, data, evaluate=evaluate, test=test, share=share, exclude=exclude, tokenizer=tokenizer, samples=samples
+    )
+    return run_job(job, goal, formats=tuple(formats), recipe=given, fast=fast, journal=journal, progress=progress)
+
+
+def job_of(
+    model: nn.Module,
+    data: Any,
+    *,
+    evaluate: Callable[[nn.Module], Any] | None = None,
+    test: Callable[[nn.Module], Any] | None = None,
+    share: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    tokenizer: Any = None,
+    samples: int = 128,
+    name: str | None = None,
+) -> Job:
+    """Return the job of :func:`compress_model`'s arguments. Raises CalibrationError for data that holds nothing."""
+    batches, held = _cut(list(Batches(data, samples, tokenizer=tokenizer)), evaluate is None)
+    quality = _as_quality(evaluate) if evaluate is not None else _agreeing(model, Batches(held))
+    call_numbered(model, batches[0], 0)
+    return Job(
+        name=name or type(model).__name__,
+        model=model,
+        batches=Batches(batches),
+        evaluate=quality,
+        test=None if test is None else _as_quality(test),
+        measures="the quality that was given" if evaluate else AGREEMENT,
+        write=write_model,
+        identity={
+            "model": model_digest(model),
+            "data": batches_digest(model, [*batches, *held]),
+            "evaluate": _named(evaluate),
+        },
+        data=_facts(batches, held, evaluate is not None, test is not None),
+        share=tuple(share),
+        exclude=tuple(exclude),
+        samples=samples,
+    )
+
+
+def run_job(
+    job: Job,
+    goal: Goal,
+    *,
+    formats: tuple[str, ...] = FORMATS,
+    recipe: Recipe | None = None,
+    fast: bool = False,
+    solve: bool = True,
+    journal: Path | str | None = None,
+    progress: bool | Report = True,
+    tell: Callable[[str, float], object] | None = None,
+    command: str | None = None,
+) -> Compressed:
+    """Return the result of a job. ``tell``: hears what is being done and its share of all work."""
+    formats = canonical(formats)
+    if recipe is None:
+        check_budget(job, goal, formats)
+    if recipe is not None and not recipe:
+        raise ConfigError("the recipe has no rules; give one, such as 'mxint8'")
+    if recipe is not None:
+        recipe.plan(job.model)
+    say = tell or _teller(progress)
+    with ExitStack() as stack:
+        place = Path(journal) if journal is not None else stack.enter_context(folders.scratch())
+        place.mkdir(parents=True, exist_ok=True)
+        kept = stack.enter_context(Journal(place))
+        flow = Flow(job, goal, formats, kept, say)
+        found = flow.search(fast=fast, solve=solve) if recipe is None else flow.given(recipe)
+        assert found.chosen is not None
+        say("packing the chosen model", 0.94)
+        packed = job.build(found.chosen.recipe)
+        size, tested = _final(job, packed, say, stack)
+        say("writing the report", 0.99)
+        report = report_of(job, goal, found, packed, file_bytes=size, tested=tested, command=command)
+    return Compressed(packed, found.chosen.recipe, report, found, job)
+
+
+def _final(
+    job: Job, packed: nn.Module, say: Callable[[str, float], object], stack: ExitStack
+) -> tuple[int, tuple[Measurement, Measurement] | None]:
+    """Write the model once to know its file, and open the test data, once, for the float and the packed model."""
+    folder = stack.enter_context(folders.scratch())
+    size = job.write(packed, folder).stat().st_size
+    if job.test is None:
+        return size, None
+    say("testing the float model", 0.95)
+    before = job.test(job.model)
+    say("testing the packed model", 0.97)
+    return size, (before, job.test(packed if job.read is None else job.read(folder)))
+
+
+def write_model(model: nn.Module, folder: Path) -> Path:
+    """Write what ``octavo.save_model`` writes into a folder that is there; return the file of the weights."""
+    fill_folder(model, folder)
+    return folder / PACKED_NAME
+
+
+def write_evidence(folder: Path, recipe: Recipe, report: dict[str, Any]) -> None:
+    """Write ``recipe.toml``, ``report.html`` and ``report.json`` into a folder that is there."""
+    files.write(folder / RECIPE, recipe.to_toml())
+    write_report(folder, report)
+
+
+def model_digest(model: nn.Module) -> str:
+    """Return the SHA-256 of a model's tensors and their names, whatever their order."""
+    found = sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):
+            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def batches_digest(model: nn.Module, batches: Sequence[Any]) -> str:
+    """Return the SHA-256 of everything that batches give a model."""
+    found = sha256()
+    for batch in batches:
+        for tensor in tensors_in(arguments_of(model, batch)):
+            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def _cut(batches: list[Any], hold: bool) -> tuple[list[Any], list[Any]]:
+    """Return batches to calibrate on and batches to measure agreement on: every third, where nothing else measures."""
+    if not batches:
+        raise CalibrationError("data holds no batch; give at least one")
+    if not hold:
+        return batches, []
+    if len(batches) == 1:
+        return batches, batches
+    return [batch for place, batch in enumerate(batches) if place % 3 != 1], batches[1::3]
+
+
+def _agreeing(model: nn.Module, batches: Batches) -> Quality:
+    return lambda other: agreement(other, model, batches)
+
+
+def _as_quality(evaluate: Callable[[nn.Module], Any]) -> Quality:
+    def quality(model: nn.Module) -> Measurement:
+        found = evaluate(model)
+        if isinstance(found, Measurement):
+            return found
+        if isinstance(found, bool) or not isinstance(found, int | float | torch.Tensor):
+            raise DTypeError(
+                f"evaluate returned a {type(found).__name__}; accepted are a number of which more is better, and what "
+                "octavo.evaluate returns"
+            )
+        return mean_of("quality", [float(found)], "max", "one number of a function")
+
+    return quality
+
+
+def _named(evaluate: Callable[..., Any] | None) -> str:
+    return "agreement" if evaluate is None else f"{evaluate.__module__}.{getattr(evaluate, '__qualname__', 'evaluate')}"
+
+
+def _facts(batches: list[Any], held: list[Any], labelled: bool, tested: bool) -> list[DataFacts]:
+    facts = [DataFacts("calibration", f"{len(batches)} batches that were given")]
+    facts.append(
+        DataFacts("validation", "the function evaluate")
+        if labelled
+        else DataFacts("validation", f"{len(held)} batches")
+    )
+    return facts + ([DataFacts("test", "the function test")] if tested else [])
+
+
+def _teller(progress: bool | Report) -> Callable[[str, float], object]:
+    if callable(progress):
+        return lambda text, share: progress(text, round(1000 * share), 1000)
+    return lambda text, share: None

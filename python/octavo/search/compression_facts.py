@@ -1,0 +1,339 @@
+"""The content of a compression's report: plain values, as :mod:`octavo.report.compression_report` checks them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo import __version__
+from octavo.batches import call_on, map_leaves
+from octavo.recipe.rule import KEEP
+from octavo.search.compression_flow import Found, Trial
+from octavo.search.compression_job import Goal, Job
+from octavo.search.verification import ENOUGH
+from octavo.train.measurement import Measurement
+from octavo.train.model_outputs import evaluating
+
+_UNITS = {"accuracy": "share", "exact match": "share", "KL": "nats"}
+_LOSSES = {"kl": ("KL of scores", "nats"), "cosine": ("1 - cosine", ""), "mse": ("squared error", "")}
+_RUNS, _SECONDS = 15, 2.0  # of a latency
+_WORST = 6
+
+
+def report_of(
+    job: Job,
+    goal: Goal,
+    found: Found,
+    packed: nn.Module,
+    *,
+    file_bytes: int,
+    tested: tuple[Measurement, Measurement] | None,
+    command: str | None,
+) -> dict[str, Any]:
+    """Return the report of a finished compression. ``tested``: the float model and ``packed``, on test data."""
+    chosen = found.chosen
+    assert chosen is not None
+    parameters = sum(parameter.numel() for parameter in job.model.parameters())
+    missing: dict[str, str] = {}
+    report: dict[str, Any] = {
+        "schema": "octavo.report",
+        "version": 1,
+        "kind": "compression",
+        "model": {"name": job.name, "class": type(job.model).__name__, "parameters": parameters},
+        "verdict": _verdict(job, goal, found, chosen, parameters),
+        "metrics": _metrics(found, chosen, tested),
+        "costs": _costs(job, chosen, packed, parameters, file_bytes),
+        "rejected": _rejected(found, chosen),
+        "versions": _versions(),
+        "machine": {"system": sys.platform, "threads": torch.get_num_threads()},
+        "seeds": {"sampling": "none: nothing is drawn at random"},
+        "commands": [command] if command else ["octavo.compress_model(...)"],
+        "data": [
+            {key: value for key, value in vars(facts).items() if value is not None} | {"reads": 1}
+            if facts.split == "test"
+            else {key: value for key, value in vars(facts).items() if value is not None}
+            for facts in job.data
+        ],
+        "effort": [
+            *({"what": what, "value": seconds, "unit": "s"} for what, seconds in found.seconds.items()),
+            {"what": "evaluations of packed models", "value": found.evaluations, "unit": ""},
+        ],
+        "notes": _notes(job, found),
+        "missing": missing,
+    }
+    if job.task:
+        report["model"]["task"] = job.task
+    if found.sensitivity is not None and found.front is not None:
+        report |= {
+            "front": _front(found, chosen),
+            "prediction": _prediction(found, missing),
+            "sensitivity": _sensitivity(job, found, chosen),
+        }
+    else:
+        missing |= dict.fromkeys(("front", "prediction", "sensitivity"), "a recipe was given: nothing was searched")
+    report |= _layers(job, found, chosen, packed, missing)
+    return {key: value for key, value in report.items() if value is not None}
+
+
+def _notes(job: Job, found: Found) -> list[str]:
+    """Return what the job and the sensitivities tell, and whether their sum could not predict what was measured."""
+    notes = [*job.notes, *(found.sensitivity.notes if found.sensitivity else ())]
+    if found.correlation is not None and found.correlation < ENOUGH:
+        notes.append(
+            f"the sum over layers orders the measured points with a rank correlation of {found.correlation:.2f}: it "
+            "cannot predict here, the choice is among measured models alone"
+        )
+    return notes
+
+
+def value_of(measured: Measurement) -> dict[str, Any]:
+    """Return a measurement as the VALUE of a report."""
+    found: dict[str, Any] = {"value": measured.value, "count": measured.count}
+    if measured.low is not None and measured.high is not None:
+        found |= {"low": measured.low, "high": measured.high}
+    return found
+
+
+def _verdict(job: Job, goal: Goal, found: Found, chosen: Trial, parameters: int) -> dict[str, Any]:
+    if goal.max_loss is not None:
+        reached = chosen.quality.loss - found.before.loss
+    else:
+        reached = chosen.nbytes if goal.nbytes is not None else 8 * chosen.nbytes / parameters
+    return {
+        "goal": goal.name,
+        "limit": goal.limit,
+        "unit": goal.unit,
+        "reached": reached,
+        "met": reached <= goal.limit + 1e-9,
+        "measures": job.measures,
+    }
+
+
+def _metrics(found: Found, chosen: Trial, tested: tuple[Measurement, Measurement] | None) -> list[dict[str, Any]]:
+    rows = [] if tested is None else [_metric(*tested, "test")]
+    return [*rows, _metric(found.before, chosen.quality, "validation", _others(found, chosen))]
+
+
+def _metric(
+    before: Measurement, after: Measurement, split: str, others: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "key": before.metric.replace(" ", "_") + ("" if split == "test" else f"_{split}"),
+        "label": before.metric,
+        "unit": _UNITS.get(before.metric, ""),
+        "better": "higher" if before.goal == "max" else "lower",
+        "before": value_of(before),
+        "after": value_of(after),
+        "split": split,
+    }
+    if before.examples == after.examples and before.metric == after.metric:
+        if before.metric != "perplexity":
+            difference = after.difference(before)
+            row["difference"] = {"value": difference.mean, "count": difference.count} | (
+                {} if difference.low is None else {"low": difference.low, "high": difference.high}
+            )
+        row["examples"] = {"id": before.examples, "before": list(before.values), "after": list(after.values)}
+    if others:
+        row["others"] = dict(others)
+    details = ", ".join(f"{name} {value:.5g}" for name, value in after.details.items())
+    if details:
+        row["told"] = f"after: {details}"
+    return row
+
+
+def _others(found: Found, chosen: Trial) -> dict[str, Any]:
+    uniform = [trial for trial in found.trials if trial.series == "uniform" and trial is not chosen]
+    if not uniform:
+        return {}
+    best = min(uniform, key=lambda trial: (trial.quality.loss, trial.nbytes))
+    return {f"best uniform: {best.label}": value_of(best.quality)}
+
+
+def _costs(job: Job, chosen: Trial, packed: nn.Module, parameters: int, file_bytes: int) -> list[dict[str, Any]]:
+    before_bytes = sum(parameter.nbytes for parameter in job.model.parameters())
+
+    def row(key: str, label: str, unit: str, before: float | None, after: float | None, **more: Any) -> dict[str, Any]:
+        values = {name: {"value": value} for name, value in (("before", before), ("after", after)) if value is not None}
+        return {"key": key, "label": label, "unit": unit, "better": "lower", **values, **more}
+
+    bits = 8 * chosen.nbytes / parameters
+    rows = [
+        row("file_bytes", "file of weights", "B", job.file_bytes or before_bytes, file_bytes),
+        row("bits_all", "average bits, all parameters", "bits", 8 * before_bytes / parameters, bits),
+        row("peak_bytes", "peak memory", "B", None, None, missing="not measured; octavo study memory does"),
+    ]  # fmt: skip
+    for size in (1, 32):
+        rows.append(_latency_row(job, packed, size, row))
+    return rows if job.more_costs is None else rows + job.more_costs(job.model, packed)
+
+
+def _latency_row(job: Job, packed: nn.Module, size: int, row: Any) -> dict[str, Any]:
+    key, label = f"latency_{size}", f"latency, batch {size}"
+    if not job.latency:
+        return row(key, label, "s", None, None, missing="this command does not measure it")
+    found = row(key, label, "s", None, None, interval="IQR")
+    batch = resized(next(iter(job.batches)), size)
+    for name, model in (("before", job.model), ("after", packed)):
+        found[name] = latency(model, batch)
+    return found
+
+
+def resized(batch: Any, size: int) -> Any:
+    """Return a batch with ``size`` samples: the first ones, repeated where there are fewer."""
+
+    def leaf(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor) or not item.ndim:
+            return item
+        times = -(-size // max(len(item), 1))
+        return item.repeat(times, *(1,) * (item.ndim - 1))[:size]
+
+    return map_leaves(leaf, batch)
+
+
+def latency(model: nn.Module, batch: Any) -> dict[str, Any]:
+    """Return median and quartiles of the seconds of a forward pass, after two that warm up."""
+    seconds: list[float] = []
+    with evaluating(model):
+        for _ in range(2):
+            call_on(model, batch)
+        end = time.perf_counter() + _SECONDS
+        while len(seconds) < 3 or (len(seconds) < _RUNS and time.perf_counter() < end):
+            begin = time.perf_counter()
+            call_on(model, batch)
+            seconds.append(time.perf_counter() - begin)
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return {"value": middle, "low": low, "high": high, "count": len(seconds)}
+
+
+def _front(found: Found, chosen: Trial) -> dict[str, Any]:
+    assert found.front is not None and found.sensitivity is not None
+    parameters = found.sensitivity.parameters
+    points: list[dict[str, Any]] = []
+    known = {trial.nbytes for trial in found.trials if trial.series == "front"}
+    for point in found.front.spread(24):
+        if point.nbytes not in known:
+            points.append(
+                {"series": "front", "label": f"{point.bits:.2f} bits", "bytes": point.nbytes, "bits": point.bits,
+                 "predicted": point.loss}
+            )  # fmt: skip
+    for trial in found.trials:
+        points.append(
+            {
+                "series": trial.series,
+                "label": trial.label,
+                "bytes": trial.nbytes,
+                "bits": 8 * trial.nbytes / parameters,
+                "measured": value_of(trial.quality),
+                "measured_loss": trial.quality.loss,
+                "chosen": trial is chosen,
+            }
+            | ({} if trial.point is None or trial.series != "front" else {"predicted": trial.point.loss})
+        )
+    label, unit = _LOSSES.get(found.sensitivity.divergence, (found.sensitivity.divergence, ""))
+    before = found.before
+    return {
+        "metric": {
+            "label": before.metric,
+            "unit": _UNITS.get(before.metric, ""),
+            "better": "higher" if before.goal == "max" else "lower",
+            "before": before.value,
+        },
+        "loss": {"label": label, "unit": unit},
+        "points": points,
+    }
+
+
+def _prediction(found: Found, missing: dict[str, str]) -> dict[str, Any] | None:
+    assert found.sensitivity is not None
+    pairs = [
+        {
+            "label": trial.label,
+            "predicted": trial.point.loss,
+            "measured": trial.quality.loss - min(found.before.loss, 0),
+        }
+        for trial in found.trials
+        if trial.series == "front" and trial.point is not None
+    ]
+    if not pairs:
+        missing["prediction"] = "no point of the front was evaluated"
+        return None
+    label, unit = _LOSSES.get(found.sensitivity.divergence, (found.sensitivity.divergence, ""))
+    return {
+        "unit": unit,
+        "label": f"predicted: {label}; measured: loss of {found.before.metric}",
+        "pairs": pairs,
+        "method": "additive",
+    } | ({} if found.correlation is None else {"rank_correlation": found.correlation})
+
+
+def _sensitivity(job: Job, found: Found, chosen: Trial) -> dict[str, Any]:
+    held = found.sensitivity
+    assert held is not None
+    label, unit = _LOSSES.get(held.divergence, (held.divergence, ""))
+    heat = held.heat_map()
+    choice = chosen.point.choice if chosen.point is not None else {}
+    return {
+        "measure": label if held.method != "fisher" else f"{label}, estimated by one backward pass (Fisher)",
+        "unit": unit,
+        "samples": job.samples,
+        "formats": heat["columns"],
+        "groups": [
+            {"name": group.name, "paths": list(group.layers), "parameters": group.elements} for group in held.groups
+        ],
+        "loss": heat["values"],
+        "chosen": [
+            None if choice.get(group.name, KEEP) == KEEP else choice[group.name] for group in held.groups
+        ],
+    }  # fmt: skip
+
+
+def _rejected(found: Found, chosen: Trial) -> list[dict[str, Any]]:
+    rows = []
+    for trial in found.trials:
+        if trial is chosen:
+            continue
+        better = "worse than" if trial.quality.loss > chosen.quality.loss else "not better than"
+        rows.append(
+            {
+                "what": trial.label if trial.series != "uniform" else f"{trial.label} for all layers",
+                "why": f"{better} the chosen one, or over the budget",
+                "bytes": trial.nbytes,
+                "measured": value_of(trial.quality),
+            }
+        )
+    return rows + [{"what": what, "why": why} for what, why in found.refused]
+
+
+def _layers(job: Job, found: Found, chosen: Trial, packed: nn.Module, missing: dict[str, str]) -> dict[str, Any]:
+    from octavo.search.report_parts import histogram_rows, layer_rows
+
+    groups: dict[str, str] = {}
+    losses: dict[str, float] = {}
+    if found.sensitivity is not None and chosen.point is not None:
+        columns = {text: place for place, text in enumerate(found.sensitivity.formats)}
+        for row, group in enumerate(found.sensitivity.groups):
+            loss = float(found.sensitivity.loss[row, columns[chosen.point.choice[group.name]]])
+            for layer in group.layers:
+                groups[layer] = group.name
+                if not math.isnan(loss):
+                    losses[layer] = loss
+    return {
+        "layers": layer_rows(job.model, packed, recipe=chosen.recipe, groups=groups, sensitivity=losses),
+        "histograms": histogram_rows(job.model, packed, most=_WORST),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"octavo": __version__, "python": sys.version.split()[0], "torch": torch.__version__}
+    with suppress(PackageNotFoundError):
+        found["transformers"] = version("transformers")
+    return found

@@ -1,0 +1,179 @@
+"""What a compression works on, handed down as plain functions, and the goal it is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo.batches import Batches
+from octavo.errors import ConfigError, OctavoError
+from octavo.folder.stored_tensors import stored_state
+from octavo.nn import QuantLayer
+from octavo.quant.apply_recipe import quantize_model
+from octavo.quant.pack_layers import pack_model
+from octavo.recipe import Recipe, Rule
+from octavo.recipe.sites import Site, model_sites
+from octavo.recipe.spec import Spec
+from octavo.train.measurement import Measurement
+
+#: Candidates of the search where none are given, from 8 bits to 2, scales included.
+FORMATS = ("mxint8", "int6:g64", "int5:g64", "nf4/32", "nf4", "nf3/32", "nf3", "int2:g32")
+
+Quality = Callable[[nn.Module], Measurement]
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Where the examples of one split come from, for the report. ``digest``: SHA-256, where it is known."""
+
+    split: str
+    source: str
+    count: int | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model to compress, and everything that depends on what it is for.
+
+    ``model``: float; it is not changed. ``batches``: calibration data. ``evaluate``: the quality of a packed model, or
+    of the float one, on validation data: it chooses. ``test``: the same on data that nothing was chosen by, called for
+    the float model and for the final one alone; None where there is none. ``measures``: what the quality is, for
+    people. ``write``: writes a packed model into a folder that is there and empty, and returns the file with its
+    weights. ``read``: reads the model of such a folder, which is then tested; None: the model that was written is.
+    ``identity``: plain values that tell this model and data from
+    others, for the journal. ``file_bytes``: of the float model's file. ``share``, ``exclude``: selectors of layers with
+    one format together, and of layers that stay as they are. ``latency``: whether to time forward passes.
+    ``output``, ``divergence``: what sensitivities compare, and how (:func:`octavo.search.measure_sensitivity`).
+    ``half_vectors``: ``write`` stores vectors in two bytes a value. ``more_costs``: further rows of the report, of the
+    float and the packed model.
+    """
+
+    name: str
+    model: nn.Module
+    batches: Batches
+    evaluate: Quality
+    measures: str
+    write: Callable[[nn.Module, Path], Path]
+    identity: dict[str, Any]
+    read: Callable[[Path], nn.Module] | None = None
+    test: Quality | None = None
+    task: str = ""
+    file_bytes: int | None = None
+    data: Sequence[DataFacts] = ()
+    share: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    samples: int = 128
+    latency: bool = True
+    half_vectors: bool = False
+    output: Callable[[Any, Any], Tensor] | None = None
+    divergence: str | None = None
+    more_costs: Callable[[nn.Module, nn.Module], list[dict[str, Any]]] | None = None
+
+    @property
+    def saved(self) -> int:
+        """Bytes that vectors in half precision save."""
+        vectors = [parameter for parameter in self.model.parameters() if parameter.ndim < 2]
+        return sum(parameter.nbytes // 2 for parameter in vectors) if self.half_vectors else 0
+
+    def size(self, packed: nn.Module) -> int:
+        """Return the bytes of a packed model's tensors as ``write`` stores them."""
+        return stored_bytes(packed) - self.saved
+
+    def build(self, recipe: Recipe) -> nn.Module:
+        """Return the packed model of a recipe."""
+        quantized = quantize_model(self.model, recipe, calibration=self.batches, samples=self.samples, progress=False)
+        rounded = any(isinstance(layer, QuantLayer) for layer in quantized.modules())  # none where all layers stay
+        return pack_model(quantized, inplace=True) if rounded else quantized
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked for: at most ``bits`` for each parameter, ``nbytes`` of weights, or ``max_loss`` of quality.
+
+    ``max_loss``: of accuracy or cosine in their own unit (0.01 is a point), of KL and of a perplexity's logarithm in
+    nats. Exactly one is given. Raises ConfigError for none, several, or values that nothing can reach.
+    """
+
+    bits: float | None = None
+    nbytes: int | None = None
+    max_loss: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check that there is one, and its value."""
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if len(given) != 1:
+            told = " and ".join(given) or "none"
+            raise ConfigError(f"a compression has one goal: bits, nbytes or max_loss; got {told}")
+        name, value = next(iter(given.items()))
+        if (
+            not isinstance(value, int | float)
+            or not math.isfinite(value)
+            or (value <= 0 if name != "max_loss" else value < 0)
+        ):
+            raise ConfigError(f"{name} is {value!r}; accepted are numbers above 0")
+
+    @property
+    def name(self) -> str:
+        """What the goal is, for people."""
+        return {"bits": "average bits", "nbytes": "bytes", "max_loss": "loss of quality"}[self._one[0]]
+
+    @property
+    def limit(self) -> float:
+        """Its value."""
+        return float(self._one[1])
+
+    @property
+    def unit(self) -> str:
+        """Its unit in reports."""
+        return {"bits": "bits", "nbytes": "B", "max_loss": ""}[self._one[0]]
+
+    @property
+    def _one(self) -> tuple[str, float]:
+        return next((name, value) for name, value in vars(self).items() if value is not None)
+
+    def most_bytes(self, parameters: int) -> float:
+        """Return the bytes that a model of so many parameters may have; infinite for a bound of the loss."""
+        if self.nbytes is not None:
+            return self.nbytes
+        return math.inf if self.bits is None else self.bits * parameters / 8
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return dict([self._one])
+
+
+def stored_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's tensors as a file holds them: packed ones as codes and scales, tied ones once."""
+    values, _ = stored_state(model)
+    return sum(int(value.nbytes) for value in values.values())
+
+
+def least_bytes(model: nn.Module, formats: Sequence[str]) -> int:
+    """Return the bytes of a model whose every layer has the smallest of some formats, from shapes alone."""
+    specs = [Rule(weight=text).gives[0][1] for text in formats]
+    seen: set[int] = set()
+    total = 0
+    for site in model_sites(model):
+        if site.tensor is None or id(site.tensor) in seen:
+            continue
+        seen.add(id(site.tensor))
+        total += _least(site, [spec for spec in specs if spec is not None])
+    known = {id(value): value.nbytes for value in model.state_dict(keep_vars=True).values()}
+    return total + sum(nbytes for key, nbytes in known.items() if key not in seen)
+
+
+def _least(site: Site, specs: Sequence[Spec]) -> int:
+    sizes = [site.nbytes(None)]
+    if site.role == "weight" and site.problem is None and not site.needs_name and site.is_default:
+        for spec in specs:
+            with suppress(OctavoError):  # a group that the rows do not hold
+                sizes.append(site.nbytes(spec.format))
+    return min(sizes)

@@ -1,0 +1,152 @@
+"""The fast form of sensitivity: a second-order estimate of the divergence from one backward pass a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import normalize
+
+from octavo.batches import call_numbered
+from octavo.display.progress import Stages
+from octavo.search.layer_groups import LayerGroup
+from octavo.search.output_divergence import Reader
+from octavo.search.rounded_layers import input_of
+
+Rounded = Callable[[LayerGroup, Any], dict[Any, Any] | None]
+
+
+def fisher_scores(
+    model: nn.Module,
+    batches: Sequence[Any],
+    groups: Sequence[LayerGroup],
+    reader: Reader,
+    rounded: Rounded,
+    specs: Sequence[Any],
+    show: Stages,
+) -> np.ndarray[Any, Any]:
+    """Return ``1/2 sum_i F_ii d_i^2`` of each group and format, float64 ``[groups, formats]``: NaN where it cannot be.
+
+    ``F``: the diagonal of the Fisher information of a row of outputs (of unit vectors and squared errors the
+    Gauss-Newton matrix), estimated from one random direction a row. ``d``: the change of the weight or of the input.
+    Source: LeCun, Optimal Brain Damage (1989), equation 6.
+    """
+    loss = np.full((len(groups), len(specs)), math.nan)
+    weights = [row for row, found in enumerate(groups) if found.group.role == "weight"]
+    inputs = [row for row, found in enumerate(groups) if found.group.role == "input"]
+    squares: dict[int, Tensor] = {}
+    change = {
+        (row, column): made
+        for row in inputs
+        for column, spec in enumerate(specs)
+        if (made := rounded(groups[row], spec)) is not None
+    }
+    for place in change:
+        loss[place] = 0.0
+    parameters = {id(s.tensor): s.tensor for row in weights for s in groups[row].unique if s.tensor is not None}
+    generator = torch.Generator().manual_seed(0)
+    count = 0
+    with _tracked(model, parameters), show.stage("estimating sensitivity", len(batches)) as advance:
+        for number, batch in enumerate(batches):
+            with torch.enable_grad(), _watched(model, groups, inputs, change, loss):
+                rows = reader.rows(call_numbered(model, batch, number), batch)
+                _draw(reader, rows, generator).backward()
+            count += len(rows)
+            for key, parameter in parameters.items():
+                if parameter.grad is not None:
+                    own = parameter.grad.detach().double().square()
+                    squares[key] = squares[key] + own if key in squares else own
+                    parameter.grad = None
+            advance()
+    for place in change:
+        loss[place] /= 2 * count
+    with show.stage("rounding weights", len(weights) * len(specs)) as advance:
+        for row in weights:
+            for column, spec in enumerate(specs):
+                if (made := rounded(groups[row], spec)) is not None:
+                    loss[row, column] = sum(_score(squares, site, value) for site, value in made.items()) / (2 * count)
+                advance()
+    return loss
+
+
+def _score(squares: dict[int, Tensor], site: Any, value: Tensor) -> float:
+    known = squares.get(id(site.tensor))
+    if known is None:  # no gradient reaches it
+        return 0.0
+    return float((known * (value.double() - site.tensor.detach().double()).square()).sum())
+
+
+def _draw(reader: Reader, rows: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a scalar whose gradient with respect to ``rows`` has the Fisher information as its second moment."""
+    signs = (torch.randint(0, 2, rows.shape, generator=generator) * 2 - 1).to(rows)
+    if reader.kind == "kl":
+        # diag(p) - p p' = B B' of B = diag(q) (I - q q'), q = sqrt(p). Classes drawn from p would do, too, but where
+        # one class is nearly sure the others, which matter, would almost never be drawn.
+        root = rows.detach().softmax(-1).sqrt()
+        drawn = root * (signs - root * (root * signs).sum(-1, keepdim=True))
+        return (rows * drawn).sum()
+    size = rows.detach().square().sum(-1, keepdim=True).clamp(min=1e-30)
+    values = normalize(rows, dim=-1) if reader.kind == "cosine" else rows * (2 / size).sqrt()
+    return (values * signs).sum()
+
+
+@contextmanager
+def _tracked(model: nn.Module, parameters: Mapping[int, Tensor]) -> Iterator[None]:
+    """Have gradients of these parameters, by id, alone inside; those that are there stay."""
+    before = [(parameter, parameter.requires_grad, parameter.grad) for parameter in model.parameters()]
+    try:
+        for parameter, _, _ in before:
+            parameter.requires_grad_(id(parameter) in parameters)
+            parameter.grad = None
+        yield
+    finally:
+        for parameter, wanted, grad in before:
+            parameter.requires_grad_(wanted)
+            parameter.grad = grad
+
+
+@contextmanager
+def _watched(
+    model: nn.Module,
+    groups: Sequence[LayerGroup],
+    inputs: Sequence[int],
+    change: dict[tuple[int, int], dict[Any, Any]],
+    loss: np.ndarray[Any, Any],
+) -> Iterator[None]:
+    """Add squares of gradient times change of every input to ``loss`` during a backward pass inside."""
+
+    def see(row: int, site: Any) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            x = input_of(args, kwargs)
+            if not x.is_floating_point():
+                return None
+            # A tensor of its own for this layer, so that its gradient is what comes through this layer alone.
+            own = x.detach().requires_grad_() if not x.requires_grad else x * 1
+
+            def score(grad: Tensor) -> None:
+                with torch.no_grad():
+                    for (at, column), made in change.items():
+                        if at == row:
+                            moved = made[site](x.detach()) - x.detach()
+                            loss[row, column] += float((grad * moved).double().square().sum())
+
+            own.register_hook(score)
+            return ((own, *args[1:]), kwargs) if args else (args, {**kwargs, next(iter(kwargs)): own})
+
+        return hook
+
+    handles = [
+        model.get_submodule(site.module).register_forward_pre_hook(see(row, site), with_kwargs=True)
+        for row in inputs
+        for site in groups[row].sites
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

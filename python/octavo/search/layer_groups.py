@@ -1,0 +1,226 @@
+"""Groups: the layers of a model that get one format together, found from its module tree and one forward pass."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo.batches import call_numbered, samples_of
+from octavo.errors import DTypeError, FormatError, ModelError
+from octavo.folder.stored_tensors import stored_state
+from octavo.nn.packed_layer import PackedLayer
+from octavo.nn.quant_layer import QuantLayer
+from octavo.nn.registry import kind_of
+from octavo.quant.calibration import undisturbed
+from octavo.recipe.decide import decide
+from octavo.recipe.rule import KEEP, Rule
+from octavo.recipe.sites import Site, model_sites
+from octavo.recipe.text import parse_selector
+from octavo.search.layer_sensitivity import INPUT, Group
+
+_EXPERT = re.compile(r"(^|\.)experts\.\d+(?=\.)")
+_MOST_NAMES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class LayerGroup:
+    """A group and the tensors that it is of: ``sites`` of every layer, ``unique`` one for each parameter."""
+
+    group: Group
+    sites: tuple[Site, ...]
+    unique: tuple[Site, ...]
+
+    @property
+    def held(self) -> int:
+        """Bytes of the tensors as they are; 0 of inputs."""
+        return sum(site.nbytes(None) for site in self.unique) if self.group.role == "weight" else 0
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """The groups of a model, the layers that were excluded, bytes outside the groups, parameters, and remarks."""
+
+    groups: tuple[LayerGroup, ...]
+    kept: tuple[str, ...]
+    fixed_nbytes: int
+    parameters: int
+    notes: tuple[str, ...]
+
+
+def find_groups(
+    model: nn.Module, batch: Any, roles: Sequence[str], share: Iterable[str], exclude: Iterable[str]
+) -> Found:
+    """Return the groups of every linear layer, convolution and embedding of a float model.
+
+    Together are: layers that hold one parameter; layers of one module that read the same tensor, as query, key and
+    value do; the experts of a mixture, layer by layer; and what a selector of ``share`` names. ``exclude``: selectors
+    of layers that stay. Raises DTypeError for models that are quantized already, ModelError for selectors that select
+    nothing and models without such layers.
+    """
+    _check_float(model)
+    sites = [site for site in model_sites(model) if _is_candidate(model, site)]
+    if not sites:
+        raise ModelError(f"{type(model).__name__} has no linear layer, convolution or embedding to choose a format for")
+    kept = {path for text in exclude for path in matching(sites, text, "exclude")}
+    tied_to_kept = {id(site.tensor) for site in sites if site.module in kept}
+    free = [site for site in sites if id(site.tensor) not in tied_to_kept]
+    reads, macs = _first_pass(model, batch, free)
+    together = _Union(site.module for site in free)
+    _join(together, free, lambda site: id(site.tensor))
+    _join(together, free, lambda site: reads.get(site.module))
+    _join(together, free, _expert)
+    for text in share:
+        chosen = [path for path in matching(sites, text, "share") if path in together]
+        for path in chosen[1:]:
+            together.join(chosen[0], path)
+    found: list[LayerGroup] = []
+    for layers in together.sets():
+        own = [site for site in free if site.module in layers]
+        found += _of_layers(model, own, roles, macs)
+    values, _ = stored_state(model)
+    total = sum(value.nbytes for value in values.values() if isinstance(value, Tensor))
+    still = sorted(path for path in together if path not in macs)
+    notes = (f"layers that no forward pass calls: {', '.join(still[:_MOST_NAMES])}",) if still else ()
+    return Found(
+        tuple(found),
+        tuple(site.module for site in sites if id(site.tensor) in tied_to_kept),
+        total - sum(group.held for group in found),
+        sum(parameter.numel() for parameter in model.parameters()),
+        notes,
+    )
+
+
+def matching(sites: Sequence[Site], text: str, what: str) -> list[str]:
+    """Return the layers that a selector means. Raises ModelError with the nearest names where there are none."""
+    try:
+        selector = parse_selector(text)
+        options = {selector.kind: selector.pattern, "pick": selector.pick} if selector.kind else {}
+        rule = Rule(**options, weight=KEEP)  # type: ignore[arg-type] # keys are those of a rule
+        found = decide([rule], sites, kind="layer")
+    except FormatError as error:
+        raise ModelError(f"{what} {text!r}: {error}") from None
+    return [decision.site.module for decision in found if decision.rule is not None]
+
+
+def _check_float(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"sensitivity is measured on a torch.nn.Module, got {type(model).__name__}")
+    for path, module in model.named_modules():
+        if isinstance(module, QuantLayer | PackedLayer):
+            raise DTypeError(f"{path}: is quantized already; measure the float model")
+
+
+def _is_candidate(model: nn.Module, site: Site) -> bool:
+    if site.role != "weight" or site.problem is not None or not site.is_default:
+        return False
+    kind = kind_of(model.get_submodule(site.module))
+    return kind is not None and kind.packed is not None
+
+
+def _expert(site: Site) -> str | None:
+    return _EXPERT.sub(r"\1experts.*", site.module) if _EXPERT.search(site.module) else None
+
+
+def _join(together: _Union, sites: Iterable[Site], key: Any) -> None:
+    first: dict[Any, str] = {}
+    for site in sites:
+        if (own := key(site)) is not None:
+            together.join(first.setdefault(own, site.module), site.module)
+
+
+class _Union:
+    """Sets of names that are joined, in the order in which the names were given."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._set = {name: {name: None} for name in names}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._set
+
+    def __iter__(self) -> Any:
+        return iter(self._set)
+
+    def join(self, one: str, other: str) -> None:
+        if (first := self._set[one]) is not (second := self._set[other]):
+            first |= second
+            for name in second:
+                self._set[name] = first
+
+    def sets(self) -> list[dict[str, None]]:
+        return list({id(names): names for names in self._set.values()}.values())
+
+
+def _first_pass(model: nn.Module, batch: Any, sites: Sequence[Site]) -> tuple[dict[str, Any], dict[str, int]]:
+    """Return what each layer reads, where it runs once, and its multiply-adds for one sample."""
+    modules = {model.get_submodule(site.module): site for site in sites}
+    reads: dict[str, Any] = {}
+    calls: Counter[str] = Counter()
+    macs: dict[str, int] = {}
+    alive: list[Tensor] = []  # so that no id is used again
+    samples = max(samples_of(batch), 1)
+
+    def see(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        site = modules[module]
+        x = next((value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)), None)
+        calls[site.module] += 1
+        if x is None or not isinstance(output, Tensor):
+            return
+        alive.append(x)
+        if not site.is_lookup:
+            reads[site.module] = (site.module.rpartition(".")[0], id(x))
+        rows = (site.shape or (1,))[1 if site.axis == 0 else 0]
+        own = 0 if site.is_lookup else output.numel() * site.elements // max(rows, 1) // samples
+        macs[site.module] = macs.get(site.module, 0) + own
+
+    handles = [module.register_forward_hook(see, with_kwargs=True) for module in modules]
+    try:
+        with undisturbed(model):
+            call_numbered(model, batch, 0)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {path: read for path, read in reads.items() if calls[path] == 1}, macs
+
+
+def _of_layers(
+    model: nn.Module, sites: Sequence[Site], roles: Sequence[str], macs: Mapping[str, int]
+) -> list[LayerGroup]:
+    # Of tied tensors the one of a lookup stands for all: what it cannot have, none of them can.
+    ordered = sorted(sites, key=lambda site: not site.is_lookup)
+    first = {id(site.tensor): site for site in reversed(ordered)}
+    unique = [site for site in sites if first[id(site.tensor)] is site]
+    name = _name([site.module for site in unique])
+    total = sum(macs.get(site.module, 0) for site in sites)
+    found = []
+    if "weight" in roles:
+        weight = Group(
+            name, "weight", tuple(site.module for site in sites), tuple(site.path for site in unique),
+            sum(site.elements for site in unique), total,
+        )  # fmt: skip
+        found.append(LayerGroup(weight, tuple(sites), tuple(unique)))
+    multiplied = [site for site in sites if _takes_input(model, site) and site.module in macs]
+    if "input" in roles and multiplied:
+        given = Group(name + INPUT, "input", tuple(site.module for site in multiplied), macs=total)
+        found.append(LayerGroup(given, tuple(multiplied), ()))
+    return found
+
+
+def _takes_input(model: nn.Module, site: Site) -> bool:
+    kind = kind_of(model.get_submodule(site.module))
+    return kind is not None and "input" in kind.roles
+
+
+def _name(layers: Sequence[str]) -> str:
+    """Return one name for layers: ``attention.self.query+key+value``."""
+    if len(layers) == 1:
+        return layers[0] or "model"
+    parents = {layer.rpartition(".")[0] for layer in layers}
+    if len(parents) == 1 and len(layers) <= _MOST_NAMES:
+        parent = parents.pop()
+        return (f"{parent}." if parent else "") + "+".join(layer.rpartition(".")[2] for layer in layers)
+    return f"{layers[0]} and {len(layers) - 1} more"

@@ -1,0 +1,67 @@
+"""How far a model's outputs are from those of the float model: relative entropy of scores, 1 - cosine of embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from octavo.errors import ConfigError, ModelError
+from octavo.train.model_outputs import read_output
+
+DIVERGENCES = ("kl", "cosine", "mse")
+Output = Callable[[Any, Any], Tensor]
+_LARGE = 1 << 20  # scores from which float32 is exact enough and float64 too slow
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What is compared of outputs, and how. ``kind``: a divergence. ``output``: the user's function, or None."""
+
+    kind: str
+    output: Output | None = None
+
+    def rows(self, given: Any, batch: Any) -> Tensor:
+        """Return the vectors of an output, ``[rows, channels]``."""
+        rows = _rows(given, batch, self.output)[1]
+        return rows.float() if rows.numel() > _LARGE and self.kind == "kl" else rows
+
+    def reference(self, rows: Tensor) -> Tensor:
+        """Return the form in which rows of the float model are kept."""
+        return rows.log_softmax(-1) if self.kind == "kl" else normalize(rows, dim=-1) if self.kind == "cosine" else rows
+
+    def sum(self, reference: Tensor, rows: Tensor) -> float:
+        """Return the sum over rows of the divergence from the reference; NaN where rows are not finite."""
+        if self.kind == "kl":
+            # Scores of minus infinity, which models give to tokens they rule out, count as 0.
+            each = (reference.exp() * (reference - rows.log_softmax(-1))).nan_to_num(nan=float("nan"), neginf=0).sum(-1)
+        elif self.kind == "cosine":
+            # Half the squared distance of unit vectors: 1 - cosine without cancellation.
+            each = (reference - normalize(rows, dim=-1)).square().sum(-1) / 2
+        else:
+            each = (reference - rows).square().sum(-1) / reference.square().sum(-1).clamp(min=1e-30)
+        return float(each.double().sum().clamp(min=0))
+
+
+def reader_of(given: Any, batch: Any, output: Output | None, divergence: str | None) -> Reader:
+    """Return how outputs such as ``given`` are compared: by default scores by ``kl``, embeddings by ``cosine``.
+
+    What a user's ``output`` returns counts as embeddings. Raises ConfigError or ModelError for what cannot be compared.
+    """
+    if divergence is not None and divergence not in DIVERGENCES:
+        raise ConfigError(f"divergence is {divergence!r}; accepted are {', '.join(DIVERGENCES)}")
+    kind, rows = _rows(given, batch, output)
+    usual = "mse" if rows.shape[-1] < 2 else "kl" if kind == "logits" else "cosine"
+    return Reader(divergence or usual, output)
+
+
+def _rows(given: Any, batch: Any, output: Output | None) -> tuple[str, Tensor]:
+    if output is None:
+        return read_output(given, batch)
+    value = output(given, batch)
+    if not isinstance(value, Tensor) or not value.is_floating_point() or not value.ndim:
+        raise ModelError(f"output(...) returned a {type(value).__name__}; accepted is a float tensor [rows, channels]")
+    return "embedding", (value.flatten(0, -2) if value.ndim > 1 else value[None]).double()

@@ -1,0 +1,190 @@
+"""tune: better codes for a decided assignment, by GPTQ, HQQ and bias correction, each kept only where it helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from octavo.batches import Batches, call_numbered
+from octavo.display.progress import Report, Stages
+from octavo.errors import ConfigError
+from octavo.nn.registry import kind_of
+from octavo.quant.algorithms.bias import correct_bias_model
+from octavo.quant.apply_recipe import quantize_model
+from octavo.quant.calibration import undisturbed
+from octavo.recipe import Recipe
+from octavo.recipe.fit import misfit
+from octavo.recipe.rule import KEEP, read_spec
+from octavo.recipe.spec import Calibration, Spec
+from octavo.search.assignment_recipe import recipe_of
+from octavo.search.front import Point
+from octavo.search.layer_sensitivity import Group, Sensitivity
+from octavo.search.output_divergence import Output, Reader, reader_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+METHODS = ("gptq", "hqq", "bias")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One attempt: ``method`` on ``formats``, the loss with it, and whether it was kept."""
+
+    method: str
+    formats: tuple[str, ...]
+    loss: float
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The result of :func:`tune`. ``model``: quantized, not packed. ``recipe``: gives its formats and solvers.
+
+    ``before``, ``loss``: divergence from the float model without any method, and with those that were kept. Corrected
+    biases are in the model alone, no recipe gives them.
+    """
+
+    model: nn.Module
+    recipe: Recipe
+    before: float
+    loss: float
+    steps: tuple[Step, ...]
+
+    def to_table(self) -> Table:
+        """Return one row for each attempt."""
+        from octavo.display.console import table
+
+        rows = table("method", "formats", ">loss", "kept")
+        rows.add_row("rounding", "all", f"{self.before:.3e}", "")
+        for step in self.steps:
+            rows.add_row(step.method, ", ".join(step.formats), f"{step.loss:.3e}", "yes" if step.kept else "no")
+        return rows
+
+    def __str__(self) -> str:
+        """Return the table as plain text."""
+        from octavo.display.console import plain_text
+
+        return plain_text(self.to_table())
+
+
+def tune(
+    model: nn.Module,
+    point: Point | Mapping[str, str],
+    sensitivity: Sensitivity,
+    batches: Iterable[Any],
+    *,
+    methods: Sequence[str] = METHODS,
+    output: Output | None = None,
+    divergence: str | None = None,
+    samples: int | None = 128,
+    progress: bool | Report = True,
+) -> Tuned:
+    """Return a float model quantized by an assignment, with the methods that beat plain rounding in the same run.
+
+    ``methods``, tried in this order: ``gptq`` and ``hqq`` on all weights whose format takes them, and where that does
+    not help on one format after the other; ``bias`` corrects biases. Each is judged by the divergence from the float
+    model (``output`` and ``divergence`` as for :func:`measure_sensitivity`) on the last quarter of the batches, which
+    the solvers do not see where there are two batches or more. Formats, and so bytes, stay as they are.
+
+    Raises ConfigError for other methods and an assignment that does not fit, and what quantize_model raises.
+    """
+    for method in methods:
+        if method not in METHODS:
+            raise ConfigError(f"method {method!r} is none; accepted are {', '.join(METHODS)}")
+    data = list(Batches(batches, samples))
+    held = max(len(data) // 4, 1) if len(data) > 1 else 0
+    solved, judged = data[: len(data) - held], data[len(data) - held :] if held else data
+    loss_of = _judge(model, judged, output, divergence)
+    choice = dict(point.choice if isinstance(point, Point) else point)
+    show = Stages(progress)
+
+    def built(choice: Mapping[str, str]) -> nn.Module:
+        recipe = recipe_of(choice, sensitivity)
+        return quantize_model(model, recipe, calibration=solved, samples=None, progress=False)
+
+    best = built(choice)
+    before = loss = loss_of(best)
+    steps: list[Step] = []
+    with show.stage("tuning", len(methods)) as advance:
+        for method in methods:
+            if method == "bias":
+                corrected = built(choice)
+                correct_bias_model(corrected, model, solved, samples=None, progress=False)
+                now = loss_of(corrected)
+                steps.append(Step(method, (), now, now < loss))
+                best, loss = (corrected, now) if now < loss else (best, loss)
+            else:
+                choice, best, loss = _solver(model, sensitivity, method, choice, best, loss, built, loss_of, steps)
+            advance()
+    return Tuned(best, recipe_of(choice, sensitivity), before, loss, tuple(steps))
+
+
+def _solver(
+    model: nn.Module,
+    sensitivity: Sensitivity,
+    method: str,
+    choice: dict[str, str],
+    best: nn.Module,
+    loss: float,
+    built: Callable[[Mapping[str, str]], nn.Module],
+    loss_of: Callable[[nn.Module], float],
+    steps: list[Step],
+) -> tuple[dict[str, str], nn.Module, float]:
+    """Try a solver on all formats at once, and where that does not help on one after the other."""
+    changes = {
+        group.name: text
+        for group in sensitivity.groups
+        if group.role == "weight" and (text := _with(model, group, choice[group.name], method)) is not None
+    }
+    formats = tuple(dict.fromkeys(choice[name] for name in changes))
+    for tried in [formats, *((one,) for one in formats if len(formats) > 1)] if formats else []:
+        candidate = choice | {name: text for name, text in changes.items() if choice[name] in tried}
+        made = built(candidate)
+        now = loss_of(made)
+        steps.append(Step(method, tried, now, now < loss))
+        if now < loss:
+            choice, best, loss = candidate, made, now
+            if tried == formats:
+                break
+    return choice, best, loss
+
+
+def _with(model: nn.Module, group: Group, text: str, method: str) -> str | None:
+    """Return a group's format with a solver; None where it has one, or cannot have it."""
+    spec = None if text == KEEP else read_spec(text)
+    if spec is None or (spec.calibration is not None and spec.calibration.method in METHODS):
+        return None
+    solved = Spec(spec.format, Calibration(method))
+    kinds = [kind_of(model.get_submodule(layer)) for layer in group.layers]
+    lookup = any(kind is None or kind.is_lookup for kind in kinds)
+    # Of a tied weight gptq would change every reader; rows that are looked up have no inputs to solve for.
+    if misfit("weight", solved) is not None or len(group.tensors) != len(group.layers) or (method == "gptq" and lookup):
+        return None
+    return str(solved)
+
+
+def _judge(
+    model: nn.Module, batches: Sequence[Any], output: Output | None, divergence: str | None
+) -> Callable[[nn.Module], float]:
+    """Return what tells the mean divergence of another model from ``model`` on batches."""
+    reader = Reader("kl")
+    reference: list[Tensor] = []
+    with undisturbed(model):
+        for number, batch in enumerate(batches):
+            given = call_numbered(model, batch, number)
+            reader = reader_of(given, batch, output, divergence) if not number else reader
+            reference.append(reader.reference(reader.rows(given, batch)))
+
+    def loss_of(other: nn.Module) -> float:
+        with undisturbed(other):
+            total = sum(
+                reader.sum(known, reader.rows(call_numbered(other, batch, number), batch))
+                for number, (known, batch) in enumerate(zip(reference, batches, strict=True))
+            )
+        return total / max(sum(map(len, reference)), 1)
+
+    return loss_of

@@ -1,0 +1,198 @@
+"""verify: points of a front built and evaluated, prediction beside truth."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from octavo.display.progress import Report, Stages
+from octavo.errors import ConfigError, NonFiniteError
+from octavo.search.front import Point
+from octavo.search.journal import Journal
+from octavo.search.layer_sensitivity import Sensitivity
+from octavo.search.rank_correlation import rank_correlation
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+ENOUGH = 0.8
+"""Rank correlation from which the additive prediction may choose: below it, only what was measured does."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One point, its predicted loss, and the loss of the built model: lower is better."""
+
+    point: Point
+    predicted: float
+    measured: float
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Points of a front and their measured losses. ``notes``: what was found out about the prediction."""
+
+    rows: tuple[Verified, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def correlation(self) -> float:
+        """Rank correlation of prediction and truth, NaN of fewer than 3 points."""
+        return rank_correlation([row.predicted for row in self.rows], [row.measured for row in self.rows])
+
+    @property
+    def can_predict(self) -> bool:
+        """Whether the prediction orders the points as the truth does, up to a rank correlation of 0.8."""
+        return self.correlation >= ENOUGH
+
+    def chosen(self, *, max_loss: float | None = None, nbytes: float | None = None, bits: float | None = None) -> Point:
+        """Return the point that measured least within ``nbytes`` or ``bits``, or the smallest within ``max_loss``.
+
+        Raises ConfigError unless one bound is given, and where no point keeps it.
+        """
+        given = {"max_loss": max_loss, "nbytes": nbytes, "bits": bits}
+        named = {name: value for name, value in given.items() if value is not None}
+        if len(named) != 1:
+            raise ConfigError(f"a point is chosen by one of {', '.join(given)}; got {', '.join(named) or 'none'}")
+        name, bound = next(iter(named.items()))
+        of = {"max_loss": lambda row: row.measured, "nbytes": lambda row: row.point.nbytes, "bits": _bits}[name]
+        inside = [row for row in self.rows if of(row) <= bound]
+        if not inside:
+            raise ConfigError(f"no measured point has {name} <= {bound:g}: the least is {min(map(of, self.rows)):g}")
+        if name == "max_loss":
+            return min(inside, key=lambda row: (row.point.nbytes, row.measured)).point
+        return min(inside, key=lambda row: (row.measured, row.point.nbytes)).point
+
+    def to_table(self) -> Table:
+        """Return one row for each point."""
+        from octavo.display.console import table
+        from octavo.display.numbers import size
+
+        rows = table(">bits", ">bytes", ">predicted loss", ">measured loss")
+        for row in self.rows:
+            rows.add_row(f"{row.point.bits:.2f}", size(row.point.nbytes), f"{row.predicted:.3e}", f"{row.measured:.3e}")
+        return rows
+
+    def __str__(self) -> str:
+        """Return the table as plain text, the correlation, and the notes."""
+        from octavo.display.console import plain_text
+
+        told = f"rank correlation of prediction and measurement: {self.correlation:.2f} over {len(self.rows)} points"
+        return "\n".join([plain_text(self.to_table()), "", told, *self.notes])
+
+    def to_json(self) -> str:
+        """Return everything as JSON."""
+        correlation = None if math.isnan(self.correlation) else self.correlation
+        return json.dumps(
+            {"correlation": correlation, "notes": self.notes, "points": [asdict(row) for row in self.rows]}, indent=1
+        )
+
+
+def _bits(row: Verified) -> float:
+    return row.point.bits
+
+
+def verify(
+    points: Iterable[Point],
+    build: Callable[[Point], Any],
+    evaluate: Callable[[Any], float],
+    *,
+    pairs: Callable[[], Sequence[Pair]] | None = None,
+    journal: Journal | Path | str | None = None,
+    subject: str = "",
+    progress: bool | Report = True,
+) -> Verification:
+    """Return what points of a front lose in truth: each is built and evaluated, one after the other.
+
+    ``build``: the model of a point, such as ``pack_model(quantize_model(model, recipe_of(point, sensitivity)))``.
+    ``evaluate``: its loss, lower is better, such as one minus accuracy. ``pairs``: asked for where the rank correlation
+    is below 0.8; terms of :func:`pair_terms`, which are added to the predictions of all points. ``journal``: a folder,
+    or an open Journal, and ``subject``, which names model, data and evaluation: what was measured is found there again.
+
+    Raises ConfigError without points, NonFiniteError for a loss that is NaN or infinite.
+    """
+    given = list(points)
+    if not given:
+        raise ConfigError("no point to verify; take some of a front, as front.spread(10) does")
+    rows = []
+    with ExitStack() as stack:
+        held = journal if isinstance(journal, Journal) or journal is None else stack.enter_context(Journal(journal))
+        advance = stack.enter_context(Stages(progress).stage("measuring points", len(given)))
+        for point in given:
+            settings = {"verified": subject, "choice": dict(sorted(point.choice.items()))}
+            record = None if held is None else held.find(settings, "loss")
+            if record is None:
+                measured = float(evaluate(build(point)))
+                if not math.isfinite(measured):
+                    raise NonFiniteError(
+                        f"the loss of a point of {point.bits:.2f} bits is {measured}; accepted are finite ones"
+                    )
+                if held is not None:
+                    held.add(settings, loss=measured)
+            else:
+                measured = float(record["loss"])
+            rows.append(Verified(point, point.loss, measured))
+            advance()
+    plain = Verification(tuple(rows))
+    if len(rows) < 3 or plain.can_predict:
+        return plain
+    told = f"the sum over layers orders these points with a rank correlation of {plain.correlation:.2f}"
+    if pairs is None:
+        return Verification(plain.rows, (f"{told}: it cannot predict here, only measured points may be chosen",))
+    terms = pairs()
+    better = tuple(Verified(row.point, row.predicted + _added(row.point, terms), row.measured) for row in rows)
+    improved = Verification(better)
+    if not improved.correlation > plain.correlation:
+        return Verification(plain.rows, (f"{told}; pairs of adjacent layers do not help: it cannot predict here",))
+    can = "" if improved.can_predict else ", which is not enough to predict"
+    return Verification(better, (f"{told}, with terms for pairs of adjacent layers {improved.correlation:.2f}{can}",))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What two groups in two formats lose together beyond the sum of their own losses."""
+
+    groups: tuple[str, str]
+    formats: tuple[str, str]
+    loss: float
+
+
+def pair_terms(
+    sensitivity: Sensitivity, points: Iterable[Point], together: Callable[[dict[str, str]], float]
+) -> list[Pair]:
+    """Return the terms of adjacent groups in the formats that ``points`` give them.
+
+    ``together``: the divergence of the model with some groups in formats, ``{group: format}``, and all others as they
+    are. Groups are adjacent as the sensitivity lists them, weights and inputs apart.
+    """
+    rows = {group.name: row for row, group in enumerate(sensitivity.groups)}
+    adjacent = []
+    for role in ("weight", "input"):
+        own = [group.name for group in sensitivity.groups if group.role == role]
+        adjacent += list(pairwise(own))
+    wanted = dict.fromkeys(
+        (pair, (point.choice[pair[0]], point.choice[pair[1]])) for point in points for pair in adjacent
+    )
+    found = []
+    for pair, formats in wanted:
+        alone = [
+            sensitivity.loss[rows[name], sensitivity.formats.index(text)]
+            for name, text in zip(pair, formats, strict=True)
+        ]
+        if "keep" not in formats and not np.isnan(alone).any():
+            found.append(Pair(pair, formats, together(dict(zip(pair, formats, strict=True))) - float(sum(alone))))
+    return found
+
+
+def _added(point: Point, terms: Sequence[Pair]) -> float:
+    return sum(
+        term.loss for term in terms if (point.choice[term.groups[0]], point.choice[term.groups[1]]) == term.formats
+    )
