@@ -25,9 +25,12 @@ The same call resumes a run that was stopped. :mod:`octavo.train.task` lists the
 """
 
 from octavo.errors import CheckpointError, ConfigError, OptimizerError, PackageError, TaskError
+from octavo.train.exact_nll import ValLoss, exact_nll
 from octavo.train.loop import TrainResult, train
+from octavo.train.measurement import Measurement
 from octavo.train.metric_files import read_metrics, without_clock
 from octavo.train.optimizer import adamw
+from octavo.train.parameter_groups import ParameterGroup, grouped, language_groups
 from octavo.train.randomness import seed_all
 from octavo.train.task import Task
 from octavo.train.train_config import TrainConfig
@@ -35,13 +38,19 @@ from octavo.train.train_config import TrainConfig
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "Measurement",
     "OptimizerError",
     "PackageError",
+    "ParameterGroup",
     "Task",
     "TaskError",
     "TrainConfig",
     "TrainResult",
+    "ValLoss",
     "adamw",
+    "exact_nll",
+    "grouped",
+    "language_groups",
     "read_metrics",
     "seed_all",
     "train",

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of the number of the update, so that a checkpoint holds no state for them."""
+"""Schedules of rate and momentum: functions of the number of the update alone, so that no checkpoint holds a state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from octavo.train.train_config import TrainConfig
 def rate_factor(config: TrainConfig, step: int) -> float:
     """Return what the learning rate is multiplied with in update ``step`` (the first is 0): above 0, at most 1.
 
-    Warm-up: ``(step + 1) / warmup``. Then 1 for ``constant``; a straight line or half a cosine from 1 towards ``final``
-    for ``linear`` and ``cosine``; ``trapezoid`` holds 1, then falls in a line over the last ``cooldown * steps``.
-    The lower end lies one step past the last update: an update with rate 0 would be thrown away.
+    Warm-up: ``(step + 1) / warmup``. Then 1 for ``constant``; a straight line from 1 towards ``final`` for ``linear``
+    and ``one_cycle``, half a cosine for ``cosine``; ``trapezoid`` holds 1, then falls in a line over the last
+    ``cooldown * steps``. The lower end lies one step past the last update: an update with rate 0 would be thrown away.
     """
     if step < config.warmup:
         return (step + 1) / config.warmup
@@ -27,3 +27,13 @@ def rate_factor(config: TrainConfig, step: int) -> float:
     if config.schedule == "cosine":
         done = (1 - math.cos(math.pi * done)) / 2
     return 1 - (1 - config.final) * done
+
+
+def momentum_at_rate(config: TrainConfig, highest: float, factor: float) -> float:
+    """Return the momentum that goes with a rate of ``factor`` times the largest: ``highest``, but in ``one_cycle``.
+
+    There it lies between ``highest`` at rate 0 and ``low_momentum``, or ``highest`` if that is lower, at the peak.
+    """
+    if config.schedule != "one_cycle":
+        return highest
+    return highest - (highest - min(highest, config.low_momentum)) * factor

@@ -89,7 +89,9 @@ def train(
     checkpoint.
     ``progress``: a bar or lines on stderr. ``optimizer``: makes the optimizer; its rates follow the schedule.
     ``callbacks``: called with ``model`` and the number of the update, from 0, before each update; they change the model
-    as that number alone says, as :class:`octavo.quant.FormatSchedule` does, since a run may go on from any of them.
+    as that number and its state dict alone say, as :class:`octavo.quant.FormatSchedule` and
+    :func:`octavo.prune.callback` do, since a run may go on from any of them. A callback's method ``gradients``, if it
+    has one, is called likewise when the gradients of an update are in ``grad``.
     Under torchrun all processes call this alike; see :mod:`octavo.train.distributed`.
 
     The run owns its process: it seeds the global random number generators, and while it lasts handles SIGINT and
@@ -186,6 +188,8 @@ class _Run:
         self.parts, self.folder = parts, folder
         self.config, self.state, self.clock, self.processes = parts.config, parts.state, parts.clock, parts.processes
         self.metrics, self.display, self.interrupt, self.callbacks = metrics, display, interrupt, callbacks
+        found = (getattr(callback, "gradients", None) for callback in callbacks)
+        self.gatherers: list[Callback] = [gather for gather in found if callable(gather)]
         self.saved = parts.state.step  # the step of the newest checkpoint; 0 is none
         random = random_state()
         self.update = Updater(
@@ -238,7 +242,7 @@ class _Run:
             callback(self.parts.model, state.step)
         begin = time.perf_counter()
         with self.clock.on("compile" if compiling else "train"):
-            update = self.update(state.step, self.interrupt.seen)
+            update = self.update(state.step, self.interrupt.seen, self._gradients if self.gatherers else None)
             if average is not None and not update.skipped:
                 average.update(state.step + 1)
         state.unit = self.update.unit
@@ -249,6 +253,11 @@ class _Run:
             self._log(update)
         self.display.step(state.step)
         return update.stop
+
+    def _gradients(self, step: int) -> None:
+        """Show the gradients of an update to the callbacks that look at them."""
+        for gather in self.gatherers:
+            gather(self.parts.model, step)
 
     def _log(self, update: Update) -> None:
         """Write the line that sums up the window, and open a new one."""

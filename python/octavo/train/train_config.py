@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.errors import ConfigError
 
-SCHEDULES = ("constant", "linear", "cosine", "trapezoid")
+SCHEDULES = ("constant", "linear", "cosine", "trapezoid", "one_cycle")
 PRECISIONS = ("fp32", "bf16", "fp16")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -25,8 +25,10 @@ class TrainConfig:
 
     ``steps``: updates of the weights. ``batch_size``: sequences in an update, over all micro-batches and processes.
     ``accumulation``: micro-batches that an update is cut into. ``learning_rate``: the largest of the schedule.
-    ``schedule``: ``constant``, ``linear``, ``cosine`` or ``trapezoid``, after ``warmup`` steps of linear growth, down
-    to ``final`` times the rate; ``trapezoid`` stays up until the last ``cooldown`` fraction of the steps.
+    ``schedule``: ``constant``, ``linear``, ``cosine``, ``trapezoid`` or ``one_cycle``, after ``warmup`` steps of linear
+    growth, down to ``final`` times the rate; ``trapezoid`` (warm-up, stable, decay) stays up until the last
+    ``cooldown`` fraction of the steps; ``one_cycle`` is ``linear``, meant for a long warm-up, with a momentum that
+    falls to ``low_momentum`` as the rate rises, and rises again as it falls.
     ``betas``, ``eps``, ``weight_decay``: of AdamW; parameters of fewer than 2 dimensions do not decay.
     ``clip``: largest norm of the whole gradient, None or 0 for none.
     ``precision``: ``fp32``, or autocast to ``bf16`` or ``fp16`` (with loss scaling); the weights are float32 always.
@@ -49,6 +51,7 @@ class TrainConfig:
     warmup: int = 0
     final: float = 0.0
     cooldown: float = 0.2
+    low_momentum: float = 0.85
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.01
@@ -82,6 +85,7 @@ class TrainConfig:
         self._number("weight_decay", "a finite number of at least 0", lambda value: value >= 0)
         self._number("final", "0 to 1", lambda value: 0 <= value <= 1)
         self._number("cooldown", "above 0 and up to 1", lambda value: 0 < value <= 1)
+        self._number("low_momentum", "at least 0 and below 1", lambda value: 0 <= value < 1)
         if self.clip is not None:
             self._number("clip", "None, or a finite number of at least 0", lambda value: value >= 0)
         if self.ema is not None:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from octavo.errors import NonFiniteError, TaskError
+from octavo.nn.masks import enforce_masks
 from octavo.train.distributed import Processes
-from octavo.train.learning_rate import rate_factor
+from octavo.train.learning_rate import momentum_at_rate, rate_factor
 from octavo.train.precision import Precision
 from octavo.train.task import has_state, share, to_device
 from octavo.train.train_config import TrainConfig
@@ -67,13 +68,23 @@ class Updater:
         self._optimizer = optimizer
         for group in optimizer.param_groups:
             group.setdefault("initial_lr", group["lr"])
+            if config.schedule == "one_cycle":
+                if "betas" in group:
+                    group.setdefault("initial_beta", group["betas"][0])
+                if "momentum" in group:
+                    group.setdefault("initial_momentum", group["momentum"])
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self._model = model
         self._network = DistributedDataParallel(model) if processes.world > 1 else model
         self._loss = torch.compile(task.loss) if config.compile else task.loss
         self._ahead: dict[int, Any] = {}
 
-    def __call__(self, step: int, stop: Callable[[], bool] = bool) -> Update:
+    def __call__(
+        self, step: int, stop: Callable[[], bool] = bool, ready: Callable[[int], None] | None = None
+    ) -> Update:
         """Make update ``step``, counted from 0; if ``stop()`` in one process, all of them hear of it.
+
+        ``ready``: called with the step when the gradients are those that the optimizer will use, in all processes.
 
         Raises NonFiniteError naming the parameter if a gradient is not finite and the precision is not fp16, and
         TaskError for a loss that is no float32 scalar, without tokens, or without any gradient.
@@ -82,6 +93,8 @@ class Updater:
         factor = rate_factor(config, step)
         for group in self._optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
+            if config.schedule == "one_cycle":
+                _set_momentum(group, config, factor)
         self._optimizer.zero_grad(set_to_none=True)
         totals = _Totals(self._processes.device)
         for micro in range(config.accumulation):
@@ -108,7 +121,10 @@ class Updater:
             if config.clip:
                 scale *= min(1.0, config.clip / (norm + 1e-6))
             torch._foreach_mul_(gradients, scale)
+            if ready is not None:
+                ready(step)
             scaler.step(self._optimizer)
+            enforce_masks(self._model)
         scaler.update()
         rate = self._optimizer.param_groups[0]["lr"]
         return Update(totals.loss_sum, round(totals.tokens), totals.counts, rate, norm, skipped, totals.stop)
@@ -160,6 +176,14 @@ class Updater:
             raise NonFiniteError(f"step {step}: the gradient of '{bad}' is not finite; {loss}")
         if self._precision.scaler.get_scale() < LEAST_SCALE:
             raise NonFiniteError(f"step {step}: the gradient of '{bad}' is not finite at any loss scale; {loss}")
+
+
+def _set_momentum(group: dict[str, Any], config: TrainConfig, factor: float) -> None:
+    """Give a group the momentum that goes with its rate: the first beta of Adam's kind, or ``momentum``."""
+    if "initial_beta" in group:
+        group["betas"] = (momentum_at_rate(config, group["initial_beta"], factor), *group["betas"][1:])
+    if "initial_momentum" in group:
+        group["momentum"] = momentum_at_rate(config, group["initial_momentum"], factor)
 
 
 @dataclass

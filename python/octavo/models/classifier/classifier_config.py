@@ -18,6 +18,7 @@ class ClassifierConfig:
 
     ``vocabulary``: ids, 0 for padding. ``classes``: labels. ``width`` of the residual stream, in ``heads`` parts;
     ``feed_forward``: inner width; ``positions``: tokens of the longest text. ``dropout``: in training.
+    ``identity_layers``: paths of square Linear layers that are the identity instead (:meth:`square_layers`).
     Raises SettingError with the field, its value and what is accepted.
     """
 
@@ -29,6 +30,7 @@ class ClassifierConfig:
     feed_forward: int = 512
     positions: int = 64
     dropout: float = 0.1
+    identity_layers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -41,10 +43,33 @@ class ClassifierConfig:
             raise SettingError(f"heads is {self.heads}; accepted are divisors of the width, {self.width}")
         if not isinstance(self.dropout, int | float) or not 0 <= self.dropout < 1:
             raise SettingError(f"dropout is {self.dropout!r}; accepted are 0 to below 1")
+        given = self.identity_layers
+        if not isinstance(given, list | tuple) or not all(isinstance(path, str) for path in given):
+            raise SettingError(f"identity_layers is {shown(given)}; accepted is a list of paths")
+        if given:
+            square = self.square_layers()
+            for path in given:
+                if path not in square:
+                    raise SettingError(
+                        f"identity_layers names {shown(path)}, no square layer here; those are {', '.join(square)}"
+                    )
+        object.__setattr__(self, "identity_layers", tuple(sorted(set(given))))
+
+    def square_layers(self) -> tuple[str, ...]:
+        """Return the paths of the Linear layers that give as many values as they take: 4 or 6 a layer, and the pooler.
+
+        The layers of the feed-forward part are square where its width is that of the residual stream.
+        """
+        names = ["attention.query", "attention.key", "attention.value", "attention.output"]
+        if self.feed_forward == self.width:
+            names += ["feed_forward.up", "feed_forward.down"]
+        return (*(f"encoder.{layer}.{name}" for layer in range(self.layers) for name in names), "pooler")
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return asdict(self)
+        """Return the fields by name, as JSON has them; without layers that are the identity there is no such field."""
+        found = asdict(self)
+        found["identity_layers"] = list(self.identity_layers)
+        return found if self.identity_layers else {n: v for n, v in found.items() if n != "identity_layers"}
 
     @classmethod
     def from_dict(cls, given: dict[str, Any]) -> ClassifierConfig:

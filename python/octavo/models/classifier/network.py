@@ -36,6 +36,9 @@ class Classifier(nn.Module):
                 nn.init.normal_(module.weight, std=_SPREAD)
             if isinstance(module, nn.Linear):
                 nn.init.zeros_(module.bias)
+        for path in config.identity_layers:  # after all draws: the other layers begin as they would without
+            parent, _, name = path.rpartition(".")
+            setattr(self.get_submodule(parent), name, nn.Identity())
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Return scores [B, C] of ids [B, T]; ``attention_mask`` [B, T] is 0 at padding (None: none is padded).

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from octavo.errors import ModelError
+from octavo.models import SIZES
 from octavo.models.seq2seq.decoder_state import END, PAD, START, State, Tensors
 from octavo.models.seq2seq.hybrid import HybridSeq2Seq
 from octavo.models.seq2seq.interface import Seq2Seq
@@ -41,6 +43,10 @@ class FoldedHybrid(Seq2Seq):
     def __init__(self, model: HybridSeq2Seq, dtype: torch.dtype = torch.float32) -> None:
         """Fold the weights of ``model``, which stays as it is."""
         super().__init__()
+        if SIZES in vars(model):
+            raise ModelError(
+                "heads or neurons were taken out of this network; octavo.load_model runs it, not this engine"
+            )
         self.config = model.config
         blocks = model.blocks
         encoder, embedding = model.encoder, model.source_embedding
@@ -87,7 +93,7 @@ class FoldedHybrid(Seq2Seq):
     def begin(self, memory: Tensors, max_length: int) -> State:
         """Return the state before the first token."""
         kept = {name: value for name, value in memory.items() if name not in ("hidden", "cell")}
-        cache = slabs(memory["hidden"], 1, self.config.heads, max_length)
+        cache = slabs(memory["hidden"], [self.config.heads], self.config.hidden // self.config.heads, max_length)
         return State(kept, {"hidden": memory["hidden"], "cell": memory["cell"], **cache})
 
     def step(self, tokens_B: Tensor, state: State) -> Tensor:

@@ -84,7 +84,9 @@ class HybridSeq2Seq(Seq2Seq):
     def begin(self, memory: Tensors, max_length: int) -> State:
         """Return the state before the first token."""
         kept = {name: value for name, value in memory.items() if name not in ("hidden", "cell")}
-        cache = slabs(memory["hidden"], 1, self.config.heads, max_length)
+        cache = slabs(
+            memory["hidden"], [self.self_attention.heads], self.config.hidden // self.config.heads, max_length
+        )
         return State(kept, {"hidden": memory["hidden"], "cell": memory["cell"], **cache})
 
     def step(self, tokens_B: Tensor, state: State) -> Tensor:

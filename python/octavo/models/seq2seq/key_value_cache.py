@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from octavo.models.seq2seq.decoder_state import State, Tensors
 
 
-def slabs(like_BD: Tensor, layers: int, heads: int, max_length: int) -> Tensors:
-    """Return empty keys and values ``[B, heads, max_length, D / heads]`` a layer, of the dtype of ``like_BD``."""
-    rows, width = like_BD.shape
-    shape = (rows, heads, max_length, width // heads)
-    return {f"{kind}{layer}": like_BD.new_zeros(shape) for kind in ("keys", "values") for layer in range(layers)}
+def slabs(like_B: Tensor, heads: Sequence[int], width: int, max_length: int) -> Tensors:
+    """Return empty keys and values ``[B, heads, max_length, width]`` of each layer, of the dtype of ``like_B``."""
+    rows = like_B.shape[0]
+    return {
+        f"{kind}{layer}": like_B.new_zeros((rows, count, max_length, width))
+        for kind in ("keys", "values")
+        for layer, count in enumerate(heads)
+    }
 
 
 def append(state: State, layer: int, keys_BH1D: Tensor, values_BH1D: Tensor) -> tuple[Tensor, Tensor]:

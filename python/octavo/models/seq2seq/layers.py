@@ -140,7 +140,12 @@ def lstm_parameters(lstm: nn.LSTM) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def lstm_step(lstm: nn.LSTM, x_BD: Tensor, hidden_BH: Tensor, cell_BH: Tensor) -> tuple[Tensor, Tensor]:
-    """Return hidden and cell state of a one-layer ``lstm`` after one more input."""
+    """Return hidden and cell state of a one-layer ``lstm`` after one more input.
+
+    A module with a ``step`` of its own, such as the view of an LSTM as linear layers, is asked for it.
+    """
+    if not isinstance(lstm, nn.LSTM):
+        return lstm.step(x_BD, hidden_BH, cell_BH)
     input_weight, hidden_weight, input_bias, hidden_bias = lstm_parameters(lstm)
     gates = functional.linear(x_BD, input_weight, input_bias)
     gates = gates + functional.linear(hidden_BH, hidden_weight, hidden_bias)

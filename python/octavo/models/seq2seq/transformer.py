@@ -93,8 +93,8 @@ class TransformerSeq2Seq(Seq2Seq):
 
     def begin(self, memory: Tensors, max_length: int) -> State:
         """Return the state before the first token."""
-        like = memory["keys0"].transpose(1, 2).flatten(2)[:, 0]
-        return State(memory, slabs(like, self.config.layers, self.config.heads, max_length))
+        heads = [layer.self_attention.heads for layer in self.decoder]
+        return State(memory, slabs(memory["keys0"], heads, self.config.hidden // self.config.heads, max_length))
 
     def step(self, tokens_B: Tensor, state: State) -> Tensor:
         """Take in one token a row and return the logits of the next."""

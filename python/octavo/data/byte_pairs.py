@@ -1,0 +1,326 @@
+"""Byte pair tokens: byte-level BPE, the tokenizer of GPT-2, Llama 3, SmolLM and Qwen. The work is done in Rust."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from octavo import _core, files
+from octavo._reading import VOCABULARY_BYTES, read_bytes
+from octavo.data._arguments import address, check_text
+from octavo.data.learn_byte_pairs import Tell, learn, learn_from_files
+from octavo.errors import DataError, DTypeError, ShapeError
+
+Text: TypeAlias = str | bytes | bytearray | memoryview
+Special: TypeAlias = Literal["allow", "refuse", "split"]
+_SPECIAL: Final = {"allow": 0, "refuse": 1, "split": 2}
+_Path: TypeAlias = str | os.PathLike[str]
+
+
+class BytePairTokenizer:
+    """A vocabulary of byte pairs, and the rules by which a text becomes ids. Immutable; threads may share it.
+
+    Made by :meth:`load` (``tokenizer.json``), :meth:`from_merges` (``vocab.bpe`` and ``encoder.json``) or
+    :meth:`from_tiktoken`. Ids are those of the packages ``tiktoken`` and ``tokenizers``. Texts are strings or any
+    bytes, and ``decode_bytes(encode(text))`` gives every byte back (but where the file asks for the normal form C, as
+    those of Qwen do).
+
+    Special tokens such as ``<|endoftext|>`` in a text are refused, unless a call says what they are:
+    ``special="allow"`` gives their ids, ``special="split"`` takes them as any other text.
+    """
+
+    def __init__(self, core: _core._BytePairs) -> None:
+        """Wrap a vocabulary of the core; use the class methods."""
+        if not isinstance(core, _core._BytePairs):
+            raise DTypeError(
+                f"core is a {type(core).__name__}; make a tokenizer by load, from_merges, from_tiktoken or train"
+            )
+        self._core = core
+
+    @classmethod
+    def load(cls, path: _Path) -> BytePairTokenizer:
+        """Read a ``tokenizer.json``, a file of the package ``tokenizers``, or the one in a model folder ``path``.
+
+        Raises DataError naming the field for another model than byte-level BPE and for rules that are not known here,
+        since ids would be wrong; OSErrors.
+        """
+        if os.path.isdir(path):
+            path = os.path.join(path, "tokenizer.json")
+        return cls._read(_core._BytePairs.from_json, path)
+
+    @classmethod
+    def from_merges(cls, merges: _Path, vocabulary: _Path, *, pattern: str = "gpt2") -> BytePairTokenizer:
+        """Read ``vocab.bpe`` (or ``merges.txt``) and ``encoder.json`` (or ``vocab.json``), the files of GPT-2.
+
+        Tokens of ``vocabulary`` that no merge makes are special ones. ``pattern``: how texts are cut: gpt2, smollm,
+        cl100k, llama3 or qwen2. Raises DataError for other content and an unknown pattern, OSErrors.
+        """
+        return cls._read(lambda first, second: _core._BytePairs.from_merges(first, second, pattern), merges, vocabulary)
+
+    @classmethod
+    def from_tiktoken(
+        cls, path: _Path, *, pattern: str = "gpt2", special: Mapping[str, int] | None = None
+    ) -> BytePairTokenizer:
+        """Read a ``.tiktoken`` file: a line with a token in base64 and its rank, which is its id.
+
+        ``pattern``: as in :meth:`from_merges`. ``special``: special tokens and their ids, which the file does not hold;
+        default: ``<|endoftext|>`` with the next id under the pattern gpt2, else none. Raises DataError, OSErrors.
+        """
+        if special is None and pattern == "gpt2":
+            plain = cls.from_tiktoken(path, pattern=pattern, special={})
+            special = {} if plain.id("<|endoftext|>") is not None else {"<|endoftext|>": plain.size}
+        tokens = list((special or {}).items())
+        for content, number in tokens:
+            check_text("special token", content)
+            if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 2**32:
+                raise DataError(f"special token {content!r}: id {number!r}; accepted are 0 to 2**32 - 1")
+        return cls._read(lambda content: _core._BytePairs.from_ranks(content, pattern, tokens), path)
+
+    @classmethod
+    def train(
+        cls,
+        texts: Iterable[Text],
+        size: int,
+        *,
+        pattern: str = "gpt2",
+        special: Sequence[str] = ("<|endoftext|>",),
+        least: int = 2,
+        tell: Tell | None = None,
+    ) -> BytePairTokenizer:
+        """Learn a vocabulary of ``size`` ids from texts, each a document; counted in parallel, the same on any machine.
+
+        ``special`` tokens get the last ids, and are no part of the texts where they occur in them. ``least``: how often
+        a pair has to occur to become a token; where there are too few of these the vocabulary stays smaller. ``tell``
+        is called with the progress. Raises DataError.
+        """
+        contents = (_bytes(f"text {number}", text) for number, text in enumerate(texts))
+        return cls(learn(contents, size, pattern=pattern, special=special, least=least, tell=tell))
+
+    @classmethod
+    def train_files(
+        cls,
+        paths: Sequence[_Path],
+        size: int,
+        *,
+        pattern: str = "gpt2",
+        special: Sequence[str] = ("<|endoftext|>",),
+        least: int = 2,
+        journal: _Path | None = None,
+        tell: Tell | None = None,
+    ) -> BytePairTokenizer:
+        """Learn a vocabulary from the documents of files, as :meth:`train`.
+
+        ``paths``: files of text with ``<|endoftext|>`` between documents, files ``*.jsonl`` with a ``text`` a line,
+        plain or ``.xz`` or ``.gz``, or folders of them. ``journal``: a file for the counts; after a kill the same call
+        goes on with it, and it is removed at the end. Raises DataError, OSErrors.
+        """
+        return cls(
+            learn_from_files(paths, size, pattern=pattern, special=special, least=least, journal=journal, tell=tell)
+        )
+
+    @classmethod
+    def _read(cls, make: Callable[..., _core._BytePairs], *paths: _Path) -> BytePairTokenizer:
+        contents = [read_bytes(path, VOCABULARY_BYTES, error=DataError) for path in paths]
+        try:
+            return cls(make(*contents))
+        except DataError as error:
+            names = " and ".join(os.fspath(path) for path in paths)
+            raise DataError(f"{names}: {error}") from None
+
+    def save(self, path: _Path) -> None:
+        """Write a ``tokenizer.json``, which appears whole or not at all, for :meth:`load` and for ``tokenizers``.
+
+        A folder gets the file under that name. Raises OSErrors.
+        """
+        if os.path.isdir(path):
+            path = os.path.join(path, "tokenizer.json")
+        files.write(path, self._core.to_json())
+
+    @property
+    def size(self) -> int:
+        """Number of ids: one more than the largest."""
+        return self._core.size
+
+    @property
+    def pattern(self) -> str:
+        """Name of the rules by which texts are cut into pieces."""
+        return self._core.pattern
+
+    @property
+    def special(self) -> dict[str, int]:
+        """Special tokens and their ids."""
+        return {content: number for content, number, is_special in self._core.added if is_special}
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The smallest dtype of ids: uint16 for up to 65,536 of them, else uint32."""
+        return np.dtype(np.uint16 if self.size <= 1 << 16 else np.uint32)
+
+    def token(self, number: int) -> bytes:
+        """Return the bytes of an id. Raises DataError for a number that is none."""
+        token = self._core.token(number) if 0 <= number < 2**32 else None
+        if token is None:
+            raise DataError(f"id {number}; accepted are ids of tokens below {self.size}")
+        return token
+
+    def id(self, token: Text) -> int | None:
+        """Return the id of a token, special ones too, or None."""
+        return self._core.id(_bytes("token", token))
+
+    def encode(
+        self, text: Text, *, special: Special = "refuse", around: bool = False, dtype: DTypeLike | None = None
+    ) -> NDArray[Any]:
+        """Translate a text to ids, in parallel where it is long.
+
+        ``special``: what special tokens in it are: ``allow``, ``refuse`` or ``split``. ``around``: with the tokens that
+        the tokenizer puts around a text, such as ``<|begin_of_text|>``. ``dtype``: uint16, uint32 or int64; default
+        :attr:`dtype`. Returns ids [N]. Raises DataError for a refused special token and for half of a surrogate pair.
+        """
+        return self.encode_batch([text], special=special, around=around, dtype=dtype)[0]
+
+    def encode_batch(
+        self,
+        texts: Iterable[Text],
+        *,
+        special: Special = "refuse",
+        around: bool = False,
+        dtype: DTypeLike | None = None,
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Translate texts to ids, in parallel; arguments as in :meth:`encode`.
+
+        Returns the ids of all texts, one text behind the other, [N], and where each begins, [texts + 1] int64: those of
+        text ``i`` are ``ids[offsets[i]:offsets[i + 1]]``.
+        """
+        kind = self.dtype if dtype is None else np.dtype(dtype)
+        if kind not in (np.uint16, np.uint32, np.int64):
+            raise DTypeError(f"ids of dtype {kind}; accepted are uint16, uint32 and int64")
+        if isinstance(texts, str | bytes | bytearray | memoryview):
+            raise DTypeError("texts is one text; pass a list of texts, or call encode")
+        contents = [_bytes(f"text {number}", text) for number, text in enumerate(texts)]
+        encoded = self._core.encode(contents, _how(special), bool(around))
+        ids = np.empty(len(encoded), np.uint32 if kind == np.int64 else kind)
+        encoded.put((address(ids), ids.size), ids.itemsize)
+        return ids.astype(kind, copy=False), np.array(encoded.offsets, np.int64)
+
+    def count(self, text: Text, *, special: Special = "split") -> int:
+        """Return the number of ids of a text."""
+        return len(self._core.encode([_bytes("text", text)], _how(special), False))
+
+    def decode_bytes(self, ids: object) -> bytes:
+        """Translate ids [N] to bytes. uint16, uint32 and int64 cost no copy.
+
+        Raises DataError with the column (from 1) for a number that is no id, ShapeError, DTypeError.
+        """
+        array = np.asarray(ids)
+        if array.ndim != 1:
+            raise ShapeError(f"ids of shape {array.shape}; accepted is one row of ids, [N]")
+        if array.dtype not in (np.uint16, np.uint32, np.int64):
+            if array.size and (array.dtype.kind not in "iu" or array.dtype == np.uint64):
+                raise DTypeError(f"ids of dtype {array.dtype}; accepted are integers of up to 64 bits with a sign")
+            array = array.astype(np.int64)
+        array = np.ascontiguousarray(array)
+        return self._core.decode((address(array), array.size), array.itemsize)
+
+    def decode(self, ids: object, *, errors: str = "replace") -> str:
+        """Translate ids [N] to a text. ``errors``: as in :meth:`bytes.decode`, where the bytes are no UTF-8.
+
+        Raises as :meth:`decode_bytes`; UnicodeDecodeError under ``errors="strict"``.
+        """
+        return self.decode_bytes(ids).decode("utf-8", errors)
+
+    def decode_batch(self, ids: object, offsets: object, *, errors: str = "replace") -> list[str]:
+        """Translate the ids of :meth:`encode_batch` back to texts."""
+        rows, places = np.asarray(ids), np.asarray(offsets)
+        if places.ndim != 1 or not places.size or places[0] != 0 or places[-1] != rows.size:
+            raise ShapeError(
+                f"offsets of shape {places.shape}; accepted are those of {rows.size} ids, from 0 to their end"
+            )
+        return [self.decode(rows[begin:end], errors=errors) for begin, end in pairwise(places)]
+
+    def stream(self, *, special: Special = "refuse", dtype: DTypeLike | None = None) -> BytePairStream:
+        """Begin a text that comes in pieces; see :class:`BytePairStream`."""
+        return BytePairStream(self, special, dtype)
+
+    def decode_stream(self, ids: Iterable[int]) -> Iterator[str]:
+        """Translate ids one by one, as a model gives them: yields texts of whole characters.
+
+        Bytes that are no UTF-8 become U+FFFD.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for number in ids:
+            if text := decoder.decode(self.decode_bytes([number])):
+                yield text
+        if text := decoder.decode(b"", final=True):
+            yield text
+
+    def __eq__(self, other: object) -> bool:
+        """Tokenizers whose files are equal are equal."""
+        if not isinstance(other, BytePairTokenizer):
+            return NotImplemented
+        return self._core is other._core or self._core.to_json() == other._core.to_json()
+
+    def __hash__(self) -> int:
+        """Hash of the size and the pattern."""
+        return hash((self.size, self.pattern))
+
+    def __repr__(self) -> str:
+        """Size and pattern."""
+        return f"<BytePairTokenizer: {self.size} ids, pattern {self.pattern}>"
+
+    def __reduce__(self) -> tuple[Any, tuple[bytes]]:
+        """Pickle the text of the file."""
+        return _from_json, (self._core.to_json().encode(),)
+
+
+class BytePairStream:
+    """The ids of a text that comes in pieces: those of the pieces together are those of the text.
+
+    Ids come as soon as nothing behind them can change them, which is at the latest at the next white space.
+    """
+
+    def __init__(self, tokenizer: BytePairTokenizer, special: Special, dtype: DTypeLike | None) -> None:
+        """Begin; use :meth:`BytePairTokenizer.stream`."""
+        _how(special)
+        self._tokenizer, self._special, self._dtype = tokenizer, special, dtype
+        self._kept = b""
+
+    def feed(self, piece: Text) -> NDArray[Any]:
+        """Add a piece, which may end inside a character if it is of bytes; returns the ids that are certain now."""
+        text = self._kept + _bytes("piece", piece)
+        end = self._tokenizer._core.settled(text, _how(self._special))
+        ids = self._encode(text[:end])
+        self._kept = text[end:]
+        return ids
+
+    def finish(self) -> NDArray[Any]:
+        """End the text; returns the rest of its ids. The next piece begins another text."""
+        ids, self._kept = self._encode(self._kept), b""
+        return ids
+
+    def _encode(self, text: bytes) -> NDArray[Any]:
+        return self._tokenizer.encode(text, special=self._special, dtype=self._dtype)
+
+
+def _from_json(text: bytes) -> BytePairTokenizer:
+    return BytePairTokenizer(_core._BytePairs.from_json(text))
+
+
+def _how(special: str) -> int:
+    if not isinstance(special, str) or special not in _SPECIAL:
+        raise DataError(f"special {special!r}; accepted are 'allow', 'refuse' and 'split'")
+    return _SPECIAL[special]
+
+
+def _bytes(name: str, text: Text) -> bytes:
+    if isinstance(text, bytes):
+        return text
+    if isinstance(text, bytearray | memoryview):
+        return bytes(text)
+    check_text(name, text)
+    return text.encode()

@@ -1,0 +1,53 @@
+"""Labelled texts, and their three parts: to train on, to choose by, to report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+
+from octavo.data._arguments import check_text
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Texts and, for each of them, a label from 0 on. Raises DataError for half of a surrogate pair in a text."""
+
+    texts: tuple[str, ...]
+    labels: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Check the texts."""
+        for number, text in enumerate(self.texts, 1):
+            check_text(f"text {number}", text)
+
+    def __len__(self) -> int:
+        """Sentences."""
+        return len(self.texts)
+
+    def pick(self, rows: Sequence[int]) -> Sentences:
+        """Return some of the sentences, in the given order."""
+        return Sentences(tuple(self.texts[row] for row in rows), tuple(self.labels[row] for row in rows))
+
+    def digest(self) -> str:
+        """Return a SHA-256 of all texts and labels, in hexadecimal."""
+        lines = "\n".join(f"{label}\t{text}" for label, text in zip(self.labels, self.texts, strict=True))
+        return sha256(lines.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Split:
+    """Sentences to train on, to choose by, and to report; ``held_out``: the last were cut from training, too."""
+
+    train: Sentences
+    validation: Sentences
+    test: Sentences
+    held_out: bool = False
+
+    def fewer(self, texts: int) -> Split:
+        """Return the split with the first ``texts`` training texts alone, or all if there are no more."""
+        return replace(self, train=self.train.pick(range(min(texts, len(self.train)))))
+
+    def digest(self) -> str:
+        """Return a SHA-256 of the three parts."""
+        return sha256("".join(part.digest() for part in (self.train, self.validation, self.test)).encode()).hexdigest()

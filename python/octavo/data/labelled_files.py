@@ -1,0 +1,128 @@
+"""Files of labelled texts as people have them: tables of two columns, and JSON objects, one a line."""
+
+from __future__ import annotations
+
+import json
+from codecs import BOM_UTF8
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from octavo._reading import parse_json, shown
+from octavo.data._files import DAMAGED, XZ, Source
+from octavo.data.labelled import Sentences
+from octavo.errors import DataError
+
+_TEXTS, _LABELS = ("text", "sentence", "content", "review"), ("label", "labels", "class")
+_ACCEPTED = "lines 'label<TAB>text' or 'text<TAB>label' (.tsv), or JSON objects with 'text' and 'label' (.jsonl)"
+
+
+def read_labelled(path: Path | str, classes: Mapping[str, int] | None = None) -> Sentences:
+    """Read a file of labelled texts, compressed (``.xz``, ``.gz``) or plain, in UTF-8.
+
+    A name that ends in ``.jsonl`` or ``.json`` holds JSON objects, one a line, with ``text`` (or ``sentence``,
+    ``content``) and ``label``; any other is a table of two columns with a tab between them. A header line with the word
+    ``label`` says which column is which; without one the labels are the column of whole numbers, else the last. Labels
+    are whole numbers from 0 on, or names, which ``classes`` numbers (a model's ``label2id``); without it names are
+    numbered in the order of the alphabet. Empty lines are skipped.
+
+    Raises DataError with the file, the line and what is accepted there; OSError where the file cannot be read.
+    """
+    path = Path(path)
+    rows = _objects(path) if is_json_lines(path) else _columns(path)
+    if not rows:
+        raise DataError(f"{path}: no labelled text; accepted are {_ACCEPTED}")
+    labels = _numbered(path, rows, classes)
+    return Sentences(tuple(text for _, text, _ in rows), labels)
+
+
+def is_json_lines(path: Path) -> bool:
+    """Whether the name of a file, compressed or plain, says that it holds JSON objects."""
+    return _plain(path).suffix in (".jsonl", ".json")
+
+
+def is_table(path: Path) -> bool:
+    """Whether the name of a file, compressed or plain, says that it holds a table with tabs."""
+    return _plain(path).suffix in (".tsv", ".tab")
+
+
+def _plain(path: Path) -> Path:
+    return path.with_suffix("") if path.suffix in (".xz", ".gz") else path
+
+
+def _objects(path: Path) -> list[tuple[int, str, str]]:
+    rows = []
+    for number, line in text_lines(path, "JSON objects, one a line"):
+        if not line.strip():
+            continue
+        where = f"{path}: line {number}"
+        found = parse_json(line, where, error=DataError)
+        text = next((found[name] for name in _TEXTS if isinstance(found.get(name), str)), None)
+        label = next((found[name] for name in _LABELS if isinstance(found.get(name), str | int)), None)
+        if text is None or label is None or isinstance(label, bool):
+            raise DataError(f"{where} is {shown(json.dumps(found))}; accepted are objects with 'text' and 'label'")
+        rows.append((number, text, str(label)))
+    return rows
+
+
+def _columns(path: Path) -> list[tuple[int, str, str]]:
+    cut: list[tuple[int, list[str]]] = []
+    for number, line in text_lines(path, _ACCEPTED):
+        if not line.strip():
+            continue
+        cells = line.split("\t")
+        if len(cells) != 2:
+            raise DataError(f"{path}: line {number} has {len(cells)} columns; accepted are {_ACCEPTED}")
+        cut.append((number, cells))
+    heads = [cell.strip().lower() for cell in cut[0][1]] if cut else []
+    if any(head in _LABELS for head in heads):
+        place = next(place for place, head in enumerate(heads) if head in _LABELS)
+        cut = cut[1:]
+    else:
+        place = 0 if all(_is_whole(cells[0]) for _, cells in cut) else 1
+    return [(number, cells[1 - place].strip(), cells[place].strip()) for number, cells in cut]
+
+
+def _numbered(path: Path, rows: Sequence[tuple[int, str, str]], classes: Mapping[str, int] | None) -> tuple[int, ...]:
+    if all(_is_whole(label) for _, _, label in rows):
+        return tuple(int(label) for _, _, label in rows)
+    names = classes or {name: place for place, name in enumerate(sorted({label for _, _, label in rows}))}
+    alike = {name.lower(): number for name, number in names.items()}
+    found = []
+    for number, _, label in rows:
+        if label.lower() not in alike:
+            known = ", ".join(list(names)[:8])
+            raise DataError(f"{path}: line {number} has the label {label[:40]!r}; the model's classes are {known}")
+        found.append(alike[label.lower()])
+    return tuple(found)
+
+
+def _is_whole(text: str) -> bool:
+    text = text.strip()
+    return text.isascii() and text.isdigit() and len(text) < 7
+
+
+def text_lines(path: Path, accepted: str) -> Iterator[tuple[int, str]]:
+    """Yield the lines of a file of UTF-8 with their numbers, from 1 on; lines end at a line feed alone."""
+    with Source(path) as source:
+        if path.suffix == ".xz" and source.first != XZ:
+            raise DataError(f"{path}: not an xz file; name it without .xz if it is plain text")
+        try:
+            with source.content() as file:
+                content = file.read().removeprefix(BOM_UTF8)
+        except DAMAGED as error:
+            raise DataError(f"{path}: compressed data is damaged or cut off: {error}") from None
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        bad = content[: error.start].count(b"\n") + 1
+        raise DataError(f"{path}: line {bad} is not UTF-8; accepted are {accepted}") from None
+    for number, line in enumerate(text.split("\n"), start=1):
+        yield number, line.removesuffix("\r")
+
+
+def read_text_file(path: Path | str) -> str:
+    """Read a plain text in UTF-8, compressed (``.xz``, ``.gz``) or not. Raises DataError naming the line, OSError."""
+    text = "\n".join(line for _, line in text_lines(Path(path), "a text in UTF-8"))
+    if not text.strip():
+        raise DataError(f"{path}: no text in it")
+    return text

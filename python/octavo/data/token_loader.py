@@ -1,0 +1,209 @@
+"""Batches of tokens from shards, with exact accounts of what was read: the reference order, or whole documents
+shuffled.
+
+*reference*: shards in order, consecutive windows of ``batch * context`` tokens (and one more for the shifted target),
+no shuffling, borders of documents ignored; where fewer are left in a shard the tail is dropped and the next begins,
+after the last the first. *documents*: in every epoch all documents in a new order, one behind the other, cut into the
+same windows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.data._arguments import whole
+from octavo.data.shards import check_ids, document_starts, find_shards, read_shard
+from octavo.errors import DataError
+
+Order: TypeAlias = Literal["reference", "documents"]
+_ORDERS: Final = ("reference", "documents")
+
+
+class TokenBatch(NamedTuple):
+    """A batch of windows, one behind the other."""
+
+    inputs: NDArray[np.int64]
+    """[batch, context]."""
+    targets: NDArray[np.int64]
+    """[batch, context]: the next token of each."""
+    documents: NDArray[np.int32]
+    """[batch, context]: the number of the document in its row, from 0 on: positions attend to those of their number."""
+
+
+@dataclass(frozen=True)
+class TokenAccount:
+    """What a loader has read, over all ranks."""
+
+    tokens: int
+    """Targets given."""
+    dropped: int
+    """Tokens in tails that were passed over."""
+    epoch: int
+    """Times that all shards were read before."""
+
+
+class TokenLoader:
+    """Batches of windows without an end; ``next(loader)``, or a loop.
+
+    ``paths``: shards, or folders of them. ``batch``: rows of a batch; ``context``: tokens of a row. ``vocabulary``: ids
+    from this number on are refused when their shard is opened. ``end``: the token that every document begins with.
+    ``order``: reference or documents; ``seed``: of the order of documents. ``rank`` of ``ranks`` processes takes its
+    part of each ``ranks * batch`` rows. Raises DataError at once for broken shards and for shards without one batch.
+    """
+
+    def __init__(
+        self,
+        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        batch: int,
+        context: int,
+        vocabulary: int = 50257,
+        end: int = 50256,
+        order: Order = "reference",
+        split: str | None = None,
+        seed: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        """Check every header."""
+        if order not in _ORDERS:
+            raise DataError(f"order {order!r}; accepted are {' and '.join(map(repr, _ORDERS))}")
+        for name, value in (("batch", batch), ("context", context), ("ranks", ranks)):
+            if whole(name, value) < 1:
+                raise DataError(f"{name} {value}; accepted are 1 and more")
+        if not 0 <= whole("rank", rank) < ranks:
+            raise DataError(f"rank {rank} of {ranks}; accepted are 0 to {ranks - 1}")
+        self.files = find_shards(paths, split)
+        self.batch, self.context, self.vocabulary, self.end = batch, context, vocabulary, end
+        self.order, self.seed, self.rank, self.ranks = order, whole("seed", seed), rank, ranks
+        self._shards = [read_shard(path) for path in self.files]
+        self._checked = [False] * len(self.files)
+        self._lengths = [len(shard) for shard in self._shards]
+        most = max(self._lengths) if order == "reference" else sum(self._lengths)
+        if most < self.window + 1:
+            raise DataError(
+                f"{self.files[0]} and {len(self.files) - 1} more: {most} tokens in a row; a batch of "
+                f"{ranks} x {batch} x {context} and the last target take {self.window + 1}"
+            )
+        self._tokens = self._dropped = self._epoch = self._shard = self._at = 0
+        self._documents: _ShuffledDocuments | None = None
+
+    @property
+    def window(self) -> int:
+        """Tokens by which each batch moves on, over all ranks."""
+        return self.batch * self.context * self.ranks
+
+    @property
+    def account(self) -> TokenAccount:
+        """What was read so far."""
+        return TokenAccount(self._tokens, self._dropped, self._epoch)
+
+    @property
+    def total(self) -> int:
+        """Tokens of all shards."""
+        return sum(self._lengths)
+
+    def __iter__(self) -> Iterator[TokenBatch]:
+        """Return itself."""
+        return self
+
+    def __next__(self) -> TokenBatch:
+        """Return the next batch of this rank."""
+        tokens = self._reference() if self.order == "reference" else self._shuffled()
+        self._tokens += self.window
+        inputs, targets = (part.reshape(self.batch, self.context) for part in (tokens[:-1], tokens[1:]))
+        # A row that begins inside a document counts from there on.
+        documents = np.cumsum(inputs == self.end, axis=1, dtype=np.int32)
+        documents -= inputs[:, :1] == self.end
+        return TokenBatch(inputs, targets, documents)
+
+    def state(self) -> dict[str, Any]:
+        """Return where the loader stands, as plain values for a checkpoint."""
+        return {
+            "order": self.order,
+            "seed": self.seed,
+            "window": self.window,
+            "lengths": list(self._lengths),
+            "shard": self._shard,
+            "at": self._at,
+            "epoch": self._epoch,
+            "tokens": self._tokens,
+            "dropped": self._dropped,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go to where another loader of the same shards stood. Raises DataError for other shards, orders or windows."""
+        mine = self.state()
+        for name in ("order", "seed", "window", "lengths"):
+            if name not in state or state[name] != mine[name]:
+                raise DataError(f"state: {name} is {state.get(name)!r}; this loader has {mine[name]!r}")
+        values = {
+            name: whole(f"state: {name}", state.get(name, -1)) for name in ("shard", "at", "epoch", "tokens", "dropped")
+        }
+        if values["shard"] >= len(self.files) or values["at"] > sum(self._lengths):
+            raise DataError(f"state: shard {values['shard']}, token {values['at']}: outside of these shards")
+        self._shard, self._at, self._epoch = values["shard"], values["at"], values["epoch"]
+        self._tokens, self._dropped, self._documents = values["tokens"], values["dropped"], None
+
+    def _open(self, shard: int) -> NDArray[np.uint16]:
+        ids = self._shards[shard]
+        if not self._checked[shard]:
+            if len(ids):
+                check_ids(os.fspath(self.files[shard]), ids, self.vocabulary)
+            self._checked[shard] = True
+        return ids
+
+    def _reference(self) -> NDArray[np.int64]:
+        while self._lengths[self._shard] - self._at < self.window + 1:
+            self._dropped += self._lengths[self._shard] - self._at
+            self._shard, self._at = (self._shard + 1) % len(self.files), 0
+            self._epoch += self._shard == 0
+        begin = self._at + self.rank * self.batch * self.context
+        self._at += self.window
+        return self._open(self._shard)[begin : begin + self.batch * self.context + 1].astype(np.int64)
+
+    def _shuffled(self) -> NDArray[np.int64]:
+        total = sum(self._lengths)
+        if total - self._at < self.window + 1:
+            self._dropped += total - self._at
+            self._at, self._documents = 0, None
+            self._epoch += 1
+        if self._documents is None:
+            shards = [self._open(shard) for shard in range(len(self.files))]
+            self._documents = _ShuffledDocuments(shards, self.end, self.seed, self._epoch)
+        begin = self._at + self.rank * self.batch * self.context
+        self._at += self.window
+        return self._documents.read(begin, self.batch * self.context + 1)
+
+
+class _ShuffledDocuments:
+    """The documents of an epoch, one behind the other in its order, which seed and epoch alone decide."""
+
+    def __init__(self, shards: Sequence[NDArray[np.uint16]], end: int, seed: int, epoch: int) -> None:
+        found = [(number, document_starts(ids, end), len(ids)) for number, ids in enumerate(shards) if len(ids)]
+        self._shards = shards
+        self._shard = np.concatenate([np.full(len(starts), number) for number, starts, _ in found])
+        self._begin = np.concatenate([starts for _, starts, _ in found])
+        lengths = np.concatenate([np.diff(starts, append=size) for _, starts, size in found])
+        order = np.random.Generator(np.random.PCG64([seed, epoch])).permutation(len(lengths))
+        self._shard, self._begin = self._shard[order], self._begin[order]
+        self._ends = np.cumsum(lengths[order])
+
+    def read(self, begin: int, count: int) -> NDArray[np.int64]:
+        """Return ``count`` tokens from ``begin`` on."""
+        out = np.empty(count, np.int64)
+        at, document = 0, int(np.searchsorted(self._ends, begin, side="right"))
+        while at < count:
+            end = int(self._ends[document])
+            length = min(end - begin, count - at)
+            before = int(self._ends[document - 1]) if document else 0
+            first = int(self._begin[document]) + begin - before
+            out[at : at + length] = self._shards[self._shard[document]][first : first + length]
+            at, begin, document = at + length, begin + length, document + 1
+        return out

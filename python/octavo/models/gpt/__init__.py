@@ -1,0 +1,67 @@
+"""The language lab's networks: GPT-2 and its descendants, of techniques that are registered under names.
+
+A :class:`GPTConfig` names the technique of every part: mixers of positions, feed-forward networks, heads and
+objectives. :mod:`octavo.models.techniques` is the registry, :mod:`octavo.models.gpt.contracts` what each of them must
+hold, :mod:`octavo.models.gpt.presets` ready configurations. ``model(ids)`` gives normalized log-probabilities;
+``model(ids, targets)`` the sum that is trained on and its parts::
+
+    model = GPT(nocap_baseline(vocabulary=512, width=64, layers=2, heads=2))
+    loss_sum, parts = model(ids, targets)
+"""
+
+from octavo.late_binding import parts_on_demand
+from octavo.models.gpt.adaptive_head import AdaptiveSoftmax
+from octavo.models.gpt.attention_mixer import Attention
+from octavo.models.gpt.chunk_spectral import ChunkSpectral
+from octavo.models.gpt.counted_targets import PrefixTargets, RowSmoothing
+from octavo.models.gpt.feed_forwards import GatedMLP, GeluMLP, SquaredReluMLP
+from octavo.models.gpt.gated_convolution import GatedConvolution
+from octavo.models.gpt.gpt_config import GPTConfig, Stream
+from octavo.models.gpt.gpt_decoding import first_state, step
+from octavo.models.gpt.gpt_network import GPT
+from octavo.models.gpt.lag_kernel import LagKernel
+from octavo.models.gpt.latent_attention import LatentAttention
+from octavo.models.gpt.multi_token import ChainedModules, ParallelHeads, RepeatedLogits
+from octavo.models.gpt.next_token import Batch, NextToken
+from octavo.models.gpt.presets import modern, modern_skips, nocap_baseline, preset
+from octavo.models.gpt.sampled_heads import NegativeSampling, NoiseContrastive, SampledSoftmax
+from octavo.models.gpt.softmax_head import Softmax
+from octavo.models.gpt.token_table import TokenTable
+from octavo.models.gpt.word_grid import GridSoftmax, GridTable
+
+__all__ = [
+    "GPT",
+    "AdaptiveSoftmax",
+    "Attention",
+    "Batch",
+    "ChainedModules",
+    "ChunkSpectral",
+    "GPTConfig",
+    "GatedConvolution",
+    "GatedMLP",
+    "GeluMLP",
+    "GridSoftmax",
+    "GridTable",
+    "LagKernel",
+    "LatentAttention",
+    "NegativeSampling",
+    "NextToken",
+    "NoiseContrastive",
+    "ParallelHeads",
+    "PrefixTargets",
+    "RepeatedLogits",
+    "RowSmoothing",
+    "SampledSoftmax",
+    "Softmax",
+    "SquaredReluMLP",
+    "Stream",
+    "TokenTable",
+    "first_state",
+    "modern",
+    "modern_skips",
+    "nocap_baseline",
+    "preset",
+    "step",
+]
+
+__getattr__ = parts_on_demand(__name__, __path__)

@@ -1,0 +1,184 @@
+"""The network: embedding, blocks of a mixer and a feed-forward network on a residual stream, and a head."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from octavo.errors import DTypeError, ModelError, RangeError, ShapeError
+from octavo.models.gpt.gpt_config import GPTConfig
+from octavo.models.gpt.mixing_context import MixingContext, documents
+from octavo.models.gpt.next_token import Batch
+from octavo.models.gpt.parameter_start import initialize
+from octavo.models.gpt.softmax_head import rows
+from octavo.models.gpt.token_table import unfilled_table
+from octavo.models.techniques import technique_of
+
+EPS = 1e-6
+
+Mix = Callable[[int, MixingContext, Tensor], Tensor]
+
+
+class Norm(nn.Module):
+    """Division by the root mean square of the last axis, with learned factors if asked for."""
+
+    def __init__(self, width: int, gains: bool) -> None:
+        """Make the factors."""
+        super().__init__()
+        self.width = width
+        self.gain = nn.Parameter(torch.empty(width)) if gains else None
+        self.rules = {"gain": "one"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normed vectors, of the dtype given."""
+        return functional.rms_norm(x, (self.width,), self.gain, EPS)
+
+
+class Block(nn.Module):
+    """A mixer and a feed-forward network, each reading the normed stream and adding to it."""
+
+    def __init__(self, config: GPTConfig, mixer: Any) -> None:
+        """Make both; ``mixer``: its configuration."""
+        super().__init__()
+        self.scale = config.stream.mixer_scale
+        self.mixer_norm = Norm(config.width, config.stream.gains)
+        self.mixer = technique_of("mixer", mixer).build(mixer, config.width)
+        self.ffn_norm = Norm(config.width, config.stream.gains)
+        self.ffn = technique_of("ffn", config.ffn).build(config.ffn, config.width)
+        if config.keep_documents and not self.mixer.keeps_documents:
+            raise ModelError(f"keep_documents is True, but {type(mixer).__name__} mixes across documents")
+
+    def forward(self, x_BTD: Tensor, context: MixingContext) -> Tensor:
+        """Return the stream after the block."""
+        return self.through(x_BTD, lambda normed: self.mixer(normed, context))
+
+    def through(self, x_BTD: Tensor, mix: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the stream after the block, with ``mix`` in place of the mixer: a whole sequence, or a step."""
+        mixed_BTD = mix(self.mixer_norm(x_BTD))
+        x_BTD = x_BTD + (mixed_BTD if self.scale == 1.0 else self.scale * mixed_BTD)
+        return x_BTD + self.ffn(self.ffn_norm(x_BTD))
+
+
+class GPT(nn.Module):
+    """The model of a :class:`GPTConfig`; weights from torch's global generator, float32.
+
+    ``model(ids)`` gives logarithms of probabilities; ``model(ids, targets)`` the loss that is trained on.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        """Build every part and fill its parameters. Raises SettingError or ModelError for parts that do not fit."""
+        super().__init__()
+        self.config = config
+        stream, width, vocabulary = config.stream, config.width, config.vocabulary
+
+        def make(kind: str, *sizes: Any) -> Any:
+            part = getattr(config, kind)
+            return technique_of(kind, part).build(part, *sizes)
+
+        self.embedding = make("embedding", vocabulary, width, rows(config.head, vocabulary))
+        self.embedding_norm = Norm(width, stream.gains) if stream.norm_embedding else None
+        self.blocks = nn.ModuleList([Block(config, config.mixer(layer)) for layer in range(config.layers)])
+        self.values = nn.ModuleDict()
+        for layer in stream.value_layers:
+            mixer: Any = self.blocks[layer].mixer
+            if not mixer.takes_values:
+                raise ModelError(f"value_layers has {layer}, but its {type(mixer.config).__name__} takes no values")
+            mixer.admit_values()
+            self.values[str(layer)] = unfilled_table(vocabulary, width)
+        self.rules = {f"values.{layer}.weight": "zero" for layer in stream.value_layers}
+        if stream.input_skip:
+            self.stream_factor = nn.Parameter(torch.empty(config.layers))
+            self.input_factor = nn.Parameter(torch.empty(config.layers))
+            self.rules |= {"stream_factor": "one", "input_factor": "zero"}
+        if stream.mirror_skip:
+            self.mirror_factor = nn.Parameter(torch.empty(config.layers // 2))
+            self.rules["mirror_factor"] = "zero"
+        if stream.backout:
+            self.backout_factor = nn.Parameter(torch.empty(()))
+            self.rules["backout_factor"] = "zero"
+        self.final_norm = Norm(width, stream.gains)
+        self.head = make("head", vocabulary, width)
+        self.head.tie(self.embedding)
+        self.objective = make("objective", config)
+        initialize(self, stream.initial)
+
+    def forward(self, ids_BT: Tensor, targets_BT: Tensor | None = None, *, window: int | None = None) -> Any:
+        """Return log-probabilities ``[B, T, V]`` float32, or with targets the objective's sum and its parts.
+
+        ``ids_BT``: int64. ``targets_BT``: the next tokens; -1 is not scored. ``window``: positions that mixers may see
+        at most, as in a stage of training. Raises DTypeError, ShapeError or RangeError for ids that are none.
+        """
+        if targets_BT is not None:
+            check_ids(ids_BT, self.config.vocabulary)
+            if targets_BT.shape != ids_BT.shape:
+                raise ShapeError(f"targets have shape {tuple(targets_BT.shape)}; accepted is {tuple(ids_BT.shape)}")
+            return self.objective.loss(self, Batch(ids_BT, targets_BT, window))
+        return self.log_probs(ids_BT, window=window)
+
+    def log_probs(self, ids_BT: Tensor, *, window: int | None = None) -> Tensor:
+        """Return log-probabilities of the next token, ``[B, T, V]`` float32, normalized by the head."""
+        hidden_BTD = self.hidden(ids_BT, window=window)
+        return self.head.log_probs(hidden_BTD.flatten(0, 1)).unflatten(0, tuple(ids_BT.shape))
+
+    def nll(self, ids_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Return the exact loss of every target, ``[B, T]`` float32, without the objective."""
+        hidden_BTD = self.hidden(ids_BT)
+        return self.head.nll(hidden_BTD.flatten(0, 1), targets_BT.flatten()).view(targets_BT.shape)
+
+    def hidden(self, ids_BT: Tensor, *, window: int | None = None) -> Tensor:
+        """Return the normed hidden states that the head reads, ``[B, T, D]``."""
+        return self.final_norm(self.trunk(ids_BT, window=window)[0])
+
+    def trunk(self, ids_BT: Tensor, *, window: int | None = None) -> tuple[Tensor, MixingContext]:
+        """Return the stream after the last block, before its norm, and the context it was mixed in."""
+        check_ids(ids_BT, self.config.vocabulary)
+        told = documents(ids_BT, self.config.end_of_text) if self.config.keep_documents else None  # type: ignore[arg-type]
+        positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
+        context = MixingContext(positions_T, told, window)
+        x_BTD = self.embedding(ids_BT, told)
+        return self._through_blocks(x_BTD, ids_BT, context, self._mixed), context
+
+    def _mixed(self, layer: int, context: MixingContext, normed_BTD: Tensor) -> Tensor:
+        mixer: Any = self.blocks[layer].mixer
+        return mixer(normed_BTD, context)
+
+    def _through_blocks(self, x_BTD: Tensor, ids_BT: Tensor, context: MixingContext, mix: Mix) -> Tensor:
+        """Return the stream after the last block; ``mix`` stands for the mixers."""
+        stream, layers = self.config.stream, self.config.layers
+        if self.embedding_norm is not None:
+            x_BTD = self.embedding_norm(x_BTD)
+        first_BTD = x_BTD
+        outputs: list[Tensor] = []
+        block: Any
+        for layer, block in enumerate(self.blocks):
+            if stream.input_skip:
+                x_BTD = self.stream_factor[layer] * x_BTD + self.input_factor[layer] * first_BTD
+            mirror = layers - 1 - layer
+            if stream.mirror_skip and mirror < layer:
+                x_BTD = x_BTD + self.mirror_factor[mirror] * outputs[mirror]
+            around = context
+            if str(layer) in self.values:
+                around = context.with_values(self.values[str(layer)](ids_BT))
+            x_BTD = block.through(x_BTD, partial(mix, layer, around))
+            outputs.append(x_BTD)
+        if stream.backout:
+            x_BTD = x_BTD - self.backout_factor * outputs[(layers - 1) // 2]
+        return x_BTD
+
+
+def check_ids(ids_BT: Tensor, vocabulary: int) -> None:
+    """Refuse what are no ids ``[B, T]``. Their range is checked on the CPU alone: a GPU would have to wait for it."""
+    if ids_BT.dtype not in (torch.int64, torch.int32):
+        raise DTypeError(f"ids have dtype {ids_BT.dtype}; accepted are int64 and int32")
+    if ids_BT.ndim != 2 or not ids_BT.numel():
+        raise ShapeError(f"ids have shape {tuple(ids_BT.shape)}; accepted is [batch, tokens] with one token or more")
+    if ids_BT.device.type == "cpu" and not torch.compiler.is_compiling():
+        least, most = ids_BT.aminmax()
+        if least < 0 or most >= vocabulary:
+            wrong = int(least if least < 0 else most)
+            raise RangeError(f"id {wrong} is outside the vocabulary; accepted are 0 to {vocabulary - 1}")

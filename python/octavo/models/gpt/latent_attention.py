@@ -1,0 +1,155 @@
+"""Multi-head latent attention: keys and values are made from one short vector a position; that alone is cached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from octavo.errors import SettingError
+from octavo.models.gpt.attention_masks import causal_product, visible
+from octavo.models.gpt.mixing_context import MixingContext, smaller
+from octavo.models.gpt.rotary_positions import frequencies, turned
+from octavo.models.techniques import number, register, whole
+
+EPS = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Latent attention of ``heads`` heads with ``head_size`` values each, and ``rotary_size`` more for positions.
+
+    ``rank``: of the latent ``c = norm(down x)``, from which keys and values are widened. One rotary key, made from x,
+    serves all heads. ``window``: positions that are seen, 0 for all. Source: DeepSeek-V2, section 2.1.
+    """
+
+    heads: int = 12
+    head_size: int = 64
+    rotary_size: int = 32
+    rank: int = 128
+    base: float = 10000.0
+    window: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name in ("heads", "head_size", "rank"):
+            whole(self, name, least=1)
+        for name in ("rotary_size", "window"):
+            whole(self, name, least=0)
+        number(self, "base", least=1, most=1e12)
+        if self.rotary_size % 2:
+            raise SettingError(f"rotary_size is {self.rotary_size}; accepted are even numbers: values turn in pairs")
+
+
+@register(
+    "mixer",
+    "latent_attention",
+    LatentAttention,
+    examples=(
+        LatentAttention(heads=2, head_size=8, rotary_size=4, rank=12),
+        LatentAttention(heads=4, head_size=6, rotary_size=0, rank=5, window=6),
+    ),
+    lags=(0, 1, 5),
+)
+class LatentMixer(nn.Module):
+    """:class:`LatentAttention` as a mixer. Its cache holds ``rank + rotary_size`` values a position."""
+
+    keeps_documents = True
+    takes_values = False
+
+    def __init__(self, config: LatentAttention, width: int) -> None:
+        """Make the projections."""
+        super().__init__()
+        self.config = config
+        heads, size, turns = config.heads, config.head_size, config.rotary_size
+        self.query = nn.Linear(width, heads * (size + turns), bias=False)
+        self.latent = nn.Linear(width, config.rank, bias=False)
+        self.rotary_key = nn.Linear(width, turns, bias=False) if turns else None
+        self.widen_key = nn.Linear(config.rank, heads * size, bias=False)
+        self.widen_value = nn.Linear(config.rank, heads * size, bias=False)
+        self.out = nn.Linear(heads * size, width, bias=False)
+        matrices = ("query", "latent", "rotary_key", "widen_key", "widen_value")
+        self.rules = {f"{name}.weight": "matrix" for name in matrices} | {"out.weight": "output"}
+        self.scale = (size + turns) ** -0.5
+
+    @property
+    def cached_values(self) -> int:
+        """Numbers that decoding keeps a position."""
+        return self.config.rank + self.config.rotary_size
+
+    def forward(self, x_BTD: Tensor, context: MixingContext) -> Tensor:
+        """Return the mixed vectors ``[B, T, D]``; keys and values of all heads are made (the naive form)."""
+        query_BHTd, turned_query = self._queries(x_BTD, context)
+        latent_BTr, rotary_BTp = self._cached(x_BTD, context)
+        heads = self.config.heads
+        key = self.widen_key(latent_BTr).unflatten(-1, (heads, -1)).transpose(1, 2)
+        value = self.widen_value(latent_BTr).unflatten(-1, (heads, -1)).transpose(1, 2)
+        key = torch.cat([key, rotary_BTp[:, None].expand(-1, heads, -1, -1).to(key.dtype)], -1)
+        query = torch.cat([query_BHTd, turned_query], -1)
+        window = smaller(self.config.window or None, context.window)
+        mixed = causal_product(query, key, value, context, window=window, scale=self.scale)
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+    def first_state(self, batch: int, device: torch.device) -> Any:
+        """Return an empty cache."""
+
+        def none(size: int) -> Tensor:
+            return torch.empty(batch, 0, size, device=device)
+
+        documents = torch.empty(batch, 0, dtype=torch.int64, device=device)
+        return {"latent": none(self.config.rank), "rotary": none(self.config.rotary_size), "documents": documents}
+
+    def step(self, x_BD: Tensor, state: Any, context: MixingContext) -> tuple[Tensor, Any]:
+        """Return the output of the next position and the cache.
+
+        The absorbed form: a query is widened to the latents' space, so that no key or value of a head is ever made.
+        """
+        x_B1D = x_BD[:, None]
+        query_BH1d, turned_query = self._queries(x_B1D, context)
+        latent_B1r, rotary_B1p = self._cached(x_B1D, context)
+        latent_BSr, rotary_BSp = (
+            torch.cat([state["latent"], latent_B1r], 1),
+            torch.cat([state["rotary"], rotary_B1p], 1),
+        )
+        told = context.documents_BT
+        documents = state["documents"] if told is None else torch.cat([state["documents"], told], 1)
+        length, heads, rank = latent_BSr.shape[1], self.config.heads, self.config.rank
+        widen_Hdr = self.widen_key.weight.view(heads, -1, rank)
+        query_BHr = torch.einsum("bhd,hdr->bhr", query_BH1d[:, :, 0], widen_Hdr)
+        scores_BHS = torch.einsum("bhr,bsr->bhs", query_BHr, latent_BSr)
+        scores_BHS = scores_BHS + torch.einsum("bhp,bsp->bhs", turned_query[:, :, 0], rotary_BSp)
+        places = context.positions_T[-1] - length + 1 + torch.arange(length, device=x_BD.device)
+        window = smaller(self.config.window or None, context.window)
+        seen = visible(
+            context.positions_T, places, window=window, query_documents_BT=told,
+            key_documents_BS=None if told is None else documents,
+        )  # fmt: skip
+        seen_BHS = seen[None] if told is None else seen[:, :, 0]
+        shares_BHS = (scores_BHS * self.scale).masked_fill(~seen_BHS, -torch.inf).softmax(-1)
+        mixed_BHr = torch.einsum("bhs,bsr->bhr", shares_BHS, latent_BSr)
+        value_Hdr = self.widen_value.weight.view(heads, -1, rank)
+        mixed_BD = torch.einsum("bhr,hdr->bhd", mixed_BHr, value_Hdr).flatten(1)
+        return self.out(mixed_BD), {"latent": latent_BSr, "rotary": rotary_BSp, "documents": documents}
+
+    def _queries(self, x_BTD: Tensor, context: MixingContext) -> tuple[Tensor, Tensor]:
+        """Return the parts of queries without and with positions, ``[B, H, T, .]``."""
+        size = self.config.head_size
+        query = self.query(x_BTD).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
+        return query[..., :size], self._turned(query[..., size:], context)
+
+    def _cached(self, x_BTD: Tensor, context: MixingContext) -> tuple[Tensor, Tensor]:
+        """Return the normed latent and the turned key, which is not normed: ``[B, T, .]``."""
+        latent = self.latent(x_BTD)
+        latent = functional.rms_norm(latent, (self.config.rank,), eps=EPS).to(latent.dtype)
+        if self.rotary_key is None:
+            return latent, latent[..., :0]
+        return latent, self._turned(self.rotary_key(x_BTD)[:, None], context)[:, 0]
+
+    def _turned(self, part_BHTp: Tensor, context: MixingContext) -> Tensor:
+        if not self.config.rotary_size:
+            return part_BHTp
+        turns = frequencies(self.config.rotary_size, "full", self.config.base, part_BHTp.device)
+        return turned(part_BHTp, context.positions_T, turns)

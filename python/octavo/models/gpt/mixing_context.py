@@ -1,0 +1,61 @@
+"""What a mixer is told besides the vectors: positions, documents, a window, values of tokens; and its interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class MixingContext:
+    """The surroundings of the vectors ``x_BTD``.
+
+    ``positions_T``: of each in its sequence, int64. ``documents_BT``: a number that grows where a document begins;
+    None where documents are not kept apart. ``window``: positions that may be seen, the own one included, None for
+    all. ``values_BTD``: vectors that the layer's value embedding adds to the values, None for none.
+    """
+
+    positions_T: Tensor
+    documents_BT: Tensor | None = None
+    window: int | None = None
+    values_BTD: Tensor | None = None
+
+    def with_values(self, values_BTD: Tensor | None) -> MixingContext:
+        """Return the same with other values."""
+        return replace(self, values_BTD=values_BTD)
+
+
+class Mixer(Protocol):
+    """Mixes positions inside a block; every mixer is an ``nn.Module`` with these.
+
+    ``keeps_documents``: sees nothing of other documents where the context names them. ``takes_values``: adds values of
+    tokens to its own. ``step`` and ``first_state`` decode one position at a time; the state is the mixer's own.
+    """
+
+    keeps_documents: bool
+    takes_values: bool
+
+    def forward(self, x_BTD: Tensor, context: MixingContext) -> Tensor:
+        """Return ``[B, T, D]``; position t depends on positions up to t alone."""
+        ...
+
+    def first_state(self, batch: int, device: torch.device) -> Any:
+        """Return the state before the first position."""
+        ...
+
+    def step(self, x_BD: Tensor, state: Any, context: MixingContext) -> tuple[Tensor, Any]:
+        """Return the output ``[B, D]`` of the next position, and the state after it."""
+        ...
+
+
+def smaller(first: int | None, second: int | None) -> int | None:
+    """Return the smaller of two windows, None standing for no limit."""
+    return min((window for window in (first, second) if window is not None), default=None)
+
+
+def documents(ids_BT: Tensor, end_of_text: int) -> Tensor:
+    """Return the number of the document of each token: every ``end_of_text`` begins one."""
+    return (ids_BT == end_of_text).cumsum(1)

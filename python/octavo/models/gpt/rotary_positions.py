@@ -1,0 +1,32 @@
+"""Rotary position embeddings: pairs of a head's values are turned by angles that grow with the position."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def frequencies(size: int, kind: str, base: float, device: torch.device) -> Tensor:
+    """Return the angle a position of each of ``size // 2`` pairs, float32, in radians.
+
+    ``full``: ``base ** (-2 i / size)``. ``half``: the first half of the pairs runs geometrically from 1 to 1/1024, the
+    rest stays at 0, for content that no position changes. Source: Su et al. 2021, equation 15.
+    """
+    pairs = size // 2
+    if kind == "full":
+        return base ** (-2 / size * torch.arange(pairs, dtype=torch.float32, device=device))
+    turned = (pairs + 1) // 2
+    steps = torch.arange(turned, dtype=torch.float32, device=device) / max(turned - 1, 1)
+    return torch.cat([(1 / 1024) ** steps, torch.zeros(pairs - turned, device=device)])
+
+
+def turned(x_BHTd: Tensor, positions_T: Tensor, frequencies_p: Tensor) -> Tensor:
+    """Return ``x`` with value i and value ``i + d / 2`` of each head turned as a pair; dtype as given.
+
+    Angles are float32 and the result is cast back, so that queries and keys keep the dtype of the values.
+    """
+    angles_Tp = positions_T.float()[:, None] * frequencies_p
+    cosine, sine = angles_Tp.cos(), angles_Tp.sin()
+    first, second = x_BHTd.float().chunk(2, dim=-1)
+    turned_BHTd = torch.cat([first * cosine + second * sine, second * cosine - first * sine], dim=-1)
+    return turned_BHTd.to(x_BHTd.dtype)

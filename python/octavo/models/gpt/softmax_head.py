@@ -1,0 +1,136 @@
+"""Heads: from a hidden state to a distribution over the vocabulary. Their interface, and the softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from octavo.errors import ModelError, SettingError
+from octavo.models.techniques import choice, number, register, whole
+
+
+class Head(nn.Module):
+    """The interface of heads; N rows of hidden states ``h_ND`` at a time.
+
+    A head that trains on a sampled loss has ``surrogate(h_ND, y_N) -> [N]``, too, which no evaluation calls.
+    """
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        """Keep the sizes."""
+        super().__init__()
+        self.vocabulary, self.width = vocabulary, width
+        self.rules: dict[str, str] = {}
+
+    def tie(self, embedding: Any) -> None:
+        """Take what the head shares with the embedding; the model calls it once when it is built."""
+
+    def log_probs(self, h_ND: Tensor) -> Tensor:
+        """Return the logarithms of the probabilities, ``[N, V]`` float32; every row's probabilities add up to 1."""
+        raise NotImplementedError
+
+    def nll(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
+        """Return the exact loss of each target, ``[N]`` float32: ``-log_probs(h)[y]``."""
+        return -self.log_probs(h_ND).gather(1, y_N[:, None])[:, 0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softmax:
+    """A softmax over the products with a row of weights for every token.
+
+    ``tied``: the rows are those of the embedding. ``cap``: the scores are kept below it, 0 for none, by
+    ``cap z / sqrt(z ** 2 + cap ** 2)`` (``rational``) or ``cap tanh(z / cap)`` (``tanh``); a part of the model, hence
+    of evaluation. ``padded``: rows of the table, 0 for the vocabulary; the rest gets no probability. ``bias``: a number
+    for every token; not where the rows are tied.
+    """
+
+    tied: bool = True
+    cap: float = 0.0
+    cap_kind: str = "rational"
+    padded: int = 0
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        choice(self, "tied", (True, False))
+        number(self, "cap", least=0, most=1e6)
+        choice(self, "cap_kind", ("rational", "tanh"))
+        whole(self, "padded", least=0)
+        choice(self, "bias", (True, False))
+        if self.bias and self.tied:
+            raise SettingError("bias is True and tied is True; accepted is a bias of an untied head")
+
+
+@register(
+    "head",
+    "softmax",
+    Softmax,
+    examples=(Softmax(), Softmax(tied=False, cap=15.0, padded=64, bias=True), Softmax(cap=30.0, cap_kind="tanh")),
+    off=((Softmax(padded=64), Softmax()),),
+)
+class SoftmaxHead(Head):
+    """:class:`Softmax` as a head."""
+
+    def __init__(self, config: Softmax, vocabulary: int, width: int) -> None:
+        """Make the weights of an untied head. Raises SettingError for a padded table below the vocabulary."""
+        super().__init__(vocabulary, width)
+        self.config = config
+        self.rows = rows(config, vocabulary)
+        self._shared: tuple[Any, ...] = ()
+        if not config.tied:
+            self.project = nn.Linear(width, self.rows, bias=config.bias)
+            self.rules = {"project.weight": "head", "project.bias": "zero"}
+
+    def tie(self, embedding: Any) -> None:
+        """Share the table of the embedding. Raises ModelError for an embedding without one."""
+        if not self.config.tied:
+            return
+        table = getattr(embedding, "table", None)
+        if not isinstance(table, nn.Embedding):
+            raise ModelError(f"{type(embedding).__name__} has no table of rows to share; give Softmax(tied=False)")
+        # A tuple, not a member: the table stays the embedding's alone in names and in checkpoints.
+        self._shared = (table,)
+        embedding.rules["table.weight"] = "tied"
+
+    def untie(self) -> None:
+        """Give a tied head a table of its own, a copy of the one it shared. Raises ModelError where it has one."""
+        if not self._shared:
+            raise ModelError("the head has a table of its own already; untie is for one that shares the embedding's")
+        shared = self._shared[0].weight
+        self.project = nn.Linear(self.width, self.rows, bias=False, device=shared.device, dtype=shared.dtype)
+        with torch.no_grad():
+            self.project.weight.copy_(shared)
+        self._shared = ()
+        self.rules = {"project.weight": "head"}
+
+    def scores(self, h_ND: Tensor) -> Tensor:
+        """Return the scores before they are normalized, ``[N, V]`` float32."""
+        if self._shared:
+            scores = functional.linear(h_ND, self._shared[0].weight)[:, : self.vocabulary].float()
+        else:
+            scores = self.project(h_ND)[:, : self.vocabulary].float()
+        if not self.config.cap:
+            return scores
+        cap = self.config.cap
+        if self.config.cap_kind == "tanh":
+            return cap * torch.tanh(scores / cap)
+        return cap * scores * (scores.square() + cap * cap).rsqrt()
+
+    def log_probs(self, h_ND: Tensor) -> Tensor:
+        """Return the logarithms of the probabilities, ``[N, V]`` float32."""
+        return self.scores(h_ND).log_softmax(-1)
+
+    def nll(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
+        """Return the loss of each target, ``[N]`` float32."""
+        return functional.cross_entropy(self.scores(h_ND), y_N, reduction="none")
+
+
+def rows(config: Any, vocabulary: int) -> int:
+    """Return the rows of the table that a head of ``config`` may share. Raises SettingError for too few."""
+    padded = getattr(config, "padded", 0)
+    if padded and padded < vocabulary:
+        raise SettingError(f"padded is {padded}; accepted are 0, and {vocabulary}, the vocabulary, and more")
+    return padded or vocabulary

@@ -1,0 +1,119 @@
+"""octavo.evaluate: the one door to the numbers that say how good a model is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from octavo.batches import Batches
+from octavo.data.labelled import Sentences
+from octavo.errors import DataError, DTypeError
+from octavo.train.classifier_accuracy import LONGEST, classifier_accuracy
+from octavo.train.exact_nll import ValLoss, exact_nll
+from octavo.train.intervals import weighted_mean
+from octavo.train.measurement import Measurement
+from octavo.train.model_agreement import agreement
+
+#: Tokens that a window of a language model shows, where neither the caller nor the model says less.
+CONTEXT = 1024
+
+
+def evaluate(
+    model: nn.Module,
+    data: Any,
+    *,
+    tokenizer: Any = None,
+    against: nn.Module | None = None,
+    context: int | None = None,
+    stride: int | None = None,
+    tokens: int | None = None,
+    max_tokens: int = LONGEST,
+    samples: int | None = None,
+    progress: Callable[[int, int], object] = lambda *_: None,
+) -> Measurement:
+    """Measure a model: perplexity on a text, accuracy on labelled texts, or agreement with another model.
+
+    - ``data`` a text, which ``tokenizer`` (of transformers) turns into ids, or the ids themselves, in one dimension:
+      the **perplexity** of a causal model, exact (:func:`octavo.train.exact_nll`): every token but the first is
+      predicted once, in windows of ``context`` tokens (default: what the model's configuration takes, up to 1024),
+      ``stride`` apart (default: ``context``); at most ``tokens`` of them.
+    - ``data`` labelled texts, a :class:`octavo.data.Sentences` or a list of ``(text, label)`` pairs, with a
+      ``tokenizer``: the **accuracy** of a classifier, of texts cut at ``max_tokens``.
+    - ``against`` another model, ``data`` batches for both, or texts with a ``tokenizer``: the **agreement** of scores
+      (KL in nats, with the share of equal best classes) or embeddings (cosine), on ``samples`` samples.
+
+    Returns the number, its 95 % interval, and the value of every example, so that differences can be paired. Raises
+    DTypeError and DataError for data that is none of these, ModelError for a model that gives something else.
+    """
+    if not isinstance(model, nn.Module):
+        raise DTypeError(f"evaluate measures a torch.nn.Module, got {type(model).__name__}")
+    if against is not None:
+        return agreement(model, against, Batches(data, samples, tokenizer=tokenizer), progress=progress)
+    if (labelled := _labelled(data)) is not None:
+        if tokenizer is None:
+            raise DataError("labelled texts need the model's tokenizer; give tokenizer=")
+        return classifier_accuracy(model, labelled, tokenizer, max_tokens=max_tokens, progress=progress)
+    ids, nbytes = data, None
+    if isinstance(data, str):
+        if tokenizer is None:
+            raise DataError("a text needs the model's tokenizer; give tokenizer=, or the ids themselves")
+        ids, nbytes = text_ids(tokenizer, data), len(data.encode())
+    elif not _is_stream(data):
+        raise DataError(
+            f"data is a {type(data).__name__}; accepted are a text, ids in one dimension, labelled texts, or, with "
+            "against=, batches"
+        )
+    length = context_of(model) if context is None else context
+    found = exact_nll(model, ids, context=length, stride=stride, tokens=tokens, nbytes=nbytes, progress=progress)
+    return perplexity_of(found)
+
+
+def perplexity_of(found: ValLoss) -> Measurement:
+    """Return a loss as a perplexity: its interval over windows, and the nats of each window."""
+    nats, half = weighted_mean(found.window_nats, found.window_tokens)
+    low, high = (None, None) if half is None else (math.exp(nats - half), math.exp(nats + half))
+    details = {"nats": found.nats} | ({} if found.bits_per_byte is None else {"bits_per_byte": found.bits_per_byte})
+    setup = {"context": found.context, "stride": found.stride, "windows": len(found.window_nats)}
+    return Measurement(
+        "perplexity", found.perplexity, low, high, "min", found.tokens, found.window_nats, found.source_hash,
+        tuple(map(float, found.window_tokens)), details, setup,
+    )  # fmt: skip
+
+
+def context_of(model: nn.Module) -> int:
+    """Return the tokens that a model's configuration takes, 1024 at most."""
+    config = getattr(model, "config", None)
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len", "block_size"):
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value > 0:
+            return min(value, CONTEXT)
+    return CONTEXT
+
+
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """Return the ids of a text, without the special tokens that a tokenizer of transformers would add."""
+    try:
+        found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    except TypeError:  # a tokenizer of another library
+        found = tokenizer.encode(text)
+    return list(getattr(found, "ids", found))
+
+
+def _labelled(data: Any) -> Sentences | None:
+    if isinstance(data, Sentences):
+        return data
+    if not isinstance(data, list | tuple) or not data:
+        return None
+    pairs = [pair for pair in data if isinstance(pair, tuple | list) and len(pair) == 2]
+    if len(pairs) < len(data) or not all(isinstance(a, str) and isinstance(b, int) for a, b in pairs):
+        return None
+    return Sentences(tuple(text for text, _ in pairs), tuple(label for _, label in pairs))
+
+
+def _is_stream(data: Any) -> bool:
+    if hasattr(data, "ndim"):
+        return data.ndim == 1
+    return isinstance(data, Iterable) and not isinstance(data, bytes) and all(isinstance(item, int) for item in data)

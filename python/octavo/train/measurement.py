@@ -1,0 +1,130 @@
+"""A measured quality: one number with its interval, and the value of every example, which pairs two models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Any, Literal
+
+from octavo.errors import DataError
+from octavo.train.intervals import weighted_mean, wilson
+
+Goal = Literal["max", "min"]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One quality of one model on one set of examples; :func:`octavo.evaluate` makes it.
+
+    ``metric``: its name: ``accuracy``, ``perplexity``, ``KL``, ``cosine``, or one of the user's. ``value``: over all
+    examples. ``low``, ``high``: the 95 % interval, None where one example says nothing about others. ``goal``: whether
+    more is better. ``count``: examples (of a perplexity: tokens). ``values``: of each example; ``weights``: how much
+    each counts in their mean, None for all alike. ``examples``: SHA-256 of the examples in their order: values of two
+    models pair where it is equal. ``details``: further numbers of the same pass. ``setup``: what the number depends on,
+    such as context and stride.
+    """
+
+    metric: str
+    value: float
+    low: float | None
+    high: float | None
+    goal: Goal
+    count: int
+    values: tuple[float, ...] = field(repr=False)
+    examples: str
+    weights: tuple[float, ...] | None = field(default=None, repr=False)
+    details: Mapping[str, float] = field(default_factory=dict)
+    setup: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float:
+        """A number that is lower for a better model: the value, of a share 1 minus it, of another negated."""
+        if self.goal == "min":
+            return math.log(self.value) if self.metric == "perplexity" else self.value
+        return 1 - self.value
+
+    def difference(self, before: Measurement) -> Difference:
+        """Return the mean difference to another model on the same examples, ``self - before``, paired.
+
+        Of perplexities it is that of the nats a token. Raises DataError for other examples or another metric.
+        """
+        if (self.metric, self.examples) != (before.metric, before.examples):
+            raise DataError(
+                f"{self.metric} and {before.metric} of other examples cannot be paired; measure both models on the same"
+            )
+        return paired(self.values, before.values, self.weights)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, without those of the examples."""
+        return {
+            "metric": self.metric,
+            "value": self.value,
+            "low": self.low,
+            "high": self.high,
+            "goal": self.goal,
+            "count": self.count,
+            "details": dict(self.details),
+            "setup": dict(self.setup),
+            "examples": self.examples,
+        }
+
+    def stored(self) -> dict[str, Any]:
+        """Return everything as plain values, which :meth:`restored` takes."""
+        weights = None if self.weights is None else list(self.weights)
+        return {**self.as_dict(), "values": list(self.values), "weights": weights}
+
+    @classmethod
+    def restored(cls, content: Mapping[str, Any]) -> Measurement:
+        """Return what :meth:`stored` gave. Raises DataError for anything else."""
+        try:
+            weights = content["weights"]
+            return cls(**{
+                **content, "values": tuple(content["values"]), "weights": None if weights is None else tuple(weights)
+            })  # fmt: skip
+        except (KeyError, TypeError) as error:
+            raise DataError(f"no stored measurement: {error}") from None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean of paired differences with its 95 % interval; None for one pair."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    count: int
+
+
+def paired(after: Sequence[float], before: Sequence[float], weights: Sequence[float] | None = None) -> Difference:
+    """Return the mean of ``after - before``, example by example. Raises DataError for different numbers of them."""
+    if len(after) != len(before):
+        raise DataError(f"{len(after)} and {len(before)} values cannot be paired")
+    mean, half = weighted_mean([a - b for a, b in zip(after, before, strict=True)], weights)
+    low, high = (None, None) if half is None else (mean - half, mean + half)
+    return Difference(mean, low, high, len(after))
+
+
+def share_of(metric: str, right: Sequence[bool], examples: str, **facts: Any) -> Measurement:
+    """Return the share of examples that are right, with Wilson's interval. Raises DataError for none."""
+    low, high = wilson(sum(right), len(right))
+    values = tuple(float(value) for value in right)
+    return Measurement(metric, sum(right) / len(right), low, high, "max", len(right), values, examples, **facts)
+
+
+def mean_of(metric: str, values: Sequence[float], goal: Goal, examples: str, **facts: Any) -> Measurement:
+    """Return the mean of one value an example, with Student's interval. Raises DataError for none, and for NaN."""
+    mean, half = weighted_mean(values)
+    low, high = (None, None) if half is None else (mean - half, mean + half)
+    return Measurement(metric, mean, low, high, goal, len(values), tuple(values), examples, **facts)
+
+
+def digest_of(parts: Sequence[str | bytes]) -> str:
+    """Return the SHA-256, in hexadecimal, of examples in their order."""
+    found = sha256()
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part
+        found.update(len(data).to_bytes(8, "little"))
+        found.update(data)
+    return found.hexdigest()

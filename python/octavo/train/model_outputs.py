@@ -1,0 +1,67 @@
+"""What a model gives for a batch, as one tensor that compares: scores of classes or tokens, or embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from octavo.batches import tensors_in
+from octavo.errors import ModelError
+from octavo.train.randomness import undisturbed
+
+Kind = Literal["logits", "embedding"]
+
+
+def read_output(given: Any, batch: Any) -> tuple[Kind, Tensor]:
+    """Return what an output is, and one row of float64 for everything that is compared: ``[rows, V]``.
+
+    ``logits`` of a model of transformers, or a tensor, are scores: of tokens where they have three dimensions, without
+    those that the batch's ``attention_mask`` hides. ``last_hidden_state`` is an embedding: its mean over the tokens of
+    the mask. Raises ModelError for anything else.
+    """
+    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    logits = given if isinstance(given, Tensor) else getattr(given, "logits", None)
+    if isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim >= 2:
+        return "logits", _rows(logits, mask)
+    hidden = getattr(given, "last_hidden_state", None)
+    if isinstance(hidden, Tensor) and hidden.ndim == 3:
+        return "embedding", mean_over_tokens(hidden, mask).double()
+    found = next((tensor for tensor in tensors_in(given) if tensor.is_floating_point() and tensor.ndim >= 2), None)
+    if found is None:
+        raise ModelError(
+            f"the model gave a {type(given).__name__} without scores or states; accepted are a tensor, .logits and "
+            ".last_hidden_state"
+        )
+    return "logits", _rows(found, mask)
+
+
+def mean_over_tokens(hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """Return the mean over tokens, ``[B, D]``; ``mask_BT`` is 0 at padding, None where none is padded."""
+    if mask_BT is None or mask_BT.shape != hidden_BTD.shape[:2]:
+        return hidden_BTD.flatten(1, -2).mean(1)
+    mask_BT1 = mask_BT.unsqueeze(-1).to(hidden_BTD.dtype)
+    return (hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1)
+
+
+def _rows(scores: Tensor, mask: Tensor | None) -> Tensor:
+    if mask is not None and scores.ndim == 3 and mask.shape == scores.shape[:2]:
+        return scores[mask.bool()].double()
+    return scores.flatten(0, -2).double()
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """Evaluate inside, without gradients; modes and random numbers are as before afterwards."""
+    modes = {module: module.training for model in models for module in model.modules()}
+    for model in models:
+        model.eval()
+    try:
+        with undisturbed(), torch.inference_mode():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
