@@ -1,6 +1,8 @@
 """Shared inputs of the test suite. No network, no GPU; recorded vectors are used where a folder holds them."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +41,24 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.json").write_text(json.dumps({"octavo": 1, "kind": "seq2seq", **config.as_dict()}))
     CharTokenizer.polynomials().save(folder / "tokenizer.json")
     return folder
+
+
+ALONE = "OCTAVO_TEST_ALONE"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is marked ``alone`` in a process of its own, which no other test has started threads in."""
+    if pyfuncitem.get_closest_marker("alone") is None or ALONE in os.environ:
+        return None
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    environment = {**os.environ, ALONE: "1", "PYTEST_ADDOPTS": ""}
+    for name in [name for name in environment if name.startswith("PYTEST_XDIST")]:
+        del environment[name]
+    root = pyfuncitem.config.rootpath
+    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return True
 
 
 # Rooms whose models are too small to share: on a busy machine two threads wait for each other.

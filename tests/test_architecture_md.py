@@ -23,7 +23,15 @@ def test_the_table_of_rooms_is_the_order():
     assert told == [room for room in test_rooms.ORDER if not room.startswith("_")]
 
 
-SUBJECTS = ["A new format", "A new layer", "A new criterion for scales", "A kernel for AVX2", "A study"]
+SUBJECTS = [
+    "A new format",
+    "A new layer",
+    "A new criterion for scales",
+    "A kernel for AVX2",
+    "A study",
+    "A pass",
+    "A technique",
+]
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import octavo
 import pytest
@@ -21,7 +22,7 @@ from octavo.search.journal import NAME, Journal
 from octavo.studies import result_files as studies
 from octavo.studies.measured_points import Laboratory, Point, Training
 from octavo.studies.subject import ClassifierSubject
-from octavo.systems.polynomials import compress as polynomials
+from octavo.systems.polynomials import compression as polynomials
 from octavo.systems.polynomials import export
 from octavo.systems.polynomials.data import Splits, signs
 from octavo.systems.sentences.classifier.kinds import tiny_classifier, vocabulary_of
@@ -249,19 +250,32 @@ def test_an_exported_model_is_the_old_or_the_new_one(tmp_path, most):
 
 
 LINES = ["(x-2)*(x+1)=x**2-x-2"] * 4
+TRAIN = SimpleNamespace(lines=lambda first, count: (LINES * count)[:count])
 
 
 @pytest.mark.slow
 def test_a_compressed_model_has_its_own_report(tmp_path, monkeypatch, most):
-    monkeypatch.setattr(polynomials, "timed", lambda expand, lines: (polynomials.measure(lambda _: lines, lines), 1.0))
-    monkeypatch.setattr(polynomials, "splits", lambda *_: Splits(None, LINES, LINES))
+    monkeypatch.setattr(polynomials, "splits", lambda *_: Splits(TRAIN, LINES, LINES))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     target = tmp_path / "work" / "small"
     source = export.export_model(polynomial_model(3), CharTokenizer.polynomials(), tmp_path / "source", format=None)
 
     def compress(fmt):
-        args = ["--model", str(source), "--formats", fmt, "--budget", "9", "--lines", "4", "-o", str(target), "--force"]
+        args = [
+            "--model",
+            str(source),
+            "--formats",
+            fmt,
+            "--budget",
+            "9",
+            "--fast",
+            "--lines",
+            "4",
+            "-o",
+            str(target),
+            "--force",
+        ]
         result = CliRunner().invoke(app, ["compress", *args])
         assert result.exit_code == 0, result.output
 
@@ -284,6 +298,7 @@ def state_of(run):
     return checkpoint.digest(held), weights, without_clock(read_metrics(run))
 
 
+@pytest.mark.alone
 def test_a_run_ends_with_the_same_bits_and_leaves_nothing_behind(tmp_path, most):
     train(tmp_path / "whole", **SHORT)
     expected, names = state_of(tmp_path / "whole"), sorted(content(tmp_path / "whole"))
@@ -301,6 +316,7 @@ def test_a_run_ends_with_the_same_bits_and_leaves_nothing_behind(tmp_path, most)
     assert killed >= LEAST
 
 
+@pytest.mark.alone
 def test_a_study_ends_with_the_same_results_and_leaves_nothing_behind(tmp_path, most):
     split = signs.load(64, validation=24, test=40)
     seed_all(0)

@@ -14,7 +14,7 @@ import octavo
 import pytest
 from octavo import ContainerError, DataError, FormatError, OctavoError, Recipe
 from octavo._reading import DEPTH, VALUES, parse_json, read_bytes, read_head, read_json, read_text
-from octavo.data import CharTokenizer
+from octavo.data import BytePairTokenizer, CharTokenizer
 from octavo.errors import CheckpointError
 from octavo.folder.weight_files import INDEX_NAME, Checkpoint
 from octavo.search.journal import NAME, Journal, identity
@@ -40,6 +40,8 @@ READERS = {
     "classifier": (kinds.INFO, kinds.load),
     "recipe": ("recipe.toml", lambda folder: Recipe.from_toml(folder / "recipe.toml")),
     "characters": ("tokenizer.json", lambda folder: CharTokenizer.load(folder / "tokenizer.json")),
+    "byte pairs": ("tokenizer.json", BytePairTokenizer.load),
+    "ranks": ("x.tiktoken", lambda folder: BytePairTokenizer.from_tiktoken(folder / "x.tiktoken")),
     "journal": (NAME, _open_journal),
     "metrics": ("metrics.jsonl", read_metrics),
 }

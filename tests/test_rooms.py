@@ -19,6 +19,7 @@ ORDER = [
     "late_binding",
     "_interpreter",
     "_memory",
+    "_fresh",
     "_reading",
     "_streams",
     "locks",
@@ -28,6 +29,9 @@ ORDER = [
     "display",
     "report",
     "formats",
+    "sparse_codes",
+    "tensor_parts",
+    "tensor_entry",
     "tensor",
     "batches",
     "container",
@@ -41,6 +45,7 @@ ORDER = [
     "graph",
     "quant",
     "lora",
+    "prune",
     "folder",
     "engine",
     "search",
@@ -181,4 +186,4 @@ def test_names_of_files_mean_one_thing():
     for path in MODULES.values():
         rooms[path.name].add(path.relative_to(PACKAGE).parts[0].removesuffix(".py"))
     twice = {name for name, places in rooms.items() if len(places) > 1 and name != "__init__.py"}
-    assert twice == {"compress.py", "formats.py", "linear.py", "recipe.py"}
+    assert twice == {"formats.py", "linear.py", "recipe.py"}

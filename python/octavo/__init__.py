@@ -5,18 +5,21 @@ What to call, by task; all of it is there after ``import octavo``:
 =====================  =================================================================================================
 one tensor             Format, formats, quantize, encode, decode, PackedTensor, linear, gemm, strict
 files of tensors       save, load, inspect
-a model                Recipe, Rule, quantize_model, pack_model, save_model, load_model, explain
+a model                Recipe, Rule, quantize_model, pack_model, prune_model, save_model, load_model, explain
 quantizing, further    quant (coverage, prepare_model, freeze_scales, FormatSchedule, smooth_model, gptq), nn, recipe
-seeing a model whole   graph (capture, diff, sparsity, tensor_statistics)
+seeing a model whole   graph (capture, diff, sparsity, tensor_statistics, Pipeline)
+pruning                prune (fold_model, compact_model, report, callback, Cubic, Iterative, groups)
 adapters               lora (insert, fuse, commit, save_adapters, load_adapters)
 training               train (train, TrainConfig, Task)
+measuring, compressing evaluate, compress_model
 running without torch  Engine, Encoder
 GPUs                   cuda (info, warmup, prebuild)
 =====================  =================================================================================================
 
-Further rooms: data and models (tokenizers, networks), ops (the torch ops), folder (model folders), engine, search
-(journals), systems and studies (whole jobs, questions about formats), compat (rules of other libraries). Every error is
-an OctavoError. ``octavo --help`` lists the commands, ARCHITECTURE.md says where everything stands.
+Further rooms: data and models (tokenizers, networks), ops (the torch ops), report (reports of compressions), folder
+(model folders), engine, search (journals), systems and studies (whole jobs, questions about formats), compat (rules of
+other libraries). Every error is an OctavoError. ``octavo --help`` lists the commands, ARCHITECTURE.md says where
+everything stands.
 
 Importing this package loads neither torch nor numpy; they load when a tensor is first touched.
 """
@@ -66,8 +69,10 @@ if _TYPE_CHECKING:
     from octavo import models as models
     from octavo import nn as nn
     from octavo import ops as ops
+    from octavo import prune as prune
     from octavo import quant as quant
     from octavo import recipe as recipe
+    from octavo import report as report
     from octavo import search as search
     from octavo import studies as studies
     from octavo import systems as systems
@@ -81,10 +86,13 @@ if _TYPE_CHECKING:
     from octavo.ops import gemm as gemm
     from octavo.ops import linear as linear
     from octavo.ops.codec import decode, encode, quantize
+    from octavo.prune.prune_model import prune_model
     from octavo.quant.apply_recipe import quantize_model
     from octavo.quant.pack_layers import pack_model
     from octavo.recipe import Recipe, Rule
+    from octavo.search.compress_model import compress_model
     from octavo.tensor import PackedTensor
+    from octavo.train.evaluate_model import evaluate
 
 _LAZY = {
     "Encoder": "octavo.engine.native_encoder",
@@ -92,13 +100,16 @@ _LAZY = {
     "PackedTensor": "octavo.tensor",
     "Recipe": "octavo.recipe",
     "Rule": "octavo.recipe",
+    "compress_model": "octavo.search.compress_model",
     "decode": "octavo.ops.codec",
     "encode": "octavo.ops.codec",
+    "evaluate": "octavo.train.evaluate_model",
     "explain": "octavo.folder.layer_costs",
     "inspect": "octavo.container",
     "load": "octavo.container",
     "load_model": "octavo.folder.save_load",
     "pack_model": "octavo.quant.pack_layers",
+    "prune_model": "octavo.prune.prune_model",
     "quantize": "octavo.ops.codec",
     "quantize_model": "octavo.quant.apply_recipe",
     "save": "octavo.container",
@@ -106,8 +117,8 @@ _LAZY = {
 }
 
 _MODULES = (
-    "compat", "container", "cuda", "data", "engine", "folder", "graph", "lora", "models", "nn", "ops", "quant",
-    "recipe", "search", "studies", "systems", "tensor", "train",
+    "compat", "container", "cuda", "data", "engine", "folder", "graph", "lora", "models", "nn", "ops", "prune",
+    "quant", "recipe", "report", "search", "studies", "systems", "tensor", "train",
 )  # fmt: skip
 _ALIASES = {"gemm": "octavo.ops.gemm", "linear": "octavo.ops.linear"}
 
@@ -140,14 +151,17 @@ __all__ = [
     "SettingError",
     "ShapeError",
     "__version__",
+    "compress_model",
     "decode",
     "encode",
+    "evaluate",
     "explain",
     "formats",
     "inspect",
     "load",
     "load_model",
     "pack_model",
+    "prune_model",
     "quantize",
     "quantize_model",
     "save",
@@ -165,7 +179,15 @@ _late_binding.bind(
         "load_cuda_engine": "octavo.engine.cuda_engine:load",
         "load_seq2seq": "octavo.systems.polynomials.export:load_model",
         "loads_one": "octavo.container",
+        "pass_compact": "octavo.prune.prune_passes:COMPACT",
+        "pass_fold_masks": "octavo.prune.prune_passes:FOLD_MASKS",
+        "pass_fuse_lora": "octavo.lora.lora_passes:FUSE_LORA",
+        "pass_lora": "octavo.lora.lora_passes:LORA",
+        "pass_pack": "octavo.quant.quant_passes:PACK",
+        "pass_prune": "octavo.prune.prune_passes:PRUNE",
+        "pass_quantize": "octavo.quant.quant_passes:QUANTIZE",
         "shipped_folder": "octavo.systems.polynomials.shipped",
+        "write_our_folders": "octavo.quant.save_pretrained",
     }
 )
 

@@ -33,6 +33,10 @@ class ModelError(OctavoError, ValueError):
     """A module, layer or option of a model that does not fit what is asked of it."""
 
 
+class ContractError(ModelError):
+    """A language model that breaks a contract of its evaluation, which the message names first."""
+
+
 class KernelError(OctavoError, RuntimeError):
     """A product that no kernel of this version computes on packed codes, where :func:`octavo.strict` asks for one."""
 

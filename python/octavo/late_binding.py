@@ -34,6 +34,11 @@ def bind(modules: Mapping[str, str]) -> None:
     _modules.update(modules)
 
 
+def bound(prefix: str) -> list[str]:
+    """Return the names that begin with ``prefix``."""
+    return [name for name in _modules if name.startswith(prefix)]
+
+
 def late(name: str) -> Any:
     """Return the function of a name, whose module is loaded if it is not. Raises KeyError for a name not bound."""
     _load(name)

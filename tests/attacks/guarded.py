@@ -24,12 +24,13 @@ from collections import Counter
 
 import octavo
 import torch
-from octavo import _core
+from octavo import _core, sparse_codes
 from octavo.formats import core
 from octavo.ops import codec as ops  # noqa: F401 register the ops
 from octavo.ops import (
     gemm,  # noqa: F401 register the ops
     linear,  # noqa: F401 register the ops
+    sparse,  # noqa: F401 register the ops
 )
 from octavo.tensor import part_specs
 
@@ -231,7 +232,8 @@ class Calls:
         rows, columns, lead = pick((1, 2, 5, 8, 16, 33)), pick((1, 3, 8, 32, 33, 64, 96)), self.shape()[:-1]
         dtype = pick(FLOATS)
         name = pick(("packed_linear", "packed_linear_plain", "packed_linear_backward", "integer_linear", "integer_linear_plain",
-                     "rounded_linear", "rounded_linear_plain", "packed_embedding", "int8_gemm"))  # fmt: skip
+                     "rounded_linear", "rounded_linear_plain", "packed_embedding", "int8_gemm", "dense_codes",
+                     "sparse_linear"))  # fmt: skip
         if name == "int8_gemm":
             m = pick((0, 1, 4, 9))
             out = pick((torch.int32, torch.int8, *FLOATS))
@@ -256,6 +258,15 @@ class Calls:
             return name, [self.make([*lead, columns], dtype), *parts, bias, scales, text, given, rows, columns], {}
         text = pick(FORMATS)
         parts = self.parts(text, [rows, columns], -1)
+        if name in ("dense_codes", "sparse_linear"):
+            dense = parts[0] * (torch.rand(parts[0].shape) < 0.4)
+            found = sparse_codes.compress(dense, core(text), rows, columns)
+            sparse = [self.make(list(part.shape), part.dtype).copy_(part) for part in found]
+            if name == "dense_codes":
+                first = pick((0, 16)) if rows > 16 else 0
+                return name, [*sparse, text, rows, columns, first, rows - first], {}
+            bias = pick((None, self.make([rows], pick(FLOATS))))
+            return name, [self.make([*lead, columns], dtype), *sparse, *parts[1:], bias, text, rows, columns], {}
         if name == "packed_embedding":
             ids = self.make(self.shape(), pick((torch.int64, torch.int32)))
             if self.random.random() < 0.8:

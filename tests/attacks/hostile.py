@@ -75,6 +75,15 @@ def described_empty() -> bytes:
     return packed(packing=packing, codes=("I8", [2**40, 0], 0), scales=("F32", [1], 4))
 
 
+SPARSE = PACKING | {"format": "int8:tensor", "shape": [16, 6], "nonzero": 5}
+
+
+def sparse(*, packing: object = SPARSE, codes: tuple | None = ("U8", [5], 5), version: str = "2", **change) -> bytes:
+    """A file with the tensor ``w`` of sparse codes, whose bitmap has no bit; each argument replaces one thing."""
+    given = {"w.bitmap": ("U64", [1, 2], 16), "w.scales": ("F32", [1], 4), "w.codes": codes} | change.pop("parts", {})
+    return packed(packing=packing, version=version, codes=None, scales=None, more=given, **change)
+
+
 def one(info: object, data: bytes = bytes(4)) -> bytes:
     """A plain file with the tensor ``w``."""
     return container({"w": info}, data)
@@ -176,7 +185,9 @@ ATTACKS = [
     Attack("data_without_tensors", lambda: container({}, bytes(9)), "take 0 bytes, the file has 9 bytes of data"),
     # octavo.*
     Attack(
-        "newer_version", lambda: packed(version="2"), "octavo.version is '2'; this version of octavo reads '1'; a newer"
+        "newer_version",
+        lambda: packed(version="3"),
+        "octavo.version is '3'; this version of octavo reads '1' and '2'; a newer",
     ),
     Attack("no_number_as_version", lambda: packed(version="1.0\n"), r"octavo.version is '1.0\n'; this version"),
     Attack("no_version", lambda: packed(version=None), "metadata key 'octavo.tensor.w' without octavo.version"),
@@ -238,6 +249,43 @@ ATTACKS = [
     Attack("levels_left_over", lambda: packed(more={"w.levels": ("F32", [1], 4)}), "w: 'mxint8' has no levels"),
     Attack("packed_and_plain", lambda: packed(more={"w": ("U8", [1], 1)}), "w: is stored both packed and plain"),
     Attack("parts_of_nobody", lambda: packed(packing=None), None),
+    # sparse codes
+    Attack(
+        "sparse_in_version_1", lambda: sparse(version="1"), "w: has 'nonzero', sparse codes, in a file of version 1"
+    ),
+    Attack(
+        "sparse_count_is_negative", lambda: sparse(packing=SPARSE | {"nonzero": -1}), "w: description: invalid value"
+    ),
+    Attack("sparse_count_is_null", lambda: sparse(packing=SPARSE | {"nonzero": None}), "w: description: invalid type"),
+    Attack(
+        "sparse_count_beyond_the_elements",
+        lambda: sparse(packing=SPARSE | {"nonzero": 2**63}),
+        "w: 9223372036854775808 codes that are not 0 in 96 elements",
+    ),
+    Attack(
+        "sparse_count_above_the_codes", lambda: sparse(packing=SPARSE | {"nonzero": 6}), "has codes U8 [6], the file"
+    ),
+    Attack(
+        "sparse_format_without_zero", lambda: sparse(packing=SPARSE | {"format": "nf4"}), "w: sparse codes of 'nf4'"
+    ),
+    Attack("sparse_zero_points", lambda: sparse(packing=SPARSE | {"format": "uint8"}), "w: sparse codes of 'uint8'"),
+    Attack(
+        "sparse_without_bitmap", lambda: sparse(parts={"w.bitmap": None}), "w: 'int8' has bitmap, the file has none"
+    ),
+    Attack(
+        "sparse_bitmap_of_another_shape",
+        lambda: sparse(parts={"w.bitmap": ("U64", [2, 1], 16)}),
+        "has bitmap U64 [1, 2], the file has U64 [2, 1]",
+    ),
+    Attack(
+        "sparse_empty_but_tall",
+        lambda: sparse(
+            packing=SPARSE | {"shape": [2**40, 0], "nonzero": 0},
+            codes=("U8", [0], 0),
+            parts={"w.bitmap": ("U64", [0, 0], 0)},
+        ),
+        None,
+    ),
     # odd, and valid
     Attack("empty_container", lambda: container({}), None),
     Attack("unaligned_data", lambda: container('{"w":' + json.dumps(tensor("F32", [1])) + " }", bytes(4)), None),

@@ -16,15 +16,13 @@ import transformers
 from octavo import lora
 from octavo.data import CharTokenizer
 from octavo.folder.explain_folder import explain_folder
-from octavo.folder.weight_files import Checkpoint
-from octavo.formats import parse_formats
 from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.models.seq2seq import Seq2SeqConfig
 from octavo.models.seq2seq import build as build_seq2seq
 from octavo.search.journal import Journal
 from octavo.systems.polynomials import export, static
 from octavo.systems.sentences.classifier import kinds as classifiers
-from octavo.systems.sentences.compress import compress_encoder
+from octavo.systems.text_compression import text_job
 from octavo.train import read_metrics
 from torch import nn
 
@@ -226,7 +224,8 @@ def _read_pack(folder: Path) -> None:
 
 def _read_compress(folder: Path) -> None:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        compress_encoder(str(folder), Checkpoint.open(folder), 8.5, parse_formats("mxint8,nf4"), folder.parent / "out")
+        job = text_job(str(folder))
+        job.evaluate(job.model)
 
 
 def _read_run(folder: Path) -> None:

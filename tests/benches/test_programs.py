@@ -15,15 +15,30 @@ BENCHES = Path(__file__).resolve().parents[2] / "benches"
 PROGRAMS = sorted(path.stem for path in BENCHES.glob("[!_]*.py"))
 MANUAL = (BENCHES / "README.md").read_text(encoding="utf-8")
 TINY = {
-    "calls": ["--only", "layer,model", "--rounds", "1", "--threads", "1"],
+    "calls": ["--only", "layer", "--rounds", "1", "--threads", "1"],
     "codecs": ["--formats", "mxint8,nf4,int8:channel", "--size", "8x64", "--rounds", "1", "--peers"],
+    "compact": ["--layers", "1", "--batch", "1", "--tokens", "8", "--rounds", "1", "--threads", "1"],
     "linear": [
-        *("--formats", "mxint8,nf4", "--inputs", "int8:g32", "--size", "64x64", "--batches", "1,5", "--rounds", "1"),
-        *("--rotate-mb", "1"),
+        *(
+            "--formats",
+            "mxint8,nf4",
+            "--inputs",
+            "int8:g32,bfloat16",
+            "--size",
+            "64x64",
+            "--batches",
+            "1,5",
+            "--rounds",
+            "1",
+        ),
+        *("--rotate-mb", "1", "--peers"),
     ],
+    "model": ["--batches", "1", "--tokens", "8", "--layers", "1", "--rounds", "1", "--threads", "1"],
+    "qat": ["--layers", "1", "--batch", "2x8", "--rounds", "1", "--threads", "1"],
     "solve": ["--formats", "int4:g32", "--size", "64", "--rounds", "1"],
     "startup": ["--runs", "1"],
 }
+NEED_TRANSFORMERS = ("compact", "model", "qat")
 
 
 def run(program, *arguments):
@@ -56,12 +71,14 @@ def test_the_manual_names_every_bench_and_options_it_has(program):
     told = run(program, "--help")
     assert told.returncode == 0, told.stderr
     for option in re.findall(r"--[a-z][a-z-]*", section[0] + command[0]):
-        if option not in ("--tool",):  # compute-sanitizer's
+        if option not in ("--tool", "--build", "--target", "--parallel"):  # compute-sanitizer's, cmake's
             assert option in told.stdout, f"{program}.py has no {option}"
 
 
 @pytest.mark.parametrize("program", TINY)
 def test_a_tiny_bench_ends_well(program, tmp_path):
+    if program in NEED_TRANSFORMERS:
+        pytest.importorskip("transformers")
     ended = run(program, *TINY[program], "--force", "--json", str(tmp_path / "figures.json"))
     assert ended.returncode == 0, ended.stderr
     report = json.loads((tmp_path / "figures.json").read_text())

@@ -5,7 +5,19 @@ import pytest
 from octavo.errors import FormatError
 
 HEAVY = ("torch", "numpy", "transformers", "rich")
-COMMANDS = ("formats", "compare", "pack", "unpack", "inspect", "compress", "expand", "recipe", "doctor")
+COMMANDS = (
+    "formats",
+    "compare",
+    "pack",
+    "unpack",
+    "inspect",
+    "compress",
+    "expand",
+    "recipe",
+    "prune",
+    "report",
+    "doctor",
+)
 
 
 def python(code: str, *args: object) -> subprocess.CompletedProcess:

@@ -127,3 +127,64 @@ def test_mistakes_never_take_the_place_of_the_lines(octavo, tmp_path):
     for out in (data, link):
         told = octavo("eval", "polynomials", "--data", data, "-o", out, code=2).output
         assert "the file of --data" in told and data.read_text() == "(x+1)*(x-2)=x**2-x-2\n"
+
+
+# --- models of texts ------------------------------------------------------------------------------------------------
+
+
+def test_models_of_transformers_are_measured_by_what_they_are(octavo, tmp_path):
+    """A decoder, a classifier and an encoder with random weights: each number is that of octavo.evaluate."""
+    transformers = pytest.importorskip("transformers")
+    import octavo as package
+    import torch
+
+    words = [*"abcdefgh"]
+    vocabulary = tmp_path / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]))
+    tokenizer = transformers.BertTokenizer(str(vocabulary), model_max_length=32)
+    small = {"vocab_size": 13, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+             "intermediate_size": 16, "max_position_embeddings": 32}  # fmt: skip
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**small, num_labels=2, id2label={0: "no", 1: "yes"}, label2id={"no": 0, "yes": 1})
+    made = {
+        "decoder": transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=13, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+        ),
+        "classifier": transformers.BertForSequenceClassification(config),
+        "encoder": transformers.BertModel(config),
+    }
+    for name, model in made.items():
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    text, labelled = tmp_path / "text.txt", tmp_path / "labelled.tsv"
+    text.write_text("a b c d e f g h " * 9 + "\n" + "h g f e")
+    labelled.write_text("a b c\tyes\nd e\tno\nf f f f\tyes\n")
+
+    found = json.loads(octavo("eval", tmp_path / "decoder", "--data", text, "--json").stdout)
+    ids = tokenizer(text.read_text(), add_special_tokens=False)["input_ids"]
+    assert found["metric"] == "perplexity" and found["count"] == len(ids) - 1 and found["setup"]["context"] == 16
+    assert found["value"] == pytest.approx(package.evaluate(made["decoder"], ids).value, rel=1e-6)
+    half = json.loads(
+        octavo("eval", tmp_path / "decoder", "--data", text, "--context", 8, "--stride", 4, "--json").stdout
+    )
+    assert half["setup"]["stride"] == 4 and half["value"] != found["value"]
+
+    found = json.loads(octavo("eval", tmp_path / "classifier", "--data", labelled, "--json").stdout)
+    data = package.data.read_labelled(labelled, config.label2id)
+    assert data.labels == (1, 0, 1)
+    assert found["value"] == package.evaluate(made["classifier"], data, tokenizer=tokenizer).value
+
+    octavo("pack", tmp_path / "encoder", "-o", tmp_path / "packed", "--recipe", "mxint8")
+    args = ("eval", tmp_path / "packed", "--against", tmp_path / "encoder", "--data", labelled)
+    found = json.loads(octavo(*args, "--json").stdout)
+    assert found["metric"] == "cosine" and found["count"] == 3 and 0.99 < found["value"] < 1
+    assert "cosine" in octavo(*args).stdout
+
+    assert "--against" in octavo("eval", tmp_path / "encoder", "--data", text, code=2).output
+    assert "3 columns" in octavo("eval", tmp_path / "classifier", "--data", _file(tmp_path, "x\ty\tz"), code=2).output
+    assert "are of polynomials" in octavo("eval", tmp_path / "decoder", "--data", text, "--beam", 2, code=2).output
+
+
+def _file(folder, content):
+    (folder / "other.tsv").write_text(content)
+    return folder / "other.tsv"

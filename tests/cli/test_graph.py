@@ -132,3 +132,38 @@ def test_what_is_wrong_is_said(octavo, made):
     assert "name a module of this folder" in octavo("graph", "no_such_module:make", code=2).output
     assert "unknown model" in octavo("graph", "gpt5", code=2).output
     assert "matches no layer" in octavo("graph", f"{made}:make", "--recipe", "x.* int8", code=2).output
+
+
+def test_a_page_is_written_whole(octavo, made, tmp_path):
+    octavo("graph", f"{made}:make", "--html", tmp_path / "page.html", "--recipe", "mxint8", "--batch", 8)
+    page = (tmp_path / "page.html").read_text()
+    assert page.startswith("<!doctype html>") and "as packed by: mxint8" in page and "costs at batch 8" in page
+    assert (
+        "x.* int8"
+        in octavo("graph", f"{made}:make", "--html", tmp_path / "no.html", "--recipe", "x.* int8", code=2).output
+    )
+    for other in (("--dot",), ("--diff", f"{made}:make")):
+        told = octavo("graph", f"{made}:make", "--html", tmp_path / "no.html", *other, code=2).output
+        assert "--html shows the model alone" in told
+    assert not (tmp_path / "no.html").exists()
+
+
+def test_a_pipeline_runs_and_its_model_is_shown_and_written(octavo, made, tmp_path):
+    import octavo as package
+
+    (tmp_path / "p.toml").write_text("[[passes]]\npass = 'quantize'\nrecipe = 'int8'\n\n[[passes]]\npass = 'pack'\n")
+    given = ("graph", f"{made}:make", "--pipeline", tmp_path / "p.toml")
+    text = octavo(*given).stdout
+    assert "quantize:" in text and "pack:" in text and "PackedLinear" in text
+    told = json.loads(octavo(*given, "--json", "--out", tmp_path / "packed").stdout)
+    assert [report["pass"] for report in told["reports"]] == ["quantize", "pack"]
+    assert told["pipeline"]["passes"][0] == {"pass": "quantize", "recipe": "int8", "samples": 512}
+    assert (
+        "PackedLinear"
+        in octavo("graph", f"{made}:make", "--diff", f"{made}:make", "--pipeline", tmp_path / "p.toml").stdout
+    )
+    assert (tmp_path / "packed" / "model.octavo.safetensors").exists()
+    assert package.inspect(tmp_path / "packed" / "model.octavo.safetensors")
+    assert "give the file of a pipeline" in octavo("graph", f"{made}:make", "--out", tmp_path / "x", code=2).output
+    (tmp_path / "p.toml").write_text("[[passes]]\npass = 'pack'\n\n[[passes]]\npass = 'quantize'\nrecipe = 'int8'\n")
+    assert "move quantize before pack" in octavo(*given, code=2).output

@@ -1,5 +1,6 @@
 """Studies from the command line, on the shipped model and on one that is trained in a second."""
 
+import importlib.util
 import json
 
 import pytest
@@ -7,9 +8,10 @@ import torch
 from octavo.locks import FolderLock
 from octavo.studies import subject_catalogue
 from octavo.studies.measured_points import Laboratory
-from octavo.systems.sentences import sentiment
+from octavo.systems.sentences import readers
 from octavo.systems.sentences.classifier import training_run
 
+TRAIN, TEST = readers.CORPORA["sst2"].files.values()
 FAST = ("--families", "int", "--widths", "4", "--seeds", "1")
 
 
@@ -30,7 +32,7 @@ def data(tmp_path):
     """A folder of sentences."""
     folder = tmp_path / "data"
     folder.mkdir()
-    for name, count in ((sentiment.TRAIN, 2100), (sentiment.TEST, 30)):
+    for name, count in ((TRAIN, 2100), (TEST, 30)):
         lines = [
             f"{number % 2}\t{name} {'good' if number % 2 else 'bad'} film number {number}" for number in range(count)
         ]
@@ -143,14 +145,70 @@ def test_sentences_are_trained_on_and_studied(octavo, tmp_path, data, small):
     found = json.loads(octavo("study", "ptq-qat", *FAST, *given, "--json").stdout)
     assert found["rows"][0]["accuracy"] == report["test"]["accuracy"]
     assert not (out / "training").exists()
-    lines = (data / sentiment.TRAIN).read_text().splitlines()
-    (data / sentiment.TRAIN).write_text("\n".join(lines[:-1]) + "\n")
+    lines = (data / TRAIN).read_text().splitlines()
+    (data / TRAIN).write_text("\n".join(lines[:-1]) + "\n")
     assert "trained on other texts" in octavo("study", "ptq-qat", *FAST, *given, code=2).output
+
+
+def test_pruned_models_are_compared_with_the_dense_one(octavo, tmp_path, small):
+    out = tmp_path / "study"
+    command = ("study", "prune", "--sparsities", "0.5", "--scopes", "local", "--seeds", "1", "--no-tune", "-o", out)
+    first = octavo(*command)
+    assert [line.split()[0] for line in first.stdout.splitlines()[2:5]] == ["dense", "random", "magnitude"]
+    assert len((out / "study.jsonl").read_text().splitlines()) == 4  # three points, and their costs
+    assert octavo(*command).stdout == first.stdout
+
+
+def test_sensitivity_is_measured_once_and_drawn(octavo, tmp_path, small):
+    out = tmp_path / "study"
+    command = ("study", "sensitivity", "--formats", "nf4,mxint8", "--samples", "8", "-o", out)
+    first = octavo(*command)
+    assert "embeddings.word" in first.stdout and "rank correlation" in first.stdout
+    found = json.loads((out / "results.json").read_text())["rows"]
+    assert len((out / "results.csv").read_text().splitlines()) == 1 + len(found)
+    drawn = importlib.util.find_spec("matplotlib") is not None
+    assert (out / "sensitivity.png").exists() is drawn and ("pip install matplotlib" in first.stderr) is not drawn
+    assert octavo(*command).stdout == first.stdout
+
+
+def test_adapters_are_compared_with_full_fine_tuning(octavo, tmp_path, small):
+    """A base that knows one generated task learns another; the same command measures nothing twice."""
+    out = tmp_path / "study"
+    command = ("study", "lora", "--ranks", "2", "--bases", "mxint8", "--seeds", "1", "--no-peft", "-o", out)
+    first = octavo(*command)
+    assert [line.split()[:2] for line in first.stdout.splitlines()[2:5]] == [
+        ["full", "fp32"], ["lora", "fp32"], ["lora", "mxint8"],
+    ]  # fmt: skip
+    assert len((out / "study.jsonl").read_text().splitlines()) == 4  # three points, and their costs
+    assert octavo(*command).stdout == first.stdout
+
+
+def test_reviews_are_trained_on_and_studied_at_their_length(octavo, tmp_path, small):
+    """IMDb, with texts held out; the study takes length and held-out texts from the run."""
+    folder, run_folder, out = tmp_path / "data", tmp_path / "run", tmp_path / "study"
+    folder.mkdir()
+    for name, count in (("imdb_train.jsonl", 2100), ("imdb_test.jsonl", 4)):
+        lines = [json.dumps({"label": n % 2, "text": f"{name} {n} " + "word " * 90}) for n in range(count)]
+        (folder / name).write_text("\n".join(lines))
+    corpus = ("--data", folder, "--corpus", "imdb")
+    trained = ("train", "classifier", *corpus, "--length", "96", "--held-out", "20", "--steps", "2", "-o", run_folder)
+    report = json.loads(octavo(*trained, "--json").stdout)
+    assert (report["length"], report["held_out"], report["test"]["texts"]) == (96, True, 20)
+    study = ("study", "ptq-qat", *FAST, *corpus, "--trained", run_folder, "--no-qat", "-o", out)
+    found = json.loads(octavo(*study, "--json").stdout)
+    assert found["rows"][0]["accuracy"] == report["test"]["accuracy"]
+    assert (found["held_out"], found["subject"]["length"]) == (True, 96)
+    assert "training texts that were held out" in octavo(*study).stdout
+    assert "reads 96 tokens; give --length 96" in octavo(*study, "--length", "64", code=2).output
+    assert "trained on other texts" in octavo(*study, "--held-out", "30", code=2).output
 
 
 @pytest.mark.parametrize(
     "given, told",
     [
+        (("ptq-qat", "--corpus", "imdb"), "--corpus and --held-out are of texts in files: give --data FOLDER"),
+        (("ptq-qat", "--length", "600"), "length is 600; accepted are 1 to 512 tokens"),
+        (("ptq-qat", "--data", "nowhere", "--corpus", "yelp"), "unknown corpus 'yelp'; accepted are sst2, imdb"),
         (("ptq-qat", "--model", "bert"), "unknown model 'bert'; accepted are tiny, minilm, polynomials"),
         (("ptq-qat", "--model", "minilm"), "give --data FOLDER with sst2_train.tsv and sst2_dev.tsv"),
         (("ptq-qat", "--families", "int9"), "unknown family 'int9'"),
@@ -162,6 +220,22 @@ def test_sentences_are_trained_on_and_studied(octavo, tmp_path, data, small):
         (("ptq-qat", "--model", "polynomials", "--data", "here"), "leave out --data and --trained"),
         (("ptq-qat", "--trained", "nowhere"), "nowhere: no trained classifier here"),
         (("ptq-qat", "--data", "nowhere"), "neither sst2_train.tsv nor sst2_train.tsv.xz"),
+        (("prune", "--sparsities", "half"), "--sparsities: 'half' is no share"),
+        (("prune", "--model", "polynomials"), "no pruning of 'polynomials'; accepted are tiny, minilm"),
+        (("prune", "--baseline", "torch"), "unknown baseline 'torch'; accepted are mase"),
+        (("sensitivity", "--formats", "nf4,int99"), "int99"),
+        (("sensitivity", "--roles", "bias"), "unknown role 'bias'; accepted are weight and input"),
+        (("sensitivity", "--samples", "0"), "0 samples"),
+        (("combined", "--model", "polynomials"), "no pruning of 'polynomials'; accepted are tiny, minilm"),
+        (("combined", "--budget", "0"), "a budget of 0.0 bits"),
+        (("combined", "--sparsity", "1"), "sparsity 1"),
+        (("combined", "--formats", "int99"), "int99"),
+        (("combined", "--baseline", "torch"), "unknown baseline 'torch'; accepted are mase"),
+        (("lora", "--data", "here"), "--data is for --model minilm"),
+        (("lora", "--model", "polynomials"), "no fine-tuning of 'polynomials'; accepted are tiny, minilm"),
+        (("lora", "--ranks", "0"), "ranks (0,)"),
+        (("lora", "--bases", "int99"), "int99"),
+        (("lora", "--epochs", "0"), "0.0 epochs"),
         (("formats", "--families", "posit"), "unknown family 'posit'"),
         (("formats", "--modes", "biases"), "unknown mode 'biases'"),
         (("memory", "--recipes", "|"), "0 recipes"),
@@ -192,7 +266,24 @@ def test_training_on_sentences_refuses_what_cannot_be(octavo, tmp_path, data):
 
 @pytest.mark.parametrize(
     "command",
-    [("study",), *(("study", n) for n in ("ptq-qat", "formats", "memory", "compile", "attention")), ("train", "sst2")],
+    [
+        ("study",),
+        *(
+            ("study", n)
+            for n in (
+                "ptq-qat",
+                "formats",
+                "memory",
+                "prune",
+                "lora",
+                "sensitivity",
+                "combined",
+                "compile",
+                "attention",
+            )
+        ),
+        ("train", "classifier"),
+    ],
 )
 def test_help_teaches_with_examples(octavo, command):
     shown = octavo(*command, "--help").stdout

@@ -46,6 +46,10 @@ def test_the_teaching_dictionary_is_one_rule():
 
 
 SCHEMES = [
+    ({"name": "binary_scaling", "weight_width": 1, "weight_stochastic": False, "weight_bipolar": True, "binary_training": True}, "binary"),
+    ({"name": "binary_residual", "weight_width": 1, "weight_stochastic": False, "weight_bipolar": True}, "binary"),
+    ({"name": "binary_residual", "weight_levels": 3, "weight_residual_sign": True}, "binary3"),
+    ({"name": "binary_residual", "weight_levels": 3, "weight_residual_sign": False}, "binary"),
     ({"name": "integer", "weight_width": 8, "weight_frac_width": -3}, "fixed8.-3"),
     ({"name": "fixed", "weight_width": 8}, "fixed8.4"),
     ({"name": "integer", "floor": True, "weight_width": 8, "weight_frac_width": "NA"}, "fixed8.4"),

@@ -104,6 +104,19 @@ def test_a_folder_of_transformers_runs(tmp_path, changes):
     np.testing.assert_allclose(encoder.embed(TEXTS), expected(model, encoder, TEXTS, 256), atol=2e-5)
 
 
+def test_sparse_weights_give_the_vectors_of_dense_ones(tmp_path):
+    """They are expanded when they are read."""
+    pruned = octavo.prune.fold_model(octavo.prune_model(tiny(), 0.6))
+    vectors = []
+    for name, sparse in (("dense", False), ("sparse", True)):
+        packed = octavo.pack_model(octavo.quantize_model(pruned, "int8:g32", progress=False), sparse=sparse)
+        assert packed.encoder.layer[0].output.dense.is_sparse == sparse
+        octavo.save_model(packed, tmp_path / name)
+        write_tokenizer(tmp_path / name)
+        vectors.append(Encoder.load(tmp_path / name).embed(TEXTS, limit=30))
+    assert (vectors[0] == vectors[1]).all()
+
+
 def test_an_encoder_inside_a_model_with_a_head_runs(tmp_path):
     torch.manual_seed(2)
     model = transformers.BertForSequenceClassification(tiny().config).eval()
@@ -112,6 +125,58 @@ def test_an_encoder_inside_a_model_with_a_head_runs(tmp_path):
     write_tokenizer(tmp_path / "m")
     encoder = Encoder.load(tmp_path / "m")
     np.testing.assert_allclose(encoder.embed(TEXTS), expected(packed.bert, encoder, TEXTS, 256), atol=1e-3)
+
+
+def compacted(seed: int, **changes) -> "transformers.BertModel":
+    """Layers of other sizes: one head of the first and three of the second stay, 32 and 80 neurons."""
+    model = tiny(seed, **changes)
+    weights = dict(model.named_parameters())
+    gone = {("head", 0): 3, ("head", 1): 1, ("neuron", 0): 64, ("neuron", 1): 16}
+    with torch.no_grad():
+        for group in octavo.prune.groups(model, kinds=("head", "neuron")):
+            layer = next((int(part) for part in group.name.split(".") if part.isdigit()), None)
+            count = gone.get((group.kind, layer), 0)
+            for piece in (piece for unit in group.units[:count] for piece in unit.consumers):
+                weights[piece.name].index_fill_(piece.dim, piece.indices, 0)
+    small, report = octavo.prune.compact_model(model)
+    assert [(row["before"], row["after"]) for row in report.to_rows() if row["after"] != row["before"]] == [
+        (4, 1), (96, 32), (4, 3), (96, 80)
+    ]  # fmt: skip
+    return small.eval()
+
+
+@pytest.mark.parametrize("recipe", [None, "mxint8", "type:Linear weight=int8:channel input=int8:channel", "int4:g16"])
+def test_a_compacted_model_runs(tmp_path, recipe):
+    model = compacted(4)
+    model = octavo.pack_model(octavo.quantize_model(model, recipe, progress=False)) if recipe else model
+    octavo.save_model(model, tmp_path / "m")
+    write_tokenizer(tmp_path / "m")
+    encoder = Encoder.load(tmp_path / "m")
+    np.testing.assert_allclose(
+        encoder.embed(TEXTS), expected(model, encoder, TEXTS, 256), atol=1e-3 if recipe else 2e-5
+    )
+
+
+SIZES = [
+    (lambda s: s["numbers"]["encoder.layer.0.attention.self"].update(num_attention_heads=5), "heads is 5"),
+    (lambda s: s["numbers"]["encoder.layer.0.attention.self"].update(num_attention_heads=2), "shape"),
+    (lambda s: s["numbers"].pop("encoder.layer.0.attention.self"), "shape"),
+    (lambda s: s["weights"].update({"encoder.layer.0.intermediate.dense.weight": [0, 64]}), "neurons is 0"),
+    (lambda s: s["weights"].update({"encoder.layer.0.intermediate.dense.weight": []}), "neurons is 0"),
+    (lambda s: s["weights"].update({"encoder.layer.0.intermediate.dense.weight": [40, 64]}), "shape"),
+    (lambda s: s["weights"].update({"encoder.layer.9.intermediate.dense.weight": [40, 64]}), "layer.9"),
+    (lambda s: s["weights"].update({"embeddings.word_embeddings.weight": [40, 32]}), "is no layer of this encoder"),
+    (lambda s: s.update(heads={"encoder": [0]}), "heads"),
+]
+
+
+@pytest.mark.parametrize("change, said", SIZES)
+def test_sizes_that_are_not_those_of_the_weights_are_refused(tmp_path, change, said):
+    octavo.save_model(compacted(5), tmp_path / "m")
+    write_tokenizer(tmp_path / "m")
+    edit(tmp_path / "m", "config.json", lambda c: change(c["octavo_sizes"]))
+    with pytest.raises(ContainerError, match=said):
+        Encoder.load(tmp_path / "m")
 
 
 def test_many_texts_are_those_alone(tmp_path):

@@ -46,6 +46,24 @@ def test_packed_and_plain_weights_of_the_same_values_score_alike(tmp_path, archi
 
 
 @pytest.mark.parametrize("architecture", ["lstm", "hybrid", "transformer"])
+@pytest.mark.parametrize("fmt", ["mxint8", "int4:g32", "mxfp6e2m3"])
+def test_sparse_weights_are_expanded_when_they_are_read(tmp_path, architecture, fmt):
+    """The same answers to the last bit as of dense codes, on both routes."""
+    model = make(architecture, **WIDE)
+    pruned = {n: torch.where(t.abs() < t.abs().median(), 0.0, t) for n, t in model.state_dict().items()}
+    dense = {n: octavo.encode(t, fmt) if t.ndim == 2 else t for n, t in pruned.items()}
+    sparse = {n: t if isinstance(t, torch.Tensor) else t.to_sparse() for n, t in dense.items()}
+    found = []
+    for name, content in (("dense", dense), ("sparse", sparse)):
+        (tmp_path / name).mkdir()
+        export(model, tmp_path / name, content)
+        found.append([Engine.load(tmp_path / name, route=route) for route in ("general", "auto")])
+    rows = lines(20, model.config.max_source)
+    for one, other in zip(*found, strict=True):
+        assert one._core.expand_scored(rows, 1) == other._core.expand_scored(rows, 1)
+
+
+@pytest.mark.parametrize("architecture", ["lstm", "hybrid", "transformer"])
 @pytest.mark.parametrize("fmt", ["mxint16", "int4:g32"])
 @pytest.mark.parametrize("beam", [1, 3])
 def test_an_answer_depends_on_its_line_alone(tmp_path, architecture, fmt, beam):

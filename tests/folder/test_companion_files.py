@@ -50,7 +50,7 @@ def foreign(tmp_path):
 
 
 def test_the_page_of_another_model_which_may_hold_its_license_travels(foreign, tmp_path):
-    left = {"accuracy.json", "report.json", "report.md"}
+    left = {"accuracy.json", "report.json", "report.html", "report.md"}
     for command in ("pack", "unpack"):
         told = run(command, foreign, "-o", tmp_path / command)
         assert told[-1].startswith("left behind") and set(told[-1].rpartition(": ")[2].split(", ")) == left
@@ -83,4 +83,4 @@ def test_a_configuration_that_nobody_reads_makes_no_page_ours(tmp_path, config):
         (tmp_path / name).write_text("x")
     if config is not None:
         (tmp_path / "config.json").write_text(config)
-    assert measurements(tmp_path) == ("accuracy.json", "report.json", "report.md")
+    assert measurements(tmp_path) == ("accuracy.json", "report.json", "report.html", "report.md")

@@ -11,12 +11,10 @@ from octavo.cli import app
 from octavo.data import CharTokenizer
 from octavo.data.words import WordTokenizer
 from octavo.folder.own_kinds import SHAPE
-from octavo.formats import parse_formats
 from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.models.seq2seq import Seq2SeqConfig, build
-from octavo.systems.polynomials import compress as polynomials
-from octavo.systems.polynomials import export, static
-from octavo.systems.polynomials.data import Splits
+from octavo.systems.polynomials import compression, export, static
+from octavo.systems.polynomials.data import Splits, Stream
 from octavo.systems.sentences.classifier import kinds
 from torch import nn
 from typer.testing import CliRunner
@@ -99,9 +97,10 @@ def trained(folder):
 def compressed(folder):
     export.export_model(seq2seq(), CharTokenizer.polynomials(), folder.parent / "of", format=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(polynomials, "splits", lambda *_: Splits(None, LINES, LINES))
+        patch.setattr(compression, "splits", lambda *_: Splits(Stream(0), LINES, LINES))
+        patch.setattr(compression, "CALIBRATED", 4)
         source = folder.parent / "of"
-        polynomials.compress_polynomials(str(source), source, 9, parse_formats("mxint8"), folder, lines=4)
+        run("compress", "--model", source, "--recipe", "mxint8", "--lines", "4", "-o", folder)
 
 
 def packed_seq2seq(folder):
@@ -119,7 +118,7 @@ def former_trained(folder):
 
 
 def classifier(folder):
-    """As octavo train sst2 writes it."""
+    """As octavo train classifier writes it."""
     torch.manual_seed(0)
     model = Classifier(ClassifierConfig(vocabulary=8, width=32, layers=1, heads=2, feed_forward=64))
     kinds.tiny_classifier(WordTokenizer(["a", "b", "c", "d", "e", "f"]), model).save(folder, {"seed": 0})
@@ -140,17 +139,58 @@ def former_classifier(folder):
         (folder / name).unlink()
 
 
+def halved(model):
+    """Return a model without half of its heads and neurons, those of the first layer but one each."""
+    for number, group in enumerate(octavo.prune.groups(model, kinds=("head", "neuron"))):
+        parameters = dict(model.named_parameters())
+        for unit in group.units[: len(group.units) // (1 + number % 2)]:
+            for piece in unit.consumers:
+                parameters[piece.name].data.index_fill_(piece.dim, piece.indices, 0)
+    return octavo.prune.compact_model(model)[0]
+
+
+def compact_encoder(folder):
+    encoder(folder)
+    halved(transformers.BertModel.from_pretrained(folder).eval()).save_pretrained(folder)
+
+
+def packed_compact_encoder(folder):
+    compact_encoder(folder.parent / "of")
+    run("pack", folder.parent / "of", "-o", folder)
+
+
+def compact_seq2seq(folder):
+    export.export_model(halved(seq2seq()), CharTokenizer.polynomials(), folder)
+
+
+def compact_classifier(folder):
+    torch.manual_seed(0)
+    model = Classifier(ClassifierConfig(vocabulary=8, width=32, layers=2, heads=2, feed_forward=64)).eval()
+    kinds.tiny_classifier(WordTokenizer(["a", "b", "c", "d", "e", "f"]), halved(model)).save(folder, {"seed": 0})
+
+
+def packed_compact_classifier(folder):
+    compact_classifier(folder.parent / "of")
+    run("pack", folder.parent / "of", "-o", folder)
+
+
 WRITERS = {
     make.__name__: make
     for make in (
         own, encoder, saved_encoder, packed_encoder, compressed_encoder, former_packed_encoder, trained, compressed,
-        packed_seq2seq, former_trained, classifier, packed_classifier, former_classifier,
+        packed_seq2seq, former_trained, classifier, packed_classifier, former_classifier, compact_encoder,
+        packed_compact_encoder, compact_seq2seq, compact_classifier, packed_compact_classifier,
     )
 }  # fmt: skip
 SEQ2SEQ = {"trained", "compressed", "packed_seq2seq", "former_trained"}
-CLASSIFIERS = {"classifier", "packed_classifier", "former_classifier"}
-ENCODERS = {"encoder", "saved_encoder", "packed_encoder", "compressed_encoder", "former_packed_encoder"}
-FLOAT = {"encoder", "classifier", "former_classifier"}
+CLASSIFIERS = {
+    "classifier", "packed_classifier", "former_classifier", "compact_classifier", "packed_compact_classifier",
+}  # fmt: skip
+ENCODERS = {
+    "encoder", "saved_encoder", "packed_encoder", "compressed_encoder", "former_packed_encoder", "compact_encoder",
+    "packed_compact_encoder",
+}  # fmt: skip
+FLOAT = {"encoder", "classifier", "former_classifier", "compact_encoder", "compact_classifier"}
 
 
 # --- readers ------------------------------------------------------------------------------------------------------------
@@ -205,10 +245,10 @@ READERS = {
     "unpack": (unpack, WRITERS.keys(), ""),
     "pack": (pack_again, FLOAT, UNPACK_FIRST),
     "recipe": (lambda folder, out: run("recipe", "mxint8", "--model", folder), WRITERS.keys() - {"own"}, "config.json"),
-    "Engine": (expand, SEQ2SEQ, "octavo train polynomials writes|config.json: No such file"),
-    "eval": (evaluate, SEQ2SEQ, "octavo train polynomials writes|config.json: No such file"),
+    "Engine": (expand, SEQ2SEQ, "octavo train polynomials writes|config.json: No such file|octavo.load_model runs it"),
+    "eval": (evaluate, SEQ2SEQ, "octavo train polynomials writes|config.json: No such file|octavo.load_model runs it"),
     "Encoder": (embed, ENCODERS, "the native encoder runs bert|config.json"),
-    "classifier": (classify, CLASSIFIERS, "octavo train sst2 writes"),
+    "classifier": (classify, CLASSIFIERS, "octavo train classifier writes"),
 }
 
 
@@ -243,7 +283,8 @@ def test_every_reader_reads_every_folder_or_names_what_does(written, tmp_path, w
 
 
 @pytest.mark.parametrize(
-    "writer", sorted(WRITERS.keys() - {"encoder", "own"} - {name for name in WRITERS if "former" in name})
+    "writer",
+    sorted(WRITERS.keys() - {"encoder", "compact_encoder", "own"} - {name for name in WRITERS if "former" in name}),
 )
 def test_every_writer_writes_the_one_form(written, writer):
     folder = written(writer)
@@ -253,4 +294,6 @@ def test_every_writer_writes_the_one_form(written, writer):
     assert "model_type" in values or (values["octavo"], values["kind"] in ("seq2seq", "classifier")) == (2, True)
     assert {"format", "structure"} <= container.metadata(folder / PACKED).keys()
     packed = any(isinstance(layer, octavo.nn.PackedLayer) for layer in octavo.load_model(folder).modules())
-    assert packed == (writer != "classifier")
+    if "compact" in writer:
+        assert "compacted: " in run("inspect", folder)
+    assert packed == (writer not in ("classifier", "compact_classifier"))

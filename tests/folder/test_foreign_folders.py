@@ -59,11 +59,10 @@ def saved(folder):
 
 
 def compress(folder):
-    from octavo.formats import parse_formats
-    from octavo.systems.sentences.compress import compress_encoder
+    from octavo.systems.text_compression import text_job
 
-    source = Checkpoint.open(folder)
-    return compress_encoder(str(folder), source, 8.5, parse_formats("mxint8"), folder.parent / "out")
+    job = text_job(str(folder))
+    return job.evaluate(job.model)
 
 
 def pack_model(folder):

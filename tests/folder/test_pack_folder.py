@@ -95,6 +95,21 @@ def test_the_file_is_that_of_pack_model(tmp_path, architecture, dtype):
         assert torch.equal(first(loaded(**inputs)), first(packed(**inputs)))
 
 
+@pytest.mark.parametrize("architecture", ["bert with a tied head", "gpt2", "t5"])
+def test_the_sparse_file_is_that_of_pack_model(tmp_path, architecture):
+    model, inputs = source(tmp_path / "m", architecture, torch.float32)
+    pruned = octavo.prune.fold_model(octavo.prune_model(model, 0.6))
+    pruned.save_pretrained(tmp_path / "pruned")
+    octavo_command("pack", tmp_path / "pruned", "-o", tmp_path / "x", "--recipe", "int8:g32", "--sparse")
+    packed = octavo.pack_model(octavo.quantize_model(pruned, "int8:g32", progress=False), sparse=True)
+    octavo.save_model(packed, tmp_path / "y")
+    assert (tmp_path / "x" / PACKED_NAME).read_bytes() == (tmp_path / "y" / PACKED_NAME).read_bytes()
+    loaded = octavo.load_model(tmp_path / "x")
+    assert any(layer.is_sparse for layer in loaded.modules() if isinstance(layer, PackedLinear))
+    with torch.inference_mode():
+        assert torch.equal(first(loaded(**inputs)), first(packed(**inputs)))
+
+
 BART = {
     "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
     "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 61,

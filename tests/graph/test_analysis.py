@@ -141,3 +141,36 @@ def test_weights_without_values_are_refused(analysis):
 def test_quantiles_are_shares(share):
     with pytest.raises(ModelError, match="give numbers from 0 to 1"):
         tensor_statistics(nn.Linear(4, 4), quantiles=[0.5, share])
+
+
+def test_views_of_one_node_tell_of_the_same_tensors():
+    """common, software and hardware have the nodes of the graph; values are those of the model as it runs."""
+    model = octavo.quantize_model(
+        classifier(), "int8:channel input=int8@mse; type:Embedding keep", calibration=[masked(2, 7)]
+    )
+    with torch.no_grad():
+        model.classifier.weight[0] = 0
+    graph, batch = capture(model, masked(2, 7)), masked(3, 7)
+    views = graph.common, graph.software(model, [batch]), graph.hardware
+    assert all(list(view) == [node.id for node in graph.nodes] for view in views)
+    node = [node for node in graph.nodes if node.module_path == "classifier"][-1]
+    told = views[1][node.id]
+    assert told["results"].keys() == views[0][node.id]["results"].keys() and told["args"].keys() == set(node.inputs)
+    (seen,) = (result["statistics"] for result in told["results"].values())
+    given = model.eval()(**batch).detach()
+    assert (seen["low"], seen["high"]) == (float(given.min()), float(given.max()))
+    reads = {name: value for view in views[1].values() for name, value in view["args"].items()}
+    weight = model.classifier.weight
+    assert reads["classifier.weight"]["sparsity"] == 0.5
+    assert reads["classifier.weight"]["statistics"]["high"] == float(weight.max())
+    assert told["calibration"]["input"]["static"] and told["calibration"]["weight"]["format"] == "int8:channel"
+    assert views[1][graph.nodes[0].id]["calibration"] == {}
+    with pytest.raises(ModelError, match="the graph is of another model"):
+        graph.software(nn.Linear(2, 2))
+
+
+def test_views_of_packed_models_have_their_weights():
+    model = octavo.pack_model(octavo.quantize_model(classifier(), "int8"))
+    view = capture(model, tokens(2, 7)).software(model)
+    reads = {name: value for node in view.values() for name, value in node["args"].items()}
+    assert reads["classifier.weight"]["sparsity"] is not None

@@ -149,6 +149,12 @@ CHANGES = {
     "hook": lambda m: m.classifier.register_forward_hook(lambda *_: None),
     "dtype": lambda m: m.to(torch.float64),
     "forward": lambda m: setattr(m.classifier, "forward", lambda x: x[..., :2]),
+    "drop-out removed": lambda m: octavo.graph.remove_dropout(m, tokens(2, 7), inplace=True),
+    "layers joined": lambda m: octavo.graph.fuse_qkv(m, groups=["encoder.0.attention:query,key"], inplace=True),
+    "quantized": lambda m: octavo.quantize_model(m, "int8", inplace=True),
+    "one layer quantized": lambda m: octavo.quantize_model(m, "first:Linear int4", inplace=True),
+    "adapted": lambda m: octavo.lora.insert(m, rank=2, inplace=True),
+    "pipeline": lambda m: octavo.graph.Pipeline([("quantize", {"recipe": "int8"}), "pack"]).run(m, inplace=True),
 }
 
 

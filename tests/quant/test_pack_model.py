@@ -61,7 +61,7 @@ def held(model):
 
 def floats_of(numels):
     gc.collect()
-    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    tensors = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
     return [t for t in tensors if t.is_floating_point() and t.numel() in numels]
 
 

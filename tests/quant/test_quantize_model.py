@@ -461,7 +461,7 @@ def test_activations_that_are_not_finite_are_named():
 
 
 def test_an_error_of_the_model_leaves_it_as_it_was():
-    refused(TypeError, "unexpected keyword", W8A8, calibration=[{"colour": 1}])
+    refused(CalibrationError, "no argument 'colour'", W8A8, calibration=[{"colour": 1}])
 
 
 def test_what_a_plan_cannot_mean_is_refused():
@@ -493,6 +493,5 @@ def test_a_weight_that_a_hook_computes_is_refused(hook, undo):
 
 
 def test_an_error_on_the_way_names_its_batch():
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(CalibrationError, match=r"batch 1, counted from 0: layer '.*' \(.*Linear\).*float32\[2, 9\]"):
         quantize_model(Again(), "int4:g8@gptq", calibration=[torch.randn(2, 8), torch.randn(2, 9)], progress=False)
-    assert caught.value.__notes__ == ["while the model ran calibration batch 1, counted from 0"]

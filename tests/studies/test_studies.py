@@ -16,10 +16,10 @@ from octavo.report import study_plots
 from octavo.search.journal import NAME, Journal, identity
 from octavo.studies import candidates, format_families, memory, probe_batches, ptq_qat
 from octavo.studies import result_files as report
-from octavo.studies.intervals import paired_error, spread, student
 from octavo.studies.measured_points import Laboratory, Point, Training
 from octavo.studies.result_rows import draws, weight_bits
 from octavo.studies.subject import digest
+from octavo.train.intervals import paired_error, spread, student
 
 INT8 = "type:Linear weight=int8:channel input=int8@minmax"
 TRAINING = Training(share=0.05, rate=0.1)

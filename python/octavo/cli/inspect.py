@@ -19,7 +19,9 @@ def run(
 ) -> None:
     """Show what a file holds.
 
-    Name, format, shape, logical dtype, bytes and bits per element of every tensor, from the header alone.
+    Name, format, shape, logical dtype, bytes and bits per element of every tensor, from the header alone; of sparse
+    codes the share of zeros and the bytes that dense ones would take; the numbers of heads and neurons of a compacted
+    model.
 
     \b
     Examples:
@@ -28,11 +30,12 @@ def run(
     """
     from octavo.display.console import console, print_json, print_table
     from octavo.display.numbers import size
+    from octavo.folder.own_kinds import stated_sizes
     from octavo.folder.weight_files import Checkpoint
     from octavo.folder.weight_tables import entry_dict, entry_table
 
     source = Checkpoint.open(path)
-    entries, metadata = source.entries(), source.metadata()
+    entries, metadata, sizes = source.entries(), source.metadata(), stated_sizes(source.folder)
     nbytes, elements = sum(entry.nbytes for entry in entries), sum(math.prod(entry.shape) for entry in entries)
     bits = 8 * nbytes / max(elements, 1)
     if json:
@@ -45,6 +48,7 @@ def run(
                 "bits_per_element": bits,
                 "file_bytes": source.nbytes,
                 "metadata": metadata,
+                **({} if sizes is None else {"sizes": sizes}),
             }
         )
         return
@@ -56,10 +60,20 @@ def run(
         f"{len(entries)} tensors, {packed} packed: {elements:,} elements, {size(nbytes)}, {bits:.4g} bits per element"
     )
     out.print(f"on disk: {size(source.nbytes)} in {', '.join(file.name for file in source.files)}")
-    for key, value in sorted(metadata.items()):
-        shown = (
-            value
-            if len(value) <= MOST_SHOWN
-            else f"{value[:MOST_SHOWN]}... ({len(value):,} characters, whole with --json)"
+    if sizes is not None:
+        counts = sizes.get("numbers", {}) if isinstance(sizes, dict) else {}
+        told = "; ".join(
+            f"{path} {', '.join(f'{name}={value}' for name, value in numbers.items())}"
+            for path, numbers in counts.items()
+            if isinstance(numbers, dict)
         )
-        out.print(f"metadata {key}: {shown}")
+        out.print(f"compacted: {_shown(told or 'neurons alone')}")
+    for key, value in sorted(metadata.items()):
+        out.print(f"metadata {key}: {_shown(value)}")
+
+
+def _shown(text: str) -> str:
+    """Return a text, or its beginning."""
+    if len(text) <= MOST_SHOWN:
+        return text
+    return f"{text[:MOST_SHOWN]}... ({len(text):,} characters, whole with --json)"

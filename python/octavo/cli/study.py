@@ -1,45 +1,34 @@
-"""``octavo study``: runs a study of formats."""
+"""``octavo study``: runs a study."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from octavo.cli import study_speed
+from octavo.cli import study_lora, study_mixed, study_nas, study_prune, study_search, study_speed
 from octavo.cli._app import JsonOption
-from octavo.cli._study import numbers, resumable, show, words
+from octavo.cli._study import (
+    Chosen,
+    DataOption,
+    ModelOption,
+    OutOption,
+    QuickOption,
+    SeedsOption,
+    TrainedOption,
+    numbers,
+    run,
+    words,
+)  # fmt: skip
+from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
 from octavo.errors import SettingError
 
-if TYPE_CHECKING:
-    from octavo.studies.measured_points import Laboratory
-
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
-
-ModelOption = Annotated[str, typer.Option(metavar="NAME", help="tiny, minilm or polynomials.")]
-DataOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FOLDER", help="Holds sst2_train.tsv and sst2_dev.tsv, plain or .xz.  [default: a generated task]"
-    ),
-]
-TrainedOption = Annotated[
-    Path | None,
-    typer.Option(metavar="FOLDER", help="Run of octavo train sst2 to study.  [default: trained first, inside --out]"),
-]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.  [default: octavo-STUDY-MODEL]")
-]
-SeedsOption = Annotated[int, typer.Option(metavar="N", help="Repetitions with other calibration texts and orders.")]
-QuickOption = Annotated[bool, typer.Option("--quick", help="A look in a minute or two: fewer texts, points and seeds.")]
 
 
 @app.callback()
 def _study() -> None:
-    """Answer a question about formats with a table, a picture and a journal.
+    """Answer a question about formats, pruning, adapters or speed with a table, a picture and a journal.
 
     Every finished point is written to study.jsonl at once; the same command goes on after Ctrl-C or kill -9 and
     measures nothing twice. Scales are calibrated on training texts, configurations are chosen on validation texts cut
@@ -50,6 +39,12 @@ def _study() -> None:
       octavo study ptq-qat                      accuracy against width, on a model trained in a minute
       octavo study formats --quick              every family of formats at its best
       octavo study memory                       bytes in a file, and in a running process
+      octavo study prune                        accuracy, bytes and time against sparsity
+      octavo study nas                          a space of models, searched in four ways
+      octavo study mixed                        the labs' mixed-precision search beside one pass of sensitivities
+      octavo study lora                         full fine-tuning against adapters: accuracy, memory, time
+      octavo study sensitivity                  what every format costs every group of layers
+      octavo study combined                     the best recipe, then pruning, with and without training
       octavo study compile                      torch.compile against eager: first call, later ones, graph breaks
       octavo study attention                    naive attention against the fused one: time, memory, difference
     """
@@ -60,6 +55,9 @@ def ptq_qat(
     model: ModelOption = "tiny",
     data: DataOption = None,
     trained: TrainedOption = None,
+    corpus: CorpusOption = None,
+    length: LengthOption = None,
+    held_out: HeldOutOption = None,
     out: OutOption = None,
     families: Annotated[
         str | None,
@@ -70,7 +68,7 @@ def ptq_qat(
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="mase: width w with w/2 fraction bits by hand, nothing calibrated."),
+        typer.Option(metavar="NAME", help="mase, mase-b: width w with w/2 fraction bits by hand; mase-a: max(4, w-2)."),
     ] = None,
     widths: Annotated[
         str | None, typer.Option(metavar="BITS", help="Widths of an element.  [default: 2,3,4,6,8,16,32]")
@@ -94,7 +92,7 @@ def ptq_qat(
       octavo study ptq-qat
       octavo study ptq-qat --baseline mase --widths 4,8,16
       octavo study ptq-qat --families 'int{w}:g32' --widths 2,3,4 --no-qat
-      octavo train sst2 --model minilm --data data/ -o minilm
+      octavo train classifier --model minilm --data data/ -o minilm
       octavo study ptq-qat --model minilm --data data/ --trained minilm --baseline mase
     """
     from octavo.report.study_plots import width_figure
@@ -110,9 +108,10 @@ def ptq_qat(
     widths = widths or ("4,8" if quick else "2,3,4,6,8,16,32")
     training = Training(share=qat_share, rate=qat_rate) if qat else None
     study = PtqQat(tuple(names), numbers("--widths", widths), min(seeds, 2) if quick else seeds, training)
-    _run(
+    subject = Chosen(model, data, trained, corpus, length, held_out)
+    run(
         "ptq-qat", study.run, studies.width_table, studies.accuracy_notes, width_figure,
-        model=model, data=data, trained=trained, out=out, quick=quick, json=json,
+        subject=subject, out=out, quick=quick, json=json,
     )  # fmt: skip
 
 
@@ -121,6 +120,9 @@ def formats(
     model: ModelOption = "tiny",
     data: DataOption = None,
     trained: TrainedOption = None,
+    corpus: CorpusOption = None,
+    length: LengthOption = None,
+    held_out: HeldOutOption = None,
     out: OutOption = None,
     families: Annotated[str | None, typer.Option(metavar="NAMES", help="Families to compare.  [default: all]")] = None,
     widths: Annotated[
@@ -153,9 +155,10 @@ def formats(
     every = [name for name in candidates.FAMILIES if any(candidates.weights(name, width) for width in chosen)]
     names = every if families is None else words(families)
     study = Formats(tuple(names), chosen, tuple(words(modes)), 1 if quick else seeds, quick)
-    _run(
+    subject = Chosen(model, data, trained, corpus, length, held_out)
+    run(
         "formats", study.run, studies.format_table, studies.accuracy_notes, format_figure,
-        model=model, data=data, trained=trained, out=out, quick=quick, json=json,
+        subject=subject, out=out, quick=quick, json=json,
     )  # fmt: skip
 
 
@@ -164,6 +167,9 @@ def memory(
     model: ModelOption = "tiny",
     data: DataOption = None,
     trained: TrainedOption = None,
+    corpus: CorpusOption = None,
+    length: LengthOption = None,
+    held_out: HeldOutOption = None,
     out: OutOption = None,
     recipes: Annotated[
         str, typer.Option("--recipes", metavar="TEXTS", help="Recipes that pack the models, separated by '|'.")
@@ -190,48 +196,18 @@ def memory(
     study = Memory(
         tuple(text.strip() for text in recipes.split("|") if text.strip()), min(texts, 64) if quick else texts
     )
-    _run(
+    subject = Chosen(model, data, trained, corpus, length, held_out)
+    run(
         "memory", study.run, studies.memory_table, studies.memory_notes, memory_figure,
-        model=model, data=data, trained=trained, out=out, quick=quick, json=json,
+        subject=subject, out=out, quick=quick, json=json,
     )  # fmt: skip
 
 
-def _run(
-    study: str,
-    work: Callable[[Laboratory], list[dict[str, Any]]],
-    table: Callable[[Any], Any],
-    notes: Callable[[Any], list[str]],
-    draw: Callable[..., Any],
-    *,
-    model: str,
-    data: Path | None,
-    trained: Path | None,
-    out: Path | None,
-    quick: bool,
-    json: bool,
-) -> None:
-    """Open the model and the journal, do the work, save and show what came of it."""
-    import torch
-
-    from octavo.display.console import console
-    from octavo.display.progress import milestones
-    from octavo.search.journal import Journal
-    from octavo.studies.measured_points import Laboratory
-    from octavo.studies.stopwatch import machine
-    from octavo.studies.subject_catalogue import open_subject
-
-    folder = out or Path(f"octavo-{study}-{model}{'-quick' if quick else ''}")
-    errors = console(stderr=True)
-    with Journal(folder) as journal, resumable(folder):
-        subject = open_subject(model, folder, data=data, trained=trained, quick=quick, tell=errors.print)
-        with milestones(errors) as tell:
-            rows = work(Laboratory(subject, journal, folder, tell=tell))
-    where = machine(torch.device("cpu"))  # trained weights depend on it: sums run in another order
-    facts = {"study": study, "metric": subject.metric, "subject": subject.identity, "machine": where}
-    title = f"{study}: {subject.name}" + (" (quick)" if quick else "")
-    draw_rows = partial(draw, metric=subject.metric, title=title)
-    show(study, rows, facts, folder, table=table, notes=notes, draw=draw_rows, json=json)
-
-
+app.command("prune")(study_prune.prune)
+app.command("lora")(study_lora.lora)
+app.command("sensitivity")(study_search.sensitivity)
+app.command("combined")(study_search.combined)
+app.command("nas")(study_nas.nas)
+app.command("mixed")(study_mixed.mixed)
 app.command("compile")(study_speed.compile_)
 app.command("attention")(study_speed.attention)

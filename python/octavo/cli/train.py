@@ -11,6 +11,7 @@ import typer
 
 from octavo.cli._app import JsonOption
 from octavo.cli._own_lines import OwnLines
+from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
 from octavo.errors import SettingError
 
 app = typer.Typer(
@@ -128,12 +129,11 @@ def polynomials(
         stdout.print(f"{label:18} {text}")
 
 
-@app.command("sst2")
-def sst2(
-    data: Annotated[
-        Path,
-        typer.Option(metavar="FOLDER", help="Holds sst2_train.tsv and sst2_dev.tsv, plain or .xz: label<TAB>sentence."),
-    ],
+@app.command("sst2", hidden=True)  # its name of 0.1
+@app.command("classifier")
+def classifier(
+    data: Annotated[Path, typer.Option(metavar="FOLDER", help="Holds the files of --corpus.")],
+    corpus: CorpusOption = None,
     model: Annotated[
         str,
         typer.Option(
@@ -141,7 +141,7 @@ def sst2(
         ),
     ] = "tiny",
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Run folder.  [default: octavo-sst2-MODEL]")
+        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Run folder.  [default: octavo-CORPUS-MODEL]")
     ] = None,
     epochs: Annotated[
         float | None, typer.Option(help="Passes over the training sentences.  [default: 3 for tiny, 1 for minilm]")
@@ -149,6 +149,8 @@ def sst2(
     steps: Annotated[int | None, typer.Option(help="Updates of the weights, instead of --epochs.")] = None,
     batch: Annotated[int | None, typer.Option(help="Sentences in an update.  [default: 64, 32]")] = None,
     rate: Annotated[float | None, typer.Option("--lr", help="Largest learning rate.  [default: 1e-3, 5e-5]")] = None,
+    length: LengthOption = None,
+    held_out: HeldOutOption = None,
     seed: Annotated[int, typer.Option(help="Of fresh weights, data order and dropout.")] = 0,
     precision: Annotated[
         str | None, typer.Option(metavar="NAME", help="fp32, bf16 or fp16.  [default: fp32, bf16]")
@@ -156,25 +158,29 @@ def sst2(
     device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Train a classifier of sentiment on SST-2, for studies and your own recipes.
+    """Train a classifier of sentiment on SST-2 or IMDb, for studies and your own recipes.
 
-    2,000 training sentences are kept out to choose by; sst2_dev.tsv is the test and nothing is chosen on it: the last
-    weights are reported, not the best. Stopped, the same command goes on and ends with the same bits.
+    2,000 training texts are kept out to choose by; the test texts are those of the corpus, or --held-out ones, and
+    nothing is chosen on them: the last weights are reported, not the best. IMDb's reviews have 300 words: give --length
+    512. Stopped, the same command goes on and ends with the same bits.
 
     \b
     Examples:
-      octavo train sst2 --data data/ -o tiny
-      octavo train sst2 --data data/ --model minilm -o minilm
+      octavo train classifier --data data/ -o tiny
+      octavo train classifier --data data/ --model minilm --held-out 10000 -o minilm
+      octavo train classifier --data data/ --corpus imdb --length 512 -o reviews
       octavo study ptq-qat --model minilm --data data/ --trained minilm
     """
     from octavo.systems.sentences import sentiment
-    from octavo.systems.sentences.classifier.kinds import KINDS
+    from octavo.systems.sentences.classifier.kinds import KINDS, LONGEST, check_length
     from octavo.systems.sentences.classifier.training_run import train_classifier
 
     if model not in KINDS:
         raise SettingError(f"unknown model {model!r}; accepted are {', '.join(KINDS)}")
     if epochs is not None and not epochs > 0:
         raise SettingError(f"--epochs is {epochs}; accepted are numbers above 0")
+    length = LONGEST if length is None else length
+    check_length(length)
     given = {
         "steps": steps,
         "batch_size": batch,
@@ -184,8 +190,10 @@ def sst2(
         "seed": seed,
     }
     changes = {name: value for name, value in given.items() if value is not None}
-    folder = out or Path(f"octavo-sst2-{model}")
-    report = train_classifier(model, sentiment.load(data), folder, epochs=epochs, changes=changes)
+    name = corpus or "sst2"
+    folder = out or Path(f"octavo-{name}-{model}")
+    split = sentiment.load(data, name, held_out=held_out)
+    report = train_classifier(model, split, folder, epochs=epochs, length=length, changes=changes)
     from octavo.display.console import console, print_json
 
     if json:

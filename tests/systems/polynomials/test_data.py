@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from octavo import DataError, DTypeError, InternalError, _core
 from octavo.data import CharTokenizer
+from octavo.data.labelled import Sentences
 from octavo.data.words import WordTokenizer
 from octavo.systems.polynomials import data as polynomials
 from octavo.systems.polynomials.data import BadLine, Line, Stream
-from octavo.systems.sentences.sentiment import Sentences
 
 TOKENIZER = CharTokenizer.polynomials()
 LETTERS = "sincostanhijkxyz"

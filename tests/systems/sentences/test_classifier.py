@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from octavo import container
+from octavo.data.labelled import Sentences, Split
 from octavo.data.words import WordTokenizer
 from octavo.errors import ContainerError, DataError, SettingError, ShapeError
 from octavo.folder.weight_files import PACKED_NAME
@@ -15,7 +16,6 @@ from octavo.systems.polynomials.data import signs
 from octavo.systems.sentences.classifier.kinds import FORMER_VOCABULARY, INFO, VOCABULARY, build, load
 from octavo.systems.sentences.classifier.texts import WINDOW, ClassifierTask, Texts, scores
 from octavo.systems.sentences.classifier.training_run import train_classifier, train_config
-from octavo.systems.sentences.sentiment import Sentences, Split
 from octavo.train import seed_all
 
 SUM_ORDER = 1e-5  # padded rows are summed in another order

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from octavo.data.words import WordTokenizer
 from octavo.errors import DataError
 from octavo.systems.polynomials.data import expand, signs
-from octavo.systems.sentences import sentiment
+from octavo.systems.sentences import readers, sentiment
 
 HEADER = "label\tsentence\n"
+TRAIN, TEST = readers.CORPORA["sst2"].files.values()
 
 
 def write(folder, name, lines, compressed=False):
@@ -24,8 +25,8 @@ def write(folder, name, lines, compressed=False):
 def folder(tmp_path):
     """Forty training sentences, two of them test sentences as well."""
     train = [(number % 2, f"sentence number {number}") for number in range(40)]
-    write(tmp_path, sentiment.TRAIN, train, compressed=True)
-    write(tmp_path, sentiment.TEST, [*train[3:5], (1, "only tested")])
+    write(tmp_path, TRAIN, train, compressed=True)
+    write(tmp_path, TEST, [*train[3:5], (1, "only tested")])
     return tmp_path
 
 
@@ -34,7 +35,7 @@ def test_a_file_is_read_as_written(tmp_path, compressed):
     path = write(
         tmp_path, "some.tsv", [(0, "dull , dull"), (1, "a\tTAB is part of a sentence"), (1, "café")], compressed
     )
-    read = sentiment.read(path)
+    read = readers.read_tsv(path)
     assert read.texts == ("dull , dull", "a\tTAB is part of a sentence", "café")
     assert read.labels == (0, 1, 1)
 
@@ -57,7 +58,7 @@ def test_bad_files_are_refused_with_their_line(tmp_path, content, told):
     path = tmp_path / "bad.tsv"
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"bad\.tsv") as error:
-        sentiment.read(path)
+        readers.read_tsv(path)
     assert told.replace("\\\\", "\\") in str(error.value)
 
 
@@ -65,7 +66,7 @@ def test_what_is_no_xz_file_is_refused(tmp_path):
     path = tmp_path / "bad.tsv.xz"
     path.write_bytes(b"label\tsentence\n1\tgood\n")
     with pytest.raises(DataError, match="not an xz file"):
-        sentiment.read(path)
+        readers.read_tsv(path)
 
 
 def test_bytes_behind_the_last_stream_are_refused(tmp_path):
@@ -73,13 +74,13 @@ def test_bytes_behind_the_last_stream_are_refused(tmp_path):
     for rest in (b"x", b"1\tgood\n", lzma.compress(b"1\tmore\n")[:-4]):
         path.write_bytes(lzma.compress(b"label\tsentence\n1\tgood\n") + rest)
         with pytest.raises(DataError, match="compressed data is damaged or cut off"):
-            sentiment.read(path)
+            readers.read_tsv(path)
 
 
 def test_a_mark_of_utf8_and_unusual_ends_of_lines_tear_no_sentence(tmp_path):
     path = tmp_path / "file.tsv"
     path.write_bytes("\ufefflabel\tsentence\r\n1\tgood\u2028very\r\n0\tbad\u0085\r\n".encode())
-    assert sentiment.read(path).texts == ("good\u2028very", "bad")
+    assert readers.read_tsv(path).texts == ("good\u2028very", "bad")
 
 
 def test_a_folder_without_the_files_says_what_it_looked_for(tmp_path):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from octavo.data import CharTokenizer
 from octavo.errors import ContainerError, DataError, DTypeError, NonFiniteError, ShapeError
 from octavo.folder.companion_files import ACCURACY, README
 from octavo.folder.float_network import float_network
-from octavo.folder.own_kinds import CONFIG, OwnModel, config_text, own_model, variant_name
+from octavo.folder.own_kinds import CONFIG, OwnModel, config_text, described, own_model, variant_name
 from octavo.folder.pack_checkpoint import pack_tensors
 from octavo.folder.structure import describe_packed
 from octavo.folder.weight_files import PACKED_NAME, RECIPE, STRUCTURE
@@ -70,9 +70,14 @@ def export_model(
     return target
 
 
-def fill_folder(model: Seq2Seq, tokenizer: CharTokenizer, folder: Path, *, format: str | None) -> None:
-    """Write a model into a folder that is there and empty. Raises as :func:`export_model`."""
-    _prepare(model, tokenizer, format, None, None).write(folder)
+def packed_parts(model: Seq2Seq, tokenizer: CharTokenizer, weights: Mapping[str, Tensor | PackedTensor]) -> _Parts:
+    """Return a folder's content with weights that are packed already, by their names in ``model``; ``write`` writes it.
+
+    Raises as :func:`export_model`.
+    """
+    parts = _prepare(model, tokenizer, None, None, None)
+    about = {"format": "pt", STRUCTURE: json.dumps(describe_packed(model, weights))}
+    return replace(parts, weights=weights, about=about)
 
 
 def load_model(folder: str | os.PathLike[str]) -> tuple[Seq2Seq, CharTokenizer]:
@@ -137,7 +142,9 @@ def _prepare(
     about = {"format": "pt", STRUCTURE: json.dumps(describe_packed(model, weights))}
     about |= {} if recipe is None else {RECIPE: str(recipe)}
     variants = {} if integer is None else {INTEGER: variant_name(INTEGER)}
-    texts = {CONFIG: config_text(KIND, model.config.as_dict(), variants)}
+    known = described(model)
+    values = model.config.as_dict() if known is None else known[1]
+    texts = {CONFIG: config_text(KIND, values, variants)}
     if metadata is not None:
         texts |= {ACCURACY: _json(metadata), README: _readme(model, format, metadata)}
     return _Parts(texts, weights, about, tokenizer, integer)

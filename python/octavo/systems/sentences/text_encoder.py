@@ -59,6 +59,8 @@ class Encoder:
         """
         import torch
 
+        from octavo.train.model_outputs import mean_over_tokens
+
         body = getattr(self.model, "base_model", self.model)  # without the head, if it has one
         batches = []
         with torch.inference_mode(), foreign(self.folder, what="encoding sentences"):
@@ -71,8 +73,7 @@ class Encoder:
                     return_tensors="pt",
                 )
                 hidden_BTD = body(**tokens).last_hidden_state
-                mask_BT1 = tokens["attention_mask"].unsqueeze(-1).to(hidden_BTD.dtype)
-                mean_BD = (hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1)
+                mean_BD = mean_over_tokens(hidden_BTD, tokens["attention_mask"])
                 batches.append(torch.nn.functional.normalize(mean_BD, dim=-1))
         vectors = torch.cat(batches)
         if not bool(torch.isfinite(vectors).all()):

@@ -65,6 +65,10 @@ class Texts:
         """Return all texts as batches of inputs, those of like length together."""
         return [self.inputs(rows) for rows in self._by_length(size)]
 
+    def labelled(self, size: int = _EVALUATED) -> list[Batch]:
+        """Return all texts as :meth:`batches`, each with its ``labels``."""
+        return [{**self.inputs(rows), "labels": self.labels[rows]} for rows in self._by_length(size)]
+
     def _by_length(self, size: int) -> Iterator[list[int]]:
         order = sorted(range(len(self)), key=lambda row: len(self.ids[row]))
         for start in range(0, len(order), size):
@@ -98,12 +102,14 @@ class ClassifierTask:
 
     metric, goal = "accuracy", "max"
 
-    def __init__(self, train: Texts, validation: Texts, batch_size: int, *, seed: int = 0) -> None:
-        """Take the texts; ``batch_size`` is that of the run."""
+    def __init__(
+        self, train: Texts, validation: Texts, batch_size: int, *, seed: int = 0, digest: str | None = None
+    ) -> None:
+        """Take the texts; ``batch_size`` is that of the run, ``digest`` what the run is bound to."""
         if batch_size > len(train):
             raise DataError(f"batch_size is {batch_size}; accepted are 1 to {len(train)}, the training texts")
         self._train, self._validation, self._batch_size, self._seed = train, validation, batch_size, seed
-        self.updates_per_epoch = len(train) // batch_size
+        self.updates_per_epoch, self.data_digest = len(train) // batch_size, digest
         self._order = lru_cache(maxsize=1)(self._make_order)
 
     def batch(self, step: int, micro: int, start: int, size: int) -> Batch:

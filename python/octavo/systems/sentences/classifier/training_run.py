@@ -1,4 +1,4 @@
-"""The job of ``octavo train sst2``: train and test a classifier, write its folder."""
+"""The job of ``octavo train classifier``: train and test a classifier, write its folder."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from octavo import container, files, locks
-from octavo.systems.sentences.classifier.kinds import TINY, TextClassifier, build
+from octavo._reading import read_json
+from octavo.data.labelled import Split
+from octavo.errors import DataError
+from octavo.systems.sentences.classifier.kinds import INFO, LONGEST, TINY, TextClassifier, build
 from octavo.systems.sentences.classifier.texts import ClassifierTask, scores
-from octavo.systems.sentences.sentiment import Split
 from octavo.train import TrainConfig, TrainResult, seed_all, train
 
 MODEL, REPORT = "model", "report.json"
+SAVED = ("data", "seed", "steps", "held_out", "validation", "test")  # beside the kind, in the model folder
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class ClassifierReport:
     validation: tuple[int, int]
     test: tuple[int, int]
     folder: Path
+    length: int = LONGEST
+    held_out: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -51,6 +56,8 @@ class ClassifierReport:
             "steps": self.result.step,
             "parameters": self.parameters,
             "seconds": self.result.seconds,
+            "length": self.length,
+            "held_out": self.held_out,
             **{name: _accuracy(getattr(self, name)) for name in ("validation", "test")},
             "model": str(self.folder / MODEL),
         }
@@ -58,10 +65,11 @@ class ClassifierReport:
     def results(self) -> list[tuple[str, str]]:
         """Return labels and texts for the terminal."""
         (chosen, of_chosen), (right, of_right) = self.validation, self.test
+        source = " held out of training" if self.held_out else ""
         return [
             ("trained", f"{self.parameters:,} parameters, {self.result.step:,} steps"),
             ("validation", f"{chosen / of_chosen:.2%} of {of_chosen:,} texts cut from training"),
-            ("test", f"{right / of_right:.2%} of {of_right:,} texts"),
+            ("test", f"{right / of_right:.2%} of {of_right:,} texts{source}"),
             ("written", f"{self.folder / MODEL}: try octavo study ptq-qat --trained {self.folder}"),
         ]
 
@@ -95,20 +103,24 @@ def train_classifier(
     folder: Path,
     *,
     epochs: float | None = None,
+    length: int = LONGEST,
     changes: dict[str, Any] | None = None,
     progress: bool = True,
 ) -> ClassifierReport:
     """Train a classifier in ``folder``, going on with the run that is there, and measure its last weights.
 
-    ``epochs`` and ``changes`` (fields of :class:`TrainConfig`) differ from the kind's hyperparameters. The model folder
-    ``folder/model`` is what :func:`octavo.systems.sentences.classifier.kinds.load` reads. Raises Interrupted if a
-    signal ended the training, LockedError if another process trains in ``folder``.
+    ``epochs`` and ``changes`` (fields of :class:`TrainConfig`) differ from the kind's hyperparameters. ``length``:
+    tokens of a text that are read. The model folder ``folder/model`` is what
+    :func:`octavo.systems.sentences.classifier.kinds.load` reads. Raises Interrupted if a signal ended the training,
+    LockedError if another process trains in ``folder``.
     """
     config = train_config(kind, len(split.train), epochs=epochs, **(changes or {}))
     seed_all(config.seed)
-    made = build(kind, split)
+    made = build(kind, split, length)
     validation = made.texts(split.validation)
-    task = ClassifierTask(made.texts(split.train), validation, config.batch_size, seed=config.seed)
+    # Runs of 0.1 are bound to no texts, and go on.
+    bound = f"{split.digest()} {length}" if split.held_out or length != LONGEST else None
+    task = ClassifierTask(made.texts(split.train), validation, config.batch_size, seed=config.seed, digest=bound)
     with locks.hold(folder):
         result = train(made.model, task, config, folder, progress=progress)
         if result.reason == "interrupted":
@@ -116,14 +128,21 @@ def train_classifier(
         return _finish(made, split, result, folder, config.seed)
 
 
+def held_out_of(run: Path) -> int | None:
+    """Return how many training texts a finished run held out to be tested on; None if it tested on others."""
+    info = read_json(run / MODEL / INFO, error=DataError)
+    tested = info.get("test")
+    return tested.get("texts") if info.get("held_out") is True and isinstance(tested, dict) else None
+
+
 def _finish(made: TextClassifier, split: Split, result: TrainResult, folder: Path, seed: int) -> ClassifierReport:
     """Measure the last weights, and write the model folder and the report."""
     made.model.load_state_dict(container.load(folder / "last.safetensors"))
     parts = {name: _right(made, getattr(split, name)) for name in ("validation", "test")}
     count = sum(parameter.numel() for parameter in made.model.parameters())
-    report = ClassifierReport(result, count, parts["validation"], parts["test"], folder)
+    report = ClassifierReport(result, count, parts["validation"], parts["test"], folder, made.length, split.held_out)
     info = {"data": split.digest(), "seed": seed, "steps": result.step, **report.as_dict()}
-    made.save(folder / MODEL, {name: info[name] for name in ("data", "seed", "steps", "validation", "test")})
+    made.save(folder / MODEL, {name: info[name] for name in SAVED})
     files.write(folder / REPORT, json.dumps(report.as_dict(), indent=2) + "\n")
     return report
 

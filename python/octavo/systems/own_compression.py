@@ -1,0 +1,34 @@
+"""The job of compressing a model that a function of the user makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.errors import ModelError
+from octavo.search.compress_model import job_of
+from octavo.search.compression_job import Job
+from octavo.systems.graph_subjects import made_by
+
+
+def own_job(text: str) -> Job:
+    """Return the job of ``package.module:function``: it takes nothing and returns a model and its batches.
+
+    A third value is a function of a model that returns its quality on validation data, as
+    :func:`octavo.compress_model` takes it; a fourth the same on test data. Inputs alone, as ``octavo graph`` takes
+    them, are one batch. Raises ModelError for anything else.
+    """
+    made = made_by(text)
+    if len(made) > 4:
+        raise ModelError(f"{text}: it returned {len(made)} values; accepted are a model, batches, evaluate and test")
+    for name, value in zip(("evaluate", "test"), made[2:], strict=False):
+        if not callable(value):
+            raise ModelError(f"{text}: {name} is a {type(value).__name__}; accepted is a function of a model")
+    model, data, *functions = made
+    evaluate, test = (*functions, None, None)[:2]
+    return job_of(model, _batches(data), evaluate=evaluate, test=test, name=text)
+
+
+def _batches(data: Any) -> Any:
+    """Return batches: inputs alone, a mapping or a tensor, are one."""
+    alone = hasattr(data, "keys") or hasattr(data, "__array__") or not hasattr(data, "__iter__")
+    return [data] if alone else data

@@ -1,0 +1,123 @@
+"""The job of compressing a polynomial model: calibrated on training lines, measured through the native engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo import folders
+from octavo.batches import Batches
+from octavo.data import CharTokenizer
+from octavo.engine.native_engine import Engine
+from octavo.errors import OctavoError
+from octavo.models.seq2seq import PAD, Seq2Seq
+from octavo.search.compress_model import model_digest
+from octavo.search.compression_job import DataFacts, Job
+from octavo.systems.polynomials.accuracy import EncodedLines, measure
+from octavo.systems.polynomials.data import splits
+from octavo.systems.polynomials.export import WEIGHTS, load_model, packed_parts
+from octavo.systems.polynomials.matrix_view import matrix_view, view_tensors
+from octavo.systems.polynomials.train_configs import SPLIT_SEED, TEST, VALIDATION
+from octavo.tensor import PackedTensor
+from octavo.train.measurement import Measurement, digest_of, share_of
+
+#: Validation lines that each candidate answers, and training lines that calibrate.
+TRIED, CALIBRATED = 4000, 512
+_BATCH = 256
+
+
+def polynomial_job(name: str, folder: Path, *, lines: int = TEST) -> Job:
+    """Return the job of a model folder that ``octavo train polynomials`` wrote, tested on ``lines`` test lines.
+
+    Validation and test lines occur in no training. Raises OctavoError for a number of lines that is not there, and as
+    ``octavo.systems.polynomials.export.load_model``.
+    """
+    if not 1 <= lines <= TEST:
+        raise OctavoError(f"{lines:,} test lines; accepted are 1 to {TEST:,}")
+    network, tokenizer = load_model(folder)
+    data = splits(SPLIT_SEED, VALIDATION, TEST)
+    validation, test = data.validation[:TRIED], data.test[:lines]
+    encoded = EncodedLines.of(data.train.lines(0, CALIBRATED), tokenizer)
+    batches = [
+        {"source_BS": encoded.source[start : start + _BATCH], "target_BT": encoded.target[start : start + _BATCH]}
+        for start in range(0, CALIBRATED, _BATCH)
+    ]
+    writer = _Writer(network, tokenizer)
+    return Job(
+        name=name,
+        model=matrix_view(network),
+        batches=Batches(batches),
+        evaluate=lambda model: writer.exact(model, validation),
+        test=lambda model: writer.exact(model, test),
+        measures="exact match: every character of the answer, by the native engine",
+        task="expanding polynomials that do not occur in training",
+        write=writer.write,
+        identity={"model": model_digest(network), "data": f"{SPLIT_SEED} {TRIED} {CALIBRATED}"},
+        file_bytes=sum(4 * parameter.numel() for parameter in network.parameters()),
+        data=(
+            DataFacts("calibration", "training lines of the generator", CALIBRATED),
+            DataFacts("validation", "lines that do not occur in training", len(validation)),
+            DataFacts("test", "other lines that do not occur in training", len(test)),
+        ),
+        samples=CALIBRATED,
+        latency=False,
+        half_vectors=True,
+        output=_answered,
+        divergence="kl",
+        more_costs=lambda before, after: [writer.speed(before, after, test)],
+    )
+
+
+def _answered(logits_BTV: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the scores of the tokens of answers: what comes behind their ends is of no meaning."""
+    return logits_BTV[batch["target_BT"] != PAD]
+
+
+class _Writer:
+    """Writes the view of a network as a folder of the network, and asks the native engine that reads it."""
+
+    def __init__(self, network: Seq2Seq, tokenizer: CharTokenizer) -> None:
+        self.network, self.tokenizer = network, tokenizer
+
+    def write(self, view: nn.Module, folder: Path) -> Path:
+        tensors = view_tensors(view, self.network)
+        if any(isinstance(tensor, PackedTensor) for tensor in tensors.values()):
+            vectors = {
+                name: tensor for name, tensor in tensors.items() if isinstance(tensor, Tensor) and tensor.ndim < 2
+            }
+            tensors |= {name: tensor.half() for name, tensor in vectors.items()}
+        packed_parts(self.network, self.tokenizer, tensors).write(folder)
+        return folder / WEIGHTS
+
+    def exact(self, view: nn.Module, lines: Sequence[str]) -> Measurement:
+        """Return the share of lines answered to the last character."""
+        with folders.scratch() as folder:
+            self.write(view, folder)
+            found = measure(Engine.load(folder).expand, lines)
+        wrong = {left for left, _, _ in found.wrong}
+        return share_of("exact match", [line.partition("=")[0] not in wrong for line in lines], digest_of(lines))
+
+    def speed(self, before: nn.Module, after: nn.Module, lines: Sequence[str]) -> dict[str, Any]:
+        """Return lines a second of both models, the first call apart."""
+        found = []
+        lefts = [line.partition("=")[0] for line in lines[:2000]]
+        for view in (before, after):
+            with folders.scratch() as folder:
+                self.write(view, folder)
+                engine = Engine.load(folder)
+                engine.expand(lefts[:64])
+                begin = time.perf_counter()
+                engine.expand(lefts)
+                found.append({"value": len(lefts) / (time.perf_counter() - begin), "count": len(lefts)})
+        return {
+            "key": "lines_per_s",
+            "label": "lines a second, native engine",
+            "unit": "",
+            "better": "higher",
+            "before": found[0],
+            "after": found[1],
+        }

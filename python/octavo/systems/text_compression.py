@@ -1,0 +1,192 @@
+"""The job of compressing a model of transformers that reads texts: encoder, classifier or language model.
+
+Labelled texts give a classifier's accuracy, a plain text a language model's perplexity; without them, and for encoders,
+the agreement with the float model is measured. One file of data is cut in three: calibration, validation and test.
+Texts go by their own SHA-256, so that no text decides about another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from octavo.batches import Batches
+from octavo.data.labelled import Sentences
+from octavo.data.labelled_files import is_json_lines, is_table, read_text_file
+from octavo.errors import DataError, ModelError
+from octavo.folder.pack_folder import write_folder
+from octavo.folder.save_load import load_model
+from octavo.folder.weight_files import Checkpoint, layers_of
+from octavo.search.compress_model import AGREEMENT, model_digest
+from octavo.search.compression_job import DataFacts, Job, Quality
+from octavo.systems.sentences.examples import SENTENCES
+from octavo.systems.text_models import TextModel, labelled_for, open_text_model, read_texts
+from octavo.train.evaluate_model import context_of, evaluate, text_ids
+from octavo.train.measurement import digest_of
+from octavo.train.model_agreement import agreement
+
+#: Texts or windows that calibrate, and the most that validate and test.
+CALIBRATED, VALIDATED, TESTED = 128, 1000, 10_000
+# Tokens of a text or window that calibrate, and tokens of a plain text that validate and test at most.
+_TASKS = {"embeddings": "text encoder", "classifier": "classifier of texts", "language": "language model"}
+_WINDOW, _VALIDATION, _TEST = 64, 16_384, 65_536
+
+
+def text_job(given: str, data: Path | None = None, test: Path | None = None) -> Job:
+    """Return the job of ``minilm`` or a folder of transformers.
+
+    ``data``: labelled texts (``.tsv``, ``.jsonl``) for a classifier, a plain text for a language model, texts, a line
+    each, for an encoder; None: built-in sentences. ``test``: the same, reported alone; None: a part of ``data``.
+    Raises ModelError for a model that is packed or reads no texts, DataError for data that does not fit it.
+    """
+    opened = open_text_model(given)
+    source = Checkpoint.open(opened.folder)
+    if packed := list(layers_of(source)):
+        raise ModelError(f"{given}: already packed, as {packed[0]} is; octavo unpack comes first to compress it anew")
+    if opened.task == "other":
+        raise ModelError(
+            f"{given}: a {type(opened.model).__name__} is not an encoder, classifier or language model; name a "
+            "function that makes the model, its batches and its evaluation: package.module:function"
+        )
+    labelled = data is not None and opened.task == "classifier" and (is_table(data) or is_json_lines(data))
+    if data is not None and labelled:
+        parts = _classifier(opened, data, test)
+    elif data is not None and opened.task == "language":
+        parts = _language(opened, data, test)
+    else:
+        parts = _agreement(opened, data, test)
+    calibration, quality, tested, measures, facts = parts
+
+    def read(folder: Path) -> nn.Module:
+        return load_model(folder).float()
+
+    return Job(
+        name=given,
+        model=opened.model,
+        batches=Batches(calibration),
+        evaluate=quality,
+        test=tested,
+        measures=measures,
+        task=_TASKS[opened.task],
+        write=lambda model, folder: write_folder(source, folder, model),
+        read=read,
+        identity={"model": model_digest(opened.model), "data": [vars(f) for f in facts if f.split != "test"]},
+        file_bytes=source.nbytes,
+        data=facts,
+        samples=CALIBRATED,
+    )  # fmt: skip
+
+
+Parts = tuple[list[dict[str, Tensor]], Quality, Quality | None, str, tuple[DataFacts, ...]]
+
+
+def _classifier(opened: TextModel, data: Path, test: Path | None) -> Parts:
+    given = labelled_for(opened, data)
+    first, second, third = _cut(list(zip(given.texts, given.labels, strict=True)), reported=test is not None)
+    tested = third if test is None else list(zip(*_pairs(labelled_for(opened, test)), strict=True))
+    _enough(data, first, second)
+    chosen, reported = _sentences(second[:VALIDATED]), _sentences(tested[:TESTED])
+    texts = [text for text, _ in first[:CALIBRATED]]
+    facts = _facts(data, test, texts, chosen.texts, reported.texts)
+    return (
+        opened.batches(texts),
+        lambda model: evaluate(model, chosen, tokenizer=opened.tokenizer),
+        (lambda model: evaluate(model, reported, tokenizer=opened.tokenizer)) if len(reported) else None,
+        "accuracy on labelled texts",
+        facts,
+    )
+
+
+def _language(opened: TextModel, data: Path, test: Path | None) -> Parts:
+    text = read_text_file(data)
+    ids = text_ids(opened.tokenizer, text)
+    context = min(context_of(opened.model), 512)
+    if len(ids) < 8 * context:
+        raise DataError(
+            f"{data}: {len(ids):,} tokens; accepted are {8 * context:,} and more: calibration, choice, test"
+        )
+    calibrating = min(CALIBRATED * _WINDOW, len(ids) // 4)
+    choosing = min(_VALIDATION, (len(ids) - calibrating) // (1 if test else 2))
+    chosen = ids[calibrating : calibrating + choosing]
+    reported = ids[calibrating + choosing :] if test is None else text_ids(opened.tokenizer, read_text_file(test))
+    reported = reported[:_TEST]
+    rows = opened.batches([opened.tokenizer.decode(ids[:calibrating])], tokens=_WINDOW)
+    facts = (
+        DataFacts("calibration", f"tokens of {data.name}, from its beginning", calibrating, _digest(ids[:calibrating])),
+        DataFacts("validation", f"the next tokens of {data.name}", len(chosen), _digest(chosen)),
+        DataFacts("test", f"tokens of {(test or data).name}", len(reported), _digest(reported)),
+    )
+    return (
+        rows,
+        lambda model: evaluate(model, chosen, context=context),
+        lambda model: evaluate(model, reported, context=context),
+        f"perplexity, windows of {context} tokens, each token predicted once",
+        facts,
+    )
+
+
+def _agreement(opened: TextModel, data: Path | None, test: Path | None) -> Parts:
+    if data is None:
+        # Four sentences a subject: two calibrate, one chooses, one is reported.
+        texts = [list(SENTENCES[0::4] + SENTENCES[1::4]), list(SENTENCES[2::4]), list(SENTENCES[3::4])]
+    else:
+        texts = [
+            [text for text, _ in part] for part in _cut([(t, 0) for t in read_texts(data)], reported=test is not None)
+        ]
+    if test is not None:
+        texts[2] = list(read_texts(test))
+    first, second, third = texts[0][:CALIBRATED], texts[1][:VALIDATED], texts[2][:TESTED]
+    _enough(data, first, second)
+    size = 8 if opened.task != "language" else 4
+    tokens = _WINDOW if opened.task != "language" else 32
+    batches = [opened.batches(part, size=size, tokens=tokens) if part else [] for part in (first, second, third)]
+    facts = _facts(data, test, first, second, third)
+
+    def agrees(part: list[dict[str, Tensor]]) -> Quality:
+        return lambda model: agreement(model, opened.model, Batches(part))
+
+    return batches[0], agrees(batches[1]), agrees(batches[2]) if third else None, AGREEMENT, facts
+
+
+def _cut(rows: Sequence[tuple[str, int]], *, reported: bool) -> list[list[tuple[str, int]]]:
+    """Return texts to calibrate on, to choose by and to report, sorted by their SHA-256, which alone decides.
+
+    ``reported``: test texts are elsewhere, and those of the third part choose, too.
+    """
+    parts: list[list[tuple[str, int]]] = [[], [], []]
+    for key, row in sorted((sha256(row[0].encode()).hexdigest(), row) for row in rows):
+        place = int(key[:8], 16) % 4
+        parts[min(place, 1 if reported else 2)].append(row)
+    return parts
+
+
+def _pairs(data: Sentences) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    return data.texts, data.labels
+
+
+def _sentences(rows: Sequence[tuple[str, int]]) -> Sentences:
+    return Sentences(tuple(text for text, _ in rows), tuple(label for _, label in rows))
+
+
+def _enough(data: Path | None, first: Sequence[object], second: Sequence[object]) -> None:
+    if not first or not second:
+        raise DataError(f"{data}: too few texts to calibrate on and to choose by; accepted are some dozens and more")
+
+
+def _facts(
+    data: Path | None, test: Path | None, first: Sequence[str], second: Sequence[str], third: Sequence[str]
+) -> tuple[DataFacts, ...]:
+    source = "built-in sentences" if data is None else f"texts of {data.name}"
+    facts = (
+        DataFacts("calibration", source, len(first), digest_of(first)),
+        DataFacts("validation", f"other {source}", len(second), digest_of(second)),
+    )
+    told = f"texts of {test.name}" if test else f"other {source}"
+    return (*facts, DataFacts("test", told, len(third), digest_of(third))) if third else facts
+
+
+def _digest(ids: Sequence[int]) -> str:
+    return digest_of([" ".join(map(str, ids))])

@@ -1,0 +1,206 @@
+"""Laws of octavo.compress_model: budgets are kept, and what must not matter changes nothing."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import octavo
+import pytest
+import torch
+from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError
+from octavo.report.compression_report import read_report
+from octavo.search import compression_flow
+from octavo.search.compression_job import stored_bytes
+from torch import nn
+
+FORMATS = ("mxint8", "int4:g32", "nf4", "int2:g32")
+
+
+class Net(nn.Module):
+    """Layers that are made in a given order, and called in another one."""
+
+    def __init__(self, order=("first", "second", "last")):
+        super().__init__()
+        shapes = {"first": (32, 64), "second": (64, 64), "last": (64, 8)}
+        for name in order:
+            generator = torch.Generator().manual_seed(len(name))
+            layer = nn.Linear(*shapes[name])
+            with torch.no_grad():
+                for parameter in layer.parameters():
+                    parameter.normal_(0, 0.2, generator=generator)
+            setattr(self, name, layer)
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x).relu()).relu())
+
+
+def data(count=6):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(8, 32, generator=generator) for _ in range(count)]
+
+
+def compressed(model=None, budget=4.9, **options):
+    options = {"data": data(), "formats": FORMATS, "progress": False, **options}
+    return octavo.compress_model(model or Net(), budget, **options)
+
+
+@pytest.fixture(scope="module")
+def result():
+    return compressed()
+
+
+def chosen(found):
+    """The format of each layer, by name."""
+    return {name: layer.format for name, layer in found.model.named_modules() if hasattr(layer, "packed_weight")}
+
+
+def test_the_budget_is_kept_in_bytes_of_all_tensors(result, tmp_path):
+    model = Net()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    bits = 8 * stored_bytes(result.model) / parameters
+    assert bits <= 4.9
+    costs = {row["key"]: row for row in result.report["costs"]}
+    assert costs["bits_all"]["after"]["value"] == bits
+    assert result.report["verdict"]["met"] and result.report["verdict"]["reached"] == bits
+    result.save(tmp_path / "small")
+    loaded = octavo.load_model(tmp_path / "small", Net)
+    assert torch.equal(loaded(data()[0]), result.model(data()[0]))
+    assert costs["file_bytes"]["after"]["value"] == (tmp_path / "small" / "model.octavo.safetensors").stat().st_size
+    assert read_report(tmp_path / "small")["metrics"] == json.loads(json.dumps(result.report["metrics"]))
+    assert "<html" in (tmp_path / "small" / "report.html").read_text()
+    with pytest.raises(FileExistsError):
+        result.save(tmp_path / "small")
+
+
+def test_the_recipe_gives_the_same_model_again(result, tmp_path):
+    (tmp_path / "recipe.toml").write_text(result.recipe.to_toml())
+    again = compressed(recipe=tmp_path / "recipe.toml")
+    x = data()[1]
+    assert torch.equal(again.model(x), result.model(x))
+    assert again.found.sensitivity is None and "nothing was searched" in again.report["missing"]["front"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": Net(("last", "second", "first"))},
+        {"formats": tuple(reversed(FORMATS))},
+        {"formats": (*FORMATS, "fixed16.0")},  # 16 bits for whole numbers: larger and worse than all
+        {"test": lambda model: 1.0},
+        {"test": lambda model: float(torch.rand(()))},
+    ],
+    ids=["order of layers", "order of formats", "a useless format", "test data", "other test data"],
+)
+def test_what_must_not_matter_changes_nothing(result, change):
+    found = compressed(**change)
+    assert chosen(found) == chosen(result)
+    assert found.found.chosen.nbytes == result.found.chosen.nbytes
+    assert found.found.chosen.quality.value == pytest.approx(result.found.chosen.quality.value, rel=1e-6)
+
+
+@pytest.mark.parametrize("correlation, told", [(0.3, True), (0.8, False), (None, False)])
+def test_a_sum_that_cannot_predict_is_told(monkeypatch, correlation, told):
+    monkeypatch.setattr(compression_flow.Found, "correlation", property(lambda _: correlation))
+    assert any("cannot predict" in note for note in compressed().report["notes"]) is told
+
+
+def test_the_model_is_not_changed(result):
+    model = Net().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    compressed(model)
+    assert model.training and all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_test_data_is_read_once_at_the_end():
+    calls = []
+
+    def evaluate(model):
+        calls.append("validation")
+        return octavo.evaluate(model, data(2), against=Net())
+
+    def test(model):
+        calls.append("test")
+        return octavo.evaluate(model, data(3), against=Net())
+
+    found = compressed(evaluate=evaluate, test=test)
+    assert calls[-2:] == ["test", "test"] and calls.count("test") == 2
+    assert [row["split"] for row in found.report["metrics"]] == ["test", "validation"]
+    assert found.report["metrics"][0]["after"]["count"] == 24
+
+
+def test_a_bound_of_the_loss_is_kept_with_few_bytes():
+    loose, tight = (compressed(budget=None, max_loss=bound) for bound in (0.5, 0.01))
+    assert loose.found.chosen.nbytes < tight.found.chosen.nbytes
+    for found, bound in ((loose, 0.5), (tight, 0.01)):
+        assert found.found.chosen.quality.loss - found.found.before.loss <= bound
+
+
+def test_the_fast_form_measures_less(result):
+    found = compressed(fast=True)
+    assert found.found.sensitivity.method == "fisher" and found.found.evaluations < result.found.evaluations
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "reason"),
+    [
+        ({"budget": 1.0}, ConfigError, "no format fits 1 bits"),
+        ({"budget": -3}, ConfigError, "accepted are numbers above 0"),
+        ({"budget": 4, "nbytes": 100}, ConfigError, "one goal"),
+        ({"budget": None, "nbytes": 100}, ConfigError, "no format fits"),
+        ({"formats": ("int44",)}, FormatError, "int44"),
+        ({"formats": ()}, ConfigError, "no format"),
+        ({"recipe": "name:nothing int4:g32"}, FormatError, "matches no layer"),
+        ({"recipe": ""}, ConfigError, "no rules"),
+        ({"data": []}, CalibrationError, "no sample"),
+        ({"data": [torch.zeros(2, 31)]}, CalibrationError, r"batch 0.*'first' \(Linear\)"),
+        ({"data": ["a text"]}, CalibrationError, "tokenizer"),
+        ({"model": "bert"}, DTypeError, "torch.nn.Module"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_work_starts(options, error, reason, tmp_path):
+    def evaluate(model):
+        raise AssertionError("work has started")
+
+    with pytest.raises(error, match=reason):
+        compressed(**{"evaluate": evaluate, "journal": tmp_path / "journal", **options})
+    assert not list(tmp_path.rglob("model*"))
+
+
+def test_qualities_are_numbers_or_measurements():
+    assert compressed(evaluate=lambda model: float(model(data()[0]).mean()), formats=("nf4",)).report["metrics"]
+    with pytest.raises(DTypeError, match="evaluate returned a str"):
+        compressed(evaluate=lambda model: "good")
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, {here!r})
+from test_compress_model import compressed
+found = compressed(journal={journal!r})
+print(found.recipe, found.found.chosen.quality.value)
+"""
+
+
+def test_a_killed_run_goes_on_where_it_was(result, tmp_path):
+    """SIGKILL while points are measured: the journal is whole, the same call ends as an undisturbed one."""
+    journal = tmp_path / "journal"
+    script = SCRIPT.format(here=os.path.dirname(__file__), journal=str(journal))
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not (journal / "study.jsonl").exists():
+        time.sleep(0.01)
+    while time.monotonic() < end and child.poll() is None:
+        if len((journal / "study.jsonl").read_bytes().splitlines()) > 4:
+            break
+        time.sleep(0.005)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    kept = (journal / "study.jsonl").read_bytes()
+    found = compressed(journal=journal)
+    assert str(found.recipe) == str(result.recipe)
+    assert found.found.chosen.quality.value == result.found.chosen.quality.value
+    lines = kept[: kept.rfind(b"\n") + 1]
+    assert (journal / "study.jsonl").read_bytes().startswith(lines)  # nothing that was measured is measured again
