@@ -145,9 +145,14 @@ def expand(
 ) -> Tensor:
     """Return dense codes of ``some`` rows from ``first`` on, a multiple of 16: uint8 ``[some, row_bytes]``.
 
-    Raises ShapeError where the parts do not fit.
+    Raises ShapeError where the parts do not fit, and for rows that the matrix does not have.
     """
     some = rows - first if some is None else some
+    if first < 0 or first % PANEL or not 0 <= some <= rows - first:
+        raise ShapeError(
+            f"sparse '{format}' of shape ({rows}, {columns}): {some} rows from row {first} on; accepted are rows of "
+            f"the matrix, from a multiple of {PANEL} on"
+        )
     at = addresses(sparse, format, rows, columns)
     out = torch.empty(some, code_bytes(columns, format.width), dtype=torch.uint8)
     _core._sparse_expand(format.width, rows, columns, first, some, at, out.data_ptr())

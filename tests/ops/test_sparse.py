@@ -126,3 +126,19 @@ def test_operands_that_do_not_fit_are_refused():
     for name, part in [("bitmap", codes.bitmap[:1]), ("starts", codes.starts[1:]), ("codes", codes.codes.int())]:
         with pytest.raises(octavo.ShapeError, match=f"sparse 'int8:g32'.*{name} are"):
             torch.ops.octavo.dense_codes(*codes._replace(**{name: part}), "int8:g32", 20, 64, 0, 20)
+    for first, count in [(-16, 16), (8, 4), (16, 5), (0, -1), (32, 0)]:
+        with pytest.raises(octavo.ShapeError, match=f"{count} rows from row {first} on"):
+            torch.ops.octavo.dense_codes(*codes, "int8:g32", 20, 64, first, count)
+
+
+@pytest.mark.parametrize("m", [1, 40])  # of a kernel, and in pieces
+def test_scales_and_biases_of_other_rows_are_refused(m):
+    packed = weight(20, 64, 0.5, "int8:g32")
+    with pytest.raises(octavo.ShapeError, match=r"bias has shape \(21,\), the weight has 20 rows"):
+        product(inputs(m, 64), packed, inputs(21))
+    sparse_codes_of, scales = packed.to_sparse().sparse, packed.scales
+    for wrong in (scales[:19], scales[0, 0], torch.cat([scales, scales])):
+        with pytest.raises(octavo.ShapeError, match="scales are"):
+            sparse.multiply(
+                inputs(m, 64), sparse_codes_of, wrong, packed.zeros, packed.levels, None, "int8:g32", 20, 64
+            )

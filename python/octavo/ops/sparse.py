@@ -22,7 +22,7 @@ from octavo.ops import linear
 from octavo.ops._checks import register
 from octavo.ops._derivatives import constant
 from octavo.ops._operands import addresses as part_addresses
-from octavo.ops._operands import checked_bias, inputs, weight_specs, wrong_width
+from octavo.ops._operands import check_bias, checked_bias, inputs, misfit, weight_specs, wrong_width
 from octavo.sparse_codes import SparseCodes, addresses, code_bytes, expand, pieces
 from octavo.tensor import FLOATS
 
@@ -106,7 +106,12 @@ def in_pieces(
 ) -> Tensor:
     """Return the product with a weight of sparse codes, a few megabytes of whose rows are expanded at a time."""
     rows, columns = shape
-    fmt = core(format)
+    fmt, specs = weight_specs(format, rows, columns)
+    name, dtype, wanted, *_ = specs[1]
+    if scales.shape != wanted:  # they are sliced below; their dtype is looked at with each piece
+        raise misfit(scales, name, dtype, wanted, f"'{format}' weight of shape ({rows}, {columns})")
+    if bias is not None:
+        check_bias(bias, rows, FLOATS, "sparse_linear")
     whole = fmt.granularity not in ("channel", "block")
     made = []
     for first, some in pieces(fmt, rows, columns):
