@@ -40,6 +40,18 @@ def test_runs_are_compared(octavo, tmp_path):
     assert found["kind"] == "comparison" and found["rows"][0]["differences"][1]["paired"]
 
 
+def test_rows_of_two_splits_are_told_apart(octavo, tmp_path):
+    small, smaller = runs(tmp_path)
+    for place in (small, smaller):
+        report = json.loads((place / "report.json").read_text())
+        row = report["metrics"][0]
+        report["metrics"] = [row | {"split": "test"}, row | {"key": row["key"] + "_validation", "split": "validation"}]
+        write_report(place, report)
+    for given in ((small,), (small, smaller)):
+        output = octavo("report", *given).output
+        assert f"{row['label']}, test data" in output and f"{row['label']}, validation data" in output
+
+
 def test_other_files_are_refused(octavo, tmp_path):
     small, _ = runs(tmp_path)
     old, html = tmp_path / "old.json", tmp_path / "small" / "report.html"

@@ -46,10 +46,8 @@ def test_the_teaching_dictionary_is_one_rule():
 
 
 SCHEMES = [
-    ({"name": "binary_scaling", "weight_width": 1, "weight_stochastic": False, "weight_bipolar": True, "binary_training": True}, "binary"),
-    ({"name": "binary_residual", "weight_width": 1, "weight_stochastic": False, "weight_bipolar": True}, "binary"),
-    ({"name": "binary_residual", "weight_levels": 3, "weight_residual_sign": True}, "binary3"),
-    ({"name": "binary_residual", "weight_levels": 3, "weight_residual_sign": False}, "binary"),
+    ({"name": "binary_scaling", "weight_width": 1, "weight_stochastic": False, "weight_bipolar": True, "binary_training": True}, "binary:unit"),
+    ({"name": "binary_residual", "weight_width": 1, "weight_stochastic": 0, "weight_bipolar": 1, "binary_training": True}, "binary"),
     ({"name": "integer", "weight_width": 8, "weight_frac_width": -3}, "fixed8.-3"),
     ({"name": "fixed", "weight_width": 8}, "fixed8.4"),
     ({"name": "integer", "floor": True, "weight_width": 8, "weight_frac_width": "NA"}, "fixed8.4"),
@@ -74,6 +72,39 @@ def test_every_scheme_is_a_format(config, wanted):
     imported = recipe(by("type", linear=config))
     assert imported.recipe == Recipe.parse(f"type:Linear {wanted}")
     assert not any("left out" in note for note in imported.notes)
+
+
+# The keys of an entry of MASE's own configuration for residual signs.
+RESIDUAL = {
+    "name": "binary_residual", "binary_training": True, "data_in_residual_sign": True, "data_in_levels": 2,
+    "data_in_width": 32, "data_in_frac_width": 16, "data_in_stochastic": 0, "data_in_bipolar": 1, "weight_width": 1,
+    "weight_stochastic": 0, "weight_bipolar": 1, "bias_width": 32, "bias_stochastic": 0, "bias_bipolar": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, "binary input=binary2"),
+        ({"data_in_levels": 3}, "binary input=binary3"),
+        ({"data_in_levels": 1}, "binary input=binary"),
+        ({"data_in_residual_sign": False}, "binary"),
+        ({"binary_training": False}, "input=binary2"),
+    ],
+)
+def test_residual_signs_are_levels_of_inputs_and_leave_the_bias(changes, wanted):
+    imported = recipe(by("type", linear={**RESIDUAL, **changes}))
+    assert imported.recipe == Recipe.parse(f"type:Linear {wanted}")
+    assert not any("left out" in note for note in imported.notes)
+    assert any("bias" in note for note in imported.notes)
+
+
+def test_signs_with_scaling_round_all_three_tensors_or_in_evaluation_none():
+    roles = {f"{role}_{key}": value for role in ("data_in", "weight", "bias") for key, value in [("stochastic", 0), ("bipolar", 1)]}  # fmt: skip
+    config = {"name": "binary_scaling", "binary_training": True, **roles}
+    wanted = "type:Linear binary:unit input=binary:unit bias=binary:unit"
+    assert recipe(by("type", linear=config)).recipe == Recipe.parse(wanted)
+    assert recipe(by("type", linear={**config, "binary_training": False})).recipe == Recipe()
 
 
 @pytest.mark.parametrize("config", [{"name": None}, {"name": "NA"}, {**INTEGER, "bypass": True}])

@@ -1,6 +1,7 @@
 """Laws of octavo.compress_model: budgets are kept, and what must not matter changes nothing."""
 
 import json
+import linecache
 import os
 import signal
 import subprocess
@@ -167,6 +168,26 @@ def test_what_cannot_be_is_refused_before_work_starts(options, error, reason, tm
     with pytest.raises(error, match=reason):
         compressed(**{"evaluate": evaluate, "journal": tmp_path / "journal", **options})
     assert not list(tmp_path.rglob("model*"))
+
+
+def scored(source):
+    """A function ``score`` of this source, in a module of its own."""
+    space = {"__name__": "made"}
+    exec(compile(source, "<made>", "exec"), space)
+    linecache.cache["<made>"] = (len(source), None, source.splitlines(True), "<made>")
+    return space["score"]
+
+
+def test_a_journal_knows_an_evaluation_by_its_source(tmp_path):
+    def values():
+        return [json.loads(line)["row"] for line in (tmp_path / "study.jsonl").read_text().splitlines() if '"before"' in line]  # fmt: skip
+
+    for source, count in [("return 1.0", 1), ("return 1.0", 1), ("return 2.0", 2)]:
+        score = scored(f"def score(model):\n    {source}\n")
+        result = compressed(evaluate=score, journal=tmp_path, fast=True)
+        assert len(values()) == count and not any("source" in note for note in result.report["notes"])
+    result = compressed(evaluate=eval("lambda model: 1.0"), fast=True)
+    assert any("by its name alone" in note for note in result.report["notes"])
 
 
 def test_qualities_are_numbers_or_measurements():

@@ -85,7 +85,7 @@ def _report_table(report: Mapping[str, Any]) -> Table:
     made = table("", ">original", ">compressed", ">change")
     for row in [*(report.get("metrics") or ()), *(report.get("costs") or ())]:
         change = _change(row, row.get("before"), row.get("after"), row_difference(row))
-        made.add_row(row["label"], _cell(row.get("before"), row), _cell(row.get("after"), row), change)
+        made.add_row(_label(row), _cell(row.get("before"), row), _cell(row.get("after"), row), change)
     return made
 
 
@@ -99,8 +99,13 @@ def _compared_table(compared: Mapping[str, Any]) -> Table:
         cells = [_cell(row["values"][0], row)]
         for value, difference in zip(row["values"][1:], row["differences"][1:], strict=True):
             cells += [_cell(value, row), _change(row, row["values"][0], value, difference)]
-        made.add_row(row["label"], *cells)
+        made.add_row(_label(row), *cells)
     return made
+
+
+def _label(row: Mapping[str, Any]) -> str:
+    """Return what a row is of: accuracies of two splits have one name."""
+    return f"{row['label']}, {row['split']} data" if row.get("split") else str(row["label"])
 
 
 def _tell_layers(compared: Mapping[str, Any], out: Any) -> None:

@@ -5,9 +5,7 @@ loss for every budget, ``recipe_of`` makes a recipe of one. ``run_search`` choos
 ``Space``, each once, as a sampler of Optuna proposes them. Parts are imported when they are first asked for.
 """
 
-import sys as _sys
 from importlib import import_module as _import_module
-from types import ModuleType as _ModuleType
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 from typing import Any
 
@@ -19,7 +17,7 @@ if _TYPE_CHECKING:
     from octavo.search.config_fields import config_spec
     from octavo.search.front import Front, Point
     from octavo.search.layer_sensitivity import Group, Sensitivity
-    from octavo.search.measure_sensitivity import measure_sensitivity
+    from octavo.search.measured_divergences import measure_sensitivity
     from octavo.search.objectives import Objective
     from octavo.search.samplers import Sampler
     from octavo.search.search_loop import Build, Search, run_search
@@ -47,7 +45,7 @@ _LAZY = {
     "Verified": "octavo.search.verification",
     "allocate": "octavo.search.allocation",
     "config_spec": "octavo.search.config_fields",
-    "measure_sensitivity": "octavo.search.measure_sensitivity",
+    "measure_sensitivity": "octavo.search.measured_divergences",
     "pair_terms": "octavo.search.verification",
     "recipe_of": "octavo.search.assignment_recipe",
     "run_search": "octavo.search.search_loop",
@@ -96,14 +94,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-class _Room(_ModuleType):
-    """Keeps ``measure_sensitivity`` the function: importing the file of that name would put the module in its place."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name not in _LAZY or not isinstance(value, _ModuleType):
-            super().__setattr__(name, value)
-
-
-_sys.modules[__name__].__class__ = _Room

@@ -23,6 +23,7 @@ from octavo.report.compression_report import write_report
 from octavo.search.compression_facts import report_of
 from octavo.search.compression_flow import Flow, Found, canonical, check_budget
 from octavo.search.compression_job import FORMATS, DataFacts, Goal, Job, Quality
+from octavo.search.function_identity import function_identity
 from octavo.search.journal import Journal
 from octavo.train.measurement import Measurement, mean_of
 from octavo.train.model_agreement import agreement
@@ -86,7 +87,7 @@ def compress_model(
     nothing is searched. ``fast``: one backward pass instead of one layer after the other, no other points beside the
     chosen one. ``share``, ``exclude``: selectors of layers with one format together, and of layers that stay.
     ``journal``: a folder; the same call goes on where it was stopped, whatever ended it. ``evaluate`` is known there by
-    its name alone: give another folder where its work changes.
+    its name and source: give another folder where what it calls changes.
 
     ``model`` is not changed. The order of layers and formats, formats that never help, and test data change nothing.
     Raises ConfigError for goals that are none or that no format reaches, FormatError for formats and recipes,
@@ -121,6 +122,7 @@ def job_of(
     batches, held = _cut(list(Batches(data, samples, tokenizer=tokenizer)), evaluate is None)
     quality = _as_quality(evaluate) if evaluate is not None else _agreeing(model, Batches(held))
     call_numbered(model, batches[0], 0)
+    known, has_source = ("agreement", True) if evaluate is None else function_identity(evaluate)
     return Job(
         name=name or type(model).__name__,
         model=model,
@@ -132,8 +134,9 @@ def job_of(
         identity={
             "model": model_digest(model),
             "data": batches_digest(model, [*batches, *held]),
-            "evaluate": _named(evaluate),
+            "evaluate": known,
         },
+        notes=() if has_source else (f"the journal knows {known} by its name alone: its source was not found",),
         data=_facts(batches, held, evaluate is not None, test is not None),
         share=tuple(share),
         exclude=tuple(exclude),
@@ -252,10 +255,6 @@ def _as_quality(evaluate: Callable[[nn.Module], Any]) -> Quality:
         return mean_of("quality", [float(found)], "max", "one number of a function")
 
     return quality
-
-
-def _named(evaluate: Callable[..., Any] | None) -> str:
-    return "agreement" if evaluate is None else f"{evaluate.__module__}.{getattr(evaluate, '__qualname__', 'evaluate')}"
 
 
 def _facts(batches: list[Any], held: list[Any], labelled: bool, tested: bool) -> list[DataFacts]:

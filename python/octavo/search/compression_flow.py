@@ -123,7 +123,7 @@ class Flow:
         return Measurement.restored(record["row"])
 
     def _sensitivity(self, fast: bool) -> Sensitivity:
-        from octavo.search.measure_sensitivity import measure_sensitivity
+        from octavo.search.measured_divergences import measure_sensitivity
 
         def progress(stage: str, done: int, total: int) -> None:
             self.tell(f"sensitivity: {stage}", 0.05 + 0.5 * done / max(total, 1))

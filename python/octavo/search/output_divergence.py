@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from octavo.errors import ConfigError, ModelError
-from octavo.train.model_outputs import read_output
+from octavo.train.model_outputs import attention_mask, read_output, rows_of
 
 DIVERGENCES = ("kl", "cosine", "mse")
 Output = Callable[[Any, Any], Tensor]
@@ -64,4 +64,4 @@ def _rows(given: Any, batch: Any, output: Output | None) -> tuple[str, Tensor]:
     value = output(given, batch)
     if not isinstance(value, Tensor) or not value.is_floating_point() or not value.ndim:
         raise ModelError(f"output(...) returned a {type(value).__name__}; accepted is a float tensor [rows, channels]")
-    return "embedding", (value.flatten(0, -2) if value.ndim > 1 else value[None]).double()
+    return "embedding", rows_of(value, attention_mask(batch))

@@ -11,7 +11,7 @@ from octavo.errors import SettingError
 from octavo.recipe.rule import KEEP, read_spec
 from octavo.search import Sensitivity
 from octavo.search.layer_sensitivity import ROLES
-from octavo.search.measure_sensitivity import measure_sensitivity
+from octavo.search.measured_divergences import measure_sensitivity
 from octavo.search.rank_correlation import rank_correlation
 from octavo.studies.measured_points import Laboratory
 

@@ -23,10 +23,10 @@ def read_output(given: Any, batch: Any) -> tuple[Kind, Tensor]:
     those that the batch's ``attention_mask`` hides. ``last_hidden_state`` is an embedding: its mean over the tokens of
     the mask. Raises ModelError for anything else.
     """
-    mask = batch.get("attention_mask") if isinstance(batch, Mapping) else None
+    mask = attention_mask(batch)
     logits = given if isinstance(given, Tensor) else getattr(given, "logits", None)
     if isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim >= 2:
-        return "logits", _rows(logits, mask)
+        return "logits", rows_of(logits, mask)
     hidden = getattr(given, "last_hidden_state", None)
     if isinstance(hidden, Tensor) and hidden.ndim == 3:
         return "embedding", mean_over_tokens(hidden, mask).double()
@@ -36,7 +36,22 @@ def read_output(given: Any, batch: Any) -> tuple[Kind, Tensor]:
             f"the model gave a {type(given).__name__} without scores or states; accepted are a tensor, .logits and "
             ".last_hidden_state"
         )
-    return "logits", _rows(found, mask)
+    return "logits", rows_of(found, mask)
+
+
+def attention_mask(batch: Any) -> Tensor | None:
+    """Return the ``attention_mask`` of a mapping, or of the first mapping in a tuple or list of inputs and labels."""
+    parts = batch if isinstance(batch, tuple | list) else (batch,)
+    given = next((part for part in parts if isinstance(part, Mapping)), None)
+    mask = None if given is None else given.get("attention_mask")
+    return mask if isinstance(mask, Tensor) else None
+
+
+def rows_of(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Return ``[..., V]`` as ``[rows, V]`` of float64; of ``[B, T, V]`` the tokens of a mask ``[B, T]`` alone."""
+    if mask is not None and scores.ndim == 3 and mask.shape == scores.shape[:2]:
+        return scores[mask.bool()].double()
+    return (scores.flatten(0, -2) if scores.ndim > 1 else scores[None]).double()
 
 
 def mean_over_tokens(hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
@@ -45,12 +60,6 @@ def mean_over_tokens(hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
         return hidden_BTD.flatten(1, -2).mean(1)
     mask_BT1 = mask_BT.unsqueeze(-1).to(hidden_BTD.dtype)
     return (hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1)
-
-
-def _rows(scores: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is not None and scores.ndim == 3 and mask.shape == scores.shape[:2]:
-        return scores[mask.bool()].double()
-    return scores.flatten(0, -2).double()
 
 
 @contextmanager

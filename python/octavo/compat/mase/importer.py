@@ -154,18 +154,20 @@ class _Reader:
         if name == "integer" and config.get("floor"):
             name = "integer_floor"
         gives: dict[str, Format | str] = {}
+        trains, told = bool(config.get("binary_training", True)), False
         used = {"name", "bypass", "floor"} | ({"binary_training"} if str(name).startswith("binary_") else set())
         for prefix, role in _ROLES.items():
             values = {key.removeprefix(f"{prefix}_"): config[key] for key in config if key.startswith(f"{prefix}_")}
             if values and any(value not in _NOTHING for value in values.values()):
-                settings = Settings(f"{where}: {prefix}", values)
-                gives[role] = read_format(name, settings)
+                settings, told = Settings(f"{where}: {prefix}", values, trains), True
+                if (found := read_format(name, settings)) is not None:
+                    gives[role] = found
                 used |= {f"{prefix}_{key}" for key in settings.used}
                 for text in settings.notes:
                     self.note(where, text)
         for key in config:
             if key not in used and config[key] not in _NOTHING:
                 self.note(where, f"left out: the key {key!r} has no meaning for {name!r}")
-        if not gives:
+        if not told:
             raise FormatError(f"{where}: {name!r} without settings; keys begin with {', '.join(_ROLES)}")
         return gives

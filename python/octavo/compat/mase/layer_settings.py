@@ -16,14 +16,20 @@ _MXFP = {(4, 3): "mxfp8e4m3", (5, 2): "mxfp8e5m2", (3, 2): "mxfp6e3m2", (2, 3): 
 class Settings:
     """The keys of one role (``data_in_width`` is ``width`` of ``data_in``), and what reading them has shown.
 
-    ``where`` names the entry in errors, as in ``linear: data_in``; ``used``: keys that were read; ``notes``: where MASE
-    and Octavo part.
+    ``where`` names the entry in errors, as in ``linear: data_in``; ``trains``: ``binary_training`` of the entry;
+    ``used``: keys that were read; ``notes``: where MASE and Octavo part.
     """
 
     where: str
     values: Mapping[str, Any]
+    trains: bool = True
     used: set[str] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def role(self) -> str:
+        """``data_in``, ``weight``, ``bias`` or ``data_out``."""
+        return self.where.rpartition(": ")[2]
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value; None, "None" and "NA" are no value."""
@@ -41,11 +47,16 @@ class Settings:
         return value
 
 
-def read_format(name: str, settings: Settings) -> Format:
-    """Return the format of MASE's scheme ``name`` with these settings. Raises FormatError naming scheme and key."""
+def read_format(name: str, settings: Settings) -> Format | None:
+    """Return the format of MASE's scheme ``name`` with these settings; None where MASE's layer leaves the tensor.
+
+    Raises FormatError naming scheme and key.
+    """
     if name not in SCHEMES:
         raise FormatError(f"{settings.where}: scheme {name!r} has no format; accepted are {', '.join(SCHEMES)}")
     text = SCHEMES[name](settings)
+    if text is None:
+        return None
     try:
         return Format(text)
     except FormatError as error:
@@ -146,30 +157,50 @@ def _mxfp(s: Settings) -> str:
     return f"{_MXFP[bits]}/{_block(s)}"
 
 
-def _binary(s: Settings) -> str:
-    for key in ("stochastic", "width"):
+def _signs(s: Settings) -> None:
+    """Read the keys of signs. Raises FormatError for zeros and ones."""
+    for key in ("stochastic", "width", "frac_width"):
         s.get(key)
     if not s.get("bipolar", True):
         raise FormatError(f"{s.where}_bipolar is False: 0 and 1 are no format of Octavo; 'binary' has -a and +a")
+
+
+def _binary(s: Settings) -> str:
+    _signs(s)
     s.notes.append("MASE's binary has no scale; 'binary:channel' gives each row its mean magnitude")
     return "binary:unit"
 
 
-def _binary_scaling(s: Settings) -> str:
-    for key in ("stochastic", "bipolar", "width"):
-        s.get(key)
-    s.notes.append("MASE's binary_scaling learns one scale for a layer's output; 'binary' gives the tensor its mean")
+def _binary_scaling(s: Settings) -> str | None:
+    """Signs of inputs, weight and bias: of ``linearBinaryScaling`` the scale is commented out."""
+    _signs(s)
+    if not s.trains:
+        s.notes.append("binary_training is False: MASE rounds nothing, it only clamps weights to -1..1")
+        return None
+    s.notes.append(
+        "MASE's linear layer multiplies by no scale (its convolution has one for the weight, and rounds nothing else); "
+        "'binary' gives the tensor its mean magnitude"
+    )
+    return "binary:unit"
+
+
+def _binary_residual(s: Settings) -> str | None:
+    """Signs of the weight times a scale that is learned; inputs as residual levels, two if nothing is said."""
+    _signs(s)
+    if s.role == "data_in":
+        levels = s.integer("levels", 2)
+        if not s.get("residual_sign", True):
+            return None
+        s.notes.append("MASE learns the magnitude of each residual level; here it is the mean of what is left")
+        return f"binary{levels}" if levels > 1 else "binary"
+    if s.role != "weight":
+        s.notes.append("MASE leaves the bias of binary_residual as it is")
+        return None
+    if not s.trains:
+        s.notes.append("binary_training is False: MASE does not round the weight, it clamps it to -1..1")
+        return None
+    s.notes.append("MASE learns the scale of the weight's signs; here it is their mean magnitude")
     return "binary"
-
-
-def _binary_residual(s: Settings) -> str:
-    for key in ("stochastic", "bipolar", "width", "levels"):
-        s.get(key)
-    if not s.get("residual_sign", "levels" in s.values):
-        return "binary"
-    levels = s.integer("levels", 2)
-    s.notes.append("MASE learns the magnitude of each residual level; here it is the mean of what is left")
-    return f"binary{levels}" if levels > 1 else "binary"
 
 
 def _ternary(s: Settings) -> str:
@@ -178,7 +209,7 @@ def _ternary(s: Settings) -> str:
     return "ternary" if s.get("scaling_factor", True) else "ternary:unit"
 
 
-SCHEMES: dict[str, Callable[[Settings], str]] = {
+SCHEMES: dict[str, Callable[[Settings], str | None]] = {
     "integer": _integer,
     "fixed": _integer,
     "integer_floor": _floor,

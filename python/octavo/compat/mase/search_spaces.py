@@ -28,12 +28,14 @@ FRACTIONS: dict[str, Callable[[int], int]] = {
 _WIDTHS, _BLOCKS = (8, 16, 32), (16, 32)
 _EXPONENTS = {"lab-a": (2, 3, 4), "lab-b": (4, 5, 6)}
 _BIASES = {"lab-a": (3, 7, 15), "lab-b": (13, 15, 17)}
+_INPUTS_ALONE = ("residual_sign", "levels")  # keys that weight and bias do not have
 
 
 def keys(preset: str, group: str) -> dict[str, dict[str, tuple[Any, ...]]]:
     """Return the schemes of a group, and for each the choices of its keys, which every role has for itself.
 
-    ``full`` has none: all layers are float. Raises SettingError for another preset or group.
+    Residual levels are of inputs alone. ``full`` has none: all layers are float. Raises SettingError for another preset
+    or group.
     """
     if preset not in PRESETS or group not in GROUPS:
         raise SettingError(f"{preset!r}, {group!r}; accepted are {', '.join(PRESETS)} and {', '.join(GROUPS)}")
@@ -53,7 +55,7 @@ def keys(preset: str, group: str) -> dict[str, dict[str, tuple[Any, ...]]]:
         "log": {"log": {"width": _WIDTHS, "exponent_bias": biases}},
         "binary": {
             "binary_scaling": {"bipolar": (True,)},
-            "binary_residual": {"residual_sign": (True,), "levels": (2, 3)},
+            "binary_residual": {"bipolar": (True,), "residual_sign": (True,), "levels": (2, 3)},
         },
     }  # fmt: skip
     return found[group]
@@ -88,6 +90,7 @@ def _settings(
 ) -> tuple[str, ...]:
     """Return the settings of a tensor that a format has, as texts: ``width=8 frac_width=4``."""
     found = []
+    choices = tuple(choice for choice in choices if role == "data_in" or choice[0] not in _INPUTS_ALONE)
     names = [name for name, _ in choices]
     for values in itertools.product(*(options for _, options in choices)):
         given = dict(zip(names, values, strict=True))

@@ -291,6 +291,37 @@ def test_models_of_transformers_share_passes(name):
     quantize_model(model, recipe_of(point, held), progress=False)
 
 
+class Masked(nn.Module):
+    """Scores of tokens by the token alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(16, 32), nn.Linear(32, 8)
+
+    def forward(self, ids, attention_mask):
+        return self.head(self.embed(ids))
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("output", [None, lambda given, batch: given])
+def test_padding_of_own_models_does_not_count(labelled, output):
+    torch.manual_seed(0)
+    model, ids = Masked(), torch.randint(0, 16, (4, 6))
+    mask = torch.ones(4, 6, dtype=torch.long)
+    mask[:, 4:] = 0
+
+    def loss(ids):
+        batch = {"ids": ids, "attention_mask": mask}
+        data = [(batch, torch.zeros(4))] if labelled else [batch]
+        return measure_sensitivity(model, data, ["int2:channel"], output=output, progress=False).loss
+
+    other = ids.clone()
+    other[:, 4:] = 3
+    seen = ids.clone()
+    seen[0, 0] = (seen[0, 0] + 1) % 16
+    assert np.array_equal(loss(ids), loss(other)) and not np.array_equal(loss(ids), loss(seen))
+
+
 def test_an_own_reading_of_outputs_decides_what_counts(model):
     data = batches()
     held = measure_sensitivity(model, data, ["int3:g16"], output=lambda given, batch: given.mean(1), progress=False)
@@ -333,7 +364,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(model):
 
 def test_public_names_stay_functions_whatever_is_imported_first():
     code = (
-        "import octavo.search.measure_sensitivity\nfrom octavo.search.measure_sensitivity import METHODS\n"
+        "import octavo.search.measured_divergences, octavo.search.verification\n"
         "import octavo\nassert callable(octavo.search.measure_sensitivity) and octavo.search.journal.NAME"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""measure_sensitivity: what each format does to each group of layers, one at a time, on calibration data."""
+"""Measured divergences: what each format does to each group of layers, one at a time, on calibration data."""
 
 from __future__ import annotations
 
