@@ -12,7 +12,7 @@ pytest.importorskip("transformers")
 FUZZ = Path(__file__).parent / "attacks" / "fuzz.py"
 KINDS = (
     "saved-bert", "saved-module", "recipe-model", "pack", "compress", "classifier", "run", "container", "recipes",
-    "seq2seq", "lora", "journal",
+    "seq2seq", "gpt", "lora", "journal",
 )  # fmt: skip
 FEW, MANY = 16, 10_000
 

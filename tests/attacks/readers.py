@@ -14,12 +14,14 @@ import octavo
 import torch
 import transformers
 from octavo import lora
-from octavo.data import CharTokenizer
+from octavo.data import BytePairTokenizer, CharTokenizer
 from octavo.folder.explain_folder import explain_folder
 from octavo.models.classifier import Classifier, ClassifierConfig
+from octavo.models.gpt import GPT, modern_skips
 from octavo.models.seq2seq import Seq2SeqConfig
 from octavo.models.seq2seq import build as build_seq2seq
 from octavo.search.journal import Journal
+from octavo.systems.language.model_folder import load_language_model, save_language_model
 from octavo.systems.polynomials import export, static
 from octavo.systems.sentences.classifier import kinds as classifiers
 from octavo.systems.text_compression import text_job
@@ -193,6 +195,12 @@ def _seq2seq(folder: Path) -> None:
     export.export_model(model, CharTokenizer.polynomials(), folder, integer=integer, metadata={"a": 1})
 
 
+def _gpt(folder: Path) -> None:
+    torch.manual_seed(0)
+    small = modern_skips(vocabulary=258, width=16, layers=3, heads=2, end_of_text=256)
+    save_language_model(folder, GPT(small), BytePairTokenizer.train(["a cat"], 258))
+
+
 def _lora(folder: Path) -> None:
     folder.mkdir(parents=True)
     model = lora.insert(_small(), rank=2, targets="type:Linear", train=("head",))
@@ -301,6 +309,7 @@ READERS: dict[str, tuple[list[Callable[[Path], None]], Callable[[Path], Any]]] =
     "container": ([_container], _read_container),
     "recipes": ([_recipes], _read_recipes),
     "seq2seq": ([_seq2seq], _read_seq2seq),
+    "gpt": ([_gpt], load_language_model),
     "lora": ([_lora], lambda folder: lora.load_adapters(_small(), folder / "adapter.safetensors")),
     "journal": ([_journal], _read_journal),
 }

@@ -140,7 +140,11 @@ class BytePairTokenizer:
         """
         if os.path.isdir(path):
             path = os.path.join(path, "tokenizer.json")
-        files.write(path, self._core.to_json())
+        files.write(path, self.to_json())
+
+    def to_json(self) -> str:
+        """Return the text of the ``tokenizer.json`` that :meth:`save` writes."""
+        return self._core.to_json()
 
     @property
     def size(self) -> int:

@@ -112,7 +112,7 @@ def write_shards(
         raise DataError(f"name {name!r}; accepted are letters, digits, - and _")
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    text = tokenizer._core.to_json().encode()
+    text = tokenizer.to_json().encode()
     facts: dict[str, Any] = {
         "tokenizer": hashlib.sha256(text).hexdigest(),
         "sources": identity(paths),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import nn
@@ -28,11 +29,16 @@ def carry_tokenizer(model: nn.Module, folder: Path) -> None:
             found[name] = read_bytes(regular_member(folder / name, folder), MOST_BYTES)
         except (ContainerError, OSError):
             continue
-    vars(model)[_NAME] = found
+    hold_tokenizer(model, found)
+
+
+def hold_tokenizer(model: nn.Module, contents: Mapping[str, bytes]) -> None:
+    """Keep files of a tokenizer, by name, with ``model``: what saves the model writes them."""
+    vars(model)[_NAME] = dict(contents)
 
 
 def write_tokenizer(model: nn.Module, folder: Path) -> None:
-    """Write the files that :func:`carry_tokenizer` kept; none for other models."""
+    """Write the files of the tokenizer that was kept; none for other models."""
     found = vars(model).get(_NAME)
     for name, content in found.items() if isinstance(found, dict) else ():
         files.write(folder / name, content)

@@ -47,6 +47,7 @@ class Kind:
 KINDS = {
     "seq2seq": Kind("octavo.models.seq2seq", "Seq2SeqConfig"),
     "classifier": Kind("octavo.models.classifier", "ClassifierConfig"),
+    "gpt": Kind("octavo.models.gpt", "GPTConfig"),
 }
 
 

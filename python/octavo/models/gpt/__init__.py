@@ -59,9 +59,16 @@ __all__ = [
     "first_state",
     "modern",
     "modern_skips",
+    "network",
     "nocap_baseline",
     "preset",
     "step",
 ]
+
+
+def network(config: GPTConfig) -> type[GPT]:
+    """Return the class of the model that a configuration is of."""
+    return GPT
+
 
 __getattr__ = parts_on_demand(__name__, __path__)

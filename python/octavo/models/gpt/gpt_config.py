@@ -122,7 +122,19 @@ class GPTConfig:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> GPTConfig:
-        """Build a configuration from :meth:`as_dict`. Raises SettingError for unknown and missing names and fields."""
+        """Build a configuration from :meth:`as_dict`.
+
+        Raises SettingError for unknown and missing names and fields, and for values of other types.
+        """
+        try:
+            return cls._from_dict(given)
+        except (TypeError, AttributeError, ValueError) as error:
+            if isinstance(error, SettingError):
+                raise
+            raise SettingError(f"a GPT has fields of other types: {error}") from None
+
+    @classmethod
+    def _from_dict(cls, given: Mapping[str, Any]) -> GPTConfig:
         _known(given, cls, "a GPT")
         if "vocabulary" not in given:
             raise SettingError("vocabulary is missing; a GPT needs the number of its ids")

@@ -80,12 +80,12 @@ class _SampledHead(SoftmaxHead):
 
     def some_scores(self, h_ND: Tensor, ids_S: Tensor) -> Tensor:
         """Return the scores of a few tokens for all rows, ``[N, S]`` float32."""
-        table = self._shared[0].weight if self._shared else self.project.weight
+        table = self._shared[0].table.weight if self._shared else self.project.weight
         return functional.linear(h_ND, functional.embedding(ids_S, table)).float()
 
     def own_scores(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
         """Return the score of each row's target, ``[N]`` float32."""
-        table = self._shared[0].weight if self._shared else self.project.weight
+        table = self._shared[0].table.weight if self._shared else self.project.weight
         return (h_ND * functional.embedding(y_N, table)).sum(-1).float()
 
     def log_partition(self, h_ND: Tensor) -> Tensor:

@@ -91,15 +91,16 @@ class SoftmaxHead(Head):
         table = getattr(embedding, "table", None)
         if not isinstance(table, nn.Embedding):
             raise ModelError(f"{type(embedding).__name__} has no table of rows to share; give Softmax(tied=False)")
-        # A tuple, not a member: the table stays the embedding's alone in names and in checkpoints.
-        self._shared = (table,)
+        # A tuple, not a member: the table stays the embedding's alone in names and in checkpoints. The embedding, not
+        # its table, whose place a quantized one may take.
+        self._shared = (embedding,)
         embedding.rules["table.weight"] = "tied"
 
     def untie(self) -> None:
         """Give a tied head a table of its own, a copy of the one it shared. Raises ModelError where it has one."""
         if not self._shared:
             raise ModelError("the head has a table of its own already; untie is for one that shares the embedding's")
-        shared = self._shared[0].weight
+        shared = self._shared[0].table.weight
         self.project = nn.Linear(self.width, self.rows, bias=False, device=shared.device, dtype=shared.dtype)
         with torch.no_grad():
             self.project.weight.copy_(shared)
@@ -109,7 +110,7 @@ class SoftmaxHead(Head):
     def scores(self, h_ND: Tensor) -> Tensor:
         """Return the scores before they are normalized, ``[N, V]`` float32."""
         if self._shared:
-            scores = functional.linear(h_ND, self._shared[0].weight)[:, : self.vocabulary].float()
+            scores = functional.linear(h_ND, self._shared[0].table.weight)[:, : self.vocabulary].float()
         else:
             scores = self.project(h_ND)[:, : self.vocabulary].float()
         if not self.config.cap:
