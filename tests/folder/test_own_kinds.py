@@ -98,7 +98,7 @@ def test_a_network_of_somebody_else_has_no_configuration_of_ours(tmp_path):
     [
         ({"octavo": 3}, "version 3; this Octavo reads 1 and 2; update it"),
         ({"octavo": None}, "version None"),
-        ({"kind": "gpt"}, "kind 'gpt'; accepted is 'seq2seq' or 'classifier'"),
+        ({"kind": "bert"}, "kind 'bert'; accepted is 'seq2seq' or 'classifier' or 'gpt'"),
         ({"width": 2**40}, "width is 1099511627776"),
         ({"width": 4096}, "with width = 4096 it describes weights"),
         ({"layers": 4000}, "with layers = 4000 it describes"),
