@@ -18,6 +18,9 @@ def less():
     model, inputs = make()
     return model[1:], inputs
 
+def calibrated():
+    return *make(), [torch.randn(8, 32, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+
 def wrong():
     return 1
 
@@ -167,3 +170,64 @@ def test_a_pipeline_runs_and_its_model_is_shown_and_written(octavo, made, tmp_pa
     assert "give the file of a pipeline" in octavo("graph", f"{made}:make", "--out", tmp_path / "x", code=2).output
     (tmp_path / "p.toml").write_text("[[passes]]\npass = 'pack'\n\n[[passes]]\npass = 'quantize'\nrecipe = 'int8'\n")
     assert "move quantize before pack" in octavo(*given, code=2).output
+
+
+STATIC = "[[passes]]\npass = 'quantize'\nrecipe = 'type:Linear int8:channel input=int8@minmax'\n\n[[passes]]\npass = 'pack'\n"
+WEIGHTS = "model.octavo.safetensors"
+
+
+def classifier_folder(path):
+    """A classifier of texts with its vocabulary, and beside it the texts, with labels and without."""
+    from octavo.models.classifier import Classifier, ClassifierConfig
+    from octavo.systems.sentences.classifier.kinds import tiny_classifier, vocabulary_of
+
+    texts = [f"a {first} film with {second} pictures" for first in ("good", "bad", "long") for second in ("no", "few")]
+    vocabulary = vocabulary_of(texts)
+    config = ClassifierConfig(vocabulary=len(vocabulary), width=32, layers=1, heads=2, feed_forward=64, positions=32)
+    tiny_classifier(vocabulary, Classifier(config).eval()).save(path, {})
+    (path.parent / "texts.txt").write_text("\n".join(texts) + "\n")
+    (path.parent / "texts.tsv").write_text("sentence\tlabel\n" + "".join(f"{text}\t1\n" for text in texts))
+    return path
+
+
+def test_a_calibrated_pipeline_reads_texts_and_replays_to_the_same_bytes(octavo, tmp_path):
+    folder = classifier_folder(tmp_path / "classifier")
+    (tmp_path / "p.toml").write_text(STATIC)
+    written = []
+    for out, data in (("first", "texts.txt"), ("again", "texts.txt"), ("labelled", "texts.tsv")):
+        octavo("graph", folder, "--pipeline", tmp_path / "p.toml", "--data", tmp_path / data, "-o", tmp_path / out)
+        written.append((tmp_path / out / WEIGHTS).read_bytes())
+    assert written[0] == written[1] == written[2]
+    told = octavo("graph", folder, "--pipeline", tmp_path / "p.toml", "-o", tmp_path / "no", code=2).output
+    assert "'int8@minmax' is calibrated from data" in told and "--data FILE" in told
+    assert not (tmp_path / "no").exists()
+    told = octavo("graph", folder, "--data", tmp_path / "texts.txt", code=2).output
+    assert "--data calibrates passes of --pipeline" in told
+
+
+def test_calibration_batches_of_a_function_are_its_third_value(octavo, made, tmp_path):
+    (tmp_path / "p.toml").write_text(STATIC)
+    (tmp_path / "texts.txt").write_text("a text\n")
+    given = ("--pipeline", tmp_path / "p.toml", "-o")
+    text = octavo("graph", f"{made}:calibrated", *given, tmp_path / "static").stdout
+    assert "int8@minmax" in text or "PackedLinear" in text
+    assert (tmp_path / "static" / WEIGHTS).exists()
+    assert "third value" in octavo("graph", f"{made}:make", *given, tmp_path / "no", code=2).output
+    told = octavo("graph", f"{made}:make", *given, tmp_path / "no", "--data", tmp_path / "texts.txt", code=2).output
+    assert "tokenizer" in told and not (tmp_path / "no").exists()
+
+
+def test_lines_calibrate_a_polynomial_model(octavo, tmp_path):
+    from octavo.data import CharTokenizer
+    from octavo.models.seq2seq import Seq2SeqConfig, build
+    from octavo.systems.polynomials.export import export_model
+
+    small = {"embedding": 8, "encoder": 8, "hidden": 16, "heads": 2, "layers": 1, "feedforward": 16}
+    export_model(build(Seq2SeqConfig(**small)), CharTokenizer.polynomials(), tmp_path / "model", format=None)
+    (tmp_path / "p.toml").write_text(STATIC)
+    (tmp_path / "lines.txt").write_text("(n-3)*(4-n)=-n**2+7*n-12\n5*z*(3*z+3)=15*z**2+15*z\n")
+    octavo(
+        "graph", tmp_path / "model", "--pipeline", tmp_path / "p.toml", "--data", tmp_path / "lines.txt",
+        "-o", tmp_path / "static",
+    )  # fmt: skip
+    assert (tmp_path / "static" / WEIGHTS).exists()

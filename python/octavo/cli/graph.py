@@ -12,7 +12,7 @@ from octavo import files
 from octavo.cli._app import JsonOption, read_recipe
 
 if TYPE_CHECKING:
-    from octavo.graph import Costs, Graph
+    from octavo.graph import Costs, Graph, Pipeline, PipelineResult
 
 
 def run(
@@ -40,6 +40,10 @@ def run(
         Path | None,
         typer.Option(metavar="FILE", help="Run the passes of a TOML or JSON file first, and show what they make."),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Texts, one a line or labelled, for passes that calibrate on data."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Write the model that --pipeline makes.")
     ] = None,
@@ -53,7 +57,8 @@ def run(
 
     Nothing is computed: torch.export follows the model on tensors without values, so that large models take seconds.
     Costs are multiply-adds, bit operations, bytes of weights, traffic and peak memory. An operator whose cost is not
-    known is listed by name. package.module:function takes nothing and returns a model and its inputs, as a pair.
+    known is listed by name. package.module:function takes nothing and returns a model and its inputs; a third value is
+    batches for passes that calibrate.
 
     \b
     Examples:
@@ -63,6 +68,7 @@ def run(
       octavo graph bert/ --without labels --diff bert/     what do labels add?
       octavo graph bert/ --html bert.html                  a page that folds, one file
       octavo graph bert/ --pipeline small.toml --diff bert/  what do its passes change?
+      octavo graph bert/ --pipeline static.toml --data texts.txt -o bert-static/
       octavo graph mymodels:tagger --dot | dot -Tsvg -o tagger.svg
     """
     from octavo.display.console import console, print_json, print_table
@@ -74,17 +80,22 @@ def run(
 
     if level not in ("module", "operator"):
         raise ModelError(f"--level {level!r}; accepted are module and operator")
-    if out is not None and pipeline is None:
-        raise ModelError("--out writes the model that --pipeline makes; give the file of a pipeline")
+    if pipeline is None:
+        if out is not None:
+            raise ModelError("--out writes the model that --pipeline makes; give the file of a pipeline")
+        if data is not None:
+            raise ModelError("--data calibrates passes of --pipeline; give the file of a pipeline")
     if html is not None and (dot or diff is not None):
         raise ModelError(f"--html shows the model alone; leave {'--dot' if dot else '--diff'} out")
     rules = None if recipe is None else read_recipe(recipe)
     passes = None if pipeline is None else Pipeline.of(pipeline)
-    given = subject(model, without or (), values=passes is not None)
-    made = None if passes is None else passes.run(given[0], inputs=given[1], inplace=True)
-    if made is not None and out is not None:
-        save_model(made.model, out)
-    graph = capture(*given) if made is None else capture(made.model, made.inputs)
+    if passes is None:
+        made, graph = None, capture(*subject(model, without or ()))
+    else:
+        made = _run(passes, model, data, without or ())
+        if out is not None:
+            save_model(made.model, out)
+        graph = capture(made.model, made.inputs)
     if level == "operator":
         graph.require_operators("--level operator")
     if dot:
@@ -125,6 +136,23 @@ def run(
     for what, path in (("page", html), ("model", out)):
         if path is not None:
             stdout.print(f"{what}: {path}")
+
+
+def _run(passes: Pipeline, model: str, data: Path | None, without: Sequence[str]) -> PipelineResult:
+    """Run a pipeline on the model that a command names; data that is missing is told as its option."""
+    from octavo.errors import CalibrationError
+    from octavo.systems.graph_subjects import pipeline_subject
+
+    given, inputs, batches = pipeline_subject(model, passes, data, without)
+    try:
+        return passes.run(given, inputs=inputs, calibration=batches, inplace=True)
+    except CalibrationError as error:
+        if batches is not None:
+            raise
+        raise CalibrationError(
+            f"{error}; on the command line batches come from --data FILE, or from package.module:function as its third "
+            "value"
+        ) from None
 
 
 def _sizes(given: Sequence[str]) -> dict[str, int]:

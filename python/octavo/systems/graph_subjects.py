@@ -18,39 +18,103 @@ from octavo.folder.structure import KEY, read_structure
 from octavo.folder.undescribed import skeleton
 from octavo.folder.weight_files import Checkpoint, held, layers_of
 from octavo.graph.example_inputs import example_inputs
+from octavo.graph.pipeline import Pipeline
+from octavo.models.seq2seq import Seq2Seq
 from octavo.systems.by_name import find
+from octavo.systems.polynomials.accuracy import EncodedLines
+from octavo.systems.polynomials.export import load_model as load_polynomials
+from octavo.systems.text_models import read_texts, text_model
+
+#: Texts that calibrate unless a pass asks for more, and lines of a polynomial model in a batch.
+_SAMPLES, _LINES = 512, 64
 
 
 def subject(text: str, without: Sequence[str] = (), *, values: bool = False) -> tuple[nn.Module, Any]:
     """Return a model in evaluation and inputs for it.
 
     ``text``: ``polynomials``, ``minilm``, the folder of a model, or ``package.module:function``, which takes nothing
-    and returns a model and its inputs. Inputs of a model by name or folder are made up from what its ``forward`` takes,
-    labels included. A folder of packed or simulated layers is loaded; of a float one the layers alone, on the meta
-    device. ``without``: inputs that are left out. ``values``: load the weights of a float folder, too.
+    and returns a model and its inputs, and may add calibration batches. Inputs of a model by name or folder are made up
+    from what its ``forward`` takes, labels included. A folder of packed or simulated layers is loaded; of a float one
+    the layers alone, on the meta device. ``without``: inputs that are left out. ``values``: load the weights of a float
+    folder, too.
 
     Raises ModelError for a function or input that is not there, and a model whose inputs are not known; as
     :func:`octavo.load_model` for folders.
     """
-    if ":" in text and not Path(text).exists():
-        model, inputs = _made(text)
+    if _is_function(text):
+        model, inputs, _ = _made(text)
     else:
         model = _of_folder(find(text), values)
         inputs = example_inputs(model)
+    return model, _left(text, inputs, without)
+
+
+def pipeline_subject(
+    text: str, pipeline: Pipeline, data: Path | None = None, without: Sequence[str] = ()
+) -> tuple[nn.Module, Any, Any]:
+    """Return the model of :func:`subject` with its weights, inputs for it, and calibration batches, or None.
+
+    ``data``: a file of texts, one a line, or of labelled texts, which the model's tokenizer makes batches of, as many
+    as a pass of ``pipeline`` looks at; of a polynomial model lines ``left=right``. A function gives its batches itself,
+    as a third value.
+
+    Raises as :func:`subject`; ModelError for ``data`` of a function or a model that texts are not all that it reads;
+    DataError for data that cannot be read.
+    """
+    if _is_function(text):
+        if data is not None:
+            raise ModelError(
+                f"{text}: texts of --data need a tokenizer, which a function has not; let it return a third value, "
+                "calibration batches"
+            )
+        model, inputs, batches = _made(text)
+        return model, _left(text, inputs, without), batches
+    texts = None if data is None else read_texts(data)
+    model, inputs = subject(text, without, values=True)
+    if texts is None:
+        return model, inputs, None
+    texts = texts[: max([_SAMPLES, *(getattr(step.config, "samples", 0) for step in pipeline)])]
+    return model, inputs, _batches(text, model, texts)
+
+
+def _batches(text: str, model: nn.Module, texts: Sequence[str]) -> list[dict[str, Any]]:
+    folder = find(text)
+    if isinstance(model, Seq2Seq):
+        lines = EncodedLines.of(texts, load_polynomials(folder)[1])
+        pairs = zip(lines.source.split(_LINES), lines.target.split(_LINES), strict=True)
+        return [{"source_BS": source, "target_BT": target} for source, target in pairs]
+    opened = text_model(text, folder, model)
+    if opened.task == "other":
+        raise ModelError(
+            f"{text}: a {type(model).__name__} takes more than texts, or none; name a function that returns the model, "
+            "its inputs and calibration batches: package.module:function"
+        )
+    return opened.batches(texts)
+
+
+def _is_function(text: str) -> bool:
+    return ":" in text and not Path(text).exists()
+
+
+def _left(text: str, inputs: Any, without: Sequence[str]) -> Any:
+    """Return inputs without those of the names ``without``. Raises ModelError for a name that is not there."""
     if not without:
-        return model, inputs
+        return inputs
     if not isinstance(inputs, Mapping):
         raise ModelError(f"{text}: its inputs have no names to leave {without[0]!r} out by; return a mapping of them")
     if wrong := [name for name in without if name not in inputs]:
         raise ModelError(f"{text}: no input is called {wrong[0]!r}; its inputs are {', '.join(inputs)}")
-    return model, {name: value for name, value in inputs.items() if name not in without}
+    return {name: value for name, value in inputs.items() if name not in without}
 
 
-def _made(text: str) -> tuple[nn.Module, Any]:
+def _made(text: str) -> tuple[nn.Module, Any, Any]:
     made = made_by(text)
-    if len(made) != 2:
-        raise ModelError(f"{text}: it returned {len(made)} values; return a model and its inputs, as a pair")
-    return made[0], made[1]
+    if len(made) > 3:
+        raise ModelError(
+            f"{text}: it returned {len(made)} values; accepted are a model, its inputs and calibration batches"
+        )
+    model, inputs, *batches = made
+    return model, inputs, *(batches or [None])
 
 
 def made_by(text: str) -> tuple[Any, ...]:

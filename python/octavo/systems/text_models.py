@@ -27,7 +27,7 @@ Task = Literal["language", "classifier", "embeddings", "other"]
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model, float32 outside packed layers and in evaluation, with its tokenizer. ``task``: what it is for."""
+    """A model with its tokenizer. ``task``: what it is for."""
 
     name: str
     folder: Path
@@ -65,21 +65,26 @@ class TextModel:
 def open_text_model(given: str) -> TextModel:
     """Return the model that a command names: ``minilm``, or a folder that ``octavo.load_model`` reads.
 
-    Raises OctavoError for a name that is none, ModelError for one without a tokenizer, and as ``octavo.load_model``.
+    It is float32 outside packed layers, and in evaluation. Raises OctavoError for a name that is none, ModelError for
+    one without a tokenizer, and as ``octavo.load_model``.
     """
     folder = find(given)
     if folder.is_file():
         raise ModelError(f"{folder}: a file of weights; give the folder of the model, {folder.parent}")
-    model = load_model(folder)
+    return text_model(given, folder, load_model(folder).float().eval())
+
+
+def text_model(given: str, folder: Path, model: nn.Module) -> TextModel:
+    """Return a model of a folder with the folder's tokenizer. Raises ModelError where there is none."""
     if isinstance(model, Classifier):
         encode = tiny_classifier(vocabulary_in(folder, model.config.vocabulary), model).encode
-        return TextModel(given, folder, model.float().eval(), PaddedIds(encode, model.config.positions), "classifier")
+        return TextModel(given, folder, model, PaddedIds(encode, model.config.positions), "classifier")
     config, _ = load_config(folder)
     tokenizer = load_tokenizer(folder, config)
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.model_max_length = min(tokenizer.model_max_length, positions_of(model))
-    return TextModel(given, folder, model.float().eval(), tokenizer, task_of(model))
+    return TextModel(given, folder, model, tokenizer, task_of(model))
 
 
 def positions_of(model: nn.Module) -> float:
