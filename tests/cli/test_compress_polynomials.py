@@ -45,6 +45,9 @@ def test_a_budget_becomes_a_packed_model_and_a_report(octavo, folder, tmp_path):
     assert costs["bits_all"] <= 9 and costs["file_bytes"] == (out / "model.octavo.safetensors").stat().st_size
     assert report["metrics"][0]["split"] == "test" and report["metrics"][0]["after"]["count"] == 10
     assert "exact match" in output and "lines a second" in output
+    rows = {row["key"]: row for row in report["costs"]}
+    for key in ("peak_bytes", "latency_1", "latency_32", "lines_per_s"):
+        assert rows[key]["before"]["value"] > 0 and rows[key]["after"]["value"] > 0, key
     assert octavo("expand", "--model", out, "(x+1)*(x-2)").exit_code == 0
     assert Engine.load(out).expand(["(x+1)*(x-2)"], errors="return")
     assert not list(tmp_path.glob(".*"))  # the journal goes when the folder is there

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -15,17 +13,15 @@ import torch
 from torch import nn
 
 from octavo import __version__
-from octavo.batches import call_on, map_leaves
 from octavo.recipe.rule import KEEP
 from octavo.search.compression_flow import Found, Trial
 from octavo.search.compression_job import Goal, Job
+from octavo.search.measured_costs import cost_row, forward_costs
 from octavo.search.verification import ENOUGH
 from octavo.train.measurement import Measurement
-from octavo.train.model_outputs import evaluating
 
 _UNITS = {"accuracy": "share", "exact match": "share", "KL": "nats"}
 _LOSSES = {"kl": ("KL of scores", "nats"), "cosine": ("1 - cosine", ""), "mse": ("squared error", "")}
-_RUNS, _SECONDS = 15, 2.0  # of a latency
 _WORST = 6
 
 
@@ -160,58 +156,13 @@ def _others(found: Found, chosen: Trial) -> dict[str, Any]:
 
 def _costs(job: Job, chosen: Trial, packed: nn.Module, parameters: int, file_bytes: int) -> list[dict[str, Any]]:
     before_bytes = sum(parameter.nbytes for parameter in job.model.parameters())
-
-    def row(key: str, label: str, unit: str, before: float | None, after: float | None, **more: Any) -> dict[str, Any]:
-        values = {name: {"value": value} for name, value in (("before", before), ("after", after)) if value is not None}
-        return {"key": key, "label": label, "unit": unit, "better": "lower", **values, **more}
-
     bits = 8 * chosen.nbytes / parameters
     rows = [
-        row("file_bytes", "file of weights", "B", job.file_bytes or before_bytes, file_bytes),
-        row("bits_all", "average bits, all parameters", "bits", 8 * before_bytes / parameters, bits),
-        row("peak_bytes", "peak memory", "B", None, None, missing="not measured; octavo study memory does"),
-    ]  # fmt: skip
-    for size in (1, 32):
-        rows.append(_latency_row(job, packed, size, row))
-    return rows if job.more_costs is None else rows + job.more_costs(job.model, packed)
-
-
-def _latency_row(job: Job, packed: nn.Module, size: int, row: Any) -> dict[str, Any]:
-    key, label = f"latency_{size}", f"latency, batch {size}"
-    if not job.latency:
-        return row(key, label, "s", None, None, missing="this command does not measure it")
-    found = row(key, label, "s", None, None, interval="IQR")
-    batch = resized(next(iter(job.batches)), size)
-    for name, model in (("before", job.model), ("after", packed)):
-        found[name] = latency(model, batch)
-    return found
-
-
-def resized(batch: Any, size: int) -> Any:
-    """Return a batch with ``size`` samples: the first ones, repeated where there are fewer."""
-
-    def leaf(item: Any) -> Any:
-        if not isinstance(item, torch.Tensor) or not item.ndim:
-            return item
-        times = -(-size // max(len(item), 1))
-        return item.repeat(times, *(1,) * (item.ndim - 1))[:size]
-
-    return map_leaves(leaf, batch)
-
-
-def latency(model: nn.Module, batch: Any) -> dict[str, Any]:
-    """Return median and quartiles of the seconds of a forward pass, after two that warm up."""
-    seconds: list[float] = []
-    with evaluating(model):
-        for _ in range(2):
-            call_on(model, batch)
-        end = time.perf_counter() + _SECONDS
-        while len(seconds) < 3 or (len(seconds) < _RUNS and time.perf_counter() < end):
-            begin = time.perf_counter()
-            call_on(model, batch)
-            seconds.append(time.perf_counter() - begin)
-    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
-    return {"value": middle, "low": low, "high": high, "count": len(seconds)}
+        cost_row("file_bytes", "file of weights", "B", job.file_bytes or before_bytes, file_bytes),
+        cost_row("bits_all", "average bits, all parameters", "bits", 8 * before_bytes / parameters, bits),
+    ]
+    measure = job.costs or (lambda before, after: forward_costs(before, after, next(iter(job.batches))))
+    return rows + measure(job.model, packed)
 
 
 def _front(found: Found, chosen: Trial) -> dict[str, Any]:

@@ -47,12 +47,11 @@ class Job:
     the float model and for the final one alone; None where there is none. ``measures``: what the quality is, for
     people. ``write``: writes a packed model into a folder that is there and empty, and returns the file with its
     weights. ``read``: reads the model of such a folder, which is then tested; None: the model that was written is.
-    ``identity``: plain values that tell this model and data from
-    others, for the journal. ``file_bytes``: of the float model's file. ``share``, ``exclude``: selectors of layers with
-    one format together, and of layers that stay as they are. ``latency``: whether to time forward passes.
+    ``identity``: plain values that tell this model and data from others, for the journal. ``file_bytes``: of the float
+    model's file. ``share``, ``exclude``: selectors of layers with one format together, and of layers that stay as is.
     ``output``, ``divergence``: what sensitivities compare, and how (:func:`octavo.search.measure_sensitivity`).
-    ``half_vectors``: ``write`` stores vectors in two bytes a value. ``more_costs``: further rows of the report, of the
-    float and the packed model.
+    ``half_vectors``: ``write`` stores vectors in two bytes a value. ``costs``: rows of the report, of the float and the
+    packed model, peak memory and latencies among them; None: those of forward passes.
     """
 
     name: str
@@ -71,11 +70,10 @@ class Job:
     exclude: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     samples: int = 128
-    latency: bool = True
     half_vectors: bool = False
     output: Callable[[Any, Any], Tensor] | None = None
     divergence: str | None = None
-    more_costs: Callable[[nn.Module, nn.Module], list[dict[str, Any]]] | None = None
+    costs: Callable[[nn.Module, nn.Module], list[dict[str, Any]]] | None = None
 
     @property
     def saved(self) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import resource
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +19,7 @@ from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.models.seq2seq import Seq2SeqConfig
 from octavo.models.seq2seq import build as build_seq2seq
 from octavo.studies.probe_batches import ANSWERS, INPUTS, batches, classes, flat
-
-_STATUS = Path("/proc/self/status")
+from octavo.systems.process_memory import forget_peak, peak, resident
 
 
 def main(folder: Path, blueprint: dict[str, Any]) -> dict[str, int]:
@@ -78,34 +76,6 @@ def rehearse(blueprint: dict[str, Any], folder: Path, batch: Any) -> None:
     ones = {key: torch.ones_like(item) for key, item in flat([batch]).items()}
     with torch.inference_mode():
         call_on(octavo.load_model(folder, lambda: small.__class__(small.config)), batches(ones)[0])
-
-
-def resident() -> int:
-    """Return the bytes of memory that the process holds now."""
-    return _status("VmRSS") or peak()
-
-
-def peak() -> int:
-    """Return the most bytes of memory that the process has held."""
-    return _status("VmHWM") or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def forget_peak() -> None:
-    """Let the peak begin anew, where the system can do that."""
-    try:
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        return  # the peak then is that of the whole process, imports included
-
-
-def _status(name: str) -> int | None:
-    """Return a line of /proc/self/status in bytes; None where the system has no such file."""
-    if not _STATUS.exists():
-        return None
-    for line in _STATUS.read_text().splitlines():
-        if line.startswith(f"{name}:"):
-            return int(line.split()[1]) * 1024
-    return None
 
 
 if __name__ == "__main__":

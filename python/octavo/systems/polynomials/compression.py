@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from octavo.search.compress_model import model_digest
 from octavo.search.compression_job import DataFacts, Job
 from octavo.systems.polynomials.accuracy import EncodedLines, measure
 from octavo.systems.polynomials.data import splits
+from octavo.systems.polynomials.engine_costs import engine_costs
 from octavo.systems.polynomials.export import WEIGHTS, load_model, packed_parts
 from octavo.systems.polynomials.matrix_view import matrix_view, view_tensors
 from octavo.systems.polynomials.train_configs import SPLIT_SEED, TEST, VALIDATION
@@ -28,6 +28,7 @@ from octavo.train.measurement import Measurement, digest_of, share_of
 #: Validation lines that each candidate answers, and training lines that calibrate.
 TRIED, CALIBRATED = 4000, 512
 _BATCH = 256
+_TIMED = 1000  # lines that speeds are measured on
 
 
 def polynomial_job(name: str, folder: Path, *, lines: int = TEST) -> Job:
@@ -64,11 +65,10 @@ def polynomial_job(name: str, folder: Path, *, lines: int = TEST) -> Job:
             DataFacts("test", "other lines that do not occur in training", len(test)),
         ),
         samples=CALIBRATED,
-        latency=False,
         half_vectors=True,
         output=_answered,
         divergence="kl",
-        more_costs=lambda before, after: [writer.speed(before, after, test)],
+        costs=lambda before, after: writer.costs(before, after, test),
     )
 
 
@@ -101,23 +101,11 @@ class _Writer:
         wrong = {left for left, _, _ in found.wrong}
         return share_of("exact match", [line.partition("=")[0] not in wrong for line in lines], digest_of(lines))
 
-    def speed(self, before: nn.Module, after: nn.Module, lines: Sequence[str]) -> dict[str, Any]:
-        """Return lines a second of both models, the first call apart."""
-        found = []
-        lefts = [line.partition("=")[0] for line in lines[:2000]]
-        for view in (before, after):
-            with folders.scratch() as folder:
-                self.write(view, folder)
-                engine = Engine.load(folder)
-                engine.expand(lefts[:64])
-                begin = time.perf_counter()
-                engine.expand(lefts)
-                found.append({"value": len(lefts) / (time.perf_counter() - begin), "count": len(lefts)})
-        return {
-            "key": "lines_per_s",
-            "label": "lines a second, native engine",
-            "unit": "",
-            "better": "higher",
-            "before": found[0],
-            "after": found[1],
-        }
+    def costs(self, before: nn.Module, after: nn.Module, lines: Sequence[str]) -> list[dict[str, Any]]:
+        """Return what both models cost in the engine."""
+        lefts = [line.partition("=")[0] for line in lines[:_TIMED]]
+        with folders.scratch() as folder:
+            for name, view in (("before", before), ("after", after)):
+                (folder / name).mkdir()
+                self.write(view, folder / name)
+            return engine_costs(folder / "before", folder / "after", lefts)

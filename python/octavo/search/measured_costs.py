@@ -1,0 +1,122 @@
+"""What a model costs where it runs: peak memory and seconds of a call, before and after, as rows of a report."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo.batches import call_on, map_leaves
+from octavo.train.model_outputs import evaluating
+
+#: Samples of the calls that a report tells.
+SIZES = (1, 32)
+_RUNS, _SECONDS = 15, 4.0  # of a latency: rounds, and seconds after which three are enough
+_PEAK = "weights, and the most bytes that torch's allocator had given out at once in a call"
+
+
+Value = float | Mapping[str, Any]  # a number, or the VALUE of a report
+
+
+def cost_row(
+    key: str, label: str, unit: str, before: Value | None = None, after: Value | None = None, **more: Any
+) -> dict[str, Any]:
+    """Return a row of costs, lower is better; a value that is None is left out."""
+    row: dict[str, Any] = {"key": key, "label": label, "unit": unit, "better": "lower"}
+    for name, value in (("before", before), ("after", after)):
+        if value is not None:
+            row[name] = dict(value) if isinstance(value, Mapping) else {"value": value}
+    return row | more
+
+
+def forward_costs(before: nn.Module, after: nn.Module, batch: Any) -> list[dict[str, Any]]:
+    """Return peak memory, and latencies at 1 and 32 samples, of two models; a row says why it has no values.
+
+    ``batch``: what both are called with, cut or repeated to so many samples.
+    """
+    rows, largest = [], batch
+    label = "peak memory"
+    for size in SIZES:
+        name, told = f"latency_{size}", f"latency, batch {size}"
+        try:
+            found = latencies({"before": before, "after": after}, resized(batch, size))
+        except Exception as error:  # whatever a model does with a batch of another size
+            reason = f"the model does not take {size} samples: {error}"[:300]
+            rows.append(cost_row(name, told, "s", missing=reason))
+            continue
+        rows.append(cost_row(name, told, "s", found["before"], found["after"], interval="IQR"))
+        largest, label = resized(batch, size), f"peak memory, batch {size}"
+    peaks = [peak_bytes(model, largest) for model in (before, after)]
+    return [cost_row("peak_bytes", label, "B", *peaks, told=_PEAK), *rows]
+
+
+def latencies(models: Mapping[str, nn.Module], batch: Any) -> dict[str, dict[str, Any]]:
+    """Return median and quartiles of the seconds of forward passes of models, which take turns."""
+    with evaluating(*models.values()):
+        return seconds_in_turn({name: partial(call_on, model, batch) for name, model in models.items()})
+
+
+def resized(batch: Any, size: int) -> Any:
+    """Return a batch with ``size`` samples: the first ones, repeated where there are fewer."""
+
+    def leaf(item: Any) -> Any:
+        if not isinstance(item, torch.Tensor) or not item.ndim:
+            return item
+        times = -(-size // max(len(item), 1))
+        return item.repeat(times, *(1,) * (item.ndim - 1))[:size]
+
+    return map_leaves(leaf, batch)
+
+
+def seconds_in_turn(calls: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, Any]]:
+    """Return median and quartiles of the seconds of calls, which take turns; two rounds warm up."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(2):
+        for call in calls.values():
+            call()
+    end = time.perf_counter() + _SECONDS
+    rounds = 0
+    while rounds < 3 or (rounds < _RUNS and time.perf_counter() < end):
+        rounds += 1
+        for name, call in calls.items():
+            begin = time.perf_counter()
+            call()
+            found[name].append(time.perf_counter() - begin)
+    return {name: quartiles(seconds) for name, seconds in found.items()}
+
+
+def quartiles(values: list[float]) -> dict[str, Any]:
+    """Return the VALUE of a report: the median, between the quartiles."""
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return {"value": middle, "low": low, "high": high, "count": len(values)}
+
+
+def peak_bytes(model: nn.Module, batch: Any) -> int:
+    """Return the bytes of a model's tensors and the most that torch's CPU allocator had given out at once in a call."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with evaluating(model):
+        call_on(model, batch)
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+            output = call_on(model, batch)
+    del output
+    live = peak = 0
+    kineto = profile.profiler
+    assert kineto is not None  # the profile has ended
+    for event in kineto.kineto_results.events():  # type: ignore[union-attr] # set where it has ended
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return held_bytes(model) + peak
+
+
+def held_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's parameters and buffers in memory, shared ones once."""
+    held = {
+        tensor.data_ptr(): tensor.nbytes for tensor in (*model.parameters(), *model.buffers()) if tensor.numel()
+    }  # fmt: skip
+    return sum(held.values())
