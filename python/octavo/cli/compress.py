@@ -41,6 +41,11 @@ def run(
             metavar="X", help="Loss of quality instead: 0.01 is a point of accuracy; of perplexity nats a token."
         ),
     ] = None,
+    latency: Annotated[
+        float | None,
+        typer.Option(metavar="MS", help="Milliseconds of a call on this machine, beside a budget or alone."),
+    ] = None,
+    latency_batch: Annotated[int, typer.Option(metavar="N", help="Samples of that call.")] = 1,
     data: Annotated[
         Path | None,
         typer.Option(
@@ -90,6 +95,7 @@ def run(
       octavo compress --budget 4 -o tiny
       octavo compress --model minilm
       octavo compress --model sentiment/ --data sst2_train.tsv --test sst2_dev.tsv --max-loss 0.005
+      octavo compress --model minilm --budget 5 --latency 6 --latency-batch 8
       octavo compress --model gpt2/ --data wikitext2_valid.txt --budget 5
       octavo compress --model mine.py_module:make --exclude "last:Linear" --fast
       octavo compress --recipe octavo-polynomials/recipe.toml -o again
@@ -98,9 +104,9 @@ def run(
     from octavo.search.compress_model import BUDGET, run_job
     from octavo.search.compression_job import FORMATS, Goal
 
-    if budget is None and nbytes is None and max_loss is None:
+    if budget is None and nbytes is None and max_loss is None and latency is None:
         budget = BUDGET
-    goal = Goal(budget, nbytes, max_loss)
+    goal = Goal(budget, nbytes, max_loss, None if latency is None else latency / 1000, latency_batch)
     candidates = FORMATS if formats is None else tuple(map(str, parse_formats(formats)))
     given = None if recipe is None else read_recipe(recipe)
     if prune is not None and not 0 < prune < 1:

@@ -1,8 +1,9 @@
 """Choosing formats: what each costs where, the best assignment for every budget, and whether the prediction holds.
 
-``measure_sensitivity`` measures groups of layers times formats, ``allocate`` finds the assignment of least predicted
-loss for every budget, ``recipe_of`` makes a recipe of one. ``run_search`` chooses models: it builds points of a
-``Space``, each once, as a sampler of Optuna proposes them. Parts are imported when they are first asked for.
+``measure_sensitivity`` measures what groups of layers lose in formats, ``measure_latency`` what they take. ``allocate``
+finds the assignment of least predicted loss for every budget, ``recipe_of`` makes a recipe of one. ``run_search``
+chooses models: it builds points of a ``Space``, each once, as a sampler of Optuna proposes them. Parts are imported
+when they are first asked for.
 """
 
 from importlib import import_module as _import_module
@@ -16,8 +17,10 @@ if _TYPE_CHECKING:
     from octavo.search.assignment_recipe import recipe_of
     from octavo.search.config_fields import config_spec
     from octavo.search.front import Front, Point
+    from octavo.search.latency_table import LatencyTable
     from octavo.search.layer_sensitivity import Group, Sensitivity
     from octavo.search.measured_divergences import measure_sensitivity
+    from octavo.search.measured_latencies import measure_latency
     from octavo.search.objectives import Objective
     from octavo.search.samplers import Sampler
     from octavo.search.search_loop import Build, Search, run_search
@@ -32,6 +35,7 @@ _LAZY = {
     "Constraint": "octavo.search.space",
     "Front": "octavo.search.front",
     "Group": "octavo.search.layer_sensitivity",
+    "LatencyTable": "octavo.search.latency_table",
     "Objective": "octavo.search.objectives",
     "Pair": "octavo.search.verification",
     "Point": "octavo.search.front",
@@ -45,6 +49,7 @@ _LAZY = {
     "Verified": "octavo.search.verification",
     "allocate": "octavo.search.allocation",
     "config_spec": "octavo.search.config_fields",
+    "measure_latency": "octavo.search.measured_latencies",
     "measure_sensitivity": "octavo.search.measured_divergences",
     "pair_terms": "octavo.search.verification",
     "recipe_of": "octavo.search.assignment_recipe",
@@ -59,6 +64,7 @@ __all__ = [
     "Constraint",
     "Front",
     "Group",
+    "LatencyTable",
     "Objective",
     "Pair",
     "Point",
@@ -72,6 +78,7 @@ __all__ = [
     "Verified",
     "allocate",
     "config_spec",
+    "measure_latency",
     "measure_sensitivity",
     "pair_terms",
     "recipe_of",

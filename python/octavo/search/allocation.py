@@ -13,6 +13,7 @@ from octavo.recipe.rule import KEEP, read_spec, spec_text
 from octavo.recipe.text import parse_selector
 from octavo.search.additive_optimum import MOST_BOUNDS, Floats, Item, solve
 from octavo.search.front import Front
+from octavo.search.latency_table import LatencyTable
 from octavo.search.layer_sensitivity import INPUT, Group, Sensitivity
 
 _EXACT = 1 << 14  # assignments of the groups so far up to which every one that is not dominated is kept
@@ -29,17 +30,17 @@ _FLOAT_BITS = 32
 def allocate(
     sensitivity: Sensitivity,
     *,
-    cost: str | ArrayLike = "bytes",
+    cost: str | LatencyTable | ArrayLike = "bytes",
     pins: Mapping[str, str] | None = None,
     bounds: Mapping[str, Any] | None = None,
 ) -> Front:
     """Return the assignments of least predicted loss for every budget at once: the loss of one is the sum over groups.
 
     ``cost``: ``bytes`` on disk of the whole model, ``bitops`` of the groups' layers for one sample (multiply-adds times
-    the element bits of weight and input), or an array ``[groups, formats]`` of any cost that adds up, such as measured
-    seconds. ``pins``: formats that are decided, by the name of a group or a selector of layers. ``bounds``: upper
-    bounds, ``{"bytes": N, "bitops": N, NAME: (array, N)}``; the front is then the one assignment of least loss within
-    all of them, and ``cost`` only tells what it costs.
+    the element bits of weight and input), the seconds of a LatencyTable, or an array ``[groups, formats]`` of any cost
+    that adds up. ``pins``: formats that are decided, by the name of a group or a selector of layers. ``bounds``: upper
+    bounds, ``{"bytes": N, "bitops": N, NAME: (LatencyTable, seconds), NAME: (array, N)}``; the front is then the one
+    assignment of least loss within all of them, and ``cost`` only tells what it costs.
 
     The front is exact while no more than 16,384 assignments of the first groups come into question. Beyond, the range
     of the cost is cut into 4,096 parts and each keeps its best. Neither the order of groups nor formats that are worse
@@ -50,24 +51,25 @@ def allocate(
     pinned = _pinned(sensitivity, pins or {})
     limits = None if bounds is None else _limits(sensitivity, bounds)
     unit, own = _cost(sensitivity, cost)
-    wanted = [own] if limits is None else [table for table, _ in limits.values()]
+    rest = cost.rest if isinstance(cost, LatencyTable) else 0.0
+    wanted = [own] if limits is None else [table for table, *_ in limits.values()]
     joined = unit == "bitops" if limits is None else "bitops" in limits
     items = _items(sensitivity, wanted, pinned, joined)
     fixed = [float(sensitivity.fixed_nbytes) if table is None else 0.0 for table in wanted]
-    most = None if limits is None else np.array([bound for _, bound in limits.values()]) - fixed
+    most = None if limits is None else np.array([bound - outside for _, bound, outside in limits.values()]) - fixed
     costs, loss, places = solve(items, most)
     if not len(loss):
         assert limits is not None  # without bounds every assignment is allowed
-        told = ", ".join(f"{name} <= {bound:g}" for name, (_, bound) in limits.items())
+        told = ", ".join(f"{name} <= {bound:g}" for name, (_, bound, _) in limits.items())
         raise ConfigError(f"no assignment keeps {told}; allow more, or give more formats")
     picks = np.zeros((len(loss), len(sensitivity.groups)), dtype=np.intp)
     for number, (item, rows) in enumerate(zip(items, _rows(sensitivity, joined=joined), strict=True)):
         picks[:, rows] = item.options[places[:, number]]
     if limits is None:
-        return Front(sensitivity, costs[:, 0] + fixed[0], loss, picks, unit)
+        return Front(sensitivity, costs[:, 0] + fixed[0] + rest, loss, picks, unit)
     best = int(np.argmin(loss))
     picks, loss = picks[best : best + 1], loss[best : best + 1]
-    return Front(sensitivity, _total(sensitivity, own, picks, unit), loss, picks, unit)
+    return Front(sensitivity, _total(sensitivity, own, picks, unit) + rest, loss, picks, unit)
 
 
 # --- costs ------------------------------------------------------------------------------------------------------------
@@ -81,16 +83,21 @@ def _cost(sensitivity: Sensitivity, given: Any) -> tuple[str, _Cost]:
         if given not in _UNITS:
             raise ConfigError(f"cost is {given!r}; accepted are {', '.join(_UNITS)} and arrays [groups, formats]")
         return given, None if given == "bytes" else given
+    if isinstance(given, LatencyTable):
+        return "seconds", _checked(sensitivity, given.seconds, "cost")
     return "cost", _checked(sensitivity, given, "cost")
 
 
-def _limits(sensitivity: Sensitivity, given: Mapping[str, Any]) -> dict[str, tuple[_Cost, float]]:
-    limits: dict[str, tuple[_Cost, float]] = {}
+def _limits(sensitivity: Sensitivity, given: Mapping[str, Any]) -> dict[str, tuple[_Cost, float, float]]:
+    """Return each bound: what adds up, its upper bound, and how much of it lies outside the groups."""
+    limits: dict[str, tuple[_Cost, float, float]] = {}
     for name, value in given.items():
         if name in _UNITS:
-            limits[name] = (None if name == "bytes" else name, _number(name, value))
+            limits[name] = (None if name == "bytes" else name, _number(name, value), 0.0)
         elif isinstance(value, Sequence) and len(value) == 2:
-            limits[name] = (_checked(sensitivity, value[0], f"bound {name!r}"), _number(name, value[1]))
+            table = value[0].seconds if isinstance(value[0], LatencyTable) else value[0]
+            rest = value[0].rest if isinstance(value[0], LatencyTable) else 0.0
+            limits[name] = (_checked(sensitivity, table, f"bound {name!r}"), _number(name, value[1]), rest)
         else:
             raise ConfigError(
                 f"bound {name!r} is no pair (array [groups, formats], bound); by name: {', '.join(_UNITS)}"

@@ -66,6 +66,8 @@ def compress_model(
     test: Callable[[nn.Module], Any] | None = None,
     nbytes: int | None = None,
     max_loss: float | None = None,
+    latency: float | None = None,
+    latency_batch: int = 1,
     formats: Sequence[str] = FORMATS,
     recipe: Any = None,
     fast: bool = False,
@@ -80,6 +82,7 @@ def compress_model(
 
     One of ``budget`` (bits for each parameter, embeddings, norms and biases included; default 4.5), ``nbytes`` and
     ``max_loss`` (of the quality: 0.01 of an accuracy is a point, of a KL or of the logarithm of a perplexity nats).
+    ``latency``: seconds that a call of ``latency_batch`` samples may take on this machine; beside one of these or not.
     ``data``: calibration batches, as :func:`octavo.quantize_model` takes them. ``evaluate``: a function of a model that
     returns its quality, an :func:`octavo.evaluate` result or a number of which more is better; it chooses, so give it
     validation data. None: agreement with ``model`` on a part of ``data`` that nothing is calibrated on. ``test``: the
@@ -95,9 +98,9 @@ def compress_model(
     """
     if not isinstance(model, nn.Module):
         raise DTypeError(f"compress_model compresses a torch.nn.Module, got {type(model).__name__}")
-    if budget is None and nbytes is None and max_loss is None:
+    if budget is None and nbytes is None and max_loss is None and latency is None:
         budget = BUDGET
-    goal = Goal(budget, nbytes, max_loss)
+    goal = Goal(budget, nbytes, max_loss, latency, latency_batch)
     given = None if recipe is None else Recipe.of(recipe)
     canonical(tuple(formats))
     job = job_of(

@@ -14,6 +14,7 @@ from torch import nn
 
 from octavo import __version__
 from octavo.recipe.rule import KEEP
+from octavo.report.value_texts import value_text
 from octavo.search.compression_flow import Found, Trial
 from octavo.search.compression_job import Goal, Job
 from octavo.search.measured_costs import cost_row, forward_costs
@@ -47,7 +48,7 @@ def report_of(
         "model": {"name": job.name, "class": type(job.model).__name__, "parameters": parameters},
         "verdict": _verdict(job, goal, found, chosen, parameters),
         "metrics": _metrics(found, chosen, tested),
-        "costs": _costs(job, chosen, packed, parameters, file_bytes),
+        "costs": _costs(job, goal, found, packed, file_bytes),
         "rejected": _rejected(found, chosen),
         "versions": _versions(),
         "machine": {"system": sys.platform, "threads": torch.get_num_threads()},
@@ -100,6 +101,11 @@ def value_of(measured: Measurement) -> dict[str, Any]:
 
 
 def _verdict(job: Job, goal: Goal, found: Found, chosen: Trial, parameters: int) -> dict[str, Any]:
+    if goal.latency is not None and chosen.seconds is not None:
+        met = chosen.seconds <= goal.latency
+        if not met or goal.unit == "s":
+            named = {"goal": f"latency, batch {goal.samples}", "limit": goal.latency, "unit": "s"}
+            return {**named, "reached": chosen.seconds, "met": met, "measures": job.measures}
     if goal.max_loss is not None:
         reached = chosen.quality.loss - found.before.loss
     else:
@@ -154,15 +160,32 @@ def _others(found: Found, chosen: Trial) -> dict[str, Any]:
     return {f"best uniform: {best.label}": value_of(best.quality)}
 
 
-def _costs(job: Job, chosen: Trial, packed: nn.Module, parameters: int, file_bytes: int) -> list[dict[str, Any]]:
+def _costs(job: Job, goal: Goal, found: Found, packed: nn.Module, file_bytes: int) -> list[dict[str, Any]]:
+    chosen = found.chosen
+    assert chosen is not None
+    parameters = sum(parameter.numel() for parameter in job.model.parameters())
     before_bytes = sum(parameter.nbytes for parameter in job.model.parameters())
     bits = 8 * chosen.nbytes / parameters
     rows = [
         cost_row("file_bytes", "file of weights", "B", job.file_bytes or before_bytes, file_bytes),
         cost_row("bits_all", "average bits, all parameters", "bits", 8 * before_bytes / parameters, bits),
     ]
+    if goal.latency is not None:
+        before = None if found.latencies is None else found.latencies.whole
+        told = f"bound {value_text(goal.latency, 's')}; {_predicted(found, chosen) or 'nothing was predicted'}"
+        missing = {} if before else {"missing": "the float model was not timed: a recipe was given"}
+        label = f"latency, batch {goal.samples}, which is bounded"
+        rows.append(cost_row("latency_bound", label, "s", before, chosen.seconds, told=told, **missing))
     measure = job.costs or (lambda before, after: forward_costs(before, after, next(iter(job.batches))))
     return rows + measure(job.model, packed)
+
+
+def _predicted(found: Found, trial: Trial) -> str:
+    """Return what a latency table predicted, beside what was measured; empty where it did not."""
+    if found.latencies is None or found.sensitivity is None or trial.point is None or trial.seconds is None:
+        return ""
+    predicted = found.latencies.predict(trial.point.choice, found.sensitivity)
+    return f"latency: predicted {value_text(predicted, 's')}, measured {value_text(trial.seconds, 's')}"
 
 
 def _front(found: Found, chosen: Trial) -> dict[str, Any]:
@@ -188,6 +211,7 @@ def _front(found: Found, chosen: Trial) -> dict[str, Any]:
                 "chosen": trial is chosen,
             }
             | ({} if trial.point is None or trial.series != "front" else {"predicted": trial.point.loss})
+            | ({"told": told} if (told := _predicted(found, trial)) else {})
         )
     label, unit = _LOSSES.get(found.sensitivity.divergence, (found.sensitivity.divergence, ""))
     before = found.before

@@ -17,10 +17,14 @@ from octavo.recipe import Recipe
 from octavo.recipe.rule import KEEP, Rule
 from octavo.search.allocation import allocate
 from octavo.search.assignment_recipe import recipe_of
+from octavo.search.bounded_front import bounded_front
 from octavo.search.compression_job import Goal, Job, least_bytes
 from octavo.search.front import Front, Point
 from octavo.search.journal import Journal
+from octavo.search.latency_table import LatencyTable
 from octavo.search.layer_sensitivity import Group, Sensitivity
+from octavo.search.measured_costs import latencies, resized
+from octavo.search.measured_latencies import measure_latency
 from octavo.search.rank_correlation import rank_correlation
 from octavo.train.measurement import Measurement
 
@@ -28,13 +32,18 @@ from octavo.train.measurement import Measurement
 VERIFIED, UNIFORM = 6, 2
 # Points that fill less of the budget than this are not looked at for it.
 _NEAR = 0.9
+# Rounds that look for faster points where all of them were slower than predicted.
+_CORRECTIONS = 2
 
 Tell = Callable[[str, float], object]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A packed model that was evaluated. ``series``: ``front``, ``uniform`` or ``solved``; ``point``: of the front."""
+    """A packed model that was evaluated. ``series``: ``front``, ``uniform`` or ``solved``; ``point``: of the front.
+
+    ``seconds``: of a call on the samples of the goal's latency; None without such a goal.
+    """
 
     series: str
     label: str
@@ -42,6 +51,7 @@ class Trial:
     nbytes: int
     quality: Measurement
     point: Point | None = None
+    seconds: float | None = None
 
 
 @dataclass
@@ -53,6 +63,7 @@ class Found:
     chosen: Trial | None = None
     sensitivity: Sensitivity | None = None
     front: Front | None = None
+    latencies: LatencyTable | None = None
     refused: list[tuple[str, str]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     evaluations: int = 0
@@ -81,7 +92,7 @@ class Flow:
         found = self._begin()
         with timed(found, "sensitivity"):
             found.sensitivity = self._sensitivity(fast)
-        found.front = allocate(found.sensitivity)
+        found.front = self._front(found)
         if self.goal.max_loss is None:
             most = self.goal.most_bytes(found.sensitivity.parameters)
             points = [found.front.at(nbytes=most)]
@@ -91,6 +102,7 @@ class Flow:
             points += self._to_verify(found.front, points)
         with timed(found, "verification"):
             self._verify(found, points, uniform=not fast)
+            self._correct(found)
         chosen = self._best(found)
         if solve:
             with timed(found, "solving weights"):
@@ -159,6 +171,50 @@ class Flow:
                 points.append(point)
         return points[: VERIFIED - 1]
 
+    def _front(self, found: Found, slower: float = 1.0) -> Front:
+        """Return the front of bytes, within the latency where there is a bound.
+
+        ``slower``: measured seconds for each predicted one.
+        """
+        assert found.sensitivity is not None
+        front = allocate(found.sensitivity)
+        if self.goal.latency is None:
+            return front
+        if found.latencies is None:
+            self.tell("measuring latencies of layers", 0.54)
+            with timed(found, "latencies of layers"):
+                found.latencies = measure_latency(
+                    self.job.model, self._batch, found.sensitivity, table=self.journal, progress=False
+                )
+        most = self.goal.most_bytes(found.sensitivity.parameters)
+        return bounded_front(front, {"latency": (found.latencies, self.goal.latency / slower)}, nbytes=most)
+
+    def _correct(self, found: Found) -> None:
+        """Where all points are slower than was predicted, take others, which are predicted as much faster."""
+        for _ in range(_CORRECTIONS if self.goal.latency is not None else 0):
+            if any(self._fits(found, trial) for trial in found.trials):
+                return
+            assert found.sensitivity is not None and found.latencies is not None
+            known = {trial.nbytes for trial in found.trials}
+            ratios = [
+                trial.seconds / found.latencies.predict(trial.point.choice, found.sensitivity)
+                for trial in found.trials
+                if trial.point is not None and trial.seconds is not None
+            ]
+            try:
+                found.front = self._front(found, max(1.0, *ratios))
+            except ConfigError:  # not even the fastest assignment: the report says that the goal is missed
+                return
+            most = self.goal.most_bytes(found.sensitivity.parameters)
+            if found.front.nbytes.min() <= most:
+                points = [found.front.at(nbytes=most), *found.front.spread(2)]
+                self._verify(found, [point for point in points if point.nbytes not in known], uniform=False)
+
+    @property
+    def _batch(self) -> Any:
+        """The samples of the goal's latency."""
+        return resized(next(iter(self.job.batches)), self.goal.samples)
+
     def _verify(self, found: Found, points: list[Point], *, uniform: bool) -> None:
         assert found.sensitivity is not None and found.front is not None
         wanted: list[tuple[str, str, Recipe, Point | None]] = [
@@ -184,6 +240,8 @@ class Flow:
     def _trial(self, found: Found, series: str, label: str, recipe: Recipe, point: Point | None = None) -> Trial | None:
         """Build, size and evaluate a recipe; one that a layer cannot have is noted and left out."""
         settings = {**self.job.identity, "what": "trial", "recipe": str(recipe)}
+        if self.goal.latency is not None:
+            settings["timed"] = self.goal.samples
         record = self.journal.find(settings, "row")
         if record is None:
             try:
@@ -194,15 +252,20 @@ class Flow:
                 found.refused.append((label, str(error)))
                 return None
             quality = self.job.evaluate(packed)
-            record = self.journal.add(settings, row={**quality.stored(), "nbytes": self.job.size(packed)})
+            facts: dict[str, Any] = {"nbytes": self.job.size(packed)}
+            if self.goal.latency is not None:
+                facts["seconds"] = latencies({"": packed}, self._batch)[""]["value"]
+            record = self.journal.add(settings, row={**quality.stored(), **facts})
         row = dict(record["row"])
-        nbytes = int(row.pop("nbytes"))
-        trial = Trial(series, label, recipe, nbytes, Measurement.restored(row), point)
+        nbytes, seconds = int(row.pop("nbytes")), row.pop("seconds", None)
+        trial = Trial(series, label, recipe, nbytes, Measurement.restored(row), point, seconds)
         found.evaluations += 1
         found.trials.append(trial)
         return trial
 
     def _fits(self, found: Found, trial: Trial) -> bool:
+        if self.goal.latency is not None and (trial.seconds is None or trial.seconds > self.goal.latency):
+            return False
         if self.goal.max_loss is not None:
             return trial.quality.loss - found.before.loss <= self.goal.max_loss
         parameters = sum(p.numel() for p in self.job.model.parameters())
@@ -239,7 +302,15 @@ class Flow:
 
 
 def check_budget(job: Job, goal: Goal, formats: Sequence[str]) -> None:
-    """Refuse a budget below the smallest format, from shapes alone. Raises ConfigError."""
+    """Refuse a budget below the smallest format, from shapes alone, and a latency of no forward pass.
+
+    Raises ConfigError.
+    """
+    if goal.latency is not None and job.costs is not None:
+        raise ConfigError(
+            f"{job.name}: it runs in the native engine, not as forward passes of layers, whose latency a goal may "
+            "bound; give bits, bytes or a loss"
+        )
     parameters = sum(parameter.numel() for parameter in job.model.parameters())
     least, most = least_bytes(job.model, formats) - job.saved, goal.most_bytes(parameters)
     if least > most:

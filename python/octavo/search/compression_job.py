@@ -97,20 +97,29 @@ class Goal:
     """What is asked for: at most ``bits`` for each parameter, ``nbytes`` of weights, or ``max_loss`` of quality.
 
     ``max_loss``: of accuracy or cosine in their own unit (0.01 is a point), of KL and of a perplexity's logarithm in
-    nats. Exactly one is given. Raises ConfigError for none, several, or values that nothing can reach.
+    nats. One of them at most is given. ``latency``: seconds of a call on ``samples`` samples, beside it or alone.
+    Raises ConfigError for no goal, several, or values that nothing can reach.
     """
 
     bits: float | None = None
     nbytes: int | None = None
     max_loss: float | None = None
+    latency: float | None = None
+    samples: int = 1
 
     def __post_init__(self) -> None:
-        """Check that there is one, and its value."""
-        given = {name: value for name, value in vars(self).items() if value is not None}
-        if len(given) != 1:
-            told = " and ".join(given) or "none"
+        """Check that there is one, and the values."""
+        if len(self._given) > 1 or not (self._given or self.latency):
+            told = " and ".join(self._given) or "none"
             raise ConfigError(f"a compression has one goal: bits, nbytes or max_loss; got {told}")
-        name, value = next(iter(given.items()))
+        if self.latency is not None and not 0 < self.latency < math.inf:
+            raise ConfigError(f"latency is {self.latency!r} s; accepted are numbers above 0")
+        if type(self.samples) is not int or self.samples < 1:
+            raise ConfigError(f"a latency of {self.samples!r} samples; accepted are whole numbers from 1 on")
+        for name, value in self._given.items():
+            self._check(name, value)
+
+    def _check(self, name: str, value: float) -> None:
         if (
             not isinstance(value, int | float)
             or not math.isfinite(value)
@@ -121,7 +130,8 @@ class Goal:
     @property
     def name(self) -> str:
         """What the goal is, for people."""
-        return {"bits": "average bits", "nbytes": "bytes", "max_loss": "loss of quality"}[self._one[0]]
+        names = {"bits": "average bits", "nbytes": "bytes", "max_loss": "loss of quality"}
+        return names.get(self._one[0], f"latency, batch {self.samples}")
 
     @property
     def limit(self) -> float:
@@ -131,21 +141,25 @@ class Goal:
     @property
     def unit(self) -> str:
         """Its unit in reports."""
-        return {"bits": "bits", "nbytes": "B", "max_loss": ""}[self._one[0]]
+        return {"bits": "bits", "nbytes": "B", "max_loss": "", "latency": "s"}[self._one[0]]
+
+    @property
+    def _given(self) -> dict[str, float]:
+        given = {"bits": self.bits, "nbytes": self.nbytes, "max_loss": self.max_loss}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def _one(self) -> tuple[str, float]:
-        return next((name, value) for name, value in vars(self).items() if value is not None)
+        if self._given:
+            return next(iter(self._given.items()))
+        assert self.latency is not None  # one is given
+        return "latency", self.latency
 
     def most_bytes(self, parameters: int) -> float:
         """Return the bytes that a model of so many parameters may have; infinite for a bound of the loss."""
         if self.nbytes is not None:
             return self.nbytes
         return math.inf if self.bits is None else self.bits * parameters / 8
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values."""
-        return dict([self._one])
 
 
 def stored_bytes(model: nn.Module) -> int:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.batches import call_on, map_leaves
+from octavo.batches import call_on, map_leaves, tensors_in
 from octavo.train.model_outputs import evaluating
 
 #: Samples of the calls that a report tells.
 SIZES = (1, 32)
 _RUNS, _SECONDS = 15, 4.0  # of a latency: rounds, and seconds after which three are enough
-_PEAK = "weights, and the most bytes that torch's allocator had given out at once in a call"
+_PEAK = "weights, and the most bytes of tensors that were alive at once in a call"
 
 
 Value = float | Mapping[str, Any]  # a number, or the VALUE of a report
@@ -97,21 +99,35 @@ def quartiles(values: list[float]) -> dict[str, Any]:
 
 
 def peak_bytes(model: nn.Module, batch: Any) -> int:
-    """Return the bytes of a model's tensors and the most that torch's CPU allocator had given out at once in a call."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
+    """Return the bytes of a model's tensors, and the most of tensors that were alive at once in a call."""
     with evaluating(model):
         call_on(model, batch)
-        with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-            output = call_on(model, batch)
-    del output
-    live = peak = 0
-    kineto = profile.profiler
-    assert kineto is not None  # the profile has ended
-    for event in kineto.kineto_results.events():  # type: ignore[union-attr] # set where it has ended
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    return held_bytes(model) + peak
+        with _Alive((*model.parameters(), *model.buffers(), *tensors_in(batch))) as alive:
+            call_on(model, batch)
+    return held_bytes(model) + alive.peak
+
+
+class _Alive(TorchDispatchMode):
+    """Counts the bytes of storages that operators make inside and nobody has let go; ``given``: those from before."""
+
+    def __init__(self, given: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch's own
+        self._known = {tensor.untyped_storage()._cdata: 0 for tensor in given}
+        self.live = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for tensor in tensors_in(found):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._known:
+                self._known[storage._cdata] = storage.nbytes()
+                self.live += storage.nbytes()
+                self.peak = max(self.peak, self.live)
+                weakref.finalize(storage, self._freed, storage._cdata)
+        return found
+
+    def _freed(self, storage: int) -> None:
+        self.live -= self._known.pop(storage)
 
 
 def held_bytes(model: nn.Module) -> int:

@@ -1,0 +1,41 @@
+"""LatencyTable: seconds of each group of layers in each format, and of everything else: plain data, no model inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import DataError
+from octavo.search.layer_sensitivity import Sensitivity
+
+
+@dataclass(frozen=True, eq=False)
+class LatencyTable:
+    """Seconds of one call, by group and format, as :func:`octavo.search.measure_latency` measured them.
+
+    ``seconds``: float64 ``[groups, formats]`` of the sensitivity, NaN where a group cannot have the format. ``rest``:
+    seconds of the float model outside the groups. ``whole``: of the float model. ``samples``: of the call. Raises
+    DataError for values that are no seconds.
+    """
+
+    seconds: NDArray[np.float64]
+    rest: float
+    whole: float
+    samples: int
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        seconds = np.array(self.seconds, dtype=np.float64)
+        if seconds.ndim != 2 or np.isinf(seconds).any() or (seconds < 0).any() or not min(self.rest, self.whole) >= 0:
+            raise DataError("a latency table holds seconds of at least 0, [groups, formats], NaN for what cannot be")
+        seconds.flags.writeable = False
+        object.__setattr__(self, "seconds", seconds)
+
+    def predict(self, choice: Mapping[str, str], sensitivity: Sensitivity) -> float:
+        """Return the seconds of an assignment: the sum over its groups, and the rest."""
+        columns = {text: column for column, text in enumerate(sensitivity.formats)}
+        picks = [self.seconds[row, columns[choice[group.name]]] for row, group in enumerate(sensitivity.groups)]
+        return float(np.sum(picks)) + self.rest
