@@ -16,6 +16,7 @@ from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import LayerKind, register
+from octavo.nn.weight_reads import rounded_weights
 from octavo.recipe.spec import LayerPlan, Spec
 from octavo.tensor import PackedTensor
 
@@ -122,6 +123,20 @@ class PackedEmbedding(PackedLayer):
             input, *self.parts, self._text, self._rows, self._width, self.dtype
         )
         return y if self.output_quantizer is None else self.output_quantizer(y)
+
+
+def multiply_rows(table: nn.Module, x: Tensor) -> Tensor:
+    """Return the products of ``x`` ``[..., D]`` with every row of a table ``[V, D]``: ``[..., V]``, without a bias.
+
+    ``table``: an ``nn.Embedding``, quantized or packed; the rows are those that it looks up, codes stay packed.
+    """
+    if isinstance(table, PackedEmbedding):
+        rows: Tensor = torch.ops.octavo.packed_linear.default(
+            x, *table.parts, None, table._text, table._rows, table._width
+        )
+        return rows
+    with rounded_weights():
+        return functional.linear(x, table.weight)  # type: ignore[arg-type]
 
 
 register(LayerKind(nn.Embedding, QuantEmbedding, PackedEmbedding, is_lookup=True))

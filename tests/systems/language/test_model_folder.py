@@ -49,6 +49,19 @@ def test_a_packed_model_keeps_its_tokenizer(tmp_path):
     assert torch.allclose(packed(IDS), quantized(IDS), atol=1e-4)
 
 
+@torch.no_grad()
+def test_a_tied_head_reads_the_table_as_it_is_looked_up_however_it_is_called():
+    torch.manual_seed(0)
+    model = GPT(nocap_baseline(vocabulary=260, width=32, layers=1, heads=2, end_of_text=259)).eval()
+    quantized = octavo.quantize_model(model, "mxint4", progress=False)
+    for one in (model, quantized, octavo.pack_model(quantized)):
+        rows = one.embedding.table(torch.arange(260))
+        wanted = torch.log_softmax(one.hidden(IDS) @ rows.T, -1)
+        for found in (one(IDS), one.log_probs(IDS)):
+            assert torch.allclose(found, wanted, atol=1e-5)
+        assert torch.allclose(one.nll(IDS, IDS), -wanted.gather(-1, IDS[..., None])[..., 0], atol=1e-5)
+
+
 def test_what_does_not_fit_is_refused_by_name(tmp_path):
     model = GPT(nocap_baseline(vocabulary=258, width=32, layers=1, heads=2, end_of_text=None))
     with pytest.raises(DataError, match="260 ids"):

@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from octavo.errors import ModelError, SettingError
 from octavo.models.techniques import choice, number, register, whole
+from octavo.nn.embedding import multiply_rows
 
 
 class Head(nn.Module):
@@ -110,7 +111,7 @@ class SoftmaxHead(Head):
     def scores(self, h_ND: Tensor) -> Tensor:
         """Return the scores before they are normalized, ``[N, V]`` float32."""
         if self._shared:
-            scores = functional.linear(h_ND, self._shared[0].table.weight)[:, : self.vocabulary].float()
+            scores = multiply_rows(self._shared[0].table, h_ND)[:, : self.vocabulary].float()
         else:
             scores = self.project(h_ND)[:, : self.vocabulary].float()
         if not self.config.cap:
