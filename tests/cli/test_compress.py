@@ -77,7 +77,7 @@ def test_classifiers_language_models_and_functions_are_compressed_by_their_own_q
     decoder = shutil.copytree(tiny_bert, tmp_path / "decoder")
     config = transformers.GPT2Config(vocab_size=64, n_positions=64, n_embd=32, n_layer=1, n_head=2)
     transformers.GPT2LMHeadModel(config).save_pretrained(decoder)
-    args = ("--formats", "mxint8,int4:g32", "--budget", "8.8", "--fast")
+    args = ("--formats", "mxint8,int4:g32", "--budget", "8.8", "--fast", "--train", "--train-steps", "2")
     for folder, data, metric, goal in (
         (classifier, labelled, "accuracy", "accuracy on labelled texts"),
         (decoder, plain, "perplexity", "perplexity, windows of 64 tokens"),
@@ -87,6 +87,7 @@ def test_classifiers_language_models_and_functions_are_compressed_by_their_own_q
         report = read_report(out)
         assert report["metrics"][0]["label"] == metric and goal in report["verdict"]["measures"]
         assert [part["split"] for part in report["data"]] == ["calibration", "validation", "test"]
+        assert any("for 2 updates" in note and "cross-entropy" in note for note in report["notes"])
     (tmp_path / "mine.py").write_text(FUNCTION)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
@@ -101,7 +102,9 @@ from torch import nn
 def make():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
-    return model, [torch.randn(8, 32)], lambda model: float(model(torch.ones(1, 32)).sum().detach())
+    data = [torch.randn(8, 32)]
+    evaluate = lambda model: float(model(torch.ones(1, 32)).sum().detach())
+    return model, data, evaluate, None, lambda model, batch: -model(batch).mean()
 """
 
 

@@ -23,6 +23,7 @@ def few(monkeypatch):
     monkeypatch.setattr(compression, "TRIED", 20)
     monkeypatch.setattr(compression, "VALIDATION", 40)
     monkeypatch.setattr(compression, "CALIBRATED", 16)
+    monkeypatch.setattr(compression, "TRAINED", 8)
 
 
 @pytest.mark.parametrize("architecture", ["hybrid", "lstm", "transformer"])
@@ -56,6 +57,18 @@ def test_a_budget_becomes_a_packed_model_and_a_report(octavo, folder, tmp_path):
     name = "model.octavo.safetensors"
     assert (again / name).read_bytes() == (out / name).read_bytes()
     assert "front" in read_report(again)["missing"]
+
+
+def test_the_packed_model_is_trained_on_lines_it_has_not_seen(octavo, folder, tmp_path):
+    out = tmp_path / "small"
+    args = ("--recipe", "int2:g32", "--train", "--train-steps", "3", "--lines", "10", "-o", out)
+    octavo("compress", "--model", folder, *args)
+    report = read_report(out)
+    assert any("for 3 updates" in note and "not trained on" in note for note in report["notes"])
+    assert "training" in {row["what"] for row in report["effort"]} and report["seeds"]["training"] == 0
+    assert (
+        "--train-steps without --train" in octavo("compress", "--train-steps", "3", "-o", out, "--force", code=2).output
+    )
 
 
 def test_what_is_refused_writes_nothing(octavo, folder, tmp_path):

@@ -11,9 +11,9 @@ import time
 import octavo
 import pytest
 import torch
-from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError
+from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, TaskError
 from octavo.report.compression_report import read_report
-from octavo.search import compression_flow
+from octavo.search import compression_trials
 from octavo.search.compression_job import stored_bytes
 from torch import nn
 
@@ -104,7 +104,7 @@ def test_what_must_not_matter_changes_nothing(result, change):
 
 @pytest.mark.parametrize("correlation, told", [(0.3, True), (0.8, False), (None, False)])
 def test_a_sum_that_cannot_predict_is_told(monkeypatch, correlation, told):
-    monkeypatch.setattr(compression_flow.Found, "correlation", property(lambda _: correlation))
+    monkeypatch.setattr(compression_trials.Found, "correlation", property(lambda _: correlation))
     assert any("cannot predict" in note for note in compressed().report["notes"]) is told
 
 
@@ -159,6 +159,7 @@ def test_the_fast_form_measures_less(result):
         ({"data": [torch.zeros(2, 31)]}, CalibrationError, r"batch 0.*'first' \(Linear\)"),
         ({"data": ["a text"]}, CalibrationError, "tokenizer"),
         ({"model": "bert"}, DTypeError, "torch.nn.Module"),
+        ({"workers": 0}, ConfigError, "workers is 0"),
     ],
 )
 def test_what_cannot_be_is_refused_before_work_starts(options, error, reason, tmp_path):
@@ -180,7 +181,8 @@ def scored(source):
 
 def test_a_journal_knows_an_evaluation_by_its_source(tmp_path):
     def values():
-        return [json.loads(line)["row"] for line in (tmp_path / "study.jsonl").read_text().splitlines() if '"before"' in line]  # fmt: skip
+        records = map(json.loads, (tmp_path / "study.jsonl").read_text().splitlines())
+        return [record["row"] for record in records if record["settings"].get("what") == "before"]
 
     for source, count in [("return 1.0", 1), ("return 1.0", 1), ("return 2.0", 2)]:
         score = scored(f"def score(model):\n    {source}\n")
@@ -199,18 +201,81 @@ def test_qualities_are_numbers_or_measurements():
 SCRIPT = """
 import sys
 sys.path.insert(0, {here!r})
-from test_compress_model import compressed
-found = compressed(journal={journal!r})
+from test_compress_model import compressed, trained
+found = {call}(journal={journal!r})
 print(found.recipe, found.found.chosen.quality.value)
 """
+
+
+def trained(**options):
+    """A run whose 60 updates are the longest part of it."""
+    options = {"recipe": "int2:g32", "train": True, "train_steps": 60, **options}
+    return compressed(budget=9, **options)
+
+
+def state_of(found):
+    return {name: value.clone() for name, value in found.model.state_dict().items() if isinstance(value, torch.Tensor)}
+
+
+def test_training_brings_the_packed_model_nearer_to_the_float_one():
+    found = trained()
+    after = found.found.chosen
+    assert after.series == "trained" and after.quality.value < 0.8 * after.start.quality.value  # KL, less is better
+    assert found.report["metrics"][0]["others"]["before training"]["value"] == after.start.quality.value
+    assert any("weights were trained" in note for note in found.report["notes"])
+    assert octavo.evaluate(found.model, data(6)[1::3], against=Net()).value == after.quality.value
+
+
+def test_training_takes_a_loss_of_ones_own():
+    def loss(model, batch):
+        return (model(batch) - 3).square().mean()
+
+    found = trained(train=loss, evaluate=lambda model: -float((model(data()[0]) - 3).square().mean()), train_steps=20)
+    assert found.found.chosen.series == "trained"
+    assert any("the loss loss" in note for note in found.report["notes"])
+    for wrong, error, reason in [
+        (lambda model, batch: 3.0, TaskError, "a float; accepted is a tensor of one value"),
+        (lambda model, batch: model(batch), TaskError, "a tensor of one value"),
+    ]:
+        with pytest.raises(error, match=reason):
+            trained(train=wrong)
+    with pytest.raises(ConfigError, match="0 updates"):
+        trained(train_steps=0)
+
+
+def test_a_run_killed_while_it_trains_ends_with_the_same_bits(tmp_path):
+    wanted, journal = trained(), tmp_path / "journal"
+    script = SCRIPT.format(here=os.path.dirname(__file__), call="trained", journal=str(journal))
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    end = time.monotonic() + 600
+    while time.monotonic() < end and child.poll() is None and not list(journal.glob("trained-*/checkpoints/*")):
+        time.sleep(0.002)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    assert list(journal.glob("trained-*/checkpoints/*"))
+    found, again = trained(journal=journal), trained(journal=journal)
+    for other in (found, again):
+        assert all(torch.equal(value, state_of(other)[name]) for name, value in state_of(wanted).items())
+        assert other.found.chosen.quality.value == wanted.found.chosen.quality.value
+
+
+def test_solvers_and_corrected_biases_are_tried_and_told(result):
+    assert {trial.series for trial in result.found.trials} >= {"front", "uniform", "tuned"}
+    assert any(trial.corrected for trial in result.found.trials)
+    (row,) = result.found.tuned
+    rejected = {one["what"] for one in result.report["rejected"]}
+    for step in row["steps"]:
+        assert step["kept"] == (step["loss"] < row["before"]) or len(row["steps"]) > 1
+        assert step["kept"] or f"{step['method']} on {', '.join(step['formats'])}" in rejected
+    assert row["loss"] <= row["before"]
 
 
 def test_a_killed_run_goes_on_where_it_was(result, tmp_path):
     """SIGKILL while points are measured: the journal is whole, the same call ends as an undisturbed one."""
     journal = tmp_path / "journal"
-    script = SCRIPT.format(here=os.path.dirname(__file__), journal=str(journal))
+    script = SCRIPT.format(here=os.path.dirname(__file__), call="compressed", journal=str(journal))
     child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
-    end = time.monotonic() + 120
+    end = time.monotonic() + 600
     while time.monotonic() < end and not (journal / "study.jsonl").exists():
         time.sleep(0.01)
     while time.monotonic() < end and child.poll() is None:

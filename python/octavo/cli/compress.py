@@ -15,7 +15,6 @@ from octavo.errors import OctavoError, SettingError
 from octavo.systems.by_name import POLYNOMIALS, find, is_polynomial
 
 if TYPE_CHECKING:
-    from octavo.recipe import Recipe
     from octavo.search.compression_job import Goal, Job
 
 
@@ -72,6 +71,13 @@ def run(
         float | None, typer.Option(metavar="SHARE", help="First set this share of the weights to 0, by magnitude.")
     ] = None,
     fast: Annotated[bool, typer.Option("--fast", help="One backward pass, and the chosen point alone.")] = False,
+    train: Annotated[
+        bool, typer.Option("--train", help="Train the best model through its formats for a short time.")
+    ] = False,
+    train_steps: Annotated[
+        int | None, typer.Option(metavar="N", help="Updates of --train.  [default: what the model takes]")
+    ] = None,
+    workers: Annotated[int, typer.Option(metavar="N", help="Processes that measure, with one thread each.")] = 1,
     lines: Annotated[int, typer.Option(help="polynomials: test lines.")] = 20_000,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="PATH", help="Folder.  [default: octavo-MODEL]")
@@ -82,9 +88,10 @@ def run(
     """Choose a format for every layer of a model within a budget, pack it, and measure what that costs.
 
     Every layer is tried in every format, one at a time; the assignment of least total loss is found for every budget;
-    points of it are packed and measured on validation data, beside single formats of the same size; the best one gets
-    its weights solved for the inputs of its layers. Test data is read once, at the end. Without labelled texts the
-    agreement with the original model is measured.
+    points of it are packed and measured on validation data, beside single formats of the same size; the best one is
+    tuned: GPTQ, HQQ and corrected biases, each where it helps. --train then trains it through its formats: polynomials
+    on new lines, classifiers on labelled texts, language models on the text, encoders to agree with the original. Test
+    data is read once, at the end. Without labelled texts the agreement with the original model is measured.
 
     The folder holds the packed model, recipe.toml (edit it, and give it to --recipe), report.html and report.json. A
     run that was stopped, by Ctrl-C or kill, goes on with the same command.
@@ -93,6 +100,7 @@ def run(
     Examples:
       octavo compress
       octavo compress --budget 4 -o tiny
+      octavo compress --train
       octavo compress --model minilm
       octavo compress --model sentiment/ --data sst2_train.tsv --test sst2_dev.tsv --max-loss 0.005
       octavo compress --model minilm --budget 5 --latency 6 --latency-batch 8
@@ -119,15 +127,19 @@ def run(
     job = _job(model, data, test, lines)
     job = _changed(job, tuple(exclude or ()), tuple(share or ()), prune)
     kept = out.resolve().parent / f".{out.resolve().name}.compress"
-    result = _run(job, goal, candidates, given, fast, kept, run_job)
+    if train_steps is not None and not train:
+        raise SettingError("--train-steps without --train; give both")
+    options = {
+        "formats": candidates, "recipe": given, "fast": fast, "train": train, "train_steps": train_steps,
+        "workers": workers,
+    }  # fmt: skip
+    result = _run(job, goal, options, kept, run_job)
     result.save(out, overwrite=force)
     shutil.rmtree(kept, ignore_errors=True)
     _show(result.report, model, out, json)
 
 
-def _run(
-    job: Job, goal: Goal, formats: tuple[str, ...], recipe: Recipe | None, fast: bool, kept: Path, run_job: Any
-) -> Any:
+def _run(job: Job, goal: Goal, options: dict[str, Any], kept: Path, run_job: Any) -> Any:
     from octavo.display.console import console
     from octavo.display.progress import milestones
 
@@ -143,9 +155,7 @@ def _run(
                 show(text, share)
             last = text
 
-        return run_job(
-            job, goal, formats=formats, recipe=recipe, fast=fast, journal=kept, tell=tell, command=command
-        )  # fmt: skip
+        return run_job(job, goal, **options, journal=kept, tell=tell, command=command)
 
 
 def _job(model: str, data: Path | None, test: Path | None, lines: int) -> Job:

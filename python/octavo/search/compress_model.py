@@ -21,10 +21,13 @@ from octavo.folder.weight_files import PACKED_NAME
 from octavo.recipe import Recipe
 from octavo.report.compression_report import write_report
 from octavo.search.compression_facts import report_of
-from octavo.search.compression_flow import Flow, Found, canonical, check_budget
+from octavo.search.compression_flow import Flow, canonical, check_budget
 from octavo.search.compression_job import FORMATS, DataFacts, Goal, Job, Quality
+from octavo.search.compression_trials import Found
+from octavo.search.forked_workers import check_workers
 from octavo.search.function_identity import function_identity
 from octavo.search.journal import Journal
+from octavo.search.short_training import BatchTask, Loss, Training, distillation, rate_of, short_config
 from octavo.train.measurement import Measurement, mean_of
 from octavo.train.model_agreement import agreement
 
@@ -75,6 +78,9 @@ def compress_model(
     exclude: Sequence[str] = (),
     tokenizer: Any = None,
     samples: int = 128,
+    train: bool | Loss = False,
+    train_steps: int | None = None,
+    workers: int = 1,
     journal: Path | str | None = None,
     progress: bool | Report = True,
 ) -> Compressed:
@@ -89,6 +95,10 @@ def compress_model(
     same on data of its own, called twice at the end. ``formats``: candidates. ``recipe``: a Recipe, its text or file:
     nothing is searched. ``fast``: one backward pass instead of one layer after the other, no other points beside the
     chosen one. ``share``, ``exclude``: selectors of layers with one format together, and of layers that stay.
+    ``train``: train the best model through its formats for a short time, ``train_steps`` updates, each on one of the
+    calibration batches (``samples`` says how many there are): a function of a model and a batch that returns the loss,
+    a tensor of one value; or True: the divergence from ``model``, which needs no labels.
+    ``workers``: processes that measure sensitivities and points, forks of this one with a thread each, to the same end.
     ``journal``: a folder; the same call goes on where it was stopped, whatever ended it. ``evaluate`` is known there by
     its name and source: give another folder where what it calls changes.
 
@@ -104,9 +114,13 @@ def compress_model(
     given = None if recipe is None else Recipe.of(recipe)
     canonical(tuple(formats))
     job = job_of(
-        model, data, evaluate=evaluate, test=test, share=share, exclude=exclude, tokenizer=tokenizer, samples=samples
-    )
-    return run_job(job, goal, formats=tuple(formats), recipe=given, fast=fast, journal=journal, progress=progress)
+        model, data, evaluate=evaluate, test=test, share=share, exclude=exclude, tokenizer=tokenizer, samples=samples,
+        loss=train if callable(train) else None,
+    )  # fmt: skip
+    return run_job(
+        job, goal, formats=tuple(formats), recipe=given, fast=fast, journal=journal, progress=progress,
+        train=bool(train), train_steps=train_steps, workers=workers,
+    )  # fmt: skip
 
 
 def job_of(
@@ -119,6 +133,7 @@ def job_of(
     exclude: Sequence[str] = (),
     tokenizer: Any = None,
     samples: int = 128,
+    loss: Loss | None = None,
     name: str | None = None,
 ) -> Job:
     """Return the job of :func:`compress_model`'s arguments. Raises CalibrationError for data that holds nothing."""
@@ -140,6 +155,7 @@ def job_of(
             "evaluate": known,
         },
         notes=() if has_source else (f"the journal knows {known} by its name alone: its source was not found",),
+        training=lambda steps: _training(model, batches, loss, steps),
         data=_facts(batches, held, evaluate is not None, test is not None),
         share=tuple(share),
         exclude=tuple(exclude),
@@ -154,7 +170,9 @@ def run_job(
     formats: tuple[str, ...] = FORMATS,
     recipe: Recipe | None = None,
     fast: bool = False,
-    solve: bool = True,
+    train: bool = False,
+    train_steps: int | None = None,
+    workers: int = 1,
     journal: Path | str | None = None,
     progress: bool | Report = True,
     tell: Callable[[str, float], object] | None = None,
@@ -162,6 +180,10 @@ def run_job(
 ) -> Compressed:
     """Return the result of a job. ``tell``: hears what is being done and its share of all work."""
     formats = canonical(formats)
+    check_workers(workers)
+    if train and job.training is None:
+        raise ConfigError(f"{job.name}: there is nothing to train it on; leave the training out")
+    training = job.training(train_steps) if train and job.training is not None else None
     if recipe is None:
         check_budget(job, goal, formats)
     if recipe is not None and not recipe:
@@ -173,11 +195,11 @@ def run_job(
         place = Path(journal) if journal is not None else stack.enter_context(folders.scratch())
         place.mkdir(parents=True, exist_ok=True)
         kept = stack.enter_context(Journal(place))
-        flow = Flow(job, goal, formats, kept, say)
-        found = flow.search(fast=fast, solve=solve) if recipe is None else flow.given(recipe)
+        flow = Flow(job, goal, formats, kept, say, workers)
+        found = flow.search(fast=fast, training=training) if recipe is None else flow.given(recipe, training)
         assert found.chosen is not None
         say("packing the chosen model", 0.94)
-        packed = job.build(found.chosen.recipe)
+        packed = flow.built(found.chosen, found)
         size, tested = _final(job, packed, say, stack)
         say("writing the report", 0.99)
         report = report_of(job, goal, found, packed, file_bytes=size, tested=tested, command=command)
@@ -258,6 +280,21 @@ def _as_quality(evaluate: Callable[[nn.Module], Any]) -> Quality:
         return mean_of("quality", [float(found)], "max", "one number of a function")
 
     return quality
+
+
+def _training(model: nn.Module, batches: list[Any], loss: Loss | None, steps: int | None) -> Training:
+    config = short_config(steps, learning_rate=rate_of(model), device="cuda" if _is_on_cuda(model) else "cpu")
+    if loss is None:
+        told, known = "divergence from the original model", "distillation"
+    else:
+        known, _ = function_identity(loss)
+        told = f"the loss {getattr(loss, '__name__', type(loss).__name__)}"
+    task = BatchTask(batches, distillation(model) if loss is None else loss)
+    return Training(task, config, told, {"loss": known, "data": batches_digest(model, batches)})
+
+
+def _is_on_cuda(model: nn.Module) -> bool:
+    return any(parameter.is_cuda for parameter in model.parameters())
 
 
 def _facts(batches: list[Any], held: list[Any], labelled: bool, tested: bool) -> list[DataFacts]:

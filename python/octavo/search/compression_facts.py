@@ -15,8 +15,8 @@ from torch import nn
 from octavo import __version__
 from octavo.recipe.rule import KEEP
 from octavo.report.value_texts import value_text
-from octavo.search.compression_flow import Found, Trial
 from octavo.search.compression_job import Goal, Job
+from octavo.search.compression_trials import Found, Trial
 from octavo.search.measured_costs import cost_row, forward_costs
 from octavo.search.verification import ENOUGH
 from octavo.train.measurement import Measurement
@@ -52,7 +52,8 @@ def report_of(
         "rejected": _rejected(found, chosen),
         "versions": _versions(),
         "machine": {"system": sys.platform, "threads": torch.get_num_threads()},
-        "seeds": {"sampling": "none: nothing is drawn at random"},
+        "seeds": {"sampling": "none: nothing is drawn at random"}
+        | ({} if found.training is None else {"training": found.training.config.seed}),
         "commands": [command] if command else ["octavo.compress_model(...)"],
         "data": [
             {key: value for key, value in vars(facts).items() if value is not None} | {"reads": 1}
@@ -88,6 +89,14 @@ def _notes(job: Job, found: Found) -> list[str]:
         notes.append(
             f"the sum over layers orders the measured points with a rank correlation of {found.correlation:.2f}: it "
             "cannot predict here, the choice is among measured models alone"
+        )
+    chosen = found.chosen
+    if chosen is not None and (chosen.corrected or chosen.start is not None):
+        how = "biases were corrected" if chosen.start is None else "weights were trained"
+        notes.append(f"{how}: recipe.toml alone gives the formats, not these values")
+    if found.training is not None:
+        notes.append(
+            f"trained through its formats for {found.training.config.steps:,} updates; loss: {found.training.told}"
         )
     return notes
 
@@ -153,11 +162,12 @@ def _metric(
 
 
 def _others(found: Found, chosen: Trial) -> dict[str, Any]:
+    others = {} if chosen.start is None else {"before training": value_of(chosen.start.quality)}
     uniform = [trial for trial in found.trials if trial.series == "uniform" and trial is not chosen]
-    if not uniform:
-        return {}
-    best = min(uniform, key=lambda trial: (trial.quality.loss, trial.nbytes))
-    return {f"best uniform: {best.label}": value_of(best.quality)}
+    if uniform:
+        best = min(uniform, key=lambda trial: (trial.quality.loss, trial.nbytes))
+        others[f"best uniform: {best.label}"] = value_of(best.quality)
+    return others
 
 
 def _costs(job: Job, goal: Goal, found: Found, packed: nn.Module, file_bytes: int) -> list[dict[str, Any]]:
@@ -209,6 +219,7 @@ def _front(found: Found, chosen: Trial) -> dict[str, Any]:
                 "measured": value_of(trial.quality),
                 "measured_loss": trial.quality.loss,
                 "chosen": trial is chosen,
+                "trained": trial.start is not None,
             }
             | ({} if trial.point is None or trial.series != "front" else {"predicted": trial.point.loss})
             | ({"told": told} if (told := _predicted(found, trial)) else {})
@@ -285,6 +296,12 @@ def _rejected(found: Found, chosen: Trial) -> list[dict[str, Any]]:
                 "measured": value_of(trial.quality),
             }
         )
+    for tuned in found.tuned:
+        for step in tuned["steps"]:
+            if not step["kept"]:
+                told = f" on {', '.join(step['formats'])}" if step["formats"] else ""
+                why = f"a divergence of {step['loss']:.3e} on calibration data held out, without it no more"
+                rows.append({"what": f"{step['method']}{told}", "why": why})
     return rows + [{"what": what, "why": why} for what, why in found.refused]
 
 

@@ -1,4 +1,4 @@
-"""The flow of a compression: sensitivity, allocation, verification, solved weights; resumable at every step.
+"""The flow of a compression: sensitivity, allocation, verification, tuning, training; resumable at every step.
 
 A budget and a job go in; the packed model comes out, with everything that was measured on the way. Validation data
 chooses. What was measured is in the journal before the next step begins: the same call goes on where it was stopped.
@@ -7,29 +7,37 @@ chooses. What was measured is in the journal before the next step begins: the sa
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from octavo.errors import ConfigError, FormatError, OctavoError
+from torch import nn
+
+from octavo.errors import ConfigError, OctavoError
 from octavo.recipe import Recipe
 from octavo.recipe.rule import KEEP, Rule
 from octavo.search.allocation import allocate
 from octavo.search.assignment_recipe import recipe_of
 from octavo.search.bounded_front import bounded_front
-from octavo.search.compression_job import Goal, Job, least_bytes
+from octavo.search.compression_job import Goal, Job, least_bytes, packed_model
+from octavo.search.compression_trials import Found, Trial, timed
+from octavo.search.forked_workers import measured_by
 from octavo.search.front import Front, Point
-from octavo.search.journal import Journal
-from octavo.search.latency_table import LatencyTable
-from octavo.search.layer_sensitivity import Group, Sensitivity
+from octavo.search.journal import Journal, identity
+from octavo.search.layer_sensitivity import Sensitivity
 from octavo.search.measured_costs import latencies, resized
+from octavo.search.measured_divergences import measure_sensitivity
 from octavo.search.measured_latencies import measure_latency
-from octavo.search.rank_correlation import rank_correlation
+from octavo.search.short_training import Training, train_short
+from octavo.search.tuning import tune
+from octavo.search.verification import verify
 from octavo.train.measurement import Measurement
 
 #: Points of the front that are packed and evaluated, and uniform formats beside them.
 VERIFIED, UNIFORM = 6, 2
+#: Points next below a bound of the loss that tuning, and training, may bring within it.
+TUNED, TRAINED = 3, 2
+SOLVERS = ("gptq", "hqq")
 # Points that fill less of the budget than this are not looked at for it.
 _NEAR = 0.9
 # Rounds that look for faster points where all of them were slower than predicted.
@@ -38,57 +46,21 @@ _CORRECTIONS = 2
 Tell = Callable[[str, float], object]
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A packed model that was evaluated. ``series``: ``front``, ``uniform`` or ``solved``; ``point``: of the front.
-
-    ``seconds``: of a call on the samples of the goal's latency; None without such a goal.
-    """
-
-    series: str
-    label: str
-    recipe: Recipe
-    nbytes: int
-    quality: Measurement
-    point: Point | None = None
-    seconds: float | None = None
-
-
-@dataclass
-class Found:
-    """Everything that a compression measured; ``chosen`` is one of ``trials``."""
-
-    before: Measurement
-    trials: list[Trial] = field(default_factory=list)
-    chosen: Trial | None = None
-    sensitivity: Sensitivity | None = None
-    front: Front | None = None
-    latencies: LatencyTable | None = None
-    refused: list[tuple[str, str]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    evaluations: int = 0
-
-    @property
-    def correlation(self) -> float | None:
-        """Rank correlation of predicted and measured losses over the points of the front; None for fewer than 3."""
-        pairs = [(t.point.loss, t.quality.loss) for t in self.trials if t.series == "front" and t.point is not None]
-        found = rank_correlation([a for a, _ in pairs], [b for _, b in pairs]) if len(pairs) >= 3 else None
-        return None if found is None or found != found else float(found)
-
-
 class Flow:
     """One compression, step by step; ``tell`` hears what is done and the share of all work."""
 
-    def __init__(self, job: Job, goal: Goal, formats: tuple[str, ...], journal: Journal, tell: Tell) -> None:
-        """Take the parts. Raises FormatError for formats that are none."""
-        self.job, self.goal, self.journal, self.tell = job, goal, journal, tell
+    def __init__(
+        self, job: Job, goal: Goal, formats: tuple[str, ...], journal: Journal, tell: Tell, workers: int = 1
+    ) -> None:
+        """Take the parts. ``workers``: processes that measure. Raises FormatError for formats that are none."""
+        self.job, self.goal, self.journal, self.tell, self.workers = job, goal, journal, tell, workers
         self.formats = canonical(formats)
         self.found: Found | None = None
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def search(self, *, fast: bool = False, solve: bool = True) -> Found:
-        """Choose a format for every layer."""
+    def search(self, *, fast: bool = False, training: Training | None = None) -> Found:
+        """Choose a format for every layer, with the weights of least loss, and train it where that is asked for."""
         found = self._begin()
         with timed(found, "sensitivity"):
             found.sensitivity = self._sensitivity(fast)
@@ -103,19 +75,23 @@ class Flow:
         with timed(found, "verification"):
             self._verify(found, points, uniform=not fast)
             self._correct(found)
-        chosen = self._best(found)
-        if solve:
-            with timed(found, "solving weights"):
-                self._solve(found, chosen)
-        found.chosen = self._best(found)
-        return found
+        with timed(found, "tuning"):
+            self._tune(found, ("gptq",) if fast else SOLVERS)
+        return self._finish(found, training)
 
-    def given(self, recipe: Recipe) -> Found:
+    def given(self, recipe: Recipe, training: Training | None = None) -> Found:
         """Build and measure a given recipe: nothing is searched."""
         found = self._begin()
         with timed(found, "verification"):
-            found.chosen = self._trial(found, "recipe", "the given recipe", recipe)
-        return found
+            self._trial(found, "recipe", "the given recipe", recipe)
+        return self._finish(found, training)
+
+    def built(self, trial: Trial, found: Found) -> nn.Module:
+        """Return the packed model of a trial, as it was evaluated."""
+        if trial.start is None:
+            return packed_model(self.job.quantized(trial.recipe, corrected=trial.corrected))
+        assert found.training is not None
+        return packed_model(self._train(trial.start, found.training))
 
     # --- parts ------------------------------------------------------------------------------------------------------
 
@@ -135,8 +111,6 @@ class Flow:
         return Measurement.restored(record["row"])
 
     def _sensitivity(self, fast: bool) -> Sensitivity:
-        from octavo.search.measured_divergences import measure_sensitivity
-
         def progress(stage: str, done: int, total: int) -> None:
             self.tell(f"sensitivity: {stage}", 0.05 + 0.5 * done / max(total, 1))
 
@@ -150,6 +124,7 @@ class Flow:
             output=self.job.output,
             divergence=self.job.divergence,
             samples=self.job.samples,
+            workers=self.workers,
             journal=self.journal,
             progress=progress,
         )
@@ -216,15 +191,25 @@ class Flow:
         return resized(next(iter(self.job.batches)), self.goal.samples)
 
     def _verify(self, found: Found, points: list[Point], *, uniform: bool) -> None:
-        assert found.sensitivity is not None and found.front is not None
-        wanted: list[tuple[str, str, Recipe, Point | None]] = [
-            ("front", f"{point.bits:.2f} bits", recipe_of(point, found.sensitivity), point) for point in points
-        ]
-        if uniform:
-            wanted += [("uniform", text, recipe, None) for text, recipe in self._uniform(found.sensitivity)]
-        for number, (series, label, recipe, point) in enumerate(wanted):
-            self.tell(f"verifying {label}", 0.55 + 0.25 * number / len(wanted))
-            self._trial(found, series, label, recipe, point)
+        sensitivity = found.sensitivity
+        assert sensitivity is not None
+        others = self._uniform(sensitivity) if uniform else []
+        count = max(len(points) + len(others), 1)
+        wanted = [("front", "", recipe_of(point, sensitivity)) for point in points]
+        self._measure_ahead(found, wanted + [("uniform", text, recipe) for text, recipe in others])
+
+        def loss(point: Point) -> float:
+            self.tell(f"verifying {point.bits:.2f} bits", 0.55 + 0.2 * found.evaluations / count)
+            trial = self._trial(found, "front", f"{point.bits:.2f} bits", recipe_of(point, sensitivity), point)
+            return trial.quality.loss  # type: ignore[union-attr] # a point of the front is never refused
+
+        if points:
+            made = verify(points, lambda point: point, loss, progress=False)
+            before = () if found.verification is None else found.verification.rows
+            found.verification = replace(made, rows=(*before, *made.rows))
+        for text, recipe in others:
+            self.tell(f"verifying {text}", 0.55 + 0.2 * found.evaluations / count)
+            self._trial(found, "uniform", text, recipe)
 
     def _uniform(self, sensitivity: Sensitivity) -> list[tuple[str, Recipe]]:
         """Return the largest formats that fit the budget when every layer has the same one."""
@@ -237,31 +222,66 @@ class Flow:
         names = [group.name for group in sensitivity.groups]
         return [(text, recipe_of(dict.fromkeys(names, text), sensitivity)) for _, text in chosen[:UNIFORM]]
 
-    def _trial(self, found: Found, series: str, label: str, recipe: Recipe, point: Point | None = None) -> Trial | None:
-        """Build, size and evaluate a recipe; one that a layer cannot have is noted and left out."""
-        settings = {**self.job.identity, "what": "trial", "recipe": str(recipe)}
-        if self.goal.latency is not None:
-            settings["timed"] = self.goal.samples
+    def _trial(
+        self, found: Found, series: str, label: str, recipe: Recipe, point: Point | None = None, *,
+        corrected: bool = False, start: Trial | None = None,
+    ) -> Trial | None:  # fmt: skip
+        """Build, size and evaluate a model; a recipe that a layer cannot have is noted and left out."""
+        trial = Trial(series, label, recipe, 0, found.before, point, None, corrected, start)
+        settings = self._settings(found, trial)
         record = self.journal.find(settings, "row")
         if record is None:
-            try:
-                packed = self.job.build(recipe)
-            except OctavoError as error:
-                if series in ("front", "recipe"):
-                    raise
-                found.refused.append((label, str(error)))
+            row = self._row(found, trial)
+            if isinstance(row, str):
+                found.refused.append((label, row))
                 return None
-            quality = self.job.evaluate(packed)
-            facts: dict[str, Any] = {"nbytes": self.job.size(packed)}
-            if self.goal.latency is not None:
-                facts["seconds"] = latencies({"": packed}, self._batch)[""]["value"]
-            record = self.journal.add(settings, row={**quality.stored(), **facts})
+            record = self.journal.add(settings, row=row)
         row = dict(record["row"])
         nbytes, seconds = int(row.pop("nbytes")), row.pop("seconds", None)
-        trial = Trial(series, label, recipe, nbytes, Measurement.restored(row), point, seconds)
+        trial = replace(trial, nbytes=nbytes, seconds=seconds, quality=Measurement.restored(row))
         found.evaluations += 1
         found.trials.append(trial)
         return trial
+
+    def _settings(self, found: Found, trial: Trial) -> dict[str, Any]:
+        """Return what tells a trial from others, for the journal."""
+        settings = {**self.job.identity, "what": "trial", "recipe": str(trial.recipe)}
+        if trial.corrected:
+            settings["corrected"] = True
+        if trial.start is not None and found.training is not None:
+            settings["training"] = _told(found.training)
+        if self.goal.latency is not None:
+            settings["timed"] = self.goal.samples
+        return settings
+
+    def _row(self, found: Found, trial: Trial) -> dict[str, Any] | str:
+        """Return what a trial measures, or why a layer cannot have the recipe."""
+        try:
+            packed = self.built(trial, found)
+        except OctavoError as error:
+            if trial.series in ("front", "recipe", "trained"):
+                raise
+            return str(error)
+        row = {**self.job.evaluate(packed).stored(), "nbytes": self.job.size(packed)}
+        if self.goal.latency is not None:
+            row["seconds"] = latencies({"": packed}, self._batch)[""]["value"]
+        return row
+
+    def _measure_ahead(self, found: Found, wanted: Sequence[tuple[str, str, Recipe]]) -> None:
+        """Measure recipes that the journal does not hold in several processes; they are found there afterwards.
+
+        Not where calls are timed: processes beside each other would slow each other down.
+        """
+        if self.workers < 2 or self.goal.latency is not None:
+            return
+        trials = {str(recipe): Trial(series, text, recipe, 0, found.before) for series, text, recipe in wanted}
+        left = [
+            text for text, trial in trials.items() if self.journal.find(self._settings(found, trial), "row") is None
+        ]
+        self.tell(f"verifying {len(left)} points in {self.workers} processes", 0.55)
+        for text, row in measured_by(self.workers, lambda text: self._row(found, trials[text]), left):
+            if not isinstance(row, str):
+                self.journal.add(self._settings(found, trials[text]), row=row)
 
     def _fits(self, found: Found, trial: Trial) -> bool:
         if self.goal.latency is not None and (trial.seconds is None or trial.seconds > self.goal.latency):
@@ -281,24 +301,78 @@ class Flow:
         # Nothing keeps the bound: the model of least loss says how near it comes.
         return min(found.trials, key=lambda trial: (trial.quality.loss, trial.nbytes, str(trial.recipe)))
 
-    def _solve(self, found: Found, chosen: Trial) -> None:
-        """Evaluate the best points again with weights that GPTQ solves for the inputs of their layers."""
-        sensitivity, front = found.sensitivity, found.front
-        assert sensitivity is not None and front is not None
-        bases = [trial for trial in found.trials if trial.point is not None and self._fits(found, trial)]
-        bases = sorted(bases, key=lambda trial: (trial.quality.loss, trial.nbytes, str(trial.recipe)))[:2]
-        if self.goal.max_loss is not None:
-            bases = self._cheaper(found, chosen)
-        for number, base in enumerate(bases):
-            self.tell(f"solving weights, {base.label}", 0.82 + 0.12 * number / max(len(bases), 1))
-            assert base.point is not None
-            solved = {group.name: solved_text(base.point.choice[group.name], group) for group in sensitivity.groups}
-            self._trial(found, "solved", f"{base.label}, GPTQ", recipe_of(solved, sensitivity), base.point)
+    def _finish(self, found: Found, training: Training | None) -> Found:
+        """Correct the biases of what is best so far, train it where that is asked for, and choose."""
+        with timed(found, "tuning"):
+            for base in self._bases(found, 1):
+                self.tell(f"correcting biases, {base.label}", 0.81)
+                label = f"{base.label}, corrected biases"
+                self._trial(found, "tuned", label, base.recipe, base.point, corrected=True)
+        if training is not None:
+            found.training = training
+            with timed(found, "training"):
+                for base in self._bases(found, TRAINED):
+                    label = f"{base.label}, trained"
+                    self._trial(found, "trained", label, base.recipe, base.point, corrected=base.corrected, start=base)
+        found.chosen = self._best(found)
+        return found
+
+    def _bases(self, found: Found, count: int) -> list[Trial]:
+        """Return what may be improved: the best trial, or for a bound of the loss it and those next below it."""
+        best = self._best(found)
+        if self.goal.max_loss is None or best.point is None:
+            return [best]
+        return self._cheaper(found, best)[:count]
+
+    def _tune(self, found: Found, methods: Sequence[str]) -> None:
+        """Evaluate the best points again with the solvers that help them."""
+        assert found.sensitivity is not None
+        for base in self._bases(found, TUNED):
+            if base.point is not None:
+                self.tell(f"tuning {base.label}", 0.78)
+                recipe, kept = self._tuned(found, base.point, found.sensitivity, methods)
+                if kept:
+                    self._trial(found, "tuned", f"{base.label}, {' and '.join(kept)}", recipe, base.point)
+
+    def _tuned(
+        self, found: Found, point: Point, sensitivity: Sensitivity, methods: Sequence[str]
+    ) -> tuple[Recipe, list[str]]:
+        """Return the recipe of a point with the solvers that help, and their names."""
+        base = str(recipe_of(point, sensitivity))
+        settings = {**self.job.identity, "what": "tuned", "recipe": base, "methods": list(methods)}
+        record = self.journal.find(settings, "row")
+        if record is None:
+            tuned = tune(
+                self.job.model, point, sensitivity, self.job.batches, methods=methods, output=self.job.output,
+                divergence=self.job.divergence, samples=self.job.samples, progress=False,
+            )  # fmt: skip
+            steps = [
+                {"method": s.method, "formats": list(s.formats), "loss": s.loss, "kept": s.kept} for s in tuned.steps
+            ]
+            row = {"recipe": str(tuned.recipe), "before": tuned.before, "loss": tuned.loss, "steps": steps}
+            record = self.journal.add(settings, row=row)
+        row = record["row"]
+        found.tuned.append(row)
+        return Recipe.of(row["recipe"]), list(
+            dict.fromkeys(step["method"].upper() for step in row["steps"] if step["kept"])
+        )
+
+    def _train(self, start: Trial, training: Training) -> nn.Module:
+        """Return the trained model of a trial, quantized; a run that was stopped goes on."""
+        model = self.job.quantized(start.recipe, corrected=start.corrected)
+        name = identity({"recipe": str(start.recipe), "corrected": start.corrected, **_told(training)})
+        steps = training.config.steps
+
+        def advance(step: int) -> None:
+            self.tell(f"training {start.label}: update {step + 1} of {steps}", 0.82 + 0.11 * step / steps)
+
+        train_short(model, training, self.journal.path.parent / f"trained-{name[:16]}", advance)
+        return model
 
     def _cheaper(self, found: Found, chosen: Trial) -> list[Trial]:
-        """Return the points of fewer bytes next to the chosen one, which solving may bring within the bound."""
+        """Return the points of as many bytes as the chosen one and fewer, which may be brought within the bound."""
         points = [trial for trial in found.trials if trial.point is not None and trial.nbytes <= chosen.nbytes]
-        return sorted(points, key=lambda trial: -trial.nbytes)[:3]
+        return sorted(points, key=lambda trial: (-trial.nbytes, trial.quality.loss))
 
 
 def check_budget(job: Job, goal: Goal, formats: Sequence[str]) -> None:
@@ -331,22 +405,5 @@ def canonical(formats: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(dict.fromkeys(texts)))
 
 
-def solved_text(text: str, group: Group) -> str:
-    """Return the format of a group with GPTQ, as it is where nothing can be solved: lookups, and other methods."""
-    if text == KEEP or not group.macs or group.role != "weight" or "@" in text:
-        return text
-    try:
-        Rule(weight=f"{text}@gptq")
-    except FormatError:
-        return text
-    return f"{text}@gptq"
-
-
-@contextmanager
-def timed(found: Found, what: str) -> Iterator[None]:
-    """Add the seconds of a block to what was found."""
-    begin = time.perf_counter()
-    try:
-        yield
-    finally:
-        found.seconds[what] = found.seconds.get(what, 0) + time.perf_counter() - begin
+def _told(training: Training) -> dict[str, Any]:
+    return {"loss": training.identity, "config": training.config.binding()}

@@ -15,11 +15,13 @@ from octavo.batches import Batches
 from octavo.errors import ConfigError, OctavoError
 from octavo.folder.stored_tensors import stored_state
 from octavo.nn import QuantLayer
+from octavo.quant.algorithms.bias import correct_bias_model
 from octavo.quant.apply_recipe import quantize_model
 from octavo.quant.pack_layers import pack_model
 from octavo.recipe import Recipe, Rule
 from octavo.recipe.sites import Site, model_sites
 from octavo.recipe.spec import Spec
+from octavo.search.short_training import Training
 from octavo.train.measurement import Measurement
 
 #: Candidates of the search where none are given, from 8 bits to 2, scales included.
@@ -52,6 +54,7 @@ class Job:
     ``output``, ``divergence``: what sensitivities compare, and how (:func:`octavo.search.measure_sensitivity`).
     ``half_vectors``: ``write`` stores vectors in two bytes a value. ``costs``: rows of the report, of the float and the
     packed model, peak memory and latencies among them; None: those of forward passes.
+    ``training``: makes a short training of so many updates, or of as many as the system takes; None: nothing to train.
     """
 
     name: str
@@ -74,6 +77,7 @@ class Job:
     output: Callable[[Any, Any], Tensor] | None = None
     divergence: str | None = None
     costs: Callable[[nn.Module, nn.Module], list[dict[str, Any]]] | None = None
+    training: Callable[[int | None], Training] | None = None
 
     @property
     def saved(self) -> int:
@@ -85,11 +89,22 @@ class Job:
         """Return the bytes of a packed model's tensors as ``write`` stores them."""
         return stored_bytes(packed) - self.saved
 
+    def quantized(self, recipe: Recipe, *, corrected: bool = False) -> nn.Module:
+        """Return the quantized model of a recipe; ``corrected``: with biases corrected for what layers lose."""
+        made = quantize_model(self.model, recipe, calibration=self.batches, samples=self.samples, progress=False)
+        if corrected:
+            correct_bias_model(made, self.model, self.batches, samples=self.samples, progress=False)
+        return made
+
     def build(self, recipe: Recipe) -> nn.Module:
         """Return the packed model of a recipe."""
-        quantized = quantize_model(self.model, recipe, calibration=self.batches, samples=self.samples, progress=False)
-        rounded = any(isinstance(layer, QuantLayer) for layer in quantized.modules())  # none where all layers stay
-        return pack_model(quantized, inplace=True) if rounded else quantized
+        return packed_model(self.quantized(recipe))
+
+
+def packed_model(quantized: nn.Module) -> nn.Module:
+    """Return a quantized model packed, in place; one whose every layer stays as it is."""
+    rounded = any(isinstance(layer, QuantLayer) for layer in quantized.modules())
+    return pack_model(quantized, inplace=True) if rounded else quantized
 
 
 @dataclass(frozen=True)

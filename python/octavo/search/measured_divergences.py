@@ -24,6 +24,7 @@ from octavo.recipe.rule import KEEP, read_spec, spec_text
 from octavo.recipe.sites import Site
 from octavo.recipe.spec import Spec
 from octavo.search.fisher_scores import fisher_scores
+from octavo.search.forked_workers import check_workers, measured_by
 from octavo.search.journal import Journal
 from octavo.search.layer_groups import Found, LayerGroup, find_groups
 from octavo.search.layer_sensitivity import ROLES, Sensitivity
@@ -47,6 +48,7 @@ def measure_sensitivity(
     output: Output | None = None,
     divergence: str | None = None,
     samples: int | None = 128,
+    workers: int = 1,
     journal: Journal | Path | str | None = None,
     progress: bool | Report = True,
 ) -> Sensitivity:
@@ -61,7 +63,8 @@ def measure_sensitivity(
     ``exclude`` names stay. ``method`` ``fisher``: an estimate from one backward pass a batch, instead of a forward pass
     for each group and format.
 
-    Only what comes after the changed layer runs; ``notes`` of the result tell where that was not possible. ``journal``:
+    Only what comes after the changed layer runs; ``notes`` of the result tell where that was not possible. ``workers``:
+    processes that measure, forks of this one with a thread each; for models on the CPU. ``journal``:
     a folder, or an open Journal: what was measured is found there again, after ``kill -9`` too. The model is as it was.
 
     Raises ConfigError, FormatError, ModelError and DTypeError for arguments that do not fit, CalibrationError for
@@ -75,6 +78,7 @@ def measure_sensitivity(
         raise ConfigError(f"roles are {roles!r}; accepted is a tuple of {' and '.join(ROLES)}")
     if method not in METHODS:
         raise ConfigError(f"method is {method!r}; accepted are {', '.join(METHODS)}")
+    check_workers(workers)
     data = list(Batches(batches, samples))
     found = find_groups(model, data[0], roles, share, exclude)
     show = Stages(progress)
@@ -83,7 +87,7 @@ def measure_sensitivity(
         if method == "fisher":
             loss = fisher_scores(model, data, found.groups, run.passes.reader, run.rounded, specs, show)
         else:
-            loss = _measured(run, journal, show)
+            loss = _measured(run, journal, show, workers)
     return Sensitivity(
         groups=tuple(group.group for group in found.groups),
         formats=(*(spec_text(spec) for spec in specs), KEEP),
@@ -219,29 +223,36 @@ def _hooked(modules: Sequence[nn.Module], see: Callable[[nn.Module, Tensor], Non
             handle.remove()
 
 
-def _measured(run: _Run, given: Journal | Path | str | None, show: Stages) -> np.ndarray[Any, Any]:
+def _measured(run: _Run, given: Journal | Path | str | None, show: Stages, workers: int) -> np.ndarray[Any, Any]:
     """Measure group after group, format after format, what the journal does not hold yet."""
     groups, specs = run.found.groups, run.specs
     loss = np.full((len(groups), len(specs)), math.nan)
+
+    def settings(row: int, column: int) -> dict[str, Any]:
+        group = groups[row].group
+        return {
+            "sensitivity": subject, "role": group.role, "layers": list(group.layers),
+            "format": str(specs[column]), "divergence": run.passes.reader.kind,
+        }  # fmt: skip
+
     with ExitStack() as stack:
         journal = given if isinstance(given, Journal) or given is None else stack.enter_context(Journal(given))
         subject = _subject(run) if journal is not None else ""
         advance = stack.enter_context(show.stage("measuring sensitivity", loss.size))
-        for row, found in enumerate(groups):
-            for column, spec in enumerate(specs):
-                settings = {
-                    "sensitivity": subject, "role": found.group.role, "layers": list(found.group.layers),
-                    "format": str(spec), "divergence": run.passes.reader.kind,
-                }  # fmt: skip
-                record = None if journal is None else journal.find(settings, "loss")
-                if record is None:
-                    value = run.divergence(found, spec)
-                    if journal is not None:
-                        journal.add(settings, loss=None if math.isnan(value) else value)
-                else:
-                    value = math.nan if record["loss"] is None else float(record["loss"])
-                loss[row, column] = value
-                advance()
+        left = []
+        for row, column in np.ndindex(loss.shape):
+            record = None if journal is None else journal.find(settings(row, column), "loss")
+            if record is None:
+                left.append((row, column))
+                continue
+            loss[row, column] = math.nan if record["loss"] is None else float(record["loss"])
+            advance()
+        measured = measured_by(workers, lambda at: run.divergence(groups[at[0]], specs[at[1]]), left)
+        for (row, column), value in measured:
+            if journal is not None:
+                journal.add(settings(row, column), loss=None if math.isnan(value) else value)
+            loss[row, column] = value
+            advance()
     return loss
 
 

@@ -33,17 +33,19 @@ class Reader:
         """Return the form in which rows of the float model are kept."""
         return rows.log_softmax(-1) if self.kind == "kl" else normalize(rows, dim=-1) if self.kind == "cosine" else rows
 
-    def sum(self, reference: Tensor, rows: Tensor) -> float:
-        """Return the sum over rows of the divergence from the reference; NaN where rows are not finite."""
+    def each(self, reference: Tensor, rows: Tensor) -> Tensor:
+        """Return the divergence of each row from the reference, ``[rows]``; NaN where a row is not finite."""
         if self.kind == "kl":
             # Scores of minus infinity, which models give to tokens they rule out, count as 0.
-            each = (reference.exp() * (reference - rows.log_softmax(-1))).nan_to_num(nan=float("nan"), neginf=0).sum(-1)
-        elif self.kind == "cosine":
+            return (reference.exp() * (reference - rows.log_softmax(-1))).nan_to_num(nan=float("nan"), neginf=0).sum(-1)
+        if self.kind == "cosine":
             # Half the squared distance of unit vectors: 1 - cosine without cancellation.
-            each = (reference - normalize(rows, dim=-1)).square().sum(-1) / 2
-        else:
-            each = (reference - rows).square().sum(-1) / reference.square().sum(-1).clamp(min=1e-30)
-        return float(each.double().sum().clamp(min=0))
+            return (reference - normalize(rows, dim=-1)).square().sum(-1) / 2
+        return (reference - rows).square().sum(-1) / reference.square().sum(-1).clamp(min=1e-30)
+
+    def sum(self, reference: Tensor, rows: Tensor) -> float:
+        """Return the sum over rows of the divergence from the reference; NaN where rows are not finite."""
+        return float(self.each(reference, rows).double().sum().clamp(min=0))
 
 
 def reader_of(given: Any, batch: Any, output: Output | None, divergence: str | None) -> Reader:

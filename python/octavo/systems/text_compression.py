@@ -11,25 +11,32 @@ from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from octavo.batches import Batches
+from octavo.batches import Batches, call_on
 from octavo.data.labelled import Sentences
 from octavo.data.labelled_files import is_json_lines, is_table, read_text_file
 from octavo.errors import DataError, ModelError
 from octavo.folder.pack_folder import write_folder
 from octavo.folder.save_load import load_model
 from octavo.folder.weight_files import Checkpoint, layers_of
-from octavo.search.compress_model import AGREEMENT, model_digest
+from octavo.search.compress_model import AGREEMENT, batches_digest, model_digest
 from octavo.search.compression_job import DataFacts, Job, Quality
+from octavo.search.short_training import BatchTask, Loss, Training, distillation, short_config
 from octavo.systems.sentences.examples import SENTENCES
 from octavo.systems.text_models import TextModel, labelled_for, open_text_model, read_texts
 from octavo.train.evaluate_model import context_of, evaluate, text_ids
 from octavo.train.measurement import digest_of
 from octavo.train.model_agreement import agreement
+from octavo.train.model_outputs import read_output
 
 #: Texts or windows that calibrate, and the most that validate and test.
 CALIBRATED, VALIDATED, TESTED = 128, 1000, 10_000
+#: Texts of a short training at most, and its learning rates.
+TRAINED, RATES = 20_000, {"classifier": 2e-5, "embeddings": 5e-5, "language": 5e-5}
+_BATCH = 32
 # Tokens of a text or window that calibrate, and tokens of a plain text that validate and test at most.
 _TASKS = {"embeddings": "text encoder", "classifier": "classifier of texts", "language": "language model"}
 _WINDOW, _VALIDATION, _TEST = 64, 16_384, 65_536
@@ -58,10 +65,15 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None) -> 
         parts = _language(opened, data, test)
     else:
         parts = _agreement(opened, data, test)
-    calibration, quality, tested, measures, facts = parts
+    calibration, quality, tested, measures, facts, (trained, loss, told) = parts
 
     def read(folder: Path) -> nn.Module:
         return load_model(folder).float()
+
+    def training(steps: int | None) -> Training:
+        digest = batches_digest(opened.model, [batch for batch, _ in trained])
+        config = short_config(steps, learning_rate=RATES[opened.task])
+        return Training(BatchTask(trained, loss), config, told, {"loss": told, "data": digest})
 
     return Job(
         name=given,
@@ -77,10 +89,31 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None) -> 
         file_bytes=source.nbytes,
         data=facts,
         samples=CALIBRATED,
+        training=training,
     )  # fmt: skip
 
 
-Parts = tuple[list[dict[str, Tensor]], Quality, Quality | None, str, tuple[DataFacts, ...]]
+# Batches with what they are trained to, the loss of one, and what it is, for people.
+Trained = tuple[list[tuple[dict[str, Tensor], Tensor | None]], Loss, str]
+Parts = tuple[list[dict[str, Tensor]], Quality, Quality | None, str, tuple[DataFacts, ...], Trained]
+
+
+def _class_loss(model: nn.Module, batch: tuple[dict[str, Tensor], Tensor]) -> Tensor:
+    """Return the cross-entropy of the classes of texts."""
+    scores = read_output(call_on(model, batch[0]), batch[0])[1]
+    return functional.cross_entropy(scores.float(), batch[1])
+
+
+def _token_loss(model: nn.Module, batch: tuple[dict[str, Tensor], None]) -> Tensor:
+    """Return the cross-entropy of every token but the first, from those before it."""
+    ids, given = batch[0]["input_ids"], call_on(model, batch[0])
+    scores = given if isinstance(given, Tensor) else given.logits
+    return functional.cross_entropy(scores[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten())
+
+
+def _distilled(reference: nn.Module) -> Loss:
+    loss = distillation(reference)
+    return lambda model, batch: loss(model, batch[0])
 
 
 def _classifier(opened: TextModel, data: Path, test: Path | None) -> Parts:
@@ -90,6 +123,10 @@ def _classifier(opened: TextModel, data: Path, test: Path | None) -> Parts:
     _enough(data, first, second)
     chosen, reported = _sentences(second[:VALIDATED]), _sentences(tested[:TESTED])
     texts = [text for text, _ in first[:CALIBRATED]]
+    trained: list[tuple[dict[str, Tensor], Tensor | None]] = []
+    for start in range(0, min(len(first), TRAINED), _BATCH):
+        part = first[start : start + _BATCH]
+        trained += [(opened.batches([t for t, _ in part], size=_BATCH)[0], torch.tensor([label for _, label in part]))]
     facts = _facts(data, test, texts, chosen.texts, reported.texts)
     return (
         opened.batches(texts),
@@ -97,6 +134,7 @@ def _classifier(opened: TextModel, data: Path, test: Path | None) -> Parts:
         (lambda model: evaluate(model, reported, tokenizer=opened.tokenizer)) if len(reported) else None,
         "accuracy on labelled texts",
         facts,
+        (trained, _class_loss, "cross-entropy of the labels of texts that calibrate"),
     )
 
 
@@ -125,6 +163,7 @@ def _language(opened: TextModel, data: Path, test: Path | None) -> Parts:
         lambda model: evaluate(model, reported, context=context),
         f"perplexity, windows of {context} tokens, each token predicted once",
         facts,
+        ([(row, None) for row in rows], _token_loss, "cross-entropy of the next token of the text that calibrates"),
     )
 
 
@@ -148,7 +187,10 @@ def _agreement(opened: TextModel, data: Path | None, test: Path | None) -> Parts
     def agrees(part: list[dict[str, Tensor]]) -> Quality:
         return lambda model: agreement(model, opened.model, Batches(part))
 
-    return batches[0], agrees(batches[1]), agrees(batches[2]) if third else None, AGREEMENT, facts
+    more = opened.batches(texts[0][:TRAINED], size=size, tokens=tokens)
+    pairs: list[tuple[dict[str, Tensor], Tensor | None]] = [(batch, None) for batch in more]
+    trained = pairs, _distilled(opened.model), "divergence from the original model"
+    return batches[0], agrees(batches[1]), agrees(batches[2]) if third else None, AGREEMENT, facts, trained
 
 
 def _cut(rows: Sequence[tuple[str, int]], *, reported: bool) -> list[list[tuple[str, int]]]:

@@ -16,10 +16,12 @@ from octavo.errors import OctavoError
 from octavo.models.seq2seq import PAD, Seq2Seq
 from octavo.search.compress_model import model_digest
 from octavo.search.compression_job import DataFacts, Job
+from octavo.search.short_training import Training, distillation, short_config
 from octavo.systems.polynomials.accuracy import EncodedLines, measure
-from octavo.systems.polynomials.data import splits
+from octavo.systems.polynomials.data import Splits, Stream, splits
 from octavo.systems.polynomials.engine_costs import engine_costs
 from octavo.systems.polynomials.export import WEIGHTS, load_model, packed_parts
+from octavo.systems.polynomials.line_task import PolynomialTask
 from octavo.systems.polynomials.matrix_view import matrix_view, view_tensors
 from octavo.systems.polynomials.train_configs import SPLIT_SEED, TEST, VALIDATION
 from octavo.tensor import PackedTensor
@@ -29,6 +31,9 @@ from octavo.train.measurement import Measurement, digest_of, share_of
 TRIED, CALIBRATED = 4000, 512
 _BATCH = 256
 _TIMED = 1000  # lines that speeds are measured on
+#: A short training: updates, lines in each, and a tenth of the rate that the model was trained with.
+UPDATES, TRAINED, RATE = 600, 256, 4e-4
+_FRESH = 1  # seed of the place in the stream of lines: the shipped model read from that of 0
 
 
 def polynomial_job(name: str, folder: Path, *, lines: int = TEST) -> Job:
@@ -48,9 +53,10 @@ def polynomial_job(name: str, folder: Path, *, lines: int = TEST) -> Job:
         for start in range(0, CALIBRATED, _BATCH)
     ]
     writer = _Writer(network, tokenizer)
+    view = matrix_view(network)
     return Job(
         name=name,
-        model=matrix_view(network),
+        model=view,
         batches=Batches(batches),
         evaluate=lambda model: writer.exact(model, validation),
         test=lambda model: writer.exact(model, test),
@@ -69,12 +75,35 @@ def polynomial_job(name: str, folder: Path, *, lines: int = TEST) -> Job:
         output=_answered,
         divergence="kl",
         costs=lambda before, after: writer.costs(before, after, test),
+        training=lambda steps: _training(view, data, steps),
     )
 
 
 def _answered(logits_BTV: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the scores of the tokens of answers: what comes behind their ends is of no meaning."""
     return logits_BTV[batch["target_BT"] != PAD]
+
+
+def _training(view: nn.Module, data: Splits[Stream], steps: int | None) -> Training:
+    """Return a short training on lines of the generator that the model has not seen, to agree with its float form."""
+    task = PolynomialTask(data, TRAINED, seed=_FRESH, limit=1)
+    loss = distillation(view, _answered, "kl")
+
+    class Lines:
+        """Batches of the task, without its evaluation."""
+
+        def batch(self, step: int, micro: int, start: int, size: int) -> tuple[Tensor, Tensor]:
+            return task.batch(step, micro, start, size)
+
+        def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, int, dict[str, Any]]:
+            model.eval()
+            return loss(model, {"source_BS": batch[0], "target_BT": batch[1]}), 1, {}
+
+    config = short_config(
+        UPDATES if steps is None else steps, learning_rate=RATE, batch_size=TRAINED, betas=(0.9, 0.98)
+    )
+    told = "relative entropy of the scores of answers to those of the float model, on lines it was not trained on"
+    return Training(Lines(), config, told, {"loss": "distillation", "lines": [SPLIT_SEED, _FRESH, TRAINED]})
 
 
 class _Writer:

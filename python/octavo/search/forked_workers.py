@@ -1,0 +1,53 @@
+"""Points measured by several processes: forks of this one, which hold the model and its data already.
+
+Only this process writes a journal; a worker takes the next point when it has finished one. Workers end with this
+process, however it ends, and compute with one thread each, so that they do not share processors.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from octavo.children import end_with_parent
+from octavo.errors import ConfigError
+
+_work: list[Callable[[Any], Any]] = []  # of a worker: what it does to a point
+
+
+def check_workers(workers: int) -> int:
+    """Return the number of processes. Raises ConfigError for none, and for several where the system cannot fork."""
+    if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+        raise ConfigError(f"workers is {workers!r}; accepted are whole numbers of at least 1")
+    if workers > 1 and not hasattr(os, "fork"):
+        raise ConfigError(f"workers is {workers}: this system has no fork; leave it at 1")
+    return workers
+
+
+def measured_by(workers: int, work: Callable[[Any], Any], points: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield each point with what ``work`` returns of it, in the order of ``points``.
+
+    One worker, or one point: in this process. Points and results are plain values. What ``work`` raises is raised here,
+    and the workers end.
+    """
+    if min(workers, len(points)) < 2:
+        yield from ((point, work(point)) for point in points)
+        return
+    context = multiprocessing.get_context("fork")
+    with context.Pool(min(workers, len(points)), _begin, (work, os.getpid())) as pool:
+        yield from zip(points, pool.imap(_do, points), strict=True)
+
+
+def _begin(work: Callable[[Any], Any], parent: int) -> None:
+    """Begin a worker. Threads of OpenMP do not survive a fork: one is left."""
+    end_with_parent(parent)
+    torch.set_num_threads(1)
+    _work[:] = [work]
+
+
+def _do(point: Any) -> Any:
+    return _work[0](point)

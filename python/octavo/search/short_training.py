@@ -1,0 +1,125 @@
+"""Short training of a compressed model: what is trained on, and the run that goes on where it was stopped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.batches import call_on
+from octavo.errors import ConfigError, TaskError
+from octavo.search.output_divergence import Output, reader_of
+from octavo.train.loop import train
+from octavo.train.randomness import undisturbed
+from octavo.train.train_config import TrainConfig
+
+Loss = Callable[[nn.Module, Any], Tensor]
+#: Updates where nothing else is said.
+STEPS = 200
+
+
+@dataclass(frozen=True)
+class Training:
+    """A short training: ``task``, as :mod:`octavo.train` takes it; ``config``; ``told``: the loss, for people.
+
+    ``identity``: plain values that tell the loss and its data from others, for the journal.
+    """
+
+    task: Any
+    config: TrainConfig
+    told: str
+    identity: dict[str, Any]
+
+
+def short_config(steps: int | None = None, *, learning_rate: float, batch_size: int = 1, **changes: Any) -> TrainConfig:
+    """Return the configuration of a short training: a rate that rises in a twentieth of the steps, and falls to 0.
+
+    Weights do not decay: they are those of a trained model. Twenty checkpoints; ``kill -9`` loses a twentieth. None for
+    the steps: 200. Raises ConfigError for a number of steps that is none.
+    """
+    steps = STEPS if steps is None else steps
+    if steps < 1:
+        raise ConfigError(f"a short training has {steps} updates; accepted are 1 and more")
+    settings: dict[str, Any] = {
+        "schedule": "cosine", "warmup": steps // 20, "weight_decay": 0.0, "device": "cpu",
+        "checkpoint_every": max(steps // 20, 1), **changes,
+    }  # fmt: skip
+    return TrainConfig(steps=steps, batch_size=batch_size, learning_rate=learning_rate, **settings)
+
+
+def rate_of(model: nn.Module) -> float:
+    """Return a learning rate for a short training of a model whose own is not known: 0.2 % of the size of its weights.
+
+    That is of the root mean square of its matrices, which AdamW's steps are as large as.
+    """
+    matrices = [parameter.detach() for parameter in model.parameters() if parameter.ndim > 1]
+    total = sum(float(matrix.double().square().sum()) for matrix in matrices)
+    count = sum(matrix.numel() for matrix in matrices)
+    return 2e-3 * math.sqrt(total / count) if total else 1e-4
+
+
+class BatchTask:
+    """Whole batches, an update each, in an order that ``seed`` and the number of the pass choose.
+
+    ``loss``: of a model and a batch, a scalar to be made small. Models are in eval mode: dropout would blur the few
+    updates of a short training, and statistics of a batch would replace those that were trained.
+    """
+
+    def __init__(self, batches: Sequence[Any], loss: Loss, *, seed: int = 0) -> None:
+        """Take the batches, which are kept."""
+        self._batches, self._loss, self._seed = list(batches), loss, seed
+
+    def batch(self, step: int, micro: int, start: int, size: int) -> Tensor:
+        """Return the number of the batch of an update, ``[1]``."""
+        turn, place = divmod(step, len(self._batches))
+        generator = torch.Generator().manual_seed(self._seed + turn)
+        return torch.randperm(len(self._batches), generator=generator)[place : place + 1]
+
+    def loss(self, model: nn.Module, batch: Tensor) -> tuple[Tensor, int, dict[str, int | Tensor]]:
+        """Return the loss of a batch, and 1. Raises TaskError for a loss that is no scalar with a gradient."""
+        model.eval()
+        found = self._loss(model, self._batches[int(batch)])
+        if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
+            raise TaskError(
+                f"the loss of a batch is a {type(found).__name__}; accepted is a tensor of one value, with a gradient"
+            )
+        return found.reshape(()), 1, {}
+
+
+def distillation(reference: nn.Module, output: Output | None = None, divergence: str | None = None) -> Loss:
+    """Return the loss of a model against ``reference`` on a batch: the mean divergence of their outputs.
+
+    What is compared, and how, is as for :func:`octavo.search.measure_sensitivity`. ``reference`` runs in eval mode.
+    """
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        with torch.no_grad():
+            given = call_on(reference, batch)
+            reader = reader_of(given, batch, output, divergence)
+            wanted = reader.reference(reader.rows(given, batch))
+        return reader.each(wanted, reader.rows(call_on(model, batch), batch)).mean()
+
+    reference.eval()
+    return loss
+
+
+def train_short(model: nn.Module, training: Training, folder: Path, advance: Callable[[int], None]) -> None:
+    """Train a quantized model in place, or take up the run in ``folder`` where it was stopped.
+
+    ``advance`` hears the number of each update. The same bits come out however often it was stopped, with the same
+    number of threads. Raises Interrupted on SIGINT and SIGTERM, and as :func:`octavo.train.train`.
+    """
+
+    def hear(_: nn.Module, step: int) -> None:
+        advance(step)
+
+    with undisturbed():
+        result = train(model, training.task, training.config, folder, progress=False, callbacks=[hear])
+    model.eval()
+    if result.reason == "interrupted":
+        raise result.interruption(told=False)
