@@ -397,3 +397,36 @@ def test_kills_lose_no_shard(tmp_path, tokenizer):
     subprocess.run(command, env=environment, check=not (tmp_path / "out" / "shards.json").exists())
     whole = write_shards([path], tmp_path / "whole", tokenizer, shard=20_000)
     assert json.loads((tmp_path / "out" / "shards.json").read_text())["shards"] == whole.shards
+
+
+@pytest.mark.parametrize("order", ["reference", "documents"])
+@pytest.mark.parametrize(("batch", "context"), [(2, 7), (3, 16), (1, 400)])
+def test_batches_that_are_skipped_are_those_that_would_have_been_read(tmp_path, order, batch, context):
+    rng = np.random.default_rng(0)
+    for number, size in enumerate((1000, 37, 513, 2)):
+        ids = rng.integers(1, 300, size)
+        ids[::50] = 0
+        write_shard(tmp_path / f"a_train_{number}.bin", ids)
+    options = {"batch": batch, "context": context, "vocabulary": 300, "end": 0, "order": order, "seed": 3}
+    read, accounts = TokenLoader(tmp_path, **options), []
+    wanted = []
+    for _ in range(120):
+        wanted.append(next(read).inputs)
+        accounts.append(read.account)
+    for skipped in (0, 1, 2, 5, 33, 70, 71, 119):
+        loader = TokenLoader(tmp_path, **options)
+        for _ in range(skipped % 3):
+            next(loader)
+        loader.skip(skipped - skipped % 3)
+        assert np.array_equal(next(loader).inputs, wanted[skipped]) and loader.account == accounts[skipped]
+
+
+def test_a_continued_loader_reads_on_in_other_windows(tmp_path):
+    ids = np.arange(1, 401)
+    write_shard(tmp_path / "a_train_0.bin", ids)
+    loader = TokenLoader(tmp_path, batch=2, context=8, vocabulary=500, end=0)
+    first = [next(loader).inputs.ravel() for _ in range(3)]
+    longer = loader.continued(batch=3, context=16)
+    second = [next(longer).inputs.ravel() for _ in range(2)]
+    assert np.array_equal(np.concatenate([*first, *second]), ids[: 3 * 16 + 2 * 48])
+    assert longer.account.tokens == 3 * 16 + 2 * 48

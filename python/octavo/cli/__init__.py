@@ -61,6 +61,7 @@ def _octavo(
       octavo prune bert/ -o half/ --sparsity 0.5
       octavo graph minilm                       what is in a model, and what it costs
       octavo tokenize train books.txt -o vocabulary/   learn byte pairs, then write shards
+      octavo train gpt --data book.txt          a language model, from any text
       octavo study ptq-qat                      accuracy against width, on a model trained in a minute
       octavo doctor                             what this machine has, and what it lacks
     """

@@ -1,4 +1,4 @@
-"""``octavo bench``: steps and tokens a second of training and validation."""
+"""``octavo bench``: steps and tokens a second of training and validation, and the bench of language models."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 
 @app.callback()
 def _bench() -> None:
-    """Measure the speed of whole jobs, not of kernels."""
+    """Measure whole jobs, not kernels: their speed, or what a technique is worth."""
 
 
 @app.command("polynomials")
@@ -72,3 +72,78 @@ def polynomials(
     for note in report.notes():
         stdout.print(note)
     stdout.print(f"written: {out / 'speed.md'}, {out / 'speed.json'}")
+
+
+@app.command("gpt")
+def gpt(
+    data: Annotated[
+        Path, typer.Option(metavar="PATH", help="A folder of shards, a text file, or a folder of text files.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FOLDER", help="Where results.jsonl and the report go.")
+    ] = Path("octavo-bench-gpt"),
+    scale: Annotated[
+        str, typer.Option(metavar="NAME", help="micro (a CPU), mini (a GPU) or true (the benchmark's size).")
+    ] = "micro",
+    arms: Annotated[
+        str, typer.Option(metavar="LIST", help="Presets with commas between; NAME@FIELD=VALUE changes one.")
+    ] = "tuned_baseline,muon,modern",
+    seeds: Annotated[int, typer.Option(metavar="N", help="Runs of every arm; a claim needs 3.")] = 3,
+    budgets: Annotated[
+        str, typer.Option(metavar="LIST", help="tokens, time, or parts such as 0.5time: of the baseline's seconds.")
+    ] = "tokens",
+    tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of a whole budget.  [default: the scale's]")
+    ] = None,
+    validation_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a validation.")] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    report_only: Annotated[bool, typer.Option("--report-only", help="Report what is there; run nothing.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Find out what a technique is worth: arms trained side by side, exact losses, verdicts with their statistics.
+
+    All arms of a seed run before the next seed, on the same tokens in the same order, the baseline among them. Every
+    run appends a line to FOLDER/results.jsonl when it ends; stopped, the same command goes on, and more arms, seeds or
+    budgets add to what is there. A verdict needs three seeds a side; below 3 standard errors it is "even".
+
+    At the budget "tokens" arms see the same tokens; at "time" each gets the tokens that it trains on in the seconds of
+    the baseline, with its schedule stretched to them. Speeds are measured first, all arms in turns: keep the machine
+    quiet for that. "0.5time" asks whether an arm reaches the baseline's loss in half of its time.
+
+    \b
+    Examples:
+      octavo bench gpt --data fineweb.jsonl --arms muon,modern
+      octavo bench gpt --data fineweb.jsonl --arms muon,modern --budgets tokens,time,0.5time
+      octavo bench gpt --data fineweb.jsonl --arms nocap_baseline@learning_rate=0.008,nocap_baseline@batch=16 --seeds 1
+      octavo bench gpt --data fineweb.jsonl --report-only
+    """
+    from octavo.display.console import console, print_json, print_table, table
+    from octavo.systems.language import bench_arms, language_bench
+    from octavo.systems.language.bench_report import HEADER, BenchReport, told
+
+    if report_only:
+        lines = language_bench.read_lines(out)
+    else:
+        plan = language_bench.BenchPlan(
+            scale=scale, arms=tuple(bench_arms.arms(arms)), seeds=seeds, budgets=tuple(budgets.split(",")),
+            tokens=tokens, validation_tokens=validation_tokens, device=device,
+        )  # fmt: skip
+        lines = language_bench.run_bench(plan, data, out, tell=console(stderr=True).print)
+    report = BenchReport(lines)
+    written = report.save(out)
+    if json:
+        print_json(report.as_dict())
+        return
+    stdout = console()
+    for budget in report.budgets:
+        rows = table(*HEADER)
+        for cells in report.rows(budget):
+            rows.add_row(*cells)
+        stdout.print(f"budget: {told(budget)}")
+        print_table(stdout, rows)
+        stdout.print()
+    for note in report.notes():
+        stdout.print(note)
+    for text, state in report.facts():
+        stdout.print(f"{text}: {state}")
+    stdout.print(f"written: {', '.join(map(str, written))}")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from octavo.cli._app import ForceOption, JsonOption, OutOption
+from octavo.cli._stage_bar import stage_bar
 
 if TYPE_CHECKING:
     from octavo.data import BytePairTokenizer
@@ -76,7 +75,7 @@ def train(
     if target.exists() and not force:
         raise DataError(f"{target}: exists; give --force to replace it, or another name")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with _bar() as tell:
+    with stage_bar() as tell:
         tokenizer = BytePairTokenizer.train_files(
             files, size, pattern=pattern, special=special or ["<|endoftext|>"], least=least,
             journal=target.with_name(f".{target.name}.counts"), tell=tell,
@@ -122,7 +121,7 @@ def encode(
     from octavo.display.console import console, print_json
 
     found = _open(tokenizer, pattern)
-    with _bar() as tell:
+    with stage_bar() as tell:
         index = write_shards(files, out, found, end=end, shard=shard, validation=validation, name=name, tell=tell)
     if json:
         print_json(asdict(index))
@@ -149,7 +148,7 @@ def count(
     from octavo.display.console import console, print_json
 
     found = _open(tokenizer, pattern)
-    with _bar() as tell:
+    with stage_bar() as tell:
         counted = count_tokens(files, found, tell=tell)
     if json:
         print_json(asdict(counted))
@@ -250,12 +249,3 @@ def _open(path: Path, pattern: str) -> BytePairTokenizer:
             raise DataError(f"{path}: merges without their ids; put encoder.json or vocab.json beside it")
         return BytePairTokenizer.from_merges(path, found, pattern=pattern)
     return BytePairTokenizer.load(path)
-
-
-@contextmanager
-def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """Yield what moves a bar: called with a stage, what is done of it, and its whole."""
-    from octavo.display.progress import Bar
-
-    with Bar("", 1.0, unit="share") as bar:
-        yield lambda stage, done, total: bar.move(done / max(1, total), text=stage)

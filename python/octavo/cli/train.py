@@ -11,6 +11,7 @@ import typer
 
 from octavo.cli._app import JsonOption
 from octavo.cli._own_lines import OwnLines
+from octavo.cli._stage_bar import stage_bar
 from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
 from octavo.errors import SettingError
 
@@ -194,6 +195,104 @@ def classifier(
     folder = out or Path(f"octavo-{name}-{model}")
     split = sentiment.load(data, name, held_out=held_out)
     report = train_classifier(model, split, folder, epochs=epochs, length=length, changes=changes)
+    from octavo.display.console import console, print_json
+
+    if json:
+        print_json(report.as_dict())
+        return
+    stdout = console()
+    for label, text in report.results():
+        stdout.print(f"{label:18} {text}")
+
+
+@app.command("gpt")
+def gpt(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="A folder of shards, a text file (.txt, .jsonl, .xz, .gz), or a folder of them."
+        ),
+    ] = None,
+    preset: Annotated[str, typer.Option(metavar="NAME", help="What to train; --list shows all.")] = "nocap_baseline",
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="micro, mini or true.  [default: true for shards of GPT-2's ids, else micro]"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Run folder.  [default: octavo-gpt-PRESET]")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens to train on.  [default: the scale's]")] = None,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(metavar="IDS", help="Of the vocabulary that is learned from text.  [default: the scale's]"),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--lr", help="Learning rate of AdamW, in presets that train with it.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of first weights and sampled losses.")] = 0,
+    precision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="fp32, tf32, bf16, fp16 or fp8 (simulated).")
+    ] = None,
+    validation_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a validation.")] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    compile: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
+    ddp: Annotated[
+        int | None, typer.Option(metavar="N", help="Train in N processes (DistributedDataParallel through torchrun).")
+    ] = None,
+    list_presets: Annotated[bool, typer.Option("--list", help="Show the presets, and end.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Train a language model: a GPT-2 baseline, or one of the techniques that are said to beat it.
+
+    Any text is enough: a vocabulary of byte pairs is learned from it and shards are written to FOLDER/data first.
+    FOLDER gets run.json (configuration, hashes of source and data, versions), metrics.jsonl, checkpoints, report.json,
+    and at the end model/: config.json, weights and tokenizer.json, which octavo.load_model reads. Stopped, by Ctrl-C,
+    SIGTERM or kill -9, the same command goes on from the newest checkpoint and ends with the same bits.
+
+    The validation loss is exact: every token predicted once, from normalized probabilities, by a model that was
+    checked not to see the future. Training, compiling and validating have clocks of their own.
+
+    \b
+    Examples:
+      octavo train gpt --data book.txt                       a small model, minutes on a CPU
+      octavo train gpt --data book.txt --preset modern -o modern
+      octavo train gpt --list                                what else there is
+      octavo train gpt --data fineweb10B/                    the benchmark itself, on its shards
+      octavo train gpt --data fineweb10B/ --preset modern --precision bf16 --compile
+    """
+    from octavo.systems.language.train_command import Choices, train_gpt
+
+    if list_presets:
+        from octavo.display.console import console, print_table, table
+        from octavo.systems.language.language_presets import PRESETS
+
+        rows = table("preset", "what it is", "predicted")
+        for name, one in PRESETS.items():
+            rows.add_row(name, one.told, one.predicted)
+        print_table(console(), rows)
+        return
+    if data is None:
+        raise SettingError("--data is missing; give a text file, or a folder of shards")
+    folder = out or Path(f"octavo-gpt-{preset}")
+    if ddp is not None:
+        from octavo import locks
+        from octavo.train.launch import launch
+
+        if ddp < 1:
+            raise SettingError(f"--ddp is {ddp}; accepted are 1 process and more")
+        locks.check(folder)
+        raise typer.Exit(launch(["-m", "octavo", *_without_ddp(sys.argv[1:])], ddp))
+    chosen = Choices(
+        preset=preset, scale=scale, tokens=tokens, vocabulary=vocabulary, learning_rate=rate, precision=precision,
+        validation_tokens=validation_tokens, compile=compile, seed=seed, device=device,
+    )  # fmt: skip
+    with stage_bar() as tell:
+        ready = chosen.prepare(data, folder, tell)
+    report = train_gpt(ready, folder)
+    if report is None:
+        return
     from octavo.display.console import console, print_json
 
     if json:

@@ -151,6 +151,36 @@ class TokenLoader:
         self._shard, self._at, self._epoch = values["shard"], values["at"], values["epoch"]
         self._tokens, self._dropped, self._documents = values["tokens"], values["dropped"], None
 
+    def continued(self, *, batch: int, context: int) -> TokenLoader:
+        """Return a loader of other windows that goes on where this one stands. Raises DataError as the class does."""
+        other = TokenLoader(
+            self.files, batch=batch, context=context, vocabulary=self.vocabulary, end=self.end, order=self.order,
+            seed=self.seed, rank=self.rank, ranks=self.ranks,
+        )  # fmt: skip
+        other._shard, other._at, other._epoch = self._shard, self._at, self._epoch
+        other._tokens, other._dropped = self._tokens, self._dropped
+        return other
+
+    def skip(self, batches: int) -> None:
+        """Pass over batches as if they had been read, in a time that does not grow with their number."""
+        lengths = self._lengths if self.order == "reference" else [self.total]
+        self._tokens += whole("batches", batches) * self.window
+        inside = [max(0, length - 1) // self.window for length in lengths]
+        while batches:
+            here = max(0, lengths[self._shard] - self._at - 1) // self.window
+            if batches <= here:
+                self._at += batches * self.window
+                return
+            batches -= here
+            self._dropped += lengths[self._shard] - self._at - here * self.window
+            self._shard, self._at, self._documents = (self._shard + 1) % len(lengths), 0, None
+            if self._shard:
+                continue
+            epochs = (batches - 1) // sum(inside)
+            self._epoch += 1 + epochs
+            self._dropped += epochs * (sum(lengths) - sum(inside) * self.window)
+            batches -= epochs * sum(inside)
+
     def _open(self, shard: int) -> NDArray[np.uint16]:
         ids = self._shards[shard]
         if not self._checked[shard]:

@@ -32,6 +32,7 @@ from octavo.train.metric_files import read_metrics, without_clock
 from octavo.train.optimizer import adamw
 from octavo.train.parameter_groups import ParameterGroup, grouped, language_groups
 from octavo.train.randomness import seed_all
+from octavo.train.stages import Stage
 from octavo.train.task import Task
 from octavo.train.train_config import TrainConfig
 
@@ -42,6 +43,7 @@ __all__ = [
     "OptimizerError",
     "PackageError",
     "ParameterGroup",
+    "Stage",
     "Task",
     "TaskError",
     "TrainConfig",

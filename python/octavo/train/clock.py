@@ -12,7 +12,8 @@ NAMES = ("train", "evaluate", "compile")
 class Clock:
     """Seconds by activity, monotonic and added up over the continuations of a run.
 
-    A step in which torch.compile compiles counts as compilation. Checkpoints and logging are on no clock.
+    A step in which torch.compile compiles, the first of a stage, counts as compilation. Checkpoints and
+    logging are on no clock.
     """
 
     def __init__(self) -> None:

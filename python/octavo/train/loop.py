@@ -111,6 +111,7 @@ def train(
         parts = _parts(model, task, config, processes, optimizer)
         stack.enter_context(_only_run(folder, processes))
         _take_up_newest(parts, folder, resume=resume)
+        stack.enter_context(parts.precision.prepared(model))
         step, first = parts.state.step, processes.is_first
         metrics = stack.enter_context(Metrics(folder, upto=step, write=first, tensorboard=tensorboard))
         display = stack.enter_context(Display(config.steps, step=step, enabled=progress and first))
@@ -141,9 +142,10 @@ def _parts(
     model: nn.Module, task: Any, config: TrainConfig, processes: Processes, make_optimizer: MakeOptimizer
 ) -> CheckpointContent:
     """Seed the generators, move the model, and make everything that a run changes."""
-    if config.batch_size < config.accumulation * processes.world:
-        parts = f"{config.accumulation} micro-batches in {processes.world} processes"
-        raise ConfigError(f"batch_size is {config.batch_size}; accepted: at least one sequence for {parts}")
+    for stage in config.stages or (config.stage(0),):
+        if stage.batch_size < stage.accumulation * processes.world:
+            parts = f"{stage.accumulation} micro-batches in {processes.world} processes"
+            raise ConfigError(f"batch_size is {stage.batch_size}; accepted: at least one sequence for {parts}")
     seed_all(config.seed, processes.rank)
     model.to(processes.device).train()
     optimizer = make_optimizer(model, config)
@@ -170,6 +172,7 @@ def _take_up_newest(parts: CheckpointContent, folder: Path, *, resume: bool) -> 
         checkpoint.tidy(folder, found[0] if found else None, keep=parts.config.keep)
         trained = sum(p.numel() for p in parts.model.parameters() if p.requires_grad)
         facts = {"model": type(parts.model).__name__, "trained": trained, "task": type(parts.task).__name__}
+        facts |= getattr(parts.task, "facts", {})
         write_run(folder, parts.config, processes, facts, step=parts.state.step)
 
 
@@ -209,13 +212,14 @@ class _Run:
         if state.step:
             self.display.say(f"resumed after step {state.step} of {config.steps}")
         reason: Literal["finished", "early", "interrupted"] = "finished"
-        compiling = config.compile
+        compiled = None  # the stage whose shapes are compiled
         while state.step < config.steps and reason == "finished":
             if config.patience is not None and state.unimproved >= config.patience:
                 reason = "early"
                 break
-            stop = self._step(compiling=compiling)
-            compiling = False
+            stage = config.stage(state.step)
+            stop = self._step(compiling=config.compile and stage != compiled)
+            compiled = stage
             last = state.step == config.steps
             if _due(state.step, config.evaluate_every) or (last and evaluates(self.parts.task)):
                 self._evaluate()
@@ -238,10 +242,10 @@ class _Run:
     def _step(self, *, compiling: bool) -> bool:
         """Make one update and, where it is due, a line of metrics. Return whether the run was asked to stop."""
         state, average = self.state, self.parts.average
-        for callback in self.callbacks:
-            callback(self.parts.model, state.step)
         begin = time.perf_counter()
         with self.clock.on("compile" if compiling else "train"):
+            for callback in self.callbacks:
+                callback(self.parts.model, state.step)
             update = self.update(state.step, self.interrupt.seen, self._gradients if self.gatherers else None)
             if average is not None and not update.skipped:
                 average.update(state.step + 1)
@@ -264,7 +268,7 @@ class _Run:
         line = train_line(
             self.state,
             self.clock,
-            batch_size=self.config.batch_size,
+            batch_size=self.config.stage(self.state.step - 1).batch_size,
             learning_rate=update.learning_rate,
             norm=update.gradient_norm,
         )

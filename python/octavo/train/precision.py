@@ -1,23 +1,33 @@
-"""Mixed precision: autocast to 16 bits, and loss scaling for fp16. Weights, gradients, optimizer state are float32."""
+"""Precision of a run: autocast to 16 bits, loss scaling for fp16, TF32 and simulated FP8.
+
+Weights, gradients and optimizer state are float32.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from torch import nn
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+from octavo.errors import ConfigError
+from octavo.train.simulated_fp8 import restore_float, simulate_fp8
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 class Precision:
-    """The precision of a run: ``fp32``, ``bf16`` or ``fp16``, with the loss scaler that fp16 needs.
+    """The precision of a run, by its name in TrainConfig, with the loss scaler that fp16 needs.
 
     ``scaler`` multiplies the loss so that small gradients survive float16: it doubles after 2000 good updates, and an
-    update with an infinite or NaN gradient is skipped and the scale halved. It does nothing in fp32 and bf16.
+    update with an infinite or NaN gradient is skipped and the scale halved. It does nothing in other precisions.
     """
 
     def __init__(self, name: str, device: torch.device) -> None:
-        """Prepare for ``name`` of TrainConfig on ``device``."""
+        """Prepare for ``name`` of TrainConfig on ``device``. Raises ConfigError for tf32 on a device without it."""
+        if name == "tf32" and device.type != "cuda":
+            raise ConfigError(f"precision is 'tf32' on {device.type}; accepted there: fp32, bf16, fp16, fp8")
         self.name = name
         self.device = device
         self.scaler = torch.amp.GradScaler(device.type, enabled=name == "fp16")
@@ -27,3 +37,17 @@ class Precision:
         if self.name not in _DTYPES:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=_DTYPES[self.name])
+
+    @contextmanager
+    def prepared(self, model: nn.Module) -> Iterator[None]:
+        """Switch TF32 or FP8 on for a block, and off, or as it was, at its end."""
+        before = torch.backends.cuda.matmul.allow_tf32
+        if self.name == "tf32":
+            torch.backends.cuda.matmul.allow_tf32 = True
+        if self.name == "fp8":
+            simulate_fp8(model)
+        try:
+            yield
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+            restore_float(model)

@@ -11,6 +11,7 @@ Optional members:
   each process returns the sums of its part, all of them pairs, and the loop adds them up.
 - ``metric`` and ``goal`` (``"max"`` or ``"min"``): which of the numbers decides what is best, and when to stop.
 - ``data_digest``: a text that names the data. A checkpoint keeps it, and a run does not go on with other data.
+- ``facts``: a dict of plain values for the record of the run, ``run.json``: hashes of data, what made the model.
 - ``state_dict()`` and ``load_state_dict(state)``: tensors and plain values that a checkpoint should carry. The state
   must be the same in all processes; that of the first is kept.
 """

@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from octavo.errors import ConfigError
+from octavo.train.stages import Stage, position, stage_at
 
 SCHEDULES = ("constant", "linear", "cosine", "trapezoid", "one_cycle")
-PRECISIONS = ("fp32", "bf16", "fp16")
+PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 
 # Fields that may differ when a run is resumed: they change no number that it computes.
@@ -31,7 +32,8 @@ class TrainConfig:
     falls to ``low_momentum`` as the rate rises, and rises again as it falls.
     ``betas``, ``eps``, ``weight_decay``: of AdamW; parameters of fewer than 2 dimensions do not decay.
     ``clip``: largest norm of the whole gradient, None or 0 for none.
-    ``precision``: ``fp32``, or autocast to ``bf16`` or ``fp16`` (with loss scaling); the weights are float32 always.
+    ``precision``: ``fp32``; ``tf32``, of a GPU's products; autocast to ``bf16`` or ``fp16`` (with loss scaling); or
+    ``fp8``, simulated: bf16, and what linear layers of blocks multiply rounded to 8 bits. Weights are float32 always.
     ``compile``: run the task's loss through torch.compile.
     ``seed``: of dropout and whatever else draws numbers while training.
     ``evaluate_every``, ``checkpoint_every``: in steps, None for only at the end. ``keep``: checkpoints that stay.
@@ -39,6 +41,8 @@ class TrainConfig:
     ``patience``: evaluations without improvement that end the run, None for never.
     ``ema``: decay of a moving average of the weights, which then is what is evaluated and exported; None for none.
     ``device``: ``auto`` is CUDA where there is a GPU.
+    ``stages``: updates that differ in batch, length, window or rate, as :class:`octavo.train.Stage` lists them; they
+    take the place of ``batch_size`` and ``accumulation``, add up to ``steps``, and make the schedule one of tokens.
 
     Raises ConfigError with the field, its value and what is accepted.
     """
@@ -66,10 +70,12 @@ class TrainConfig:
     patience: int | None = None
     ema: float | None = None
     device: str = "auto"
+    stages: tuple[Stage, ...] = ()
 
     def __post_init__(self) -> None:
         """Check every field by itself, then those that depend on each other."""
         object.__setattr__(self, "betas", tuple(self.betas) if isinstance(self.betas, list) else self.betas)
+        object.__setattr__(self, "stages", tuple(self.stages) if isinstance(self.stages, list) else self.stages)
         for name in ("steps", "batch_size", "accumulation", "log_every", "keep"):
             self._whole(name, least=1)
         for name in ("evaluate_every", "checkpoint_every", "patience"):
@@ -98,6 +104,10 @@ class TrainConfig:
         self._check_together()
 
     def _check_together(self) -> None:
+        if not isinstance(self.stages, tuple) or not all(isinstance(stage, Stage) for stage in self.stages):
+            self._refuse("stages", "a tuple of Stage")
+        if self.stages and sum(stage.steps for stage in self.stages) != self.steps:
+            self._refuse("steps", f"the updates of its stages, {sum(stage.steps for stage in self.stages)}")
         if self.accumulation > self.batch_size:
             self._refuse("accumulation", f"1 to batch_size, {self.batch_size}: a micro-batch holds a sequence at least")
         falling = round(self.cooldown * self.steps) if self.schedule == "trapezoid" else 0
@@ -123,7 +133,17 @@ class TrainConfig:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, as JSON has them: tuples are lists."""
-        return {**asdict(self), "betas": list(self.betas)}
+        return {**asdict(self), "betas": list(self.betas), "stages": [asdict(stage) for stage in self.stages]}
+
+    def stage(self, step: int) -> Stage:
+        """Return the stage of update ``step``; without stages all of them are one, of sequences of one token."""
+        if self.stages:
+            return self.stages[stage_at(self.stages, step)[0]]
+        return Stage(steps=self.steps, batch_size=self.batch_size, context=1, accumulation=self.accumulation)
+
+    def position(self, step: int) -> float:
+        """Return how far update ``step`` is, in updates: by tokens where there are stages."""
+        return position(self.stages, step) if self.stages else step
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> TrainConfig:
@@ -135,7 +155,11 @@ class TrainConfig:
         missing = sorted({"steps", "batch_size", "learning_rate"} - given.keys())
         if missing:
             raise ConfigError(f"{missing[0]} is missing; TrainConfig needs steps, batch_size and learning_rate")
-        return cls(**given)
+        stages = given.get("stages") or ()
+        try:
+            return cls(**{**given, "stages": tuple(Stage(**stage) for stage in stages)})
+        except TypeError as error:
+            raise ConfigError(f"stages is {stages!r}; accepted: the fields of Stage: {error}") from None
 
     def binding(self) -> dict[str, Any]:
         """Return the fields that a continuation must share: no housekeeping, nor ``steps`` if the rate is constant."""

@@ -91,14 +91,15 @@ class Updater:
         """
         config, scaler = self._config, self._precision.scaler
         factor = rate_factor(config, step)
+        stage = config.stage(step)
         for group in self._optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * factor
+            group["lr"] = group["initial_lr"] * factor * stage.rate
             if config.schedule == "one_cycle":
                 _set_momentum(group, config, factor)
         self._optimizer.zero_grad(set_to_none=True)
         totals = _Totals(self._processes.device)
-        for micro in range(config.accumulation):
-            self._backward(step, micro, totals)
+        for micro in range(stage.accumulation):
+            self._backward(step, micro, stage.accumulation, totals)
         if scaler.is_enabled():
             scaler.unscale_(self._optimizer)
         names = [name for name, p in self._named if p.grad is not None]
@@ -129,13 +130,12 @@ class Updater:
         rate = self._optimizer.param_groups[0]["lr"]
         return Update(totals.loss_sum, round(totals.tokens), totals.counts, rate, norm, skipped, totals.stop)
 
-    def _backward(self, step: int, micro: int, totals: _Totals) -> None:
-        """Add the gradients of one micro-batch; the processes exchange them at the last one only."""
-        config = self._config
+    def _backward(self, step: int, micro: int, parts: int, totals: _Totals) -> None:
+        """Add the gradients of one micro-batch of ``parts``; the processes exchange them at the last one only."""
         ahead = self._ahead.pop(step, None) if micro == 0 else None
         batch = self._fetch(step, micro) if ahead is None else ahead
         network = self._network
-        is_last = micro == config.accumulation - 1
+        is_last = micro == parts - 1
         with network.no_sync() if isinstance(network, DistributedDataParallel) and not is_last else nullcontext():
             with self._precision.autocast():
                 loss_sum, count, counts = self._loss(self._network, batch)
@@ -143,21 +143,21 @@ class Updater:
                 given = f"{loss_sum.dtype} of shape {tuple(loss_sum.shape)}"
                 raise TaskError(f"loss returned {given}; accepted: the sum over all tokens, of shape (), in float32")
             if self.unit is None:
-                self.unit = self._power_of_two_near(count)
+                self.unit = self._power_of_two_near(count, parts)
             self._precision.scaler.scale(loss_sum / self.unit).backward()
         totals.add(loss_sum.detach(), count, counts)
 
-    def _power_of_two_near(self, count: int | Tensor) -> float:
+    def _power_of_two_near(self, count: int | Tensor, parts: int) -> float:
         """Return the power of two next to the tokens of an update, judged by one micro-batch of every process."""
         alike = torch.tensor(float(count), dtype=torch.float64, device=self._processes.device)
-        tokens = self._processes.sum(alike).item() * self._config.accumulation
+        tokens = self._processes.sum(alike).item() * parts
         return 2.0 ** round(math.log2(max(tokens, 1.0)))
 
     def _fetch(self, step: int, micro: int) -> Any:
         """Return this process's part of a micro-batch, on its device."""
-        config, processes = self._config, self._processes
+        stage, processes = self._config.stage(step), self._processes
         part = micro * processes.world + processes.rank
-        start, size = share(config.batch_size, config.accumulation * processes.world, part)
+        start, size = share(stage.batch_size, stage.accumulation * processes.world, part)
         return to_device(self._task.batch(step, micro, start, size), processes.device)
 
     def _fetch_ahead(self, step: int) -> None:

@@ -1,0 +1,85 @@
+"""Arms of the bench: presets by name, with fields that differ, and the budgets that they run on."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from octavo.errors import SettingError
+from octavo.systems.language.language_config import AdamW, LanguageConfig, Muon
+from octavo.systems.language.language_presets import BASE, preset
+from octavo.systems.language.language_scales import Scale
+
+_NUMBERS = ("learning_rate", "weight_decay", "muon", "embedding", "head", "scalars", "warmup", "cooldown", "clip")
+_CHANGES = (*_NUMBERS, "batch", "precision")
+_BUDGET = re.compile(r"(\d*\.?\d*)(tokens|time)")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """``share`` of the scale's tokens, or, for the kind ``time``, of the seconds that the baseline trains for."""
+
+    kind: str
+    share: float
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Read ``tokens``, ``time``, ``0.5time``. Raises SettingError for anything else."""
+        found = _BUDGET.fullmatch(text.strip())
+        share = 1.0 if found is None or not found[1] else float(found[1] if found[1] != "." else 0)
+        if found is None or not 0 < share <= 100:
+            raise SettingError(f"budget is {text!r}; accepted are tokens, time, and parts of them such as 0.5time")
+        return cls(found[2], share)
+
+    def __str__(self) -> str:
+        """Return the text that it is parsed from."""
+        return self.kind if self.share == 1 else f"{self.share:g}{self.kind}"
+
+
+def arm(text: str, scale: Scale) -> LanguageConfig:
+    """Return the run of an arm: ``NAME``, or ``NAME@FIELD=VALUE,...`` with fields that differ from the preset.
+
+    Fields: those of the optimizer, ``warmup``, ``cooldown``, ``clip``, ``batch`` (sequences of an update), and
+    ``precision``. Raises SettingError naming the field and what is accepted.
+    """
+    name, _, changes = text.partition("@")
+    config = preset(name, scale)
+    for change in filter(None, changes.split(",")):
+        field, _, value = change.partition("=")
+        if field not in _CHANGES:
+            raise SettingError(f"{field!r} of arm {text!r} is no field; accepted are {', '.join(_CHANGES)}")
+        config = _changed(config, text, field, value)
+    return config
+
+
+def arms(text: str) -> list[str]:
+    """Split a list of arms: names with commas between, where ``,`` followed by a field goes on with the arm before."""
+    found: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        if "=" in part and "@" not in part and found:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    if len(set(found)) != len(found):
+        raise SettingError(f"arms are {text!r}; accepted is each once")
+    return found if BASE in found else [BASE, *found]
+
+
+def _changed(config: LanguageConfig, arm: str, field: str, value: str) -> LanguageConfig:
+    if field == "precision":
+        return replace(config, precision=value)
+    try:
+        number = float(value)
+    except ValueError:
+        raise SettingError(f"{field} of arm {arm!r} is {value!r}; accepted is a number") from None
+    if field == "batch":
+        return replace(config, phases=tuple(replace(phase, batch=int(number)) for phase in config.phases))
+    if field in ("warmup", "cooldown", "clip"):
+        changes: dict[str, Any] = {field: number}
+        return replace(config, **changes)
+    rule: AdamW | Muon = config.optimizer
+    if not hasattr(rule, field):
+        raise SettingError(f"{field} of arm {arm!r}: {type(rule).__name__} has none")
+    of_rule: dict[str, Any] = {field: number}
+    return replace(config, optimizer=replace(rule, **of_rule))

@@ -1,0 +1,156 @@
+"""The job of ``octavo train gpt``: tokens, model, training, the exact loss, the model folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+import octavo
+from octavo import container, files, locks
+from octavo._reading import read_json
+from octavo.errors import CheckpointError
+from octavo.folder.save_load import save_model
+from octavo.models.gpt import GPT
+from octavo.systems.language.language_config import LanguageConfig, differing
+from octavo.systems.language.language_task import LanguageTask, Progress, Reallocation, check_objective
+from octavo.systems.language.model_folder import save_language_model
+from octavo.systems.language.token_data import TokenData
+from octavo.train import TrainResult, ValLoss, checkpoint, grouped, seed_all, train
+
+CONFIG, REPORT, MODEL = "language.json", "report.json", "model"
+
+
+@dataclass(frozen=True)
+class LanguageReport:
+    """A finished run: how it ended, and the exact loss of its last weights."""
+
+    result: TrainResult
+    validation: ValLoss
+    parameters: int
+    folder: Path
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        return {
+            "steps": self.result.step,
+            "tokens": self.result.tokens,
+            "parameters": self.parameters,
+            "seconds": self.result.seconds,
+            "tokens_per_s": self.tokens_per_s,
+            "validation": validation_record(self.validation),
+            "model": str(self.folder / MODEL),
+        }
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens trained on a second of the train clock."""
+        return self.result.tokens / max(self.result.seconds["train_s"], 1e-9)
+
+    def results(self) -> list[tuple[str, str]]:
+        """Return labels and texts for the terminal."""
+        loss, seconds = self.validation, self.result.seconds
+        bits = "" if loss.bits_per_byte is None else f", {loss.bits_per_byte:.4f} bits a byte"
+        trained = f"{self.parameters:,} parameters, {self.result.step:,} updates, {self.result.tokens:,} tokens"
+        clocks = f"{seconds['train_s']:.1f} s training ({self.tokens_per_s:,.0f} tokens/s), "
+        return [
+            ("trained", trained),
+            ("clocks", f"{clocks}{seconds['compile_s']:.1f} s compiling, {seconds['evaluate_s']:.1f} s validating"),
+            ("validation", f"{loss.nats:.4f} nats a token{bits}, on {loss.tokens:,} tokens at context {loss.context}"),
+            ("written", str(self.folder / MODEL)),
+        ]
+
+
+def validation_record(loss: ValLoss) -> dict[str, Any]:
+    """Return what a record says of a validation; only :func:`octavo.train.exact_nll` makes one."""
+    if not isinstance(loss, ValLoss):
+        raise TypeError(f"a validation is a ValLoss, got {type(loss).__name__}")
+    names = ("nats", "bits_per_byte", "tokens", "context", "stride", "guard", "source_hash")
+    return {name: getattr(loss, name) for name in names}
+
+
+def train_language(
+    config: LanguageConfig,
+    data: TokenData,
+    folder: Path,
+    *,
+    seed: int = 0,
+    device: str = "auto",
+    progress: bool = True,
+    callbacks: tuple[Callable[[nn.Module, int], None], ...] = (),
+    **changes: Any,
+) -> LanguageReport | None:
+    """Train a model in ``folder``, going on with the run that is there, measure it, and write its model folder.
+
+    ``seed``: of first weights, order of documents and sampled losses. ``changes``: fields of
+    :class:`octavo.train.TrainConfig` that differ. ``folder`` gets ``run.json``, whose record holds the configuration
+    and hashes of source and data, ``metrics.jsonl``, checkpoints, ``report.json`` and ``model/``.
+    Returns None in every process but the first. Raises Interrupted if a signal ended the training, CheckpointError for
+    a folder of another run, naming the fields, LockedError if another process trains there.
+    """
+    check_objective(config)
+    loop = config.train_config(seed=seed, device=device, **changes)
+    is_first = os.environ.get("RANK", "0") == "0"
+    with locks.hold(folder) if is_first else nullcontext():
+        if is_first:
+            _keep_config(folder, config)
+        facts = {"language": config.as_dict(), "data": data.facts(), "source_sha256": source_hash()}
+        task = LanguageTask(data, config, loop, facts)
+        model = build(config, data, seed)
+        given: list[Callable[[nn.Module, int], None]] = [Progress(loop)]
+        if config.reallocations:
+            given.append(Reallocation(task, loop, config.reallocations))
+        make = grouped(config.optimizer.groups(model, loop.steps))
+        result = train(model, task, loop, folder, progress=progress, optimizer=make, callbacks=[*given, *callbacks])
+        if result.reason == "interrupted":
+            raise result.interruption(told=True)
+        return _finish(model, task, data, result, folder) if is_first else None
+
+
+def build(config: LanguageConfig, data: TokenData, seed: int) -> GPT:
+    """Return the model with first weights of ``seed``, and with what its parts count in the training tokens."""
+    seed_all(seed)
+    model = GPT(config.model)
+    counting = [part for part in (model.head, model.objective) if callable(getattr(part, "count", None))]
+    if counting:
+        ids = data.counted_ids()
+        for part in counting:
+            part.count(ids)
+    return model
+
+
+def source_hash() -> str:
+    """Return the SHA-256 over the package's files of Python, by name and content."""
+    state = hashlib.sha256()
+    root = Path(octavo.__file__).parent
+    for file in sorted(root.rglob("*.py")):
+        state.update(f"{file.relative_to(root)}\0".encode())
+        state.update(hashlib.sha256(file.read_bytes()).digest())
+    return state.hexdigest()
+
+
+def _keep_config(folder: Path, config: LanguageConfig) -> None:
+    """Write the configuration, or refuse that of another run."""
+    path, now = folder / CONFIG, config.as_dict()
+    if path.exists() and checkpoint.available(folder) and (told := differing(read_json(path), now)):
+        raise CheckpointError(f"{path}: of a run with another configuration: {'; '.join(told[:4])}")
+    files.write(path, json.dumps(now, indent=2) + "\n")
+
+
+def _finish(model: GPT, task: LanguageTask, data: TokenData, result: TrainResult, folder: Path) -> LanguageReport:
+    model.load_state_dict(container.load(folder / "last.safetensors"))
+    model.eval()
+    report = LanguageReport(result, task.validate(model), sum(p.numel() for p in model.parameters()), folder)
+    if data.tokenizer is None:
+        save_model(model, folder / MODEL)
+    else:
+        save_language_model(folder / MODEL, model, data.tokenizer)
+    files.write(folder / REPORT, json.dumps(report.as_dict(), indent=2) + "\n")
+    return report

@@ -1,0 +1,148 @@
+"""The task of a language model for the training loop: batches by place in the tokens, stages, exact validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.data import TokenBatch, TokenLoader
+from octavo.errors import ConfigError
+from octavo.models.gpt import GPT
+from octavo.models.gpt.word_placement import PlacementCosts
+from octavo.systems.language.language_config import LanguageConfig
+from octavo.systems.language.token_data import TokenData
+from octavo.train import TrainConfig, ValLoss, exact_nll
+from octavo.train.stages import stage_at
+
+# Sequences of training that a reallocation of words counts its costs on.
+_COUNTED = 512
+
+
+class LanguageTask:
+    """Batches of windows from shards, and the loss of the next token.
+
+    Every stage goes on where the one before ended, so that no token is skipped or read twice but for tails of shards.
+    The place of a batch is a function of its number, so that a run goes on from any of them.
+    """
+
+    def __init__(self, data: TokenData, config: LanguageConfig, train: TrainConfig, facts: dict[str, Any]) -> None:
+        """Check the shards. ``facts``: for the record of the run. Raises DataError for shards without one batch."""
+        self.facts, self.data_digest = facts, data.digest
+        self._data, self._train = data, train
+        self._validation = data.validation_ids(config.validation_tokens)
+        self._context = config.context
+        first = train.stages[0]
+        loader = TokenLoader(
+            data.train,
+            batch=first.batch_size // first.accumulation,
+            context=first.context,
+            vocabulary=data.vocabulary,
+            end=data.end,
+            order=config.order,  # type: ignore[arg-type]
+            seed=train.seed,
+        )
+        self._starts: list[TokenLoader] = []
+        for stage in train.stages:
+            rows = stage.batch_size // stage.accumulation
+            self._starts.append(loader.continued(batch=rows, context=stage.context))
+            loader = self._starts[-1].continued(batch=rows, context=stage.context)
+            loader.skip(stage.steps * stage.accumulation)
+        self._loader, self._place = loader, (-1, 0)  # stage, and the windows of it that were read
+        self._window: TokenBatch | None = None
+
+    def batch(self, step: int, micro: int, start: int, size: int) -> dict[str, Any]:
+        """Return ids and targets, int64 ``[size, context]``, and the window of the stage."""
+        number, before = stage_at(self._train.stages, step)
+        stage = self._train.stages[number]
+        rows = stage.batch_size // stage.accumulation
+        window = self._read(number, (step - before) * stage.accumulation + micro)
+        part = slice(start - micro * rows, start - micro * rows + size)
+        ids, targets = (torch.from_numpy(some[part].copy()) for some in (window.inputs, window.targets))
+        return {"ids": ids, "targets": targets, "window": stage.window}
+
+    def loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor, int | Tensor, dict[str, int | Tensor]]:
+        """Return the objective's sum, its tokens, and its other sums."""
+        loss_sum, parts = model(batch["ids"], batch["targets"], window=batch["window"])
+        return loss_sum, parts.pop("tokens"), parts
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Return the validation loss in nats a token, of the context that the run ends with."""
+        return {"validation_nats": self.validate(model).nats}
+
+    def validate(self, model: nn.Module) -> ValLoss:
+        """Return the whole result of a validation."""
+        return exact_nll(
+            model,
+            self._validation,
+            context=self._context,
+            nbytes=self._data.nbytes(self._validation),
+            batch_size=max(1, 4096 // self._context),
+        )
+
+    def _read(self, number: int, window: int) -> TokenBatch:
+        if self._place == (number, window + 1) and self._window is not None:
+            return self._window
+        at_stage, done = self._place
+        if at_stage != number or done > window:
+            first = self._starts[number]
+            self._loader, done = first.continued(batch=first.batch, context=first.context), 0
+        self._loader.skip(window - done)
+        self._window = next(self._loader)
+        self._place = (number, window + 1)
+        return self._window
+
+
+def check_objective(config: LanguageConfig) -> None:
+    """Refuse settings that need a part which the model lacks. Raises ConfigError."""
+    from octavo.models.gpt import GridSoftmax
+
+    if config.reallocations and not isinstance(config.model.head, GridSoftmax):
+        raise ConfigError(f"reallocations is {config.reallocations}; accepted is 0 where the head is no grid of words")
+
+
+class Progress:
+    """A callback that tells the objective how much of the run is over, by tokens."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        """Keep the configuration of the loop."""
+        self._config = config
+
+    def __call__(self, model: nn.Module, step: int) -> None:
+        """Set the progress before update ``step``."""
+        assert isinstance(model, GPT)
+        objective: Any = model.objective
+        objective.progress = self._config.position(step) / self._config.steps
+
+
+class Reallocation:
+    """A callback that arranges the grid of words anew, ``times`` times at even distances in the first half of a run.
+
+    Costs are counted on the sequences of the update that comes; the optimizer's moments of rows and columns stay.
+    """
+
+    def __init__(self, task: LanguageTask, config: TrainConfig, times: int) -> None:
+        """Choose the updates."""
+        self._task, self._config = task, config
+        self._steps = {round(config.steps * (at + 1) / (2 * times + 2)) for at in range(times)}
+
+    def __call__(self, model: nn.Module, step: int) -> None:
+        """Move the words, where it is the time."""
+        if step not in self._steps:
+            return
+        assert isinstance(model, GPT)
+        head: Any = model.head
+        costs = PlacementCosts(model.config.vocabulary, head.grid.side)
+        rows = self._config.stage(step).batch_size
+        device = head.grid.cell_V.device
+        was = model.training
+        model.eval()
+        for later in range(max(1, _COUNTED // rows)):
+            at = min(step + later, self._config.steps - 1)
+            batch = self._task.batch(at, 0, 0, rows // self._config.stage(at).accumulation)
+            ids, targets = batch["ids"].to(device), batch["targets"].to(device)
+            with torch.no_grad():
+                costs.add(head, model.hidden(ids).flatten(0, 1), targets.flatten())
+        model.train(was)
+        head.grid.place(costs.best(head.grid.cell_V).to(device))

@@ -1,0 +1,62 @@
+"""Language models from the command line: trained from any text, compared in a bench."""
+
+import json
+
+import pytest
+from data.byte_pair_texts import END, corpus
+from octavo.systems.language.model_folder import load_language_model
+
+
+def test_a_language_model_is_trained_from_any_text(octavo, tmp_path):
+    text = tmp_path / "book.txt"
+    text.write_text(END.join(corpus(2500, seed) for seed in range(6)))
+    options = [
+        "--data",
+        text,
+        "-o",
+        tmp_path / "run",
+        "--tokens",
+        2048,
+        "--vocabulary",
+        300,
+        "--validation-tokens",
+        128,
+    ]
+    report = json.loads(octavo("train", "gpt", *options, "--json").stdout)
+    assert report["tokens"] == 2048 and report["validation"]["tokens"] >= 128
+    model, tokenizer = load_language_model(tmp_path / "run" / "model")
+    assert tokenizer.size == model.config.vocabulary == 300
+    again = octavo("train", "gpt", *options).output
+    assert "nats a token" in again and f"{report['validation']['nats']:.4f}" in again
+    refused = octavo("train", "gpt", *options[:-4], "--vocabulary", 290, "--preset", "muon", code=2)
+    assert "other files or options" in " ".join(refused.output.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "--data is missing"),
+        (["--data", "x", "--preset", "moun"], "moun"),
+        (["--data", "x", "--scale", "huge"], "micro, mini, true"),
+        (["--data", "x", "--preset", "muon", "--lr", 0.1], "has its own"),
+        (["--data", "x", "--precision", "fp7"], "fp7"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_the_text_is_read(octavo, tmp_path, options, told):
+    assert told in " ".join(octavo("train", "gpt", *options, code=2).output.split())
+
+
+def test_the_presets_are_listed(octavo):
+    listed = octavo("train", "gpt", "--list").output
+    assert all(name in listed for name in ("nocap_baseline", "modern_skips", "lightrnn_reallocated"))
+
+
+def test_a_bench_reports_what_is_there(octavo, tmp_path):
+    text = tmp_path / "book.txt"
+    text.write_text(END.join(corpus(2500, seed) for seed in range(6)))
+    options = ["--data", text, "-o", tmp_path / "b", "--arms", "muon", "--seeds", 1, "--tokens", 2048,
+               "--validation-tokens", 128]  # fmt: skip
+    shown = octavo("bench", "gpt", *options).output
+    assert "nocap_baseline" in shown and "muon" in shown and "seeds" in shown
+    told = json.loads(octavo("bench", "gpt", "--data", text, "-o", tmp_path / "b", "--report-only", "--json").stdout)
+    assert [row["arm"] for row in told["budgets"]["tokens"]] and (tmp_path / "b" / "report.md").exists()
