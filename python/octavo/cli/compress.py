@@ -78,6 +78,9 @@ def run(
         int | None, typer.Option(metavar="N", help="Updates of --train.  [default: what the model takes]")
     ] = None,
     workers: Annotated[int, typer.Option(metavar="N", help="Processes that measure, with one thread each.")] = 1,
+    peers: Annotated[
+        bool, typer.Option("--peers", help="Evaluate formats of ggml and torchao of the same bytes, too.")
+    ] = False,
     lines: Annotated[int, typer.Option(help="polynomials: test lines.")] = 20_000,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="PATH", help="Folder.  [default: octavo-MODEL]")
@@ -99,7 +102,7 @@ def run(
     \b
     Examples:
       octavo compress
-      octavo compress --budget 4 -o tiny
+      octavo compress --budget 4 --peers -o tiny
       octavo compress --train
       octavo compress --model minilm
       octavo compress --model sentiment/ --data sst2_train.tsv --test sst2_dev.tsv --max-loss 0.005
@@ -127,11 +130,19 @@ def run(
     job = _job(model, data, test, lines)
     job = _changed(job, tuple(exclude or ()), tuple(share or ()), prune)
     kept = out.resolve().parent / f".{out.resolve().name}.compress"
+    others: Any = ()
+    if peers:
+        from dataclasses import replace
+
+        from octavo.compat.peer_formats import peers as peer_formats
+
+        others, absent = peer_formats()
+        job = replace(job, notes=(*job.notes, *absent))
     if train_steps is not None and not train:
         raise SettingError("--train-steps without --train; give both")
     options = {
         "formats": candidates, "recipe": given, "fast": fast, "train": train, "train_steps": train_steps,
-        "workers": workers,
+        "workers": workers, "peers": others,
     }  # fmt: skip
     result = _run(job, goal, options, kept, run_job)
     result.save(out, overwrite=force)
@@ -219,6 +230,8 @@ def _show(report: dict[str, Any], model: str, out: Path, json: bool) -> None:
     for row in (*report["metrics"], *report["costs"]):
         if "after" in row:
             stdout.print(f"{row['label']:30} {_value(row, 'before')} -> {_value(row, 'after')}{_split(row)}")
+        for label, value in (row.get("others") or {}).items():
+            stdout.print(f"  {label:28} {_value({'unit': row['unit'], 'other': value}, 'other')}")
     stdout.print(f"{'written':30} {out}: model, recipe.toml, report.html, report.json")
     if Path(model).is_dir():
         tell_left_behind(Checkpoint.open(Path(model)), stdout)

@@ -27,6 +27,7 @@ from octavo.search.compression_trials import Found
 from octavo.search.forked_workers import check_workers
 from octavo.search.function_identity import function_identity
 from octavo.search.journal import Journal
+from octavo.search.peers import Peer
 from octavo.search.short_training import BatchTask, Loss, Training, distillation, rate_of, short_config
 from octavo.train.measurement import Measurement, mean_of
 from octavo.train.model_agreement import agreement
@@ -81,6 +82,7 @@ def compress_model(
     train: bool | Loss = False,
     train_steps: int | None = None,
     workers: int = 1,
+    peers: Sequence[Peer] = (),
     journal: Path | str | None = None,
     progress: bool | Report = True,
 ) -> Compressed:
@@ -99,6 +101,7 @@ def compress_model(
     calibration batches (``samples`` says how many there are): a function of a model and a batch that returns the loss,
     a tensor of one value; or True: the divergence from ``model``, which needs no labels.
     ``workers``: processes that measure sensitivities and points, forks of this one with a thread each, to the same end.
+    ``peers``: formats of other libraries (:func:`octavo.compat.peer_formats.peers`), evaluated at the same bytes.
     ``journal``: a folder; the same call goes on where it was stopped, whatever ended it. ``evaluate`` is known there by
     its name and source: give another folder where what it calls changes.
 
@@ -119,7 +122,7 @@ def compress_model(
     )  # fmt: skip
     return run_job(
         job, goal, formats=tuple(formats), recipe=given, fast=fast, journal=journal, progress=progress,
-        train=bool(train), train_steps=train_steps, workers=workers,
+        train=bool(train), train_steps=train_steps, workers=workers, peers=peers,
     )  # fmt: skip
 
 
@@ -177,6 +180,7 @@ def run_job(
     progress: bool | Report = True,
     tell: Callable[[str, float], object] | None = None,
     command: str | None = None,
+    peers: Sequence[Peer] = (),
 ) -> Compressed:
     """Return the result of a job. ``tell``: hears what is being done and its share of all work."""
     formats = canonical(formats)
@@ -198,6 +202,8 @@ def run_job(
         flow = Flow(job, goal, formats, kept, say, workers)
         found = flow.search(fast=fast, training=training) if recipe is None else flow.given(recipe, training)
         assert found.chosen is not None
+        if peers:
+            flow.compare(found, peers)
         say("packing the chosen model", 0.94)
         packed = flow.built(found.chosen, found)
         size, tested = _final(job, packed, say, stack)

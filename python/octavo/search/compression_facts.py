@@ -16,7 +16,7 @@ from octavo import __version__
 from octavo.recipe.rule import KEEP
 from octavo.report.value_texts import value_text
 from octavo.search.compression_job import Goal, Job
-from octavo.search.compression_trials import Found, Trial
+from octavo.search.compression_trials import Found, PeerTrial, Trial
 from octavo.search.measured_costs import cost_row, forward_costs
 from octavo.search.verification import ENOUGH
 from octavo.train.measurement import Measurement
@@ -163,11 +163,14 @@ def _metric(
 
 def _others(found: Found, chosen: Trial) -> dict[str, Any]:
     others = {} if chosen.start is None else {"before training": value_of(chosen.start.quality)}
+    return others | {label: value_of(trial.quality) for label, trial in _beside(found, chosen).items()}
+
+
+def _beside(found: Found, chosen: Trial) -> dict[str, Trial | PeerTrial]:
+    """Return what stands beside the chosen model, by label: the best uniform format, and those of other libraries."""
     uniform = [trial for trial in found.trials if trial.series == "uniform" and trial is not chosen]
-    if uniform:
-        best = min(uniform, key=lambda trial: (trial.quality.loss, trial.nbytes))
-        others[f"best uniform: {best.label}"] = value_of(best.quality)
-    return others
+    best = sorted(uniform, key=lambda trial: (trial.quality.loss, trial.nbytes))[:1]
+    return {f"best uniform: {trial.label}": trial for trial in best} | {trial.label: trial for trial in found.peers}
 
 
 def _costs(job: Job, goal: Goal, found: Found, packed: nn.Module, file_bytes: int) -> list[dict[str, Any]]:
@@ -180,6 +183,8 @@ def _costs(job: Job, goal: Goal, found: Found, packed: nn.Module, file_bytes: in
         cost_row("file_bytes", "file of weights", "B", job.file_bytes or before_bytes, file_bytes),
         cost_row("bits_all", "average bits, all parameters", "bits", 8 * before_bytes / parameters, bits),
     ]
+    if beside := _beside(found, chosen):
+        rows[1]["others"] = {label: {"value": 8 * trial.nbytes / parameters} for label, trial in beside.items()}
     if goal.latency is not None:
         before = None if found.latencies is None else found.latencies.whole
         told = f"bound {value_text(goal.latency, 's')}; {_predicted(found, chosen) or 'nothing was predicted'}"
@@ -224,6 +229,13 @@ def _front(found: Found, chosen: Trial) -> dict[str, Any]:
             | ({} if trial.point is None or trial.series != "front" else {"predicted": trial.point.loss})
             | ({"told": told} if (told := _predicted(found, trial)) else {})
         )
+    points += [
+        {
+            "series": "peer", "label": trial.label, "bytes": trial.nbytes, "bits": 8 * trial.nbytes / parameters,
+            "measured": value_of(trial.quality), "measured_loss": trial.quality.loss,
+        }
+        for trial in found.peers
+    ]  # fmt: skip
     label, unit = _LOSSES.get(found.sensitivity.divergence, (found.sensitivity.divergence, ""))
     before = found.before
     return {

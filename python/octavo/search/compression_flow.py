@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,7 @@ from octavo.search.allocation import allocate
 from octavo.search.assignment_recipe import recipe_of
 from octavo.search.bounded_front import bounded_front
 from octavo.search.compression_job import Goal, Job, least_bytes, packed_model
-from octavo.search.compression_trials import Found, Trial, timed
+from octavo.search.compression_trials import Found, PeerTrial, Trial, timed
 from octavo.search.forked_workers import measured_by
 from octavo.search.front import Front, Point
 from octavo.search.journal import Journal, identity
@@ -28,6 +29,7 @@ from octavo.search.layer_sensitivity import Sensitivity
 from octavo.search.measured_costs import latencies, resized
 from octavo.search.measured_divergences import measure_sensitivity
 from octavo.search.measured_latencies import measure_latency
+from octavo.search.peers import Peer, nearest, peer_model, weights_of
 from octavo.search.short_training import Training, train_short
 from octavo.search.tuning import tune
 from octavo.search.verification import verify
@@ -92,6 +94,21 @@ class Flow:
             return packed_model(self.job.quantized(trial.recipe, corrected=trial.corrected))
         assert found.training is not None
         return packed_model(self._train(trial.start, found.training))
+
+    def compare(self, found: Found, peers: Sequence[Peer]) -> None:
+        """Evaluate the formats of other libraries whose bytes are next to those of the chosen model."""
+        assert found.chosen is not None
+        tensors = weights_of(self.job.model, found.sensitivity)
+
+        def quality_of(peer: Peer) -> Measurement:
+            return self.job.evaluate(peer_model(self.job.model, peer, tensors))
+
+        with timed(found, "peers"):
+            for peer, nbytes in nearest(self.job.model, peers, found.chosen.nbytes + self.job.saved, tensors):
+                self.tell(f"evaluating {peer.label}", 0.93)
+                settings = {**self.job.identity, "what": "peer", "peer": peer.label}
+                quality = self._measured(settings, partial(quality_of, peer))
+                found.peers.append(PeerTrial(peer.label, nbytes - self.job.saved, quality))
 
     # --- parts ------------------------------------------------------------------------------------------------------
 

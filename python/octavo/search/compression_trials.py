@@ -38,6 +38,15 @@ class Trial:
     start: Trial | None = None
 
 
+@dataclass(frozen=True)
+class PeerTrial:
+    """A model in a format of another library, its bytes and its quality."""
+
+    label: str
+    nbytes: int
+    quality: Measurement
+
+
 @dataclass
 class Found:
     """Everything that a compression measured; ``chosen`` is one of ``trials``."""
@@ -48,6 +57,7 @@ class Found:
     sensitivity: Sensitivity | None = None
     front: Front | None = None
     latencies: LatencyTable | None = None
+    peers: list[PeerTrial] = field(default_factory=list)
     verification: Verification | None = None
     tuned: list[dict[str, Any]] = field(default_factory=list)
     training: Training | None = None
