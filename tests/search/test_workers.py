@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,17 @@ WORKER = Path(__file__).with_name("search_worker.py")
 
 
 @pytest.fixture(scope="module")
-def database():
+def started():
     pytest.importorskip("psycopg")
     with server() as address:
         yield address
+
+
+@pytest.fixture
+def database(started):
+    yield started
+    with suppress(KeyError):  # a test that fails leaves no study to the next one
+        optuna.delete_study(study_name="kills", storage=open_storage(started))
 
 
 def work(storage, log, sampler="grid", trials=0, seconds=0.01):
@@ -44,20 +52,26 @@ def kill_at_random(storage, log, kills, seed, **given):
     generator, killed = random.Random(seed), {}
     workers = [work(storage, log, **given) for _ in range(4)]
     deadline = time.monotonic() + 300
-    while any(worker.poll() is None for worker in workers):
-        assert time.monotonic() < deadline, "the study does not end"
-        time.sleep(generator.uniform(0.02, 0.25))
-        begun = log.exists()
-        for worker in workers:
-            if worker.poll() not in (None, 0, -signal.SIGKILL):
-                pytest.fail(worker.stderr.read().decode()[-3000:])
-        alive = [position for position, worker in enumerate(workers) if worker.poll() is None]
-        if begun and alive and len(killed) < kills:
-            position = generator.choice(alive)
-            os.kill(workers[position].pid, signal.SIGKILL)
-            workers[position].wait()
-            killed[workers[position].pid] = time.monotonic()
-            workers[position] = work(storage, log, **given)
+    try:
+        while any(worker.poll() is None for worker in workers):
+            assert time.monotonic() < deadline, "the study does not end"
+            time.sleep(generator.uniform(0.02, 0.25))
+            begun = log.exists()
+            for worker in workers:
+                if worker.poll() not in (None, 0, -signal.SIGKILL):
+                    pytest.fail(worker.stderr.read().decode()[-3000:])
+            alive = [position for position, worker in enumerate(workers) if worker.poll() is None]
+            if begun and alive and len(killed) < kills:
+                position = generator.choice(alive)
+                os.kill(workers[position].pid, signal.SIGKILL)
+                workers[position].wait()
+                killed[workers[position].pid] = time.monotonic()
+                workers[position] = work(storage, log, **given)
+    finally:
+        for worker in workers:  # none of a test that fails works on
+            if worker.poll() is None:
+                worker.kill()
+                worker.wait()
     assert all(worker.returncode == 0 for worker in workers)
     return killed
 
@@ -97,7 +111,6 @@ def test_workers_of_a_database_share_a_grid_and_survive_kills(database, tmp_path
     killed = kill_at_random(database, tmp_path / "log", kills=2, seed=1)
     found = check(database, tmp_path / "log", killed, POINTS)
     assert len(killed) == 2 and front(found.records.values()) == whole_front()
-    optuna.delete_study(study_name="kills", storage=open_storage(database))
 
 
 @pytest.mark.slow
@@ -110,7 +123,6 @@ def test_twenty_kills_lose_no_finished_trial(database, tmp_path, sampler):
     assert len(killed) == 20
     if sampler == "grid":
         assert front(found.records.values()) == whole_front()
-    optuna.delete_study(study_name="kills", storage=open_storage(database))
 
 
 @pytest.mark.slow
