@@ -25,7 +25,7 @@ def results(x, text):
     yield (ops.quantize_backward(x, x, text)[0],)
 
 
-@pytest.mark.parametrize("text", ["mxfp4", "nvfp4", "int4:g32", "fixed8"])
+@pytest.mark.parametrize("text", ["mxfp4", "mxint8", "nvfp4", "int4:g32", "fixed8"])
 def test_large_results_have_the_bits_of_scalar_code(values, text):
     with at_level("scalar"):
         wanted = list(results(values, text))
@@ -33,6 +33,26 @@ def test_large_results_have_the_bits_of_scalar_code(values, text):
         with at_level(level):
             for found, reference in zip(results(values, text), wanted, strict=True):
                 assert all(map(torch.equal, found, reference)), level
+
+
+@pytest.mark.parametrize("rule", ["floor", "ceil", "mse"])
+@pytest.mark.parametrize("text", ["nvfp4", "mxint8", "mxfp4", "mxfp8e4m3", "bfp8/16"])
+def test_sixteen_blocks_at_a_time_have_the_bits_of_scalar_code(text, rule):
+    """Whole batches of blocks and parts of them, of magnitudes far apart, some of zeros, ties and values at the ends."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(40, 1000, generator=generator) * torch.exp2(torch.randint(-60, 60, (40, 1), generator=generator))
+    x[8:16] = torch.exp2(torch.randint(-9, 9, (8, 1000), generator=generator)) * 1.5  # halfway between codes
+    x[16:20] *= torch.exp2(torch.randint(-20, 20, (4, 1000), generator=generator))
+    x[20, :500], x[21, ::2], x[22], x[23, 7] = 0, 1e-41, 3e-39, 3.4e38
+    for rows in (x, x[:8], x[8:20].contiguous(), x[20:24].contiguous()):  # nvfp4 has a scale of them all
+        with at_level("scalar"):
+            packed = octavo.encode(rows, text, scale=rule)
+            wanted = packed.codes, packed.scales, octavo.quantize(rows, text, scale=rule)
+        for level in LEVELS[1:]:
+            with at_level(level):
+                packed = octavo.encode(rows, text, scale=rule)
+                found = packed.codes, packed.scales, octavo.quantize(rows, text, scale=rule)
+            assert all(map(torch.equal, found, wanted)), level
 
 
 def test_large_outputs_at_any_address_have_the_same_bits(values):

@@ -155,6 +155,9 @@ pub(crate) fn encode(
     if format.has_levels() {
         out.levels.copy_from_slice(&work.tensor.to_le_bytes());
     }
+    if format.width() == 8 {
+        work.stream_to(out.codes.as_ptr(), layout.len());
+    }
     match format.width() {
         0..=8 => encode_segments::<u8>(&work, src, &layout, &sizes, out.codes)?,
         9..=16 => encode_segments::<u16>(&work, src, &layout, &sizes, out.codes)?,

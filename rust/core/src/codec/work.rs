@@ -10,7 +10,7 @@ use super::grid::{Grid, GroupScale};
 use super::scale::{block_step, resolve_real};
 use super::{Nonfinite, Packed};
 
-/// Elements from which float32 results are written past the caches: 32 MiB. A store through them reads memory first.
+/// Elements of float32 from which results are written past the caches: 32 MiB. A store through them reads memory first.
 const STREAMED: usize = 8 << 20;
 
 /// Where the scales of a piece come from.
@@ -48,7 +48,7 @@ pub(crate) struct Work {
     pub(crate) tensor: f32,
     /// What an infinity counts as.
     pub(crate) largest: f32,
-    /// Results go past the caches, which could not hold them.
+    /// Results, float32 or codes of a byte, go past the caches, which could not hold them.
     pub(crate) stream: bool,
 }
 
@@ -79,8 +79,8 @@ impl Work {
         }
     }
 
-    /// Lets `elements` float32 results at `out` go past the caches where they are many.
-    pub(crate) fn stream_to(&mut self, out: *const f32, elements: usize) {
+    /// Lets `elements` results at `out` go past the caches where they are many.
+    pub(crate) fn stream_to<T>(&mut self, out: *const T, elements: usize) {
         self.stream = elements >= STREAMED && out.addr().is_multiple_of(64);
     }
 

@@ -10,65 +10,88 @@ use crate::simd::{Job, LANES, Lanes, Level, fast};
 pub(super) const ROWS: usize = 4;
 /// Inputs multiplied at once where there are registers for 16 sums and their factors.
 const INPUTS: usize = 4;
+/// Rows of inputs whose partial sums are kept between spans of columns.
+pub(super) const SLAB: usize = 16;
+/// Columns multiplied at once: [`ROWS`] rows of weights, [`INPUTS`] of inputs and the partial sums stay in the L1 cache.
+const SPAN: usize = 768;
 
 /// Partial sums of [`ROWS`] rows of weights and one row of inputs.
-pub(super) type Sums = [[f32; LANES]; ROWS];
+type Sums = [[f32; LANES]; ROWS];
 
-/// `len` columns, a multiple of [`LANES`]: `w` holds [`ROWS`] rows, `w_stride` apart, and `x` one row for each of `sums`,
-/// `x_stride` apart.
-struct Accumulate<'a> {
+/// `len` columns, a multiple of [`LANES`]: `w` holds [`ROWS`] rows, `w_stride` apart, and `x` one row for each of
+/// `products`, `x_stride` apart.
+struct Multiply<'a> {
     w: &'a [f32],
     w_stride: usize,
     x: &'a [f32],
     x_stride: usize,
     len: usize,
-    sums: &'a mut [Sums],
+    products: &'a mut [[f32; ROWS]],
 }
 
-/// Adds the products of `len` columns, a multiple of [`LANES`]: `w` holds [`ROWS`] rows, `w_stride` apart, and `x` one
-/// row for each of `sums`, `x_stride` apart.
-pub(super) fn accumulate(
+/// Writes the products over `len` columns, a multiple of [`LANES`]: `w` holds [`ROWS`] rows, `w_stride` apart, and `x` one
+/// row for each of `products`, `x_stride` apart.
+pub(super) fn multiply(
     level: Level,
     w: &[f32],
     w_stride: usize,
     x: &[f32],
     x_stride: usize,
     len: usize,
-    sums: &mut [Sums],
+    products: &mut [[f32; ROWS]],
 ) {
     assert!(len.is_multiple_of(LANES) && w.len() >= (ROWS - 1) * w_stride + len);
-    assert!(sums.is_empty() || x.len() >= (sums.len() - 1) * x_stride + len);
-    if let Err(Accumulate { sums, .. }) = fast(level, Accumulate { w, w_stride, x, x_stride, len, sums }) {
-        for (m, sums) in sums.iter_mut().enumerate() {
-            for (r, sums) in sums.iter_mut().enumerate() {
-                reference::add_products(&w[r * w_stride..][..len], &x[m * x_stride..][..len], sums);
+    assert!(products.is_empty() || x.len() >= (products.len() - 1) * x_stride + len);
+    if let Err(Multiply { products, .. }) = fast(level, Multiply { w, w_stride, x, x_stride, len, products }) {
+        for (m, products) in products.iter_mut().enumerate() {
+            for (r, product) in products.iter_mut().enumerate() {
+                let mut sums = [0.0; LANES];
+                reference::add_products(&w[r * w_stride..][..len], &x[m * x_stride..][..len], &mut sums);
+                *product = reference::product(sums);
             }
         }
     }
 }
 
-impl<L: Lanes> Job<L> for Accumulate<'_> {
+impl<L: Lanes> Job<L> for Multiply<'_> {
     type Output = ();
     #[inline(always)]
     fn run(self, _: L) {
-        let Self { w, w_stride, x, x_stride, len, sums } = self;
-        let (w, x) = (w.as_ptr(), x.as_ptr());
-        // SAFETY: the lanes prove the instructions, and the slices hold what is read, as `accumulate` asserts.
-        unsafe {
-            let together = if L::VECTORS >= 32 { sums.len() / INPUTS * INPUTS } else { 0 };
-            let (many, rest) = sums.split_at_mut(together);
-            for (i, sums) in many.as_chunks_mut::<INPUTS>().0.iter_mut().enumerate() {
-                block::<L, INPUTS>(w, w_stride, x.add(i * INPUTS * x_stride), x_stride, len, sums);
-            }
-            for (i, sums) in rest.iter_mut().enumerate() {
-                let sums = std::array::from_mut(sums);
-                block::<L, 1>(w, w_stride, x.add((together + i) * x_stride), x_stride, len, sums);
+        let Self { w, w_stride, x, x_stride, len, products } = self;
+        for (slab, products) in products.chunks_mut(SLAB).enumerate() {
+            let mut sums = [[[0.0; LANES]; ROWS]; SLAB];
+            let together = if L::VECTORS >= 32 { products.len() / INPUTS * INPUTS } else { 0 };
+            let (sums, rest) = sums[..products.len()].split_at_mut(together);
+            let (products, rest_products) = products.split_at_mut(together);
+            let mut start = 0;
+            // Without columns, products are sums of nothing.
+            loop {
+                let span = SPAN.min(len - start);
+                let last = start + span == len;
+                // SAFETY: the lanes prove the instructions, and the slices hold what is read, as `multiply` asserts.
+                unsafe {
+                    let (w, x) = (w.as_ptr().add(start), x.as_ptr().wrapping_add(slab * SLAB * x_stride + start));
+                    let many = sums.as_chunks_mut::<INPUTS>().0.iter_mut();
+                    for (i, (sums, to)) in many.zip(products.as_chunks_mut::<INPUTS>().0).enumerate() {
+                        let x = x.wrapping_add(i * INPUTS * x_stride);
+                        block::<L, INPUTS>(w, w_stride, x, x_stride, span, sums, last.then_some(to));
+                    }
+                    for (i, (sums, to)) in rest.iter_mut().zip(&mut *rest_products).enumerate() {
+                        let x = x.wrapping_add((together + i) * x_stride);
+                        let (sums, to) = (std::array::from_mut(sums), std::array::from_mut(to));
+                        block::<L, 1>(w, w_stride, x, x_stride, span, sums, last.then_some(to));
+                    }
+                }
+                if last {
+                    break;
+                }
+                start += span;
             }
         }
     }
 }
 
-/// Adds the products of a few rows of inputs.
+/// Adds the products of a few rows of inputs to partial sums, or writes what these come to then.
 ///
 /// # Safety
 /// The processor must have the instructions of `L`. `w` must hold [`ROWS`] rows of `len` values, `w_stride` apart, `x` one
@@ -82,6 +105,7 @@ unsafe fn block<L: Lanes, const N: usize>(
     x_stride: usize,
     len: usize,
     sums: &mut [Sums; N],
+    products: Option<&mut [[f32; ROWS]; N]>,
 ) {
     // SAFETY: as the caller promises.
     unsafe {
@@ -107,9 +131,27 @@ unsafe fn block<L: Lanes, const N: usize>(
             }
             k += LANES;
         }
-        for n in 0..N {
-            for r in 0..ROWS {
-                L::store(sums[n][r].as_mut_ptr(), all[n][r]);
+        let Some(products) = products else {
+            for n in 0..N {
+                for r in 0..ROWS {
+                    L::store(sums[n][r].as_mut_ptr(), all[n][r]);
+                }
+            }
+            return;
+        };
+        if N * ROWS == LANES {
+            let mut flat = [L::splat(0.0); LANES];
+            for n in 0..N {
+                for r in 0..ROWS {
+                    flat[n * ROWS + r] = all[n][r];
+                }
+            }
+            L::store(products.as_mut_ptr().cast(), L::tree_sum_each(flat));
+        } else {
+            for n in 0..N {
+                for r in 0..ROWS {
+                    products[n][r] = L::tree_sum(all[n][r]);
+                }
             }
         }
     }
@@ -121,18 +163,19 @@ mod tests {
 
     #[test]
     fn every_level_gives_the_bits_of_the_reference() {
-        let (len, w_stride, x_stride) = (96, 112, 128);
         let noise = |i: usize| ((i as u32).wrapping_mul(0x9e37_79b9) >> 8) as f32 / 8_388_608.0 - 1.0;
-        let w: Vec<f32> = (0..ROWS * w_stride).map(noise).collect();
-        let x: Vec<f32> = (0..11 * x_stride).map(|i| noise(i + 12_345)).collect();
-        for rows in 0..=11 {
-            let start: Vec<Sums> = vec![[[0.5; LANES]; ROWS]; rows];
-            let mut wanted = start.clone();
-            accumulate(Level::Scalar, &w, w_stride, &x, x_stride, len, &mut wanted);
-            for level in [Level::Avx2, Level::Avx512] {
-                let mut got = start.clone();
-                accumulate(level, &w, w_stride, &x, x_stride, len, &mut got);
-                assert_eq!(got, wanted, "{rows} rows at {level:?}");
+        for len in [0, 96, SPAN, 2 * SPAN + 16] {
+            let (w_stride, x_stride) = (len + 16, len + 32);
+            let w: Vec<f32> = (0..ROWS * w_stride).map(noise).collect();
+            let x: Vec<f32> = (0..(SLAB + 7) * x_stride).map(|i| noise(i + 12_345)).collect();
+            for rows in (0..=11).chain([SLAB, SLAB + 7]) {
+                let mut wanted = vec![[0.5; ROWS]; rows];
+                multiply(Level::Scalar, &w, w_stride, &x, x_stride, len, &mut wanted);
+                for level in [Level::Avx2, Level::Avx512] {
+                    let mut got = vec![[-0.5; ROWS]; rows];
+                    multiply(level, &w, w_stride, &x, x_stride, len, &mut got);
+                    assert_eq!(got, wanted, "{rows} rows of {len} at {level:?}");
+                }
             }
         }
     }

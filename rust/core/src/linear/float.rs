@@ -1,8 +1,7 @@
 //! `y = x W^T + bias` in float32, for weights of any format.
 
-use super::f32_fma::{ROWS, Sums, accumulate};
+use super::f32_fma::{self, ROWS, SLAB};
 use super::output::{Inputs, Outputs, widened};
-use super::reference;
 #[cfg(target_arch = "x86_64")]
 use super::route;
 use super::{Matrix, check_sizes};
@@ -15,9 +14,6 @@ use crate::simd::{LANES, Level};
 
 /// Rows of weights in one unit of work.
 pub(super) const PANEL: usize = 16;
-/// Columns decoded at a time, about: [`ROWS`] rows of them stay in the L1 cache.
-const COLUMNS: usize = 1024;
-
 /// Most rows of inputs per pass over the weights: a multiple of the rows that any kernel takes at a time.
 const MOST_ROWS: usize = 4096;
 /// The same, at least, however many columns there are.
@@ -149,27 +145,27 @@ impl Panel<'_> {
     /// # Errors
     /// Where memory is short.
     pub(super) fn run(&self, m: usize, mut write: impl FnMut(usize, &mut [f32])) -> Result<()> {
+        let k = self.rows.k;
+        let stride = k.next_multiple_of(LANES);
+        // Inputs that stay in the L2 cache meet all rows of weights in turn; few of them leave the weights in the L1 cache.
+        let together = if m > SLAB { PANEL } else { ROWS };
         let mut products = zeroed::<[f32; PANEL]>(m)?;
-        let mut sums = zeroed::<Sums>(m)?;
+        let mut some = [[0.0; ROWS]; SLAB];
         let mut unpacked = Unpacked::default();
-        let each = self.rows.cut(COLUMNS);
-        let stride = each.min(self.rows.k).next_multiple_of(LANES);
-        let mut w = zeroed::<f32>(ROWS * stride)?;
-        for four in (0..self.count).step_by(ROWS) {
-            let count = ROWS.min(self.count - four);
-            sums.fill(Sums::default());
-            for start in (0..self.rows.k).step_by(each) {
-                let len = each.min(self.rows.k - start);
-                let padded = len.next_multiple_of(LANES);
-                for (r, w) in w.chunks_mut(stride).enumerate().take(count) {
-                    self.rows.decode(self.first + four + r, start..start + len, w, &mut unpacked);
-                    w[len..padded].fill(0.0);
-                }
-                accumulate(self.rows.level(), &w, stride, &self.x[start..], self.stride, padded, &mut sums);
+        let mut w = zeroed::<f32>(together * stride)?;
+        for first in (0..self.count).step_by(together) {
+            let count = together.min(self.count - first);
+            for (r, w) in w.chunks_mut(stride.max(1)).enumerate().take(count) {
+                self.rows.decode(self.first + first + r, 0..k, w, &mut unpacked);
             }
-            for (products, sums) in products.iter_mut().zip(&sums) {
-                for (product, &lanes) in products[four..four + count].iter_mut().zip(sums) {
-                    *product = reference::product(lanes);
+            for (slab, products) in products.chunks_mut(SLAB).enumerate() {
+                let (x, some) = (&self.x[slab * SLAB * self.stride..], &mut some[..products.len()]);
+                for four in (0..count).step_by(ROWS) {
+                    f32_fma::multiply(self.rows.level(), &w[four * stride..], stride, x, self.stride, stride, some);
+                    let columns = first + four..first + count.min(four + ROWS);
+                    for (products, some) in products.iter_mut().zip(&*some) {
+                        products[columns.clone()].copy_from_slice(&some[..columns.len()]);
+                    }
                 }
             }
         }

@@ -5,18 +5,18 @@ use std::arch::x86_64::*;
 
 use super::output::{Outputs, widened};
 use super::reference::{self, Added};
+use super::signed_codes::{Codes, all_scales, signed_codes, sum_of_products};
 use super::{Matrix, check_sizes, multiply_rounded};
 #[cfg(target_arch = "x86_64")]
-use super::{int8_avx2, int8_tiles};
-use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, set_len, zeroed};
+use super::{int8_avx2, int8_tiles, signed_codes::EXACT};
+use crate::codec::{Layout, Options, Sizes, Values, ValuesMut, set_len, zeroed};
 use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::format::{Element, Format, Granularity};
-use crate::pack::unpack;
 use crate::pool;
+use crate::simd::Level;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::tiles::{self, Session, Tiles};
-use crate::simd::{Job, Lanes, Level, fast};
 
 /// Rows of weights in one unit of work.
 const PANEL: usize = 16;
@@ -26,8 +26,6 @@ const MOST_ROWS: usize = 4096;
 /// Panels in one unit of work on tiles.
 #[cfg(target_arch = "x86_64")]
 const UNIT: usize = 4;
-/// Products that int32 can sum: `2^16 * 128 * 128 < 2^31`.
-const EXACT: usize = 1 << 16;
 
 /// The bias of a product.
 #[derive(Clone, Copy, Debug)]
@@ -308,131 +306,5 @@ impl int8_tiles::Finish for Scaled<'_> {
                 _mm512_mul_ps(_mm512_insertf32x8::<1>(_mm512_castps256_ps512(low), high), scale)
             }
         }
-    }
-}
-
-/// Quantized inputs.
-struct Codes {
-    codes: Vec<i8>,
-    scales: Vec<u8>,
-    k: usize,
-}
-
-impl Codes {
-    fn quantize(
-        x: Values<'_>,
-        m: usize,
-        k: usize,
-        format: Format,
-        scales: Option<&[f32]>,
-        level: Level,
-    ) -> Result<Self> {
-        let layout = Layout::new(&[m, k], -1, format)?;
-        let sizes = Sizes::new(format, &layout)?;
-        let mut codes = zeroed::<i8>(m * k)?;
-        let mut stored = zeroed::<u8>(sizes.scales)?;
-        let mut given = zeroed::<u8>(size_of_val(scales.unwrap_or_default()))?;
-        for (to, scale) in given.as_chunks_mut::<4>().0.iter_mut().zip(scales.unwrap_or_default()) {
-            *to = scale.to_le_bytes();
-        }
-        let given = scales.map(|_| Packed { scales: &given, ..Packed::default() });
-        let options = Options { given, ..Options::default() };
-        if format.width() == 8 {
-            // Codes of eight bits are packed as they are.
-            let parts =
-                PackedMut { codes: bytes_mut(&mut codes), scales: &mut stored, zeros: &mut [], levels: &mut [] };
-            codec::encode(x, layout, format, &options, parts)?;
-            return Ok(Self { codes, scales: stored, k });
-        }
-        let mut packed = zeroed::<u8>(sizes.codes)?;
-        let parts = PackedMut { codes: &mut packed, scales: &mut stored, zeros: &mut [], levels: &mut [] };
-        codec::encode(x, layout, format, &options, parts)?;
-        if k > 0 {
-            for (packed, codes) in packed.chunks(sizes.row_bytes).zip(codes.chunks_mut(k)) {
-                signed_codes(packed, format.width(), codes, level);
-            }
-        }
-        Ok(Self { codes, scales: stored, k })
-    }
-
-    fn row(&self, row: usize) -> &[i8] {
-        &self.codes[row * self.k..][..self.k]
-    }
-}
-
-/// The float32 scale of a row: its own, or the only one there is.
-fn scale_at(scales: &[u8], row: usize) -> f32 {
-    let all = scales.as_chunks::<4>().0;
-    let found = if all.len() == 1 { all.first() } else { all.get(row) };
-    found.map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
-}
-
-/// The scales of `count` rows.
-fn all_scales(scales: &[u8], count: usize) -> Result<Vec<f32>> {
-    let mut all = zeroed::<f32>(count)?;
-    for (row, scale) in all.iter_mut().enumerate() {
-        *scale = scale_at(scales, row);
-    }
-    Ok(all)
-}
-
-/// Codes as the bytes they are.
-fn bytes_mut(codes: &mut [i8]) -> &mut [u8] {
-    // SAFETY: i8 and u8 have the same size and alignment, and every bit pattern is one of both.
-    unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), codes.len()) }
-}
-
-/// Two's complement codes of `width` bits as bytes.
-fn signed_codes(packed: &[u8], width: u32, codes: &mut [i8], level: Level) {
-    unpack(level, packed, width, bytes_mut(codes));
-    if width < 8
-        && let Err(Extend(codes, _)) = fast(level, Extend(codes, width))
-    {
-        extend(codes, width);
-    }
-}
-
-/// Codes of a width to give their sign.
-struct Extend<'a>(&'a mut [i8], u32);
-
-impl<L: Lanes> Job<L> for Extend<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self, _: L) {
-        extend(self.0, self.1);
-    }
-}
-
-/// Repeats the sign of codes of `width` bits.
-#[inline(always)]
-fn extend(codes: &mut [i8], width: u32) {
-    let sign = 1i8 << (width - 1);
-    for code in codes {
-        *code = (*code ^ sign).wrapping_sub(sign);
-    }
-}
-
-/// The exact sum of products of codes.
-fn sum_of_products(level: Level, a: &[i8], b: &[i8]) -> i64 {
-    let pieces = a.chunks(EXACT).zip(b.chunks(EXACT));
-    fast(level, Sum(pieces)).unwrap_or_else(|_| reference::sum_of_codes(a, b))
-}
-
-/// Pieces of at most [`EXACT`] products to sum.
-struct Sum<P>(P);
-
-impl<'a, L: Lanes, P: Iterator<Item = (&'a [i8], &'a [i8])>> Job<L> for Sum<P> {
-    type Output = i64;
-    #[inline(always)]
-    fn run(self, _: L) -> i64 {
-        let mut all = 0;
-        for (a, b) in self.0 {
-            let mut sum = 0i32;
-            for (&a, &b) in a.iter().zip(b) {
-                sum += i32::from(a) * i32::from(b);
-            }
-            all += i64::from(sum);
-        }
-        all
     }
 }

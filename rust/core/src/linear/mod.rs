@@ -30,6 +30,7 @@ mod reference;
 mod rounded;
 #[cfg(target_arch = "x86_64")]
 mod route;
+mod signed_codes;
 mod sparse;
 
 pub use float::multiply;

@@ -4,7 +4,11 @@ use std::borrow::Cow;
 
 use crate::codec::{DType, Dst, Values, ValuesMut};
 use crate::error::Result;
+use crate::pool;
 use crate::simd::Level;
+
+/// Rows that one thread widens at a time.
+const ROWS: usize = 16;
 
 /// Rows of float32, filled with zeros up to a multiple of a step.
 pub(super) struct Inputs<'a> {
@@ -25,10 +29,12 @@ impl<'a> Inputs<'a> {
             return Ok(Self { values: Cow::Borrowed(x), stride, dtype: DType::F32 });
         }
         let mut values = crate::codec::zeroed::<f32>(m * stride)?;
-        for (row, to) in values.chunks_mut(stride.max(1)).enumerate() {
-            // SAFETY: row `row` of the `m` rows of `k` values, whose number the caller has checked.
-            unsafe { x.src().widen(row * k, &mut to[..k], level) };
-        }
+        pool::for_each_chunk(&mut values, (ROWS * stride).max(1), |part, values| {
+            for (i, to) in values.chunks_mut(stride).enumerate() {
+                // SAFETY: one of the `m` rows of `k` values, whose number the caller has checked.
+                unsafe { x.src().widen((part * ROWS + i) * k, &mut to[..k], level) };
+            }
+        })?;
         Ok(Self { values: Cow::Owned(values), stride, dtype })
     }
 

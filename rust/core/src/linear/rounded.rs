@@ -26,9 +26,13 @@ use crate::error::Result;
 use crate::error::ShapeError;
 use crate::float_state::FloatState;
 use crate::format::Format;
+use crate::pool;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::LANES;
 use crate::simd::Level;
+
+/// Values that one thread widens at a time.
+const PIECE: usize = 1 << 14;
 
 /// Multiplies `m` rows of inputs, rounded to `input`, with the transposed weights and adds the bias, if there is one.
 ///
@@ -79,17 +83,19 @@ pub fn multiply_rounded(
 /// `m` rows of `k` inputs in float32, rounded.
 fn rounded(x: Values<'_>, m: usize, k: usize, input: Format, options: &Options<'_>, level: Level) -> Result<Vec<f32>> {
     let mut values = zeroed::<f32>(m * k)?;
-    // SAFETY: the buffer holds the `m * k` values, whose number the caller has checked.
-    unsafe { x.src().widen(0, &mut values, level) };
     let most = match x.src().dtype {
         DType::F32 => f32::MAX,
         DType::F16 => 65_504.0,
         DType::BF16 => f32::from_bits(0x7f7f_0000),
     };
-    if most < f32::MAX {
-        // Infinities count as the largest number of their dtype.
-        values.iter_mut().filter(|v| v.is_infinite()).for_each(|v| *v = most.copysign(*v));
-    }
+    pool::for_each_chunk(&mut values, PIECE, |piece, values| {
+        // SAFETY: a part of the `m * k` values, whose number the caller has checked.
+        unsafe { x.src().widen(piece * PIECE, values, level) };
+        if most < f32::MAX {
+            // Infinities count as the largest number of their dtype.
+            values.iter_mut().filter(|v| v.is_infinite()).for_each(|v| *v = most.copysign(*v));
+        }
+    })?;
     codec::quantize_in_place(ValuesMut::F32(&mut values), Layout::new(&[m, k], -1, input)?, input, options)?;
     Ok(values)
 }

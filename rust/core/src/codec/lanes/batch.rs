@@ -1,9 +1,9 @@
 //! Scales of sixteen groups at a time, chosen from absmax or read, in vector arithmetic.
 
-use super::kernels::{Factors, Floats, Kernel, RealSteps};
-use super::statistics::{absmax, block_error, extremes};
+use super::kernels::{Factors, FloatBase, Floats, Kernel, RealSteps};
+use super::neighbours::{Groups, ceil_e4m3, e4m3_steps};
+use super::statistics::extremes;
 use crate::codec::chooser::{Chooser, ExponentRule, RawScale, ScaleRule};
-use crate::codec::scale::e4m3_value;
 use crate::codec::work::{Scales, Work};
 use crate::format::{Granularity, Minifloat, ScaleType};
 use crate::simd::Lanes;
@@ -31,6 +31,8 @@ pub(super) struct Batches {
     /// `code = ((absmax + add) >> 23) + offset`: all rules of a shared exponent, on the bits of the magnitude.
     add: i32,
     offset: i32,
+    /// The type of nvfp4's scales.
+    e4m3: Option<FloatBase>,
 }
 
 impl Batches {
@@ -63,7 +65,8 @@ impl Batches {
             second: [1.0; 16],
             zero: [0; 16],
         };
-        Self { batch, each: work.group_len(len), factors, add, offset }
+        let e4m3 = FloatBase::mini(Minifloat::standard(4, 3)).filter(|_| matches!(work.chooser, Chooser::NvFp4));
+        Self { batch, each: work.group_len(len), factors, add, offset, e4m3 }
     }
 
     /// The scales of the next groups. `x` points to the first of `left` values, or is null where scales are read.
@@ -92,6 +95,16 @@ impl Batches {
             }
         }
         &self.batch
+    }
+
+    /// The kernel of nvfp4's scales.
+    ///
+    /// # Safety
+    /// The processor must have the features of `V`.
+    #[inline(always)]
+    unsafe fn e4m3<V: Lanes>(base: Option<FloatBase>) -> Option<Floats<V, false>> {
+        // SAFETY: as the caller promises.
+        unsafe { Floats::unscaled(&base?) }
     }
 
     /// Powers of two for shared exponents; sets `valid`.
@@ -152,12 +165,10 @@ impl Batches {
                     let integers = matches!(work.grid, crate::codec::grid::Grid::Integer { .. });
                     self.steps::<V>(V::load_f16(bits.as_ptr()), decoding && integers);
                 }
-                (_, Some(ScaleType::E4M3)) => {
-                    let mut steps = [0.0f32; 16];
-                    for (j, step) in steps.iter_mut().enumerate().take(count) {
-                        *step = e4m3_step(work.tensor, *work.scale_in.add(group + j));
-                    }
-                    self.steps::<V>(V::load(steps.as_ptr()), false);
+                (_, Some(ScaleType::E4M3)) if let Some(e4m3) = Self::e4m3::<V>(self.e4m3) => {
+                    let mut codes = [0u8; 16];
+                    std::ptr::copy_nonoverlapping(work.scale_in.add(group), codes.as_mut_ptr(), count);
+                    self.steps::<V>(e4m3_steps::<V>(&e4m3, work.tensor, V::load_u8(codes.as_ptr())), false);
                 }
                 _ => self.batch.valid = 0,
             }
@@ -184,22 +195,13 @@ impl Batches {
         left: usize,
         group: usize,
     ) {
-        let (count, each) = (self.batch.groups, self.each);
-        let mut most = [0u32; 16];
         // SAFETY: as the caller promises; groups lie inside the `left` values, and the arrays hold 16 lanes.
         unsafe {
             if let Chooser::Asymmetric { qmax } = work.chooser {
                 return self.choose_asymmetric::<V>(work, x, left, group, qmax);
             }
-            for (j, most) in most.iter_mut().enumerate().take(count) {
-                let x = x.add(j * each);
-                *most = match each.min(left - j * each) {
-                    16 => absmax::<V>(x, 16),
-                    32 => absmax::<V>(x, 32),
-                    n => absmax::<V>(x, n),
-                };
-            }
-            let bits = V::bits(V::load(most.as_ptr().cast()));
+            let groups = Groups { x, left, each: self.each, count: self.batch.groups };
+            let bits = groups.largest::<V>();
             // An all-zero group keeps code 0 or scale 0; any factors give it zeros.
             let empty = V::gt_i(V::splat_i(1), bits);
             // Subnormal magnitudes, infinities and NaN are left to the scalar code.
@@ -211,16 +213,7 @@ impl Batches {
                     let mut shared =
                         V::add_i(V::sar(V::add_i(bits, V::splat_i(self.add)), 23), V::splat_i(self.offset));
                     if work.rule == ScaleRule::Mse {
-                        let mut codes = V::store_i(shared).map(u32::cast_signed);
-                        for (j, code) in codes.iter_mut().enumerate().take(count) {
-                            let x = x.add(j * each);
-                            *code = match each.min(left - j * each) {
-                                16 => least_error::<V, K>(base, bias, *code, x, 16),
-                                32 => least_error::<V, K>(base, bias, *code, x, 32),
-                                n => least_error::<V, K>(base, bias, *code, x, n),
-                            };
-                        }
-                        shared = V::bits(V::load(codes.as_ptr().cast()));
+                        shared = groups.best_powers::<V, K>(base, bias, shared);
                     }
                     self.powers::<V>(
                         V::select_i(empty, V::splat_i(first), shared),
@@ -238,38 +231,25 @@ impl Batches {
                     let mut halves = [0u16; 16];
                     V::store_f16(halves.as_mut_ptr(), V::min(V::splat(65_504.0), wanted));
                     let steps = V::load_f16(halves.as_ptr());
-                    for (half, &most) in halves.iter_mut().zip(&most) {
+                    for (half, most) in halves.iter_mut().zip(V::store_i(bits)) {
                         *half = if most == 0 { 0 } else { *half };
                     }
                     self.keep(work, group, halves.map(u16::to_le_bytes).as_flattened());
                     self.steps::<V>(V::select(empty, V::splat(1.0), steps), false);
                 }
-                (_, Chooser::NvFp4) => {
-                    let wanted = V::div(V::from_bits(bits), V::splat(6.0 * work.tensor));
-                    let wanted = V::select(empty, V::splat(0.0), wanted); // 0 / 0 in an all-zero tensor
-                    let Some(e4m3) = Floats::<V, false>::unscaled(Minifloat::standard(4, 3)) else {
-                        self.batch.valid = 0;
-                        return;
-                    };
-                    let mut codes = [0u8; 16];
-                    V::store_u8(codes.as_mut_ptr(), e4m3.code(wanted));
-                    if work.rule != ScaleRule::Floor {
-                        for (j, code) in codes.iter_mut().enumerate().take(count).filter(|(j, _)| most[*j] > 0) {
-                            *code = match work.rule {
-                                ScaleRule::Mse => {
-                                    let n = each.min(left - j * each);
-                                    least_error_e4m3::<V, K>(base, work.tensor, *code, x.add(j * each), n)
-                                }
-                                _ => ceil_e4m3(work.tensor, f32::from_bits(most[j]), *code),
-                            };
-                        }
+                (_, Chooser::NvFp4) if let Some(e4m3) = Self::e4m3::<V>(self.e4m3) => {
+                    let absmax = V::from_bits(bits);
+                    let mut codes = e4m3.code(V::div(absmax, V::splat(6.0 * work.tensor)));
+                    match work.rule {
+                        ScaleRule::Floor => {}
+                        ScaleRule::Ceil => codes = ceil_e4m3::<V>(&e4m3, work.tensor, absmax, codes),
+                        ScaleRule::Mse => codes = groups.best_e4m3::<V, K>(base, (&e4m3, work.tensor), codes),
                     }
-                    let mut steps = [0.0f32; 16];
-                    for (step, &code) in steps.iter_mut().zip(&codes) {
-                        *step = e4m3_step(work.tensor, code);
-                    }
-                    let steps = V::load(steps.as_ptr());
-                    self.keep(work, group, &codes);
+                    let codes = V::select_i(empty, V::splat_i(0), codes); // 0 / 0 in an all-zero tensor
+                    let mut bytes = [0u8; 16];
+                    V::store_u8(bytes.as_mut_ptr(), codes);
+                    self.keep(work, group, &bytes);
+                    let steps = e4m3_steps::<V>(&e4m3, work.tensor, codes);
                     self.steps::<V>(V::select(empty, V::splat(1.0), steps), false);
                 }
                 _ => self.batch.valid = 0,
@@ -343,92 +323,5 @@ impl Batches {
     }
 }
 
-/// Of a default code and its neighbours, the one with the least squared error; the default wins ties, then the lower.
-/// -1, which no kernel takes, leaves the block to the scalar code.
-///
-/// # Safety
-/// The processor must have the features of `V`; `x` must be aligned and readable for `n` values.
-#[inline(always)]
-unsafe fn least_error<V: Lanes, K: Kernel<V>>(base: &K::Base, bias: i32, code: i32, x: *const f32, n: usize) -> i32 {
-    // Far from the ends scaled values stay normal, and dividing by a power of two is exact.
-    if !(32..=222).contains(&code) || !(32..=222).contains(&(code - bias + 127)) {
-        return -1;
-    }
-    let unit = f32::from_bits(((254 - code) as u32) << 23);
-    let mut best = (f32::INFINITY, code);
-    for candidate in [code, code - 1, code + 1] {
-        let field = candidate - bias + 127;
-        let (up, down) = (f32::from_bits(((254 - field) as u32) << 23), f32::from_bits((field as u32) << 23));
-        // SAFETY: as the caller promises.
-        unsafe {
-            let Some(kernel) = K::with(base, up, down, 0) else { return -1 };
-            let error = block_error::<V, K>(&kernel, x, n, unit);
-            if error < best.0 {
-                best = (error, candidate);
-            }
-        }
-    }
-    best.1
-}
-
-/// nvfp4's step: the tensor scale times an E4M3 code's value, a float32 product that stays finite.
-fn e4m3_step(tensor: f32, code: u8) -> f32 {
-    let product = tensor * E4M3_VALUES[usize::from(code)];
-    if product.is_infinite() { f32::MAX.copysign(product) } else { product }
-}
-
-/// The smallest E4M3 code under which `absmax` does not saturate.
-fn ceil_e4m3(tensor: f32, absmax: f32, default: u8) -> u8 {
-    let fits = |code: u8| f64::from(absmax) <= 6.0 * f64::from(e4m3_step(tensor, code));
-    let mut code = default;
-    while code > 0 && fits(code - 1) {
-        code -= 1;
-    }
-    while code < 126 && !fits(code) {
-        code += 1;
-    }
-    code
-}
-
-/// [`least_error`] over E4M3 codes 1 to 126. A code whose step no kernel takes ends the search; the block is then left to
-/// the scalar code, since its own step is as far from the middle of the range.
-///
-/// # Safety
-/// As for [`least_error`].
-#[inline(always)]
-unsafe fn least_error_e4m3<V: Lanes, K: Kernel<V>>(
-    base: &K::Base,
-    tensor: f32,
-    code: u8,
-    x: *const f32,
-    n: usize,
-) -> u8 {
-    let inverse = 1.0 / e4m3_step(tensor, code);
-    let mut best = (f32::INFINITY, code);
-    for candidate in [code, code.saturating_sub(1), code.saturating_add(1)] {
-        let step = e4m3_step(tensor, candidate);
-        // The scalar code decides about scales that round to 0 or lie at the ends of the range.
-        if code == 0 || !(1e-17..=1e27).contains(&step) && candidate > 0 {
-            return 0;
-        }
-        if !(1..=126).contains(&candidate) {
-            continue;
-        }
-        // SAFETY: as the caller promises.
-        unsafe {
-            let Some(kernel) = K::with(base, step, 1.0 / step, 0) else { return 0 };
-            let error = block_error::<V, K>(&kernel, x, n, inverse);
-            if error < best.0 {
-                best = (error, candidate);
-            }
-        }
-    }
-    best.1
-}
-
 /// The smallest positive float16, 2^-24.
 const SMALLEST_F16: f32 = 1.0 / 16_777_216.0;
-
-/// Values of all E4M3 codes.
-static E4M3_VALUES: std::sync::LazyLock<[f32; 256]> =
-    std::sync::LazyLock::new(|| std::array::from_fn(|code| e4m3_value(code as u8)));

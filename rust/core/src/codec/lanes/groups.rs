@@ -178,24 +178,25 @@ pub(super) unsafe fn encode<V: Lanes, K: Kernel<V>, C: Code>(
                     false => group_kernel::<V, K>(work, base, x.as_ptr(), n, g),
                 };
                 // A scale chosen from finite values leaves nothing to check.
-                let check = !batch.finite;
+                let how = (!batch.finite, work.stream);
+                let (from, to) = (x.as_ptr(), codes.as_mut_ptr());
                 let done = match kernel {
-                    Some(kernel) if n == 32 => {
-                        encode_group::<V, K, C>(&kernel, x.as_ptr(), codes.as_mut_ptr(), 32, check)
-                    }
-                    Some(kernel) if n == 16 => {
-                        encode_group::<V, K, C>(&kernel, x.as_ptr(), codes.as_mut_ptr(), 16, check)
-                    }
-                    Some(kernel) => encode_group::<V, K, C>(&kernel, x.as_ptr(), codes.as_mut_ptr(), n, check),
+                    Some(kernel) if n == 32 => encode_group::<V, K, C>(&kernel, from, to, 32, how),
+                    Some(kernel) if n == 16 => encode_group::<V, K, C>(&kernel, from, to, 16, how),
+                    Some(kernel) => encode_group::<V, K, C>(&kernel, from, to, n, how),
                     None => false,
                 };
                 if !done {
+                    V::fence();
                     let failed = scalar_encode(work, x, codes, g);
                     first = first.or(failed.map(|position| start + position));
                 }
                 start += n;
                 g += 1;
             }
+        }
+        if work.stream {
+            V::fence();
         }
     }
     first
@@ -207,7 +208,8 @@ pub(super) fn scalar_encode<C: Code>(work: &Work, x: &[f32], codes: &mut [C], gr
     reference::encode_group(work, x, codes, &scale, group)
 }
 
-/// Codes of a group; false where a value is not finite, and the scalar code must do it again.
+/// Codes of a group; false where a value is not finite, and the scalar code must do it again. With `check`, values are looked
+/// at; with `stream`, codes of a byte go past the caches.
 ///
 /// # Safety
 /// The processor must have the features of `V`. `from` must be aligned and readable for `n` values, `to` writable for
@@ -218,8 +220,9 @@ unsafe fn encode_group<V: Lanes, K: Kernel<V>, C: Code>(
     from: *const f32,
     to: *mut C,
     n: usize,
-    check: bool,
+    (check, stream): (bool, bool),
 ) -> bool {
+    let stream = stream && to.addr().is_multiple_of(16);
     // SAFETY: as the caller promises.
     unsafe {
         let mask = V::splat_i(0x7fff_ffff);
@@ -233,6 +236,7 @@ unsafe fn encode_group<V: Lanes, K: Kernel<V>, C: Code>(
             }
             let code = kernel.code(v);
             match size_of::<C>() {
+                1 if stream => V::stream_u8(to.add(i).cast(), code),
                 1 => V::store_u8(to.add(i).cast(), code),
                 2 => V::store_u16(to.add(i).cast(), code),
                 _ => V::store(to.add(i).cast(), V::from_bits(code)),

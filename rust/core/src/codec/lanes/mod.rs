@@ -1,8 +1,8 @@
 //! SIMD paths of the codecs. Each function here gives the bits of its scalar twin in `reference` or `scale`.
 //!
 //! `kernels` has the arithmetic of elements on lanes, `batch` chooses the scales of sixteen groups at a time, `groups` has
-//! the loops, `statistics` finds absmax and errors of groups, `convert` widens and narrows 16-bit floats. The functions
-//! below run one job per piece, compiled for the level. Where the format has no kernel they call the reference.
+//! the loops, `neighbours` the rules that try several scales, `statistics` finds absmax and errors of groups, `convert`
+//! widens and narrows 16-bit floats. The functions below run one job per piece, compiled for the level. Where the format has no kernel they call the reference.
 
 mod batch;
 mod convert;
@@ -10,6 +10,7 @@ mod groups;
 mod kernels;
 mod marks;
 mod masks;
+mod neighbours;
 mod statistics;
 
 use kernels::{Book, Floats, Identity, Kernel, PowerSteps, Powers, RealSteps, ScaledE2M1, Signs, Truncated};

@@ -9,13 +9,17 @@ use super::{CHUNK, MOST_LIMBS};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
+use crate::linear::signed_codes::bytes_mut;
 use crate::pack::unpack;
+use crate::pool;
 use crate::simd::amx::LINE;
 
 /// Binary exponents that the largest number of a chunk may have; others would overflow or vanish in the scaling.
 const EXPONENTS: std::ops::RangeInclusive<i32> = -60..=60;
 /// Ratio of the largest magnitude of a chunk to the mean, above which three limbs lose more than float32 sums do.
 const OUTLIER: f32 = 16.0;
+/// Rows of codes that one thread arranges at a time.
+const ROWS: usize = 16;
 /// Units but 0 that codes may have, for the same reason.
 const UNITS: std::ops::RangeInclusive<f32> = power(-82)..=power(60);
 
@@ -91,7 +95,7 @@ impl FixedInputs {
         plan: &Plan,
         encoded: &Rows<'_>,
         rows: usize,
-        skip: impl Fn(usize) -> bool,
+        skip: impl Fn(usize) -> bool + Sync,
     ) -> Result<Self> {
         let (k, group) = (encoded.k, plan.group.min(LINE));
         let columns = k.next_multiple_of(CHUNK);
@@ -100,15 +104,12 @@ impl FixedInputs {
         let scales = Scales::new(plan.scale, encoded);
         let raised = crate::float::exp2(-plan.shift - scales.raised()) as f32;
         let (packed, row_bytes) = encoded.codes();
-        let (mut codes, mut stored) = (zeroed::<u8>(k)?, zeroed::<f32>(scales.groups)?);
-        let rows = fixed.planes.chunks_mut(columns.max(1)).zip(fixed.units.chunks_mut((columns / group).max(1)));
-        for (row, ((plane, units), limbs)) in rows.zip(&mut fixed.limbs).enumerate() {
-            unpack(encoded.level(), &packed[row * row_bytes..][..row_bytes], plan.width, &mut codes);
-            if plan.bytes {
-                plane.iter_mut().zip(&codes).for_each(|(to, code)| *to = code.cast_signed());
-            } else {
-                let numbers = &plan.tables[0];
-                plane.iter_mut().zip(&codes).for_each(|(to, code)| *to = numbers[usize::from(*code)].cast_signed());
+        // One row: its plane and its units; true where they have the values of the row.
+        let arrange = |row: usize, plane: &mut [i8], units: &mut [f32]| {
+            let codes = bytes_mut(&mut plane[..k]);
+            unpack(encoded.level(), &packed[row * row_bytes..][..row_bytes], plan.width, codes);
+            if !plan.bytes {
+                codes.iter_mut().for_each(|code| *code = plan.tables[0][usize::from(*code)]);
             }
             let mut fits = !skip(row);
             if plan.scale == Scale::Row {
@@ -116,19 +117,24 @@ impl FixedInputs {
                 fits &= is_moderate(step);
                 units.fill(step * raised);
             } else {
-                // SAFETY: as the caller promises; the row has as many scales.
-                fits &= unsafe { scales.read(row, 0, &mut stored, &mut _mm512_setzero_ps()) };
-                for (units, scale) in units.chunks_mut(plan.group / group).zip(&stored) {
-                    units.fill(scale * raised);
-                }
+                // SAFETY: as the caller promises; the row has as many scales, and there are units for all columns.
+                fits &= unsafe { scales.read_each(row, plan.group / group, units, &mut _mm512_setzero_ps()) };
+                units.iter_mut().for_each(|unit| *unit *= raised);
             }
             for (unit, plane) in units.iter_mut().zip(plane.chunks(group)) {
                 // Scales of zeros do not matter, and may be out of range.
                 *unit = if plane.iter().all(|&code| code == 0) { 0.0 } else { *unit };
                 fits &= *unit == 0.0 || UNITS.contains(&unit.abs());
             }
-            *limbs = usize::from(fits);
-        }
+            fits
+        };
+        let each = columns / group;
+        let planes = fixed.planes.chunks_mut((ROWS * columns).max(1));
+        let parts = planes.zip(fixed.units.chunks_mut((ROWS * each).max(1))).zip(fixed.limbs.chunks_mut(ROWS));
+        pool::consume(parts.enumerate().collect(), rows * k, |(part, ((planes, units), limbs))| {
+            let all = planes.chunks_mut(columns).zip(units.chunks_mut(each)).zip(limbs).enumerate();
+            all.for_each(|(i, ((plane, units), limbs))| *limbs = usize::from(arrange(part * ROWS + i, plane, units)));
+        })?;
         Ok(fixed)
     }
 

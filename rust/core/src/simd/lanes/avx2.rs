@@ -45,6 +45,22 @@ macro_rules! by_halves {
     )*};
 }
 
+/// Low bytes of the lanes.
+///
+/// # Safety
+/// The processor must have AVX2.
+#[inline(always)]
+unsafe fn low_bytes(v: I) -> __m128i {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let mask = _mm256_set1_epi32(0xff);
+        // Packing works inside 128-bit lanes, so the quarters come out in the order 0, 2, 1, 3.
+        let words = _mm256_packus_epi32(_mm256_and_si256(v[0], mask), _mm256_and_si256(v[1], mask));
+        let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+        _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words))
+    }
+}
+
 #[expect(clippy::undocumented_unsafe_blocks, reason = "every block is intrinsics under the contract of the trait")]
 // SAFETY: `new` makes the only values.
 unsafe impl Lanes for Avx2 {
@@ -205,14 +221,11 @@ unsafe impl Lanes for Avx2 {
     }
     #[inline(always)]
     unsafe fn store_u8(p: *mut u8, v: I) {
-        unsafe {
-            let mask = _mm256_set1_epi32(0xff);
-            // Packing works inside 128-bit lanes, so the quarters come out in the order 0, 2, 1, 3.
-            let words = _mm256_packus_epi32(_mm256_and_si256(v[0], mask), _mm256_and_si256(v[1], mask));
-            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
-            let bytes = _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
-            _mm_storeu_si128(p.cast(), bytes);
-        }
+        unsafe { _mm_storeu_si128(p.cast(), low_bytes(v)) }
+    }
+    #[inline(always)]
+    unsafe fn stream_u8(p: *mut u8, v: I) {
+        unsafe { _mm_stream_si128(p.cast(), low_bytes(v)) }
     }
     #[inline(always)]
     unsafe fn store_u16(p: *mut u16, v: I) {

@@ -27,6 +27,51 @@ fn compiled<J: Job<Avx512>>(lanes: Avx512, job: J) -> J::Output {
 
 const NEAREST: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
+/// The larger integers of bits, or the sums of floats.
+///
+/// # Safety
+/// The processor must have AVX-512 F.
+#[inline(always)]
+unsafe fn join<const MAX: bool>(a: __m512, b: __m512) -> __m512 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        match MAX {
+            true => _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b))),
+            false => _mm512_add_ps(a, b),
+        }
+    }
+}
+
+/// Lane `j`: the lanes of row `j` joined as a tree, halves first. Each step makes one vector of the partial results of two.
+///
+/// # Safety
+/// The processor must have AVX-512 F.
+#[inline(always)]
+unsafe fn join_each<const MAX: bool>(mut rows: [__m512; 16]) -> __m512 {
+    // SAFETY: as the caller promises.
+    unsafe {
+        for j in 0..8 {
+            let (a, b) = (rows[j], rows[j + 8]);
+            let (low, high) = (_mm512_shuffle_f32x4::<0x44>(a, b), _mm512_shuffle_f32x4::<0xee>(a, b));
+            rows[j] = join::<MAX>(low, high);
+        }
+        for j in 0..4 {
+            let (a, b) = (rows[j], rows[j + 4]);
+            let (low, high) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
+            rows[j] = join::<MAX>(low, high);
+        }
+        for j in 0..2 {
+            let (a, b) = (_mm512_castps_pd(rows[j]), _mm512_castps_pd(rows[j + 2]));
+            let (low, high) = (_mm512_unpacklo_pd(a, b), _mm512_unpackhi_pd(a, b));
+            rows[j] = join::<MAX>(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+        }
+        let (a, b) = (rows[0], rows[1]);
+        let all = join::<MAX>(_mm512_shuffle_ps::<0x88>(a, b), _mm512_shuffle_ps::<0xdd>(a, b));
+        // The steps leave the results of rows 0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15, a list that is its own inverse.
+        _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15), all)
+    }
+}
+
 #[expect(clippy::undocumented_unsafe_blocks, reason = "every block is intrinsics under the contract of the trait")]
 // SAFETY: `new` makes the only values.
 unsafe impl Lanes for Avx512 {
@@ -217,6 +262,19 @@ unsafe impl Lanes for Avx512 {
     #[inline(always)]
     unsafe fn store_u16(p: *mut u16, v: __m512i) {
         unsafe { _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(v)) }
+    }
+    #[inline(always)]
+    unsafe fn stream_u8(p: *mut u8, v: __m512i) {
+        unsafe { _mm_stream_si128(p.cast(), _mm512_cvtepi32_epi8(v)) }
+    }
+    #[inline(always)]
+    unsafe fn reduce_max_each(a: [__m512i; 16]) -> __m512i {
+        // Registers of integers are those of floats.
+        unsafe { _mm512_castps_si512(join_each::<true>(std::mem::transmute::<[__m512i; 16], [__m512; 16]>(a))) }
+    }
+    #[inline(always)]
+    unsafe fn tree_sum_each(a: [__m512; 16]) -> __m512 {
+        unsafe { join_each::<false>(a) }
     }
     #[inline(always)]
     unsafe fn load_u8(p: *const u8) -> __m512i {

@@ -143,6 +143,11 @@ pub unsafe trait Lanes: Copy + Send + Sync + 'static {
     /// # Safety
     /// As for [`Lanes::store`].
     unsafe fn store_u16(p: *mut u16, v: Self::I);
+    /// [`Lanes::store_u8`] past the caches, as [`Lanes::stream`] does.
+    ///
+    /// # Safety
+    /// As for [`Lanes::store`]; `p` must be a multiple of 16.
+    unsafe fn stream_u8(p: *mut u8, v: Self::I);
     /// # Safety
     /// As for [`Lanes::load`].
     unsafe fn load_u8(p: *const u8) -> Self::I;
@@ -162,6 +167,36 @@ pub unsafe trait Lanes: Copy + Send + Sync + 'static {
 
     // --- derived ---
 
+    /// Lane `j`: [`Lanes::reduce_max`] of vector `j`.
+    ///
+    /// # Safety
+    /// The processor must have the features of this level.
+    #[inline(always)]
+    unsafe fn reduce_max_each(a: [Self::I; LANES]) -> Self::I {
+        let mut lanes = [0u32; LANES];
+        // SAFETY: as the caller promises; the array holds 16 lanes.
+        unsafe {
+            for (lane, a) in lanes.iter_mut().zip(a) {
+                *lane = Self::reduce_max(a);
+            }
+            Self::bits(Self::load(lanes.as_ptr().cast()))
+        }
+    }
+    /// Lane `j`: [`Lanes::tree_sum`] of vector `j`.
+    ///
+    /// # Safety
+    /// The processor must have the features of this level.
+    #[inline(always)]
+    unsafe fn tree_sum_each(a: [Self::F; LANES]) -> Self::F {
+        let mut lanes = [0.0f32; LANES];
+        // SAFETY: as the caller promises; the array holds 16 lanes.
+        unsafe {
+            for (lane, a) in lanes.iter_mut().zip(a) {
+                *lane = Self::tree_sum(a);
+            }
+            Self::load(lanes.as_ptr())
+        }
+    }
     /// # Safety
     /// The processor must have the features of this level.
     #[inline(always)]

@@ -125,6 +125,11 @@ unsafe impl Lanes for Scalar {
         unsafe { p.cast::<[u8; LANES]>().write_unaligned(v.map(|v| v as u8)) }
     }
     #[inline(always)]
+    unsafe fn stream_u8(p: *mut u8, v: I) {
+        // SAFETY: as the caller promises.
+        unsafe { Self::store_u8(p, v) }
+    }
+    #[inline(always)]
     unsafe fn store_u16(p: *mut u16, v: I) {
         // SAFETY: as the caller promises.
         unsafe { p.cast::<[u16; LANES]>().write_unaligned(v.map(|v| v as u16)) }

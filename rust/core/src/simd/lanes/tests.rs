@@ -90,6 +90,17 @@ impl<V: Lanes> Job<V> for All<'_> {
                 }
                 out.extend(self.in_memory::<V>(a));
             }
+            for rows in self.0.windows(LANES) {
+                let (mut sizes, mut finite) = ([V::splat_i(0); LANES], [V::splat(0.0); LANES]);
+                for (j, row) in rows.iter().enumerate() {
+                    let v = V::load(row.as_ptr());
+                    sizes[j] = V::and(V::bits(v), V::splat_i(i32::MAX));
+                    let bounded = V::max(V::splat(-1e9), V::min(V::splat(1e9), v));
+                    finite[j] = V::select(V::unordered(v), V::splat(2.0), bounded);
+                }
+                out.push(("reduce_max_each", V::store_i(V::reduce_max_each(sizes))));
+                out.push(("tree_sum_each", V::store_i(V::bits(V::tree_sum_each(finite)))));
+            }
         }
         out
     }
@@ -112,6 +123,8 @@ impl All<'_> {
             let sums = V::accumulate_squares(V::accumulate(V::zero_d(), finite), finite);
             let mut line = crate::simd::Floats::splat(0.0);
             V::stream(line.0.as_mut_ptr(), finite);
+            let mut low = crate::simd::Floats::splat(0.0);
+            V::stream_u8(low.0.as_mut_ptr().cast(), V::bits(a));
             V::fence();
             let mut part = [7.0f32; LANES];
             V::store_part(part.as_mut_ptr(), finite, 5);
@@ -123,6 +136,7 @@ impl All<'_> {
                 ("load_u16", V::store_i(V::load_u16(halves.as_ptr()))),
                 ("load_f16", V::store_i(V::bits(V::load_f16(f16s.as_ptr())))),
                 ("stream", line.0.map(f32::to_bits)),
+                ("stream_u8", low.0.map(f32::to_bits)),
                 ("store_part", part.map(f32::to_bits)),
                 ("load_part", V::store_i(V::bits(V::load_part(part.as_ptr(), 9)))),
                 ("tree_sum", [V::tree_sum(finite).to_bits(); LANES]),

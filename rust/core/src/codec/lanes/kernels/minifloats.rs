@@ -21,6 +21,10 @@ impl FloatBase {
         let shift = if grid.emin >= -100 && emax <= 100 { 0 } else { -62 - grid.emin };
         (emax + shift <= 100).then_some(Self { grid, shift, emax })
     }
+    /// That of a minifloat.
+    pub(in crate::codec::lanes) fn mini(float: Minifloat) -> Option<Self> {
+        Self::new(FloatGrid::mini(float))
+    }
     fn of(work: &Work) -> Option<Self> {
         match (work.grid, work.chooser) {
             (Grid::Float(grid), Chooser::Unit(_) | Chooser::Exponent { .. }) => Self::new(grid),
@@ -53,14 +57,14 @@ pub(in crate::codec::lanes) struct Floats<V: Lanes, const EXPLICIT_ONE: bool> {
 }
 
 impl<V: Lanes, const EXPLICIT_ONE: bool> Floats<V, EXPLICIT_ONE> {
-    /// The kernel of a minifloat at scale 1.
+    /// The kernel at scale 1.
     ///
     /// # Safety
     /// The processor must have the features of `V`.
     #[inline(always)]
-    pub(in crate::codec::lanes) unsafe fn unscaled(float: Minifloat) -> Option<Self> {
+    pub(in crate::codec::lanes) unsafe fn unscaled(base: &FloatBase) -> Option<Self> {
         // SAFETY: as the caller promises.
-        unsafe { Self::make(&FloatBase::new(FloatGrid::mini(float))?, &GroupScale::step(1.0)) }
+        unsafe { Self::make(base, &GroupScale::step(1.0)) }
     }
     /// Exponent bits of the binade, and the number whose last place is the grid's step there.
     ///

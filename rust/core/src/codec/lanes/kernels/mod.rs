@@ -12,7 +12,7 @@ mod minifloats;
 pub(super) use books::{Book, Signs};
 pub(super) use float32_bits::{Identity, ScaledE2M1, Truncated};
 pub(super) use integers::{PowerSteps, RealSteps};
-pub(super) use minifloats::{Floats, Powers};
+pub(super) use minifloats::{FloatBase, Floats, Powers};
 
 use crate::codec::grid::GroupScale;
 use crate::codec::work::Work;
