@@ -31,7 +31,7 @@ REFUSED = [
     ("weight_decay", -0.1),
     ("clip", -1.0),
     ("clip", math.inf),
-    ("precision", "fp8"),
+    ("precision", "fp7"),
     ("compile", 1),
     ("seed", -1),
     ("evaluate_every", 0),
