@@ -12,7 +12,7 @@ pruning                prune (fold_model, compact_model, report, callback, Cubic
 adapters               lora (insert, fuse, commit, save_adapters, load_adapters)
 training               train (train, TrainConfig, Task)
 measuring, compressing evaluate, compress_model
-running without torch  Engine, Encoder
+running without torch  Engine, Encoder, Decoder, Sampling
 GPUs                   cuda (info, warmup, prebuild)
 =====================  =================================================================================================
 
@@ -79,6 +79,7 @@ if _TYPE_CHECKING:
     from octavo import tensor as tensor
     from octavo import train as train
     from octavo.container import inspect, load, save
+    from octavo.engine.native_decoder import Decoder, Sampling
     from octavo.engine.native_encoder import Encoder
     from octavo.engine.native_engine import Engine
     from octavo.folder.layer_costs import explain
@@ -95,11 +96,13 @@ if _TYPE_CHECKING:
     from octavo.train.evaluate_model import evaluate
 
 _LAZY = {
+    "Decoder": "octavo.engine.native_decoder",
     "Encoder": "octavo.engine.native_encoder",
     "Engine": "octavo.engine.native_engine",
     "PackedTensor": "octavo.tensor",
     "Recipe": "octavo.recipe",
     "Rule": "octavo.recipe",
+    "Sampling": "octavo.engine.native_decoder",
     "compress_model": "octavo.search.compress_model",
     "decode": "octavo.ops.codec",
     "encode": "octavo.ops.codec",
@@ -131,6 +134,7 @@ __all__ = [
     "CudaUnavailableError",
     "DTypeError",
     "DataError",
+    "Decoder",
     "Encoder",
     "Engine",
     "Format",
@@ -148,6 +152,7 @@ __all__ = [
     "RangeError",
     "Recipe",
     "Rule",
+    "Sampling",
     "SettingError",
     "ShapeError",
     "__version__",

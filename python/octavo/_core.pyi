@@ -20,10 +20,12 @@ __all__ = [
     "_CharTokenizer",
     "_ContainerReader",
     "_ContainerWriter",
+    "_Decoder",
     "_EncodedIds",
     "_Encoder",
     "_Engine",
     "_EngineStream",
+    "_Generation",
     "_KnownWeight",
     "_MergeLearner",
     "_PieceCounts",
@@ -541,6 +543,38 @@ class _Encoder:
     def positions(self) -> int: ...
     def embed(self, texts: Sequence[str], limit: int) -> bytes: ...
     def ids(self, text: str, limit: int) -> list[int]: ...
+
+@final
+class _Decoder:
+    """A loaded language model."""
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> _Decoder: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def positions(self) -> int | None: ...
+    @property
+    def nbytes(self) -> tuple[int, int]: ...
+    def scores(self, ids: Sequence[int]) -> bytes: ...
+
+@final
+class _Generation:
+    """Texts that grow; sampling is temperature, top_k, top_p and seed."""
+
+    def __new__(
+        cls,
+        decoder: _Decoder,
+        prompts: Sequence[Sequence[int]],
+        sampling: tuple[float, int, float, int],
+        keeps: bool,
+        pages: int,
+    ) -> _Generation: ...
+    def feed(self) -> int: ...
+    def advance(self) -> list[int | None]: ...
+    def end(self, text: int) -> None: ...
+    @property
+    def pages_left(self) -> int: ...
 
 @final
 class _EngineStream:

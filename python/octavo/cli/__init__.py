@@ -15,6 +15,7 @@ from octavo.cli import (
     eval,
     expand,
     formats,
+    generate,
     graph,
     inspect,
     pack,
@@ -55,6 +56,7 @@ def _octavo(
       octavo compare model.safetensors --formats mxint8,mxfp4,nf4
       octavo pack bert/ -o small/ --recipe mxint8
       octavo embed small/ 'a cat' 'a kitten'    run a packed text encoder; octavo.load_model runs any packed model
+      octavo generate gpt/ 'Once upon a time'   continue a text with a language model
       octavo inspect small/
       octavo report small/ smaller/             compare two compressions
       octavo recipe 'int4:g32; last:Linear keep' --model polynomials
@@ -79,6 +81,7 @@ app.command("compress")(compress.run)
 app.command("report")(report.run)
 app.command("expand", cls=expand.Command)(expand.run)
 app.command("embed")(embed.run)
+app.command("generate")(generate.run)
 app.add_typer(tokenize.app, name="tokenize")
 app.add_typer(train.app, name="train")
 app.command("eval", no_args_is_help=True)(eval.run)

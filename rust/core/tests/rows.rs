@@ -2,7 +2,7 @@
 
 #![expect(clippy::expect_used, reason = "a test stops where its set-up fails")]
 
-use octavo_core::linear::{Bias, Matrix, multiply, multiply_integer};
+use octavo_core::linear::{Bias, Matrix, multiply, multiply_integer, multiply_rounded_singly, multiply_singly};
 use octavo_core::{Format, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec, format::catalogue};
 use proptest::prelude::*;
 
@@ -48,6 +48,16 @@ impl Weight {
         let m = x.len() / COLUMNS;
         let mut out = vec![0.0f32; m * ROWS];
         multiply(Values::F32(x), m, &self.matrix(), None, ValuesMut::F32(&mut out)).expect("a product");
+        out.into_iter().map(f32::to_bits).collect()
+    }
+    fn product_singly(&self, x: &[f32], input: Option<Format>) -> Vec<u32> {
+        let m = x.len() / COLUMNS;
+        let (mut out, w, options) = (vec![0.0f32; m * ROWS], self.matrix(), Options::default());
+        match input {
+            None => multiply_singly(x, m, &w, None, &mut out),
+            Some(input) => multiply_rounded_singly(x, m, input, &options, &w, None, &mut out),
+        }
+        .expect("a product");
         out.into_iter().map(f32::to_bits).collect()
     }
     fn integer_product(&self, x: &[f32]) -> Vec<u32> {
@@ -119,5 +129,18 @@ proptest! {
         let together = weight.integer_product(&x.concat());
         let alone = weight.integer_product(&x[at].repeat(x.len()));
         prop_assert_eq!(bits_of_row(&together, at), bits_of_row(&alone, 0));
+    }
+
+    #[test]
+    fn a_row_of_single_products_is_what_it_is_alone(
+        text in proptest::sample::select(catalogue().to_vec()),
+        input in proptest::sample::select(vec![None, Some("int8:g32"), Some("mxint8"), Some("mxfp6e2m3")]),
+        seed in any::<u32>(),
+        (x, at) in cases(true),
+    ) {
+        let weight = Weight::new(Format::parse(text).expect("a format of the catalogue"), seed, 0);
+        let input = input.map(|input| Format::parse(input).expect("a format"));
+        let together = weight.product_singly(&x.concat(), input);
+        prop_assert_eq!(bits_of_row(&together, at), bits_of_row(&weight.product_singly(&x[at], input), 0));
     }
 }

@@ -3,15 +3,17 @@
 //! [`Engine::load`] reads the folder of a sequence-to-sequence model, [`Engine::expand`] answers lines,
 //! [`Engine::expand_stream`] any number of them. The models are defined in Python (`octavo.models.seq2seq`); the general
 //! route runs all of them. A crate above this one may offer [`Kernels`] that are written for one architecture.
-//! [`Encoder`] turns texts into vectors.
+//! [`Encoder`] turns texts into vectors, [`Decoder`] continues them.
 
 mod config;
+mod decoder;
 mod encoder;
 mod engine;
 mod error;
 mod expander;
 mod file;
 mod general;
+mod layers;
 mod line;
 mod options;
 mod packed;
@@ -23,6 +25,7 @@ mod tests;
 mod weights;
 
 pub use config::{Architecture, Config};
+pub use decoder::{Decoder, Generation, Sampling};
 pub use encoder::Encoder;
 pub use engine::Engine;
 pub use error::{Error, ModelFault, Result, refuse};

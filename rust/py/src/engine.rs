@@ -13,7 +13,7 @@ use crate::err::{InternalError, enter};
 type Failures = Vec<(u64, String)>;
 
 /// Runs `work` as [`enter`] does; a defect of the engine becomes `InternalError`.
-fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, Error> + Send) -> PyResult<T> {
+pub(crate) fn run<T: Send>(py: Python<'_>, work: impl FnOnce() -> Result<T, Error> + Send) -> PyResult<T> {
     let answer = enter(py, || match work() {
         Ok(value) => Ok(Ok(value)),
         Err(Error::Core(error)) => Err(error),

@@ -5,6 +5,7 @@ mod characters;
 mod codec;
 mod container;
 mod cuda;
+mod decoder;
 mod engine;
 mod err;
 mod format;
@@ -41,6 +42,8 @@ mod _core {
     };
     #[pymodule_export]
     use super::cuda::seq2seq::{cuda_seq2seq_decode, cuda_seq2seq_encode, cuda_seq2seq_scratch};
+    #[pymodule_export]
+    use super::decoder::{Decoder, Generation};
     #[pymodule_export]
     use super::engine::{Encoder, Engine, EngineStream};
     #[pymodule_export]

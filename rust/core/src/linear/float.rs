@@ -39,6 +39,15 @@ pub fn multiply(x: Values<'_>, m: usize, w: &Matrix<'_>, bias: Option<Values<'_>
     multiply_as(x, x.src().dtype, m, w, bias, out, m)
 }
 
+/// As [`multiply`] of each row by itself: a row's result depends on that row, the weights and the SIMD level alone, however
+/// many rows there are. Weights are read once for several rows.
+///
+/// # Errors
+/// As for [`multiply`].
+pub fn multiply_singly(x: &[f32], m: usize, w: &Matrix<'_>, bias: Option<&[f32]>, out: &mut [f32]) -> Result<()> {
+    multiply_as(Values::F32(x), DType::F32, m, w, bias.map(Values::F32), ValuesMut::F32(out), 1)
+}
+
 /// [`multiply`] by the kernel for so `many` rows, of inputs whose numbers are all of the dtype `held`: kernels take as many
 /// limbs as that needs.
 ///
@@ -71,6 +80,8 @@ pub(super) fn multiply_as(
     #[cfg(target_arch = "x86_64")]
     let way = route::way(w.format, held, many, n, k, level);
     let each = rows_at_a_time(k);
+    #[cfg(target_arch = "x86_64")]
+    let each = way.as_ref().map_or(each, |way| way.rows_at_a_time(each));
     for first in (0..m).step_by(each) {
         let count = each.min(m - first);
         let mut x = Inputs::new(x.range(first * k..(first + count) * k), count, k, LANES, level)?;

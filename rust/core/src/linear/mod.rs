@@ -1,7 +1,7 @@
 //! Products with packed weights, and gathers of packed rows.
 //!
 //! [`multiply`] is `y = x W^T + bias` for any format of W. [`multiply_alike`] treats rows alike whatever their number, and
-//! takes weights that are [`Prepared`]. [`multiply_rounded`] rounds inputs to a format of their own.
+//! takes weights that are [`Prepared`]; [`multiply_singly`] treats each as if it were alone. [`multiply_rounded`] rounds inputs to a format of their own.
 //! [`multiply_sparse`] reads sparse codes. [`multiply_integer`] computes it in integers, where inputs and weights are scaled integers. [`gather`] decodes rows by
 //! id. Kernels read W in its packed form, a panel of rows at a time.
 
@@ -33,11 +33,11 @@ mod route;
 mod signed_codes;
 mod sparse;
 
-pub use float::multiply;
+pub use float::{multiply, multiply_singly};
 pub use gather::gather;
 pub use integer::{Bias, multiply_integer};
 pub use prepared::{Prepared, multiply_alike};
-pub use rounded::multiply_rounded;
+pub use rounded::{multiply_rounded, multiply_rounded_singly};
 pub use sparse::{SparseMatrix, multiply_sparse, sparse_kernel};
 
 use crate::codec::{DType, Packed};

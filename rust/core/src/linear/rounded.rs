@@ -14,7 +14,7 @@ use super::{
     bf16_limbs,
     float::{Biased, PANEL, Panel},
     int8_group_tiles,
-    int8_limbs_vnni::{Dot, FixedInputs, Plan},
+    int8_limbs_vnni::{Dot, FixedInputs, MOST_ROWS, Plan},
     output::{Inputs, Outputs, widened},
     route,
 };
@@ -51,11 +51,43 @@ pub fn multiply_rounded(
     bias: Option<Values<'_>>,
     out: ValuesMut<'_>,
 ) -> Result<()> {
+    multiply_as(x, m, input, options, w, bias, out, m)
+}
+
+/// As [`multiply_rounded`] of each row by itself: a row's result depends on that row, the weights and the SIMD level alone,
+/// however many rows there are. Scales that are not given must belong to parts of a row.
+///
+/// # Errors
+/// As for [`multiply_rounded`].
+pub fn multiply_rounded_singly(
+    x: &[f32],
+    m: usize,
+    input: Format,
+    options: &Options<'_>,
+    w: &Matrix<'_>,
+    bias: Option<&[f32]>,
+    out: &mut [f32],
+) -> Result<()> {
+    multiply_as(Values::F32(x), m, input, options, w, bias.map(Values::F32), ValuesMut::F32(out), 1)
+}
+
+/// [`multiply_rounded`] by the kernel for so `many` rows.
+#[expect(clippy::too_many_arguments, reason = "those of the function that it is, and the number of rows")]
+fn multiply_as(
+    x: Values<'_>,
+    m: usize,
+    input: Format,
+    options: &Options<'_>,
+    w: &Matrix<'_>,
+    bias: Option<Values<'_>>,
+    out: ValuesMut<'_>,
+    many: usize,
+) -> Result<()> {
     let _state = FloatState::standard();
     let level = Level::current();
     check_sizes(m, w, x.len(), out.len())?;
     #[cfg(target_arch = "x86_64")]
-    if let Some((weights, inputs)) = route::groups(w.format, input, m, w.rows, w.columns, level) {
+    if let Some((weights, inputs)) = route::groups(w.format, input, many, w.rows, w.columns, level) {
         let encoded = Encoded { x, m, k: w.columns, input, options, level };
         return encoded.multiply(w, (&weights, &inputs), bias, out);
     }
@@ -63,12 +95,12 @@ pub fn multiply_rounded(
     // Given scales are those of all rows.
     let apart = options.given.is_none() || m <= float::rows_at_a_time(w.columns);
     #[cfg(target_arch = "x86_64")]
-    if apart && let Some((weights, inputs)) = route::group_tiles(w.format, input, m, w.rows, w.columns, level) {
+    if apart && let Some((weights, inputs)) = route::group_tiles(w.format, input, many, w.rows, w.columns, level) {
         let encoded = Encoded { x, m, k: w.columns, input, options, level };
         return encoded.multiply_in_groups(w, (&weights, &inputs), bias, out);
     }
     #[cfg(target_arch = "x86_64")]
-    if apart && let Some(codes) = route::codes(w.format, input, m, w.rows, w.columns, level) {
+    if apart && let Some(codes) = route::codes(w.format, input, many, w.rows, w.columns, level) {
         let encoded = Encoded { x, m, k: w.columns, input, options, level };
         return encoded.multiply_in_tiles(w, &codes, bias, out);
     }
@@ -77,7 +109,7 @@ pub fn multiply_rounded(
     #[cfg(not(target_arch = "x86_64"))]
     let held = DType::F32;
     let x = rounded(x, m, w.columns, input, options, level)?;
-    float::multiply_as(Values::F32(&x), held, m, w, bias, out, m)
+    float::multiply_as(Values::F32(&x), held, m, w, bias, out, many)
 }
 
 /// `m` rows of `k` inputs in float32, rounded.
@@ -137,20 +169,27 @@ impl Encoded<'_> {
         bias: Option<Values<'_>>,
         mut out: ValuesMut<'_>,
     ) -> Result<()> {
-        let rows = Rows::new(w.packed, w.rows, w.columns, w.format, self.level)?;
-        let bias = biases(bias, w.rows, self.level)?;
-        let out = Biased::new(Outputs::new(&mut out, w.rows, self.level), &bias);
-        let parts = self.parts()?;
-        let encoded = Rows::new(parts.packed(), self.m, self.k, self.input, self.level)?;
-        let wide = Inputs::new(self.x, self.m, self.k, 1, self.level)?;
-        // SAFETY: `route::groups` found the instructions, and a plan of one limb without zero points.
-        let fixed = unsafe { FixedInputs::encoded(inputs, &encoded, self.m, |row| !is_finite(wide.row(row)))? };
-        // SAFETY: as above.
-        let product = unsafe { Dot::new(weights, &rows, &fixed)? };
-        let plain = Plain { of: self, rows: &rows, out: &out, made: OnceLock::new() };
-        let work = self.m.saturating_mul(w.rows).saturating_mul(self.k);
-        // SAFETY: as above.
-        unsafe { product.multiply(w.rows, work, &out, |row, first, count| plain.run(row, first, count)) }
+        let (n, k, level) = (w.rows, self.k, self.level);
+        let rows = Rows::new(w.packed, n, k, w.format, level)?;
+        let bias = biases(bias, n, level)?;
+        let all = Outputs::new(&mut out, n, level);
+        for first in (0..self.m).step_by(MOST_ROWS) {
+            let m = MOST_ROWS.min(self.m - first);
+            let some = Self { x: self.x.range(first * k..(first + m) * k), m, ..*self };
+            let out = Biased::new(all.after(first), &bias);
+            let parts = some.parts()?;
+            let encoded = Rows::new(parts.packed(), m, k, self.input, level)?;
+            let wide = Inputs::new(some.x, m, k, 1, level)?;
+            // SAFETY: `route::groups` found the instructions, and a plan of one limb without zero points.
+            let fixed = unsafe { FixedInputs::encoded(inputs, &encoded, m, |row| !is_finite(wide.row(row)))? };
+            // SAFETY: as above.
+            let product = unsafe { Dot::new(weights, &rows, &fixed)? };
+            let plain = Plain { of: &some, rows: &rows, out: &out, made: OnceLock::new() };
+            let work = m.saturating_mul(n).saturating_mul(k);
+            // SAFETY: as above.
+            unsafe { product.multiply(n, work, &out, |row, first, count| plain.run(row, first, count))? };
+        }
+        Ok(())
     }
 
     /// Multiplies them with weights of a plan in tiles, rows of some at a time; the other plan is that of the inputs.

@@ -58,6 +58,11 @@ pub(super) fn way(format: Format, held: DType, m: usize, n: usize, k: usize, lev
 }
 
 impl Way {
+    /// Rows of inputs that are multiplied in one go, where `each` are held.
+    pub(super) fn rows_at_a_time(&self, each: usize) -> usize {
+        if matches!(self, Self::Int8Limbs(_)) { each.min(MOST_ROWS) } else { each }
+    }
+
     /// True where this takes so many rows of inputs; else the float32 kernel does, which gives the same bits.
     pub(super) const fn takes(&self, m: usize) -> bool {
         m <= f32_codes_vbmi::MOST_ROWS || !matches!(self, Self::F32Codes(_))

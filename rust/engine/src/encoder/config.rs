@@ -10,20 +10,10 @@ use serde::Deserialize;
 use crate::config::{FILE, whole};
 use crate::error::{ModelFault, Result, in_file, refuse};
 use crate::file;
+use crate::layers::Activation;
 
 /// Most bytes of the file.
 const MOST_BYTES: u64 = 1 << 20;
-
-/// What stands between the two products of a feed-forward network.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Activation {
-    /// `x * Phi(x)`, Hendrycks and Gimpel 2016.
-    Gelu,
-    /// The same with tanh in the place of the error function.
-    GeluTanh,
-    /// `max(x, 0)`.
-    Relu,
-}
 
 /// The fields that [`super::Encoder`] reads of a `BertConfig`.
 #[derive(Clone, Debug, PartialEq)]

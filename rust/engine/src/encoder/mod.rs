@@ -4,21 +4,18 @@
 //! Source: Devlin et al. 2019; mean pooling and vectors of length 1 as Reimers and Gurevych 2019.
 
 mod config;
-mod dense;
-mod load;
 
 use std::path::Path;
 
 use octavo_core::pool;
 use octavo_core::text::wordpiece::WordPiece;
 
-use crate::error::{Result, in_file, refuse};
+use crate::error::{ModelFault, Result, in_file, refuse};
 use crate::file;
 use crate::general::{Attend, Norm, Visible};
+use crate::layers::{Demand, Dense, Source, activate};
 use crate::packed::Table;
-use config::{Activation, Block, Config};
-use dense::Dense;
-use load::Source;
+use config::{Block, Config};
 
 /// Name of the tokenizer's file in a model folder.
 const TOKENIZER: &str = "tokenizer.json";
@@ -80,8 +77,8 @@ impl Encoder {
             let (place, positions) = (path.display(), config.positions);
             return Err(refuse(format!("{place}: more tokens around a text than the {positions} positions")));
         }
-        let source = Source::open(folder)?;
-        source.check_layers(config.blocks.len())?;
+        let source = Source::open(folder, &["bert."])?;
+        check_layers(&source, config.blocks.len())?;
         let (width, epsilon) = (config.hidden, config.epsilon);
         let layers = config.blocks.iter().enumerate();
         let layers =
@@ -175,16 +172,16 @@ impl Layer {
         let Block { heads, inner } = block;
         let (width, seen, epsilon) = (config.hidden, heads * config.head, config.epsilon);
         let path = |name: &str| format!("encoder.layer.{number}.{name}");
-        let projection = |name: &str| source.dense(&path(name), width, seen);
+        let projection = |name: &str| source.dense(&path(name), Demand::of(width, seen, true));
         Ok(Self {
             heads,
             query: projection("attention.self.query")?,
             key: projection("attention.self.key")?,
             value: projection("attention.self.value")?,
-            attended: source.dense(&path("attention.output.dense"), seen, width)?,
+            attended: source.dense(&path("attention.output.dense"), Demand::of(seen, width, true))?,
             attention_norm: source.norm(&path("attention.output.LayerNorm"), width, epsilon)?,
-            inner: source.dense(&path("intermediate.dense"), width, inner)?,
-            outer: source.dense(&path("output.dense"), inner, width)?,
+            inner: source.dense(&path("intermediate.dense"), Demand::of(width, inner, true))?,
+            outer: source.dense(&path("output.dense"), Demand::of(inner, width, true))?,
             norm: source.norm(&path("output.LayerNorm"), width, epsilon)?,
         })
     }
@@ -197,6 +194,34 @@ impl Layer {
         activate(&mut inner, config.activation)?;
         Ok(self.norm.apply(&sum(self.outer.apply(&inner)?, &hidden)))
     }
+}
+
+/// Refuses layers that the configuration does not count, and layers that round and that the encoder does not have: they
+/// would be passed over in silence.
+fn check_layers(source: &Source, layers: usize) -> Result<()> {
+    for (path, name) in source.names() {
+        let number = name.strip_prefix("encoder.layer.").and_then(|rest| rest.split('.').next());
+        let number = number.and_then(|number| number.parse().ok());
+        if number.is_some_and(|number: usize| number >= layers) {
+            let field = "num_hidden_layers";
+            return Err(source.refuse(path, ModelFault::LayerLeftOver { field, layers }));
+        }
+    }
+    source.check_classes(|name| match name.strip_prefix("encoder.layer.").and_then(|rest| rest.split_once('.')) {
+        Some((number, part)) => {
+            let parts = [
+                "attention.self.query",
+                "attention.self.key",
+                "attention.self.value",
+                "attention.output.dense",
+                "intermediate.dense",
+                "output.dense",
+            ];
+            number.parse().is_ok_and(|number: usize| number < layers) && parts.contains(&part)
+        }
+        // The pooler is not run.
+        None => name.starts_with("embeddings.") || name == "pooler.dense",
+    })
 }
 
 /// Attention within each text, several texts at once.
@@ -230,22 +255,6 @@ fn attend(
 fn sum(mut a: Vec<f32>, b: &[f32]) -> Vec<f32> {
     a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
     a
-}
-
-fn activate(values: &mut [f32], activation: Activation) -> Result<()> {
-    const PIECE: usize = 1 << 14;
-    let function: fn(f32) -> f32 = match activation {
-        Activation::Gelu => |x| 0.5 * x * (1.0 + libm::erff(x * std::f32::consts::FRAC_1_SQRT_2)),
-        Activation::GeluTanh => |x| {
-            let inner = (2.0 / std::f32::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
-            0.5 * x * (1.0 + inner.tanh())
-        },
-        Activation::Relu => |x| x.max(0.0),
-    };
-    let pieces = values.chunks_mut(PIECE).collect();
-    Ok(pool::consume(pieces, PIECE * size_of::<f32>() * 8, |piece: &mut [f32]| {
-        piece.iter_mut().for_each(|x| *x = function(*x));
-    })?)
 }
 
 /// The mean of rows of `width` numbers, divided by its length.

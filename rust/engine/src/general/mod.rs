@@ -23,6 +23,7 @@ use crate::config::{Architecture, Config};
 use crate::error::Result;
 use crate::packed::{WORKSPACE_BYTES, Workspace};
 use crate::weights::Weights;
+pub(crate) use functions::{Loops, at_level, softmax, sum};
 use layers::Path;
 pub(crate) use ops::{Attend, Norm, Visible, values};
 pub(crate) use search::Answer;

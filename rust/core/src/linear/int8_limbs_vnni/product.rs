@@ -7,12 +7,12 @@
 
 use std::arch::x86_64::*;
 
-use super::CHUNK;
 use super::arrange::{Input, Weights};
 use super::inputs::FixedInputs;
 use super::plan::{MOST_WEIGHT_LIMBS, Plan, Scale};
 use super::scales::{Scales, is_moderate, zeros};
-use super::sum::{BYTES, NARROW, NIBBLES, Sums, WIDE};
+use super::sum::{BYTES, NARROW, NIBBLES, Sum, Sums, WIDE};
+use super::{CHUNK, MOST_ROWS};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
@@ -58,6 +58,14 @@ pub(super) struct Scratch {
     pub(super) scales: Vec<f32>,
     pub(super) zeros: Vec<f32>,
     stored_zeros: Vec<u16>,
+}
+
+/// What [`Dot::prepare`] finds of some rows of weights.
+struct Prepared {
+    /// Factors of the rows.
+    steps: [f32; TOGETHER],
+    /// Smallest magnitude of a scale but 0.
+    least: f32,
 }
 
 impl<'a> Dot<'a> {
@@ -126,14 +134,39 @@ impl<'a> Dot<'a> {
             if self.inputs.is_empty() {
                 return plain(None, start, end - start);
             }
-            let mut scratch = self.scratch()?;
+            let (mut scratch, mut ahead) = (self.scratch()?, self.scratch()?);
+            let mut products = [[0.0; UNIT]; MOST_ROWS];
+            let mut left = Vec::new();
+            // Scales are read one pass ahead: loads of what was just stored in other pieces wait for the cache.
+            // SAFETY: as the caller promises, here and below.
+            let mut next = unsafe { self.prepare(start, TOGETHER.min(end - start), &mut ahead) };
             for first in (start..end).step_by(TOGETHER) {
                 let count = TOGETHER.min(end - first);
+                std::mem::swap(&mut scratch, &mut ahead);
+                let prepared = next.take();
+                if first + TOGETHER < end {
+                    let count = TOGETHER.min(end - first - TOGETHER);
+                    // SAFETY: as above.
+                    next = unsafe { self.prepare(first + TOGETHER, count, &mut ahead) };
+                }
+                let keep = |row: usize, values: &Sum| {
+                    products[row][first - start..][..count].copy_from_slice(&values[..count]);
+                };
+                let rows = match prepared {
+                    // SAFETY: as above.
+                    Some(prepared) => unsafe { self.run(first, count, &scratch, &prepared, keep) },
+                    None => self.all,
+                };
+                if rows != 0 {
+                    left.push((rows, first, count));
+                }
+            }
+            for (row, _) in &self.inputs {
                 // SAFETY: every unit writes its own columns.
-                let write = |row: usize, values: &mut [f32]| unsafe { out.write(row, first, values) };
-                // SAFETY: as the caller promises.
-                let left = unsafe { self.run(first, count, &mut scratch, write) };
-                for row in (0..u32::BITS as usize).filter(|row| left >> row & 1 == 1) {
+                unsafe { out.write(*row, start, &mut products[*row][..end - start]) };
+            }
+            for (rows, first, count) in left {
+                for row in (0..u32::BITS as usize).filter(|row| rows >> row & 1 == 1) {
                     plain(Some(row), first, count)?;
                 }
             }
@@ -157,39 +190,41 @@ impl<'a> Dot<'a> {
         self.rows.k.div_ceil(CHUNK) * (CHUNK / self.group)
     }
 
-    /// Calls `write` with each row of inputs and its products with `count` rows of weights from `first` on, at most
-    /// [`TOGETHER`]. Returns a bit for each row of inputs that is left to others: all where scales are out of range, those
-    /// without a fixed-point form, and those so small that their products with the scales would vanish.
+    /// Reads the scales of `count` rows of weights from `first` on, at most [`TOGETHER`], to `scratch`; none where they are
+    /// out of range.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F, BW, VL, VBMI and VNNI; the rows must be the matrix's, `count` at least 1, and
-    /// `scratch` made by [`Self::scratch`].
+    /// As for [`Self::run`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
-    unsafe fn run(
-        &self,
-        first: usize,
-        count: usize,
-        scratch: &mut Scratch,
-        mut write: impl FnMut(usize, &mut [f32]),
-    ) -> u32 {
+    unsafe fn prepare(&self, first: usize, count: usize, scratch: &mut Scratch) -> Option<Prepared> {
         let (groups, each) = (self.groups(), self.plan.group / self.group);
         // Rows beyond the last repeat it.
         let row_of = |r: usize| first + r.min(count - 1);
         let (mut steps, mut least) = ([1.0; TOGETHER], _mm512_set1_ps(f32::INFINITY));
-        for (r, step) in steps.iter_mut().enumerate() {
-            if self.plan.scale == Scale::Row {
+        if self.plan.scale == Scale::Row {
+            for (r, step) in steps.iter_mut().enumerate() {
                 *step = self.rows.row_step(row_of(r)) as f32;
                 if !is_moderate(*step) {
-                    return self.all;
+                    return None;
                 }
-            } else {
+            }
+        } else if each == 1 && count == TOGETHER && self.scales.groups == groups {
+            // The scales of all rows follow each other.
+            // SAFETY: as the caller promises.
+            if !unsafe { self.scales.read(first, 0, &mut scratch.scales[..TOGETHER * groups], &mut least) } {
+                return None;
+            }
+        } else {
+            for r in 0..TOGETHER {
                 let to = &mut scratch.scales[r * groups..][..groups];
                 // SAFETY: as the caller promises.
                 if !unsafe { self.scales.read_each(row_of(r), each, to, &mut least) } {
-                    return self.all;
+                    return None;
                 }
             }
-            if self.plan.zeros {
+        }
+        if self.plan.zeros {
+            for r in 0..TOGETHER {
                 let to = &mut scratch.zeros[r * groups..][..groups];
                 zeros(self.rows, row_of(r), each, to, &mut scratch.stored_zeros);
             }
@@ -205,6 +240,29 @@ impl<'a> Dot<'a> {
                 least = least.min(unsafe { Scales::clear(scales, codes, self.group / 8 * self.plan.width as usize) });
             }
         }
+        Some(Prepared { steps, least })
+    }
+
+    /// Calls `write` with each row of inputs and its products with `count` rows of weights from `first` on, at most
+    /// [`TOGETHER`]. Returns a bit for each row of inputs that is left to others: those without a fixed-point form, and those
+    /// so small that their products with the scales would vanish.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F, BW, VL, VBMI and VNNI; the rows must be the matrix's, `count` at least 1, and
+    /// `scratch` made by [`Self::scratch`] and filled by [`Self::prepare`] for the same rows.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
+    unsafe fn run(
+        &self,
+        first: usize,
+        count: usize,
+        scratch: &Scratch,
+        prepared: &Prepared,
+        mut write: impl FnMut(usize, &Sum),
+    ) -> u32 {
+        let groups = self.groups();
+        let &Prepared { steps, least } = prepared;
+        let row_of = |r: usize| first + r.min(count - 1);
+        let (codes, row_bytes) = self.rows.codes();
         let rows: [*const u8; TOGETHER] = std::array::from_fn(|r| codes[row_of(r) * row_bytes..].as_ptr());
         let mut left = self.without;
         let mut rest = self.inputs.as_slice();
@@ -239,7 +297,7 @@ impl<'a> Dot<'a> {
                     continue;
                 }
                 values.iter_mut().zip(steps).for_each(|(value, step)| *value *= step);
-                write(*row, &mut values[..count]);
+                write(*row, values);
             }
         }
         left

@@ -20,8 +20,13 @@ pub(super) const BYTES: u8 = 3;
 /// time, takes 1.3 times as long on Zen 4.
 const MOST_AHEAD: usize = 32 * 1024;
 
-/// Products by row of inputs and row of weights; those of rows of inputs that are not there are 0.
-pub(super) type Sums = [[f32; TOGETHER]; MOST_INPUTS];
+/// Prefetch distance at least, where rows are short: the memory answers later than they are done.
+const LEAST_AHEAD: usize = 8 * 1024;
+
+/// Products of a row of inputs by row of weights.
+pub(super) type Sum = [f32; TOGETHER];
+/// Products by row of inputs; those of rows of inputs that are not there are 0.
+pub(super) type Sums = [Sum; MOST_INPUTS];
 
 impl Dot<'_> {
     /// Sums of products of [`TOGETHER`] rows of weights, with codes unpacked one `WAY` to `EACH` limbs, and `INPUTS` rows
@@ -49,8 +54,8 @@ impl Dot<'_> {
         let lines = if WAY == NIBBLES { 2 } else { 1 };
         let bytes = if WAY == NIBBLES { LINE } else { 8 * self.plan.width as usize };
         let per_block = self.block / self.group;
-        // Prefetch the same columns of the next rows: the pass over the current rows hides the latency.
-        let ahead = (TOGETHER * row_bytes).min(MOST_AHEAD);
+        // Prefetch the same columns of the next rows, or later ones where rows are short.
+        let ahead = (TOGETHER * row_bytes).clamp(LEAST_AHEAD, MOST_AHEAD);
         let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
         let spread = _mm512_srli_epi32::<4>(_mm512_mullo_epi32(lanes, _mm512_set1_epi32(per_block as i32)));
         let mut totals = [[_mm512_setzero_ps(); INPUTS]; TOGETHER];

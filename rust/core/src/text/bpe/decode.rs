@@ -27,6 +27,11 @@ pub(super) fn short_tokens(tokens: &TokenTable) -> Vec<[u8; 16]> {
     (0..tokens.len() as u32).map(entry).collect()
 }
 
+/// The last byte of each entry.
+pub(super) fn lengths(short: &[[u8; 16]]) -> Vec<u8> {
+    short.iter().map(|entry| entry[SHORT]).collect()
+}
+
 impl BytePairs {
     /// The number of bytes that ids stand for, in pieces of [`BytePairs::decode_to`].
     ///
@@ -38,7 +43,7 @@ impl BytePairs {
             let mut total = 0;
             for (column, &id) in ids[begin..].iter().take(CHUNK).enumerate() {
                 let id: i64 = id.into();
-                let length = usize::try_from(id).ok().and_then(|id| self.short.get(id)).map_or(0, |entry| entry[SHORT]);
+                let length = usize::try_from(id).ok().and_then(|id| self.lengths.get(id)).copied().unwrap_or(0);
                 total += match length {
                     0 => {
                         let (id, most) = (id.to_string(), self.size() - 1);

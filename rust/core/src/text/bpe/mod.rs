@@ -48,6 +48,8 @@ pub struct BytePairs {
     added: AddedTokens,
     /// Tokens of up to 15 bytes with their length in the last byte, for decoding.
     short: Vec<[u8; 16]>,
+    /// Those lengths alone, which the L1 cache holds: counting bytes reads nothing else.
+    lengths: Vec<u8>,
     /// Bytes that the vocabulary has no token for.
     missing: Vec<u8>,
     /// Caches of threads that are done with them.

@@ -83,8 +83,9 @@ impl BytePairs {
             tokens = tokens.with_bytes_of(found.iter().copied());
         }
         let short = decode::short_tokens(&tokens);
+        let lengths = decode::lengths(&short);
         let added = AddedTokens::new(parts.added.clone());
-        Ok(Self { parts, tokens, merges, added, short, missing, idle: Mutex::default() })
+        Ok(Self { parts, tokens, merges, added, short, lengths, missing, idle: Mutex::default() })
     }
 }
 

@@ -1,0 +1,87 @@
+"""``octavo generate``: continues texts with the native decoder."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octavo.cli._app import JsonOption
+
+
+def run(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of a language model, packed or not.")],
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to continue; none begins a document.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens at most.  [default: 128, or as many as fit]", show_default=False)
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="0 takes the most likely token, 1 draws by probability, more draws more evenly.")
+    ] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Draw from so many of the most likely tokens; 0 for all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens of so much probability.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of the draws; the same seed gives the same text.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may repeat.")] = None,
+    special: Annotated[
+        str, typer.Option(metavar="HOW", help="Special tokens in a prompt: allow, refuse, or split as any text.")
+    ] = "refuse",
+    json: JsonOption = False,
+) -> None:
+    """Continue texts with a language model, without torch: prints each prompt and what follows, as it comes.
+
+    FOLDER is one of a GPT of Octavo, or of GPT-2 or Llama of transformers, packed by `octavo pack` or not;
+    packed weights are multiplied as they are, so that fewer bits are faster. A text ends with the model's end
+    of text, before a --stop text, or after --tokens. Several prompts are continued together; --json prints
+    prompts, texts and the seconds that they took.
+
+    \b
+    Examples:
+      octavo generate model "Once upon a time"
+      octavo pack model -o small --recipe int4:g32
+      octavo generate small "Once upon a time" --temperature 0.8 --top-p 0.95 --seed 7 --tokens 200
+      octavo generate small "Q: why? A:" "Q: when? A:" --stop "Q:" --json
+    """
+    from octavo.display.console import print_json
+    from octavo.engine.native_decoder import Decoder, Sampling
+    from octavo.errors import SettingError
+
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
+    if special not in ("allow", "refuse", "split"):
+        raise SettingError(f"--special is {special!r}; accepted are allow, refuse and split")
+    decoder = Decoder.load(folder)
+    texts, stops = prompts or [""], stop or []
+    options = {"tokens": tokens, "stop": stops, "special": special}
+    if json or len(texts) > 1:
+        begin = time.perf_counter()
+        found = decoder.generate(texts, sampling, **options)
+        seconds = time.perf_counter() - begin
+        if json:
+            print_json(
+                {
+                    "texts": [{"prompt": text, "text": more} for text, more in zip(texts, found, strict=True)],
+                    "seconds": round(seconds, 6),
+                }
+            )
+            return
+        for text, more in zip(texts, found, strict=True):
+            _write(f"{text}{more}\n")
+        return
+    pieces = decoder.stream(texts[0], sampling, **options)  # type: ignore[arg-type]
+    _write(texts[0])
+    for piece in pieces:
+        _write(piece)
+    _write("\n")
+
+
+def _write(text: str) -> None:
+    """Write UTF-8, whatever the locale says; control characters pass as the model gave them to a pipe alone."""
+    shown = text
+    if sys.stdout.isatty():
+        shown = "".join(one if one in "\n\t" or one.isprintable() else "�" for one in text)
+    sys.stdout.buffer.write(shown.encode("utf-8", "replace"))
+    sys.stdout.buffer.flush()

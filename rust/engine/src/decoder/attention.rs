@@ -1,0 +1,124 @@
+//! Attention of one query to the pages of its sequence, in loops that compilers turn into vectors.
+
+use super::cache::{PAGE, Slice};
+use crate::general::{Loops, at_level, softmax};
+
+/// One position's query, `[heads, size]`, and what it sees.
+pub(super) struct Query<'a> {
+    pub(super) query: &'a [f32],
+    /// Heads of queries that share a head of keys and values.
+    pub(super) share: usize,
+    pub(super) scale: f32,
+    /// The pages of its sequence.
+    pub(super) pages: &'a [&'a [f32]],
+    pub(super) layer: Slice,
+    /// First position that is seen, and the end of those.
+    pub(super) first: usize,
+    pub(super) end: usize,
+}
+
+impl Query<'_> {
+    /// The mean of the values that one head sees, weighted with the softmax of its scores, `[size]`. Sums run in the order
+    /// of the positions, the same at every SIMD level and however the cache is cut into pages.
+    pub(super) fn attend(&self, head: usize, out: &mut [f32]) {
+        at_level(Attended { of: self, head, out });
+    }
+}
+
+struct Attended<'a> {
+    of: &'a Query<'a>,
+    head: usize,
+    out: &'a mut [f32],
+}
+
+impl Loops for Attended<'_> {
+    #[inline(always)]
+    fn run(self) {
+        let Self { of: &Query { query, share, scale, pages, layer, first, end }, head, out } = self;
+        let size = layer.size;
+        let query = &query[head * size..][..size];
+        let (start, from) = (first / PAGE, head / share);
+        let pages = &pages[start..end.div_ceil(PAGE)];
+        let mut scores = vec![0.0f32; pages.len() * PAGE];
+        let (places, _) = scores.as_chunks_mut::<PAGE>();
+        for (page, scores) in pages.iter().zip(places) {
+            let (keys, _) = layer.keys(page, from).as_chunks::<PAGE>();
+            let mut sums = [0.0f32; PAGE];
+            for (query, keys) in query.iter().zip(keys) {
+                for (sum, key) in sums.iter_mut().zip(keys) {
+                    *sum += query * key;
+                }
+            }
+            for (score, sum) in scores.iter_mut().zip(sums) {
+                *score = sum * scale;
+            }
+        }
+        let seen = &mut scores[first - start * PAGE..end - start * PAGE];
+        softmax(seen);
+        out.fill(0.0);
+        for (number, &weight) in (first..).zip(seen.iter()) {
+            let values = &layer.values(pages[number / PAGE - start], from)[number % PAGE * size..][..size];
+            for (out, value) in out.iter_mut().zip(values) {
+                *out += weight * value;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use octavo_core::Level;
+
+    use super::super::cache::{Cache, Pages};
+    use super::*;
+
+    /// One loop over positions that lie one after the other.
+    fn reference(query: &[f32], keys: &[Vec<f32>], values: &[Vec<f32>], from: usize, scale: f32) -> Vec<f32> {
+        let size = query.len();
+        let part = |row: &Vec<f32>| row[from * size..][..size].to_vec();
+        let score =
+            |key: &Vec<f32>| part(key).iter().zip(query).fold(0.0, |sum, (key, query)| sum + query * key) * scale;
+        let mut scores: Vec<f32> = keys.iter().map(score).collect();
+        softmax(&mut scores);
+        let mut out = vec![0.0; size];
+        for (value, share) in values.iter().zip(scores) {
+            out.iter_mut().zip(part(value)).for_each(|(out, value)| *out += share * value);
+        }
+        out
+    }
+
+    #[test]
+    fn pages_change_no_bit_of_a_plain_loop() {
+        let (heads, kept, size) = (4, 2, 12);
+        let noise = |i: usize| ((i as u32).wrapping_mul(0x9e37_79b9) >> 8) as f32 / 8_388_608.0 - 1.0;
+        let row = |seed: usize, width: usize| (0..width).map(|i| noise(seed * 977 + i)).collect::<Vec<f32>>();
+        let (keys, values): (Vec<_>, Vec<_>) =
+            (0..150).map(|at| (row(at, kept * size), row(at + 999, kept * size))).unzip();
+        let mut cache = Cache::new([(1, 8), (kept, size)].into_iter(), 8);
+        let (mut other, mut pages) = (Pages::default(), Pages::default());
+        for at in 0..keys.len() {
+            cache.grow(&mut other, 1).unwrap();
+            cache.grow(&mut pages, 1).unwrap();
+            cache.write(&pages, 1, at, &keys[at], &values[at]);
+            other.length += 1;
+            pages.length += 1;
+        }
+        let query = row(5, heads * size);
+        for (first, end) in [(0, 1), (0, 63), (0, 64), (0, 65), (3, 130), (64, 128), (70, 150)] {
+            let held = cache.of(&pages);
+            let layer = cache.layer(1);
+            let one = Query { query: &query, share: heads / kept, scale: 0.3, pages: &held, layer, first, end };
+            for head in 0..heads {
+                let part = &query[head * size..][..size];
+                let wanted = reference(part, &keys[first..end], &values[first..end], head / 2, 0.3);
+                for level in [Level::Scalar, Level::detect()] {
+                    Level::force(Some(level)).unwrap();
+                    let mut out = vec![f32::NAN; size];
+                    one.attend(head, &mut out);
+                    assert_eq!(out, wanted, "{first}..{end} head {head} {level:?}");
+                }
+                Level::force(None).unwrap();
+            }
+        }
+    }
+}

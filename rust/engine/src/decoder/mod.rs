@@ -1,0 +1,86 @@
+//! [`Decoder`]: language models of the family of GPT, from a model folder to the next token, without Python.
+//!
+//! Weights stay packed; every linear layer is a product of octavo-core that treats rows alike however many there are, so
+//! that a token is the same whether its text was computed at once, in blocks, or step by step from the cache.
+
+mod attention;
+mod cache;
+mod config;
+mod generation;
+mod names;
+mod network;
+mod plan;
+mod rotary;
+mod run;
+mod sampling;
+
+use std::path::Path;
+
+pub use generation::Generation;
+pub use sampling::Sampling;
+
+use crate::error::Result;
+use crate::layers::Source;
+use network::Network;
+use plan::Plan;
+
+/// A loaded decoder. Its methods may be called from several threads at once.
+pub struct Decoder {
+    plan: Plan,
+    network: Network,
+}
+
+impl std::fmt::Debug for Decoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Decoder").field("plan", &self.plan).finish_non_exhaustive()
+    }
+}
+
+impl Decoder {
+    /// Loads a model folder: `config.json` of `octavo.models.gpt`, or of GPT-2 or Llama of transformers, and the weights,
+    /// packed or plain, in `model.octavo.safetensors` or `model.safetensors`.
+    ///
+    /// # Errors
+    /// [`octavo_core::Error::Io`] where a file cannot be read; [`octavo_core::Error::Container`] naming the file, and in
+    /// it the field, layer or tensor, for another architecture, a technique that is not run here, and everything that
+    /// `octavo.save_model` and `octavo pack` would not write.
+    pub fn load(folder: &Path) -> Result<Self> {
+        let (family, plan) = config::load(folder)?;
+        let source = Source::open(folder, &[])?;
+        let network = Network::load(&source, family, &plan)?;
+        Ok(Self { plan, network })
+    }
+
+    /// Ids.
+    pub const fn vocabulary(&self) -> usize {
+        self.plan.vocabulary
+    }
+
+    /// Most tokens of a text; none where there is no such bound.
+    pub const fn positions(&self) -> Option<usize> {
+        self.plan.positions
+    }
+
+    /// Bytes of weights that one step reads.
+    pub fn nbytes(&self) -> usize {
+        self.network.nbytes()
+    }
+
+    /// Bytes of the cache that one position fills, and one step reads for each position that it sees.
+    pub fn position_nbytes(&self) -> usize {
+        self.plan.blocks.iter().map(|block| 2 * block.kv_heads * block.size * size_of::<f32>()).sum()
+    }
+
+    /// Scores of hidden states, `[rows, vocabulary]`.
+    fn scores(&self, hidden: &[f32]) -> Result<Vec<f32>> {
+        let mut scores = self.network.head.apply_singly(hidden)?;
+        if let Some(cap) = self.plan.head.cap {
+            network::bound(&mut scores, cap);
+        }
+        let (rows, vocabulary) = (self.plan.rows, self.plan.vocabulary);
+        if rows == vocabulary {
+            return Ok(scores);
+        }
+        Ok(scores.chunks_exact(rows).flat_map(|row| &row[..vocabulary]).copied().collect())
+    }
+}

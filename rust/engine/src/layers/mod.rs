@@ -1,0 +1,9 @@
+//! The layers of a model folder that encoders and decoders share, loaded by the names of their weights.
+
+mod activation;
+mod dense;
+mod source;
+
+pub(crate) use activation::{Activation, activate};
+pub(crate) use dense::Dense;
+pub(crate) use source::{Demand, Source};

@@ -1,0 +1,302 @@
+"""The native decoder gives the tokens of PyTorch, the same with and without its cache, alone and beside other texts."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import numpy as np
+import octavo
+import pytest
+import torch
+from octavo import ContainerError, DataError, Decoder, RangeError, Sampling, SettingError
+from octavo.cli import app
+from octavo.data import BytePairTokenizer
+from octavo.models.gpt import GPT, Attention, GatedMLP, GPTConfig, LagKernel, Softmax, preset
+from octavo.models.gpt.gpt_config import Stream
+from octavo.systems.language.model_folder import save_language_model
+from typer.testing import CliRunner
+
+pytestmark = pytest.mark.filterwarnings("ignore::octavo.CoverageWarning")
+
+CLOSE = 2e-4
+"""Of log-probabilities: float32 sums in another order, through two blocks of random weights."""
+VOCABULARY = 211
+GROUPED = GPTConfig(
+    vocabulary=VOCABULARY, width=96, pattern="aw", end_of_text=0, keep_documents=True, ffn=GatedMLP(),
+    mixers={"a": Attention(heads=6, kv_heads=2), "w": Attention(heads=3, kv_heads=1, window=70, rotary="none")},
+    head=Softmax(cap=9.0, cap_kind="tanh"), stream=Stream(gains=True),
+)  # fmt: skip
+SIZES = {"vocabulary": VOCABULARY, "width": 64, "layers": 2, "heads": 2, "end_of_text": 0}
+CONFIGS = {"baseline": preset("nocap_baseline", **SIZES), "modern": preset("modern", **SIZES), "grouped": GROUPED}
+RECIPES = [
+    None,
+    "int8:g32",
+    "mxint8; type:Linear mxint8 input=mxint8",
+    "int4:g32; type:Linear int8:channel input=int8:channel",
+]
+
+
+def made(config, seed=0):
+    torch.manual_seed(seed)
+    model = GPT(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.25)  # some begin as zeros, which would hide a defect
+    return model
+
+
+def packed(model, recipe):
+    return model if recipe is None else octavo.pack_model(octavo.quantize_model(model, recipe, progress=False))
+
+
+def ids_of(count, seed=1, vocabulary=VOCABULARY):
+    return torch.randint(1, vocabulary, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@torch.no_grad()
+def greedy(log_probs, prompt, tokens):
+    ids = list(prompt)
+    for _ in range(tokens):
+        ids.append(int(log_probs(torch.tensor([ids]))[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+def decoded(decoder, prompt, tokens, sampling=Sampling(), **options):  # noqa: B008 frozen
+    following = decoder.generate_ids([prompt], sampling, tokens=tokens, stop=(), **options)
+    return [token for (token,) in following]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_tokens_and_probabilities_are_those_of_pytorch(tmp_path, name, recipe):
+    model = packed(made(CONFIGS[name]), recipe)
+    octavo.save_model(model, tmp_path / "m")
+    decoder = Decoder.load(tmp_path / "m")
+    prompt = ids_of(150)
+    prompt[40] = 0  # a new document
+    told = torch.log_softmax(torch.from_numpy(decoder.scores(prompt).copy()), -1)
+    assert (told - model(torch.tensor([prompt]))[0]).abs().max() < CLOSE
+    assert decoded(decoder, prompt[:20], 60) == greedy(model, prompt[:20], 60)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_position_does_not_depend_on_what_is_computed_with_it(tmp_path, recipe):
+    octavo.save_model(packed(made(GROUPED), recipe), tmp_path / "m")
+    decoder = Decoder.load(tmp_path / "m")
+    prompt = ids_of(300)
+    prompt[90] = 0
+    whole = decoder.scores(prompt)
+    for length in (1, 2, 15, 17, 63, 64, 65, 130, 257):
+        assert np.array_equal(decoder.scores(prompt[:length]).view(np.uint32), whole[:length].view(np.uint32))
+    hot = Sampling(temperature=1.5, seed=3)
+    cached = decoded(decoder, prompt[:60], 80, hot)
+    assert decoded(decoder, prompt[:60], 80, hot, cache=False) == cached
+    others = [prompt[:60], ids_of(1), ids_of(129, 2), prompt[:64]]
+    together = list(decoder.generate_ids(others, hot, tokens=80, stop=()))
+    assert [row[0] for row in together] == cached
+    before = octavo._core.num_threads()
+    try:
+        octavo._core.set_num_threads(1)
+        assert decoded(decoder, prompt[:60], 80, hot) == cached
+    finally:
+        octavo._core.set_num_threads(before)
+
+
+def test_pages_of_a_text_that_ends_serve_the_others(tmp_path):
+    octavo.save_model(made(GROUPED), tmp_path / "m")
+    core = octavo._core._Decoder.load(tmp_path / "m")
+    texts = octavo._core._Generation(core, [ids_of(100), ids_of(64, 2), ids_of(30, 3)], (0.0, 0, 1.0, 0), True, 5)
+    assert texts.pages_left == 5
+    texts.advance()
+    assert texts.pages_left == 1  # 2 + 1 + 1
+    texts.advance()
+    assert texts.pages_left == 0
+    texts.end(0)
+    assert texts.pages_left == 2
+    alone = octavo._core._Generation(core, [ids_of(30, 3)], (0.0, 0, 1.0, 0), True, 3)
+    row = [alone.advance()[0] for _ in range(80)]
+    assert [texts.advance()[2] for _ in range(78)] == row[2:]  # two more pages, used before
+    with pytest.raises(ContainerError, match="cache of 5 pages"):
+        [texts.advance() for _ in range(99)]
+
+
+def test_draws_follow_the_probabilities_and_the_seed(tmp_path):
+    octavo.save_model(made(dataclasses.replace(CONFIGS["baseline"], vocabulary=23)), tmp_path / "m")
+    decoder = Decoder.load(tmp_path / "m")
+    prompt, count = [1, 2, 3], 4000
+
+    def drawn(**how):
+        return list(next(decoder.generate_ids([prompt] * count, Sampling(**how), tokens=1, stop=())))
+
+    scores = torch.from_numpy(decoder.scores(prompt)[-1].copy()).double()
+    for how in (
+        {"temperature": 1.0},
+        {"temperature": 3.0},
+        {"temperature": 3.0, "top_k": 5},
+        {"temperature": 3.0, "top_p": 0.6},
+    ):
+        wanted = torch.softmax(scores / how["temperature"], 0)
+        order = wanted.argsort(descending=True)
+        if "top_k" in how:
+            wanted[order[5:]] = 0
+        if "top_p" in how:
+            kept = int((wanted[order].cumsum(0) < 0.6).sum()) + 1
+            wanted[order[kept:]] = 0
+        wanted /= wanted.sum()
+        found = torch.bincount(torch.tensor(drawn(seed=1, **how)), minlength=23) / count
+        assert not found[wanted == 0].any()
+        assert (found - wanted).abs().max() < 4 * (0.25 / count) ** 0.5  # four standard deviations
+    assert drawn(temperature=2.0, seed=5) == drawn(temperature=2.0, seed=5) != drawn(temperature=2.0, seed=6)
+    assert set(drawn(temperature=2.0, top_k=1)) == set(drawn()) == {int(scores.argmax())}
+
+
+@pytest.mark.parametrize(
+    ("model", "sizes"),
+    [
+        ("GPT2LMHeadModel", {"vocab_size": 97, "n_embd": 48, "n_layer": 2, "n_head": 3, "n_positions": 80}),
+        (
+            "LlamaForCausalLM",
+            {"vocab_size": 97, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 80},
+        ),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("recipe", [None, "mxint8"])
+@torch.no_grad()
+def test_models_of_transformers_give_the_tokens_of_transformers(tmp_path, model, sizes, recipe):
+    transformers = pytest.importorskip("transformers")
+    kind = getattr(transformers, model)
+    torch.manual_seed(0)
+    built = kind(kind.config_class(**sizes, initializer_range=0.3, bos_token_id=0, eos_token_id=0)).eval()
+    built.save_pretrained(tmp_path / "m")
+    if recipe is not None:
+        built = packed(built, recipe)
+        octavo.save_model(built, tmp_path / "p")
+    decoder = Decoder.load(tmp_path / ("m" if recipe is None else "p"))
+    prompt = ids_of(20, vocabulary=97)
+    assert decoded(decoder, prompt, 60) == greedy(lambda ids: built(ids).logits, prompt, 60)
+    assert decoder.positions == 80
+    with pytest.raises(RangeError, match="80 positions; generate up to 61"):
+        decoder.generate_ids([prompt], tokens=62)
+    with pytest.raises(RangeError, match="shorten the prompt"):
+        decoder.generate_ids([ids_of(81, vocabulary=97)], tokens=1)
+
+
+# --- texts ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    text = "the cat sat on the mat. the dog ran in the fog. \N{GREEK SMALL LETTER ALPHA}\N{CAT FACE} " * 40
+    tokenizer = BytePairTokenizer.train([text], 280)
+    path = tmp_path_factory.mktemp("gpt") / "m"
+    sizes = SIZES | {"vocabulary": tokenizer.size, "end_of_text": tokenizer.special["<|endoftext|>"]}
+    save_language_model(path, packed(made(preset("modern", **sizes)), "mxint8"), tokenizer)
+    return path
+
+
+def run(*arguments, fails=False):
+    result = CliRunner().invoke(app, ["generate", *map(str, arguments)])
+    assert (result.exit_code != 0) == fails, f"{result.output}\n{result.exception!r}"
+    return result.output
+
+
+def test_pieces_are_the_text_and_end_before_a_stop(folder):
+    decoder = Decoder.load(folder)
+    hot = Sampling(temperature=1.0, seed=4)
+    whole = decoder.generate("the cat", hot, tokens=90)
+    assert (
+        whole == "".join(decoder.stream("the cat", hot, tokens=90)) == decoder.generate(["the cat"], hot, tokens=90)[0]
+    )
+    ids = decoder.tokenizer.encode("the cat")
+    tokens = decoded(decoder, ids, 90, hot)
+    end = decoder.tokenizer.special["<|endoftext|>"]
+    tokens = tokens[: tokens.index(end)] if end in tokens else tokens
+    assert whole == decoder.tokenizer.decode(tokens)
+    stop = whole[len(whole) // 2 :][:3]
+    assert decoder.generate("the cat", hot, tokens=90, stop=[stop, "never there"]) == whole[: whole.index(stop)]
+    assert isinstance(decoder.generate("", hot, tokens=3), str)
+
+
+def test_special_tokens_are_refused_unless_allowed(folder):
+    decoder = Decoder.load(folder)
+    with pytest.raises(DataError, match="endoftext"):
+        decoder.generate("a<|endoftext|>the", tokens=2)
+    allowed = decoder.generate("a<|endoftext|>the", tokens=4, special="allow")
+    ids = decoder.tokenizer.encode("a<|endoftext|>the", special="allow")
+    assert allowed == decoder.tokenizer.decode([t for (t,) in decoder.generate_ids([ids], tokens=4)])
+
+
+def test_the_command_streams_text_or_gives_json(folder):
+    text = run(folder, "the cat", "--tokens", "12", "--temperature", "0.9", "--seed", "3")
+    found = json.loads(
+        run(folder, "the cat", "the dog", "--tokens", "12", "--temperature", "0.9", "--seed", "3", "--json")
+    )
+    assert [one["prompt"] for one in found["texts"]] == ["the cat", "the dog"]
+    assert text == f"the cat{found['texts'][0]['text']}\n"
+    for wrong in (["--temperature", "-1"], ["--top-p", "0"], ["--special", "maybe"], ["--seed", "-1"]):
+        run(folder, "the", *wrong, fails=True)
+
+
+def test_nothing_of_torch_is_loaded(folder):
+    code = (
+        "import sys, octavo; d = octavo.Decoder.load(sys.argv[1]); print(len(d.generate('the', tokens=5))); "
+        "assert not {'torch', 'transformers'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, folder], check=True)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (dataclasses.replace(GROUPED, pattern="ak", mixers={"a": Attention(heads=6), "k": LagKernel()}), "lag_kernel"),
+        (preset("modern_skips", **SIZES), "smear"),
+        (dataclasses.replace(GROUPED, stream=Stream(backout=True)), "backout"),
+    ],
+)
+def test_techniques_that_only_pytorch_runs_are_refused_by_name(tmp_path, config, named):
+    octavo.save_model(GPT(config), tmp_path / "m")
+    with pytest.raises(ContainerError, match=named):
+        Decoder.load(tmp_path / "m")
+
+
+def test_what_would_be_run_otherwise_than_in_pytorch_is_refused(tmp_path):
+    model = made(CONFIGS["baseline"])
+    simulated = octavo.quantize_model(model, "mxint8", progress=False)
+    octavo.save_model(simulated, tmp_path / "simulated")
+    with pytest.raises(ContainerError, match="pack_model"):
+        Decoder.load(tmp_path / "simulated")
+    octavo.save_model(packed(model, "type:Linear int8:channel input=int8"), tmp_path / "spanning")
+    with pytest.raises(ContainerError, match="share one scale among all positions"):
+        Decoder.load(tmp_path / "spanning")
+    octavo.save_model(model, tmp_path / "more")
+    tensors = octavo.load(tmp_path / "more" / "model.octavo.safetensors")
+    octavo.save({**tensors, "blocks.2.ffn.up.weight": torch.zeros(3)}, tmp_path / "more" / "model.octavo.safetensors")
+    with pytest.raises(ContainerError, match=r"blocks\.2\.ffn\.up\.weight"):
+        Decoder.load(tmp_path / "more")
+
+
+def test_prompts_and_options_are_checked_before_work(tmp_path):
+    octavo.save_model(made(CONFIGS["baseline"]), tmp_path / "m")
+    decoder = Decoder.load(tmp_path / "m")
+    assert decoder.positions is None
+    for prompts, error in (
+        ([[]], DataError),
+        ([[VOCABULARY]], DataError),
+        ([[-1]], DataError),
+        (["ab"], octavo.DTypeError),
+    ):
+        with pytest.raises(error):
+            next(decoder.generate_ids(prompts))
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
+        decoder.generate("a text")
+    for wrong in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_k": 1.5}, {"seed": -1}, {"temperature": float("nan")}):
+        with pytest.raises(SettingError, match=next(iter(wrong))):
+            Sampling(**wrong)
+    with pytest.raises(SettingError, match="tokens"):
+        decoder.generate_ids([[1]], tokens=0)
