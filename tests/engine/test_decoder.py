@@ -21,6 +21,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::octavo.CoverageWarning")
 
 CLOSE = 2e-4
 """Of log-probabilities: float32 sums in another order, through two blocks of random weights."""
+ROUNDED = 0.1
+"""The same where inputs are rounded: another order of sums may round one of them to the neighbouring code."""
 VOCABULARY = 211
 GROUPED = GPTConfig(
     vocabulary=VOCABULARY, width=96, pattern="aw", end_of_text=0, keep_documents=True, ffn=GatedMLP(),
@@ -77,8 +79,14 @@ def test_tokens_and_probabilities_are_those_of_pytorch(tmp_path, name, recipe):
     prompt = ids_of(150)
     prompt[40] = 0  # a new document
     told = torch.log_softmax(torch.from_numpy(decoder.scores(prompt).copy()), -1)
-    assert (told - model(torch.tensor([prompt]))[0]).abs().max() < CLOSE
-    assert decoded(decoder, prompt[:20], 60) == greedy(model, prompt[:20], 60)
+    rounds = recipe is not None and "input" in recipe
+    assert (told - model(torch.tensor([prompt]))[0]).abs().max() < (ROUNDED if rounds else CLOSE)
+    tokens = decoded(decoder, prompt[:20], 60)
+    if rounds:
+        scores = model(torch.tensor([prompt[:20] + tokens]))[0, 19:-1]
+        assert (scores.amax(-1) - scores.gather(1, torch.tensor(tokens)[:, None])[:, 0]).max() < 2 * ROUNDED
+    else:
+        assert tokens == greedy(model, prompt[:20], 60)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
