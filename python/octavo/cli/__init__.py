@@ -15,7 +15,7 @@ from octavo.cli import (
     eval,
     expand,
     formats,
-    generate,
+    generate_text,
     graph,
     inspect,
     pack,
@@ -81,7 +81,7 @@ app.command("compress")(compress.run)
 app.command("report")(report.run)
 app.command("expand", cls=expand.Command)(expand.run)
 app.command("embed")(embed.run)
-app.command("generate")(generate.run)
+app.command("generate")(generate_text.run)
 app.add_typer(tokenize.app, name="tokenize")
 app.add_typer(train.app, name="train")
 app.command("eval", no_args_is_help=True)(eval.run)
