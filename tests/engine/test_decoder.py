@@ -262,7 +262,12 @@ def test_nothing_of_torch_is_loaded(folder):
 @pytest.mark.parametrize(
     ("config", "named"),
     [
-        (dataclasses.replace(GROUPED, pattern="ak", mixers={"a": Attention(heads=6), "k": LagKernel()}), "lag_kernel"),
+        (
+            dataclasses.replace(
+                GROUPED, pattern="ak", mixers={"a": Attention(heads=6), "k": LagKernel()}, keep_documents=False
+            ),
+            "lag_kernel",
+        ),
         (preset("modern_skips", **SIZES), "smear"),
         (dataclasses.replace(GROUPED, stream=Stream(backout=True)), "backout"),
     ],

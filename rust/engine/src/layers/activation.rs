@@ -94,7 +94,8 @@ mod tests {
             activate(&mut values, activation).unwrap();
             values
         };
-        let exact: [(Activation, fn(f64) -> f64); 5] = [
+        type Function = fn(f64) -> f64;
+        let exact: [(Activation, Function); 5] = [
             (Activation::Gelu, |x| 0.5 * x * libm::erfc(-x / 2f64.sqrt())),
             (Activation::GeluTanh, |x| {
                 0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x.powi(3))).tanh())
