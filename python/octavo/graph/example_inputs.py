@@ -28,6 +28,8 @@ def example_inputs(model: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     if names[:2] == ["source_BS", "target_BT"]:
         return {name: ids.clone() for name in names[:2]}
+    if names[:1] == ["ids_BT"]:
+        return {"ids_BT": ids}
     for name in names:
         if name == "decoder_input_ids" and not decodes:
             continue

@@ -43,7 +43,7 @@ _WINDOW, _VALIDATION, _TEST = 64, 16_384, 65_536
 
 
 def text_job(given: str, data: Path | None = None, test: Path | None = None) -> Job:
-    """Return the job of ``minilm`` or a folder of transformers.
+    """Return the job of ``minilm``, a folder of transformers, or one that ``octavo train`` wrote of a text model.
 
     ``data``: labelled texts (``.tsv``, ``.jsonl``) for a classifier, a plain text for a language model, texts, a line
     each, for an encoder; None: built-in sentences. ``test``: the same, reported alone; None: a part of ``data``.
@@ -106,7 +106,7 @@ def _class_loss(model: nn.Module, batch: tuple[dict[str, Tensor], Tensor]) -> Te
 
 def _token_loss(model: nn.Module, batch: tuple[dict[str, Tensor], None]) -> Tensor:
     """Return the cross-entropy of every token but the first, from those before it."""
-    ids, given = batch[0]["input_ids"], call_on(model, batch[0])
+    (ids,), given = batch[0].values(), call_on(model, batch[0])
     scores = given if isinstance(given, Tensor) else given.logits
     return functional.cross_entropy(scores[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten())
 

@@ -12,12 +12,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from octavo.data import BytePairTokenizer
 from octavo.data.labelled import Sentences
 from octavo.data.labelled_files import is_json_lines, is_table, read_labelled, text_lines
 from octavo.errors import DataError, ModelError, OctavoError
 from octavo.folder.save_load import load_model
 from octavo.folder.transformers_door import foreign, load_config, load_tokenizer
 from octavo.models.classifier import Classifier
+from octavo.models.gpt import GPT
 from octavo.systems.by_name import find
 from octavo.systems.sentences.classifier.kinds import tiny_classifier, vocabulary_in
 from octavo.train.evaluate_model import text_ids
@@ -27,13 +29,14 @@ Task = Literal["language", "classifier", "embeddings", "other"]
 
 @dataclass(frozen=True)
 class TextModel:
-    """A model with its tokenizer. ``task``: what it is for."""
+    """A model with its tokenizer. ``task``: what it is for. ``argument``: what its ``forward`` calls the ids."""
 
     name: str
     folder: Path
     model: nn.Module
     tokenizer: Any
     task: Task
+    argument: str = "input_ids"
 
     @property
     def classes(self) -> Mapping[str, int] | None:
@@ -52,7 +55,7 @@ class TextModel:
             rows = ids[: len(ids) // tokens * tokens].view(-1, tokens)
             if not len(rows):
                 raise DataError(f"{len(ids)} tokens of text; accepted are {tokens} and more")
-            return [{"input_ids": part} for part in rows.split(size)]
+            return [{self.argument: part} for part in rows.split(size)]
         made, longest = [], min(tokens, self.tokenizer.model_max_length)
         for start in range(0, len(texts), size):
             part = list(texts[start : start + size])
@@ -79,6 +82,8 @@ def text_model(given: str, folder: Path, model: nn.Module) -> TextModel:
     if isinstance(model, Classifier):
         encode = tiny_classifier(vocabulary_in(folder, model.config.vocabulary), model).encode
         return TextModel(given, folder, model, PaddedIds(encode, model.config.positions), "classifier")
+    if isinstance(model, GPT):
+        return TextModel(given, folder, model, BytePairTokenizer.load(folder), "language", "ids_BT")
     config, _ = load_config(folder)
     tokenizer = load_tokenizer(folder, config)
     if tokenizer.pad_token is None and tokenizer.eos_token is not None:

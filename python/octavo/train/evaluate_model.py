@@ -99,7 +99,8 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
         found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     except TypeError:  # a tokenizer of another library
         found = tokenizer.encode(text)
-    return list(getattr(found, "ids", found))
+    found = getattr(found, "ids", found)
+    return found.tolist() if hasattr(found, "tolist") else list(found)
 
 
 def _labelled(data: Any) -> Sentences | None:

@@ -1,0 +1,61 @@
+"""Commands that take a model of texts take the folder of a language model, packed or not."""
+
+import json
+
+import octavo as package
+import pytest
+import torch
+from data.byte_pair_texts import corpus
+from octavo.data import BytePairTokenizer
+from octavo.models.gpt import GPT, modern
+from octavo.systems.language.model_folder import load_language_model, save_language_model
+from octavo.train import exact_nll
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model with its tokenizer, its packed twin, and a text."""
+    place, text = tmp_path_factory.mktemp("language"), corpus(60_000, 3)
+    tokenizer = BytePairTokenizer.train([text], 300)
+    torch.manual_seed(0)
+    model = GPT(modern(vocabulary=300, width=32, layers=2, heads=2, end_of_text=299)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # some begin as 0, and all tokens as likely as each other
+            parameter += 0.1 * torch.randn_like(parameter)
+    save_language_model(place / "float", model, tokenizer)
+    packed = package.pack_model(package.quantize_model(model, "int8:g32", progress=False))
+    save_language_model(place / "packed", packed, tokenizer)
+    (place / "text.txt").write_text(text)
+    return place
+
+
+@pytest.mark.parametrize("name", ["float", "packed"])
+def test_the_perplexity_of_a_file_is_that_of_exact_nll(octavo, folder, name):
+    given = ("--data", folder / "text.txt", "--context", 64, "--tokens", 1000, "--json")
+    found = json.loads(octavo("eval", folder / name, *given).stdout)
+    model, tokenizer = load_language_model(folder / name)
+    ids = tokenizer.encode((folder / "text.txt").read_text())
+    assert found["value"] == pytest.approx(exact_nll(model, ids, context=64, tokens=1000).perplexity, rel=1e-6)
+
+
+def test_a_packed_model_agrees_with_its_float_one(octavo, folder):
+    given = ("--against", folder / "float", "--data", folder / "text.txt", "--json")
+    found = json.loads(octavo("eval", folder / "packed", *given).stdout)
+    assert found["metric"] == "KL" and 0 < found["value"] < 1e-2
+
+
+def test_a_graph_has_the_sizes_of_the_model(octavo, folder):
+    assert "symbolic sizes: batch, sequence" in octavo("graph", folder / "float").output
+
+
+def test_a_budget_becomes_a_packed_model_that_generates(octavo, folder, tmp_path):
+    given = ("--data", folder / "text.txt", "--budget", 7, "--formats", "nf4,int8:g32", "--fast")
+    octavo("compress", "--model", folder / "float", *given, "-o", tmp_path / "small")
+    told = json.loads((tmp_path / "small" / "report.json").read_text())
+    assert told["metrics"][0]["key"] == "perplexity"
+    shown = json.loads(octavo("generate", tmp_path / "small", "the ", "--tokens", 4, "--json").stdout)
+    model, tokenizer = load_language_model(tmp_path / "small")
+    ids = tokenizer.encode("the ").tolist()
+    for _ in range(4):  # greedy, in PyTorch
+        ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    assert tokenizer.decode(ids) == "the " + shown["texts"][0]["text"]
