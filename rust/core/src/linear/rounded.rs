@@ -159,6 +159,27 @@ impl Parts {
     }
 }
 
+/// Some rows of inputs that are multiplied together.
+#[cfg(target_arch = "x86_64")]
+struct Part<'a> {
+    m: usize,
+    /// Of weights.
+    rows: &'a Rows<'a>,
+    encoded: &'a Rows<'a>,
+    /// The inputs before they were encoded.
+    wide: &'a Inputs<'a>,
+    out: &'a Biased<'a>,
+    plain: &'a Plain<'a>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Part<'_> {
+    /// Whether a row of inputs has infinities or NaNs: codes do not hold them.
+    fn overflows(&self, row: usize) -> bool {
+        !is_finite(self.wide.row(row))
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 impl Encoded<'_> {
     /// Multiplies them with weights of a plan; the other is that of the inputs.
@@ -167,29 +188,17 @@ impl Encoded<'_> {
         w: &Matrix<'_>,
         (weights, inputs): (&Plan, &Plan),
         bias: Option<Values<'_>>,
-        mut out: ValuesMut<'_>,
+        out: ValuesMut<'_>,
     ) -> Result<()> {
-        let (n, k, level) = (w.rows, self.k, self.level);
-        let rows = Rows::new(w.packed, n, k, w.format, level)?;
-        let bias = biases(bias, n, level)?;
-        let all = Outputs::new(&mut out, n, level);
-        for first in (0..self.m).step_by(MOST_ROWS) {
-            let m = MOST_ROWS.min(self.m - first);
-            let some = Self { x: self.x.range(first * k..(first + m) * k), m, ..*self };
-            let out = Biased::new(all.after(first), &bias);
-            let parts = some.parts()?;
-            let encoded = Rows::new(parts.packed(), m, k, self.input, level)?;
-            let wide = Inputs::new(some.x, m, k, 1, level)?;
+        self.in_parts(w, bias, out, MOST_ROWS, |part| {
             // SAFETY: `route::groups` found the instructions, and a plan of one limb without zero points.
-            let fixed = unsafe { FixedInputs::encoded(inputs, &encoded, m, |row| !is_finite(wide.row(row)))? };
+            let fixed = unsafe { FixedInputs::encoded(inputs, part.encoded, part.m, |row| part.overflows(row))? };
             // SAFETY: as above.
-            let product = unsafe { Dot::new(weights, &rows, &fixed)? };
-            let plain = Plain { of: &some, rows: &rows, out: &out, made: OnceLock::new() };
-            let work = m.saturating_mul(n).saturating_mul(k);
+            let product = unsafe { Dot::new(weights, part.rows, &fixed)? };
+            let work = part.m.saturating_mul(w.rows).saturating_mul(self.k);
             // SAFETY: as above.
-            unsafe { product.multiply(n, work, &out, |row, first, count| plain.run(row, first, count))? };
-        }
-        Ok(())
+            unsafe { product.multiply(w.rows, work, part.out, |row, first, count| part.plain.run(row, first, count)) }
+        })
     }
 
     /// Multiplies them with weights of a plan in tiles, rows of some at a time; the other plan is that of the inputs.
@@ -198,29 +207,16 @@ impl Encoded<'_> {
         w: &Matrix<'_>,
         (weights, inputs): (&Plan, &Plan),
         bias: Option<Values<'_>>,
-        mut out: ValuesMut<'_>,
+        out: ValuesMut<'_>,
     ) -> Result<()> {
-        let (n, k, level) = (w.rows, self.k, self.level);
-        let rows = Rows::new(w.packed, n, k, w.format, level)?;
-        let bias = biases(bias, n, level)?;
-        let all = Outputs::new(&mut out, n, level);
-        let each = float::rows_at_a_time(k);
-        for first in (0..self.m).step_by(each) {
-            let m = each.min(self.m - first);
-            let some = Self { x: self.x.range(first * k..(first + m) * k), m, ..*self };
-            let out = Biased::new(all.after(first), &bias);
-            let parts = some.parts()?;
-            let encoded = Rows::new(parts.packed(), m, k, self.input, level)?;
-            let wide = Inputs::new(some.x, m, k, 1, level)?;
-            let plain = Plain { of: &some, rows: &rows, out: &out, made: OnceLock::new() };
+        self.in_parts(w, bias, out, float::rows_at_a_time(self.k), |part| {
             // SAFETY: `route::group_tiles` found the instructions, and a plan of one limb without zero points.
             unsafe {
-                let fixed = FixedInputs::encoded(inputs, &encoded, m, |row| !is_finite(wide.row(row)))?;
-                let product = int8_group_tiles::Product::new(weights, &rows, &fixed, inputs.group)?;
-                product.multiply(n, &out, |row, first, count| plain.run(row, first, count))?;
+                let fixed = FixedInputs::encoded(inputs, part.encoded, part.m, |row| part.overflows(row))?;
+                let product = int8_group_tiles::Product::new(weights, part.rows, &fixed, inputs.group)?;
+                product.multiply(w.rows, part.out, |row, first, count| part.plain.run(row, first, count))
             }
-        }
-        Ok(())
+        })
     }
 
     /// Multiplies them with weights in tiles, rows of some at a time.
@@ -229,13 +225,33 @@ impl Encoded<'_> {
         w: &Matrix<'_>,
         codes: &route::Codes,
         bias: Option<Values<'_>>,
+        out: ValuesMut<'_>,
+    ) -> Result<()> {
+        self.in_parts(w, bias, out, float::rows_at_a_time(self.k), |part| {
+            let x = bf16_limbs::Weights::new(self.input, Some(&codes.inputs), part.encoded, part.m, codes.tiles);
+            let weights = bf16_limbs::Weights::new(w.format, codes.weights.as_deref(), part.rows, w.rows, codes.tiles);
+            // SAFETY: `route::codes` found the instructions.
+            let product = unsafe { bf16_limbs::Product::encoded(weights, &x, |row| part.overflows(row))? };
+            let left = |first, count| product.left().try_for_each(|row| part.plain.run(Some(row), first, count));
+            route::multiply_tiles(&product, codes.tiles, part.out, left, |first, count| {
+                part.plain.run(None, first, count)
+            })
+        })
+    }
+
+    /// Encodes `each` rows at a time, and has each part multiplied.
+    fn in_parts(
+        &self,
+        w: &Matrix<'_>,
+        bias: Option<Values<'_>>,
         mut out: ValuesMut<'_>,
+        each: usize,
+        mut multiply: impl FnMut(&Part<'_>) -> Result<()>,
     ) -> Result<()> {
         let (n, k, level) = (w.rows, self.k, self.level);
         let rows = Rows::new(w.packed, n, k, w.format, level)?;
         let bias = biases(bias, n, level)?;
         let all = Outputs::new(&mut out, n, level);
-        let each = float::rows_at_a_time(k);
         for first in (0..self.m).step_by(each) {
             let m = each.min(self.m - first);
             let some = Self { x: self.x.range(first * k..(first + m) * k), m, ..*self };
@@ -243,13 +259,8 @@ impl Encoded<'_> {
             let parts = some.parts()?;
             let encoded = Rows::new(parts.packed(), m, k, self.input, level)?;
             let wide = Inputs::new(some.x, m, k, 1, level)?;
-            let x = bf16_limbs::Weights::new(self.input, Some(&codes.inputs), &encoded, m, codes.tiles);
-            let weights = bf16_limbs::Weights::new(w.format, codes.weights.as_deref(), &rows, n, codes.tiles);
-            // SAFETY: `route::codes` found the instructions.
-            let product = unsafe { bf16_limbs::Product::encoded(weights, &x, |row| !is_finite(wide.row(row)))? };
             let plain = Plain { of: &some, rows: &rows, out: &out, made: OnceLock::new() };
-            let left = |first, count| product.left().try_for_each(|row| plain.run(Some(row), first, count));
-            route::multiply_tiles(&product, codes.tiles, &out, left, |first, count| plain.run(None, first, count))?;
+            multiply(&Part { m, rows: &rows, encoded: &encoded, wide: &wide, out: &out, plain: &plain })?;
         }
         Ok(())
     }
