@@ -17,7 +17,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Samples = TypeVar("Samples")
 BENCHES = Path(__file__).resolve().parent
@@ -170,6 +170,28 @@ def write_json(path: Path, report: dict[str, object]) -> None:
     """Write a report, creating its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")
+
+
+def show(report: dict[str, Any], about: str) -> None:
+    """Print a report with ``rows``, ``bars``, ``threads``, ``torch`` and ``machine``. ``about``: what was measured."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    machine = report["machine"]
+    console.print(
+        f"{machine['cpu']}, SIMD {machine['simd']}, {report['threads']} threads, octavo {machine['octavo']} "
+        f"({machine['commit']}), torch {report['torch']}; {about}",
+        soft_wrap=True,
+    )
+    table = Table(*report["rows"][0])
+    for row in report["rows"]:
+        table.add_row(*map(str, row.values()))
+    console.print(table)
+    for verdict in report["bars"]:
+        console.print(f"{verdict['verdict']}: {verdict['bar']}: {verdict['value']}x", soft_wrap=True)
+    if machine["busy"]:
+        console.print("busy: these figures prove nothing")
 
 
 def positive(text: str) -> int:

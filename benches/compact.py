@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
         "rows": rows,
         "bars": judge(rows) if args.share == 0.5 else [],
     }
-    show(report)
+    harness.show(report, f"batch {args.batch}, {args.tokens} tokens, {args.share:.0%} of heads and neurons taken out")
     if args.json:
         harness.write_json(args.json, report)
     return 0
@@ -142,29 +142,6 @@ def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 {"bar": f"{row['weights']}: {column} {bar}x", "value": row[column], "verdict": "met" if met else "miss"}
             )
     return found
-
-
-def show(report: dict[str, Any]) -> None:
-    """Print the report."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    machine = report["machine"]
-    console.print(
-        f"{machine['cpu']}, SIMD {machine['simd']}, {report['threads']} threads, octavo {machine['octavo']} "
-        f"({machine['commit']}), torch {report['torch']}; batch {report['batch']}, {report['tokens']} tokens, "
-        f"{report['share']:.0%} of heads and neurons taken out",
-        soft_wrap=True,
-    )
-    table = Table(*report["rows"][0])
-    for row in report["rows"]:
-        table.add_row(*map(str, row.values()))
-    console.print(table)
-    for verdict in report["bars"]:
-        console.print(f"{verdict['verdict']}: {verdict['bar']}: {verdict['value']}x", soft_wrap=True)
-    if machine["busy"]:
-        console.print("busy: these figures prove nothing")
 
 
 def arguments() -> argparse.Namespace:

@@ -105,7 +105,10 @@ def run(args: argparse.Namespace) -> int:
         "rows": rows,
         "bars": judge(rows) if (args.rows, args.threads) == (1, 2) else [],
     }
-    show(report)
+    harness.show(
+        report,
+        f"{args.size} x {args.size}, {args.rows} rows of float32 inputs, weights take turns through {args.rotate} MB",
+    )
     if args.json:
         harness.write_json(args.json, report)
     return 0
@@ -122,29 +125,6 @@ def judge(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 {"bar": name, "value": row["of dense"], "verdict": "met" if row["of dense"] <= bar else "miss"}
             )
     return found
-
-
-def show(report: dict[str, Any]) -> None:
-    """Print the report."""
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    machine = report["machine"]
-    console.print(
-        f"{machine['cpu']}, SIMD {machine['simd']}, {report['threads']} threads, octavo {machine['octavo']} "
-        f"({machine['commit']}), torch {report['torch']}; {report['size']} x {report['size']}, {report['batch']} rows "
-        f"of float32 inputs, weights take turns through {report['rotate']} MB",
-        soft_wrap=True,
-    )
-    table = Table(*report["rows"][0])
-    for row in report["rows"]:
-        table.add_row(*map(str, row.values()))
-    console.print(table)
-    for verdict in report["bars"]:
-        console.print(f"{verdict['verdict']}: {verdict['bar']}: {verdict['value']}x", soft_wrap=True)
-    if machine["busy"]:
-        console.print("busy: these figures prove nothing")
 
 
 def arguments() -> argparse.Namespace:
