@@ -59,3 +59,11 @@ def test_a_budget_becomes_a_packed_model_that_generates(octavo, folder, tmp_path
     for _ in range(4):  # greedy, in PyTorch
         ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
     assert tokenizer.decode(ids) == "the " + shown["texts"][0]["text"]
+
+
+def test_of_a_run_the_model_is_named(octavo, folder, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model").symlink_to(folder / "float")
+    for command in (("pack", tmp_path / "run", "-o", tmp_path / "out"), ("inspect", tmp_path / "run")):
+        told = " ".join(octavo(*command, code=2).output.split())
+        assert "the folder of a run" in told and "run/model" in told.replace(" ", "")

@@ -67,6 +67,9 @@ class Checkpoint:
             return cls(path, tuple(path / name for name in _shards(path / INDEX_NAME)))
         if names:
             return cls(path, (path / names[0],))
+        inside = path / "model"
+        if inside.is_dir() and held(inside):
+            raise ContainerError(f"{path}: the folder of a run; give its model, {inside}")
         found = sorted(file.name for file in path.iterdir() if file.suffix in WEIGHTS)
         only = f"; it has {', '.join(found[:3])}, save the model as safetensors first" if found else ""
         raise ContainerError(f"{path}: no {', '.join(_NAMES)} in this folder{only}")
