@@ -47,9 +47,8 @@ _techniques: dict[tuple[str, str], Technique] = {}
 
 # Names that are kept for techniques with a definition and without a part here: asking for one says so.
 _PROPOSED = {
-    "mixer": ("operator", "retrieval"),
-    "ffn": ("mixture_of_experts", "gated_experts"),
-    "head": ("nearest_neighbours", "operator_horizons"),
+    "mixer": ("retrieval",),
+    "head": ("nearest_neighbours",),
     "objective": ("masked_diffusion", "r_drop", "token_dropout"),
 }
 

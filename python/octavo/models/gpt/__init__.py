@@ -12,17 +12,24 @@ hold, :mod:`octavo.models.gpt.presets` ready configurations. ``model(ids)`` give
 from octavo.late_binding import parts_on_demand
 from octavo.models.gpt.adaptive_head import AdaptiveSoftmax
 from octavo.models.gpt.attention_mixer import Attention
+from octavo.models.gpt.biased_attention import BiasedAttention
 from octavo.models.gpt.chunk_spectral import ChunkSpectral
 from octavo.models.gpt.counted_targets import PrefixTargets, RowSmoothing
 from octavo.models.gpt.feed_forwards import GatedMLP, GeluMLP, SquaredReluMLP
 from octavo.models.gpt.gated_convolution import GatedConvolution
+from octavo.models.gpt.gated_recurrence import GatedRecurrence
 from octavo.models.gpt.gpt_config import GPTConfig, Stream
 from octavo.models.gpt.gpt_decoding import first_state, step
 from octavo.models.gpt.gpt_network import GPT
 from octavo.models.gpt.lag_kernel import LagKernel
 from octavo.models.gpt.latent_attention import LatentAttention
+from octavo.models.gpt.mixed_mixers import MixedMixers
+from octavo.models.gpt.mixture_of_experts import GatedExperts, MixtureOfExperts
 from octavo.models.gpt.multi_token import ChainedModules, ParallelHeads, RepeatedLogits
 from octavo.models.gpt.next_token import Batch, NextToken
+from octavo.models.gpt.operator_horizons import OperatorHorizons
+from octavo.models.gpt.operator_mixer import OperatorKernel
+from octavo.models.gpt.pooled_attention import PooledAttention
 from octavo.models.gpt.presets import modern, modern_skips, nocap_baseline, preset
 from octavo.models.gpt.sampled_heads import NegativeSampling, NoiseContrastive, SampledSoftmax
 from octavo.models.gpt.softmax_head import Softmax
@@ -34,20 +41,28 @@ __all__ = [
     "AdaptiveSoftmax",
     "Attention",
     "Batch",
+    "BiasedAttention",
     "ChainedModules",
     "ChunkSpectral",
     "GPTConfig",
     "GatedConvolution",
+    "GatedExperts",
     "GatedMLP",
+    "GatedRecurrence",
     "GeluMLP",
     "GridSoftmax",
     "GridTable",
     "LagKernel",
     "LatentAttention",
+    "MixedMixers",
+    "MixtureOfExperts",
     "NegativeSampling",
     "NextToken",
     "NoiseContrastive",
+    "OperatorHorizons",
+    "OperatorKernel",
     "ParallelHeads",
+    "PooledAttention",
     "PrefixTargets",
     "RepeatedLogits",
     "RowSmoothing",

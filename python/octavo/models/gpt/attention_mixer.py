@@ -109,9 +109,8 @@ class AttentionMixer(nn.Module):
     def forward(self, x_BTD: Tensor, context: MixingContext) -> Tensor:
         """Return the mixed vectors ``[B, T, D]``."""
         query, key, value = self._projected(x_BTD, context)
-        window = smaller(self.config.window or None, context.window)
-        mixed = causal_product(query, key, value, context, window=window, scale=self.config.scale or None)
-        return self._joined(mixed, x_BTD)
+        query, key = (self._turned(part, context.positions_T) for part in (query, key))
+        return self._joined(self._product(query, key, value, context), x_BTD)
 
     def first_state(self, batch: int, device: torch.device) -> Any:
         """Return an empty cache."""
@@ -122,27 +121,42 @@ class AttentionMixer(nn.Module):
         """Return the output of the next position and the cache with its key and value."""
         x_B1D = x_BD[:, None]
         query, key, value = self._projected(x_B1D, context)
+        here, told = context.positions_T, context.documents_BT
+        query, key = (self._turned(part, here) for part in (query, key))
         state = {"key": torch.cat([state["key"], key], 2), "value": torch.cat([state["value"], value], 2)} | {
             "documents": state["documents"]
         }
-        here, told = context.positions_T, context.documents_BT
         if told is not None:
             state["documents"] = torch.cat([state["documents"], told], 1)
         length = state["key"].shape[2]
         places = here[-1] - length + 1 + torch.arange(length, device=x_BD.device)
-        window = smaller(self.config.window or None, context.window)
-        mask = visible(
-            here, places, window=window, query_documents_BT=told,
-            key_documents_BS=None if told is None else state["documents"],
-        )  # fmt: skip
-        mixed = functional.scaled_dot_product_attention(
-            query, state["key"], state["value"], attn_mask=mask, scale=self.config.scale or None,
-            enable_gqa=self.kv_heads != self.config.heads,
-        )  # fmt: skip
+        mask = self._mask(here, places, context, state["documents"])
+        mixed = self._attend(query, state["key"], state["value"], mask)
         return self._joined(mixed, x_B1D)[:, 0], state
 
+    def _product(self, query: Tensor, key: Tensor, value: Tensor, context: MixingContext) -> Tensor:
+        """Return attention over the earlier positions of a whole sequence, ``[B, H, T, d]``."""
+        window = smaller(self.config.window or None, context.window)
+        return causal_product(query, key, value, context, window=window, scale=self.config.scale or None)
+
+    def _mask(self, queries_T: Tensor, keys_S: Tensor, context: MixingContext, documents_BS: Tensor | None) -> Tensor:
+        """Return which keys are seen, bool, or what is added to scores, float32: ``[..., T, S]``."""
+        window, told = smaller(self.config.window or None, context.window), context.documents_BT
+        return visible(
+            queries_T, keys_S, window=window, query_documents_BT=told,
+            key_documents_BS=None if told is None else documents_BS,
+        )  # fmt: skip
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        """Return attention under a mask, ``[B, H, T, d]``."""
+        mask = mask if mask.dtype == torch.bool else mask.to(query.dtype)
+        return functional.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, scale=self.config.scale or None,
+            enable_gqa=self.kv_heads != self.config.heads,
+        )  # fmt: skip
+
     def _projected(self, x_BTD: Tensor, context: MixingContext) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, ``[B, heads, T, d]``, normed and turned."""
+        """Return queries, keys and values, ``[B, heads, T, d]``, normed; queries and keys are to be turned yet."""
         query, key, value = (
             project(x_BTD).unflatten(-1, (-1, self.size)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
@@ -153,10 +167,14 @@ class AttentionMixer(nn.Module):
             value = value + gate.transpose(1, 2)[..., None] * told.to(value.dtype)
         if self.config.qk_norm:
             query, key = (functional.rms_norm(part, (self.size,), eps=EPS).to(value.dtype) for part in (query, key))
-        if self.config.rotary != "none":
-            turns = frequencies(self.size, self.config.rotary, self.config.base, x_BTD.device)
-            query, key = (turned(part, context.positions_T, turns) for part in (query, key))
         return query, key, value
+
+    def _turned(self, part_BHTd: Tensor, positions_T: Tensor) -> Tensor:
+        """Return queries or keys with their positions."""
+        if self.config.rotary == "none":
+            return part_BHTd
+        turns = frequencies(self.size, self.config.rotary, self.config.base, part_BHTd.device)
+        return turned(part_BHTd, positions_T, turns)
 
     def _joined(self, mixed_BHTd: Tensor, x_BTD: Tensor) -> Tensor:
         if self.gate is not None:

@@ -6,6 +6,7 @@ The checks of one model serve at the start of a run, too. Each raises ContractEr
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -185,13 +186,26 @@ def check_off_switch(technique: Technique, off: Any, plain: Any) -> None:
     own = dict(tested.named_parameters())
     with torch.no_grad():
         for name, parameter in wanted.named_parameters():
-            own[name][tuple(slice(size) for size in parameter.shape)] = parameter
+            own[_counterpart(name, own)][tuple(slice(size) for size in parameter.shape)] = parameter
     ids_BT, targets_BT = example_batch()
     losses = [model(ids_BT, targets_BT)[0].item() for model in (tested, wanted)]
     with torch.no_grad():
         same = torch.equal(tested(ids_BT), wanted(ids_BT))
     if not same or losses[0] != losses[1]:
         raise ContractError(f"off switch: {off} is not {plain}: predictions equal {same}, losses {losses}")
+
+
+def _counterpart(name: str, own: Collection[str]) -> str:
+    """Return the parameter of that name, or the first whose name has all its parts in order, as an expert's has."""
+
+    if name in own:
+        return name
+
+    def holds(other: str) -> bool:
+        parts = iter(other.split("."))
+        return all(part in parts for part in name.split("."))
+
+    return next(other for other in own if holds(other))
 
 
 def check_leak(model: Any, ids_BT: Tensor, targets_BT: Tensor) -> None:

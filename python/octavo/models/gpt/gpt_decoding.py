@@ -17,10 +17,11 @@ from octavo.models.gpt.mixing_context import MixingContext
 class DecodingState:
     """What a model keeps between two tokens: one state a mixer, the last ids ``[B]``, and the number of its document.
 
-    ``length``: tokens so far.
+    ``ffns``: states of feed-forward networks that read the context, None of others. ``length``: tokens so far.
     """
 
     mixers: list[Any]
+    ffns: list[Any]
     length: int = 0
     last_B: Tensor | None = None
     document_B: Tensor | None = None
@@ -30,11 +31,15 @@ def first_state(model: GPT, batch: int) -> DecodingState:
     """Return the state before the first token of ``batch`` sequences. Raises ModelError for a mixer without steps."""
     device = next(model.parameters()).device
     mixers: list[Any] = []
+    ffns: list[Any] = []
+    block: Any
     for block in model.blocks:
         if not hasattr(block.mixer, "step"):
             raise ModelError(f"{type(block.mixer).__name__} has no step; it runs on whole sequences alone")
-        mixers.append(block.mixer.first_state(batch, device))  # type: ignore[operator,union-attr]
-    return DecodingState(mixers)
+        mixers.append(block.mixer.first_state(batch, device))
+        reads = getattr(block.ffn, "reads_context", False)
+        ffns.append(block.ffn.first_state(batch, device) if reads else None)
+    return DecodingState(mixers, ffns)
 
 
 def step(model: GPT, ids_B: Tensor, state: DecodingState) -> tuple[Tensor, DecodingState]:
@@ -55,8 +60,16 @@ def step(model: GPT, ids_B: Tensor, state: DecodingState) -> tuple[Tensor, Decod
         mixed_BD, state.mixers[layer] = mixer.step(normed_B1D[:, 0], state.mixers[layer], around)
         return mixed_BD[:, None]
 
-    x_B1D = model._through_blocks(x_B1D, ids_B[:, None], context, mix)
-    new = DecodingState(state.mixers, state.length + 1, ids_B, None if told_B1 is None else told_B1[:, -1])
+    def feed(layer: int, around: MixingContext, normed_B1D: Tensor) -> Tensor:
+        block: Any = model.blocks[layer]
+        if not getattr(block.ffn, "reads_context", False):
+            fed_B1D: Tensor = block.ffn(normed_B1D)
+            return fed_B1D
+        fed_BD, state.ffns[layer] = block.ffn.step(normed_B1D[:, 0], state.ffns[layer], around)
+        return fed_BD[:, None]
+
+    x_B1D = model._through_blocks(x_B1D, ids_B[:, None], context, mix, feed)
+    new = DecodingState(state.mixers, state.ffns, state.length + 1, ids_B, None if told_B1 is None else told_B1[:, -1])
     return model.head.log_probs(model.final_norm(x_B1D[:, 0])), new
 
 

@@ -55,13 +55,19 @@ class Block(nn.Module):
 
     def forward(self, x_BTD: Tensor, context: MixingContext) -> Tensor:
         """Return the stream after the block."""
-        return self.through(x_BTD, lambda normed: self.mixer(normed, context))
+        return self.through(
+            x_BTD, lambda normed: self.mixer(normed, context), lambda normed: self.feed(normed, context)
+        )
 
-    def through(self, x_BTD: Tensor, mix: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the stream after the block, with ``mix`` in place of the mixer: a whole sequence, or a step."""
+    def feed(self, x_BTD: Tensor, context: MixingContext) -> Tensor:
+        """Return what the feed-forward network makes of normed vectors; one that reads the context is told it."""
+        return self.ffn(x_BTD, context) if getattr(self.ffn, "reads_context", False) else self.ffn(x_BTD)
+
+    def through(self, x_BTD: Tensor, mix: Callable[[Tensor], Tensor], feed: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the stream after the block; ``mix`` and ``feed`` stand for its two parts: of a whole, or of a step."""
         mixed_BTD = mix(self.mixer_norm(x_BTD))
         x_BTD = x_BTD + (mixed_BTD if self.scale == 1.0 else self.scale * mixed_BTD)
-        return x_BTD + self.ffn(self.ffn_norm(x_BTD))
+        return x_BTD + feed(self.ffn_norm(x_BTD))
 
 
 class GPT(nn.Module):
@@ -106,6 +112,8 @@ class GPT(nn.Module):
         self.head.tie(self.embedding)
         self.objective = make("objective", config)
         initialize(self, stream.initial)
+        # A tuple: these modules are members elsewhere already.
+        self._routed: tuple[Any, ...] = tuple(part for part in self.modules() if hasattr(part, "auxiliary"))
 
     def forward(self, ids_BT: Tensor, targets_BT: Tensor | None = None, *, window: int | None = None) -> Any:
         """Return log-probabilities ``[B, T, V]`` float32, or with targets the objective's sum and its parts.
@@ -117,7 +125,10 @@ class GPT(nn.Module):
             check_ids(ids_BT, self.config.vocabulary)
             if targets_BT.shape != ids_BT.shape:
                 raise ShapeError(f"targets have shape {tuple(targets_BT.shape)}; accepted is {tuple(ids_BT.shape)}")
-            return self.objective.loss(self, Batch(ids_BT, targets_BT, window))
+            for part in self._trained_routes():
+                part.begin_pass()
+            total, parts = self.objective.loss(self, Batch(ids_BT, targets_BT, window))
+            return self._with_auxiliary(total, parts)
         return self.log_probs(ids_BT, window=window)
 
     def log_probs(self, ids_BT: Tensor, *, window: int | None = None) -> Tensor:
@@ -141,14 +152,33 @@ class GPT(nn.Module):
         positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
         context = MixingContext(positions_T, told, window)
         x_BTD = self.embedding(ids_BT, told)
-        return self._through_blocks(x_BTD, ids_BT, context, self._mixed), context
+        return self._through_blocks(x_BTD, ids_BT, context, self._mixed, self._fed), context
 
     def _mixed(self, layer: int, context: MixingContext, normed_BTD: Tensor) -> Tensor:
         mixer: Any = self.blocks[layer].mixer
         return mixer(normed_BTD, context)
 
-    def _through_blocks(self, x_BTD: Tensor, ids_BT: Tensor, context: MixingContext, mix: Mix) -> Tensor:
-        """Return the stream after the last block; ``mix`` stands for the mixers."""
+    def _fed(self, layer: int, context: MixingContext, normed_BTD: Tensor) -> Tensor:
+        block: Any = self.blocks[layer]
+        fed_BTD: Tensor = block.feed(normed_BTD, context)
+        return fed_BTD
+
+    def _trained_routes(self) -> tuple[Any, ...]:
+        """Return the parts whose routing has a loss of its own; none where nothing is trained."""
+        return self._routed if self.training and torch.is_grad_enabled() else ()
+
+    def _with_auxiliary(self, total: Tensor, parts: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the objective's sum with the losses of routing, which are a token's, times its tokens."""
+        found = [part.auxiliary for part in self._trained_routes() if part.auxiliary is not None]
+        if not found:
+            return total, parts
+        for part in self._routed:
+            part.auxiliary = None
+        more = torch.stack(found).sum() * parts["tokens"]
+        return total + more, {**parts, "routing": more.detach()}
+
+    def _through_blocks(self, x_BTD: Tensor, ids_BT: Tensor, context: MixingContext, mix: Mix, feed: Mix) -> Tensor:
+        """Return the stream after the last block; ``mix`` and ``feed`` stand for the two parts of every block."""
         stream, layers = self.config.stream, self.config.layers
         if self.embedding_norm is not None:
             x_BTD = self.embedding_norm(x_BTD)
@@ -164,7 +194,7 @@ class GPT(nn.Module):
             around = context
             if str(layer) in self.values:
                 around = context.with_values(self.values[str(layer)](ids_BT))
-            x_BTD = block.through(x_BTD, partial(mix, layer, around))
+            x_BTD = block.through(x_BTD, partial(mix, layer, around), partial(feed, layer, around))
             outputs.append(x_BTD)
         if stream.backout:
             x_BTD = x_BTD - self.backout_factor * outputs[(layers - 1) // 2]

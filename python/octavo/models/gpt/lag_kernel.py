@@ -29,38 +29,22 @@ class LagKernel:
         whole(self, "modes", least=1, most=4096)
 
 
-@register("mixer", "lag_kernel", LagKernel, examples=(LagKernel(modes=4),), lags=(0, 1, 7, 20))
-class LagKernelMixer(nn.Module):
-    """:class:`LagKernel` as a mixer."""
+class LagConvolution(nn.Module):
+    """A convolution over lags with a gate: the part of mixers that differ by their ``kernel`` alone."""
 
     keeps_documents = False
     takes_values = False
-    decay_base: Tensor
-    angle_base: Tensor
 
-    def __init__(self, config: LagKernel, width: int) -> None:
-        """Make the projections and the kernels' parameters."""
+    def __init__(self, width: int) -> None:
+        """Make the projections."""
         super().__init__()
-        self.config = config
         self.value, self.gate = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
-        shape = (width, config.modes)
-        self.amplitude = nn.Parameter(torch.empty(shape))
-        self.decay, self.angle = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
         self.rules = {"value.weight": "matrix", "gate.weight": "matrix", "out.weight": "output"}
-        self.rules |= {"amplitude": "matrix", "decay": "zero", "angle": "one"}
-        places = torch.arange(config.modes)
-        # Half-lives from 1 position up, doubling; angles evenly up to half a turn a position.
-        self.register_buffer("decay_base", math.log(2) * 0.5**places, persistent=False)
-        self.register_buffer("angle_base", math.pi * places / config.modes, persistent=False)
 
     def kernel(self, lags: int) -> Tensor:
         """Return the kernel on lags ``0 .. lags - 1``, ``[D, lags]`` float32."""
-        lag_L = torch.arange(lags, device=self.amplitude.device, dtype=torch.float32)
-        rate_DM = self.decay_base * self.decay.exp()
-        angle_DM = self.angle_base * self.angle
-        waves_DML = torch.exp(-rate_DM[..., None] * lag_L) * torch.cos(angle_DM[..., None] * lag_L)
-        return (self.amplitude[..., None] * waves_DML).sum(1)
+        raise NotImplementedError
 
     def forward(self, x_BTD: Tensor, context: MixingContext) -> Tensor:
         """Return the mixed vectors ``[B, T, D]``; transforms in float32 whatever the precision of the run."""
@@ -84,3 +68,40 @@ class LagKernelMixer(nn.Module):
         kernel_DT = self.kernel(history_BTD.shape[1]).flip(1)
         mixed_BD = torch.einsum("btd,dt->bd", history_BTD, kernel_DT)
         return self.out(mixed_BD.to(x_BD.dtype) * functional.silu(self.gate(x_BD))), history_BTD
+
+
+@register("mixer", "lag_kernel", LagKernel, examples=(LagKernel(modes=4),), lags=(0, 1, 7, 20))
+class LagKernelMixer(LagConvolution):
+    """:class:`LagKernel` as a mixer."""
+
+    decay_base: Tensor
+    angle_base: Tensor
+
+    def __init__(self, config: LagKernel, width: int) -> None:
+        """Make the projections and the kernels' parameters."""
+        super().__init__(width)
+        self.config = config
+        shape = (width, config.modes)
+        self.amplitude = nn.Parameter(torch.empty(shape))
+        self.decay, self.angle = nn.Parameter(torch.empty(shape)), nn.Parameter(torch.empty(shape))
+        self.rules |= {"amplitude": "matrix", "decay": "zero", "angle": "one"}
+        decays, angles = first_waves(config.modes)
+        self.register_buffer("decay_base", decays, persistent=False)
+        self.register_buffer("angle_base", angles, persistent=False)
+
+    def kernel(self, lags: int) -> Tensor:
+        """Return the kernel on lags ``0 .. lags - 1``, ``[D, lags]`` float32."""
+        lag_L = torch.arange(lags, device=self.amplitude.device, dtype=torch.float32)
+        rate_DM = self.decay_base * self.decay.exp()
+        angle_DM = self.angle_base * self.angle
+        waves_DML = torch.exp(-rate_DM[..., None] * lag_L) * torch.cos(angle_DM[..., None] * lag_L)
+        return (self.amplitude[..., None] * waves_DML).sum(1)
+
+
+def first_waves(modes: int) -> tuple[Tensor, Tensor]:
+    """Return decays and angles a position of decaying cosines, float32 ``[modes]``.
+
+    Half-lives from 1 position up, doubling; angles evenly up to half a turn a position.
+    """
+    places = torch.arange(modes)
+    return math.log(2) * 0.5**places, math.pi * places / modes

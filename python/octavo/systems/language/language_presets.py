@@ -6,35 +6,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from octavo.errors import SettingError
 from octavo.models import gpt
+from octavo.systems.language import mixer_presets, mixture_presets
 from octavo.systems.language.language_config import AdamW, LanguageConfig, Muon, Phase
 from octavo.systems.language.language_scales import SCALES, Scale
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A function from sizes to a run, what it is in a line, and what is predicted of it."""
-
-    make: Callable[[Scale], LanguageConfig]
-    told: str
-    predicted: str
-
+from octavo.systems.language.preset_base import Preset, keeper, nocap_baseline, with_batch, with_model
 
 PRESETS: dict[str, Preset] = {}
 BASE, TUNED = "nocap_baseline", "tuned_baseline"
-
-
-def _preset(told: str, predicted: str = "even") -> Callable[[Callable[[Scale], LanguageConfig]], Any]:
-    def kept(make: Callable[[Scale], LanguageConfig]) -> Callable[[Scale], LanguageConfig]:
-        PRESETS[make.__name__] = Preset(make, told, predicted)
-        return make
-
-    return kept
+_preset = keeper(PRESETS)
 
 
 def preset(name: str, scale: Scale | str = "true") -> LanguageConfig:
@@ -50,27 +34,13 @@ def preset(name: str, scale: Scale | str = "true") -> LanguageConfig:
 
 # --- baselines --------------------------------------------------------------------------------------------------------
 
-
-@_preset("the baseline of the benchmark: GPT-2 with RoPE and RMSNorm, AdamW")
-def nocap_baseline(scale: Scale) -> LanguageConfig:
-    """Return the baseline."""
-    return LanguageConfig(
-        model=gpt.nocap_baseline(
-            vocabulary=scale.vocabulary, width=scale.width, layers=scale.layers, heads=scale.heads,
-            end_of_text=scale.end_of_text,
-        ),
-        tokens=scale.tokens,
-        phases=(Phase(share=1.0, context=scale.context, batch=scale.batch),),
-        micro_tokens=scale.micro_tokens,
-        validation_tokens=scale.validation_tokens,
-        optimizer=AdamW(learning_rate=scale.learning_rate),
-    )  # fmt: skip
+_preset("the baseline of the benchmark: GPT-2 with RoPE and RMSNorm, AdamW")(nocap_baseline)
 
 
 @_preset("the baseline with learning rate, batch and cool-down tuned", "better")
 def tuned_baseline(scale: Scale) -> LanguageConfig:
     """Return the baseline with half the batch, a longer cool-down and a higher rate."""
-    base = _batch(nocap_baseline(scale), scale.batch // 2)
+    base = with_batch(nocap_baseline(scale), scale.batch // 2)
     return replace(base, cooldown=0.5, optimizer=AdamW(learning_rate=1.5 * scale.learning_rate))
 
 
@@ -94,7 +64,7 @@ def modern_block(scale: Scale) -> LanguageConfig:
     """Return the baseline with the modern block alone."""
     base = nocap_baseline(scale)
     mixer = gpt.Attention(heads=scale.heads, qk_norm=True)
-    return _model(base, mixers={"a": mixer}, ffn=gpt.SquaredReluMLP(), stream=gpt.Stream(initial="zero_output"))
+    return with_model(base, mixers={"a": mixer}, ffn=gpt.SquaredReluMLP(), stream=gpt.Stream(initial="zero_output"))
 
 
 @_preset("the simple modern recipe with Muon", "better")
@@ -112,7 +82,7 @@ def modern_skips(scale: Scale) -> LanguageConfig:
 @_preset("a gated feed-forward network of as many parameters", "worse")
 def gated_mlp(scale: Scale) -> LanguageConfig:
     """Return the baseline with a gated MLP."""
-    return _model(nocap_baseline(scale), ffn=gpt.GatedMLP())
+    return with_model(nocap_baseline(scale), ffn=gpt.GatedMLP())
 
 
 # --- schedules, stages ------------------------------------------------------------------------------------------------
@@ -121,7 +91,7 @@ def gated_mlp(scale: Scale) -> LanguageConfig:
 @_preset("four times the batch, a quarter of the updates", "worse")
 def large_batch(scale: Scale) -> LanguageConfig:
     """Return the baseline with a batch that is too large."""
-    return _batch(nocap_baseline(scale), 4 * scale.batch)
+    return with_batch(nocap_baseline(scale), 4 * scale.batch)
 
 
 @_preset("half of the tokens cool down", "better")
@@ -201,7 +171,7 @@ def fp8(scale: Scale) -> LanguageConfig:
 @_preset("LightRNN: words in a grid, rows and columns predicted one after the other", "worse")
 def lightrnn(scale: Scale) -> LanguageConfig:
     """Return the baseline with a grid of words in the order of ids."""
-    return _model(nocap_baseline(scale), embedding=gpt.GridTable(), head=gpt.GridSoftmax())
+    return with_model(nocap_baseline(scale), embedding=gpt.GridTable(), head=gpt.GridSoftmax())
 
 
 @_preset("LightRNN whose words move to cheaper cells three times", "worse")
@@ -213,137 +183,56 @@ def lightrnn_reallocated(scale: Scale) -> LanguageConfig:
 @_preset("LightRNN with rows smoothed towards those that follow the previous token", "worse")
 def lightrnn_smoothed(scale: Scale) -> LanguageConfig:
     """Return :func:`lightrnn` with row smoothing."""
-    return _model(lightrnn(scale), objective=gpt.RowSmoothing())
+    return with_model(lightrnn(scale), objective=gpt.RowSmoothing())
 
 
 @_preset("CoCoNT: corpus frequencies of next tokens as targets at the start of a window")
 def cocont(scale: Scale) -> LanguageConfig:
     """Return the baseline with targets from frequent prefixes."""
-    return _model(nocap_baseline(scale), objective=gpt.PrefixTargets())
+    return with_model(nocap_baseline(scale), objective=gpt.PrefixTargets())
 
 
 @_preset("multi-token prediction: a head for the token after the next", "worse")
 def mtp_parallel(scale: Scale) -> LanguageConfig:
     """Return the baseline with a parallel head."""
-    return _model(nocap_baseline(scale), objective=gpt.ParallelHeads(ahead=2))
+    return with_model(nocap_baseline(scale), objective=gpt.ParallelHeads(ahead=2))
 
 
 @_preset("multi-token prediction: a chained module for the token after the next", "worse")
 def mtp_chained(scale: Scale) -> LanguageConfig:
     """Return the baseline with a chained module."""
-    return _model(nocap_baseline(scale), objective=gpt.ChainedModules(ahead=2))
+    return with_model(nocap_baseline(scale), objective=gpt.ChainedModules(ahead=2))
 
 
 @_preset("multi-token prediction: the same scores for three tokens, annealed to one")
 def mtp_repeated(scale: Scale) -> LanguageConfig:
     """Return the baseline with repeated scores."""
-    return _model(nocap_baseline(scale), objective=gpt.RepeatedLogits())
+    return with_model(nocap_baseline(scale), objective=gpt.RepeatedLogits())
 
 
 @_preset("adaptive softmax: frequent tokens, and clusters of rare ones", "worse")
 def adaptive_softmax(scale: Scale) -> LanguageConfig:
     """Return the baseline with an adaptive head."""
     cutoffs = (scale.vocabulary // 5, scale.vocabulary // 2)
-    return _model(nocap_baseline(scale), head=gpt.AdaptiveSoftmax(cutoffs=cutoffs, divisor=2.0))
+    return with_model(nocap_baseline(scale), head=gpt.AdaptiveSoftmax(cutoffs=cutoffs, divisor=2.0))
 
 
 @_preset("sampled softmax over an eighth of the vocabulary", "worse")
 def sampled_softmax(scale: Scale) -> LanguageConfig:
     """Return the baseline with a sampled softmax."""
-    return _model(nocap_baseline(scale), head=gpt.SampledSoftmax(samples=scale.vocabulary // 8))
+    return with_model(nocap_baseline(scale), head=gpt.SampledSoftmax(samples=scale.vocabulary // 8))
 
 
 @_preset("noise-contrastive estimation with draws of an eighth of the vocabulary", "worse")
 def nce(scale: Scale) -> LanguageConfig:
     """Return the baseline with noise-contrastive estimation."""
-    return _model(nocap_baseline(scale), head=gpt.NoiseContrastive(samples=scale.vocabulary // 8))
+    return with_model(nocap_baseline(scale), head=gpt.NoiseContrastive(samples=scale.vocabulary // 8))
 
 
 @_preset("negative sampling, corrected in evaluation", "worse")
 def negative_sampling(scale: Scale) -> LanguageConfig:
     """Return the baseline with negative sampling."""
-    return _model(nocap_baseline(scale), head=gpt.NegativeSampling(samples=scale.vocabulary // 8))
-
-
-# --- mixers -----------------------------------------------------------------------------------------------------------
-
-
-@_preset("grouped-query attention: half of the keys and values")
-def gqa(scale: Scale) -> LanguageConfig:
-    """Return the baseline with grouped heads, one group where their number is odd."""
-    kv_heads = scale.heads // 2 if scale.heads % 2 == 0 else 1
-    return _mixer(scale, gpt.Attention(heads=scale.heads, kv_heads=kv_heads))
-
-
-@_preset("multi-head latent attention")
-def mla(scale: Scale) -> LanguageConfig:
-    """Return the baseline with latent attention, its rank and rotary size in the published proportions."""
-    size = scale.width // scale.heads
-    rank, rotary = max(8, scale.width // 6), max(2, size // 4 * 2)
-    mixer = gpt.LatentAttention(heads=scale.heads, head_size=size, rank=rank, rotary_size=rotary)
-    return _mixer(scale, mixer)
-
-
-@_preset("attention within a window of a quarter of the context", "worse")
-def fixed_window(scale: Scale) -> LanguageConfig:
-    """Return the baseline with windows."""
-    return _mixer(scale, gpt.Attention(heads=scale.heads, window=scale.context // 4))
-
-
-@_preset("attention within documents alone")
-def document_mask(scale: Scale) -> LanguageConfig:
-    """Return the baseline with documents kept apart."""
-    return _model(nocap_baseline(scale), keep_documents=True)
-
-
-@_preset("a causal spectral mixer in every block", "worse")
-def spectral(scale: Scale) -> LanguageConfig:
-    """Return the baseline with lag kernels in place of attention."""
-    return _pattern(scale, "s" * scale.layers, s=gpt.LagKernel())
-
-
-@_preset("attention in the first third of the blocks, spectral mixers above", "worse")
-def spectral_hybrid(scale: Scale) -> LanguageConfig:
-    """Return the baseline with both."""
-    low = max(1, scale.layers // 3)
-    return _pattern(scale, "a" * low + "s" * (scale.layers - low), s=gpt.LagKernel())
-
-
-@_preset("a chunk-causal spectral mixer in the upper two thirds", "worse")
-def chunk_spectral_hybrid(scale: Scale) -> LanguageConfig:
-    """Return the baseline with chunks whose spectra mix."""
-    low = max(1, scale.layers // 3)
-    return _pattern(
-        scale,
-        "a" * low + "c" * (scale.layers - low),
-        c=gpt.ChunkSpectral(chunk=min(64, scale.context // 4), heads=scale.heads),
-    )
-
-
-@_preset("gated convolutions low, attention in every second block above")
-def convolution_hybrid(scale: Scale) -> LanguageConfig:
-    """Return the baseline with local mixers between attention, which the last block has."""
-    return _pattern(scale, ("ga" * scale.layers)[-scale.layers :], g=gpt.GatedConvolution())
-
-
-# --- differences ------------------------------------------------------------------------------------------------------
-
-
-def _model(base: LanguageConfig, **changes: Any) -> LanguageConfig:
-    return replace(base, model=replace(base.model, **changes))
-
-
-def _mixer(scale: Scale, mixer: Any) -> LanguageConfig:
-    return _model(nocap_baseline(scale), mixers={"a": mixer})
-
-
-def _pattern(scale: Scale, pattern: str, **mixers: Any) -> LanguageConfig:
-    letters = {"a": gpt.Attention(heads=scale.heads), **mixers}
-    return _model(nocap_baseline(scale), pattern=pattern, mixers={one: letters[one] for one in set(pattern)})
-
-
-def _batch(base: LanguageConfig, batch: int) -> LanguageConfig:
-    return replace(base, phases=tuple(replace(phase, batch=max(1, batch)) for phase in base.phases))
+    return with_model(nocap_baseline(scale), head=gpt.NegativeSampling(samples=scale.vocabulary // 8))
 
 
 def _modern_sizes(scale: Scale) -> dict[str, Any]:
@@ -354,3 +243,6 @@ def _modern_sizes(scale: Scale) -> dict[str, Any]:
         "heads": scale.modern_heads,
         "end_of_text": scale.end_of_text,
     }
+
+
+PRESETS |= mixer_presets.PRESETS | mixture_presets.PRESETS
