@@ -43,6 +43,38 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--passed", metavar="FILE", type=Path, help="leave out tests that FILE names; add what passes")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if (file := config.getoption("passed")) is not None:
+        config.pluginmanager.register(_Passed(config, file.resolve()))
+
+
+class _Passed:
+    """A second run, with packages that the first one did without, leaves out what passed in the first."""
+
+    def __init__(self, config: pytest.Config, file: Path) -> None:
+        self.file, self.known, self.new = file, set[str](), list[str]()
+        if file.exists():
+            self.known.update(file.read_text().splitlines())
+        self.writes = not hasattr(config, "workerinput")  # a worker of pytest-xdist reports to the process that writes
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        left_out = [item for item in items if item.nodeid in self.known]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item.nodeid not in self.known]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "call" and report.passed:
+            self.new.append(report.nodeid)
+
+    def pytest_sessionfinish(self) -> None:
+        if self.writes:
+            self.file.write_text("".join(f"{name}\n" for name in sorted(self.known.union(self.new))))
+
+
 ALONE = "OCTAVO_TEST_ALONE"
 
 

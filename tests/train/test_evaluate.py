@@ -6,7 +6,7 @@ import octavo
 import pytest
 import torch
 from octavo.data import Sentences
-from octavo.errors import CalibrationError, DataError, DTypeError, ModelError, NonFiniteError
+from octavo.errors import CalibrationError, DataError, DTypeError, ModelError, NonFiniteError, SettingError
 from octavo.train import ValLoss, exact_nll
 from octavo.train.intervals import weighted_mean, wilson
 from octavo.train.measurement import Measurement
@@ -224,3 +224,13 @@ def test_measurements_survive_storage():
     assert Measurement.restored(found.stored()) == found
     with pytest.raises(DataError):
         Measurement.restored({"metric": "x"})
+
+
+@pytest.mark.parametrize("windows", [{"context": 8}, {"stride": 4}, {"tokens": 9}])
+def test_windows_are_of_a_perplexity_alone(windows):
+    """Where no perplexity is measured a window would say nothing: it is refused by name."""
+    model = nn.Linear(2, 2)
+    with pytest.raises(SettingError, match=next(iter(windows))):
+        octavo.evaluate(model, [torch.zeros(1, 2)], against=model, **windows)
+    with pytest.raises(SettingError, match=next(iter(windows))):
+        octavo.evaluate(model, [("good", 1)], tokenizer=str.split, **windows)

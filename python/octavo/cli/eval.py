@@ -105,7 +105,10 @@ def _measured(
         if against is not None:
             texts = read_texts(data)
             other, mine = open_text_model(against), open_text_model(model)
-            return evaluate(mine.model, other.batches(texts), against=other.model, progress=show)
+            return evaluate(
+                mine.model, other.batches(texts), against=other.model, context=context, stride=stride, tokens=tokens,
+                progress=show,
+            )  # fmt: skip
         opened = open_text_model(model)
         check_task(opened)
         given: Any = read_text_file(data) if opened.task == "language" else labelled_for(opened, data)

@@ -10,7 +10,7 @@ from torch import nn
 
 from octavo.batches import Batches
 from octavo.data.labelled import Sentences
-from octavo.errors import DataError, DTypeError
+from octavo.errors import DataError, DTypeError, SettingError
 from octavo.train.classifier_accuracy import LONGEST, classifier_accuracy
 from octavo.train.exact_nll import ValLoss, exact_nll
 from octavo.train.intervals import weighted_mean
@@ -46,10 +46,16 @@ def evaluate(
       (KL in nats, with the share of equal best classes) or embeddings (cosine), on ``samples`` samples.
 
     Returns the number, its 95 % interval, and the value of every example, so that differences can be paired. Raises
-    DTypeError and DataError for data that is none of these, ModelError for a model that gives something else.
+    DTypeError and DataError for data that is none of these, ModelError for a model that gives something else,
+    SettingError for windows where no perplexity is measured.
     """
     if not isinstance(model, nn.Module):
         raise DTypeError(f"evaluate measures a torch.nn.Module, got {type(model).__name__}")
+    windows = [
+        name for name, value in (("context", context), ("stride", stride), ("tokens", tokens)) if value is not None
+    ]
+    if windows and (against is not None or _labelled(data) is not None):
+        raise SettingError(f"{', '.join(windows)}: of a perplexity, not of agreement or accuracy; leave out")
     if against is not None:
         return agreement(model, against, Batches(data, samples, tokenizer=tokenizer), progress=progress)
     if (labelled := _labelled(data)) is not None:
