@@ -60,3 +60,36 @@ def test_a_bench_reports_what_is_there(octavo, tmp_path):
     assert "nocap_baseline" in shown and "muon" in shown and "seeds" in shown
     told = json.loads(octavo("bench", "gpt", "--data", text, "-o", tmp_path / "b", "--report-only", "--json").stdout)
     assert [row["arm"] for row in told["budgets"]["tokens"]] and (tmp_path / "b" / "report.md").exists()
+
+
+@pytest.fixture
+def book(tmp_path):
+    path = tmp_path / "book.txt"
+    path.write_text(END.join(corpus(2500, seed) for seed in range(6)))
+    return path
+
+
+def test_a_study_is_a_page_of_the_bench_with_bounds_apart(octavo, tmp_path, book):
+    options = ["--data", book, "-o", tmp_path / "b", "--arms", "block_diffusion", "--seeds", 1, "--tokens", 2048,
+               "--validation-tokens", 128]  # fmt: skip
+    shown = octavo("bench", "gpt", *options).output
+    assert "at most" in shown and "bound" in shown
+    told = octavo("study", "language", tmp_path / "b").output
+    assert "no verdict beside exact losses" in " ".join(told.split())
+    study = json.loads((tmp_path / "b" / "language.json").read_text())
+    assert [one["arm"] for one in study["bounds"]] == ["block_diffusion"]
+    assert "--data book.txt --scale micro --tokens 2048" in study["arms"][0]["command"]
+    assert "block_diffusion" in (tmp_path / "b" / "language.html").read_text()
+    assert "no lines of a bench" in octavo("study", "language", tmp_path / "none", code=2).output
+
+
+def test_masked_diffusion_is_sampled_through_torch_and_says_so(octavo, tmp_path, book):
+    octavo("train", "gpt", "--data", book, "-o", tmp_path / "run", "--tokens", 2048, "--vocabulary", 300,
+           "--validation-tokens", 128, "--preset", "block_diffusion")  # fmt: skip
+    folder = tmp_path / "run" / "model"
+    result = octavo("generate", folder, "the", "a", "--tokens", 20, "--steps", 4, "--temperature", 1, "--json")
+    assert "sampled through torch" in result.stderr
+    again = octavo("generate", folder, "the", "a", "--tokens", 20, "--steps", 4, "--temperature", 1, "--json")
+    texts = json.loads(result.stdout)["texts"]
+    assert [one["prompt"] for one in texts] == ["the", "a"] and texts == json.loads(again.stdout)["texts"]
+    assert "autoregressive" in octavo("generate", folder, "the", "--top-k", 3, code=2).output

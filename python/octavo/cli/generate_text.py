@@ -1,4 +1,4 @@
-"""``octavo generate``: continues texts with the native decoder."""
+"""``octavo generate``: continues texts with the native decoder, or, of masked diffusion, through torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Annotated
 
 import typer
 
+from octavo._reading import read_json
 from octavo.cli._app import JsonOption
+from octavo.errors import OctavoError
 
 
 def run(
@@ -27,6 +29,9 @@ def run(
     top_p: Annotated[float, typer.Option(help="Draw from the fewest tokens of so much probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the draws; the same seed gives the same text.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may repeat.")] = None,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Of masked diffusion: steps in which a block is revealed; 0: one an id.")
+    ] = 0,
     special: Annotated[
         str, typer.Option(metavar="HOW", help="Special tokens in a prompt: allow, refuse, or split as any text.")
     ] = "refuse",
@@ -38,6 +43,9 @@ def run(
     packed weights are multiplied as they are, so that fewer bits are faster. A text ends with the model's end
     of text, before a --stop text, or after --tokens. Several prompts are continued together; --json prints
     prompts, texts and the seconds that they took.
+
+    A model that was trained by masked diffusion reveals tokens in steps, not from left to right: it is sampled
+    through torch, from its folder as it was trained; --top-k, --top-p and --stop are not for it.
 
     \b
     Examples:
@@ -53,6 +61,17 @@ def run(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     if special not in ("allow", "refuse", "split"):
         raise SettingError(f"--special is {special!r}; accepted are allow, refuse and split")
+    if _is_diffusion(folder):
+        if top_k or top_p != 1 or stop or special != "refuse":
+            raise SettingError(
+                "--top-k, --top-p, --stop and --special are for autoregressive models; FOLDER is of masked diffusion"
+            )
+        _reveal(
+            folder, prompts or [""], tokens=tokens or 64, steps=steps, temperature=temperature, seed=seed, json=json
+        )
+        return
+    if steps:
+        raise SettingError(f"--steps is {steps}; accepted is 0, for FOLDER is of no masked diffusion")
     decoder = Decoder.load(folder)
     texts, stops = prompts or [""], stop or []
     options = {"tokens": tokens, "stop": stops, "special": special}
@@ -76,6 +95,37 @@ def run(
     for piece in pieces:
         _write(piece)
     _write("\n")
+
+
+def _is_diffusion(folder: Path) -> bool:
+    """Whether the configuration of a folder names masked diffusion; what is wrong with a folder its reader says."""
+    try:
+        found = read_json(folder / "config.json").get("objective")
+    except (OSError, OctavoError):
+        return False
+    return isinstance(found, dict) and found.get("name") == "masked_diffusion"
+
+
+def _reveal(
+    folder: Path, prompts: list[str], *, tokens: int, steps: int, temperature: float, seed: int, json: bool
+) -> None:
+    """Sample from masked diffusion, and print as the native decoder's texts are."""
+    from octavo.display.console import console, print_json
+    from octavo.systems.language.diffusion_text import DiffusionText
+
+    console(stderr=True).print(
+        "a model of masked diffusion: sampled through torch; the native decoder has no such path"
+    )
+    model = DiffusionText.load(folder)
+    begin = time.perf_counter()
+    found = model.continued(prompts, tokens=tokens, steps=steps, temperature=temperature, seed=seed)
+    seconds = time.perf_counter() - begin
+    if json:
+        texts = [{"prompt": text, "text": more} for text, more in zip(prompts, found, strict=True)]
+        print_json({"texts": texts, "seconds": round(seconds, 6), "sampler": "masked diffusion, torch"})
+        return
+    for text, more in zip(prompts, found, strict=True):
+        _write(f"{text}{more}\n")
 
 
 def _write(text: str) -> None:

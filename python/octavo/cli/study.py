@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from octavo.cli import study_lora, study_mixed, study_nas, study_prune, study_search, study_speed
+from octavo.cli import study_language, study_lora, study_mixed, study_nas, study_prune, study_search, study_speed
 from octavo.cli._app import JsonOption
 from octavo.cli._study import (
     Chosen,
@@ -43,6 +43,7 @@ def _study() -> None:
       octavo study nas                          a space of models, searched in four ways
       octavo study mixed                        the labs' mixed-precision search beside one pass of sensitivities
       octavo study lora                         full fine-tuning against adapters: accuracy, memory, time
+      octavo study language BENCH               the bench of language models as one page
       octavo study sensitivity                  what every format costs every group of layers
       octavo study combined                     the best recipe, then pruning, with and without training
       octavo study compile                      torch.compile against eager: first call, later ones, graph breaks
@@ -204,6 +205,7 @@ def memory(
 
 
 app.command("prune")(study_prune.prune)
+app.command("language")(study_language.language)
 app.command("lora")(study_lora.lora)
 app.command("sensitivity")(study_search.sensitivity)
 app.command("combined")(study_search.combined)

@@ -49,7 +49,7 @@ _techniques: dict[tuple[str, str], Technique] = {}
 _PROPOSED = {
     "mixer": ("retrieval",),
     "head": ("nearest_neighbours",),
-    "objective": ("masked_diffusion", "r_drop", "token_dropout"),
+    "objective": ("r_drop", "token_dropout"),
 }
 
 

@@ -26,6 +26,7 @@ The same call resumes a run that was stopped. :mod:`octavo.train.task` lists the
 
 from octavo.errors import CheckpointError, ConfigError, OptimizerError, PackageError, TaskError
 from octavo.train.exact_nll import ValLoss, exact_nll
+from octavo.train.likelihood_bound import Bound, likelihood_bound
 from octavo.train.loop import TrainResult, train
 from octavo.train.measurement import Measurement
 from octavo.train.metric_files import read_metrics, without_clock
@@ -37,6 +38,7 @@ from octavo.train.task import Task
 from octavo.train.train_config import TrainConfig
 
 __all__ = [
+    "Bound",
     "CheckpointError",
     "ConfigError",
     "Measurement",
@@ -53,6 +55,7 @@ __all__ = [
     "exact_nll",
     "grouped",
     "language_groups",
+    "likelihood_bound",
     "read_metrics",
     "seed_all",
     "train",

@@ -98,10 +98,11 @@ def exact_nll(
     done and their number.
 
     Evaluation mode, without gradients; modes and random numbers are as before afterwards. Raises DataError for a
-    stream, context or stride that make no window, ModelError for a model that gives no scores or sees the future,
+    stream, context or stride that make no window, ModelError for a model that gives no scores, sees the future, or
+    is trained on a bound of its loss,
     ContractError for a head that is not normalized or losses that are not its own, NonFiniteError for NaN.
     """
-    ids = _ids(stream)
+    ids = stream_ids(stream)
     stride = context if stride is None else stride
     if context < 1 or not 1 <= stride <= context:
         raise DataError(f"context is {context} and stride {stride}; accepted are 1 and more, the stride up to context")
@@ -111,7 +112,12 @@ def exact_nll(
         raise DataError(
             f"a stream of {len(ids)} tokens; accepted are 2 and more, of which all but the first are predicted"
         )
-    windows = list(_windows(len(ids), context, stride))
+    windows = list(windows_of(len(ids), context, stride))
+    if hasattr(getattr(model, "objective", None), "bound"):
+        raise ModelError(
+            f"{type(model).__name__} is trained on a bound and has no exact loss; octavo.train.likelihood_bound "
+            "estimates the bound"
+        )
     with evaluating(model):
         if _gives_losses(model):
             _check_head(model, ids, context)
@@ -122,20 +128,21 @@ def exact_nll(
                 "future. Where only formats of inputs do, whose scales span whole tensors, give leaks='report'"
             )
         sums: list[float] = []
-        for part in _batches(windows, batch_size):
+        for part in batches_of(windows, batch_size):
             sums += _losses(model, ids, part)
             progress(len(sums), len(windows))
     counts = tuple(scored for _, _, scored in windows)
     nats = math.fsum(sums) / sum(counts)
     told = f"{context} {stride} {len(ids)}".encode()
     source = sha256(told + ids.numpy().astype("<i8").tobytes()).hexdigest()
-    share = sum(counts) / max(len(_ids(stream)) - 1, 1)
+    share = sum(counts) / max(len(stream_ids(stream)) - 1, 1)
     bits = None if nbytes is None else nats * sum(counts) / math.log(2) / (nbytes * share)
     means = tuple(total / count for total, count in zip(sums, counts, strict=True))
     return ValLoss(nats, bits, sum(counts), context, stride, guard, source, means, counts, _MAKER)
 
 
-def _ids(stream: Any) -> Tensor:
+def stream_ids(stream: Any) -> Tensor:
+    """Return a stream as ids, int64 on the CPU. Raises DataError for anything but whole numbers in one dimension."""
     if isinstance(stream, str):
         raise DataError("a stream is ids, got a text; octavo.evaluate takes texts with a tokenizer")
     try:
@@ -147,7 +154,7 @@ def _ids(stream: Any) -> Tensor:
     return ids.detach().cpu().long()
 
 
-def _windows(length: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
+def windows_of(length: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
     """Yield first position, end, and predicted tokens of each window; inputs are ``[first, end)``, targets one on."""
     done = 0  # targets 1..done are predicted
     first = 0
@@ -157,7 +164,7 @@ def _windows(length: int, context: int, stride: int) -> Iterator[tuple[int, int,
         done, first = end, first + stride
 
 
-def _batches(windows: list[tuple[int, int, int]], size: int) -> Iterator[list[tuple[int, int, int]]]:
+def batches_of(windows: list[tuple[int, int, int]], size: int) -> Iterator[list[tuple[int, int, int]]]:
     """Yield windows of one length together, at most ``size``, in order."""
     part: list[tuple[int, int, int]] = []
     for window in windows:
@@ -185,7 +192,7 @@ def _gives_losses(model: nn.Module) -> bool:
 
 def _check_head(model: Any, ids: Tensor, context: int) -> None:
     """Check on one window that the probabilities of a model add up to 1, and that its losses are theirs."""
-    device = _device(model)
+    device = device_of(model)
     length = min(context, len(ids) - 1)
     inputs, targets = ids[None, :length].to(device), ids[None, 1 : length + 1].to(device)
     log_probs = model.log_probs(inputs).double()
@@ -207,13 +214,14 @@ def _check_head(model: Any, ids: Tensor, context: int) -> None:
         )
 
 
-def _device(model: nn.Module) -> torch.device:
+def device_of(model: nn.Module) -> torch.device:
+    """Return where the parameters of a model are."""
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 def _token_losses(model: Any, inputs_BT: Tensor, targets_BT: Tensor) -> Tensor:
     """Return the loss of every target, ``[B, T]`` float64."""
-    device = _device(model)
+    device = device_of(model)
     if _gives_losses(model):
         return model.nll(inputs_BT.to(device), targets_BT.to(device)).double().cpu()
     given = model(inputs_BT.to(device))

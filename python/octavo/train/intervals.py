@@ -42,11 +42,19 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(mean, count, sd, student(count - 1) * sd / math.sqrt(count))
 
 
-def student(freedom: int, *, rare: bool = False) -> float:
-    """Return the 97.5 % quantile of Student's t with ``freedom`` degrees of freedom; ``rare``: the 99.5 % one."""
+def student(freedom: float, *, rare: bool = False) -> float:
+    """Return the 97.5 % quantile of Student's t with ``freedom`` degrees of freedom; ``rare``: the 99.5 % one.
+
+    Between whole numbers up to 10 it lies on the line over ``1 / freedom``, which is never below the quantile.
+    """
     known, z = (_T_RARE, _NORMAL_RARE) if rare else (_T, _NORMAL)
     if freedom <= len(known):
-        return known[freedom - 1]
+        below = max(1, math.floor(freedom))
+        above = min(below + 1, len(known))
+        if above == below:
+            return known[below - 1]
+        part = (1 / below - 1 / max(freedom, 1)) / (1 / below - 1 / above)
+        return known[below - 1] + part * (known[above - 1] - known[below - 1])
     # Cornish-Fisher expansion, Abramowitz and Stegun 26.7.5
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 

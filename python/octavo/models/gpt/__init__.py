@@ -23,6 +23,7 @@ from octavo.models.gpt.gpt_decoding import first_state, step
 from octavo.models.gpt.gpt_network import GPT
 from octavo.models.gpt.lag_kernel import LagKernel
 from octavo.models.gpt.latent_attention import LatentAttention
+from octavo.models.gpt.masked_diffusion import MaskedDiffusion
 from octavo.models.gpt.mixed_mixers import MixedMixers
 from octavo.models.gpt.mixture_of_experts import GatedExperts, MixtureOfExperts
 from octavo.models.gpt.multi_token import ChainedModules, ParallelHeads, RepeatedLogits
@@ -54,6 +55,7 @@ __all__ = [
     "GridTable",
     "LagKernel",
     "LatentAttention",
+    "MaskedDiffusion",
     "MixedMixers",
     "MixtureOfExperts",
     "NegativeSampling",

@@ -46,6 +46,10 @@ def causal_product(
     ``K`` heads of keys and values serve ``H / K`` heads of queries each, neighbours together.
     """
     grouped = key_BKTd.shape[1] != query_BHTd.shape[1]
+    if context.seen_TS is not None:
+        return functional.scaled_dot_product_attention(
+            query_BHTd, key_BKTd, value_BKTd, attn_mask=context.seen_TS, scale=scale, enable_gqa=grouped
+        )
     length = query_BHTd.shape[2]
     if context.documents_BT is None and (window is None or window >= length):
         return functional.scaled_dot_product_attention(

@@ -15,13 +15,15 @@ class MixingContext:
 
     ``positions_T``: of each in its sequence, int64. ``documents_BT``: a number that grows where a document begins;
     None where documents are not kept apart. ``window``: positions that may be seen, the own one included, None for
-    all. ``values_BTD``: vectors that the layer's value embedding adds to the values, None for none.
+    all. ``values_BTD``: vectors that the layer's value embedding adds to the values, None for none. ``seen_TS``: which
+    position may see which, bool, in place of causal order, window and documents; only an objective gives one.
     """
 
     positions_T: Tensor
     documents_BT: Tensor | None = None
     window: int | None = None
     values_BTD: Tensor | None = None
+    seen_TS: Tensor | None = None
 
     def with_values(self, values_BTD: Tensor | None) -> MixingContext:
         """Return the same with other values."""

@@ -52,6 +52,15 @@ class BenchReport:
         names = dict.fromkeys(line["arm"] for line in self._lines if line["budget"] == budget)
         return sorted(names, key=lambda name: _mean(self.losses(name, budget)))
 
+    def bounds(self, arm: str) -> list[dict[str, Any]]:
+        """Bounds on the loss of an arm that has no exact one, of every seed, with budget; none for the others."""
+        own = [line for line in self._lines if line["arm"] == arm and "bound" in line]
+        return [{"budget": line["budget"], "seed": line["seed"], **line["bound"]} for line in own]
+
+    def failures(self, arm: str, budget: str) -> list[str]:
+        """Why runs of an arm failed."""
+        return [line["failed"] for line in self._of(arm, budget) if "failed" in line]
+
     def losses(self, arm: str, budget: str) -> list[float]:
         """The losses of an arm over seeds, nats a token."""
         return [line["validation"]["nats"] for line in self._of(arm, budget) if "validation" in line]
@@ -90,7 +99,7 @@ class BenchReport:
         """Return tokens and loss of every arm at a whole budget of tokens, of its first seed."""
         found = {}
         for arm in self.arms("tokens") if "tokens" in self.budgets else ():
-            first = next((line for line in self._of(arm, "tokens") if "curve" in line), None)
+            first = next((line for line in self._of(arm, "tokens") if line.get("curve")), None)
             if first is not None:
                 found[arm] = first["curve"]
         return found
@@ -138,7 +147,8 @@ class BenchReport:
         return {
             "arm": arm,
             "losses": losses,
-            "failed": [line["failed"] for line in lines if "failed" in line],
+            "failed": self.failures(arm, budget),
+            "bounds": [one for one in self.bounds(arm) if one["budget"] == budget],
             "parameters": next((line["parameters"] for line in lines if "parameters" in line), None),
             "tokens_per_s": [line["tokens_per_s"] for line in lines if "tokens_per_s" in line],
             "against": {BASE: base and vars(base), TUNED: tuned and vars(tuned)},
@@ -149,6 +159,10 @@ class BenchReport:
         found = self._facts_of(arm, budget)
         losses, base, tuned = found["losses"], self.against(arm, budget), self.against(arm, budget, TUNED)
         speeds = found["tokens_per_s"]
+        if found["bounds"]:
+            lowest = min(one["nats"] for one in found["bounds"])
+            count, size = str(len(found["bounds"])), f"{found['parameters']:,}"
+            return (arm, size, count, f"at most {lowest:.4f}", "", "", "", "bound", "", "", found["predicted"] or "")
         if not losses:
             return (arm, "", "0", "failed", "", "", "", "", "", "", found["predicted"] or "")
         return (

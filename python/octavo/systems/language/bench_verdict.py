@@ -32,19 +32,26 @@ def compare(losses: Sequence[float], baseline: Sequence[float]) -> Comparison:
     """Compare losses of one arm over seeds with those of another.
 
     A difference is claimed with three seeds a side or more, and from 3 standard errors on, or more where so few seeds
-    say little of their own spread: as many as are passed by chance once in a hundred, by Student's t.
+    say little of their own spread: as many as are passed by chance once in a hundred, by Student's t. The spreads of
+    two arms may differ, so the degrees of freedom are Welch's: with those of a common spread, an arm that scatters
+    far more than the other would be claimed by chance four times as often.
     """
     difference = math.fsum(losses) / len(losses) - math.fsum(baseline) / len(baseline)
-    freedom = len(losses) + len(baseline) - 2
-    if freedom < 1:
+    counts = len(losses), len(baseline)
+    squares = _squares(losses), _squares(baseline)
+    if sum(counts) < 3:
         return Comparison(difference, None, None, "seeds")
-    variance = (_squares(losses) + _squares(baseline)) / freedom
-    error = math.sqrt(variance * (1 / len(losses) + 1 / len(baseline)))
+    if min(counts) < LEAST_SEEDS:  # no claim; the error is of a common spread, for one seed has none of its own
+        error = math.sqrt(sum(squares) / (sum(counts) - 2) * (1 / counts[0] + 1 / counts[1]))
+        return Comparison(difference, error, max(_SIGMAS, student(sum(counts) - 2, rare=True)) * error, "seeds")
+    parts = [square / (count - 1) / count for square, count in zip(squares, counts, strict=True)]
+    error = math.sqrt(sum(parts))
+    if not error:
+        return Comparison(difference, 0.0, 0.0, "seeds" if difference else "even")
+    freedom = sum(parts) ** 2 / sum(part * part / (count - 1) for part, count in zip(parts, counts, strict=True))
     needed = max(_SIGMAS, student(freedom, rare=True)) * error
-    if min(len(losses), len(baseline)) < LEAST_SEEDS:
-        return Comparison(difference, error, needed, "seeds")
-    if abs(difference) < needed or not error:
-        return Comparison(difference, error, needed, "even" if error or not difference else "seeds")
+    if abs(difference) < needed:
+        return Comparison(difference, error, needed, "even")
     return Comparison(difference, error, needed, "better" if difference < 0 else "worse")
 
 

@@ -27,9 +27,10 @@ from octavo.systems.language.language_run import (
     LanguageReport,
     source_hash,
     train_language,
-    validation_record,
+    validation_facts,
 )
 from octavo.systems.language.language_scales import SCALES, Scale
+from octavo.systems.language.language_task import NATS
 from octavo.systems.language.token_data import TokenData, prepare
 from octavo.train import read_metrics
 
@@ -99,6 +100,8 @@ def run_bench(plan: BenchPlan, data: Path, folder: Path, *, tell: Tell = lambda 
         if any(Budget.parse(text).kind == "time" for text in plan.budgets):
             speeds = _speeds(folder, configs, tokens, plan.device, tell)
         lines = read_lines(folder)
+        told = {"data": data.name, "scale": plan.scale, "whole_tokens": scale.tokens}
+        told |= {"validation_tokens": scale.validation_tokens}
         done = {(line["arm"], line["budget"], line["seed"]) for line in lines}
         for key in plan.runs():
             if key in done:
@@ -106,7 +109,7 @@ def run_bench(plan: BenchPlan, data: Path, folder: Path, *, tell: Tell = lambda 
             name, text, seed = key
             config = _with_budget(configs[name], Budget.parse(text), scale, name, speeds)
             tell(f"{name}, {text}, seed {seed}: {config.tokens:,} tokens")
-            line = _run(folder, config, tokens, key, plan.device)
+            line = _run(folder, config, tokens, key, plan.device) | told
             with files.appended(folder / RESULTS, "w") as file:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
             lines.append(line)
@@ -118,11 +121,21 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
     path = folder / RESULTS
     if not path.exists():
         return []
-    text = read_bytes(path, RECORD_BYTES, error=DataError).decode(errors="replace")
+    text = _text(path)
     if not text.endswith("\n"):
-        text = text[: text.rfind("\n") + 1]
-        files.write(path, text)
+        files.write(path, text[: text.rfind("\n") + 1])
+    return lines_of(path)
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of a file of a bench. Raises DataError for one that is no record."""
+    text = _text(path)
+    text = text[: text.rfind("\n") + 1]
     return [parse_json(line, f"{path}: line {number}") for number, line in enumerate(text.splitlines(), 1)]
+
+
+def _text(path: Path) -> str:
+    return read_bytes(path, RECORD_BYTES, error=DataError).decode(errors="replace")
 
 
 def _bind(folder: Path, plan: BenchPlan, scale: Scale, tokens: TokenData) -> None:
@@ -185,9 +198,9 @@ def _run(
 def _measured(report: LanguageReport, config: LanguageConfig, place: Path) -> dict[str, Any]:
     chosen = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     curve = [
-        [line["step"], line["metrics"]["validation_nats"]]
+        [line["step"], line["metrics"][NATS]]
         for line in read_metrics(place)
-        if line["kind"] == "evaluation"
+        if line["kind"] == "evaluation" and NATS in line["metrics"]
     ]
     if chosen.type == "cuda":
         peak = torch.cuda.max_memory_allocated() / 2**20
@@ -203,7 +216,7 @@ def _measured(report: LanguageReport, config: LanguageConfig, place: Path) -> di
         "flops_per_token": flops_per_token(config, report.parameters),
         "peak_mib": round(peak, 1),
         "curve": [[round(step * tokens_a_step), nats] for step, nats in curve],
-        "validation": validation_record(report.validation),
+        **validation_facts(report),
         "machine": computer(chosen),
         "torch": torch.__version__,
     }

@@ -23,17 +23,17 @@ from octavo.systems.language.language_config import LanguageConfig, differing
 from octavo.systems.language.language_task import LanguageTask, Progress, Reallocation, check_objective
 from octavo.systems.language.model_folder import save_language_model
 from octavo.systems.language.token_data import TokenData
-from octavo.train import TrainResult, ValLoss, checkpoint, grouped, seed_all, train
+from octavo.train import Bound, TrainResult, ValLoss, checkpoint, grouped, seed_all, train
 
 CONFIG, REPORT, MODEL = "language.json", "report.json", "model"
 
 
 @dataclass(frozen=True)
 class LanguageReport:
-    """A finished run: how it ended, and the exact loss of its last weights."""
+    """A finished run: how it ended, and the exact loss of its last weights, or a bound on it."""
 
     result: TrainResult
-    validation: ValLoss
+    validation: ValLoss | Bound
     parameters: int
     folder: Path
 
@@ -45,7 +45,7 @@ class LanguageReport:
             "parameters": self.parameters,
             "seconds": self.result.seconds,
             "tokens_per_s": self.tokens_per_s,
-            "validation": validation_record(self.validation),
+            **validation_facts(self),
             "model": str(self.folder / MODEL),
         }
 
@@ -57,13 +57,12 @@ class LanguageReport:
     def results(self) -> list[tuple[str, str]]:
         """Return labels and texts for the terminal."""
         loss, seconds = self.validation, self.result.seconds
-        bits = "" if loss.bits_per_byte is None else f", {loss.bits_per_byte:.4f} bits a byte"
         trained = f"{self.parameters:,} parameters, {self.result.step:,} updates, {self.result.tokens:,} tokens"
         clocks = f"{seconds['train_s']:.1f} s training ({self.tokens_per_s:,.0f} tokens/s), "
         return [
             ("trained", trained),
             ("clocks", f"{clocks}{seconds['compile_s']:.1f} s compiling, {seconds['evaluate_s']:.1f} s validating"),
-            ("validation", f"{loss.nats:.4f} nats a token{bits}, on {loss.tokens:,} tokens at context {loss.context}"),
+            ("validation", _validated(loss)),
             ("written", str(self.folder / MODEL)),
         ]
 
@@ -74,6 +73,23 @@ def validation_record(loss: ValLoss) -> dict[str, Any]:
         raise TypeError(f"a validation is a ValLoss, got {type(loss).__name__}")
     names = ("nats", "bits_per_byte", "tokens", "context", "stride", "guard", "source_hash")
     return {name: getattr(loss, name) for name in names}
+
+
+def validation_facts(report: LanguageReport) -> dict[str, Any]:
+    """Return what a line of a bench, or a report, says of the end of a run: ``validation``, or ``bound``."""
+    found = report.validation
+    if isinstance(found, ValLoss):
+        return {"validation": validation_record(found)}
+    names = ("nats", "error", "tokens", "context", "draws", "guard", "source_hash")
+    return {"bound": {name: getattr(found, name) for name in names}}
+
+
+def _validated(loss: ValLoss | Bound) -> str:
+    where = f"on {loss.tokens:,} tokens at context {loss.context}"
+    if isinstance(loss, Bound):
+        return f"at most {loss.nats:.4f} ± {loss.error:.4f} nats a token, {where}: a bound, which compares with no loss"
+    bits = "" if loss.bits_per_byte is None else f", {loss.bits_per_byte:.4f} bits a byte"
+    return f"{loss.nats:.4f} nats a token{bits}, {where}"
 
 
 def train_language(

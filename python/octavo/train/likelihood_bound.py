@@ -1,0 +1,111 @@
+"""Bounds on the loss of models that have no exact one: estimated over random draws, and comparable with no loss."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import DataError, ModelError, NonFiniteError
+from octavo.train.exact_nll import LEAK, batches_of, device_of, stream_ids, windows_of
+from octavo.train.model_outputs import evaluating
+
+_MAKER = object()  # likelihood_bound alone makes a Bound
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An upper bound on the loss of a model, nats a token; no :class:`~octavo.train.ValLoss`.
+
+    ``nats``: the mean of ``draws`` estimates; ``error``: its standard error, over windows and draws. ``guard``: nats by
+    which a prediction moved when tokens that it must not see were changed.
+    """
+
+    nats: float
+    error: float
+    tokens: int
+    context: int
+    draws: int
+    guard: float
+    source_hash: str
+    _maker: object = None
+
+    def __post_init__(self) -> None:
+        """Refuse a bound that was not estimated here."""
+        if self._maker is not _MAKER:
+            raise DataError("a Bound is made by octavo.train.likelihood_bound alone")
+
+
+def likelihood_bound(
+    model: nn.Module,
+    stream: Any,
+    *,
+    context: int,
+    tokens: int | None = None,
+    draws: int = 4,
+    seed: int = 0,
+    batch_size: int = 8,
+) -> Bound:
+    """Return the mean bound on the negative log-likelihood of a stream of ids, a token.
+
+    ``model``: its ``objective`` has ``bound(model, ids, targets, generator)``, an unbiased estimate for every window,
+    ``[B]`` nats. Windows of ``context`` tokens do not overlap; each is estimated ``draws`` times, with random numbers
+    of ``seed`` alone. Before the work one window is checked: predictions must stay when hidden tokens, or later blocks,
+    are changed. Raises ModelError for a model without a bound, or that sees what it predicts, DataError for a stream
+    that makes no window, NonFiniteError.
+    """
+    objective: Any = getattr(model, "objective", None)
+    if not hasattr(objective, "bound"):
+        raise ModelError(f"{type(model).__name__} has no bound on its likelihood; octavo.train.exact_nll measures it")
+    ids = stream_ids(stream)
+    if tokens is not None:
+        ids = ids[: tokens + 1]
+    if len(ids) < 2 or context < 1 or draws < 1:
+        raise DataError(f"{len(ids)} ids, context {context}, {draws} draws; accepted are 2 ids, and 1 and more")
+    generator = torch.Generator().manual_seed(seed)
+    windows = list(windows_of(len(ids), context, context))
+    device = device_of(model)
+    sums: list[list[float]] = []
+    with evaluating(model):
+        guard = _guard(model, objective, ids[: context + 1].to(device))
+        if not guard <= LEAK:
+            raise ModelError(f"{type(model).__name__}: predictions move by {guard:.2g} nats when hidden tokens change")
+        for part in batches_of(windows, batch_size):
+            inputs = torch.stack([ids[first:end] for first, end, _ in part]).to(device)
+            targets = torch.stack([ids[first + 1 : end + 1] for first, end, _ in part]).to(device)
+            found = [objective.bound(model, inputs, targets, generator).double().cpu() for _ in range(draws)]
+            sums += torch.stack(found, 1).tolist()
+    means = [math.fsum(row) / draws for row in sums]
+    counts = [scored for _, _, scored in windows]
+    if not all(map(math.isfinite, means)):
+        raise NonFiniteError(f"{type(model).__name__}: its bound becomes NaN or infinity")
+    # Of the draws alone, the windows being what is to be measured: the spread of a window's estimates about their mean.
+    squares = [math.fsum((value - mean) ** 2 for value in row) for row, mean in zip(sums, means, strict=True)]
+    error = math.sqrt(math.fsum(squares) / (draws * max(draws - 1, 1))) / sum(counts) if draws > 1 else math.inf
+    told = f"bound {context} {len(ids)}".encode()
+    source = sha256(told + ids.numpy().astype("<i8").tobytes()).hexdigest()
+    return Bound(math.fsum(means) / sum(counts), error, sum(counts), context, draws, guard, source, _MAKER)
+
+
+def _guard(model: Any, objective: Any, ids: Tensor) -> float:
+    """Return the nats by which predictions move when tokens under masks, or of the later half's blocks, are changed."""
+    first, targets = ids[None, :1], ids[None, 1:]
+    length = targets.shape[1]
+    size = objective.config.block or length
+    half = (length // 2) // size * size or length
+    masked = torch.arange(length, device=ids.device)[None] % 2 == 0
+    changed, later = targets.clone(), targets.clone()
+    last = (length - 1) // size * size
+    shifted = (targets + 1) % model.config.vocabulary
+    changed[:, last:] = torch.where(masked, shifted, targets)[:, last:]  # hidden tokens of the last block
+    later[:, half:] = shifted[:, half:]  # whole blocks
+    states = [objective.hidden(model, first, some, masked) for some in (targets, changed, later)]
+    plain, hidden, after = (model.head.log_probs(one[0]) for one in states)
+    moved = [(plain - hidden).abs().max(), (plain - after)[:half].abs().max()]
+    if half == length:
+        moved = moved[:1]
+    return float(torch.stack(moved).max())
