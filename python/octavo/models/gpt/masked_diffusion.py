@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from octavo.errors import ModelError
 from octavo.models.gpt.attention_mixer import Attention
+from octavo.models.gpt.feed_forwards import GatedMLP, GeluMLP, SquaredReluMLP
 from octavo.models.gpt.latent_attention import LatentAttention
 from octavo.models.gpt.mixing_context import MixingContext
 from octavo.models.gpt.next_token import IGNORED, Batch, Objective
@@ -50,6 +51,8 @@ class MaskedDiffusionObjective(Objective):
             # Exactly these: a kind of attention with a bias, or with a memory of the past, has an order of its own.
             if type(mixer) not in (Attention, LatentAttention) or getattr(mixer, "window", None):
                 raise ModelError(f"masked diffusion needs attention to all positions; got {mixer}")
+        if not isinstance(model.ffn, GeluMLP | SquaredReluMLP | GatedMLP):
+            raise ModelError(f"masked diffusion needs a feed-forward network of single positions; got {model.ffn}")
         if getattr(model.embedding, "smear", False) or getattr(model.embedding, "pairs", 0) or model.keep_documents:
             raise ModelError(
                 "masked diffusion hides single tokens; accepted are neither smear, pairs nor keep_documents"
@@ -114,5 +117,5 @@ class MaskedDiffusionObjective(Objective):
         positions_S = torch.cat([torch.arange(known + 1), torch.arange(1 + since, length + 1)]).to(ids_BT.device)
         x_BSD = torch.where(told_BS[..., None], self.mask_D, model.embedding(both_BS, None))
         context = MixingContext(positions_S, seen_TS=seen_SS)
-        x_BSD = model._through_blocks(x_BSD, both_BS, context, model._mixed)
+        x_BSD = model._through_blocks(x_BSD, both_BS, context, model._mixed, model._fed)
         return model.final_norm(x_BSD[:, clean_BC.shape[1] :])
