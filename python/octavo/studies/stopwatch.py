@@ -15,6 +15,7 @@ from octavo.cuda.machine import computer, versions
 BURST_S = 0.02
 """Time that a burst of calls takes at least, so that a clock and a wait for the device do not count."""
 MOST = 50  # calls of a burst
+_LONG_S = 1.0
 
 
 def device_of(text: str | None) -> torch.device:
@@ -47,6 +48,19 @@ def once(call: Callable[[], object], device: torch.device) -> float:
     call()
     wait(device)
     return time.perf_counter() - begin
+
+
+def timed(call: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of a call: of a burst of calls in a row, after two that nobody counts.
+
+    A call of more than a second is made twice, and the second one counts.
+    """
+    once(call, device)
+    second = once(call, device)
+    if second > _LONG_S:
+        return second
+    count = max(1, min(MOST, round(BURST_S / max(second, 1e-9))))
+    return once(partial(_repeat, call, count), device) / count
 
 
 def in_turn(calls: Mapping[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, float]:

@@ -66,3 +66,19 @@ def causal_product(
     return functional.scaled_dot_product_attention(
         query_BHTd, key_BKTd, value_BKTd, attn_mask=mask, scale=scale, enable_gqa=grouped
     )
+
+
+def step_product(
+    query_BH1d: Tensor, key_BKSd: Tensor, value_BKSd: Tensor, mask: Tensor | None, *, scale: float | None = None
+) -> Tensor:
+    """Return attention of one position to cached rows: ``[B, H, 1, d]``.
+
+    Queries that share keys become rows of one product, so that a cached row is read once for all of them. ``mask``:
+    ``[1, S]``, or with a head's axis ``[..., H or 1, 1, S]``; bool or added to scores; None for all rows.
+    """
+    heads, groups = query_BH1d.shape[1], key_BKSd.shape[1]
+    rows_BKGd = query_BH1d[:, :, 0].unflatten(1, (groups, heads // groups))
+    if mask is not None and mask.ndim > 2 and mask.shape[-3] == heads:
+        mask = mask[..., 0, :].unflatten(-2, (groups, heads // groups))
+    mixed_BKGd = functional.scaled_dot_product_attention(rows_BKGd, key_BKSd, value_BKSd, attn_mask=mask, scale=scale)
+    return mixed_BKGd.flatten(1, 2)[:, :, None]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.errors import SettingError
-from octavo.models.gpt.attention_masks import causal_product, visible
+from octavo.models.gpt.attention_masks import causal_product, step_product, visible
 from octavo.models.gpt.mixing_context import MixingContext, smaller
 from octavo.models.gpt.rotary_positions import frequencies, turned
 from octavo.models.techniques import choice, number, register, whole
@@ -150,6 +150,8 @@ class AttentionMixer(nn.Module):
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
         """Return attention under a mask, ``[B, H, T, d]``."""
         mask = mask if mask.dtype == torch.bool else mask.to(query.dtype)
+        if query.shape[2] == 1:
+            return step_product(query, key, value, mask, scale=self.config.scale or None)
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, scale=self.config.scale or None,
             enable_gqa=self.kv_heads != self.config.heads,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.errors import SettingError
-from octavo.models.gpt.attention_masks import causal_product, visible
+from octavo.models.gpt.attention_masks import causal_product, step_product, visible
 from octavo.models.gpt.mixing_context import MixingContext, smaller
 from octavo.models.gpt.rotary_positions import frequencies, turned
 from octavo.models.techniques import number, register, whole
@@ -81,58 +81,76 @@ class LatentMixer(nn.Module):
         return self.config.rank + self.config.rotary_size
 
     def forward(self, x_BTD: Tensor, context: MixingContext) -> Tensor:
-        """Return the mixed vectors ``[B, T, D]``; keys and values of all heads are made (the naive form)."""
-        query_BHTd, turned_query = self._queries(x_BTD, context)
-        latent_BTr, rotary_BTp = self._cached(x_BTD, context)
+        """Return the mixed vectors ``[B, T, D]``, in the naive form."""
+        query_BHTd, turned_BHTp = self._queries(x_BTD, context)
+        mixed_BHTd = self.naive(query_BHTd, turned_BHTp, self._cached(x_BTD, context), context)
+        return self.out(mixed_BHTd.transpose(1, 2).flatten(2))
+
+    def naive(
+        self, query_BHTd: Tensor, turned_BHTp: Tensor, cached_BSc: Tensor, context: MixingContext | None
+    ) -> Tensor:
+        """Return attention, ``[B, H, T, d]``, by the keys and values of all heads, which are made from what is cached.
+
+        ``cached_BSc``: latents and turned keys beside each other. ``context``: of a whole sequence, as many queries as
+        cached rows; None: queries see all rows.
+        """
+        latent_BSr, rotary_BSp = cached_BSc.split([self.config.rank, self.config.rotary_size], -1)
         heads = self.config.heads
-        key = self.widen_key(latent_BTr).unflatten(-1, (heads, -1)).transpose(1, 2)
-        value = self.widen_value(latent_BTr).unflatten(-1, (heads, -1)).transpose(1, 2)
-        key = torch.cat([key, rotary_BTp[:, None].expand(-1, heads, -1, -1).to(key.dtype)], -1)
-        query = torch.cat([query_BHTd, turned_query], -1)
-        window = smaller(self.config.window or None, context.window)
-        mixed = causal_product(query, key, value, context, window=window, scale=self.scale)
-        return self.out(mixed.transpose(1, 2).flatten(2))
+        key = self.widen_key(latent_BSr).unflatten(-1, (heads, -1)).transpose(1, 2)
+        value = self.widen_value(latent_BSr).unflatten(-1, (heads, -1)).transpose(1, 2)
+        # Fused kernels take keys and values of one size alone; without one all scores would be in memory at once.
+        value = functional.pad(value, (0, self.config.rotary_size))
+        key = torch.cat([key, rotary_BSp[:, None].expand(-1, heads, -1, -1).to(key.dtype)], -1)
+        query = torch.cat([query_BHTd, turned_BHTp], -1)
+        if context is None:
+            mixed = functional.scaled_dot_product_attention(query, key, value, scale=self.scale)
+        else:
+            window = smaller(self.config.window or None, context.window)
+            mixed = causal_product(query, key, value, context, window=window, scale=self.scale)
+        return mixed[..., : self.config.head_size]
+
+    def absorbed(
+        self, query_BHTd: Tensor, turned_BHTp: Tensor, cached_BSc: Tensor, seen: Tensor | None, *, causal: bool = False
+    ) -> Tensor:
+        """Return attention, ``[B, H, T, d]``, on what is cached as it is: no key or value of a head is ever made.
+
+        A query is widened to the latents' space, and the mixed latent narrowed to the head's values. ``seen``: mask of
+        rows, None for all; ``causal``: of a whole sequence instead.
+        """
+        heads, rank = self.config.heads, self.config.rank
+        widen_Hdr = self.widen_key.weight.view(heads, -1, rank)
+        query = torch.cat([torch.einsum("bhtd,hdr->bhtr", query_BHTd, widen_Hdr), turned_BHTp], -1)
+        rows_B1Sc = cached_BSc[:, None].to(query.dtype)
+        # Rows are keys and values at once, so that they are read once; of the mixture only the latents' part is used.
+        if query.shape[2] == 1:
+            mixed = step_product(query, rows_B1Sc, rows_B1Sc, seen, scale=self.scale)
+        else:
+            mixed = functional.scaled_dot_product_attention(
+                query, rows_B1Sc, rows_B1Sc, attn_mask=seen, is_causal=causal, scale=self.scale, enable_gqa=True
+            )
+        return torch.einsum("bhtr,hdr->bhtd", mixed[..., :rank], self.widen_value.weight.view(heads, -1, rank))
 
     def first_state(self, batch: int, device: torch.device) -> Any:
         """Return an empty cache."""
-
-        def none(size: int) -> Tensor:
-            return torch.empty(batch, 0, size, device=device)
-
         documents = torch.empty(batch, 0, dtype=torch.int64, device=device)
-        return {"latent": none(self.config.rank), "rotary": none(self.config.rotary_size), "documents": documents}
+        return {"cached": torch.empty(batch, 0, self.cached_values, device=device), "documents": documents}
 
     def step(self, x_BD: Tensor, state: Any, context: MixingContext) -> tuple[Tensor, Any]:
-        """Return the output of the next position and the cache.
-
-        The absorbed form: a query is widened to the latents' space, so that no key or value of a head is ever made.
-        """
+        """Return the output of the next position and the cache, in the absorbed form."""
         x_B1D = x_BD[:, None]
-        query_BH1d, turned_query = self._queries(x_B1D, context)
-        latent_B1r, rotary_B1p = self._cached(x_B1D, context)
-        latent_BSr, rotary_BSp = (
-            torch.cat([state["latent"], latent_B1r], 1),
-            torch.cat([state["rotary"], rotary_B1p], 1),
-        )
+        query_BH1d, turned_BH1p = self._queries(x_B1D, context)
+        cached_BSc = torch.cat([state["cached"], self._cached(x_B1D, context)], 1)
         told = context.documents_BT
         documents = state["documents"] if told is None else torch.cat([state["documents"], told], 1)
-        length, heads, rank = latent_BSr.shape[1], self.config.heads, self.config.rank
-        widen_Hdr = self.widen_key.weight.view(heads, -1, rank)
-        query_BHr = torch.einsum("bhd,hdr->bhr", query_BH1d[:, :, 0], widen_Hdr)
-        scores_BHS = torch.einsum("bhr,bsr->bhs", query_BHr, latent_BSr)
-        scores_BHS = scores_BHS + torch.einsum("bhp,bsp->bhs", turned_query[:, :, 0], rotary_BSp)
+        length = cached_BSc.shape[1]
         places = context.positions_T[-1] - length + 1 + torch.arange(length, device=x_BD.device)
         window = smaller(self.config.window or None, context.window)
         seen = visible(
             context.positions_T, places, window=window, query_documents_BT=told,
             key_documents_BS=None if told is None else documents,
         )  # fmt: skip
-        seen_BHS = seen[None] if told is None else seen[:, :, 0]
-        shares_BHS = (scores_BHS * self.scale).masked_fill(~seen_BHS, -torch.inf).softmax(-1)
-        mixed_BHr = torch.einsum("bhs,bsr->bhr", shares_BHS, latent_BSr)
-        value_Hdr = self.widen_value.weight.view(heads, -1, rank)
-        mixed_BD = torch.einsum("bhr,hdr->bhd", mixed_BHr, value_Hdr).flatten(1)
-        return self.out(mixed_BD), {"latent": latent_BSr, "rotary": rotary_BSp, "documents": documents}
+        mixed_BH1d = self.absorbed(query_BH1d, turned_BH1p, cached_BSc, seen)
+        return self.out(mixed_BH1d.transpose(1, 2).flatten(2))[:, 0], {"cached": cached_BSc, "documents": documents}
 
     def _queries(self, x_BTD: Tensor, context: MixingContext) -> tuple[Tensor, Tensor]:
         """Return the parts of queries without and with positions, ``[B, H, T, .]``."""
@@ -140,13 +158,13 @@ class LatentMixer(nn.Module):
         query = self.query(x_BTD).unflatten(-1, (self.config.heads, -1)).transpose(1, 2)
         return query[..., :size], self._turned(query[..., size:], context)
 
-    def _cached(self, x_BTD: Tensor, context: MixingContext) -> tuple[Tensor, Tensor]:
-        """Return the normed latent and the turned key, which is not normed: ``[B, T, .]``."""
+    def _cached(self, x_BTD: Tensor, context: MixingContext) -> Tensor:
+        """Return what decoding keeps: the normed latent, and beside it the turned key, which is not normed."""
         latent = self.latent(x_BTD)
         latent = functional.rms_norm(latent, (self.config.rank,), eps=EPS).to(latent.dtype)
         if self.rotary_key is None:
-            return latent, latent[..., :0]
-        return latent, self._turned(self.rotary_key(x_BTD)[:, None], context)[:, 0]
+            return latent
+        return torch.cat([latent, self._turned(self.rotary_key(x_BTD)[:, None], context)[:, 0]], -1)
 
     def _turned(self, part_BHTp: Tensor, context: MixingContext) -> Tensor:
         if not self.config.rotary_size:
