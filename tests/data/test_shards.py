@@ -118,7 +118,7 @@ def test_the_reference_order_is_that_of_the_benchmark(tmp_path):
     assert loader.account.tokens == 30 * 15
 
 
-@pytest.mark.parametrize("order", ["reference", "documents"])
+@pytest.mark.parametrize("order", ["reference", "documents", "easy_first"])
 def test_every_token_is_accounted_for(tmp_path, order):
     shards = make(tmp_path)
     loader = TokenLoader(tmp_path, batch=2, context=4, vocabulary=10, end=9, order=order)
@@ -150,7 +150,26 @@ def test_documents_come_whole_in_a_new_order_each_epoch(tmp_path):
     assert np.concatenate([next(again).inputs.ravel() for _ in range(5)]).tolist() == epochs[0][:75]
 
 
-@pytest.mark.parametrize("order", ["reference", "documents"])
+def test_easy_documents_come_first_and_every_epoch_is_alike(tmp_path):
+    """By the mean surprise of a document's tokens under the frequencies of all that are read."""
+    shards = make(tmp_path)
+    for tokens in (None, 2 * len(shards[0])):
+        read = np.concatenate(shards)[:tokens]
+        surprise = -np.log(np.maximum(np.bincount(read, minlength=10), 1) / len(read))
+        borders = np.flatnonzero(np.concatenate([shard == 9 for shard in shards])[:tokens])[1:]
+        starts = np.cumsum([0, *map(len, shards)])
+        borders = np.union1d(borders, starts[(starts > 0) & (starts < len(read))])
+        documents = sorted(np.split(read, borders), key=lambda ids: surprise[ids].mean())
+        wanted = np.concatenate(documents)
+        loader = TokenLoader(tmp_path, batch=1, context=15, vocabulary=10, end=9, order="easy_first", tokens=tokens)
+        assert loader.total == len(read)
+        windows = (len(read) - 1) // 15
+        for _ in range(2):
+            found = np.concatenate([next(loader).inputs.ravel() for _ in range(windows)])
+            assert np.array_equal(found, wanted[: len(found)])
+
+
+@pytest.mark.parametrize("order", ["reference", "documents", "easy_first"])
 def test_a_restored_loader_goes_on_as_the_first(tmp_path, order):
     make(tmp_path)
     arguments = {"batch": 2, "context": 3, "vocabulary": 10, "end": 9, "order": order, "seed": 2}
@@ -167,7 +186,7 @@ def test_a_restored_loader_goes_on_as_the_first(tmp_path, order):
         other.restore({**first.state(), "shard": 99})
 
 
-@pytest.mark.parametrize("order", ["reference", "documents"])
+@pytest.mark.parametrize("order", ["reference", "documents", "easy_first"])
 def test_ranks_together_read_what_one_process_reads(tmp_path, order):
     make(tmp_path)
     common = {"context": 4, "vocabulary": 10, "end": 9, "order": order}
@@ -183,7 +202,7 @@ def test_loaders_refuse_what_they_cannot_read(tmp_path):
     make(tmp_path)
     good = {"batch": 2, "context": 4, "vocabulary": 10, "end": 9}
     for change, told in [
-        ({"order": "random"}, "accepted are 'reference' and 'documents'"),
+        ({"order": "random"}, "accepted are 'reference', 'documents', 'easy_first'"),
         ({"batch": 0}, "batch 0"),
         ({"context": -1}, "context -1"),
         ({"rank": 1}, "rank 1 of 1"),

@@ -229,7 +229,7 @@ def gpt(
         typer.Option(metavar="IDS", help="Of the vocabulary that is learned from text.  [default: the scale's]"),
     ] = None,
     rate: Annotated[
-        float | None, typer.Option("--lr", help="Learning rate of AdamW, in presets that train with it.")
+        float | None, typer.Option("--lr", help="Learning rate of AdamW or Lion, in presets that train with one.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Of first weights and sampled losses.")] = 0,
     precision: Annotated[

@@ -4,7 +4,8 @@ shuffled.
 *reference*: shards in order, consecutive windows of ``batch * context`` tokens (and one more for the shifted target),
 no shuffling, borders of documents ignored; where fewer are left in a shard the tail is dropped and the next begins,
 after the last the first. *documents*: in every epoch all documents in a new order, one behind the other, cut into the
-same windows.
+same windows. *easy_first*: the same in one order, from the document whose tokens are the most frequent ones to that
+whose are the rarest: by the mean of ``-log p`` of a document's tokens, p their shares of all tokens.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from octavo.data._arguments import whole
 from octavo.data.shards import check_ids, document_starts, find_shards, read_shard
 from octavo.errors import DataError
 
-Order: TypeAlias = Literal["reference", "documents"]
-_ORDERS: Final = ("reference", "documents")
+Order: TypeAlias = Literal["reference", "documents", "easy_first"]
+ORDERS: Final = ("reference", "documents", "easy_first")
 
 
 class TokenBatch(NamedTuple):
@@ -53,8 +54,10 @@ class TokenLoader:
 
     ``paths``: shards, or folders of them. ``batch``: rows of a batch; ``context``: tokens of a row. ``vocabulary``: ids
     from this number on are refused when their shard is opened. ``end``: the token that every document begins with.
-    ``order``: reference or documents; ``seed``: of the order of documents. ``rank`` of ``ranks`` processes takes its
-    part of each ``ranks * batch`` rows. Raises DataError at once for broken shards and for shards without one batch.
+    ``order``: reference, documents or easy_first; ``seed``: of the order of documents. ``tokens``: the first of all
+    shards, which alone are read, None for all of them: an order by difficulty takes those that a run will train on.
+    ``rank`` of ``ranks`` processes takes its part of each ``ranks * batch`` rows. Raises DataError at once for broken
+    shards and for shards without one batch.
     """
 
     def __init__(
@@ -70,10 +73,11 @@ class TokenLoader:
         seed: int = 0,
         rank: int = 0,
         ranks: int = 1,
+        tokens: int | None = None,
     ) -> None:
         """Check every header."""
-        if order not in _ORDERS:
-            raise DataError(f"order {order!r}; accepted are {' and '.join(map(repr, _ORDERS))}")
+        if order not in ORDERS:
+            raise DataError(f"order {order!r}; accepted are {', '.join(map(repr, ORDERS))}")
         for name, value in (("batch", batch), ("context", context), ("ranks", ranks)):
             if whole(name, value) < 1:
                 raise DataError(f"{name} {value}; accepted are 1 and more")
@@ -82,7 +86,8 @@ class TokenLoader:
         self.files = find_shards(paths, split)
         self.batch, self.context, self.vocabulary, self.end = batch, context, vocabulary, end
         self.order, self.seed, self.rank, self.ranks = order, whole("seed", seed), rank, ranks
-        self._shards = [read_shard(path) for path in self.files]
+        self.tokens = tokens
+        self._shards = _first([read_shard(path) for path in self.files], tokens)
         self._checked = [False] * len(self.files)
         self._lengths = [len(shard) for shard in self._shards]
         most = max(self._lengths) if order == "reference" else sum(self._lengths)
@@ -92,7 +97,7 @@ class TokenLoader:
                 f"{ranks} x {batch} x {context} and the last target take {self.window + 1}"
             )
         self._tokens = self._dropped = self._epoch = self._shard = self._at = 0
-        self._documents: _ShuffledDocuments | None = None
+        self._documents: _OrderedDocuments | None = None
 
     @property
     def window(self) -> int:
@@ -155,7 +160,7 @@ class TokenLoader:
         """Return a loader of other windows that goes on where this one stands. Raises DataError as the class does."""
         other = TokenLoader(
             self.files, batch=batch, context=context, vocabulary=self.vocabulary, end=self.end, order=self.order,
-            seed=self.seed, rank=self.rank, ranks=self.ranks,
+            seed=self.seed, rank=self.rank, ranks=self.ranks, tokens=self.tokens,
         )  # fmt: skip
         other._shard, other._at, other._epoch = self._shard, self._at, self._epoch
         other._tokens, other._dropped = self._tokens, self._dropped
@@ -206,22 +211,43 @@ class TokenLoader:
             self._epoch += 1
         if self._documents is None:
             shards = [self._open(shard) for shard in range(len(self.files))]
-            self._documents = _ShuffledDocuments(shards, self.end, self.seed, self._epoch)
+            seed = None if self.order == "easy_first" else self.seed
+            self._documents = _OrderedDocuments(shards, self.end, seed, self._epoch)
         begin = self._at + self.rank * self.batch * self.context
         self._at += self.window
         return self._documents.read(begin, self.batch * self.context + 1)
 
 
-class _ShuffledDocuments:
-    """The documents of an epoch, one behind the other in its order, which seed and epoch alone decide."""
+def _first(shards: list[NDArray[np.uint16]], tokens: int | None) -> list[NDArray[np.uint16]]:
+    """Return the first tokens of shards, those behind them empty."""
+    if tokens is None:
+        return shards
+    left = whole("tokens", tokens)
+    kept = []
+    for shard in shards:
+        kept.append(shard[:left])
+        left -= len(kept[-1])
+    return kept
 
-    def __init__(self, shards: Sequence[NDArray[np.uint16]], end: int, seed: int, epoch: int) -> None:
+
+class _OrderedDocuments:
+    """The documents of an epoch, one behind the other: as seed and epoch decide, or without a seed the easy ones first.
+
+    A document is easy whose tokens have a low mean surprise under the frequencies of all.
+    """
+
+    def __init__(self, shards: Sequence[NDArray[np.uint16]], end: int, seed: int | None, epoch: int) -> None:
         found = [(number, document_starts(ids, end), len(ids)) for number, ids in enumerate(shards) if len(ids)]
         self._shards = shards
         self._shard = np.concatenate([np.full(len(starts), number) for number, starts, _ in found])
         self._begin = np.concatenate([starts for _, starts, _ in found])
         lengths = np.concatenate([np.diff(starts, append=size) for _, starts, size in found])
-        order = np.random.Generator(np.random.PCG64([seed, epoch])).permutation(len(lengths))
+        if seed is None:
+            surprises = _surprises(shards)
+            means = [np.add.reduceat(surprises[shards[number]], starts) for number, starts, _ in found]
+            order = np.argsort(np.concatenate(means) / lengths, kind="stable")
+        else:
+            order = np.random.Generator(np.random.PCG64([seed, epoch])).permutation(len(lengths))
         self._shard, self._begin = self._shard[order], self._begin[order]
         self._ends = np.cumsum(lengths[order])
 
@@ -237,3 +263,10 @@ class _ShuffledDocuments:
             out[at : at + length] = self._shards[self._shard[document]][first : first + length]
             at, begin, document = at + length, begin + length, document + 1
         return out
+
+
+def _surprises(shards: Sequence[NDArray[np.uint16]]) -> NDArray[np.float64]:
+    """Return ``-log p`` of every id, p its share of all tokens; 0 for those that are none of them."""
+    counts = sum(np.bincount(ids, minlength=1 << 16) for ids in shards)
+    assert isinstance(counts, np.ndarray)  # there is a shard
+    return np.where(counts > 0, np.log(counts.sum()) - np.log(np.maximum(counts, 1)), 0.0)

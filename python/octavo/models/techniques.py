@@ -49,7 +49,6 @@ _techniques: dict[tuple[str, str], Technique] = {}
 _PROPOSED = {
     "mixer": ("retrieval",),
     "head": ("nearest_neighbours",),
-    "objective": ("r_drop", "token_dropout"),
 }
 
 

@@ -1,27 +1,44 @@
-"""One optimizer whose groups follow different rules: Muon for matrices, AdamW for the rest."""
+"""One optimizer whose groups follow different rules: Muon for matrices, AdamW or Lion for the rest."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from octavo.train.moments_8bit import SMALLEST, update
 from octavo.train.newton_schulz import cautious, orthogonalized, row_rescaled
 
 
 class GroupedOptimizer(torch.optim.Optimizer):
-    """Muon and AdamW by group; the groups are those of :func:`octavo.train.parameter_groups.assigned`.
+    """Muon, AdamW and Lion by group; the groups are those of :func:`octavo.train.parameter_groups.assigned`.
 
     Muon: ``m = mu m + (1 - mu) g``, ``u = (1 - mu) g + mu m`` orthogonalized,
-    ``w -= lr (sqrt(max(1, rows / columns)) u + decay w)``. AdamW is torch's. State is float32 beside float32 weights.
+    ``w -= lr (sqrt(max(1, rows / columns)) u + decay w)``. AdamW is torch's; with
+    ``moments`` its own are codes (:mod:`octavo.train.moments_8bit`). Lion: ``w -= lr (sign(b1 m + (1 - b1) g) +
+    decay w)``, ``m = b2 m + (1 - b2) g``. Other state is float32 beside float32 weights.
     """
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         """Take the groups."""
         super().__init__(groups, {})
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take up what :meth:`state_dict` gave. Codes keep their dtype, where torch gives all state the weights'.
+
+        Raises ValueError for groups or codes that are none of these parameters'.
+        """
+        states = state_dict["state"]
+        floats = {number: {n: v for n, v in of.items() if not _is_code(n)} for number, of in states.items()}
+        super().load_state_dict({**state_dict, "state": floats})
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
+        for number, parameter in zip(numbers, own, strict=True):
+            codes = {name: value for name, value in states.get(number, {}).items() if _is_code(name)}
+            self.state[parameter] |= {name: value.to(parameter.device, copy=True) for name, value in codes.items()}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -33,7 +50,13 @@ class GroupedOptimizer(torch.optim.Optimizer):
         for group in self.param_groups:
             given = [parameter for parameter in group["params"] if parameter.grad is not None]
             if group["rule"] == "adamw":
-                self._adamw(group, given)
+                in_codes = [p for p in given if group.get("moments") and p.numel() >= SMALLEST]
+                for parameter in in_codes:
+                    update(group, parameter, self.state[parameter])
+                held = set(map(id, in_codes))
+                self._adamw(group, [parameter for parameter in given if id(parameter) not in held])
+            elif group["rule"] == "lion":
+                self._lion(group, given)
             else:
                 for parameter in given:
                     self._muon(group, parameter)
@@ -64,6 +87,17 @@ class GroupedOptimizer(torch.optim.Optimizer):
             maximize=False,
         )
 
+    def _lion(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        first, second = group["betas"]
+        for weight in parameters:
+            state, gradient = self.state[weight], weight.grad
+            assert gradient is not None  # step leaves out parameters without one
+            if not state:
+                state["momentum"] = torch.zeros_like(weight)
+            moved = gradient.lerp(state["momentum"], first).sign_()
+            weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(moved, alpha=-group["lr"])
+            state["momentum"].lerp_(gradient, 1 - second)
+
     def _muon(self, group: dict[str, Any], weight: Tensor) -> None:
         state, gradient = self.state[weight], weight.grad
         assert gradient is not None  # step leaves out parameters without one
@@ -82,6 +116,10 @@ class GroupedOptimizer(torch.optim.Optimizer):
         decayed = cautious(weight, update) if group["cautious"] else weight
         decay = decayed * (group["lr"] * group["weight_decay"])
         weight.sub_(decay).add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+
+
+def _is_code(name: str) -> bool:
+    return name.endswith(("_codes", "_scales"))
 
 
 def momentum_at(group: dict[str, Any], step: int) -> float:

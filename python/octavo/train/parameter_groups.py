@@ -13,6 +13,7 @@ from torch import nn
 from octavo.errors import ConfigError, OptimizerError
 from octavo.nn.registry import kind_of
 from octavo.train.grouped_optimizer import GroupedOptimizer
+from octavo.train.moments_8bit import check_moments
 from octavo.train.train_config import TrainConfig
 
 
@@ -20,11 +21,12 @@ from octavo.train.train_config import TrainConfig
 class ParameterGroup:
     """Parameters that one rule updates.
 
-    ``names``: patterns of names, in which ``*`` stands for anything. ``rule``: ``muon``, for matrices alone, or
-    ``adamw``. ``learning_rate``: at the top of the schedule. ``weight_decay``; ``cautious``: only of values that the
-    update moves towards 0. ``betas``, ``eps``: of AdamW. ``momentum`` of Muon, from ``first_momentum`` in a line over
-    the first ``momentum_warmup`` updates. ``row_rescale``: decay of NorMuon's second moment of rows, 0 for plain Muon.
-    ``exact``: orthogonalize in float32 to convergence.
+    ``names``: patterns of names, in which ``*`` stands for anything. ``rule``: ``muon``, for matrices alone, ``lion``
+    or ``adamw``. ``learning_rate``: at the top of the schedule. ``weight_decay``; ``cautious``: only of values that the
+    update moves towards 0. ``betas``: of AdamW and Lion; ``eps``: of AdamW. ``moments``: in which AdamW keeps its
+    moments of tensors of 4096 numbers and more, ``dynamic8`` or a block format, None for float32. ``momentum`` of
+    Muon, from ``first_momentum`` in a line over the first ``momentum_warmup`` updates. ``row_rescale``: decay of
+    NorMuon's second moment of rows, 0 for plain Muon. ``exact``: orthogonalize in float32 to convergence.
 
     Raises ConfigError with the field, its value and what is accepted.
     """
@@ -41,11 +43,15 @@ class ParameterGroup:
     momentum_warmup: int = 0
     row_rescale: float = 0.0
     exact: bool = False
+    moments: str | None = None
 
     def __post_init__(self) -> None:
         """Check the fields."""
-        if self.rule not in ("adamw", "muon"):
-            raise ConfigError(f"rule is {self.rule!r}; accepted: adamw, muon")
+        if self.rule not in ("adamw", "lion", "muon"):
+            raise ConfigError(f"rule is {self.rule!r}; accepted: adamw, lion, muon")
+        check_moments(self.moments)
+        if self.moments is not None and self.rule != "adamw":
+            raise ConfigError(f"moments is {self.moments!r} for {self.rule}; accepted: None, or the rule adamw")
         if not self.learning_rate > 0:
             raise ConfigError(f"learning_rate is {self.learning_rate!r}; accepted: a number above 0")
         for name in ("momentum", "first_momentum", "row_rescale", "weight_decay"):

@@ -14,7 +14,8 @@ class Stage:
 
     ``steps``: how many. ``batch_size``: sequences of one, over all micro-batches and processes; ``accumulation``:
     micro-batches. ``context``: tokens of a sequence, by which the stages of a run are weighed. ``window``: positions
-    that mixers may see, None for all. ``rate``: times the rate of the schedule.
+    that mixers may see, None for all. ``rate``: times the rate of the schedule. ``noise``: times the model's rates of
+    blocks, positions and inputs that are left out, 0 for none of it.
 
     Raises ConfigError with the field, its value and what is accepted.
     """
@@ -25,6 +26,7 @@ class Stage:
     accumulation: int = 1
     window: int | None = None
     rate: float = 1.0
+    noise: float = 1.0
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -33,6 +35,8 @@ class Stage:
         self._check("window", "None, or a whole number of at least 1", self.window is None or is_whole(self.window))
         is_rate = isinstance(self.rate, int | float) and not isinstance(self.rate, bool) and 0 < self.rate < math.inf
         self._check("rate", "a finite number above 0", is_rate)
+        is_noise = isinstance(self.noise, int | float) and not isinstance(self.noise, bool) and 0 <= self.noise <= 1
+        self._check("noise", "0 to 1", is_noise)
         self._check("accumulation", f"1 to batch_size, {self.batch_size}", self.accumulation <= self.batch_size)
 
     @property

@@ -38,9 +38,12 @@ def test_further_targets_are_exact_shifts_and_end_at_documents_and_windows():
     assert further_targets(torch.tensor([[5, IGNORED, 7]]), 1, None).tolist() == [[IGNORED] * 3]
 
 
+NOISY = {"r_drop", "token_dropout"}  # their plain loss is that of a pass with noise, of which evaluation has none
+
+
 @pytest.mark.parametrize("one", OBJECTIVES, ids=lambda one: one.name)
 def test_the_plain_loss_is_told_whatever_is_trained_on(one):
-    model = contracts.example_model(one, one.examples[0])
+    model = contracts.example_model(one, one.examples[0]).train(one.name not in NOISY)
     ids, targets = contracts.example_batch()
     targets = targets.masked_fill(torch.rand(targets.shape) < 0.2, IGNORED)
     total, parts = model(ids, targets)

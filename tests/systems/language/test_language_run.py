@@ -13,13 +13,13 @@ import pytest
 import torch
 from octavo.data import read_shard
 from octavo.errors import CheckpointError, ConfigError, DataError, ModelError, SettingError
-from octavo.models.gpt import RowSmoothing
+from octavo.models.gpt import GPT, RowSmoothing
 from octavo.models.techniques import techniques
 from octavo.systems.language.language_config import AdamW, LanguageConfig, Muon, Phase, differing
 from octavo.systems.language.language_presets import PRESETS, preset
 from octavo.systems.language.language_run import REPORT, build, source_hash
 from octavo.systems.language.language_scales import SCALES
-from octavo.systems.language.language_task import LanguageTask, Reallocation
+from octavo.systems.language.language_task import LanguageTask, Progress, Reallocation
 from octavo.systems.language.model_folder import load_language_model
 from octavo.systems.language.token_data import prepare, read_folder
 from octavo.train import exact_nll, read_metrics
@@ -191,6 +191,84 @@ def test_every_registered_technique_is_in_a_preset():
         used |= {(kind, model[kind]["name"]) for kind in ("embedding", "ffn", "head", "objective")}
         used |= {("mixer", mixer["name"]) for mixer in model["mixers"].values()}
     assert {(one.kind, one.name) for one in techniques()} <= used
+
+
+def test_noise_follows_the_stages_of_a_run(text):
+    for name, first in (("layer_drop", 0.1), ("token_dropout", None), ("random_ltd", None)):
+        config = small(text, name, tokens=40 * 64)
+        data, _ = tokens(text)
+        model, loop = build(config, data, 0), config.train_config(device="cpu")
+        tell, found = Progress(loop), []
+        for step in range(loop.steps):
+            tell(model, step)
+            found.append(model.noise)
+        assert found == [1.0] * 32 + [0.0] * 8, name
+        assert first is None or model.config.in_training.layer_drop == first
+
+
+@pytest.mark.parametrize(
+    "name", ["layer_drop", "random_ltd", "token_dropout", "r_drop", "adam_8bit", "recomputed_context"]
+)
+def test_a_noisy_run_that_was_stopped_ends_with_the_same_weights(tmp_path, text, name):
+    class Stop(Exception):
+        pass
+
+    def stop(model, step):
+        if step == 5:
+            raise Stop
+
+    settings = dict(text=text, length=10 * 128, checkpoint_every=2, evaluate_every=None)
+    whole = run(tmp_path / "whole", name, **settings)
+    with pytest.raises(Stop):
+        run(tmp_path / "stopped", name, **settings, callbacks=(stop,))
+    again = run(tmp_path / "stopped", name, **settings)
+    assert whole.result.step > 5 and again.validation.nats == whole.validation.nats
+    found, wanted = (octavo.load(tmp_path / folder / "last.safetensors") for folder in ("stopped", "whole"))
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+
+
+def test_easy_documents_are_those_of_the_run(text):
+    """The run trains on the tokens of the baseline's run in another order."""
+    config = small(text, "easy_documents_first", tokens=100 * 64)
+    found = []
+    for one in (config, replace(config, order="reference")):
+        task, loop = task_of(text, one), one.train_config(device="cpu")
+        places = [(step, micro) for step in range(loop.steps) for micro in range(loop.stages[0].accumulation)]
+        found.append(np.concatenate([task.batch(*place, 2 * place[1], 2)["ids"].flatten().numpy() for place in places]))
+    ordered, read = found
+    last = task._starts[0].total
+    assert last > len(read) == len(ordered) == 100 * 64 and not np.array_equal(ordered, read)
+    moved = np.abs(np.bincount(ordered, minlength=300) - np.bincount(read, minlength=300)).sum()
+    assert moved <= 2  # the token past the last input, which is a target alone, is another one
+
+
+@pytest.mark.parametrize("name", ["micro", "mini"])
+def test_twice_the_context_is_kept_in_the_memory_of_one(name):
+    """Bytes that a micro-batch keeps for its backward pass, of the arm and of the baseline, in a model as deep."""
+    sizes = replace(SCALES[name], end_of_text=0, micro_tokens=2 * SCALES[name].context)
+    if name == "mini":  # a twentieth of its vocabulary and width, in its proportion
+        sizes = replace(sizes, vocabulary=512, width=20, context=64, batch=8, micro_tokens=128)
+    held = {}
+    for arm in ("nocap_baseline", "recomputed_context"):
+        config = preset(arm, sizes)
+        stage = config.stages()[0]
+        model = GPT(config.model)
+        own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        kept = {}
+
+        def keep(tensor, own=own, kept=kept):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = (storage.nbytes(), tensor)
+            return tensor
+
+        ids = torch.randint(1, sizes.vocabulary, (stage.batch_size // stage.accumulation, stage.context))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            total, _ = model(ids, ids)
+        assert total.requires_grad
+        held[arm] = ids.shape, sum(nbytes for nbytes, _ in kept.values())
+    (plain, before), (long, after) = held.values()
+    assert long == (plain[0], 2 * plain[1]) and after <= before
 
 
 def test_reallocation_moves_words_and_keeps_them_apart(text):

@@ -21,6 +21,7 @@ from octavo.models.gpt.gated_recurrence import GatedRecurrence
 from octavo.models.gpt.gpt_config import GPTConfig, Stream
 from octavo.models.gpt.gpt_decoding import first_state, step
 from octavo.models.gpt.gpt_network import GPT
+from octavo.models.gpt.in_training import InTraining
 from octavo.models.gpt.lag_kernel import LagKernel
 from octavo.models.gpt.latent_attention import LatentAttention
 from octavo.models.gpt.masked_diffusion import MaskedDiffusion
@@ -28,6 +29,7 @@ from octavo.models.gpt.mixed_mixers import MixedMixers
 from octavo.models.gpt.mixture_of_experts import GatedExperts, MixtureOfExperts
 from octavo.models.gpt.multi_token import ChainedModules, ParallelHeads, RepeatedLogits
 from octavo.models.gpt.next_token import Batch, NextToken
+from octavo.models.gpt.noisy_objectives import RDrop, TokenDropout
 from octavo.models.gpt.operator_horizons import OperatorHorizons
 from octavo.models.gpt.operator_mixer import OperatorKernel
 from octavo.models.gpt.pooled_attention import PooledAttention
@@ -53,6 +55,7 @@ __all__ = [
     "GeluMLP",
     "GridSoftmax",
     "GridTable",
+    "InTraining",
     "LagKernel",
     "LatentAttention",
     "MaskedDiffusion",
@@ -66,12 +69,14 @@ __all__ = [
     "ParallelHeads",
     "PooledAttention",
     "PrefixTargets",
+    "RDrop",
     "RepeatedLogits",
     "RowSmoothing",
     "SampledSoftmax",
     "Softmax",
     "SquaredReluMLP",
     "Stream",
+    "TokenDropout",
     "TokenTable",
     "first_state",
     "modern",

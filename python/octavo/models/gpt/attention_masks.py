@@ -51,11 +51,11 @@ def causal_product(
             query_BHTd, key_BKTd, value_BKTd, attn_mask=context.seen_TS, scale=scale, enable_gqa=grouped
         )
     length = query_BHTd.shape[2]
-    if context.documents_BT is None and (window is None or window >= length):
+    if context.documents_BT is None and (window is None or (context.in_a_row and window >= length)):
         return functional.scaled_dot_product_attention(
             query_BHTd, key_BKTd, value_BKTd, is_causal=True, scale=scale, enable_gqa=grouped
         )
-    places = torch.arange(length, device=query_BHTd.device)
+    places = torch.arange(length, device=query_BHTd.device) if context.in_a_row else context.positions_T
     mask = visible(
         places,
         places,

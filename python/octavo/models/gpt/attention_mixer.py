@@ -77,6 +77,7 @@ class AttentionMixer(nn.Module):
 
     keeps_documents = True
     takes_values = True
+    reads_positions = True
 
     def __init__(self, config: Attention, width: int) -> None:
         """Make the projections. Raises SettingError if the heads do not divide the width into even parts."""

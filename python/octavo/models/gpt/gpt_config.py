@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from octavo.errors import SettingError
 from octavo.models.gpt.attention_mixer import Attention
 from octavo.models.gpt.feed_forwards import GeluMLP
+from octavo.models.gpt.in_training import InTraining
 from octavo.models.gpt.next_token import NextToken
 from octavo.models.gpt.softmax_head import Softmax
 from octavo.models.gpt.token_table import TokenTable
@@ -55,8 +56,8 @@ class GPTConfig:
     ``vocabulary``: ids. ``width`` of the residual stream. ``pattern``: a letter a block, which ``mixers`` gives its
     mixer: ``pattern="aaaassssssss"`` with ``mixers={"a": Attention(), "s": LagKernel()}`` has attention in the first
     four of twelve blocks. ``ffn``, ``embedding``, ``head``, ``objective``: configurations of techniques.
-    ``stream``: switches of the residual stream. ``end_of_text``: the id that begins a document; ``keep_documents``:
-    nothing is seen of other documents.
+    ``stream``: switches of the residual stream. ``in_training``: noise of training. ``end_of_text``: the id that
+    begins a document; ``keep_documents``: nothing is seen of other documents.
 
     Raises SettingError with the field, its value and what is accepted.
     """
@@ -70,6 +71,7 @@ class GPTConfig:
     head: Any = field(default_factory=Softmax)
     objective: Any = field(default_factory=NextToken)
     stream: Stream = field(default_factory=Stream)
+    in_training: InTraining = field(default_factory=InTraining)
     end_of_text: int | None = None
     keep_documents: bool = False
 
@@ -93,6 +95,10 @@ class GPTConfig:
             technique_of(kind, getattr(self, kind))
         if not isinstance(self.stream, Stream):
             raise SettingError(f"stream is a {type(self.stream).__name__}; accepted is a Stream")
+        if not isinstance(self.in_training, InTraining):
+            raise SettingError(f"in_training is a {type(self.in_training).__name__}; accepted is an InTraining")
+        if self.in_training.recomputed > self.layers:
+            raise SettingError(f"recomputed is {self.in_training.recomputed}; accepted are 0 to {self.layers} blocks")
         for layer in self.stream.value_layers:
             if not isinstance(layer, int) or not 0 <= layer < self.layers:
                 raise SettingError(f"value_layers has {layer!r}; accepted are blocks from 0 to {self.layers - 1}")
@@ -107,6 +113,10 @@ class GPTConfig:
         """Blocks."""
         return len(self.pattern)
 
+    def with_training(self, **noise: Any) -> GPTConfig:
+        """Return the same with other fields of :class:`InTraining`."""
+        return replace(self, in_training=replace(self.in_training, **noise))
+
     def mixer(self, layer: int) -> Any:
         """Return the configuration of the mixer of a block."""
         return dict(self.mixers)[self.pattern[layer]]
@@ -118,6 +128,7 @@ class GPTConfig:
         }
         values["mixers"] = {letter: written_down("mixer", mixer) for letter, mixer in self.mixers}
         values |= {kind: written_down(kind, getattr(self, kind)) for kind in _PARTS}
+        values["in_training"] = asdict(self.in_training)
         return values | {"stream": {**asdict(self.stream), "value_layers": list(self.stream.value_layers)}}
 
     @classmethod
@@ -147,6 +158,9 @@ class GPTConfig:
         if "stream" in values:
             _known(values["stream"], Stream, "the stream")
             values["stream"] = Stream(**values["stream"])
+        if "in_training" in values:
+            _known(values["in_training"], InTraining, "in_training")
+            values["in_training"] = InTraining(**values["in_training"])
         return cls(**values)
 
 

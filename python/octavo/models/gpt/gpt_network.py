@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from octavo.errors import DTypeError, ModelError, RangeError, ShapeError
 from octavo.models.gpt.gpt_config import GPTConfig
+from octavo.models.gpt.in_training import PLAIN, BlockDraw, drawn
 from octavo.models.gpt.mixing_context import MixingContext, documents
 from octavo.models.gpt.next_token import Batch
 from octavo.models.gpt.parameter_start import initialize
+from octavo.models.gpt.residual_norm import residual_dropout_norm
 from octavo.models.gpt.softmax_head import rows
 from octavo.models.gpt.token_table import unfilled_table
 from octavo.models.techniques import technique_of
@@ -22,6 +25,7 @@ from octavo.models.techniques import technique_of
 EPS = 1e-6
 
 Mix = Callable[[int, MixingContext, Tensor], Tensor]
+Replaced = tuple[Tensor, Tensor]
 
 
 class Norm(nn.Module):
@@ -46,6 +50,7 @@ class Block(nn.Module):
         """Make both; ``mixer``: its configuration."""
         super().__init__()
         self.scale = config.stream.mixer_scale
+        self.dropout, self.fused = config.in_training.dropout, config.in_training.fused
         self.mixer_norm = Norm(config.width, config.stream.gains)
         self.mixer = technique_of("mixer", mixer).build(mixer, config.width)
         self.ffn_norm = Norm(config.width, config.stream.gains)
@@ -63,11 +68,32 @@ class Block(nn.Module):
         """Return what the feed-forward network makes of normed vectors; one that reads the context is told it."""
         return self.ffn(x_BTD, context) if getattr(self.ffn, "reads_context", False) else self.ffn(x_BTD)
 
-    def through(self, x_BTD: Tensor, mix: Callable[[Tensor], Tensor], feed: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the stream after the block; ``mix`` and ``feed`` stand for its two parts: of a whole, or of a step."""
+    def through(
+        self,
+        x_BTD: Tensor,
+        mix: Callable[[Tensor], Tensor],
+        feed: Callable[[Tensor], Tensor],
+        factor: float | Tensor = 1.0,
+    ) -> Tensor:
+        """Return the stream after the block; ``mix`` and ``feed`` stand for its two parts: of a whole, or of a step.
+
+        ``factor``: of what the block writes, besides its own scale.
+        """
         mixed_BTD = mix(self.mixer_norm(x_BTD))
-        x_BTD = x_BTD + (mixed_BTD if self.scale == 1.0 else self.scale * mixed_BTD)
-        return x_BTD + feed(self.ffn_norm(x_BTD))
+        if self.fused and self.training:
+            x_BTD, normed_BTD = residual_dropout_norm(
+                x_BTD, mixed_BTD, self.ffn_norm.gain, scale=factor * self.scale, p=self.dropout, eps=EPS
+            )
+        else:
+            x_BTD = self._added(x_BTD, mixed_BTD, factor * self.scale)
+            normed_BTD = self.ffn_norm(x_BTD)
+        return self._added(x_BTD, feed(normed_BTD), factor)
+
+    def _added(self, x_BTD: Tensor, branch_BTD: Tensor, factor: float | Tensor) -> Tensor:
+        """Return the sum, with drop-out of what is added."""
+        if self.dropout and self.training:
+            branch_BTD = functional.dropout(branch_BTD, self.dropout)
+        return x_BTD + (branch_BTD if isinstance(factor, float) and factor == 1.0 else factor * branch_BTD)
 
 
 class GPT(nn.Module):
@@ -111,6 +137,14 @@ class GPT(nn.Module):
         self.head = make("head", vocabulary, width)
         self.head.tie(self.embedding)
         self.objective = make("objective", config)
+        self.noise = 1.0  # times the rates of blocks and positions that are left out, as a stage of training sets it
+        if config.in_training.positions_passed_over:
+            for layer in range(1, config.layers - 1):
+                if not getattr(self.blocks[layer].mixer, "reads_positions", False):
+                    raise ModelError(
+                        f"positions_passed_over is {config.in_training.positions_passed_over}, but "
+                        f"{type(config.mixer(layer)).__name__} takes positions to follow each other"
+                    )
         initialize(self, stream.initial)
         # A tuple: these modules are members elsewhere already.
         self._routed: tuple[Any, ...] = tuple(part for part in self.modules() if hasattr(part, "auxiliary"))
@@ -141,17 +175,24 @@ class GPT(nn.Module):
         hidden_BTD = self.hidden(ids_BT)
         return self.head.nll(hidden_BTD.flatten(0, 1), targets_BT.flatten()).view(targets_BT.shape)
 
-    def hidden(self, ids_BT: Tensor, *, window: int | None = None) -> Tensor:
+    def hidden(self, ids_BT: Tensor, *, window: int | None = None, replaced: Replaced | None = None) -> Tensor:
         """Return the normed hidden states that the head reads, ``[B, T, D]``."""
-        return self.final_norm(self.trunk(ids_BT, window=window)[0])
+        return self.final_norm(self.trunk(ids_BT, window=window, replaced=replaced)[0])
 
-    def trunk(self, ids_BT: Tensor, *, window: int | None = None) -> tuple[Tensor, MixingContext]:
-        """Return the stream after the last block, before its norm, and the context it was mixed in."""
+    def trunk(
+        self, ids_BT: Tensor, *, window: int | None = None, replaced: Replaced | None = None
+    ) -> tuple[Tensor, MixingContext]:
+        """Return the stream after the last block, before its norm, and the context it was mixed in.
+
+        ``replaced``: positions, bool ``[B, T]``, and the vector ``[D]`` that stands there for that of the embedding.
+        """
         check_ids(ids_BT, self.config.vocabulary)
         told = documents(ids_BT, self.config.end_of_text) if self.config.keep_documents else None  # type: ignore[arg-type]
         positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
         context = MixingContext(positions_T, told, window)
         x_BTD = self.embedding(ids_BT, told)
+        if replaced is not None:
+            x_BTD = torch.where(replaced[0][..., None], replaced[1].to(x_BTD.dtype), x_BTD)
         return self._through_blocks(x_BTD, ids_BT, context, self._mixed, self._fed), context
 
     def _mixed(self, layer: int, context: MixingContext, normed_BTD: Tensor) -> Tensor:
@@ -184,8 +225,10 @@ class GPT(nn.Module):
             x_BTD = self.embedding_norm(x_BTD)
         first_BTD = x_BTD
         outputs: list[Tensor] = []
-        block: Any
-        for layer, block in enumerate(self.blocks):
+        draws = [PLAIN] * layers
+        if self.training:
+            draws = drawn(self.config.in_training, layers, x_BTD.shape[1], self.noise, x_BTD.device)
+        for layer in range(layers):
             if stream.input_skip:
                 x_BTD = self.stream_factor[layer] * x_BTD + self.input_factor[layer] * first_BTD
             mirror = layers - 1 - layer
@@ -194,11 +237,29 @@ class GPT(nn.Module):
             around = context
             if str(layer) in self.values:
                 around = context.with_values(self.values[str(layer)](ids_BT))
-            x_BTD = block.through(x_BTD, partial(mix, layer, around), partial(feed, layer, around))
+            x_BTD = self._block(layer, x_BTD, around, (mix, feed), draws[layer])
             outputs.append(x_BTD)
         if stream.backout:
             x_BTD = x_BTD - self.backout_factor * outputs[(layers - 1) // 2]
         return x_BTD
+
+    def _block(
+        self, layer: int, x_BTD: Tensor, context: MixingContext, parts: tuple[Mix, Mix], draw: BlockDraw
+    ) -> Tensor:
+        """Return the stream after a block, which may be left out, see a part of the positions, or keep nothing."""
+        if isinstance(draw.factor, float) and draw.factor == 0.0:
+            return x_BTD
+        seen_BKD = x_BTD
+        if draw.positions_K is not None:
+            context, seen_BKD = context.at(draw.positions_K), x_BTD[:, draw.positions_K]
+        block: Any = self.blocks[layer]
+        mix, feed = (partial(part, layer, context) for part in parts)
+        through = partial(block.through, mix=mix, feed=feed, factor=draw.factor)
+        if layer < self.config.in_training.recomputed and torch.is_grad_enabled() and self.training:
+            seen_BKD = checkpoint(through, seen_BKD, use_reentrant=False)
+        else:
+            seen_BKD = through(seen_BKD)
+        return seen_BKD if draw.positions_K is None else x_BTD.index_copy(1, draw.positions_K, seen_BKD)
 
 
 def check_ids(ids_BT: Tensor, vocabulary: int) -> None:

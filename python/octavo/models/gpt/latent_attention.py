@@ -58,6 +58,7 @@ class LatentMixer(nn.Module):
     """:class:`LatentAttention` as a mixer. Its cache holds ``rank + rotary_size`` values a position."""
 
     keeps_documents = True
+    reads_positions = True
     takes_values = False
 
     def __init__(self, config: LatentAttention, width: int) -> None:

@@ -17,6 +17,7 @@ class MixingContext:
     None where documents are not kept apart. ``window``: positions that may be seen, the own one included, None for
     all. ``values_BTD``: vectors that the layer's value embedding adds to the values, None for none. ``seen_TS``: which
     position may see which, bool, in place of causal order, window and documents; only an objective gives one.
+    ``in_a_row``: no position is left out between two of them.
     """
 
     positions_T: Tensor
@@ -24,17 +25,26 @@ class MixingContext:
     window: int | None = None
     values_BTD: Tensor | None = None
     seen_TS: Tensor | None = None
+    in_a_row: bool = True
 
     def with_values(self, values_BTD: Tensor | None) -> MixingContext:
         """Return the same with other values."""
         return replace(self, values_BTD=values_BTD)
+
+    def at(self, places_K: Tensor) -> MixingContext:
+        """Return the context of some of the positions alone, by their places."""
+        documents_BK = None if self.documents_BT is None else self.documents_BT[:, places_K]
+        values_BKD = None if self.values_BTD is None else self.values_BTD[:, places_K]
+        return MixingContext(self.positions_T[places_K], documents_BK, self.window, values_BKD, in_a_row=False)
 
 
 class Mixer(Protocol):
     """Mixes positions inside a block; every mixer is an ``nn.Module`` with these.
 
     ``keeps_documents``: sees nothing of other documents where the context names them. ``takes_values``: adds values of
-    tokens to its own. ``step`` and ``first_state`` decode one position at a time; the state is the mixer's own.
+    tokens to its own. ``reads_positions``, where there is one: mixes a part of the positions as the context names them,
+    not as they follow each other. ``step`` and ``first_state`` decode one position at a time; the state is the mixer's
+    own.
     """
 
     keeps_documents: bool

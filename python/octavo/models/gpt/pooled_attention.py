@@ -59,6 +59,7 @@ class PooledAttentionMixer(AttentionMixer):
     """:class:`PooledAttention` as a mixer. Decoding keeps the open chunk and the memory: :meth:`rows_kept`."""
 
     keeps_documents = False
+    reads_positions = False
     config: PooledAttention
 
     def __init__(self, config: PooledAttention, width: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.errors import SettingError
-from octavo.systems.language.language_config import AdamW, LanguageConfig, Muon
+from octavo.systems.language.language_config import LanguageConfig, Rule
 from octavo.systems.language.language_presets import BASE, preset
 from octavo.systems.language.language_scales import Scale
 
@@ -78,7 +78,7 @@ def _changed(config: LanguageConfig, arm: str, field: str, value: str) -> Langua
     if field in ("warmup", "cooldown", "clip"):
         changes: dict[str, Any] = {field: number}
         return replace(config, **changes)
-    rule: AdamW | Muon = config.optimizer
+    rule: Rule = config.optimizer
     if not hasattr(rule, field):
         raise SettingError(f"{field} of arm {arm!r}: {type(rule).__name__} has none")
     of_rule: dict[str, Any] = {field: number}

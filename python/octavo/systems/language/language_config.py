@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from octavo.data.token_loader import ORDERS
 from octavo.errors import ConfigError
 from octavo.models.gpt import GPTConfig
 from octavo.train import ParameterGroup, Stage, TrainConfig, language_groups
@@ -16,16 +17,30 @@ from octavo.train import ParameterGroup, Stage, TrainConfig, language_groups
 
 @dataclass(frozen=True, kw_only=True)
 class AdamW:
-    """AdamW for every parameter, all of which decay."""
+    """AdamW for every parameter, all of which decay. ``moments``: as :class:`octavo.train.ParameterGroup` has them."""
 
     learning_rate: float = 0.0018
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.1
     eps: float = 1e-8
+    moments: str | None = None
 
     def groups(self, model: nn.Module, steps: int) -> list[ParameterGroup]:
         """Return the one group of parameters; ``steps`` is for rules that warm up."""
         return [ParameterGroup(names=("*",), **asdict(self))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion:
+    """Lion for every parameter, all of which decay: a fifth of AdamW's rate, and five times its decay."""
+
+    learning_rate: float = 0.00036
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: float = 0.5
+
+    def groups(self, model: nn.Module, steps: int) -> list[ParameterGroup]:
+        """Return the one group of parameters; ``steps`` is for rules that warm up."""
+        return [ParameterGroup(names=("*",), rule="lion", **asdict(self))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +69,8 @@ class Muon:
 @dataclass(frozen=True, kw_only=True)
 class Phase:
     """A stage of a run by its ``share`` of the tokens: ``context`` tokens of a sequence, ``batch`` sequences of an
-    update, ``window`` of positions that mixers may see (None: all), ``rate`` times the schedule's.
+    update, ``window`` of positions that mixers may see (None: all), ``rate`` times the schedule's, ``noise`` times the
+    model's rates of blocks, positions and inputs that are left out.
     """
 
     share: float
@@ -62,6 +78,10 @@ class Phase:
     batch: int
     window: int | None = None
     rate: float = 1.0
+    noise: float = 1.0
+
+
+Rule = AdamW | Lion | Muon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,8 +91,8 @@ class LanguageConfig:
     ``tokens``: trained on, to the next whole update. ``phases``: in order, their shares add up to 1; validation has the
     context of the last. ``micro_tokens``: that one forward pass takes at most. ``warmup``, ``cooldown``: shares of the
     tokens. ``validation_tokens``: predicted by each validation, ``validations`` of them on the way, and at the end.
-    ``order`` of the training tokens: ``reference`` or ``documents``. ``reallocations``: times that a grid of words is
-    arranged anew. The other fields are those of :class:`octavo.train.TrainConfig`.
+    ``order`` of the training tokens: ``reference``, ``documents`` or ``easy_first``. ``reallocations``: times that a
+    grid of words is arranged anew. The other fields are those of :class:`octavo.train.TrainConfig`.
 
     Raises ConfigError with the field, its value and what is accepted.
     """
@@ -80,7 +100,7 @@ class LanguageConfig:
     model: GPTConfig
     tokens: int
     phases: tuple[Phase, ...]
-    optimizer: AdamW | Muon = AdamW()
+    optimizer: Rule = AdamW()
     micro_tokens: int = 16384
     schedule: str = "trapezoid"
     warmup: float = 256 / 4768
@@ -98,16 +118,16 @@ class LanguageConfig:
         """Check the fields that no part checks for itself."""
         if not isinstance(self.model, GPTConfig):
             raise ConfigError(f"model is a {type(self.model).__name__}; accepted is a GPTConfig")
-        if not isinstance(self.optimizer, AdamW | Muon):
-            raise ConfigError(f"optimizer is a {type(self.optimizer).__name__}; accepted are AdamW and Muon")
+        if not isinstance(self.optimizer, Rule):
+            raise ConfigError(f"optimizer is a {type(self.optimizer).__name__}; accepted are AdamW, Lion and Muon")
         if not self.phases or not math.isclose(sum(phase.share for phase in self.phases), 1.0, rel_tol=1e-6):
             raise ConfigError(f"shares of phases are {[phase.share for phase in self.phases]}; accepted: they add to 1")
         for name, least in (("tokens", 1), ("micro_tokens", 1), ("validations", 0), ("validation_tokens", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise ConfigError(f"{name} is {value!r}; accepted: a whole number of at least {least}")
-        if self.order not in ("reference", "documents"):
-            raise ConfigError(f"order is {self.order!r}; accepted: reference, documents")
+        if self.order not in ORDERS:
+            raise ConfigError(f"order is {self.order!r}; accepted: {', '.join(ORDERS)}")
         self.stages()
 
     @property
@@ -125,6 +145,7 @@ class LanguageConfig:
                 accumulation=_micro_batches(phase, self.micro_tokens),
                 window=phase.window,
                 rate=phase.rate,
+                noise=phase.noise,
             )
             for phase in self.phases
         )
@@ -133,7 +154,7 @@ class LanguageConfig:
         """Return the configuration of the loop; ``changes``: fields that differ."""
         stages = self.stages()
         steps = sum(stage.steps for stage in stages)
-        highest = self.optimizer.learning_rate if isinstance(self.optimizer, AdamW) else self.optimizer.muon
+        highest = self.optimizer.muon if isinstance(self.optimizer, Muon) else self.optimizer.learning_rate
         warmup, cooldown = round(self.warmup * steps), self.cooldown
         if self.schedule == "trapezoid":
             warmup = min(warmup, steps - max(1, round(cooldown * steps)))

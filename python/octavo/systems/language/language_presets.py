@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.errors import SettingError
 from octavo.models import gpt
-from octavo.systems.language import mixer_presets, mixture_presets, retrieval_presets
+from octavo.systems.language import mixer_presets, mixture_presets, retrieval_presets, training_presets
 from octavo.systems.language.language_config import AdamW, LanguageConfig, Muon, Phase
 from octavo.systems.language.language_scales import SCALES, Scale
 from octavo.systems.language.preset_base import Preset, keeper, nocap_baseline, with_batch, with_model
@@ -245,4 +245,4 @@ def _modern_sizes(scale: Scale) -> dict[str, Any]:
     }
 
 
-PRESETS |= mixer_presets.PRESETS | mixture_presets.PRESETS | retrieval_presets.PRESETS
+PRESETS |= mixer_presets.PRESETS | mixture_presets.PRESETS | retrieval_presets.PRESETS | training_presets.PRESETS

@@ -16,7 +16,7 @@ from torch import nn
 import octavo
 from octavo import container, files, locks
 from octavo._reading import read_json
-from octavo.errors import CheckpointError
+from octavo.errors import CheckpointError, ConfigError
 from octavo.folder.save_load import save_model
 from octavo.models.gpt import GPT
 from octavo.systems.language.language_config import LanguageConfig, differing
@@ -112,6 +112,8 @@ def train_language(
     a folder of another run, naming the fields, LockedError if another process trains there.
     """
     check_objective(config)
+    if config.model.in_training.layer_drop and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("layer_drop leaves other blocks out in every process; accepted is 0 in several processes")
     loop = config.train_config(seed=seed, device=device, **changes)
     is_first = os.environ.get("RANK", "0") == "0"
     with locks.hold(folder) if is_first else nullcontext():

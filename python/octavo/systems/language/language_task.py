@@ -44,6 +44,7 @@ class LanguageTask:
             end=data.end,
             order=config.order,  # type: ignore[arg-type]
             seed=train.seed,
+            tokens=sum(stage.tokens for stage in train.stages) + 1 if config.order == "easy_first" else None,
         )
         self._starts: list[TokenLoader] = []
         for stage in train.stages:
@@ -109,7 +110,7 @@ def check_objective(config: LanguageConfig) -> None:
 
 
 class Progress:
-    """A callback that tells the objective how much of the run is over, by tokens."""
+    """A callback that tells the objective how much of the run is over, by tokens, and the model its stage's noise."""
 
     def __init__(self, config: TrainConfig) -> None:
         """Keep the configuration of the loop."""
@@ -120,6 +121,7 @@ class Progress:
         assert isinstance(model, GPT)
         objective: Any = model.objective
         objective.progress = self._config.position(step) / self._config.steps
+        model.noise = self._config.stage(step).noise
 
 
 class Reallocation:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from octavo.errors import SettingError
 from octavo.models.gpt.presets import GPT2_VOCABULARY
-from octavo.systems.language.language_config import AdamW, LanguageConfig
+from octavo.systems.language.language_config import LanguageConfig, Muon
 from octavo.systems.language.language_presets import preset
 from octavo.systems.language.language_run import LanguageReport, train_language
 from octavo.systems.language.language_scales import SCALES, Scale
@@ -56,7 +56,7 @@ class Choices:
         changes = {name: getattr(self, name) for name in ("tokens", "precision", "validation_tokens")}
         config = replace(config, **{name: value for name, value in changes.items() if value is not None})
         if self.learning_rate is not None:
-            if not isinstance(config.optimizer, AdamW):
+            if isinstance(config.optimizer, Muon):
                 raise SettingError(f"--lr is {self.learning_rate}; {self.preset} trains with Muon, which has its own")
             config = replace(config, optimizer=replace(config.optimizer, learning_rate=self.learning_rate))
         config = replace(config, compile=self.compile)
