@@ -6,13 +6,12 @@ pub const LANES: usize = 16;
 
 /// Sixteen partial sums, added as a tree: 8, 4, 2, 1.
 #[inline(always)]
-pub fn tree_sum<T: Copy + std::ops::Add<Output = T>>(mut lanes: [T; LANES]) -> T {
-    for half in [8, 4, 2, 1] {
-        for i in 0..half {
-            lanes[i] = lanes[i] + lanes[i + half];
-        }
-    }
-    lanes[0]
+pub fn tree_sum<T: Copy + std::ops::Add<Output = T>>(lanes: [T; LANES]) -> T {
+    // Halves of known lengths become vectors; a loop over the lengths does not.
+    let eight: [T; 8] = std::array::from_fn(|i| lanes[i] + lanes[i + 8]);
+    let four: [T; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
+    let two: [T; 2] = std::array::from_fn(|i| four[i] + four[i + 2]);
+    two[0] + two[1]
 }
 
 /// `2^e` as a float64; `e` must lie in -1022..=1023.

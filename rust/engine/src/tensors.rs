@@ -4,9 +4,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 
-use octavo_core::container::{Dtype, Entry, Packing, Reader};
+use octavo_core::container::{Dtype, Entry, Packing, Part, Reader};
 use octavo_core::error::{ContainerError, Refusal, TensorFault};
+use octavo_core::format::Granularity;
+use octavo_core::huge_pages::{Buffer, Region};
 use octavo_core::linear::Matrix;
 use octavo_core::{DType, Error as CoreError, Format, Layout, Packed, ValuesMut, codec, sparse};
 
@@ -20,6 +23,8 @@ const CONFIGURATION: &str = "the configuration";
 /// name.
 pub struct Tensors {
     shards: Vec<Shard>,
+    /// Where packed matrices are held.
+    region: OnceLock<Arc<Region>>,
 }
 
 struct Shard {
@@ -55,14 +60,14 @@ pub struct Codes {
     pub scales: Vec<u8>,
 }
 
-/// A packed tensor as it lies in the file.
-#[derive(Clone, Debug, PartialEq)]
+/// A packed tensor as it lies in the file, or several of them that are one below the other.
+#[derive(Debug, PartialEq)]
 pub struct Held {
     packing: Packing,
-    codes: Vec<u8>,
-    scales: Vec<u8>,
-    zeros: Vec<u8>,
-    levels: Vec<u8>,
+    codes: Buffer,
+    scales: Buffer,
+    zeros: Buffer,
+    levels: Buffer,
 }
 
 impl Held {
@@ -121,7 +126,7 @@ impl Tensors {
     /// # Errors
     /// [`CoreError::Io`] where the file cannot be read, [`CoreError::Container`] naming file and tensor for what is no container.
     pub fn open(path: &Path) -> Result<Self> {
-        Ok(Self { shards: vec![Shard::open(path)?] })
+        Ok(Self { shards: vec![Shard::open(path)?], region: OnceLock::new() })
     }
 
     /// Opens the files that hold the weights of a model folder and checks their headers.
@@ -137,7 +142,7 @@ impl Tensors {
                 return Err(shard.refuse(name, ModelFault::Twice));
             }
         }
-        Ok(Self { shards })
+        Ok(Self { shards, region: OnceLock::new() })
     }
 
     /// A refusal that names the file and the tensor.
@@ -198,7 +203,7 @@ impl Tensors {
                 };
                 self.plain(name, shape, dtype)?
             }
-            Entry::Packed(packing) => self.parts(name, packing)?.decode().map_err(|error| match error {
+            Entry::Packed(packing) => self.parts(&[name], packing, own)?.decode().map_err(|error| match error {
                 Error::Core(CoreError::OutOfMemory(bytes)) => Error::Core(CoreError::OutOfMemory(bytes)),
                 other => self.refuse(name, other),
             })?,
@@ -277,7 +282,31 @@ impl Tensors {
             let (shape, axis) = (packing.shape.clone(), packing.axis);
             return Err(self.refuse(name, ModelFault::NoMatrix { shape, axis }));
         }
-        self.parts(name, packing).map(Some)
+        self.parts(&[name], packing, |bytes| self.buffer(bytes)).map(Some)
+    }
+
+    /// Packed matrices of as many columns as one, their rows one after the other. None where they are not packed alike, and
+    /// where some of their parts belong to all rows of one of them.
+    pub(crate) fn held_together(&self, names: &[&str]) -> Result<Option<Held>> {
+        let mut all: Option<Packing> = None;
+        for name in names {
+            let Entry::Packed(packing) = self.entry(name)? else { return Ok(None) };
+            let of_all = packing.format.granularity() == Granularity::Tensor || packing.format.has_levels();
+            let &[rows, columns] = packing.shape.as_slice() else { return Ok(None) };
+            if of_all || packing.axis != 1 || packing.nonzero.is_some() {
+                return Ok(None);
+            }
+            let Some(joined) = &mut all else {
+                all = Some(packing.clone());
+                continue;
+            };
+            let [more, other] = joined.shape.as_mut_slice() else { return Ok(None) };
+            if *other != columns || joined.format != packing.format || joined.dtype != packing.dtype {
+                return Ok(None);
+            }
+            *more = more.saturating_add(rows);
+        }
+        all.map(|packing| self.parts(names, &packing, |bytes| self.buffer(bytes))).transpose()
     }
 
     /// Whether a tensor is a matrix that is packed along its rows.
@@ -285,11 +314,53 @@ impl Tensors {
         matches!(self.find(name), Some(Entry::Packed(packing)) if packing.shape.len() == 2 && packing.axis == 1)
     }
 
-    fn parts(&self, name: &str, packing: &Packing) -> Result<Held> {
-        let part = |suffix: &str| self.bytes(&format!("{name}{suffix}"));
-        let codes = self.dense_codes(name, packing)?;
+    /// The parts of a packed tensor, or of several whose rows follow each other, in buffers that `take` gives.
+    fn parts(&self, names: &[&str], packing: &Packing, take: impl Fn(usize) -> Result<Buffer>) -> Result<Held> {
+        let part = |suffix: &str| {
+            let bytes = |name: &&str| self.part(&format!("{name}{suffix}")).map_or(0, |(_, part)| part.bytes);
+            let mut buffer = take(names.iter().map(bytes).fold(0, usize::saturating_add))?;
+            let mut rest = &mut *buffer;
+            for name in names {
+                let (piece, behind) = rest.split_at_mut(bytes(name).min(rest.len()));
+                self.read(&format!("{name}{suffix}"), piece)?;
+                rest = behind;
+            }
+            Ok::<Buffer, Error>(buffer)
+        };
+        let codes = match (names, packing.nonzero) {
+            (&[name], Some(_)) => {
+                let dense = self.dense_codes(name, packing)?;
+                let mut buffer = take(dense.len())?;
+                buffer.copy_from_slice(&dense);
+                buffer
+            }
+            _ => part(".codes")?,
+        };
         let (scales, zeros, levels) = (part(".scales")?, part(".zeros")?, part(".levels")?);
         Ok(Held { packing: packing.clone(), codes, scales, zeros, levels })
+    }
+
+    /// A buffer beside the others that are held. The first call makes room for all packed tensors.
+    fn buffer(&self, bytes: usize) -> Result<Buffer> {
+        let region = match self.region.get() {
+            Some(region) => region,
+            None => {
+                let made = Region::new(self.packed_bytes())?;
+                self.region.get_or_init(|| made)
+            }
+        };
+        region.take(bytes).map_or_else(|| own(bytes), Ok)
+    }
+
+    /// Bytes of a region that holds all packed tensors once.
+    fn packed_bytes(&self) -> usize {
+        let packed = self.shards.iter().flat_map(Shard::entries).filter_map(|(name, entry)| match entry {
+            Entry::Packed(_) => Some(name),
+            Entry::Plain { .. } => None,
+        });
+        let parts = packed.flat_map(|name| ["codes", "scales", "zeros", "levels"].map(|part| format!("{name}.{part}")));
+        let bytes = parts.filter_map(|stored| self.part(&stored)).map(|(_, part)| Region::needed(part.bytes));
+        bytes.fold(0, usize::saturating_add)
     }
 
     /// The codes of a packed tensor, row by row: sparse ones with those that are 0.
@@ -314,15 +385,25 @@ impl Tensors {
 
     /// All bytes stored under a name; empty where there are none of this name.
     fn bytes(&self, stored: &str) -> Result<Vec<u8>> {
-        let found = self.shards.iter().find_map(|shard| Some((shard, shard.reader.index().part(stored)?)));
-        let Some((Shard { reader, place }, part)) = found else { return Ok(Vec::new()) };
+        let Some((_, part)) = self.part(stored) else { return Ok(Vec::new()) };
         let mut bytes = reserved(part.bytes)?;
         bytes.resize(part.bytes, 0);
-        reader.read_into(stored, &mut bytes).map_err(|error| match error {
+        self.read(stored, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Where the bytes of a name are.
+    fn part(&self, stored: &str) -> Option<(&Shard, &Part)> {
+        self.shards.iter().find_map(|shard| Some((shard, shard.reader.index().part(stored)?)))
+    }
+
+    /// Reads all bytes stored under a name, if there are any, to as many.
+    fn read(&self, stored: &str, to: &mut [u8]) -> Result<()> {
+        let Some((Shard { reader, place }, _)) = self.part(stored) else { return Ok(()) };
+        reader.read_into(stored, to).map_err(|error| match error {
             CoreError::Container(_) => in_file(place, Error::Core(error)),
             other => Error::Core(other),
-        })?;
-        Ok(bytes)
+        })
     }
 
     fn plain(&self, name: &str, shape: &[usize], dtype: DType) -> Result<Vec<f32>> {
@@ -350,6 +431,11 @@ impl Tensors {
 
 fn widen(bits: u16, dtype: DType) -> f32 {
     if dtype == DType::F16 { half::f16::from_bits(bits).to_f32() } else { half::bf16::from_bits(bits).to_f32() }
+}
+
+/// A buffer by itself.
+fn own(bytes: usize) -> Result<Buffer> {
+    Ok(Region::new(Region::needed(bytes))?.take(bytes).ok_or(CoreError::OutOfMemory(bytes))?)
 }
 
 /// An empty vector with room for `count` elements.

@@ -78,7 +78,10 @@ impl Decoder {
             network::bound(&mut scores, cap);
         }
         let (rows, vocabulary) = (self.plan.rows, self.plan.vocabulary);
-        if rows == vocabulary {
+        if scores.len() == rows {
+            scores.truncate(vocabulary); // one row, as at every step
+        }
+        if rows == vocabulary || scores.len() == vocabulary {
             return Ok(scores);
         }
         Ok(scores.chunks_exact(rows).flat_map(|row| &row[..vocabulary]).copied().collect())

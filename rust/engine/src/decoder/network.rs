@@ -84,13 +84,23 @@ impl Block {
             source.dense(name, Demand { inputs, outputs, biased, transposed: names.transposed() })
         };
         let widths: &[usize] = if at.projections.len() == 1 { &[seen + 2 * held] } else { &[seen, held, held] };
-        let projections = at.projections.iter().zip(widths);
-        let projections = projections.map(|(name, &outputs)| dense(name, plan.width, outputs, block.attention_biased));
+        let biased = block.attention_biased;
+        let parts: Vec<_> = (at.projections.iter().zip(widths))
+            .map(|(name, &outputs)| (name.as_str(), Demand::of(plan.width, outputs, biased)))
+            .collect();
+        let together = if parts.len() > 1 { source.dense_together(&parts)? } else { None };
+        let projections = match together {
+            Some(all) => vec![all],
+            None => parts
+                .iter()
+                .map(|(name, part)| dense(name, part.inputs, part.outputs, biased))
+                .collect::<Result<_>>()?,
+        };
         let gate = block.gated.then(|| dense(&at.gate, plan.width, block.inner, block.inner_biased)).transpose()?;
         Ok(Self {
             plan: block.clone(),
             attention_norm: Norm::load(source, names, &at.attention_norm, plan)?,
-            projections: projections.collect::<Result<_>>()?,
+            projections,
             rotary: None,
             out: dense(&at.out, seen, plan.width, block.attention_biased)?,
             feed_norm: Norm::load(source, names, &at.feed_norm, plan)?,

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::packed::Weight;
 
 /// How a layer rounds what goes in or comes out; with fixed scales, or with those of each input.
+#[derive(PartialEq)]
 pub(crate) struct Rounding {
     pub(crate) format: Format,
     pub(crate) rule: ScaleRule,

@@ -239,18 +239,7 @@ impl Source {
         let transposed = transposed && !self.file.is_packed_matrix(self.stored(&weight));
         self.check_shape(&weight, &if transposed { [inputs, outputs] } else { [outputs, inputs] })?;
         let held = self.held(self.stored(&weight))?;
-        let record = self.structure.layers.get(&path);
-        if let Some(record) = record {
-            self.check_class(&path, record, "PackedLinear")?;
-        }
-        let role = |name: &str, spec: fn(&Record) -> &Option<Spec>| match record.map(|record| (record, spec(record))) {
-            Some((record, Some(spec))) if !record.disabled.iter().any(|off| off == name) => {
-                self.rounding(&path, name, spec).map(Some)
-            }
-            _ => Ok(None),
-        };
-        let input = role("input_quantizer", |record| &record.input)?;
-        let output = role("output_quantizer", |record| &record.output)?;
+        let (input, output) = self.roundings(&path)?;
         let integer = match (&held, &input) {
             (Some(held), Some(input)) => multiplies_integers(held.format(), input),
             _ => false,
@@ -268,6 +257,55 @@ impl Source {
             }
         };
         Ok(Dense { inputs, outputs, weight, bias, input, output, integer })
+    }
+
+    /// Several layers of the same inputs as one whose outputs follow each other: one product takes less than several do.
+    /// None where they are not packed and rounded alike.
+    pub(crate) fn dense_together(&self, layers: &[(&str, Demand)]) -> Result<Option<Dense>> {
+        let weights: Vec<String> = layers.iter().map(|(name, _)| self.path(&format!("{name}.weight"))).collect();
+        let stored: Vec<&str> = weights.iter().map(|weight| self.stored(weight)).collect();
+        if !stored.iter().all(|stored| self.file.is_packed_matrix(stored) && !self.held.borrow().contains_key(*stored))
+        {
+            return Ok(None);
+        }
+        let (mut bias, mut rounding, mut outputs) = (Vec::new(), None, 0);
+        for ((name, demand), weight) in layers.iter().zip(&weights) {
+            self.check_shape(weight, &[demand.outputs, demand.inputs])?;
+            let (input, output) = self.roundings(&self.path(name))?;
+            let whole = output.is_some() || self.file.is_integer(self.stored(&self.path(&format!("{name}.bias"))));
+            if whole || rounding.as_ref().is_some_and(|known| *known != input) {
+                return Ok(None);
+            }
+            rounding = Some(input);
+            if let Added::Floats(more) =
+                self.bias(&self.path(&format!("{name}.bias")), demand.outputs, demand.biased, false)?
+            {
+                bias.extend(more);
+            }
+            outputs += demand.outputs;
+        }
+        let (Some((_, Demand { inputs, .. })), Some(input)) = (layers.first().copied(), rounding) else {
+            return Ok(None);
+        };
+        if !bias.is_empty() && bias.len() != outputs {
+            return Ok(None);
+        }
+        Ok(self.file.held_together(&stored)?.map(|held| {
+            let integer = input.as_ref().is_some_and(|input| multiplies_integers(held.format(), input));
+            let (weight, bias) = (Weight::Packed(Arc::new(held)), Added::Floats(bias));
+            Dense { inputs, outputs, weight, bias, input, output: None, integer }
+        }))
+    }
+
+    /// How a layer rounds its inputs and outputs.
+    fn roundings(&self, path: &str) -> Result<(Option<Rounding>, Option<Rounding>)> {
+        let Some(record) = self.structure.layers.get(path) else { return Ok((None, None)) };
+        self.check_class(path, record, "PackedLinear")?;
+        let role = |name: &str, spec: &Option<Spec>| match spec {
+            Some(spec) if !record.disabled.iter().any(|off| off == name) => self.rounding(path, name, spec).map(Some),
+            _ => Ok(None),
+        };
+        Ok((role("input_quantizer", &record.input)?, role("output_quantizer", &record.output)?))
     }
 
     fn bias(&self, name: &str, outputs: usize, biased: bool, integer: bool) -> Result<Added> {

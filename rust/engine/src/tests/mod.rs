@@ -42,6 +42,30 @@ fn the_weights_lie_under_one_of_two_names() {
 }
 
 #[test]
+fn matrices_that_are_packed_alike_are_held_as_one() {
+    let of_all = Tensor::Int8 { format: "int8:tensor", shape: vec![2, 4], codes: vec![3; 8], scales: vec![0.5] };
+    let plain = floats(&[2, 4], value);
+    let all = [
+        ("a", int8(&[3, 4], -7)),
+        ("b", int8(&[2, 4], 5)),
+        ("wide", int8(&[2, 6], 1)),
+        ("one", of_all),
+        ("plain", plain),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.octavo.safetensors");
+    write(&path, &all.into_iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect());
+    let file = crate::Tensors::open(&path).unwrap();
+    let held = |name: &str| file.held(name).unwrap().unwrap().decode().unwrap();
+    let together = file.held_together(&["b", "a"]).unwrap().unwrap();
+    assert_eq!(together.decode().unwrap(), [held("b"), held("a")].concat());
+    for other in ["wide", "one", "plain"] {
+        assert!(file.held_together(&["a", other]).unwrap().is_none(), "{other}");
+    }
+    assert!(file.held_together(&["a", "missing"]).is_err());
+}
+
+#[test]
 fn every_way_to_store_a_tensor_is_read() {
     let mut tensors = model();
     let half = |bits: fn(f32) -> u16, i: usize| bits(value(i)).to_le_bytes();

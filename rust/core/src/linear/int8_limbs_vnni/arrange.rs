@@ -32,8 +32,6 @@ pub(super) struct Weights<'a> {
     pub(super) plan: &'a Plan,
     /// Columns of a block: 64, or 128 of nibbles.
     pub(super) block: usize,
-    /// Added to weights, so that they are bytes without a sign.
-    pub(super) offset: i32,
     /// What scales are to be multiplied with.
     pub(super) raised: f32,
 }
@@ -44,7 +42,7 @@ impl Input {
     /// # Safety
     /// The processor must have BMI2, AVX-512 F and VNNI.
     pub(super) unsafe fn new(x: &FixedInputs, row: usize, to: &Weights<'_>) -> Result<Option<Self>> {
-        let &Weights { plan, block, offset, raised } = to;
+        let &Weights { plan, block, raised } = to;
         let (count, blocks, lines) = (x.limbs(row), x.columns / block, block / LINE);
         if count == 0 {
             return Ok(None);
@@ -85,7 +83,7 @@ impl Input {
                 // SAFETY: as the caller promises.
                 let all = unsafe { lane_sums(lines) };
                 for place in 0..plan.limbs {
-                    let offset = offset >> (8 * place) & 255;
+                    let offset = plan.offset >> (8 * place) & 255;
                     let start = &mut starts[limb + place].0;
                     start.iter_mut().zip(&all.0).for_each(|(start, sum)| *start -= offset * sum);
                 }

@@ -24,7 +24,7 @@ const ROWS: usize = 16;
 const UNITS: std::ops::RangeInclusive<f32> = power(-82)..=power(60);
 
 /// Largest number of so many limbs that are bytes with a sign.
-const fn largest(limbs: usize) -> i32 {
+pub(super) const fn largest(limbs: usize) -> i32 {
     if limbs == 3 { 127 * 0x0001_0101 } else { 127 * 0x0101_0101 }
 }
 

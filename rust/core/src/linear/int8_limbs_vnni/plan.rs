@@ -3,6 +3,8 @@
 use crate::codec::chooser::Chooser;
 use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
 use crate::format::{Format, Granularity, ScaleType};
+use crate::simd::Line;
+use crate::simd::amx::LINE;
 
 /// Limbs of a weight, at most.
 pub(super) const MOST_WEIGHT_LIMBS: usize = 3;
@@ -33,6 +35,18 @@ pub(in crate::linear) struct Plan {
     pub(super) limbs: usize,
     /// Each limb by code.
     pub(in crate::linear) tables: [[u8; 256]; MOST_WEIGHT_LIMBS],
+    /// Largest magnitude of the integers of codes.
+    pub(super) most: i32,
+    /// Added to the integers of codes, so that they are numbers from 0 up.
+    pub(super) offset: i32,
+    /// Limbs of those by code, as bytes without a sign.
+    pub(super) unsigned: [Line<u8, 256>; MOST_WEIGHT_LIMBS],
+    /// Code 0 is the number 0.
+    pub(super) zero_is_zero: bool,
+    /// Byte permutation: for each run of eight codes, the bytes of packed codes that hold it.
+    pub(super) gather: Line<u8, LINE>,
+    /// First bit of each code inside its run.
+    pub(super) shifts: Line<u8, LINE>,
     /// Fraction bits of the numbers.
     pub(in crate::linear) shift: i32,
     /// Columns that share a stored scale; all of a row where that is `usize::MAX`.
@@ -73,7 +87,28 @@ impl Plan {
             }
         }
         let bytes = width == 8 && limbs == 1 && (0..256).all(|code| usize::from(tables[0][code]) == code);
-        Some(Self { width, bytes, limbs, tables, shift, group, scale, zeros })
+        let integers: [i32; 256] = std::array::from_fn(|code| {
+            tables[..limbs].iter().rev().fold(0, |n, table| n * 256 + i32::from(table[code].cast_signed()))
+        });
+        let offset = -integers.iter().copied().min().unwrap_or(0);
+        Some(Self {
+            width,
+            bytes,
+            limbs,
+            tables,
+            most: integers.iter().map(|n| n.abs()).max().unwrap_or(0),
+            offset,
+            unsigned: std::array::from_fn(|limb| {
+                Line(std::array::from_fn(|code| ((integers[code] + offset) >> (8 * limb)) as u8))
+            }),
+            zero_is_zero: integers[0] == 0,
+            gather: Line(std::array::from_fn(|i| (i / 8 * width as usize + i % 8) as u8 & 63)),
+            shifts: Line(std::array::from_fn(|i| (i % 8 * width as usize) as u8)),
+            shift,
+            group,
+            scale,
+            zeros,
+        })
     }
 }
 

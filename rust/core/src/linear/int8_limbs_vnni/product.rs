@@ -8,8 +8,8 @@
 use std::arch::x86_64::*;
 
 use super::arrange::{Input, Weights};
-use super::inputs::FixedInputs;
-use super::plan::{MOST_WEIGHT_LIMBS, Plan, Scale};
+use super::inputs::{FixedInputs, largest};
+use super::plan::{Plan, Scale};
 use super::scales::{Scales, is_moderate, zeros};
 use super::sum::{BYTES, NARROW, NIBBLES, Sum, Sums, WIDE};
 use super::{CHUNK, MOST_ROWS};
@@ -18,15 +18,17 @@ use crate::codec::zeroed;
 use crate::error::Result;
 use crate::linear::float::Biased;
 use crate::pool;
-use crate::simd::Line;
 use crate::simd::amx::LINE;
 
 /// Rows of weights multiplied at a time: they share loads of inputs and hide each other's latency.
 pub(super) const TOGETHER: usize = 4;
 /// Rows of inputs multiplied with weights while those are in registers.
 pub(super) const MOST_INPUTS: usize = 4;
-/// Rows of weights in one unit of work.
-const UNIT: usize = 64;
+/// Rows of weights in one unit of work, at most, and at least.
+const MOST_UNIT: usize = 64;
+const LEAST_UNIT: usize = 16;
+/// Bytes of codes in one unit of work, about: threads that come late, or are slow, leave some to the others.
+const UNIT_BYTES: usize = 24 << 10;
 
 /// The product of packed weights with some rows of inputs.
 pub(in crate::linear) struct Dot<'a> {
@@ -44,12 +46,8 @@ pub(in crate::linear) struct Dot<'a> {
     without: u32,
     /// The code of zeros is 0.
     clear_zeros: bool,
-    /// Limbs of weights by code, as bytes without a sign.
-    pub(super) tables: [Line<u8, 256>; MOST_WEIGHT_LIMBS],
-    /// Byte permutation: for each run of eight codes, the bytes of packed codes that hold it.
-    pub(super) gather: Line<u8, LINE>,
-    /// First bit of each code inside its run.
-    pub(super) shifts: Line<u8, LINE>,
+    /// Sums of the products of a lane with inputs of three limbs are int32: those of four columns, or eight of nibbles.
+    whole: bool,
 }
 
 /// Scratch memory of one thread.
@@ -76,28 +74,17 @@ impl<'a> Dot<'a> {
     pub(in crate::linear) unsafe fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &FixedInputs) -> Result<Self> {
         let block = if plan.width == 4 { 2 * LINE } else { LINE };
         let scales = Scales::new(plan.scale, rows);
-        // Numbers as integers, from 0 up.
-        let numbers: Vec<i32> = (0..256)
-            .map(|code| {
-                plan.tables[..plan.limbs].iter().rev().fold(0, |n, t| n * 256 + i32::from(t[code].cast_signed()))
-            })
-            .collect();
-        let offset = -numbers.iter().copied().min().unwrap_or(0);
-        let tables = std::array::from_fn(|limb| {
-            Line(std::array::from_fn(|code| ((numbers[code] + offset) >> (8 * limb)) as u8))
-        });
         let raised = crate::float::exp2(-plan.shift - scales.raised()) as f32;
         let (mut inputs, mut without) = (Vec::new(), 0);
         for row in 0..x.rows {
             // SAFETY: as the caller promises.
-            match unsafe { Input::new(x, row, &Weights { plan, block, offset, raised })? } {
+            match unsafe { Input::new(x, row, &Weights { plan, block, raised })? } {
                 Some(input) => inputs.push((row, input)),
                 None => without |= 1 << row,
             }
         }
         inputs.sort_by_key(|(_, input)| input.count);
         let all = (0..x.rows).fold(0, |all, row| all | 1 << row);
-        let width = plan.width as usize;
         Ok(Self {
             plan,
             rows,
@@ -107,10 +94,8 @@ impl<'a> Dot<'a> {
             inputs,
             all,
             without,
-            clear_zeros: !plan.zeros && numbers[0] == 0,
-            tables,
-            gather: Line(std::array::from_fn(|i| (i / 8 * width + i % 8) as u8 & 63)),
-            shifts: Line(std::array::from_fn(|i| (i % 8 * width) as u8)),
+            clear_zeros: !plan.zeros && plan.zero_is_zero,
+            whole: i64::from(plan.most) * i64::from(largest(3)) * (block / 16) as i64 <= i64::from(i32::MAX),
         })
     }
 
@@ -129,13 +114,15 @@ impl<'a> Dot<'a> {
         out: &Biased<'_>,
         plain: impl Fn(Option<usize>, usize, usize) -> Result<()> + Sync,
     ) -> Result<()> {
-        pool::try_for_each(n.div_ceil(UNIT), bytes, |unit| {
-            let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
+        let (_, row_bytes) = self.rows.codes();
+        let each = (UNIT_BYTES / row_bytes.max(1) / LEAST_UNIT * LEAST_UNIT).clamp(LEAST_UNIT, MOST_UNIT);
+        pool::try_for_each(n.div_ceil(each), bytes, |unit| {
+            let (start, end) = (unit * each, n.min((unit + 1) * each));
             if self.inputs.is_empty() {
                 return plain(None, start, end - start);
             }
             let (mut scratch, mut ahead) = (self.scratch()?, self.scratch()?);
-            let mut products = [[0.0; UNIT]; MOST_ROWS];
+            let mut products = [[0.0; MOST_UNIT]; MOST_ROWS];
             let mut left = Vec::new();
             // Scales are read one pass ahead: loads of what was just stored in other pieces wait for the cache.
             // SAFETY: as the caller promises, here and below.
@@ -321,23 +308,26 @@ impl<'a> Dot<'a> {
             _ if self.plan.bytes => BYTES,
             _ => WIDE,
         };
+        let whole = self.whole && LIMBS == 3;
         // SAFETY: as the caller promises.
         unsafe {
             match (way, self.plan.limbs, self.plan.zeros) {
-                (NIBBLES, 1, false) => self.sum::<LIMBS, INPUTS, NIBBLES, 1, false>(rows, x, scratch),
-                (NIBBLES, 1, true) => self.sum::<LIMBS, INPUTS, NIBBLES, 1, true>(rows, x, scratch),
-                (NIBBLES, 2, _) => self.sum::<LIMBS, INPUTS, NIBBLES, 2, false>(rows, x, scratch),
-                (NIBBLES, ..) => self.sum::<LIMBS, INPUTS, NIBBLES, 3, false>(rows, x, scratch),
-                (NARROW, 1, false) => self.sum::<LIMBS, INPUTS, NARROW, 1, false>(rows, x, scratch),
-                (NARROW, 1, true) => self.sum::<LIMBS, INPUTS, NARROW, 1, true>(rows, x, scratch),
-                (NARROW, 2, _) => self.sum::<LIMBS, INPUTS, NARROW, 2, false>(rows, x, scratch),
-                (NARROW, ..) => self.sum::<LIMBS, INPUTS, NARROW, 3, false>(rows, x, scratch),
-                (WIDE, 1, false) => self.sum::<LIMBS, INPUTS, WIDE, 1, false>(rows, x, scratch),
-                (WIDE, 1, true) => self.sum::<LIMBS, INPUTS, WIDE, 1, true>(rows, x, scratch),
-                (WIDE, 2, false) => self.sum::<LIMBS, INPUTS, WIDE, 2, false>(rows, x, scratch),
-                (WIDE, _, true) => self.sum::<LIMBS, INPUTS, WIDE, 2, true>(rows, x, scratch),
-                (WIDE, ..) => self.sum::<LIMBS, INPUTS, WIDE, 3, false>(rows, x, scratch),
-                _ => self.sum::<LIMBS, INPUTS, BYTES, 1, false>(rows, x, scratch),
+                (NIBBLES, 1, false) if whole => self.sum::<LIMBS, INPUTS, NIBBLES, 1, false, true>(rows, x, scratch),
+                (NARROW, 1, false) if whole => self.sum::<LIMBS, INPUTS, NARROW, 1, false, true>(rows, x, scratch),
+                (NIBBLES, 1, false) => self.sum::<LIMBS, INPUTS, NIBBLES, 1, false, false>(rows, x, scratch),
+                (NIBBLES, 1, true) => self.sum::<LIMBS, INPUTS, NIBBLES, 1, true, false>(rows, x, scratch),
+                (NIBBLES, 2, _) => self.sum::<LIMBS, INPUTS, NIBBLES, 2, false, false>(rows, x, scratch),
+                (NIBBLES, ..) => self.sum::<LIMBS, INPUTS, NIBBLES, 3, false, false>(rows, x, scratch),
+                (NARROW, 1, false) => self.sum::<LIMBS, INPUTS, NARROW, 1, false, false>(rows, x, scratch),
+                (NARROW, 1, true) => self.sum::<LIMBS, INPUTS, NARROW, 1, true, false>(rows, x, scratch),
+                (NARROW, 2, _) => self.sum::<LIMBS, INPUTS, NARROW, 2, false, false>(rows, x, scratch),
+                (NARROW, ..) => self.sum::<LIMBS, INPUTS, NARROW, 3, false, false>(rows, x, scratch),
+                (WIDE, 1, false) => self.sum::<LIMBS, INPUTS, WIDE, 1, false, false>(rows, x, scratch),
+                (WIDE, 1, true) => self.sum::<LIMBS, INPUTS, WIDE, 1, true, false>(rows, x, scratch),
+                (WIDE, 2, false) => self.sum::<LIMBS, INPUTS, WIDE, 2, false, false>(rows, x, scratch),
+                (WIDE, _, true) => self.sum::<LIMBS, INPUTS, WIDE, 2, true, false>(rows, x, scratch),
+                (WIDE, ..) => self.sum::<LIMBS, INPUTS, WIDE, 3, false, false>(rows, x, scratch),
+                _ => self.sum::<LIMBS, INPUTS, BYTES, 1, false, false>(rows, x, scratch),
             }
         }
     }

@@ -16,6 +16,36 @@ const LEAST_SCALE: f32 = f32::from_bits((127 - 100) << 23);
 /// Scales below this are checked again: those of blocks of zeros become 0.
 pub(super) const LOW: f32 = f32::from_bits((127 - 40) << 23);
 
+/// Smallest float16 but 0.
+const LEAST_HALF: f32 = f32::from_bits((127 - 24) << 23);
+/// Bits of the largest float16.
+const MOST_HALF: i16 = 0x7bff;
+
+/// Reads float16 scales, as many as `to` holds; false where one is not finite. All finite ones are in range, and none but 0
+/// is below [`LEAST_HALF`].
+///
+/// # Safety
+/// The processor must have AVX-512 F, BW and VL; there must be as many scales at `from`.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn read_halves(from: *const i16, to: &mut [f32], least: &mut __m512) -> bool {
+    let mut most = _mm512_setzero_si512();
+    for (i, to) in to.chunks_mut(32).enumerate() {
+        let lanes = u32::MAX >> (32 - to.len());
+        // SAFETY: masks keep inside the scales and inside `to`.
+        unsafe {
+            let bits = _mm512_maskz_loadu_epi16(lanes, from.add(32 * i));
+            most = _mm512_max_epu16(most, _mm512_and_si512(bits, _mm512_set1_epi16(i16::MAX)));
+            let (low, high) = (_mm512_castsi512_si256(bits), _mm512_extracti64x4_epi64::<1>(bits));
+            _mm512_mask_storeu_ps(to.as_mut_ptr(), lanes as u16, _mm512_cvtph_ps(low));
+            if to.len() > 16 {
+                _mm512_mask_storeu_ps(to.as_mut_ptr().add(16), (lanes >> 16) as u16, _mm512_cvtph_ps(high));
+            }
+        }
+    }
+    *least = _mm512_min_ps(*least, _mm512_set1_ps(LEAST_HALF));
+    _mm512_cmpgt_epu16_mask(most, _mm512_set1_epi16(MOST_HALF)) == 0
+}
+
 /// True for a scale, or a factor of a row, that neither overflows nor vanishes in products of moderate inputs.
 pub(in crate::linear) fn is_moderate(scale: f32) -> bool {
     scale == 0.0 || (LEAST_SCALE..=MOST_SCALE).contains(&scale.abs())
@@ -66,33 +96,30 @@ impl<'a> Scales<'a> {
         }
     }
 
-    /// Reads the scales of groups from `first` on of a row, as many as `to` holds, and keeps their
-    /// smallest magnitudes but 0, lane by lane; false where one is not in range.
+    /// Reads the scales of groups from `first` on of a row, as many as `to` holds, and keeps their smallest magnitudes but
+    /// 0, lane by lane, or smaller numbers; false where one is not in range.
     ///
     /// # Safety
     /// The processor must have AVX-512 F, BW and VL; the matrix must have the row, and the row the groups.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub(in crate::linear) unsafe fn read(&self, row: usize, first: usize, to: &mut [f32], least: &mut __m512) -> bool {
         let at = row * self.groups + first;
+        if self.scale == Scale::Half {
+            // SAFETY: as the caller promises.
+            return unsafe { read_halves(self.bytes.as_ptr().add(2 * at).cast(), to, least) };
+        }
         let mut fits = true;
         for (i, to) in to.chunks_mut(16).enumerate() {
             let lanes = u16::MAX >> (16 - to.len());
             // SAFETY: masks keep inside the scales of the row, and inside `to`.
             unsafe {
                 let scales = match self.scale {
-                    Scale::Row => _mm512_set1_ps(1.0),
+                    Scale::Row | Scale::Half => _mm512_set1_ps(1.0),
                     Scale::Exponent { .. } => {
                         let codes = _mm_maskz_loadu_epi8(lanes, self.bytes.as_ptr().add(at + 16 * i).cast());
                         fits &= _mm_cmpgt_epu8_mask(codes, _mm_set1_epi8(MOST_CODE.cast_signed())) == 0;
                         let raised = _mm512_add_epi32(_mm512_cvtepu8_epi32(codes), _mm512_set1_epi32(RAISED));
                         _mm512_castsi512_ps(_mm512_slli_epi32::<23>(raised))
-                    }
-                    Scale::Half => {
-                        let bits = _mm256_maskz_loadu_epi16(lanes, self.bytes.as_ptr().add(2 * (at + 16 * i)).cast());
-                        let scales = _mm512_cvtph_ps(bits);
-                        fits &=
-                            _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(_mm512_abs_ps(scales), _mm512_set1_ps(MOST_SCALE)) == 0;
-                        scales
                     }
                     Scale::Code => {
                         let codes = _mm_maskz_loadu_epi8(lanes, self.bytes.as_ptr().add(at + 16 * i).cast());

@@ -19,6 +19,10 @@ use crate::sparse::{PANEL, QUAD, expanded_word, stream};
 /// Rows of inputs multiplied with expanded weights while those are in registers.
 const MOST_INPUTS: usize = 4;
 
+/// Prefetch distances: bytes of codes, and words of the bitmap.
+const CODES_AHEAD: usize = 4096;
+const WORDS_AHEAD: usize = 128;
+
 /// How codes become bytes without a sign.
 const BYTES: u8 = 0;
 const NARROW: u8 = 1;
@@ -49,8 +53,6 @@ pub(in crate::linear) struct SparseDot<'a> {
     /// All rows of inputs, a bit each, and those that have no fixed-point form.
     all: u32,
     without: u32,
-    /// Limbs of weights by code, as bytes without a sign.
-    tables: [Line<u8, 256>; MOST_WEIGHT_LIMBS],
 }
 
 /// Scratch memory of one thread.
@@ -73,27 +75,18 @@ impl<'a> SparseDot<'a> {
         fixed: &'a FixedInputs,
     ) -> Result<Self> {
         let scales = Scales::new(plan.scale, rows);
-        let numbers: Vec<i32> = (0..256)
-            .map(|code| {
-                plan.tables[..plan.limbs].iter().rev().fold(0, |n, t| n * 256 + i32::from(t[code].cast_signed()))
-            })
-            .collect();
-        let offset = -numbers.iter().copied().min().unwrap_or(0);
-        let tables = std::array::from_fn(|limb| {
-            Line(std::array::from_fn(|code| ((numbers[code] + offset) >> (8 * limb)) as u8))
-        });
         let raised = crate::float::exp2(-plan.shift - scales.raised()) as f32;
         let group = plan.group.min(LINE);
         let (mut inputs, mut without) = (Vec::new(), 0);
         for row in 0..fixed.rows {
-            match Input::new(plan, fixed, row, group, offset, raised)? {
+            match Input::new(plan, fixed, row, group, raised)? {
                 Some(input) => inputs.push(input),
                 None => without |= 1 << row,
             }
         }
         inputs.sort_by_key(|input| input.limbs);
         let all = (0..fixed.rows).fold(0, |all, row| all | 1 << row);
-        Ok(Self { plan, matrix, rows, fixed, scales, each: group / QUAD, inputs, all, without, tables })
+        Ok(Self { plan, matrix, rows, fixed, scales, each: group / QUAD, inputs, all, without })
     }
 
     /// Calls `write` with each row of inputs and its products with the rows of a panel. Returns a bit for each row of inputs
@@ -281,42 +274,54 @@ impl<'a> SparseDot<'a> {
         unsafe {
             let sign = _mm512_set1_epi8(-128);
             let mut tables = [[_mm512_setzero_si512(); 4]; EACH];
-            for (quarters, table) in tables.iter_mut().zip(&self.tables) {
+            for (quarters, table) in tables.iter_mut().zip(&self.plan.unsigned) {
                 for (quarter, bytes) in quarters.iter_mut().zip(table.0.as_chunks::<LINE>().0) {
                     *quarter = _mm512_load_si512(bytes.as_ptr().cast());
                 }
             }
             for group in 0..groups {
-                let mut sums = [[_mm512_setzero_si512(); MOST_LIMBS + MOST_WEIGHT_LIMBS - 1]; INPUTS];
+                // Quads take turns with two sets of accumulators, where registers hold them: each waits for its last sum.
+                let mut sums = [[[_mm512_setzero_si512(); MOST_LIMBS + MOST_WEIGHT_LIMBS - 1]; INPUTS]; 2];
                 for i in 0..INPUTS {
                     for place in 0..places {
-                        sums[i][place] = _mm512_set1_epi32(*x[i].starts.get_unchecked(group * places + place));
+                        sums[0][i][place] = _mm512_set1_epi32(*x[i].starts.get_unchecked(group * places + place));
                     }
                 }
                 let first = group * self.each;
-                for quad in first..words.len().min(first + self.each) {
-                    let word = *words.get_unchecked(quad);
-                    let packed = expanded_word(word, from);
-                    from = from.add(word.count_ones() as usize);
-                    let mut weights = [_mm512_setzero_si512(); EACH];
-                    for each in 0..EACH {
-                        let [a, b, c, d] = tables[each];
-                        weights[each] = match WAY {
-                            BYTES => _mm512_xor_si512(packed, sign),
-                            NARROW => _mm512_permutexvar_epi8(packed, a),
-                            _ => {
-                                let below = _mm512_permutex2var_epi8(a, packed, b);
-                                let above = _mm512_permutex2var_epi8(c, packed, d);
-                                _mm512_mask_blend_epi8(_mm512_movepi8_mask(packed), below, above)
-                            }
-                        };
-                    }
-                    for i in 0..INPUTS {
-                        for limb in 0..LIMBS {
-                            let at = planes[i][limb].as_ptr().add(QUAD * quad).cast::<i32>();
-                            let inputs = _mm512_set1_epi32(at.read_unaligned());
-                            for each in 0..EACH {
-                                sums[i][limb + each] = _mm512_dpbusd_epi32(sums[i][limb + each], weights[each], inputs);
+                let end = words.len().min(first + self.each);
+                _mm_prefetch::<_MM_HINT_T1>(words.as_ptr().wrapping_add(first + WORDS_AHEAD).cast());
+                for pair in (first..end).step_by(2) {
+                    _mm_prefetch::<_MM_HINT_T1>(from.wrapping_add(CODES_AHEAD).cast());
+                    for half in 0..2 {
+                        let quad = pair + half;
+                        if quad == end {
+                            break;
+                        }
+                        let sums = &mut sums[if INPUTS == 1 { half } else { 0 }];
+                        let word = *words.get_unchecked(quad);
+                        let packed = expanded_word(word, from);
+                        from = from.add(word.count_ones() as usize);
+                        let mut weights = [_mm512_setzero_si512(); EACH];
+                        for each in 0..EACH {
+                            let [a, b, c, d] = tables[each];
+                            weights[each] = match WAY {
+                                BYTES => _mm512_xor_si512(packed, sign),
+                                NARROW => _mm512_permutexvar_epi8(packed, a),
+                                _ => {
+                                    let below = _mm512_permutex2var_epi8(a, packed, b);
+                                    let above = _mm512_permutex2var_epi8(c, packed, d);
+                                    _mm512_mask_blend_epi8(_mm512_movepi8_mask(packed), below, above)
+                                }
+                            };
+                        }
+                        for i in 0..INPUTS {
+                            for limb in 0..LIMBS {
+                                let at = planes[i][limb].as_ptr().add(QUAD * quad).cast::<i32>();
+                                let inputs = _mm512_set1_epi32(at.read_unaligned());
+                                for each in 0..EACH {
+                                    sums[i][limb + each] =
+                                        _mm512_dpbusd_epi32(sums[i][limb + each], weights[each], inputs);
+                                }
                             }
                         }
                     }
@@ -324,9 +329,11 @@ impl<'a> SparseDot<'a> {
                 let scale = _mm512_load_ps(scales.get_unchecked(group / shared).0.as_ptr());
                 let byte = _mm512_set1_ps(256.0);
                 for i in 0..INPUTS {
-                    let mut sum = _mm512_cvtepi32_ps(sums[i][places - 1]);
+                    let of_place =
+                        |place: usize| _mm512_cvtepi32_ps(_mm512_add_epi32(sums[0][i][place], sums[1][i][place]));
+                    let mut sum = of_place(places - 1);
                     for place in (0..places - 1).rev() {
-                        sum = _mm512_fmadd_ps(sum, byte, _mm512_cvtepi32_ps(sums[i][place]));
+                        sum = _mm512_fmadd_ps(sum, byte, of_place(place));
                     }
                     let unit = _mm512_set1_ps(*x[i].units.get_unchecked(group));
                     totals[i] = _mm512_fmadd_ps(_mm512_mul_ps(sum, unit), scale, totals[i]);
@@ -343,7 +350,7 @@ impl<'a> SparseDot<'a> {
 
 impl Input {
     /// Prepares a row; `None` where it has no fixed-point form, or where its smallest numbers would vanish.
-    fn new(plan: &Plan, x: &FixedInputs, row: usize, group: usize, offset: i32, raised: f32) -> Result<Option<Self>> {
+    fn new(plan: &Plan, x: &FixedInputs, row: usize, group: usize, raised: f32) -> Result<Option<Self>> {
         let (limbs, groups) = (x.limbs(row), x.columns / group);
         if limbs == 0 {
             return Ok(None);
@@ -365,7 +372,7 @@ impl Input {
             for (columns, starts) in x.plane(row, limb).chunks_exact(group).zip(starts.chunks_exact_mut(places)) {
                 let sum: i32 = columns.iter().map(|&column| i32::from(column)).sum();
                 for place in 0..plan.limbs {
-                    starts[limb + place] -= (offset >> (8 * place) & 255) * sum;
+                    starts[limb + place] -= (plan.offset >> (8 * place) & 255) * sum;
                 }
             }
         }

@@ -6,8 +6,6 @@ use super::MOST_LIMBS;
 use super::arrange::Input;
 use super::plan::MOST_WEIGHT_LIMBS;
 use super::product::{Dot, MOST_INPUTS, Scratch, TOGETHER};
-use crate::float::tree_sum;
-use crate::simd::Line;
 use crate::simd::amx::LINE;
 
 /// How codes become bytes.
@@ -32,6 +30,9 @@ impl Dot<'_> {
     /// Sums of products of [`TOGETHER`] rows of weights, with codes unpacked one `WAY` to `EACH` limbs, and `INPUTS` rows
     /// of inputs of `LIMBS`. What is computed of a row of inputs does not depend on how many there are.
     ///
+    /// `WHOLE`: the sum of a lane over all limbs is an int32, see [`Dot::whole`]. Limbs then follow each other in one
+    /// accumulator, which is shifted between them: the same bits, since the sums of two limbs are exact in float32, too.
+    ///
     /// # Safety
     /// The processor must have AVX-512 F, BW, VL, VBMI and VNNI; the rows must be those of the matrix, and scratch memory
     /// must hold scales and zero points for all their groups.
@@ -43,6 +44,7 @@ impl Dot<'_> {
         const WAY: u8,
         const EACH: usize,
         const ZEROS: bool,
+        const WHOLE: bool,
     >(
         &self,
         rows: &[*const u8; TOGETHER],
@@ -64,10 +66,10 @@ impl Dot<'_> {
         assert!(x.iter().all(|x| x.count == LIMBS));
         // SAFETY: masks keep inside the rows; inputs cover whole chunks; eight groups may be read beyond the last.
         unsafe {
-            let gather = _mm512_load_si512(self.gather.0.as_ptr().cast());
-            let shifts = _mm512_load_si512(self.shifts.0.as_ptr().cast());
+            let gather = _mm512_load_si512(self.plan.gather.0.as_ptr().cast());
+            let shifts = _mm512_load_si512(self.plan.shifts.0.as_ptr().cast());
             let mut tables = [[_mm512_setzero_si512(); 4]; EACH];
-            for (quarters, table) in tables.iter_mut().zip(&self.tables) {
+            for (quarters, table) in tables.iter_mut().zip(&self.plan.unsigned) {
                 for (quarter, bytes) in quarters.iter_mut().zip(table.0.as_chunks::<LINE>().0) {
                     *quarter = _mm512_load_si512(bytes.as_ptr().cast());
                 }
@@ -111,31 +113,49 @@ impl Dot<'_> {
                     for i in 0..INPUTS {
                         let limbs = x[i].limbs.as_ptr().add(block * LIMBS * lines);
                         let starts = x[i].starts.as_ptr().add(block * (LIMBS + EACH - 1));
-                        // A second limb counts 256 times as much, as the next limb of the inputs does.
-                        let mut sums = [_mm512_setzero_si512(); MOST_LIMBS + MOST_WEIGHT_LIMBS - 1];
-                        for limb in 0..LIMBS + EACH - 1 {
-                            sums[limb] = _mm512_load_si512((*starts.add(limb)).0.as_ptr().cast());
-                        }
-                        for line in 0..lines {
-                            for limb in 0..LIMBS {
-                                let inputs = _mm512_load_si512((*limbs.add(limb * lines + line)).0.as_ptr().cast());
-                                for each in 0..EACH {
-                                    sums[limb + each] =
-                                        _mm512_dpbusd_epi32(sums[limb + each], weights[line][each], inputs);
+                        let inputs = |limb: usize, line: usize| {
+                            _mm512_load_si512((*limbs.add(limb * lines + line)).0.as_ptr().cast())
+                        };
+                        let start = |limb: usize| _mm512_load_si512((*starts.add(limb)).0.as_ptr().cast());
+                        let sum = if WHOLE {
+                            let (mut all, mut begin) = (_mm512_setzero_si512(), _mm512_setzero_si512());
+                            for limb in (0..LIMBS).rev() {
+                                (all, begin) = (_mm512_slli_epi32::<8>(all), _mm512_slli_epi32::<8>(begin));
+                                begin = _mm512_add_epi32(begin, start(limb));
+                                for line in 0..lines {
+                                    all = _mm512_dpbusd_epi32(all, weights[line][0], inputs(limb, line));
                                 }
                             }
-                        }
-                        let byte = _mm512_set1_ps(256.0);
-                        let mut sum = _mm512_setzero_ps();
-                        for limb in (0..LIMBS + EACH - 1).rev() {
-                            let mut of_limb = _mm512_cvtepi32_ps(sums[limb]);
-                            if ZEROS && limb < LIMBS {
-                                // Exact: equal digits of code and zero point cancel.
-                                let inputs = _mm512_load_ps(x[i].sums.as_ptr().add(block * LIMBS + limb).cast());
-                                of_limb = _mm512_fnmadd_ps(zero, inputs, of_limb);
+                            _mm512_cvtepi32_ps(_mm512_add_epi32(all, begin))
+                        } else {
+                            // A second limb counts 256 times as much, as the next limb of the inputs does.
+                            let mut sums = [_mm512_setzero_si512(); MOST_LIMBS + MOST_WEIGHT_LIMBS - 1];
+                            for limb in 0..LIMBS + EACH - 1 {
+                                sums[limb] = start(limb);
                             }
-                            sum = if limb == LIMBS + EACH - 2 { of_limb } else { _mm512_fmadd_ps(sum, byte, of_limb) };
-                        }
+                            for line in 0..lines {
+                                for limb in 0..LIMBS {
+                                    let inputs = inputs(limb, line);
+                                    for each in 0..EACH {
+                                        sums[limb + each] =
+                                            _mm512_dpbusd_epi32(sums[limb + each], weights[line][each], inputs);
+                                    }
+                                }
+                            }
+                            let byte = _mm512_set1_ps(256.0);
+                            let mut sum = _mm512_setzero_ps();
+                            for limb in (0..LIMBS + EACH - 1).rev() {
+                                let mut of_limb = _mm512_cvtepi32_ps(sums[limb]);
+                                if ZEROS && limb < LIMBS {
+                                    // Exact: equal digits of code and zero point cancel.
+                                    let inputs = _mm512_load_ps(x[i].sums.as_ptr().add(block * LIMBS + limb).cast());
+                                    of_limb = _mm512_fnmadd_ps(zero, inputs, of_limb);
+                                }
+                                let is_first = limb == LIMBS + EACH - 2;
+                                sum = if is_first { of_limb } else { _mm512_fmadd_ps(sum, byte, of_limb) };
+                            }
+                            sum
+                        };
                         let unit = match LIMBS {
                             1 => _mm512_load_ps(x[i].unit_lines.as_ptr().add(block).cast()),
                             _ => _mm512_set1_ps(*x[i].units.as_ptr().add(block)),
@@ -145,14 +165,47 @@ impl Dot<'_> {
                 }
             }
             let mut products = Sums::default();
-            for r in 0..TOGETHER {
-                for i in 0..INPUTS {
-                    let mut lanes = Line([0.0; 16]);
-                    _mm512_store_ps(lanes.0.as_mut_ptr(), totals[r][i]);
-                    products[i][r] = tree_sum(lanes.0);
-                }
+            for i in 0..INPUTS {
+                let sums = tree_sums(totals.map(|of_row| of_row[i]));
+                _mm_storeu_ps(products[i].as_mut_ptr(), sums);
             }
             products
         }
+    }
+}
+
+/// The sums of each of four vectors, in the order of [`crate::float::tree_sum`].
+///
+/// # Safety
+/// The processor must have AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn tree_sums(all: [__m512; TOGETHER]) -> __m128 {
+    let [a, b, c, d] = all.map(|lanes| {
+        let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(lanes)));
+        let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), high);
+        _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight))
+    });
+    let ab = _mm_add_ps(_mm_movelh_ps(a, b), _mm_movehl_ps(b, a));
+    let cd = _mm_add_ps(_mm_movelh_ps(c, d), _mm_movehl_ps(d, c));
+    _mm_add_ps(_mm_shuffle_ps::<0b10_00_10_00>(ab, cd), _mm_shuffle_ps::<0b11_01_11_01>(ab, cd))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::float::tree_sum;
+
+    #[test]
+    fn sums_of_four_vectors_have_the_bits_of_the_tree() {
+        if !is_x86_feature_detected!("avx512f") {
+            return;
+        }
+        let lanes: [[f32; 16]; TOGETHER] =
+            std::array::from_fn(|r| std::array::from_fn(|i| ((r * 977 + i * 7919) as f32 * 0.37).sin() * 1e3));
+        let mut found = [0.0; TOGETHER];
+        // SAFETY: the instructions were detected; arrays of sixteen and of four values are whole vectors.
+        unsafe { _mm_storeu_ps(found.as_mut_ptr(), tree_sums(lanes.map(|of| _mm512_loadu_ps(of.as_ptr())))) };
+        assert_eq!(found.map(f32::to_bits), lanes.map(|of| tree_sum(of).to_bits()));
     }
 }
