@@ -45,12 +45,6 @@ class Technique:
 
 _techniques: dict[tuple[str, str], Technique] = {}
 
-# Names that are kept for techniques with a definition and without a part here: asking for one says so.
-_PROPOSED = {
-    "mixer": ("retrieval",),
-    "head": ("nearest_neighbours",),
-}
-
 
 def register(
     kind: str,
@@ -93,8 +87,6 @@ def technique(kind: str, name: str) -> Technique:
     """Return the technique of a name. Raises SettingError for an unknown one, with the names that there are."""
     if (found := _techniques.get((kind, name))) is not None:
         return found
-    if name in _PROPOSED.get(kind, ()):
-        raise SettingError(f"{kind} {name!r} is proposed, not built; the name is kept for it")
     raise SettingError(f"{kind} is {name!r}; accepted are {', '.join(names(kind))}")
 
 

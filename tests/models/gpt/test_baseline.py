@@ -79,7 +79,6 @@ def test_a_configuration_is_the_same_after_it_was_written_down(make):
         ({"vocabulary": 1}, "vocabulary"),
         ({"head": {"name": "softmaxx"}}, "softmaxx"),
         ({"head": {"name": "softmax", "tide": True}}, "tide"),
-        ({"head": {"name": "nearest_neighbours"}}, "proposed"),
         ({"stream": {"gain": True}}, "gain"),
         ({"keep_documents": True}, "end_of_text"),
         ({"mixers": {"a": {"name": "attention", "heads": 4, "kv_heads": 3}}}, "kv_heads"),

@@ -28,12 +28,14 @@ from octavo.models.gpt.masked_diffusion import MaskedDiffusion
 from octavo.models.gpt.mixed_mixers import MixedMixers
 from octavo.models.gpt.mixture_of_experts import GatedExperts, MixtureOfExperts
 from octavo.models.gpt.multi_token import ChainedModules, ParallelHeads, RepeatedLogits
+from octavo.models.gpt.nearest_neighbours import NearestNeighbours
 from octavo.models.gpt.next_token import Batch, NextToken
 from octavo.models.gpt.noisy_objectives import RDrop, TokenDropout
 from octavo.models.gpt.operator_horizons import OperatorHorizons
 from octavo.models.gpt.operator_mixer import OperatorKernel
 from octavo.models.gpt.pooled_attention import PooledAttention
 from octavo.models.gpt.presets import modern, modern_skips, nocap_baseline, preset
+from octavo.models.gpt.retrieval_mixer import Retrieval
 from octavo.models.gpt.sampled_heads import NegativeSampling, NoiseContrastive, SampledSoftmax
 from octavo.models.gpt.softmax_head import Softmax
 from octavo.models.gpt.token_table import TokenTable
@@ -61,6 +63,7 @@ __all__ = [
     "MaskedDiffusion",
     "MixedMixers",
     "MixtureOfExperts",
+    "NearestNeighbours",
     "NegativeSampling",
     "NextToken",
     "NoiseContrastive",
@@ -71,6 +74,7 @@ __all__ = [
     "PrefixTargets",
     "RDrop",
     "RepeatedLogits",
+    "Retrieval",
     "RowSmoothing",
     "SampledSoftmax",
     "Softmax",

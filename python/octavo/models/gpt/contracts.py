@@ -63,13 +63,13 @@ def example_model(technique: Technique, config: Any, *, seed: int = 0) -> GPT:
         torch.manual_seed(seed)
         model = GPT(example_config(technique, config))
         stream = torch.randint(0, VOCABULARY, (2000,))
-        for part in (model.embedding, model.head, model.objective):
-            if hasattr(part, "count"):
-                part.count(stream)
+        model.count(stream)
         with torch.no_grad():
             for parameter in model.parameters():
                 spread = 0.5 if parameter.ndim < 2 else parameter.shape[-1] ** -0.5
                 parameter.add_(torch.randn_like(parameter) * spread)
+        if hasattr(model.head, "remember"):
+            model.head.remember(model, stream, context=LENGTH)
     return model
 
 

@@ -52,7 +52,8 @@ def step(model: GPT, ids_B: Tensor, state: DecodingState) -> tuple[Tensor, Decod
     check_ids(ids_B[:, None], model.config.vocabulary)
     told_B1 = _document(model, ids_B, state)
     here = torch.tensor([state.length], device=ids_B.device)
-    context = MixingContext(here, None if told_B1 is None else told_B1[:, -1:])
+    told_now = None if told_B1 is None else told_B1[:, -1:]
+    context = MixingContext(here, told_now, ids_BT=ids_B[:, None], embed=model.embedding)
     x_B1D = _embedded(model, ids_B, state, told_B1)
 
     def mix(layer: int, around: MixingContext, normed_B1D: Tensor) -> Tensor:

@@ -189,11 +189,31 @@ class GPT(nn.Module):
         check_ids(ids_BT, self.config.vocabulary)
         told = documents(ids_BT, self.config.end_of_text) if self.config.keep_documents else None  # type: ignore[arg-type]
         positions_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
-        context = MixingContext(positions_T, told, window)
+        context = MixingContext(positions_T, told, window, ids_BT=ids_BT, embed=self.embedding)
         x_BTD = self.embedding(ids_BT, told)
         if replaced is not None:
             x_BTD = torch.where(replaced[0][..., None], replaced[1].to(x_BTD.dtype), x_BTD)
         return self._through_blocks(x_BTD, ids_BT, context, self._mixed, self._fed), context
+
+    @property
+    def counts(self) -> bool:
+        """Whether parts count or store training ids."""
+        own = (self.embedding, self.head, self.objective)
+        return bool(self.stores) or any(callable(getattr(part, "count", None)) for part in own)
+
+    @property
+    def stores(self) -> list[Any]:
+        """The stores of text that mixers search."""
+        found = [getattr(block.mixer, "store", None) for block in self.blocks]
+        return [store for store in found if store is not None]
+
+    def count(self, stream: Tensor) -> None:
+        """Let every part that does so count, or store, the ids of a training stream."""
+        for part in (self.embedding, self.head, self.objective):
+            if callable(getattr(part, "count", None)):
+                part.count(stream)
+        for store in self.stores:
+            store.fill(stream, self.config.end_of_text)
 
     def _mixed(self, layer: int, context: MixingContext, normed_BTD: Tensor) -> Tensor:
         mixer: Any = self.blocks[layer].mixer

@@ -18,6 +18,7 @@ class MixingContext:
     all. ``values_BTD``: vectors that the layer's value embedding adds to the values, None for none. ``seen_TS``: which
     position may see which, bool, in place of causal order, window and documents; only an objective gives one.
     ``in_a_row``: no position is left out between two of them.
+    ``ids_BT``: the tokens of the positions, and ``embed``: from ids to vectors, for mixers that read other texts, too.
     """
 
     positions_T: Tensor
@@ -26,6 +27,8 @@ class MixingContext:
     values_BTD: Tensor | None = None
     seen_TS: Tensor | None = None
     in_a_row: bool = True
+    ids_BT: Tensor | None = None
+    embed: Any = None
 
     def with_values(self, values_BTD: Tensor | None) -> MixingContext:
         """Return the same with other values."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 import octavo
@@ -136,11 +137,12 @@ def build(config: LanguageConfig, data: TokenData, seed: int) -> GPT:
     """Return the model with first weights of ``seed``, and with what its parts count in the training tokens."""
     seed_all(seed)
     model = GPT(config.model)
-    counting = [part for part in (model.head, model.objective) if callable(getattr(part, "count", None))]
-    if counting:
-        ids = data.counted_ids()
-        for part in counting:
-            part.count(ids)
+    if model.counts:
+        model.count(data.counted_ids())
+    if model.stores:
+        held_out = torch.from_numpy(data.validation_ids(config.validation_tokens))
+        for store in model.stores:
+            store.leave_out(held_out)
     return model
 
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from octavo.data import TokenBatch, TokenLoader
 from octavo.errors import ConfigError
 from octavo.models.gpt import GPT
+from octavo.models.gpt.copied_text import without_copies
 from octavo.models.gpt.word_placement import PlacementCosts
 from octavo.systems.language.language_config import LanguageConfig
 from octavo.systems.language.token_data import TokenData
@@ -54,6 +55,7 @@ class LanguageTask:
             loader.skip(stage.steps * stage.accumulation)
         self._loader, self._place = loader, (-1, 0)  # stage, and the windows of it that were read
         self._window: TokenBatch | None = None
+        self._remembered: Tensor | None = None  # training text without documents that validation has, too
 
     def batch(self, step: int, micro: int, start: int, size: int) -> dict[str, Any]:
         """Return ids and targets, int64 ``[size, context]``, and the window of the stage."""
@@ -75,8 +77,12 @@ class LanguageTask:
         found = self.validate(model)
         return {NATS if isinstance(found, ValLoss) else BOUND: found.nats}
 
-    def validate(self, model: nn.Module) -> ValLoss | Bound:
-        """Return the whole result of a validation: a bound where the objective has no exact loss."""
+    def validate(self, model: Any) -> ValLoss | Bound:
+        """Return the whole result of a validation: a bound where the objective has no exact loss.
+
+        Raises ContractError for a model whose store of text holds that of the validation.
+        """
+        self._fill_memory(model)
         if hasattr(model.objective, "bound"):
             rows = max(1, 4096 // self._context)
             return likelihood_bound(model, self._validation, context=self._context, batch_size=rows)
@@ -87,6 +93,18 @@ class LanguageTask:
             nbytes=self._data.nbytes(self._validation),
             batch_size=max(1, 4096 // self._context),
         )
+
+    def _fill_memory(self, model: Any) -> None:
+        """Let a head that remembers states store those of now, and refuse stores that hold validation text."""
+        held_out = torch.from_numpy(self._validation)
+        if hasattr(model.head, "remember"):
+            if self._remembered is None:
+                most = 2 * model.head.memory.entries + self._context
+                self._remembered, _ = without_copies(self._data.counted_ids()[:most], held_out, self._data.end)
+            model.head.remember(model, self._remembered, context=self._context)
+            model.head.refuse_copies(held_out)
+        for store in model.stores:
+            store.refuse_copies(held_out)
 
     def _read(self, number: int, window: int) -> TokenBatch:
         if self._place == (number, window + 1) and self._window is not None:
