@@ -217,3 +217,53 @@ def attention(
     facts = {"study": "attention costs", "machine": where, "settings": asdict(costs)}
     show("attention", rows, facts, folder, table=tables.attention_cost_table, notes=tables.attention_cost_notes,
          draw=partial(tables.attention_cost_figure, title=title), json=json)  # fmt: skip
+
+
+@app.command("experts")
+def experts(
+    model: Annotated[Path, typer.Argument(metavar="FOLDER", help="A model folder that octavo train gpt wrote.")],
+    data: Annotated[
+        list[Path], typer.Option(metavar="PATH", help="A source: a text file or a folder of them; give one or more.")
+    ],
+    tokens: Annotated[int, typer.Option(metavar="N", help="Tokens that are read of each source.")] = 65536,
+    context: Annotated[int, typer.Option(metavar="N", help="Tokens of a window.")] = 128,
+    json: JsonOption = False,
+) -> None:
+    """Show which experts of a mixture read which text: shares of every block's experts, a row a source.
+
+    A source is named by its file or folder. Shares are of choices, or of weight where a gate weighs all experts. "even"
+    is 100 % where experts are used alike. The bits below say how well an expert tells the source: 0 where all sources
+    use the same ones.
+
+    \b
+    Examples:
+      octavo train gpt --data books/ --preset moe_8 -o moe
+      octavo bench experts moe/model --data books/ --data reviews.jsonl
+    """
+    from octavo.display.console import console, print_json, print_table, table
+    from octavo.errors import SettingError
+    from octavo.systems.language import expert_use as use
+    from octavo.systems.language.model_folder import load_language_model
+
+    for name, value in (("tokens", tokens), ("context", context)):
+        if value < 2:
+            raise SettingError(f"--{name} is {value}; accepted are whole numbers from 2 on")
+    if len({path.stem for path in data}) != len(data):
+        raise SettingError(f"--data names {', '.join(path.stem for path in data)}; accepted are different names")
+    network, tokenizer = load_language_model(model)
+    end = network.config.end_of_text
+    sources = {path.stem: use.read_source(path, tokenizer, end=end, most=tokens) for path in data}
+    found = use.expert_use(network, sources, context=context)
+    told = use.information(found)
+    if json:
+        print_json({"use": [one.as_dict() for one in found], "bits": told})
+        return
+    rows = table("mixture", "source", ">tokens", ">even", "shares of experts, %")
+    for one in sorted(found, key=lambda one: one.part):
+        shares = " ".join(f"{100 * share:.0f}" for share in one.shares)
+        rows.add_row(one.part, one.source, f"{one.tokens:,}", f"{one.evenness:.0%}", shares)
+    stdout = console()
+    print_table(stdout, rows)
+    stdout.print()
+    for part, bits in told.items():
+        stdout.print(f"{part}: an expert tells {bits:.3f} bits of the source")

@@ -40,7 +40,7 @@ class Gate(nn.Module):
 
     def _exact(self, h: Tensor, before: Tensor) -> Tensor:
         with torch.autocast(h.device.type, enabled=False):
-            own = next(self.parameters()).dtype
+            own = next((one.dtype for one in self.parameters() if one.is_floating_point()), torch.float32)
             return self.scores(h.to(own), before.to(own)).float()
 
 

@@ -14,6 +14,7 @@ from octavo.models.gpt.attention_masks import causal_product, step_product, visi
 from octavo.models.gpt.mixing_context import MixingContext, smaller
 from octavo.models.gpt.rotary_positions import frequencies, turned
 from octavo.models.techniques import number, register, whole
+from octavo.nn import rounded_weights
 
 EPS = 1e-6
 
@@ -119,8 +120,9 @@ class LatentMixer(nn.Module):
         rows, None for all; ``causal``: of a whole sequence instead.
         """
         heads, rank = self.config.heads, self.config.rank
-        widen_Hdr = self.widen_key.weight.view(heads, -1, rank)
-        query = torch.cat([torch.einsum("bhtd,hdr->bhtr", query_BHTd, widen_Hdr), turned_BHTp], -1)
+        with rounded_weights():  # of quantized and packed layers what they multiply
+            key_Hdr, value_Hdr = (part.weight.view(heads, -1, rank) for part in (self.widen_key, self.widen_value))
+        query = torch.cat([torch.einsum("bhtd,hdr->bhtr", query_BHTd, key_Hdr), turned_BHTp], -1)
         rows_B1Sc = cached_BSc[:, None].to(query.dtype)
         # Rows are keys and values at once, so that they are read once; of the mixture only the latents' part is used.
         if query.shape[2] == 1:
@@ -129,7 +131,7 @@ class LatentMixer(nn.Module):
             mixed = functional.scaled_dot_product_attention(
                 query, rows_B1Sc, rows_B1Sc, attn_mask=seen, is_causal=causal, scale=self.scale, enable_gqa=True
             )
-        return torch.einsum("bhtr,hdr->bhtd", mixed[..., :rank], self.widen_value.weight.view(heads, -1, rank))
+        return torch.einsum("bhtr,hdr->bhtd", mixed[..., :rank], value_Hdr)
 
     def first_state(self, batch: int, device: torch.device) -> Any:
         """Return an empty cache."""

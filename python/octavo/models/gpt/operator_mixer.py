@@ -72,7 +72,7 @@ class OperatorMixer(LagConvolution):
         lag_L = torch.arange(lags, device=self.decay.device, dtype=torch.float32)
         if self.config.kernel == "modes":
             return self.amplitude.float() @ self.waves(lag_L)
-        features_LM = torch.exp(-self.decay_base * lag_L[:, None]).to(self.hidden.weight.dtype)
+        features_LM = torch.exp(-self.decay_base * lag_L[:, None]).to(self.decay.dtype)
         shape_LD = self.channels(functional.gelu(self.hidden(features_LM))).float()
         return shape_LD.T * torch.exp(-(self.channel_base * self.decay.float().exp())[:, None] * lag_L)
 
