@@ -1,5 +1,6 @@
 """Mixtures of experts and gates: equal to a naive loop, balanced as they say, without a look at the future."""
 
+import copy
 from dataclasses import replace
 
 import octavo
@@ -12,10 +13,12 @@ from octavo.models.gpt import (
     GatedExperts,
     GeluMLP,
     GPTConfig,
+    InTraining,
     LatentAttention,
     MixedMixers,
     MixtureOfExperts,
     OperatorKernel,
+    ParallelHeads,
     contracts,
 )
 from octavo.models.gpt.causal_mean import causal_mean, first_mean, next_mean
@@ -170,6 +173,27 @@ def test_losses_of_routing_are_trained_on_and_never_evaluated():
     assert "routing" not in whole(ids, targets)[1]
     off = model(replace(ffn, balance_weight=0.0, z_weight=0.0))
     assert float(off(ids, targets)[0].detach()) == float(parts["nll"])
+
+
+def test_blocks_that_are_computed_again_get_the_same_gradients_and_loads():
+    ids, targets = contracts.example_batch()
+    for ffn in EVERY:
+        found = []
+        for recomputed in (0, 2):
+            whole = model(ffn, in_training=InTraining(recomputed=recomputed)).train()
+            whole(ids, targets)[0].backward()
+            loads = [block.ffn.load_E.tolist() for block in whole.blocks if hasattr(block.ffn, "load_E")]
+            found.append(([parameter.grad for parameter in whole.parameters()], loads))
+            copy.deepcopy(whole)  # no graph is left behind
+        assert all(torch.equal(*pair) for pair in zip(found[0][0], found[1][0], strict=True))
+        assert found[0][1] == found[1][1]
+
+
+def test_heads_of_further_tokens_have_mixtures_of_their_own():
+    whole = model(EVERY[0], objective=ParallelHeads(ahead=2))
+    total, parts = whole(*contracts.example_batch())
+    total.backward()
+    assert float(total.detach()) == pytest.approx(float(parts["nll"] + parts["further"] + parts["routing"]))
 
 
 def test_the_router_stays_in_float32_in_lower_precision():

@@ -147,7 +147,7 @@ class GPT(nn.Module):
                     )
         initialize(self, stream.initial)
         # A tuple: these modules are members elsewhere already.
-        self._routed: tuple[Any, ...] = tuple(part for part in self.modules() if hasattr(part, "auxiliary"))
+        self._routed: tuple[Any, ...] = tuple(part for part in self.blocks.modules() if hasattr(part, "end_pass"))
 
     def forward(self, ids_BT: Tensor, targets_BT: Tensor | None = None, *, window: int | None = None) -> Any:
         """Return log-probabilities ``[B, T, V]`` float32, or with targets the objective's sum and its parts.
@@ -230,11 +230,9 @@ class GPT(nn.Module):
 
     def _with_auxiliary(self, total: Tensor, parts: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the objective's sum with the losses of routing, which are a token's, times its tokens."""
-        found = [part.auxiliary for part in self._trained_routes() if part.auxiliary is not None]
+        found = [loss for part in self._trained_routes() if (loss := part.end_pass()) is not None]
         if not found:
             return total, parts
-        for part in self._routed:
-            part.auxiliary = None
         more = torch.stack(found).sum() * parts["tokens"]
         return total + more, {**parts, "routing": more.detach()}
 

@@ -70,8 +70,8 @@ class GatedExperts(MixtureOfExperts):
 class MixtureFeedForward(nn.Module):
     """A mixture as a network of a block. It reads the context, and decodes by :meth:`step`.
 
-    ``auxiliary``: the loss a token of the last training pass, which the model adds to what it is trained on.
-    ``load_E``: choices of each expert since the bias was moved.
+    ``auxiliary``: the loss a token of the training pass that :meth:`begin_pass` began, which the model adds to what it
+    is trained on. ``load_E``: choices of each expert since the bias was moved.
     """
 
     reads_context = True
@@ -86,6 +86,7 @@ class MixtureFeedForward(nn.Module):
             [GeluFeedForward(GeluMLP(factor=config.factor), width) for _ in range(config.experts)]
         )
         self.auxiliary: Tensor | None = None
+        self._is_awaited = False
         if config.balance == "bias":
             self.register_buffer("offset_E", torch.zeros(config.experts))
             self.register_buffer("load_E", torch.zeros(config.experts))
@@ -110,11 +111,16 @@ class MixtureFeedForward(nn.Module):
         return shares_NE.sort(dim=-1, descending=True, stable=True).indices[:, : self.config.chosen]
 
     def begin_pass(self) -> None:
-        """Forget the loss of the pass before, and move the bias towards even loads. Once a training pass."""
-        self.auxiliary = None
+        """Move the bias towards even loads, and await the loss of routing. Once a training pass."""
+        self.auxiliary, self._is_awaited = None, True
         if self.config.balance == "bias" and bool(self.load_E.any()):
             self.offset_E += self.config.bias_rate * torch.sign(self.load_E.mean() - self.load_E)
             self.load_E.zero_()
+
+    def end_pass(self) -> Tensor | None:
+        """Return the loss of routing of the pass, None where the block was left out of it."""
+        loss, self.auxiliary, self._is_awaited = self.auxiliary, None, False
+        return loss
 
     def _mixed(self, x_ND: Tensor, scores_NE: Tensor) -> Tensor:
         shares_NE = scores_NE.softmax(-1)
@@ -124,6 +130,7 @@ class MixtureFeedForward(nn.Module):
             weight_Nk = weight_Nk / weight_Nk.sum(1, keepdim=True)
         training = self.training and torch.is_grad_enabled()
         if training:
+            # Computed in any case: a pass that is repeated for its gradients must save what the first one saved.
             self._record(scores_NE, shares_NE, chosen_Nk)
         out_ND = torch.zeros_like(x_ND)
         for number_, expert in enumerate(self.experts):
@@ -139,9 +146,11 @@ class MixtureFeedForward(nn.Module):
         loss = config.z_weight * scores_NE.logsumexp(-1).square().mean()
         if config.balance == "loss":
             loss = loss + config.balance_weight * balance_loss(shares_NE, chosen_Nk)
+        if not self._is_awaited:
+            return
+        self.auxiliary = loss
         if config.balance == "bias":
             self.load_E += choices(chosen_Nk, config.experts)
-        self.auxiliary = loss
 
 
 @register(
