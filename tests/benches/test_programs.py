@@ -37,6 +37,7 @@ TINY = {
     "qat": ["--layers", "1", "--batch", "2x8", "--rounds", "1", "--threads", "1"],
     "solve": ["--formats", "int4:g32", "--size", "64", "--rounds", "1"],
     "startup": ["--runs", "1"],
+    "training_steps": ["--numbers", "5000", "--width", "16", "--batch", "1", "--rounds", "1"],
 }
 NEED_TRANSFORMERS = ("compact", "model", "qat")
 

@@ -26,7 +26,7 @@ BLOCK = 256
 # Tensors of fewer numbers keep moments in float32: they are few bytes, and vectors train less well.
 SMALLEST = 4096
 # Numbers that are decoded at once: the float32 copies stay in a cache. Whole blocks of every format.
-_CHUNK = 1 << 19
+_CHUNK = 1 << 18
 _DECADES = 7
 
 
@@ -81,11 +81,15 @@ def dynamic_codes(values_N: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
     ``values_N``: float32, blocks of 256, the last may be short; not negative where ``signed`` is False.
     """
     count = len(values_N)
-    values_NB = functional.pad(values_N, (0, -count % BLOCK)).view(-1, BLOCK)
-    largest_N1 = values_NB.abs().amax(1, keepdim=True)
-    unit_N = (values_NB / largest_N1.clamp_min(torch.finfo(torch.float32).tiny)).flatten()
+    if count % BLOCK:
+        values_N = functional.pad(values_N, (0, -count % BLOCK))
+    values_NB = values_N.view(-1, BLOCK)
+    largest_N1 = values_NB.abs().amax(1, keepdim=True)  # ten times as fast as the norm
+    unit_N = (values_NB / largest_N1.clamp_min(torch.finfo(torch.float32).tiny)).view(-1)
     _, code, after = _search(signed, values_N.device)
-    key_N = (unit_N.view(torch.int32) >> 16) & 0xFFFF
+    key_N = unit_N.view(torch.int32) >> 16
+    if signed:
+        key_N &= 0xFFFF
     codes_N = code.index_select(0, key_N).add_(unit_N > after.index_select(0, key_N))
     return codes_N[:count], largest_N1[:, 0]
 

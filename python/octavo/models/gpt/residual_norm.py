@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 
 def residual_dropout_norm(
@@ -34,9 +33,12 @@ class _ResidualDropoutNorm(torch.autograd.Function):
         if p:
             branch, kept = _dropped(branch, p)
         stream = x + (branch if isinstance(scale, float) and scale == 1.0 else scale * branch)
-        normed = functional.rms_norm(stream, stream.shape[-1:], gain, eps)
-        rate = stream.float() if stream.dtype in (torch.float16, torch.bfloat16) else stream
-        rate = (rate.square().mean(-1, keepdim=True) + eps).rsqrt()
+        # As torch.nn.functional.rms_norm does it on a CPU, whose rate is asked for again in the backward pass.
+        wide = stream.float() if stream.dtype in (torch.float16, torch.bfloat16) else stream
+        rate = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+        normed = (wide * rate).to(stream.dtype)
+        if gain is not None:
+            normed = normed * gain
         ctx.save_for_backward(stream, rate, kept, gain, scale if isinstance(scale, Tensor) else None)
         ctx.scale, ctx.p, ctx.x_dtype = scale, p, x.dtype
         return stream, normed

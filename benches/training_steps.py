@@ -1,0 +1,124 @@
+"""What optional parts of training cost: AdamW's step by the form of its moments, and drop-out inside a model's update.
+
+    python benches/training_steps.py [--numbers N] [--threads 1] [--rounds 9] [--json [FILE]] [--force]
+
+Each in turns with what it takes the place of: torch's fused AdamW on one tensor, and the same model with residual,
+drop-out and norm as three operations. bitsandbytes' 8-bit AdamW joins where it is installed. Exit status 3: the machine
+is busy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable
+from statistics import median
+
+import _harness as harness
+
+MOMENTS = ("fp32", "dynamic8", "bm8e4/256", "mxfp8e4m3")
+MOST = 1.2
+"""Bar: seconds of a step with moments in 8 bits over those of float32."""
+
+
+def steps(numbers: int) -> dict[str, Callable[[], object]]:
+    """Return a step of AdamW over one tensor, by the form of its moments."""
+    import torch
+    from octavo.train import ParameterGroup
+    from octavo.train.grouped_optimizer import GroupedOptimizer
+    from octavo.train.parameter_groups import assigned
+
+    def weight() -> torch.nn.Parameter:
+        made = torch.nn.Parameter(torch.randn(numbers))
+        made.grad = torch.randn(numbers)
+        return made
+
+    found: dict[str, Callable[[], object]] = {}
+    for form in MOMENTS:
+        model = torch.nn.Module()
+        model.weight = weight()
+        group = ParameterGroup(names=("*",), weight_decay=0.1, moments=None if form == "fp32" else form)
+        found[f"AdamW {form}"] = GroupedOptimizer(assigned(model, [group])).step
+    if importlib.util.find_spec("bitsandbytes") is not None:
+        from bitsandbytes.optim import AdamW8bit
+
+        found["AdamW bitsandbytes"] = AdamW8bit([weight()], weight_decay=0.1).step
+    return found
+
+
+def updates(width: int, batch: int) -> dict[str, Callable[[], object]]:
+    """Return passes forward and backward of a model of four blocks, by what training does in them."""
+    import torch
+    from octavo.models.gpt import GPT, nocap_baseline
+
+    ids = torch.randint(1, 1024, (batch, 128), generator=torch.Generator().manual_seed(0))
+
+    def passes(model: GPT) -> Callable[[], object]:
+        return lambda: model(ids, ids)[0].backward()
+
+    base = nocap_baseline(vocabulary=1024, width=width, layers=4, heads=4, end_of_text=None)
+    kinds = {
+        "plain": base,
+        "drop-out": base.with_training(dropout=0.1),
+        "drop-out, one operation": base.with_training(dropout=0.1, fused=True),
+        "one operation": base.with_training(fused=True),
+        "layer_drop 0.1": base.with_training(layer_drop=0.1),
+        "positions_passed_over 0.25": base.with_training(positions_passed_over=0.25),
+        "recomputed 3 of 4": base.with_training(recomputed=3),
+    }
+    return {f"update, {name}": passes(GPT(config).train()) for name, config in kinds.items()}
+
+
+def main() -> int:
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--numbers", type=harness.positive, default=1 << 23, help="of the optimizer's tensor")
+    parser.add_argument("--width", type=harness.positive, default=256, help="of the model, a multiple of 8")
+    parser.add_argument("--batch", type=harness.positive, default=8, help="sequences of 128 tokens")
+    parser.add_argument("--threads", type=harness.positive, default=1)
+    parser.add_argument("--rounds", type=harness.positive, default=9)
+    harness.add_common_arguments(parser, "training_steps")
+    return harness.main(run, parser.parse_args())
+
+
+def run(args: argparse.Namespace) -> int:
+    """Time everything in turns."""
+    import torch
+    from octavo import _core
+
+    harness.require_quiet(args.force)
+    torch.set_num_threads(args.threads)
+    _core.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    timed = steps(args.numbers) | updates(args.width, args.batch)
+    for call in timed.values():
+        call()
+    samples, loads = harness.quiet_rounds(
+        args.rounds, args.force, lambda _: {name: harness.timed(call) for name, call in timed.items()}
+    )
+    middle = {name: median(sample[name] for sample in samples) for name in timed}
+    rows, bars = [], []
+    for name, seconds in middle.items():
+        kind = name.partition(" ")[0]
+        base = middle["AdamW fp32" if kind == "AdamW" else "update, plain"]
+        rows.append({"what": name, "ms": round(1e3 * seconds, 3), "times the plain one": round(seconds / base, 3)})
+        if kind == "AdamW" and name != "AdamW fp32":
+            ratio = seconds / base
+            verdict = "pass" if ratio <= MOST else "miss"
+            bars.append({"bar": f"{name}: at most {MOST}x fp32", "value": round(ratio, 3), "verdict": verdict})
+    report = {
+        "machine": harness.facts(loads),
+        "torch": torch.__version__,
+        "threads": args.threads,
+        "rows": rows,
+        "bars": bars,
+    }
+    harness.show(report, f"{args.numbers:,} numbers, width {args.width}, batch {args.batch}")
+    if args.json is not None:
+        harness.write_json(args.json, report)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
