@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 from octavo import _core
 from octavo.errors import FormatError, ShapeError
@@ -149,22 +151,22 @@ def formats() -> list[Format]:
     return [Format(text) for text in _core.formats()]
 
 
-def parse_formats(text: str) -> list[Format]:
+def parse_formats(text: str, read: Callable[[str], Any] = Format) -> list[Any]:
     """Read formats separated by commas, such as ``mxint8,fixed8:channel,mse,nf4``: options keep their comma.
 
-    Raises FormatError naming the format that is wrong.
+    ``read`` reads one: Format, or what reads more than a format. Raises FormatError naming the one that is wrong.
     """
-    read: list[Format] = []
+    found: list[Any] = []
     for piece in (part.strip() for part in text.split(",")):
         if not piece:
             continue
-        if read and ":" in str(read[-1]):
+        if found and ":" in str(found[-1]):
             try:
-                read[-1] = Format(f"{read[-1]},{piece}")
+                found[-1] = read(f"{found[-1]},{piece}")
                 continue
             except FormatError:
                 pass
-        read.append(Format(piece))
-    if not read:
+        found.append(read(piece))
+    if not found:
         raise FormatError("no format given; give one or more, separated by commas")
-    return list(dict.fromkeys(read))
+    return list(dict.fromkeys(found))

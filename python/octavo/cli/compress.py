@@ -55,7 +55,8 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="Reported at the end.  [default: a part of --data]")
     ] = None,
     formats: Annotated[
-        str | None, typer.Option(metavar="FORMATS", help="Candidates, separated by commas.  [default: 8 to 2 bits]")
+        str | None,
+        typer.Option(metavar="FORMATS", help="Candidates, separated by commas, nf4@gptq too.  [default: 8 to 2 bits]"),
     ] = None,
     recipe: Annotated[
         str | None, typer.Option(metavar="RECIPE", help="Pack by this recipe, or .toml, and measure it: no search.")
@@ -112,13 +113,14 @@ def run(
       octavo compress --recipe octavo-polynomials/recipe.toml -o again
     """
     from octavo.formats import parse_formats
+    from octavo.recipe.rule import read_spec, spec_text
     from octavo.search.compress_model import BUDGET, run_job
-    from octavo.search.compression_job import FORMATS, Goal
+    from octavo.search.compression_job import Goal
 
     if budget is None and nbytes is None and max_loss is None and latency is None:
         budget = BUDGET
     goal = Goal(budget, nbytes, max_loss, None if latency is None else latency / 1000, latency_batch)
-    candidates = FORMATS if formats is None else tuple(map(str, parse_formats(formats)))
+    candidates = None if formats is None else tuple(map(spec_text, parse_formats(formats, read_spec)))
     given = None if recipe is None else read_recipe(recipe)
     if prune is not None and not 0 < prune < 1:
         raise SettingError(f"--prune is {prune:g}; accepted are shares above 0 and below 1")

@@ -10,17 +10,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import isnan
 from typing import Any
 
 from torch import nn
 
 from octavo.errors import ConfigError, OctavoError
 from octavo.recipe import Recipe
-from octavo.recipe.rule import KEEP, Rule
+from octavo.recipe.rule import KEEP, read_spec
 from octavo.search.allocation import allocate
 from octavo.search.assignment_recipe import recipe_of
 from octavo.search.bounded_front import bounded_front
-from octavo.search.compression_job import Goal, Job, least_bytes, packed_model
+from octavo.search.compression_job import Goal, Job, canonical, packed_model
 from octavo.search.compression_trials import Found, PeerTrial, Trial, timed
 from octavo.search.forked_workers import measured_by
 from octavo.search.front import Front, Point
@@ -236,8 +237,7 @@ class Flow:
         # Where nothing fits, the smallest ones stand for what a single format costs.
         inside = sorted(((size, text) for size, text in fitting if size <= most), reverse=True)
         chosen = inside or sorted(fitting)
-        names = [group.name for group in sensitivity.groups]
-        return [(text, recipe_of(dict.fromkeys(names, text), sensitivity)) for _, text in chosen[:UNIFORM]]
+        return [(text, recipe_of(_uniform(sensitivity, text), sensitivity)) for _, text in chosen[:UNIFORM]]
 
     def _trial(
         self, found: Found, series: str, label: str, recipe: Recipe, point: Point | None = None, *,
@@ -392,34 +392,12 @@ class Flow:
         return sorted(points, key=lambda trial: (-trial.nbytes, trial.quality.loss))
 
 
-def check_budget(job: Job, goal: Goal, formats: Sequence[str]) -> None:
-    """Refuse a budget below the smallest format, from shapes alone, and a latency of no forward pass.
-
-    Raises ConfigError.
-    """
-    if goal.latency is not None and job.costs is not None:
-        raise ConfigError(
-            f"{job.name}: it runs in the native engine, not as forward passes of layers, whose latency a goal may "
-            "bound; give bits, bytes or a loss"
-        )
-    parameters = sum(parameter.numel() for parameter in job.model.parameters())
-    least, most = least_bytes(job.model, formats) - job.saved, goal.most_bytes(parameters)
-    if least > most:
-        raise ConfigError(
-            f"no format fits {goal.limit:g} {goal.unit}: the smallest of {', '.join(formats)} takes "
-            f"{8 * least / parameters:.2f} bits a parameter, {least:,} bytes; give more, or smaller formats"
-        )
-
-
-def canonical(formats: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the texts of formats, each once, sorted: their order changes nothing. Raises FormatError, ConfigError."""
-    texts = []
-    for text in formats:
-        rule = Rule(weight=text)
-        texts.append(str(dict(rule.gives)["weight"]))
-    if not texts:
-        raise ConfigError("no format to choose from; give some, such as 'int4:g32, nf4'")
-    return tuple(sorted(dict.fromkeys(texts)))
+def _uniform(sensitivity: Sensitivity, text: str) -> dict[str, str]:
+    """Return one format for all groups, without its solver where that cannot be, as of rows that are looked up."""
+    spec = read_spec(text)
+    plain = text if spec is None else str(spec.format)
+    lost = sensitivity.loss[:, sensitivity.formats.index(text)]
+    return {group.name: plain if isnan(loss) else text for group, loss in zip(sensitivity.groups, lost, strict=True)}
 
 
 def _told(training: Training) -> dict[str, Any]:

@@ -18,7 +18,8 @@ from octavo.nn import QuantLayer
 from octavo.quant.algorithms.bias import correct_bias_model
 from octavo.quant.apply_recipe import quantize_model
 from octavo.quant.pack_layers import pack_model
-from octavo.recipe import Recipe, Rule
+from octavo.recipe import Recipe
+from octavo.recipe.rule import Rule
 from octavo.recipe.sites import Site, model_sites
 from octavo.recipe.spec import Spec
 from octavo.search.short_training import Training
@@ -54,6 +55,7 @@ class Job:
     ``output``, ``divergence``: what sensitivities compare, and how (:func:`octavo.search.measure_sensitivity`).
     ``half_vectors``: ``write`` stores vectors in two bytes a value. ``costs``: rows of the report, of the float and the
     packed model, peak memory and latencies among them; None: those of forward passes.
+    ``formats``: candidates of every layer, where nobody names others.
     ``training``: makes a short training of so many updates, or of as many as the system takes; None: nothing to train.
     """
 
@@ -78,6 +80,7 @@ class Job:
     divergence: str | None = None
     costs: Callable[[nn.Module, nn.Module], list[dict[str, Any]]] | None = None
     training: Callable[[int | None], Training] | None = None
+    formats: tuple[str, ...] = FORMATS
 
     @property
     def saved(self) -> int:
@@ -195,6 +198,36 @@ def least_bytes(model: nn.Module, formats: Sequence[str]) -> int:
         total += _least(site, [spec for spec in specs if spec is not None])
     known = {id(value): value.nbytes for value in model.state_dict(keep_vars=True).values()}
     return total + sum(nbytes for key, nbytes in known.items() if key not in seen)
+
+
+def check_budget(job: Job, goal: Goal, formats: Sequence[str]) -> None:
+    """Refuse a budget below the smallest format, from shapes alone, and a latency of no forward pass.
+
+    Raises ConfigError.
+    """
+    if goal.latency is not None and job.costs is not None:
+        raise ConfigError(
+            f"{job.name}: it runs in the native engine, not as forward passes of layers, whose latency a goal may "
+            "bound; give bits, bytes or a loss"
+        )
+    parameters = sum(parameter.numel() for parameter in job.model.parameters())
+    least, most = least_bytes(job.model, formats) - job.saved, goal.most_bytes(parameters)
+    if least > most:
+        raise ConfigError(
+            f"no format fits {goal.limit:g} {goal.unit}: the smallest of {', '.join(formats)} takes "
+            f"{8 * least / parameters:.2f} bits a parameter, {least:,} bytes; give more, or smaller formats"
+        )
+
+
+def canonical(formats: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the texts of formats, each once, sorted: their order changes nothing. Raises FormatError, ConfigError."""
+    texts = []
+    for text in formats:
+        rule = Rule(weight=text)
+        texts.append(str(dict(rule.gives)["weight"]))
+    if not texts:
+        raise ConfigError("no format to choose from; give some, such as 'int4:g32, nf4'")
+    return tuple(sorted(dict.fromkeys(texts)))
 
 
 def _least(site: Site, specs: Sequence[Spec]) -> int:

@@ -29,6 +29,12 @@ from octavo.train.measurement import Measurement, digest_of, share_of
 
 #: Validation lines that each candidate answers, and training lines that calibrate.
 TRIED, CALIBRATED = 4000, 512
+#: Candidates, measured as GPTQ makes them, which takes little time for a model of this size; without it where rows are
+#: looked up.
+FORMATS = (
+    "mxint8", "int6:g64@gptq", "int5:g64@gptq", "nf4/32@gptq", "nf4@gptq", "nf3/32@gptq", "nf3@gptq", "int2:g32@gptq",
+    "int6:g64", "int5:g64", "nf4", "nf3",
+)  # fmt: skip
 _BATCH = 256
 _TIMED = 1000  # lines that speeds are measured on
 #: A short training: updates, lines in each, and a tenth of the rate that the model was trained with.
@@ -72,6 +78,7 @@ def polynomial_job(name: str, folder: Path, *, lines: int = TEST) -> Job:
         ),
         samples=CALIBRATED,
         half_vectors=True,
+        formats=FORMATS,
         output=_answered,
         divergence="kl",
         costs=lambda before, after: writer.costs(before, after, test),
