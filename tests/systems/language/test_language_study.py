@@ -7,6 +7,7 @@ import pytest
 from octavo.errors import DataError
 from octavo.report.language_page import language_page
 from octavo.systems.language.bench_arms import arms
+from octavo.systems.language.bench_report import BenchReport
 from octavo.systems.language.language_presets import BASE
 from octavo.systems.language.language_study import read_benches, study_table
 from systems.language.test_bench import lines
@@ -81,3 +82,16 @@ def test_benches_are_read_from_folders_and_files(tmp_path):
     assert (tmp_path / "b" / "results.jsonl").read_text().endswith("cut")  # it reads, and mends nothing
     with pytest.raises(DataError, match="no lines of a bench"):
         read_benches([tmp_path / "none"])
+
+
+def test_what_a_run_reports_with_its_training_targets_stands_beside_its_true_loss():
+    made = [
+        line | {"reported": {"nats": 2.5, "told": "no likelihood"}} if line["arm"] == "nce" else line
+        for line in example()
+    ]
+    row = next(row for row in study_table(made)["arms"] if row["arm"] == "nce")
+    assert row["cells"]["tokens"]["reported"]["nats"] == 2.5 and row["cells"]["tokens"]["loss"] == pytest.approx(
+        3.0005, abs=1e-3
+    )
+    shown = next(row for row in BenchReport(made).rows("tokens") if row[0] == "nce")
+    assert shown[3] == "3.0005 (reported 2.5000)"

@@ -21,6 +21,7 @@ from octavo.models.gpt.gated_recurrence import GatedRecurrence
 from octavo.models.gpt.gpt_config import GPTConfig, Stream
 from octavo.models.gpt.gpt_decoding import first_state, step
 from octavo.models.gpt.gpt_network import GPT
+from octavo.models.gpt.grid_together import GridTogether
 from octavo.models.gpt.in_training import InTraining
 from octavo.models.gpt.lag_kernel import LagKernel
 from octavo.models.gpt.latent_attention import LatentAttention
@@ -57,6 +58,7 @@ __all__ = [
     "GeluMLP",
     "GridSoftmax",
     "GridTable",
+    "GridTogether",
     "InTraining",
     "LagKernel",
     "LatentAttention",

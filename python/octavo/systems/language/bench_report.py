@@ -57,6 +57,11 @@ class BenchReport:
         own = [line for line in self._lines if line["arm"] == arm and "bound" in line]
         return [{"budget": line["budget"], "seed": line["seed"], **line["bound"]} for line in own]
 
+    def reported(self, arm: str, budget: str) -> dict[str, Any] | None:
+        """What runs of an arm report that validate with their training targets, the mean and why it is no loss."""
+        found = [line["reported"] for line in self._of(arm, budget) if "reported" in line]
+        return {"nats": _mean([one["nats"] for one in found]), "told": found[0]["told"]} if found else None
+
     def failures(self, arm: str, budget: str) -> list[str]:
         """Why runs of an arm failed."""
         return [line["failed"] for line in self._of(arm, budget) if "failed" in line]
@@ -158,7 +163,7 @@ class BenchReport:
     def _row(self, arm: str, budget: str) -> tuple[str, ...]:
         found = self._facts_of(arm, budget)
         losses, base, tuned = found["losses"], self.against(arm, budget), self.against(arm, budget, TUNED)
-        speeds = found["tokens_per_s"]
+        speeds, reported = found["tokens_per_s"], self.reported(arm, budget)
         if found["bounds"]:
             lowest = min(one["nats"] for one in found["bounds"])
             count, size = str(len(found["bounds"])), f"{found['parameters']:,}"
@@ -169,7 +174,7 @@ class BenchReport:
             arm,
             f"{found['parameters']:,}",
             str(len(losses)),
-            f"{_mean(losses):.4f}",
+            f"{_mean(losses):.4f}" + ("" if reported is None else f" (reported {reported['nats']:.4f})"),
             "" if len(losses) < 2 else f"{_sd(losses):.4f}",
             "" if base is None else f"{base.difference:+.4f}",
             "" if base is None or base.needed is None else f"{base.needed:.4f}",

@@ -85,6 +85,24 @@ Rule = AdamW | Lion | Muon
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reptile:
+    """Outer steps: after ``every`` updates the weights go ``rate`` of the way from where they were."""
+
+    every: int = 10
+    rate: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class TestTime:
+    """The last validation trains: after every chunk, with ``rate``, on ``neighbours`` among ``entries`` of a store."""
+
+    chunk: int = 64
+    entries: int = 1 << 16
+    neighbours: int = 2
+    rate: float = 1e-2
+
+
+@dataclass(frozen=True, kw_only=True)
 class LanguageConfig:
     """A run.
 
@@ -92,7 +110,8 @@ class LanguageConfig:
     context of the last. ``micro_tokens``: that one forward pass takes at most. ``warmup``, ``cooldown``: shares of the
     tokens. ``validation_tokens``: predicted by each validation, ``validations`` of them on the way, and at the end.
     ``order`` of the training tokens: ``reference``, ``documents`` or ``easy_first``. ``reallocations``: times that a
-    grid of words is arranged anew. The other fields are those of :class:`octavo.train.TrainConfig`.
+    grid of words is arranged anew. ``reptile``: outer steps. ``test_time``: training in the last validation. The other
+    fields are those of :class:`octavo.train.TrainConfig`.
 
     Raises ConfigError with the field, its value and what is accepted.
     """
@@ -113,6 +132,8 @@ class LanguageConfig:
     validation_tokens: int = 1 << 20
     order: str = "reference"
     reallocations: int = 0
+    reptile: Reptile | None = None
+    test_time: TestTime | None = None
 
     def __post_init__(self) -> None:
         """Check the fields that no part checks for itself."""
@@ -190,6 +211,8 @@ class LanguageConfig:
         values["model"] = self.model.as_dict()
         values["phases"] = [asdict(phase) for phase in self.phases]
         values["optimizer"] = {"rule": type(self.optimizer).__name__, **_plain(asdict(self.optimizer))}
+        for name in ("reptile", "test_time"):
+            values[name] = None if (part := getattr(self, name)) is None else asdict(part)
         return values
 
 

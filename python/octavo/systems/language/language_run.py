@@ -25,18 +25,24 @@ from octavo.systems.language.language_task import LanguageTask, Progress, Reallo
 from octavo.systems.language.model_folder import save_language_model
 from octavo.systems.language.token_data import TokenData
 from octavo.train import Bound, TrainResult, ValLoss, checkpoint, grouped, seed_all, train
+from octavo.train.reptile import with_reptile
 
 CONFIG, REPORT, MODEL = "language.json", "report.json", "model"
+REPORTED = "with the training targets in validation: no likelihood, shown beside the true loss"
 
 
 @dataclass(frozen=True)
 class LanguageReport:
-    """A finished run: how it ended, and the exact loss of its last weights, or a bound on it."""
+    """A finished run: how it ended, and the exact loss of its last weights, or a bound on it.
+
+    ``reported``: nats a token that a run with this objective reports if it validates with its training targets.
+    """
 
     result: TrainResult
     validation: ValLoss | Bound
     parameters: int
     folder: Path
+    reported: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -64,6 +70,7 @@ class LanguageReport:
             ("trained", trained),
             ("clocks", f"{clocks}{seconds['compile_s']:.1f} s compiling, {seconds['evaluate_s']:.1f} s validating"),
             ("validation", _validated(loss)),
+            *([] if self.reported is None else [("as reported", f"{self.reported:.4f} nats a token, {REPORTED}")]),
             ("written", str(self.folder / MODEL)),
         ]
 
@@ -80,7 +87,8 @@ def validation_facts(report: LanguageReport) -> dict[str, Any]:
     """Return what a line of a bench, or a report, says of the end of a run: ``validation``, or ``bound``."""
     found = report.validation
     if isinstance(found, ValLoss):
-        return {"validation": validation_record(found)}
+        facts: dict[str, Any] = {"validation": validation_record(found)}
+        return facts if report.reported is None else facts | {"reported": {"nats": report.reported, "told": REPORTED}}
     names = ("nats", "error", "tokens", "context", "draws", "guard", "source_hash")
     return {"bound": {name: getattr(found, name) for name in names}}
 
@@ -127,6 +135,8 @@ def train_language(
         if config.reallocations:
             given.append(Reallocation(task, loop, config.reallocations))
         make = grouped(config.optimizer.groups(model, loop.steps))
+        if config.reptile is not None:
+            make = with_reptile(make, every=config.reptile.every, rate=config.reptile.rate)
         result = train(model, task, loop, folder, progress=progress, optimizer=make, callbacks=[*given, *callbacks])
         if result.reason == "interrupted":
             raise result.interruption(told=True)
@@ -167,7 +177,8 @@ def _keep_config(folder: Path, config: LanguageConfig) -> None:
 def _finish(model: GPT, task: LanguageTask, data: TokenData, result: TrainResult, folder: Path) -> LanguageReport:
     model.load_state_dict(container.load(folder / "last.safetensors"))
     model.eval()
-    report = LanguageReport(result, task.validate(model), sum(p.numel() for p in model.parameters()), folder)
+    parameters = sum(one.numel() for one in model.parameters())
+    report = LanguageReport(result, task.validate(model, last=True), parameters, folder, task.reported(model))
     if data.tokenizer is None:
         save_model(model, folder / MODEL)
     else:

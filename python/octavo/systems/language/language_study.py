@@ -102,6 +102,8 @@ def _cell(name: str, budget: str, report: BenchReport) -> dict[str, Any] | None:
         if against.needed is not None:
             cell |= {"low": against.difference - against.needed, "high": against.difference + against.needed}
         cell["told"] = in_words(against)
+    if (reported := report.reported(name, budget)) is not None:
+        cell["reported"] = reported
     return cell
 
 

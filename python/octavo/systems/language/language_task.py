@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from octavo.data import TokenBatch, TokenLoader
 from octavo.errors import ConfigError
 from octavo.models.gpt import GPT
+from octavo.models.gpt.adapted_model import AdaptedModel
+from octavo.models.gpt.chunk_store import ChunkStore
 from octavo.models.gpt.copied_text import without_copies
 from octavo.models.gpt.word_placement import PlacementCosts
 from octavo.systems.language.language_config import LanguageConfig
@@ -35,7 +37,7 @@ class LanguageTask:
         self.facts, self.data_digest = facts, data.digest
         self._data, self._train = data, train
         self._validation = data.validation_ids(config.validation_tokens)
-        self._context = config.context
+        self._context, self._test_time = config.context, config.test_time
         first = train.stages[0]
         loader = TokenLoader(
             data.train,
@@ -77,22 +79,49 @@ class LanguageTask:
         found = self.validate(model)
         return {NATS if isinstance(found, ValLoss) else BOUND: found.nats}
 
-    def validate(self, model: Any) -> ValLoss | Bound:
+    def validate(self, model: Any, *, last: bool = False) -> ValLoss | Bound:
         """Return the whole result of a validation: a bound where the objective has no exact loss.
 
-        Raises ContractError for a model whose store of text holds that of the validation.
+        ``last``: of the run; it trains where the configuration says so. Raises ContractError for a model whose store of
+        text holds that of the validation.
         """
         self._fill_memory(model)
         if hasattr(model.objective, "bound"):
             rows = max(1, 4096 // self._context)
             return likelihood_bound(model, self._validation, context=self._context, batch_size=rows)
+        scored = self._adapted(model) if last and self._test_time is not None else model
         return exact_nll(
-            model,
+            scored,
             self._validation,
             context=self._context,
             nbytes=self._data.nbytes(self._validation),
             batch_size=max(1, 4096 // self._context),
         )
+
+    def reported(self, model: Any) -> float | None:
+        """Return what an objective makes of validation with its training targets, nats a token; None for the others."""
+        objective = model.objective
+        if not hasattr(objective, "reported"):
+            return None
+        device, sums, count = next(model.parameters()).device, 0.0, 0
+        ids = torch.from_numpy(self._validation)
+        length = (len(ids) - 1) // self._context * self._context
+        inputs, targets = (ids[at : at + length].view(-1, self._context).split(32) for at in (0, 1))
+        for some, wanted in zip(inputs, targets, strict=True):
+            sums += float(objective.reported(model, some.to(device), wanted.to(device)))
+            count += some.numel()
+        return sums / max(count, 1)
+
+    def _adapted(self, model: Any) -> AdaptedModel:
+        """Return a model that trains while it is scored, on a store of training text without validation text."""
+        assert self._test_time is not None
+        chosen, held_out = self._test_time, torch.from_numpy(self._validation)
+        store = ChunkStore(chosen.entries, chosen.chunk, min(8, chosen.chunk))
+        store.fill(self._data.counted_ids(), self._data.end)
+        store.leave_out(held_out)
+        store.refuse_copies(held_out)
+        store = store.to(next(model.parameters()).device)
+        return AdaptedModel(model, store, neighbours=chosen.neighbours, rate=chosen.rate)
 
     def _fill_memory(self, model: Any) -> None:
         """Let a head that remembers states store those of now, and refuse stores that hold validation text."""

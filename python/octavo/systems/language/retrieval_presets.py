@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from octavo.models import gpt
-from octavo.systems.language.language_config import LanguageConfig
+from octavo.systems.language.language_config import LanguageConfig, Phase, Reptile, TestTime
 from octavo.systems.language.language_scales import Scale
 from octavo.systems.language.preset_base import Preset, keeper, nocap_baseline, with_model, with_pattern
 
@@ -45,6 +47,41 @@ def knn_lm(scale: Scale) -> LanguageConfig:
     """Return the baseline, which remembers states in evaluation."""
     entries = min(1 << 16, max(scale.context, scale.tokens // 64 // scale.context * scale.context))
     return with_model(nocap_baseline(scale), head=gpt.NearestNeighbours(entries=entries))
+
+
+# --- training on small updates ----------------------------------------------------------------------------------------
+
+
+@_preset("test-time training: the last validation trains on retrieved neighbours of what it has scored", "better")
+def test_time_training(scale: Scale) -> LanguageConfig:
+    """Return the baseline, whose weights follow the text that it is measured on."""
+    chunk = max(4, min(64, scale.context // 4))
+    entries = min(1 << 16, max(1024, scale.tokens // chunk // 8))
+    return replace(nocap_baseline(scale), test_time=TestTime(chunk=chunk, entries=entries))
+
+
+@_preset("Reptile: every ten updates the weights go half of the way from where they were", "worse")
+def reptile(scale: Scale) -> LanguageConfig:
+    """Return the baseline with outer steps."""
+    return replace(nocap_baseline(scale), reptile=Reptile(every=10, rate=0.5))
+
+
+# --- together ---------------------------------------------------------------------------------------------------------
+
+
+@_preset(
+    "LightRNN, rows smoothed by n-grams and two tokens ahead at half the context, as once reported at 3.34", "worse"
+)
+def lightrnn_cocont_mtp2(scale: Scale) -> LanguageConfig:
+    """Return the three techniques together; the record has both losses.
+
+    The last tenth has the whole context, in which it is validated: losses at another context compare with none.
+    """
+    base = with_model(
+        nocap_baseline(scale), embedding=gpt.GridTable(), head=gpt.GridSoftmax(), objective=gpt.GridTogether()
+    )
+    half = Phase(share=0.9, context=scale.context // 2, batch=2 * scale.batch)
+    return replace(base, phases=(half, Phase(share=0.1, context=scale.context, batch=scale.batch)))
 
 
 def _retrieving(scale: Scale, *, joint: bool) -> LanguageConfig:
