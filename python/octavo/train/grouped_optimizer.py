@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
+from octavo.train.fused_adamw import fused_adamw
 from octavo.train.moments_8bit import SMALLEST, update
 from octavo.train.newton_schulz import cautious, orthogonalized, row_rescaled
 
@@ -70,22 +70,9 @@ class GroupedOptimizer(torch.optim.Optimizer):
             if not state:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
                 state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
-        adamw(
-            parameters,
-            [parameter.grad for parameter in parameters if parameter.grad is not None],
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [],
-            [state["step"] for state in states],
-            fused=True,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        first, second, steps = ([state[name] for state in states] for name in ("exp_avg", "exp_avg_sq", "step"))
+        fused_adamw(group, parameters, gradients, first, second, steps)
 
     def _lion(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         first, second = group["betas"]

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.optim.adamw import adamw
 
 from octavo.errors import ConfigError, FormatError
 from octavo.formats import Format
 from octavo.ops import decode, encode
 from octavo.tensor import PackedTensor
+from octavo.train.fused_adamw import fused_adamw
 
 DYNAMIC = "dynamic8"
 BLOCK = 256
@@ -163,22 +163,9 @@ def update(group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None
     for begin in range(0, len(flat), _CHUNK):
         part = slice(begin, min(begin + _CHUNK, len(flat)))
         m_N, v_N = (buffer[: part.stop - begin] for buffer in buffers)
-        adamw(
-            [flat[part]],
-            [slopes[part]],
-            [first.read(begin, m_N)],
-            [second.read(begin, v_N)],
-            [],
-            [state["step"].clone()],
-            fused=True,
-            amsgrad=False,
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            lr=group["lr"],
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            maximize=False,
-        )
+        m_N, v_N = first.read(begin, m_N), second.read(begin, v_N)
+        # The step counts for every part alike.
+        fused_adamw(group, [flat[part]], [slopes[part]], [m_N], [v_N], [state["step"].clone()])
         first.write(begin, m_N)
         second.write(begin, v_N)
     state["step"] += 1

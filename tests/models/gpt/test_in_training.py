@@ -138,6 +138,26 @@ def test_the_mean_over_draws_of_what_a_block_adds_is_what_it_adds():
     assert torch.allclose(factors.mean(0), torch.ones(4), atol=5 * (0.25 / 0.75 / 4000) ** 0.5)
 
 
+def test_compiled_code_is_one_graph_whatever_blocks_are_left_out():
+    """Blocks that are left out are computed, times 0, and every parameter has a gradient."""
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    model, counter = model_of(InTraining(layer_drop=0.5)), CompileCounter()
+    compiled = torch.compile(model.trunk, backend=counter)
+    ids = contracts.example_batch()[0]
+    zeros = 0
+    for seed in range(8):
+        torch.manual_seed(seed)
+        model.zero_grad(set_to_none=True)
+        compiled(ids)[0].sum().backward()
+        given = [block.ffn.up.weight.grad for block in model.blocks]
+        zeros += sum(not bool(gradient.any()) for gradient in given)
+    assert 0 < zeros < 32
+    assert counter.frame_count <= 2  # a pass, and again for what it reads that has changed since
+    torch._dynamo.reset()
+
+
 # --- positions that are passed over -----------------------------------------------------------------------------------
 
 

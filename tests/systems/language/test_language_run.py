@@ -193,6 +193,12 @@ def test_every_registered_technique_is_in_a_preset():
     assert {(one.kind, one.name) for one in techniques()} <= used
 
 
+def test_blocks_are_not_left_out_in_several_processes(tmp_path, text, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="layer_drop leaves other blocks out"):
+        run(tmp_path / "run", "layer_drop", text=text)
+
+
 def test_noise_follows_the_stages_of_a_run(text):
     for name, first in (("layer_drop", 0.1), ("token_dropout", None), ("random_ltd", None)):
         config = small(text, name, tokens=40 * 64)

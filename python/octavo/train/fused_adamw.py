@@ -1,0 +1,38 @@
+"""torch's fused AdamW as a function of a group's settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+
+def fused_adamw(
+    group: dict[str, Any],
+    weights: list[Tensor],
+    gradients: list[Tensor],
+    first: list[Tensor],
+    second: list[Tensor],
+    steps: list[Tensor],
+) -> None:
+    """Update ``weights`` and their moments in place, float32, and count one more in each of ``steps``.
+
+    ``group``: ``lr``, ``betas``, ``eps`` and ``weight_decay``.
+    """
+    adamw(
+        weights,
+        gradients,
+        first,
+        second,
+        [],
+        steps,
+        fused=True,
+        amsgrad=False,
+        beta1=group["betas"][0],
+        beta2=group["betas"][1],
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )
