@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from statistics import median
@@ -16,6 +15,7 @@ from octavo.errors import ContractError, SettingError
 from octavo.models.gpt.attention_masks import causal_product, step_product
 from octavo.models.gpt.latent_attention import LatentAttention, LatentMixer
 from octavo.models.gpt.mixing_context import MixingContext
+from octavo.models.gpt.paged_cache import PagedCache
 from octavo.models.gpt.parameter_start import initialize
 from octavo.search.journal import Journal
 from octavo.studies.attention_speed import DTYPES, peak
@@ -35,7 +35,7 @@ class AttentionCosts:
 
     ``kinds``: ``mha``, a key and a value for each of ``heads``; ``gqa``, for each of ``kv_heads``; ``mla``, latents of
     ``rank`` and a turned key of ``rotary`` in the cache, widened to keys and values of all heads; ``mla_absorbed``, the
-    same without widening; ``paged``, those of ``mha`` gathered from pages of ``page`` positions in shuffled order.
+    same without widening; ``paged``, those of ``mha`` gathered from pages of ``page`` positions.
     ``contexts``: positions of the prompt, and those in the cache when a token is decoded. ``runs``: timings of each.
     Raises SettingError for values that are not accepted.
     """
@@ -227,23 +227,23 @@ def _paged(
 ) -> Callable[[], Tensor]:
     """Return attention with keys and values in pages, which a table puts in order."""
     batch, heads, context, size = key.shape
-    pages = math.ceil(context / costs.page)
-    table_BP = torch.randperm(batch * pages, generator=torch.Generator().manual_seed(0)).view(batch, pages)
-    table_BP = table_BP.to(key.device)
-    pool = key.new_zeros(2, batch * pages, heads, costs.page, size)
+    pages = -(-context // costs.page)
+    cache = PagedCache([(heads, size)], batch * pages, page=costs.page, dtype=key.dtype, device=key.device)
+    sequences = [cache.join() for _ in range(batch)]
+    for position in range(0, context, costs.page):  # in turns, so that no sequence has pages side by side
+        for sequence in sequences:
+            cache.grow(sequence, min(costs.page, context - position))
 
     def store() -> None:
-        for part, one in zip(pool, (key, value), strict=True):
-            padded = torch.nn.functional.pad(one, (0, 0, 0, pages * costs.page - context))
-            part[table_BP.flatten()] = padded.unflatten(2, (pages, costs.page)).transpose(1, 2).flatten(0, 1)
+        for sequence, own_key, own_value in zip(sequences, key, value, strict=True):
+            cache.write(sequence, 0, 0, own_key, own_value)
 
     def prompt() -> Tensor:
         store()
         return causal_product(query, key, value, around, window=None)
 
     def decode() -> Tensor:
-        found_key, found_value = (part[table_BP].transpose(1, 2).flatten(2, 3)[:, :, :context] for part in pool)
-        return step_product(query, found_key, found_value, None)
+        return step_product(query, *cache.rows(sequences, 0), None)
 
     store()
     return prompt if phase == "prompt" else decode

@@ -34,6 +34,7 @@ from octavo.models.gpt.next_token import Batch, NextToken
 from octavo.models.gpt.noisy_objectives import RDrop, TokenDropout
 from octavo.models.gpt.operator_horizons import OperatorHorizons
 from octavo.models.gpt.operator_mixer import OperatorKernel
+from octavo.models.gpt.paged_cache import PagedCache, PagedDecoding
 from octavo.models.gpt.pooled_attention import PooledAttention
 from octavo.models.gpt.presets import modern, modern_skips, nocap_baseline, preset
 from octavo.models.gpt.retrieval_mixer import Retrieval
@@ -71,6 +72,8 @@ __all__ = [
     "NoiseContrastive",
     "OperatorHorizons",
     "OperatorKernel",
+    "PagedCache",
+    "PagedDecoding",
     "ParallelHeads",
     "PooledAttention",
     "PrefixTargets",
