@@ -93,3 +93,12 @@ def test_masked_diffusion_is_sampled_through_torch_and_says_so(octavo, tmp_path,
     texts = json.loads(result.stdout)["texts"]
     assert [one["prompt"] for one in texts] == ["the", "a"] and texts == json.loads(again.stdout)["texts"]
     assert "autoregressive" in octavo("generate", folder, "the", "--top-k", 3, code=2).output
+
+
+def test_a_grid_of_techniques_is_reported_as_a_bench(octavo, tmp_path, book):
+    pytest.importorskip("optuna")
+    options = ["--data", book, "-o", tmp_path / "b", "--grid", "gqa,long_cooldown", "--trials", 2, "--seeds", 1,
+               "--tokens", 1024, "--validation-tokens", 128]  # fmt: skip
+    shown = octavo("bench", "gpt", *options).output
+    assert "nocap_baseline" in shown and (tmp_path / "b" / "trials.jsonl").exists()
+    assert "each once" in octavo("bench", "gpt", *options[:4], "--grid", "gqa,gqa", code=2).output

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from octavo.cli._app import JsonOption
+from octavo.cli.study_nas import StorageOption
 
 if TYPE_CHECKING:
     from octavo.systems.polynomials.speed import Speed
@@ -97,6 +98,15 @@ def gpt(
     ] = None,
     validation_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a validation.")] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    grid: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Presets whose every combination is an arm, in place of --arms; searched."),
+    ] = None,
+    sampler: Annotated[str, typer.Option(metavar="NAME", help="Of the grid: grid, random, tpe or nsga2.")] = "grid",
+    trials: Annotated[
+        int | None, typer.Option(metavar="N", help="Of the grid: combinations at most.  [default: all]")
+    ] = None,
+    storage: StorageOption = None,
     report_only: Annotated[bool, typer.Option("--report-only", help="Report what is there; run nothing.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -110,25 +120,38 @@ def gpt(
     the baseline, with its schedule stretched to them. Speeds are measured first, all arms in turns: keep the machine
     quiet for that. "0.5time" asks whether an arm reaches the baseline's loss in half of its time.
 
+    NAME+NAME is an arm with the differences of both presets. --grid searches all combinations of a list for the lowest
+    loss, by Optuna's samplers: pip install "octavo[search]". Combinations that change the same field twice are left
+    out; trials are kept beside the lines, or in --storage, where several workers, each with its own --out, share them.
+
     \b
     Examples:
       octavo bench gpt --data fineweb.jsonl --arms muon,modern
       octavo bench gpt --data fineweb.jsonl --arms muon,modern --budgets tokens,time,0.5time
       octavo bench gpt --data fineweb.jsonl --arms nocap_baseline@learning_rate=0.008,nocap_baseline@batch=16 --seeds 1
+      octavo bench gpt --data fineweb.jsonl --grid muon,modern_block,cocont,gqa --sampler tpe --trials 8 --seeds 1
       octavo bench gpt --data fineweb.jsonl --report-only
     """
     from octavo.display.console import console, print_json, print_table, table
     from octavo.systems.language import bench_arms, language_bench
     from octavo.systems.language.bench_report import HEADER, BenchReport, told
 
-    if report_only:
+    def plan(names: tuple[str, ...]) -> language_bench.BenchPlan:
+        return language_bench.BenchPlan(
+            scale=scale, arms=names, seeds=seeds, budgets=tuple(budgets.split(",")), tokens=tokens,
+            validation_tokens=validation_tokens, device=device,
+        )  # fmt: skip
+
+    tell = console(stderr=True).print
+    if grid is not None and not report_only:
+        from octavo.systems.language.arm_grid import search_arms
+
+        chosen = [name.strip() for name in grid.split(",")]
+        search_arms(plan(()), chosen, data, out, sampler=sampler, trials=trials, storage=storage, tell=tell)
+    if report_only or grid is not None:
         lines = language_bench.read_lines(out)
     else:
-        plan = language_bench.BenchPlan(
-            scale=scale, arms=tuple(bench_arms.arms(arms)), seeds=seeds, budgets=tuple(budgets.split(",")),
-            tokens=tokens, validation_tokens=validation_tokens, device=device,
-        )  # fmt: skip
-        lines = language_bench.run_bench(plan, data, out, tell=console(stderr=True).print)
+        lines = language_bench.run_bench(plan(tuple(bench_arms.arms(arms))), data, out, tell=tell)
     report = BenchReport(lines)
     written = report.save(out)
     if json:

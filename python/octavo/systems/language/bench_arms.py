@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from octavo.errors import SettingError
@@ -40,11 +40,16 @@ class Budget:
 def arm(text: str, scale: Scale) -> LanguageConfig:
     """Return the run of an arm: ``NAME``, or ``NAME@FIELD=VALUE,...`` with fields that differ from the preset.
 
+    ``NAME+NAME`` has what each of the presets changes in the baseline; two that change the same field are refused.
     Fields: those of the optimizer, ``warmup``, ``cooldown``, ``clip``, ``batch`` (sequences of an update), and
     ``precision``. Raises SettingError naming the field and what is accepted.
     """
     name, _, changes = text.partition("@")
-    config = preset(name, scale)
+    config = preset(BASE, scale)
+    taken: list[str] = []
+    for one in name.split("+"):
+        config = _joined(preset(BASE, scale), config, preset(one, scale), (" and ".join(taken), one))
+        taken.append(repr(one))
     for change in filter(None, changes.split(",")):
         field, _, value = change.partition("=")
         if field not in _CHANGES:
@@ -64,6 +69,24 @@ def arms(text: str) -> list[str]:
     if len(set(found)) != len(found):
         raise SettingError(f"arms are {text!r}; accepted is each once")
     return found if BASE in found else [BASE, *found]
+
+
+def _joined(base: Any, config: Any, other: Any, names: tuple[str, str]) -> Any:
+    """Return ``config`` with the fields in which ``other`` differs from ``base``, inside a model one by one."""
+    changes: dict[str, Any] = {}
+    for field in fields(base):
+        old, now, new = (getattr(one, field.name) for one in (base, config, other))
+        if new in (old, now):
+            continue
+        if now == old:
+            changes[field.name] = new
+        elif is_dataclass(old) and type(old) is type(now) is type(new) and field.name != "optimizer":
+            changes[field.name] = _joined(old, now, new, names)
+        else:
+            raise SettingError(
+                f"{names[0]} and {names[1]!r} both change {field.name}; accepted together is one of them"
+            )
+    return replace(config, **changes) if changes else config
 
 
 def _changed(config: LanguageConfig, arm: str, field: str, value: str) -> LanguageConfig:
