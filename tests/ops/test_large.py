@@ -55,6 +55,25 @@ def test_sixteen_blocks_at_a_time_have_the_bits_of_scalar_code(text, rule):
             assert all(map(torch.equal, found, wanted)), level
 
 
+@pytest.mark.parametrize("text", ["fixed8", "ufixed8"])
+@pytest.mark.parametrize("places", [(), (0,), (-1,), (100_000, 40_000, 20), (30_000, 60_000, -1)])
+def test_one_scale_fits_a_tensor_wherever_its_largest_values_lie(text, places):
+    """Codes are written while values are read for the first time, with a scale that later ones may prove wrong."""
+    x = torch.rand(131_077, generator=torch.Generator().manual_seed(5))
+    for i, place in enumerate(places):
+        x[place] = 3.0 * 8**i
+    infinite = torch.where(torch.arange(len(x)) == 77_777, torch.inf, x)
+    wanted, before = octavo.quantize(x, text), _core.num_threads()
+    try:
+        for threads in (1, 2, 3):
+            _core.set_num_threads(threads)
+            assert torch.equal(octavo.decode(octavo.encode(x, text)), wanted), threads
+            with pytest.raises(octavo.NonFiniteError, match="77777"):
+                octavo.encode(infinite, text)
+    finally:
+        _core.set_num_threads(before)
+
+
 def test_large_outputs_at_any_address_have_the_same_bits(values):
     x = values[:1]
     packed = octavo.encode(torch.cat([x, x, x, x], 1), "mxint8")

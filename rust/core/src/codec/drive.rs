@@ -2,7 +2,8 @@
 //! the tensor in parallel. Segments depend on the shape alone, so results do not depend on the number of threads.
 
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::error::{Error, Result};
 use crate::format::{Format, Granularity};
@@ -19,6 +20,17 @@ use super::{Nonfinite, Options, Packed, PackedMut, lanes, transpose};
 
 /// Longest `:channel` row that one thread handles in one go; longer rows find their scale in parallel first.
 const LONG_ROW: usize = 1 << 18;
+
+/// All fraction bits, as they are stored: what a scale of the tensor may be.
+static FRACTIONS: [u8; 256] = {
+    let mut all = [0; 256];
+    let mut code = 0;
+    while code < 256 {
+        all[code] = code as u8;
+        code += 1;
+    }
+    all
+};
 
 /// Scales found before the segments run.
 pub(super) struct Early {
@@ -135,6 +147,9 @@ pub(crate) fn encode(
 ) -> Result<()> {
     let sizes = Sizes::new(format, &layout)?;
     let mut work = Work::new(format, level);
+    if Guesses::suit(&work, options) {
+        return encode_guessing(work, src, &layout, &sizes, options, out);
+    }
     let early = prepare(&mut work, src, &layout, &sizes, options)?;
     let mut zeros = transpose::zeroed::<u16>(if format.has_zeros() { sizes.groups } else { 0 })?;
     if matches!(work.scales, Scales::Stored) {
@@ -158,10 +173,14 @@ pub(crate) fn encode(
     if format.width() == 8 {
         work.stream_to(out.codes.as_ptr(), layout.len());
     }
+    let all = {
+        let work = &work;
+        move |_: usize, _: &Segments| Ok(Some(*work))
+    };
     match format.width() {
-        0..=8 => encode_segments::<u8>(&work, src, &layout, &sizes, out.codes)?,
-        9..=16 => encode_segments::<u16>(&work, src, &layout, &sizes, out.codes)?,
-        _ => encode_segments::<u32>(&work, src, &layout, &sizes, out.codes)?,
+        0..=8 => encode_segments::<u8>(&work, src, &layout, &sizes, out.codes, all)?,
+        9..=16 => encode_segments::<u16>(&work, src, &layout, &sizes, out.codes, all)?,
+        _ => encode_segments::<u32>(&work, src, &layout, &sizes, out.codes, all)?,
     }
     if sizes.zeros_row > 0 {
         for (row, bytes) in zeros.chunks(sizes.groups_per_row).zip(out.zeros.chunks_mut(sizes.zeros_row)) {
@@ -169,6 +188,74 @@ pub(crate) fn encode(
         }
     }
     Ok(())
+}
+
+/// Scales that are guessed while a tensor is read for the first time: its largest value so far chooses them.
+struct Guesses {
+    /// Of the segments so far.
+    seen: Mutex<Stat>,
+    /// The scale of each segment.
+    used: Vec<AtomicU8>,
+}
+
+impl Guesses {
+    /// True where one power of two belongs to the tensor: the first values of most tensors choose that of all. Where they do
+    /// not, the segments before a larger value are encoded again.
+    fn suit(work: &Work, options: &Options<'_>) -> bool {
+        let whole = work.format.granularity() == Granularity::Tensor && options.given.is_none();
+        whole && work.width == 8 && matches!(work.chooser, Chooser::Fraction { mse: false, .. })
+    }
+
+    /// The scale that the segments seen so far choose.
+    fn scale(&self, work: &Work) -> Result<u8> {
+        let seen = *self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(choose(&work.chooser, work.float16(), |_| Ok(seen))?.bits[0] as u8)
+    }
+}
+
+/// [`encode`] where [`Guesses::suit`]: one pass over the values, and a second over those that it guessed wrong.
+fn encode_guessing(
+    mut work: Work,
+    src: Src,
+    layout: &Layout,
+    sizes: &Sizes,
+    options: &Options<'_>,
+    out: PackedMut<'_>,
+) -> Result<()> {
+    (work.rule, work.nonfinite, work.largest) = (options.rule, options.nonfinite, src.dtype.largest());
+    work.scales = Scales::Stored;
+    work.stream_to(out.codes.as_ptr(), layout.len());
+    let (format, count) = (work.format, Segments::new(layout, work.format, true, true).count());
+    // Values whose sign cannot be stored are asked for their range, the others for their magnitude.
+    let query =
+        if matches!(work.chooser, Chooser::Fraction { signed: true, .. }) { Query::AbsMax } else { Query::Range };
+    let guesses = Guesses { seen: Mutex::default(), used: (0..count).map(|_| AtomicU8::new(0)).collect() };
+    encode_segments::<u8>(&work, src, layout, sizes, out.codes, |segment, segments| {
+        let mut stat = Stat::default();
+        for piece in segments.pieces(segment, format) {
+            // SAFETY: pieces lie inside the buffer, whose length was checked against the layout.
+            let found =
+                unsafe { with_f32(src, piece.start, piece.len, work.level, |x| lanes::stat(&work, x, &query))? };
+            stat = stat.join(&found);
+        }
+        let mut seen = guesses.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        *seen = seen.join(&stat);
+        drop(seen);
+        let scale = guesses.scale(&work)?;
+        guesses.used[segment].store(scale, Ordering::Relaxed);
+        Ok(Some(with_fraction(&work, scale)))
+    })?;
+    let scale = guesses.scale(&work)?;
+    out.scales.fill(scale);
+    encode_segments::<u8>(&work, src, layout, sizes, out.codes, |segment, _| {
+        let wrong = guesses.used[segment].load(Ordering::Relaxed) != scale;
+        Ok(wrong.then(|| with_fraction(&work, scale)))
+    })
+}
+
+/// The same work with a scale of the tensor.
+fn with_fraction(work: &Work, scale: u8) -> Work {
+    Work { scale_in: &raw const FRACTIONS[usize::from(scale)], ..*work }
 }
 
 /// A pointer to bytes that several threads write disjoint ranges of.
@@ -186,7 +273,15 @@ impl Shared {
     }
 }
 
-fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Sizes, codes: &mut [u8]) -> Result<()> {
+/// Encodes the segments, each with the work that `work_of` gives for it; none where that is `None`.
+fn encode_segments<C: Code>(
+    work: &Work,
+    src: Src,
+    layout: &Layout,
+    sizes: &Sizes,
+    codes: &mut [u8],
+    work_of: impl Fn(usize, &Segments) -> Result<Option<Work>> + Sync,
+) -> Result<()> {
     let format = work.format;
     let segments = Segments::new(layout, format, matches!(work.scales, Scales::Stored), true);
     let row_bytes = if segments.rows == 1 { sizes.codes } else { sizes.row_bytes };
@@ -194,6 +289,7 @@ fn encode_segments<C: Code>(work: &Work, src: Src, layout: &Layout, sizes: &Size
     let width = format.width() as usize;
     let refused = AtomicUsize::new(usize::MAX);
     pool::try_for_each(segments.count(), layout.len() * src.dtype.bytes(), |segment| {
+        let Some(work) = &work_of(segment, &segments)? else { return Ok(()) };
         let mut scratch: Vec<C> = Vec::new();
         for piece in segments.pieces(segment, format) {
             let bytes = (piece.len * width).div_ceil(8);

@@ -7,12 +7,12 @@
 
 use std::arch::x86_64::*;
 
+use super::CHUNK;
 use super::arrange::{Input, Weights};
 use super::inputs::{FixedInputs, largest};
 use super::plan::{Plan, Scale};
 use super::scales::{Scales, is_moderate, zeros};
 use super::sum::{BYTES, NARROW, NIBBLES, Sum, Sums, WIDE};
-use super::{CHUNK, MOST_ROWS};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
@@ -122,7 +122,7 @@ impl<'a> Dot<'a> {
                 return plain(None, start, end - start);
             }
             let (mut scratch, mut ahead) = (self.scratch()?, self.scratch()?);
-            let mut products = [[0.0; MOST_UNIT]; MOST_ROWS];
+            let mut products = zeroed::<f32>(self.all.count_ones() as usize * each)?;
             let mut left = Vec::new();
             // Scales are read one pass ahead: loads of what was just stored in other pieces wait for the cache.
             // SAFETY: as the caller promises, here and below.
@@ -137,7 +137,7 @@ impl<'a> Dot<'a> {
                     next = unsafe { self.prepare(first + TOGETHER, count, &mut ahead) };
                 }
                 let keep = |row: usize, values: &Sum| {
-                    products[row][first - start..][..count].copy_from_slice(&values[..count]);
+                    products[row * each + first - start..][..count].copy_from_slice(&values[..count]);
                 };
                 let rows = match prepared {
                     // SAFETY: as above.
@@ -150,7 +150,7 @@ impl<'a> Dot<'a> {
             }
             for (row, _) in &self.inputs {
                 // SAFETY: every unit writes its own columns.
-                unsafe { out.write(*row, start, &mut products[*row][..end - start]) };
+                unsafe { out.write(*row, start, &mut products[*row * each..][..end - start]) };
             }
             for (rows, first, count) in left {
                 for row in (0..u32::BITS as usize).filter(|row| rows >> row & 1 == 1) {

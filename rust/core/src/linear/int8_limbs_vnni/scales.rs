@@ -18,6 +18,8 @@ pub(super) const LOW: f32 = f32::from_bits((127 - 40) << 23);
 
 /// Smallest float16 but 0.
 const LEAST_HALF: f32 = f32::from_bits((127 - 24) << 23);
+/// Prefetch distance in bytes of stored scales.
+const AHEAD: usize = 2048;
 /// Bits of the largest float16.
 const MOST_HALF: i16 = 0x7bff;
 
@@ -33,7 +35,9 @@ unsafe fn read_halves(from: *const i16, to: &mut [f32], least: &mut __m512) -> b
         let lanes = u32::MAX >> (32 - to.len());
         // SAFETY: masks keep inside the scales and inside `to`.
         unsafe {
-            let bits = _mm512_maskz_loadu_epi16(lanes, from.add(32 * i));
+            let at = from.add(32 * i);
+            _mm_prefetch::<_MM_HINT_T0>(at.wrapping_byte_add(AHEAD).cast());
+            let bits = _mm512_maskz_loadu_epi16(lanes, at);
             most = _mm512_max_epu16(most, _mm512_and_si512(bits, _mm512_set1_epi16(i16::MAX)));
             let (low, high) = (_mm512_castsi512_si256(bits), _mm512_extracti64x4_epi64::<1>(bits));
             _mm512_mask_storeu_ps(to.as_mut_ptr(), lanes as u16, _mm512_cvtph_ps(low));
@@ -116,7 +120,9 @@ impl<'a> Scales<'a> {
                 let scales = match self.scale {
                     Scale::Row | Scale::Half => _mm512_set1_ps(1.0),
                     Scale::Exponent { .. } => {
-                        let codes = _mm_maskz_loadu_epi8(lanes, self.bytes.as_ptr().add(at + 16 * i).cast());
+                        let stored = self.bytes.as_ptr().add(at + 16 * i);
+                        _mm_prefetch::<_MM_HINT_T0>(stored.wrapping_add(AHEAD).cast());
+                        let codes = _mm_maskz_loadu_epi8(lanes, stored.cast());
                         fits &= _mm_cmpgt_epu8_mask(codes, _mm_set1_epi8(MOST_CODE.cast_signed())) == 0;
                         let raised = _mm512_add_epi32(_mm512_cvtepu8_epi32(codes), _mm512_set1_epi32(RAISED));
                         _mm512_castsi512_ps(_mm512_slli_epi32::<23>(raised))

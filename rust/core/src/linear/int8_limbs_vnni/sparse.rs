@@ -59,8 +59,6 @@ pub(in crate::linear) struct SparseDot<'a> {
 #[derive(Default)]
 pub(in crate::linear) struct Scratch {
     codes: Vec<u8>,
-    /// Scales of a row.
-    row: Vec<f32>,
     /// Scales of all rows of the panel, row by row, and by group.
     by_row: Vec<f32>,
     by_group: Vec<Floats>,
@@ -173,7 +171,6 @@ impl<'a> SparseDot<'a> {
         let groups = self.scales.groups;
         let stride = groups.next_multiple_of(16);
         if scratch.by_group.len() != stride {
-            scratch.row = zeroed(groups)?;
             scratch.by_row = zeroed(PANEL * stride)?;
             scratch.by_group = zeroed(stride)?;
         }
@@ -184,10 +181,9 @@ impl<'a> SparseDot<'a> {
                 continue;
             }
             // SAFETY: as the caller promises; the row has as many scales.
-            if !unsafe { self.scales.read(first + row, 0, &mut scratch.row, &mut least) } {
+            if !unsafe { self.scales.read(first + row, 0, &mut to[..groups], &mut least) } {
                 return Ok(None);
             }
-            to[..groups].copy_from_slice(&scratch.row);
         }
         let mut least = _mm512_reduce_min_ps(least);
         if self.scales.low(least) {
