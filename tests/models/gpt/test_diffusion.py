@@ -168,7 +168,7 @@ def test_blocks_of_one_token_are_the_autoregressive_order():
         hidden[:, at] = True
         states = model.objective.hidden(model, ids[:, :1], alone, hidden, since=at)
         total -= model.head.log_probs(states[0])[0, targets[0, at]].item()
-    assert float(model.objective.bound(model, ids, targets)) == pytest.approx(total, abs=1e-4)
+    assert model.objective.bound(model, ids, targets).item() == pytest.approx(total, abs=1e-4)
 
 
 @pytest.mark.parametrize("block", [0, 4])

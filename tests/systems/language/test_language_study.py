@@ -4,6 +4,7 @@ import json
 import shlex
 
 import pytest
+from browser import browser, open_in_browser
 from octavo.errors import DataError
 from octavo.report.language_page import language_page
 from octavo.systems.language.bench_arms import arms
@@ -95,3 +96,20 @@ def test_what_a_run_reports_with_its_training_targets_stands_beside_its_true_los
     )
     shown = next(row for row in BenchReport(made).rows("tokens") if row[0] == "nce")
     assert shown[3] == "3.0005 (reported 2.5000)"
+
+
+LOOK = """{
+const seen = {}, texts = selector => [...document.querySelectorAll(selector)].map(it => it.textContent);
+seen.parts = [...document.querySelectorAll(".part")].map(it => it.id); seen.arms = texts("#table tbody td:first-child");
+seen.commands = texts("#table code").length; seen.lines = document.querySelectorAll("#curves polyline").length;
+seen.flat = document.documentElement.scrollWidth <= innerWidth;
+document.body.replaceChildren(JSON.stringify(seen));
+}"""
+
+
+@browser
+def test_the_page_works_in_a_browser(tmp_path):
+    seen, said = open_in_browser(language_page(study_table(example())), tmp_path, LOOK, "--window-size=1280,900")
+    assert said == [] and seen["flat"] and seen["parts"] == ["table", "bounds", "curves", "fidelity"]
+    assert set(seen["arms"]) == {BASE, "muon", "nce", "gated_mlp", "masked_diffusion"}
+    assert seen["commands"] == 5 and seen["lines"] == 4
