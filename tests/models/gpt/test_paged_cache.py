@@ -106,7 +106,9 @@ def test_pages_that_are_short_are_an_error_that_changes_nothing():
     paged.step({one: 3, other: 4})
     with pytest.raises(RangeError, match="2 sequences need 2 pages; 0 are free"):
         paged.step({one: 5, other: 6})
-    assert paged.cache.length(one) == paged.cache.length(other) == 2
+    with pytest.raises(RangeError, match="is outside the vocabulary"):
+        paged.step({one: 5, other: 1 << 20})
+    assert paged.cache.length(one) == paged.cache.length(other) == 2 and paged.step({}) == {}
     with pytest.raises(RangeError, match=r"needs 2 pages for 5 positions and 0 are free"):
         paged.cache.grow(one, 3)
     paged.leave(other)

@@ -132,7 +132,10 @@ class RowSmoothingObjective(Objective):
 
     def loss(self, model: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum and its parts. Raises ModelError before :meth:`count`."""
-        hidden_BTD = model.hidden(batch.ids_BT, window=batch.window)
+        return self.smoothed(model, model.hidden(batch.ids_BT, window=batch.window), batch)
+
+    def smoothed(self, model: Any, hidden_BTD: Tensor, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return :meth:`loss` of hidden states that are there."""
         total, parts = trained_loss(model.head, hidden_BTD, batch.targets_BT)
         if not self.strength:
             return total, parts

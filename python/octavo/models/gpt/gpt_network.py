@@ -198,8 +198,12 @@ class GPT(nn.Module):
     @property
     def counts(self) -> bool:
         """Whether parts count or store training ids."""
+        return bool(self.stores or self._counting)
+
+    @property
+    def _counting(self) -> list[Any]:
         own = (self.embedding, self.head, self.objective)
-        return bool(self.stores) or any(callable(getattr(part, "count", None)) for part in own)
+        return [part for part in own if callable(getattr(part, "count", None))]
 
     @property
     def stores(self) -> list[Any]:
@@ -209,9 +213,8 @@ class GPT(nn.Module):
 
     def count(self, stream: Tensor) -> None:
         """Let every part that does so count, or store, the ids of a training stream."""
-        for part in (self.embedding, self.head, self.objective):
-            if callable(getattr(part, "count", None)):
-                part.count(stream)
+        for part in self._counting:
+            part.count(stream)
         for store in self.stores:
             store.fill(stream, self.config.end_of_text)
 

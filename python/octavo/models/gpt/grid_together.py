@@ -52,11 +52,11 @@ class GridTogetherObjective(RowSmoothingObjective):
 
     def loss(self, model: Any, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the sum and its parts."""
-        total, parts = super().loss(model, batch)
+        hidden_BTD = model.hidden(batch.ids_BT, window=batch.window)
+        total, parts = self.smoothed(model, hidden_BTD, batch)
         weight = self.further * max(0.0, 1 - 1.5 * self.progress)
         if not weight:
             return total, parts
-        hidden_BTD = model.hidden(batch.ids_BT, window=batch.window)
         later = further_targets(batch.targets_BT, 1, self.end_of_text)
         more = model.head.nll(*scored(hidden_BTD, later)).sum()
         return total + weight * more, {**parts, "further": more.detach()}

@@ -16,7 +16,7 @@ from torch import Tensor
 from octavo.errors import ModelError, RangeError
 from octavo.models.gpt.attention_mixer import AttentionMixer
 from octavo.models.gpt.gpt_decoding import DecodingState, first_state, step
-from octavo.models.gpt.gpt_network import GPT
+from octavo.models.gpt.gpt_network import GPT, check_ids
 
 PAGE = 64
 """Positions of a page."""
@@ -159,8 +159,11 @@ class PagedDecoding:
     def step(self, ids: Mapping[int, int]) -> dict[int, Tensor]:
         """Return the log-probabilities ``[V]`` after the next id of each sequence that is named.
 
-        Raises RangeError where pages are short, before any sequence has moved.
+        Raises RangeError for an id outside the vocabulary, and where pages are short, before any sequence has moved.
         """
+        if not ids:
+            return {}
+        check_ids(torch.tensor([list(ids.values())], dtype=torch.int64), self.model.config.vocabulary)
         needed = sum(self.cache.length(sequence) % self.cache.page == 0 for sequence in ids)
         if needed > self.cache.free_pages:
             raise RangeError(f"{len(ids)} sequences need {needed} pages; {self.cache.free_pages} are free")

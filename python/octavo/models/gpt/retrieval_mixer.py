@@ -90,8 +90,6 @@ class RetrievalMixer(nn.Module):
     def forward(self, x_BTD: Tensor, context: MixingContext) -> Tensor:
         """Return the mixed vectors ``[B, T, D]``."""
         mixed_BTD: Tensor = self.attention(x_BTD, context)
-        if not context.in_a_row:  # positions were passed over: there are no chunks
-            return mixed_BTD
         length, chunk = x_BTD.shape[1], self.config.chunk
         if self.store is None or context.ids_BT is None or self.store.is_empty or length < chunk:
             return mixed_BTD
