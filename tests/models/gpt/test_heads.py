@@ -22,6 +22,7 @@ from octavo.models.gpt.alias_sampler import AliasSampler
 from octavo.models.gpt.contracts import example_model
 from octavo.models.gpt.parameter_start import initialize
 from octavo.models.gpt.sampled_heads import NegativeSamplingHead, NoiseContrastiveHead, SampledSoftmaxHead
+from octavo.models.gpt.softmax_head import Softmax, SoftmaxHead
 from octavo.models.gpt.word_grid import GridEmbedding
 from octavo.models.gpt.word_placement import PlacementCosts, assignment
 from octavo.models.techniques import technique
@@ -93,7 +94,7 @@ def test_the_optimum_of_a_sampled_loss_is_the_entropy_after_the_right_correction
     head.noise_V.copy_(q.float())
     scores = optimum(head, kind, p, q)
     with torch.no_grad():
-        head.project.weight.copy_(scores[:, None].expand(-1, VOCABULARY) / VOCABULARY)
+        head.project.weight.copy_((scores[:, None] - head.start).expand(-1, VOCABULARY) / VOCABULARY)
     h = torch.ones(1, VOCABULARY)
     entropy = -(p * p.log()).sum().item()
     loss = -(p * head.log_probs(h)[0].double()).sum().item()
@@ -113,11 +114,67 @@ def test_a_sampled_loss_is_its_definition(kind):
     torch.manual_seed(1)
     given = head.surrogate(h, y)
     torch.manual_seed(1)
-    noise, scores = head.drawn(), h @ head.project.weight.T
+    noise, scores = head.drawn(), h @ head.project.weight.T + head.start
     if kind is NoiseContrastiveHead:
         scores = scores - (7 * head.noise_V).log()
     wanted = -scores.gather(1, y[:, None])[:, 0].sigmoid().log() - (1 - scores[:, noise].sigmoid()).log().sum(1)
     assert torch.allclose(given, wanted, atol=1e-4)
+
+
+def test_the_gradient_of_nce_tends_to_that_of_the_softmax_as_draws_grow():
+    """Where scores are log-probabilities; the expectation over the noise is exact: each token as often as expected."""
+    distance = {}
+    for times in (1, 32):
+        head = made(NoiseContrastiveHead, NoiseContrastive(samples=1, tied=False))
+        expected_V = times * torch.arange(1, VOCABULARY + 1)
+        head.noise_V.copy_(expected_V / expected_V.sum())
+        head.samples = int(expected_V.sum())
+        head.drawn = lambda often_V=expected_V: torch.arange(VOCABULARY).repeat_interleave(often_V)
+        h, y = torch.randn(1, WIDTH), torch.tensor([3])
+        assert head.log_partition(0 * h).item() == pytest.approx(0, abs=1e-5)  # at the start all tokens are even
+        with torch.no_grad():
+            head.project.weight.sub_(head.log_partition(h) * h / h.square().sum())
+        exact, sampled = (
+            torch.autograd.grad(loss(h, y).sum(), head.project.weight)[0] for loss in (head.nll, head.surrogate)
+        )
+        distance[times] = float((sampled - exact).norm() / exact.norm())
+    assert 16 * distance[32] < distance[1] < 0.05
+
+
+STATES, DRAWS = 64, 32
+
+
+def trained(kind, config, start=None):
+    """The exact loss of a head and a table of states after training on draws from a chain, nats a token."""
+    chain_SS = (
+        1.5 * torch.randn(STATES, STATES, generator=torch.Generator().manual_seed(0)) - torch.arange(STATES) / 16
+    ).softmax(1)
+    often_S = torch.linalg.matrix_power(chain_SS, 64)[0]
+    head = made(kind, config, vocabulary=STATES)
+    head.start = getattr(head, "start", 0.0) if start is None else start
+    table = nn.Parameter(torch.randn(STATES, WIDTH))
+    if hasattr(head, "count"):
+        head.count(often_S.multinomial(10_000, replacement=True))
+    steps = 60
+    optimizer = torch.optim.AdamW([table, *head.parameters()], lr=0.03)
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = 0.03 * (1 - step / steps)
+        x = often_S.multinomial(128, replacement=True)
+        y = chain_SS[x].multinomial(1)[:, 0]
+        optimizer.zero_grad()
+        getattr(head, "surrogate", head.nll)(nn.functional.rms_norm(table, (WIDTH,))[x], y).mean().backward()
+        optimizer.step()
+    losses_SS = -head.log_probs(nn.functional.rms_norm(table, (WIDTH,)))
+    return (often_S[:, None] * chain_SS * losses_SS).sum().item()
+
+
+def test_training_on_few_draws_comes_near_the_softmax_and_needs_scores_that_begin_at_the_optimum_s_size():
+    """Without it NCE ends above the even distribution: it trains the size of scores, at the cost of all else."""
+    exact = trained(SoftmaxHead, Softmax(tied=False))
+    few = {"samples": DRAWS, "tied": False}
+    assert trained(NegativeSamplingHead, NegativeSampling(**few)) < exact + 0.15
+    assert trained(NoiseContrastiveHead, NoiseContrastive(**few)) < exact + 0.5
+    assert trained(NoiseContrastiveHead, NoiseContrastive(**few), start=0.0) > math.log(STATES)
 
 
 def test_sampled_softmax_with_all_tokens_is_the_softmax_and_its_bias_shrinks_with_samples():

@@ -5,6 +5,7 @@ Evaluation is exact for all of them: ``nll`` and ``log_probs`` look at the whole
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,8 @@ class SampledSoftmax(_Sampled):
 class NoiseContrastive(_Sampled):
     """Noise-contrastive estimation: ``sigmoid(s - log(k q))`` tells the target from ``k = samples`` draws of noise q.
 
-    At its optimum the scores are log-probabilities. Source: Gutmann and Hyvarinen 2010; Mnih and Teh 2012.
+    At its optimum the scores are log-probabilities, so they begin as such: ``s = h w - log V``, even over V tokens.
+    Source: Gutmann and Hyvarinen 2010; Mnih and Teh 2012.
     """
 
 
@@ -49,15 +51,22 @@ class NoiseContrastive(_Sampled):
 class NegativeSampling(_Sampled):
     """``sigmoid(s)`` tells the target from ``k = samples`` draws of noise q, as in word2vec.
 
-    At its optimum ``s = log(p / q) - log k``, so the distribution is ``softmax(s + log q)``: evaluation adds log q.
+    At its optimum ``s = log(p / q) - log k``, so the distribution is ``softmax(s + log q)``: evaluation adds log q,
+    and scores begin where the distribution is q: ``s = h w - log k``.
     Source: Mikolov et al. 2013; Levy and Goldberg 2014.
     """
 
 
 class _SampledHead(SoftmaxHead):
-    """A softmax with a distribution of noise, from which a surrogate draws; uniform until :meth:`count`."""
+    """A softmax with a distribution of noise, from which a surrogate draws; uniform until :meth:`count`.
+
+    ``start``: added to the products with the rows of weights. A softmax does not see it. A loss of single scores does:
+    without it the targets' draws at the start would be outweighed by those of the noise, whose gradient, common to all
+    tokens, drives hidden states and rows apart long before they tell one token from another.
+    """
 
     noise_V: Tensor
+    start = 0.0
 
     def __init__(self, config: Any, vocabulary: int, width: int) -> None:
         """Make the weights and the sampler."""
@@ -81,12 +90,16 @@ class _SampledHead(SoftmaxHead):
     def some_scores(self, h_ND: Tensor, ids_S: Tensor) -> Tensor:
         """Return the scores of a few tokens for all rows, ``[N, S]`` float32."""
         table = self._shared[0].table.weight if self._shared else self.project.weight
-        return functional.linear(h_ND, functional.embedding(ids_S, table)).float()
+        return functional.linear(h_ND, functional.embedding(ids_S, table)).float() + self.start
 
     def own_scores(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
         """Return the score of each row's target, ``[N]`` float32."""
         table = self._shared[0].table.weight if self._shared else self.project.weight
-        return (h_ND * functional.embedding(y_N, table)).sum(-1).float()
+        return (h_ND * functional.embedding(y_N, table)).sum(-1).float() + self.start
+
+    def scores(self, h_ND: Tensor) -> Tensor:
+        """Return the scores of all tokens, ``[N, V]`` float32."""
+        return super().scores(h_ND) + self.start
 
     def log_partition(self, h_ND: Tensor) -> Tensor:
         """Return the logarithm of the sum of all exponentials, ``[N]``: 0 where scores are log-probabilities."""
@@ -117,6 +130,11 @@ class SampledSoftmaxHead(_SampledHead):
 class NoiseContrastiveHead(_SampledHead):
     """:class:`NoiseContrastive` as a head."""
 
+    def __init__(self, config: NoiseContrastive, vocabulary: int, width: int) -> None:
+        """Make the weights and the sampler."""
+        super().__init__(config, vocabulary, width)
+        self.start = -math.log(vocabulary)
+
     def surrogate(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
         """Return the sampled loss of each row, ``[N]`` float32."""
         ids_S, lowered_V = self.drawn(), (self.samples * self.noise_V).log()
@@ -128,6 +146,11 @@ class NoiseContrastiveHead(_SampledHead):
 @register("head", "negative_sampling", NegativeSampling, examples=(NegativeSampling(samples=9, tied=False),))
 class NegativeSamplingHead(_SampledHead):
     """:class:`NegativeSampling` as a head."""
+
+    def __init__(self, config: NegativeSampling, vocabulary: int, width: int) -> None:
+        """Make the weights and the sampler."""
+        super().__init__(config, vocabulary, width)
+        self.start = -math.log(config.samples)
 
     def scores(self, h_ND: Tensor) -> Tensor:
         """Return the scores that a softmax turns into the model's distribution: with the noise put back."""
