@@ -1,15 +1,16 @@
 """Commands that take a model of texts take the folder of a language model, packed or not."""
 
 import json
+from dataclasses import replace
 
 import octavo as package
 import pytest
 import torch
 from data.byte_pair_texts import corpus
 from octavo.data import BytePairTokenizer
-from octavo.models.gpt import GPT, modern
+from octavo.models.gpt import GPT, MaskedDiffusion, modern, nocap_baseline
 from octavo.systems.language.model_folder import load_language_model, save_language_model
-from octavo.train import exact_nll
+from octavo.train import exact_nll, likelihood_bound
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +26,8 @@ def folder(tmp_path_factory):
     save_language_model(place / "float", model, tokenizer)
     packed = package.pack_model(package.quantize_model(model, "int8:g32", progress=False))
     save_language_model(place / "packed", packed, tokenizer)
+    plain = nocap_baseline(vocabulary=300, width=32, layers=1, heads=2, end_of_text=299)
+    save_language_model(place / "diffusion", GPT(replace(plain, objective=MaskedDiffusion(block=8))), tokenizer)
     (place / "text.txt").write_text(text)
     return place
 
@@ -42,6 +45,24 @@ def test_a_packed_model_agrees_with_its_float_one(octavo, folder):
     given = ("--against", folder / "float", "--data", folder / "text.txt", "--json")
     found = json.loads(octavo("eval", folder / "packed", *given).stdout)
     assert found["metric"] == "KL" and 0 < found["value"] < 1e-2
+
+
+def test_masked_diffusion_is_told_as_a_bound_and_never_as_a_perplexity(octavo, folder):
+    given = ("--data", folder / "text.txt", "--context", 32, "--tokens", 300)
+    found = json.loads(octavo("eval", folder / "diffusion", *given, "--json").stdout)
+    model, tokenizer = load_language_model(folder / "diffusion")
+    ids = tokenizer.encode((folder / "text.txt").read_text())
+    bound = likelihood_bound(model, ids, context=32, tokens=300)
+    assert (found["metric"], found["nats"], found["error"]) == ("bound", bound.nats, bound.error)
+    assert "upper bound" in found["told"] and not {"value", "perplexity"} & found.keys()
+    assert "at most" in octavo("eval", folder / "diffusion", *given).stdout
+    assert "--stride" in octavo("eval", folder / "diffusion", *given, "--stride", 8, code=2).output
+
+
+def test_masked_diffusion_is_compressed_by_no_command(octavo, folder, tmp_path):
+    given = ("--data", folder / "text.txt", "--budget", 7, "--formats", "nf4,int8:g32", "-o", tmp_path / "small")
+    told = " ".join(octavo("compress", "--model", folder / "diffusion", *given, code=2).output.split())
+    assert "trained on a bound and has no exact loss" in told
 
 
 def test_a_graph_has_the_sizes_of_the_model(octavo, folder):

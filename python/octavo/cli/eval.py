@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as jsonlib
+import math
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from octavo.systems.polynomials.evaluate import Mistake
+    from octavo.train import Bound
     from octavo.train.measurement import Measurement
 
 
@@ -62,7 +64,8 @@ def run(
     """Measure a model on data of your own: perplexity, accuracy, agreement, or exact match.
 
     A language model gets a plain text: its perplexity is exact, every token is predicted once, from the window before
-    it. A classifier gets labelled texts, lines label<TAB>text or text<TAB>label, or JSON objects with text and label.
+    it. Of masked diffusion, which has no exact loss, an upper bound is estimated, and told as one. A classifier gets
+    labelled texts, lines label<TAB>text or text<TAB>label, or JSON objects with text and label.
     Any model of texts is compared with another one by --against. Intervals are of 95 %.
 
     polynomials, and folders that octavo train polynomials wrote, get lines left=right, whose right side the native
@@ -85,16 +88,20 @@ def run(
     if folder is not None or out is not None or mistakes or beam != 1:
         raise SettingError("--model, --beam, --mistakes and --out are of polynomials; leave them out")
     found = _measured(model, data, against, context, stride, tokens)
-    _show(found, model, data, against, json)
+    if hasattr(found, "draws"):
+        _show_bound(found, model, data, json)
+    else:
+        _show(found, model, data, against, json)
 
 
 def _measured(
     model: str, data: Path, against: str | None, context: int | None, stride: int | None, tokens: int | None
-) -> Measurement:
+) -> Measurement | Bound:
     from octavo.data.labelled_files import read_text_file
     from octavo.display.progress import Bar
     from octavo.systems.text_models import check_task, labelled_for, open_text_model, read_texts
-    from octavo.train.evaluate_model import evaluate
+    from octavo.train import likelihood_bound
+    from octavo.train.evaluate_model import context_of, evaluate, text_ids
 
     with ExitStack() as stack:
         bar = stack.enter_context(Bar("evaluating", 1.0, unit="share"))
@@ -111,6 +118,12 @@ def _measured(
             )  # fmt: skip
         opened = open_text_model(model)
         check_task(opened)
+        if hasattr(getattr(opened.model, "objective", None), "bound"):
+            if stride is not None:
+                raise SettingError("--stride is of an exact perplexity; MODEL has a bound on it alone: leave it out")
+            ids = text_ids(opened.tokenizer, read_text_file(data))
+            length = context_of(opened.model) if context is None else context
+            return likelihood_bound(opened.model, ids, context=length, tokens=tokens, progress=show)
         given: Any = read_text_file(data) if opened.task == "language" else labelled_for(opened, data)
         return evaluate(
             opened.model, given, tokenizer=opened.tokenizer, context=context, stride=stride, tokens=tokens,
@@ -134,6 +147,24 @@ def _show(found: Measurement, model: str, data: Path, against: str | None, json:
     stdout.print(f"{'examples':18} {found.count:,}")
     for name, value in {**found.details, **found.setup}.items():
         stdout.print(f"{name:18} {value:,.6g}")
+
+
+def _show_bound(found: Bound, model: str, data: Path, json: bool) -> None:
+    """Show an upper bound, and that it is one."""
+    from octavo.display.console import console, print_json
+
+    told = "an upper bound, estimated over random draws; it compares with no exact loss"
+    facts = {"nats": found.nats, "error": found.error, "tokens": found.tokens, "context": found.context}
+    if json:
+        named = {"model": model, "data": str(data), "metric": "bound", "told": told}
+        print_json({**named, **facts, "draws": found.draws, "examples": found.source_hash})
+        return
+    stdout = console()
+    stdout.print(f"{'bound':18} at most {found.nats:.6g} nats a token, standard error {found.error:.2g}")
+    stdout.print(f"{'perplexity':18} at most {math.exp(found.nats):.6g}")
+    for name, value in (("tokens", found.tokens), ("context", found.context), ("draws", found.draws)):
+        stdout.print(f"{name:18} {value:,}")
+    stdout.print(told)
 
 
 def _polynomials(

@@ -116,7 +116,7 @@ def exact_nll(
     if hasattr(getattr(model, "objective", None), "bound"):
         raise ModelError(
             f"{type(model).__name__} is trained on a bound and has no exact loss; octavo.train.likelihood_bound "
-            "estimates the bound"
+            "and octavo eval estimate the bound"
         )
     with evaluating(model):
         if _gives_losses(model):

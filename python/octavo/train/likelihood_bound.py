@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -49,14 +50,15 @@ def likelihood_bound(
     draws: int = 4,
     seed: int = 0,
     batch_size: int = 8,
+    progress: Callable[[int, int], object] = lambda *_: None,
 ) -> Bound:
     """Return the mean bound on the negative log-likelihood of a stream of ids, a token.
 
     ``model``: its ``objective`` has ``bound(model, ids, targets, generator)``, an unbiased estimate for every window,
     ``[B]`` nats. Windows of ``context`` tokens do not overlap; each is estimated ``draws`` times, with random numbers
     of ``seed`` alone. Before the work one window is checked: predictions must stay when hidden tokens, or later blocks,
-    are changed. Raises ModelError for a model without a bound, or that sees what it predicts, DataError for a stream
-    that makes no window, NonFiniteError.
+    are changed. ``progress`` is told windows that are done, and all of them. Raises ModelError for a model without a
+    bound, or that sees what it predicts, DataError for a stream that makes no window, NonFiniteError.
     """
     objective: Any = getattr(model, "objective", None)
     if not hasattr(objective, "bound"):
@@ -79,6 +81,7 @@ def likelihood_bound(
             targets = torch.stack([ids[first + 1 : end + 1] for first, end, _ in part]).to(device)
             found = [objective.bound(model, inputs, targets, generator).double().cpu() for _ in range(draws)]
             sums += torch.stack(found, 1).tolist()
+            progress(len(sums), len(windows))
     means = [math.fsum(row) / draws for row in sums]
     counts = [scored for _, _, scored in windows]
     if not all(map(math.isfinite, means)):

@@ -16,6 +16,7 @@ from octavo.models.gpt import (
     nocap_baseline,
 )
 from octavo.models.gpt.attention_mixer import AttentionMixer
+from octavo.models.gpt.growing_rows import GrowingRows
 from octavo.models.gpt.parameter_start import initialize
 from octavo.models.gpt.softmax_head import SoftmaxHead
 from octavo.models.techniques import names, register, technique, techniques
@@ -166,7 +167,7 @@ def test_a_decoder_that_forgets_is_caught_by_name():
     class Forgets(AttentionMixer):
         def step(self, x_BD, state, context):
             out, state = super().step(x_BD, state, context)
-            return out, {**state, "key": state["key"][:, :, -3:], "value": state["value"][:, :, -3:]}
+            return out, state | {name: GrowingRows(state[name].rows[:, :, -3:], 2) for name in ("key", "value")}
 
     with pytest.raises(ContractError, match=r"^decoding: position 4"):
         contracts.check_decoding(with_mixer(Forgets), contracts.example_batch()[0])

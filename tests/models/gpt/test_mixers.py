@@ -85,7 +85,7 @@ def test_latent_attention_caches_the_latent_and_one_key():
     state = mixer.first_state(3, torch.device("cpu"))
     for at in range(5):
         _, state = mixer.step(torch.randn(3, WIDTH), state, MixingContext(torch.tensor([at])))
-    assert state["cached"].numel() == 3 * 5 * mixer.cached_values == 3 * 5 * (6 + 4)
+    assert state["cached"].rows.numel() == 3 * 5 * mixer.cached_values == 3 * 5 * (6 + 4)
     with pytest.raises(SettingError, match="rotary_size is 3"):
         LatentAttention(rotary_size=3)
 

@@ -46,6 +46,18 @@ def retro(stream, *, joint=False, chunk=4, entries=400, pattern="ar"):
 # --- the store --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("vocabulary", "nbytes"), [(50, 2), (65_535, 2), (65_536, 4)])
+def test_ids_take_two_bytes_where_the_vocabulary_fits_and_all_come_back(vocabulary, nbytes):
+    stream = torch.randint(1, vocabulary, (40,)).index_fill(0, torch.tensor([0]), END)
+    stream[1:3] = vocabulary - 1
+    store = ChunkStore(8, 8, 4)
+    store.narrow(vocabulary)
+    store.fill(stream, END)
+    assert store.held_SC.element_size() == nbytes
+    assert torch.equal(store.tokens_SC[:5, :8].flatten(), stream) and bool((store.tokens_SC[5:] == -1).all())
+    assert bool((store.tokens_SC[4, 8:] == -1).all())  # nothing follows the last chunk
+
+
 def test_neighbours_are_those_of_brute_force():
     stream = text()
     store = filled(stream)

@@ -69,6 +69,9 @@ def test_the_error_is_that_of_two_means():
 def test_few_seeds_claim_nothing():
     assert compare([1.0], [3.0, 3.1, 3.2]).verdict == compare([1.0], [2.0]).verdict == "seeds"
     assert compare([1.0, 1.1], [3.0, 3.1, 3.2]).verdict == "seeds"
+    assert compare([1.0, 1.0, 1.0], [3.0, 3.0, 3.0]).verdict == "no spread"  # enough of them, and no noise to judge by
+    assert compare([3.0, 3.0, 3.0], [3.0, 3.0, 3.0]).verdict == "even"
+    assert compare([1.0, 1.0, 1.0], [3.0, 3.0, 3.1]).verdict == "better"
     assert reaches([2.99, 3.0, 3.01], [3.0, 3.01, 2.995]).verdict == "better"
 
 

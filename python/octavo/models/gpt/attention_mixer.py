@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from octavo.errors import SettingError
 from octavo.models.gpt.attention_masks import causal_product, step_product, visible
+from octavo.models.gpt.growing_rows import GrowingRows
 from octavo.models.gpt.mixing_context import MixingContext, smaller
 from octavo.models.gpt.rotary_positions import frequencies, turned
 from octavo.models.techniques import choice, number, register, whole
@@ -116,7 +117,8 @@ class AttentionMixer(nn.Module):
     def first_state(self, batch: int, device: torch.device) -> Any:
         """Return an empty cache."""
         none = torch.empty(batch, self.kv_heads, 0, self.size, device=device, dtype=self.query.weight.dtype)
-        return {"key": none, "value": none, "documents": torch.empty(batch, 0, dtype=torch.int64, device=device)}
+        documents = torch.empty(batch, 0, dtype=torch.int64, device=device)
+        return {"key": GrowingRows(none, 2), "value": GrowingRows(none, 2), "documents": GrowingRows(documents, 1)}
 
     def step(self, x_BD: Tensor, state: Any, context: MixingContext) -> tuple[Tensor, Any]:
         """Return the output of the next position and the cache with its key and value."""
@@ -124,15 +126,14 @@ class AttentionMixer(nn.Module):
         query, key, value = self._projected(x_B1D, context)
         here, told = context.positions_T, context.documents_BT
         query, key = (self._turned(part, here) for part in (query, key))
-        state = {"key": torch.cat([state["key"], key], 2), "value": torch.cat([state["value"], value], 2)} | {
-            "documents": state["documents"]
-        }
+        state = {**state, "key": state["key"].followed_by(key), "value": state["value"].followed_by(value)}
         if told is not None:
-            state["documents"] = torch.cat([state["documents"], told], 1)
-        length = state["key"].shape[2]
+            state["documents"] = state["documents"].followed_by(told)
+        key, value = state["key"].rows, state["value"].rows
+        length = key.shape[2]
         places = here[-1] - length + 1 + torch.arange(length, device=x_BD.device)
-        mask = self._mask(here, places, context, state["documents"])
-        mixed = self._attend(query, state["key"], state["value"], mask)
+        mask = self._mask(here, places, context, state["documents"].rows)
+        mixed = self._attend(query, key, value, mask)
         return self._joined(mixed, x_B1D)[:, 0], state
 
     def _product(self, query: Tensor, key: Tensor, value: Tensor, context: MixingContext) -> Tensor:

@@ -12,6 +12,7 @@ from octavo.errors import ModelError
 from octavo.models.gpt.copied_text import COPIED, documents_of, refuse_copies, run_hashes
 
 _ROWS, SIZE = 1 << 12, 64
+_NONE = {dtype: torch.iinfo(dtype).max for dtype in (torch.uint16, torch.int32)}
 
 
 class ChunkStore(nn.Module):
@@ -22,7 +23,7 @@ class ChunkStore(nn.Module):
     ``overlap`` tokens in a row of it: it gives no neighbours to a text that holds them, which is its own.
     """
 
-    tokens_SC: Tensor
+    held_SC: Tensor
     document_S: Tensor
     keys_SE: Tensor
     rarity_R: Tensor
@@ -31,13 +32,27 @@ class ChunkStore(nn.Module):
         """Make an empty store."""
         super().__init__()
         self.entries, self.chunk, self.overlap = entries, chunk, overlap
-        self.register_buffer("tokens_SC", torch.full((entries, 2 * chunk), -1))
-        self.register_buffer("document_S", torch.full((entries,), -1))
+        # Ids in the fewest bytes, once the vocabulary is known; the largest value of the type is none.
+        self.register_buffer("held_SC", torch.full((entries, 2 * chunk), _NONE[torch.int32], dtype=torch.int32))
+        self.register_buffer("document_S", torch.full((entries,), -1, dtype=torch.int32))
         self.register_buffer("keys_SE", torch.zeros(entries, SIZE))
         self.register_buffer("rarity_R", torch.ones(_ROWS))
         self._table: Tensor | None = None
         self._index: tuple[Tensor, Tensor] | None = None
         self._indexed: tuple[Any, ...] = ()
+
+    def narrow(self, vocabulary: int) -> None:
+        """Hold ids below ``vocabulary`` in two bytes each where they fit. Of an empty store."""
+        if vocabulary <= _NONE[torch.uint16]:
+            self.held_SC = torch.full_like(self.held_SC, _NONE[torch.uint16], dtype=torch.uint16)
+
+    @property
+    def tokens_SC(self) -> Tensor:
+        """Return the ids of all entries, int64, -1 where there is none."""
+        return self._ids(self.held_SC)
+
+    def _ids(self, held: Tensor) -> Tensor:
+        return held.long().masked_fill(held == _NONE[held.dtype], -1)
 
     @property
     def is_empty(self) -> bool:
@@ -76,7 +91,7 @@ class ChunkStore(nn.Module):
     def leave_out(self, held_out: Tensor) -> int:
         """Take out every document that shares a run of tokens with ``held_out``, and return their number."""
         there = self.document_S >= 0
-        tokens, owners = self.tokens_SC[there].cpu(), self.document_S[there].cpu()
+        tokens, owners = self._ids(self.held_SC[there]).cpu(), self.document_S[there].cpu()
         known = run_hashes(held_out[None].cpu(), COPIED)[0]
         joined, of = self._joined()
         hashes = run_hashes(joined[None].cpu(), COPIED)[0]
@@ -97,7 +112,9 @@ class ChunkStore(nn.Module):
     def _joined(self) -> tuple[Tensor, Tensor]:
         """Return the chunks one after the other, ``[N]``, and the document of each token."""
         there = self.document_S >= 0
-        return self.tokens_SC[there, : self.chunk].flatten(), self.document_S[there].repeat_interleave(self.chunk)
+        return self._ids(self.held_SC[there, : self.chunk]).flatten(), self.document_S[there].repeat_interleave(
+            self.chunk
+        )
 
     def vectors(self, tokens_NC: Tensor) -> Tensor:
         """Return the frozen vectors of chunks, ``[N, E]``."""
@@ -127,7 +144,7 @@ class ChunkStore(nn.Module):
         barred_NS = self._own_documents(ids_BT, chunks).flatten(0, 1) | (self.document_S < 0)
         best_Nk = scores_NS.detach().masked_fill(barred_NS, -torch.inf).topk(min(count, self.entries), 1).indices
         found_Nk = ~barred_NS.gather(1, best_Nk)
-        tokens = self.tokens_SC[best_Nk].masked_fill(~found_Nk[..., None], -1)
+        tokens = self._ids(self.held_SC[best_Nk]).masked_fill(~found_Nk[..., None], -1)
         return tokens.unflatten(0, (batch, chunks)), scores_NS.gather(1, best_Nk).unflatten(0, (batch, chunks))
 
     def _own_documents(self, ids_BT: Tensor, chunks: int) -> Tensor:
@@ -148,20 +165,22 @@ class ChunkStore(nn.Module):
 
     def _runs(self) -> tuple[Tensor, Tensor]:
         """Return the hashes of all runs of the store, in order, and the document of each."""
-        held = self.tokens_SC, self.tokens_SC._version, self.tokens_SC.device
+        held = self.held_SC, self.held_SC._version, self.held_SC.device
         if self._index is None or self._indexed[0] is not held[0] or self._indexed[1:] != held[1:]:
-            hashes = run_hashes(self.tokens_SC, self.overlap)
-            real = (self.tokens_SC >= 0).unfold(1, self.overlap, 1).all(-1)
+            tokens_SC = self.tokens_SC
+            hashes = run_hashes(tokens_SC, self.overlap)
+            real = (tokens_SC >= 0).unfold(1, self.overlap, 1).all(-1)
             owners = self.document_S[:, None].expand_as(hashes)
             order = hashes[real].argsort()
             self._index, self._indexed = (hashes[real][order], owners[real][order]), held
         return self._index
 
     def _keep(self, rows: Tensor | None, owners: Tensor | None) -> None:
-        self.tokens_SC.fill_(-1)
+        self.held_SC.fill_(_NONE[self.held_SC.dtype])
         self.document_S.fill_(-1)
         self.keys_SE.zero_()
         if rows is not None and owners is not None and len(rows):
-            self.tokens_SC[: len(rows)] = rows.to(self.tokens_SC)
+            rows = rows.to(self.held_SC.device)
+            self.held_SC[: len(rows)] = rows.masked_fill(rows < 0, _NONE[self.held_SC.dtype]).to(self.held_SC.dtype)
             self.document_S[: len(rows)] = owners.to(self.document_S)
-            self.keys_SE[: len(rows)] = self.vectors(self.tokens_SC[: len(rows), : self.chunk])
+            self.keys_SE[: len(rows)] = self.vectors(rows[:, : self.chunk])

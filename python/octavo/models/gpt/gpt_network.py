@@ -115,6 +115,8 @@ class GPT(nn.Module):
         self.embedding = make("embedding", vocabulary, width, rows(config.head, vocabulary))
         self.embedding_norm = Norm(width, stream.gains) if stream.norm_embedding else None
         self.blocks = nn.ModuleList([Block(config, config.mixer(layer)) for layer in range(config.layers)])
+        for store in self.stores:
+            store.narrow(vocabulary)
         self.values = nn.ModuleDict()
         for layer in stream.value_layers:
             mixer: Any = self.blocks[layer].mixer

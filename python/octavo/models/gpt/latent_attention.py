@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from octavo.errors import SettingError
 from octavo.models.gpt.attention_masks import causal_product, step_product, visible
+from octavo.models.gpt.growing_rows import GrowingRows
 from octavo.models.gpt.mixing_context import MixingContext, smaller
 from octavo.models.gpt.rotary_positions import frequencies, turned
 from octavo.models.techniques import number, register, whole
@@ -136,24 +137,27 @@ class LatentMixer(nn.Module):
     def first_state(self, batch: int, device: torch.device) -> Any:
         """Return an empty cache."""
         documents = torch.empty(batch, 0, dtype=torch.int64, device=device)
-        return {"cached": torch.empty(batch, 0, self.cached_values, device=device), "documents": documents}
+        cached = torch.empty(batch, 0, self.cached_values, device=device)
+        return {"cached": GrowingRows(cached, 1), "documents": GrowingRows(documents, 1)}
 
     def step(self, x_BD: Tensor, state: Any, context: MixingContext) -> tuple[Tensor, Any]:
         """Return the output of the next position and the cache, in the absorbed form."""
         x_B1D = x_BD[:, None]
         query_BH1d, turned_BH1p = self._queries(x_B1D, context)
-        cached_BSc = torch.cat([state["cached"], self._cached(x_B1D, context)], 1)
+        state = {**state, "cached": state["cached"].followed_by(self._cached(x_B1D, context))}
         told = context.documents_BT
-        documents = state["documents"] if told is None else torch.cat([state["documents"], told], 1)
+        if told is not None:
+            state["documents"] = state["documents"].followed_by(told)
+        cached_BSc = state["cached"].rows
         length = cached_BSc.shape[1]
         places = context.positions_T[-1] - length + 1 + torch.arange(length, device=x_BD.device)
         window = smaller(self.config.window or None, context.window)
         seen = visible(
             context.positions_T, places, window=window, query_documents_BT=told,
-            key_documents_BS=None if told is None else documents,
+            key_documents_BS=None if told is None else state["documents"].rows,
         )  # fmt: skip
         mixed_BH1d = self.absorbed(query_BH1d, turned_BH1p, cached_BSc, seen)
-        return self.out(mixed_BH1d.transpose(1, 2).flatten(2))[:, 0], {"cached": cached_BSc, "documents": documents}
+        return self.out(mixed_BH1d.transpose(1, 2).flatten(2))[:, 0], state
 
     def _queries(self, x_BTD: Tensor, context: MixingContext) -> tuple[Tensor, Tensor]:
         """Return the parts of queries without and with positions, ``[B, H, T, .]``."""

@@ -58,7 +58,7 @@ class NearestNeighboursHead(SoftmaxHead):
         super().__init__(Softmax(tied=config.tied), vocabulary, width)
         self.memory = config
         self.register_buffer("states_SD", torch.zeros(config.entries, width))
-        self.register_buffer("next_S", torch.full((config.entries,), -1))
+        self.register_buffer("next_S", torch.full((config.entries,), -1, dtype=torch.int32))
 
     @torch.no_grad()
     def remember(self, model: Any, stream: Tensor, *, context: int) -> None:
@@ -78,7 +78,7 @@ class NearestNeighboursHead(SoftmaxHead):
 
     def refuse_copies(self, held_out: Tensor) -> None:
         """Refuse a store that holds held-out text. Raises ContractError naming the position."""
-        refuse_copies(self.next_S[None], held_out, "store of states")
+        refuse_copies(self.next_S[None].long(), held_out, "store of states")
 
     def near_log_probs(self, h_ND: Tensor) -> Tensor:
         """Return the logarithms of the store's probabilities, ``[N, V]`` float32; -inf for tokens of no neighbour."""
@@ -88,7 +88,7 @@ class NearestNeighboursHead(SoftmaxHead):
         near_Nk, at_Nk = distances_NS.topk(min(self.memory.neighbours, len(next_S)), 1, largest=False)
         weights_Nk = (-self.memory.sharpness * near_Nk).softmax(1)
         found = weights_Nk.new_zeros(len(h_ND), self.vocabulary)
-        return found.scatter_add(1, next_S[at_Nk].clamp_min(0), weights_Nk).log()
+        return found.scatter_add(1, next_S[at_Nk].clamp_min(0).long(), weights_Nk).log()
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
         """Return the logarithms of the mixture, ``[N, V]`` float32; in training those of the softmax."""

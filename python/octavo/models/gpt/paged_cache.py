@@ -17,6 +17,7 @@ from octavo.errors import ModelError, RangeError
 from octavo.models.gpt.attention_mixer import AttentionMixer
 from octavo.models.gpt.gpt_decoding import DecodingState, first_state, step
 from octavo.models.gpt.gpt_network import GPT, check_ids
+from octavo.models.gpt.growing_rows import GrowingRows
 
 PAGE = 64
 """Positions of a page."""
@@ -179,13 +180,13 @@ class PagedDecoding:
         for layer, held in enumerate(state.mixers):
             if length:
                 key, value = self.cache.rows([sequence], layer)
-                held = {**held, "key": key, "value": value}
+                held = {**held, "key": GrowingRows(key, 2), "value": GrowingRows(value, 2)}
             state.mixers[layer] = held
         id_1 = torch.tensor([given], device=next(self.model.parameters()).device)
         found_1V, state = step(self.model, id_1, state)
         self.cache.grow(sequence)
         for layer, held in enumerate(state.mixers):
-            self.cache.write(sequence, layer, length, held["key"][0, :, -1:], held["value"][0, :, -1:])
+            self.cache.write(sequence, layer, length, *(held[name].rows[0, :, -1:] for name in ("key", "value")))
             # Pages hold them; a state keeps the documents of its positions alone.
             state.mixers[layer] = {**held, "key": None, "value": None}
         self._states[sequence] = state

@@ -85,7 +85,14 @@ class BenchReport:
                 found.append((told, "not measured"))
                 continue
             verdict = (reaches if wanted == "better" and budget != "tokens" else compare)(here, there).verdict
-            found.append((told, {wanted: "holds", "seeds": "too few seeds"}.get(verdict, "fails")))
+            found.append(
+                (
+                    told,
+                    {wanted: "holds", "seeds": "too few seeds", "no spread": "no spread over seeds"}.get(
+                        verdict, "fails"
+                    ),
+                )
+            )
         return found
 
     def rows(self, budget: str) -> list[tuple[str, ...]]:
@@ -131,7 +138,8 @@ class BenchReport:
         return [
             f"validation: {loss['tokens']:,} tokens at context {loss['context']}, nats a token, by exact_nll",
             "against: mean less the other's mean; below 0 is better. needed: from 3 standard errors on, or what "
-            "passes by chance once in a hundred where seeds are few; verdict 'seeds': fewer than 3 of a side",
+            "passes by chance once in a hundred where seeds are few; verdict 'seeds': fewer than 3 of a side; 'no "
+            "spread': seeds change no loss, so that there is no noise to hold a difference against",
             f"machine: {machine['machine']}, {threads}, torch {first['torch']}; training seconds without validation",
             "early leads decay: a short budget flatters optimizers and small batches",
         ]

@@ -18,8 +18,9 @@ class Comparison:
     """The mean of one side less that of the other, nats a token.
 
     ``error``: its standard error from the spread over seeds of both sides; None with one seed a side. ``needed``: the
-    size from which it is claimed. ``verdict``: ``better`` (below), ``worse``, ``even`` (not told from noise), or
-    ``seeds`` where there are too few of them for any claim.
+    size from which it is claimed. ``verdict``: ``better`` (below), ``worse``, ``even`` (not told from noise), ``seeds``
+    where there are too few of them for any claim, or ``no spread`` where losses differ from side to side and never from
+    seed to seed, so that there is no noise to hold a difference against.
     """
 
     difference: float
@@ -47,7 +48,7 @@ def compare(losses: Sequence[float], baseline: Sequence[float]) -> Comparison:
     parts = [square / (count - 1) / count for square, count in zip(squares, counts, strict=True)]
     error = math.sqrt(sum(parts))
     if not error:
-        return Comparison(difference, 0.0, 0.0, "seeds" if difference else "even")
+        return Comparison(difference, 0.0, None if difference else 0.0, "no spread" if difference else "even")
     freedom = sum(parts) ** 2 / sum(part * part / (count - 1) for part, count in zip(parts, counts, strict=True))
     needed = max(_SIGMAS, student(freedom, rare=True)) * error
     if abs(difference) < needed:

@@ -112,6 +112,10 @@ def in_words(found: Comparison) -> str:
     size = f"{abs(found.difference):.4f} nats a token {'below' if found.difference < 0 else 'above'} the baseline"
     if found.verdict == "seeds":
         return f"No claim with fewer than three seeds a side: {size}."
+    if found.verdict == "no spread":
+        return f"No claim, for seeds change no loss on either side and show no noise: {size}."
+    if not found.difference:
+        return "The baseline's loss, in every seed."
     assert found.needed is not None
     return f"{_WORDS[found.verdict]}: {size}, claimed from {found.needed:.4f} on."
 
