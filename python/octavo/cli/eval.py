@@ -87,11 +87,13 @@ def run(
         return
     if folder is not None or out is not None or mistakes or beam != 1:
         raise SettingError("--model, --beam, --mistakes and --out are of polynomials; leave them out")
+    from octavo.train.measurement import Measurement
+
     found = _measured(model, data, against, context, stride, tokens)
-    if hasattr(found, "draws"):
-        _show_bound(found, model, data, json)
-    else:
+    if isinstance(found, Measurement):
         _show(found, model, data, against, json)
+    else:
+        _show_bound(found, model, data, json)
 
 
 def _measured(
