@@ -1,9 +1,16 @@
 """Shared inputs of the test suite. No network, no GPU; recorded vectors are used where a folder holds them."""
 
+import functools
 import os
 import subprocess
 import sys
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+# One thread for torch and numpy, here and in processes that tests start: the models are too small to share, and where every
+# core runs tests of its own (pytest -n), threads wait for each other several times as long as they work. Tests about
+# threads ask for theirs; the threads of our own kernels are not limited.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import pytest
@@ -93,35 +100,38 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     return True
 
 
-# Rooms whose models are too small to share: on a busy machine two threads wait for each other.
-ONE_THREAD = ("models", "systems", "train")
+SIMD_LEVELS = ("scalar", "avx2", "avx512")
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(request):
-    """One thread of torch for the tests of some rooms."""
-    if request.path.relative_to(Path(__file__).parent).parts[0] not in ONE_THREAD:
-        yield
-        return
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(params=["scalar", "avx2", "avx512"])
-def simd(request):
-    """Force one SIMD level; a level this machine lacks skips."""
+@contextmanager
+def at_level(name: str):
+    """Force one SIMD level; ValueError for one that this machine lacks."""
     from octavo import _core
 
+    _core.force_simd(name)
     try:
-        _core.force_simd(request.param)
-    except ValueError as error:
-        pytest.skip(str(error))
-    yield request.param
-    _core.force_simd(os.environ.get("OCTAVO_SIMD") or None)
+        yield
+    finally:
+        _core.force_simd(os.environ.get("OCTAVO_SIMD") or None)
+
+
+@functools.cache
+def available_levels() -> list[str]:
+    """SIMD levels of this machine: tests whose inputs or wanted results take time to make try all of them in one go."""
+    found = []
+    for name in SIMD_LEVELS:
+        with suppress(ValueError), at_level(name):
+            found.append(name)
+    return found
+
+
+@pytest.fixture(params=SIMD_LEVELS)
+def simd(request):
+    """Force one SIMD level; a level this machine lacks skips."""
+    if request.param not in available_levels():
+        pytest.skip(f"no {request.param} on this machine")
+    with at_level(request.param):
+        yield request.param
 
 
 def sample(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> np.ndarray:

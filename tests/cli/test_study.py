@@ -1,5 +1,6 @@
 """Studies from the command line, on the shipped model and on one that is trained in a second."""
 
+import functools
 import importlib.util
 import json
 
@@ -8,7 +9,7 @@ import torch
 from octavo.locks import FolderLock
 from octavo.studies import subject_catalogue
 from octavo.studies.measured_points import Laboratory
-from octavo.systems.sentences import readers
+from octavo.systems.sentences import readers, sentiment
 from octavo.systems.sentences.classifier import training_run
 
 TRAIN, TEST = readers.CORPORA["sst2"].files.values()
@@ -20,6 +21,7 @@ def small(monkeypatch):
     """A generated task of few texts, and a training of few updates."""
     load = subject_catalogue.signs.load
     monkeypatch.setattr(subject_catalogue.signs, "load", lambda train, **_: load(64, validation=16, test=32))
+    monkeypatch.setattr(sentiment, "load", functools.partial(sentiment.load, validation=16))
     monkeypatch.setitem(
         training_run.HYPERPARAMETERS,
         "tiny",
@@ -32,7 +34,7 @@ def data(tmp_path):
     """A folder of sentences."""
     folder = tmp_path / "data"
     folder.mkdir()
-    for name, count in ((TRAIN, 2100), (TEST, 30)):
+    for name, count in ((TRAIN, 100), (TEST, 30)):
         lines = [
             f"{number % 2}\t{name} {'good' if number % 2 else 'bad'} film number {number}" for number in range(count)
         ]
@@ -187,7 +189,7 @@ def test_reviews_are_trained_on_and_studied_at_their_length(octavo, tmp_path, sm
     """IMDb, with texts held out; the study takes length and held-out texts from the run."""
     folder, run_folder, out = tmp_path / "data", tmp_path / "run", tmp_path / "study"
     folder.mkdir()
-    for name, count in (("imdb_train.jsonl", 2100), ("imdb_test.jsonl", 4)):
+    for name, count in (("imdb_train.jsonl", 100), ("imdb_test.jsonl", 4)):
         lines = [json.dumps({"label": n % 2, "text": f"{name} {n} " + "word " * 90}) for n in range(count)]
         (folder / name).write_text("\n".join(lines))
     corpus = ("--data", folder, "--corpus", "imdb")

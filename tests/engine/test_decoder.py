@@ -99,15 +99,15 @@ def test_a_position_does_not_depend_on_what_is_computed_with_it(tmp_path, recipe
     for length in (1, 2, 15, 17, 63, 64, 65, 130, 257):
         assert np.array_equal(decoder.scores(prompt[:length]).view(np.uint32), whole[:length].view(np.uint32))
     hot = Sampling(temperature=1.5, seed=3)
-    cached = decoded(decoder, prompt[:60], 80, hot)
-    assert decoded(decoder, prompt[:60], 80, hot, cache=False) == cached
+    cached = decoded(decoder, prompt[:60], 20, hot)  # into a second page
+    assert decoded(decoder, prompt[:60], 20, hot, cache=False) == cached
     others = [prompt[:60], ids_of(1), ids_of(129, 2), prompt[:64]]
-    together = list(decoder.generate_ids(others, hot, tokens=80, stop=()))
+    together = list(decoder.generate_ids(others, hot, tokens=20, stop=()))
     assert [row[0] for row in together] == cached
     before = octavo._core.num_threads()
     try:
         octavo._core.set_num_threads(1)
-        assert decoded(decoder, prompt[:60], 80, hot) == cached
+        assert decoded(decoder, prompt[:60], 20, hot) == cached
     finally:
         octavo._core.set_num_threads(before)
 

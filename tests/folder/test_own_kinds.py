@@ -153,13 +153,13 @@ RECIPES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.filterwarnings("ignore::octavo.CoverageWarning")
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("kind", NETWORKS)
-def test_plan_report_and_file_are_those_of_pack_model(tmp_path, kind, recipe, dtype):
+def test_plan_report_and_file_are_those_of_pack_model(tmp_path, kind, recipe):
     """octavo recipe --model, pack --dry-run, pack, and quantize_model with pack_model: one answer, to the byte."""
-    model = made(kind).to(dtype)
+    half = (list(NETWORKS).index(kind) + RECIPES.index(recipe)) % 2  # each recipe and each kind has both
+    model = made(kind).to([torch.float32, torch.bfloat16][half])
     octavo.save_model(model, tmp_path / "m")
     octavo.save_model(octavo.pack_model(octavo.quantize_model(model, recipe, progress=False)), tmp_path / "y")
 

@@ -92,7 +92,7 @@ def test_products_of_all_magnitudes_are_within_the_bound(text):
         weight = octavo.encode(weights(kind, n, k), text)
         reference = Reference(x, weight)
         for rows in ROWS:
-            for start in range(0, 24, rows) if rows <= 5 else (0,):
+            for start in range(0, 24, rows) if rows in (1, 5) else (0, 16) if rows < 5 else (0,):
                 chosen = slice(start, start + rows)
                 reference.check(packed_linear(x[chosen], weight), chosen)
 

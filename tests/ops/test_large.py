@@ -3,8 +3,9 @@
 import octavo
 import pytest
 import torch
+from conftest import at_level
 from octavo import _core
-from ops.test_laws import LEVELS, at_level
+from ops.test_laws import LEVELS
 
 ops = torch.ops.octavo
 STREAMED = 8 << 20

@@ -2,8 +2,8 @@
 
 import functools
 import hashlib
+import itertools
 import math
-import os
 import re
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ import octavo
 import oracle
 import pytest
 import torch
-from conftest import KINDS, sample
+from conftest import KINDS, at_level, available_levels, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octavo import NonFiniteError, PackedTensor, _core
@@ -33,29 +33,7 @@ LONG_ROW = 262_144  # elements of a row above which its scale is found by severa
 # ------------------------------------------------------------------------------------------------------------- helpers
 
 
-def available_levels():
-    """The SIMD levels of this machine."""
-    found = []
-    for name in ("scalar", "avx2", "avx512"):
-        try:
-            _core.force_simd(name)
-        except ValueError:
-            continue
-        found.append(name)
-    _core.force_simd(os.environ.get("OCTAVO_SIMD") or None)
-    return found
-
-
 LEVELS = available_levels()
-
-
-@contextmanager
-def at_level(name):
-    _core.force_simd(name)
-    try:
-        yield
-    finally:
-        _core.force_simd(os.environ.get("OCTAVO_SIMD") or None)
 
 
 @contextmanager
@@ -66,13 +44,6 @@ def with_threads(count):
         yield
     finally:
         _core.set_num_threads(before)
-
-
-@pytest.fixture(scope="module", params=THREADS)
-def threads(request):
-    """One number of threads after the other, for all tests of this module that ask for it."""
-    with with_threads(request.param):
-        yield request.param
 
 
 def assert_same_bits(got, wanted):
@@ -349,7 +320,7 @@ def test_groups_look_only_inside_themselves(text, case):
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
-def test_every_code_and_scale_is_read_as_the_oracle_reads_it(text, simd):
+def test_every_code_and_scale_is_read_as_the_oracle_reads_it(text):
     """Also codes and scales that no encoder writes: NaN blocks, negative zeros, -128 of int8; padding bits are ignored."""
     spec, rng = oracle.parse(text), np.random.default_rng(list(text.encode()))
     for shape in ((5, 67), (3, 129), (2, 3, 40), (1, 1)):
@@ -383,7 +354,9 @@ def test_every_code_and_scale_is_read_as_the_oracle_reads_it(text, simd):
                 ),
                 text,
             )
-            assert_same_values(octavo.decode(packed).float().numpy(), wanted)
+            for level in LEVELS:
+                with at_level(level):
+                    assert_same_values(octavo.decode(packed).float().numpy(), wanted)
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
@@ -453,13 +426,13 @@ def digests(text):
     return found
 
 
-DIGESTS = {}  # by format, at the first number of threads
-
-
 @pytest.mark.parametrize("text", EXAMPLES)
-def test_results_do_not_depend_on_thread_count(text, threads):
-    found = digests(text)
-    assert found == DIGESTS.setdefault(text, found)
+def test_results_do_not_depend_on_thread_count(text):
+    found = []
+    for count in THREADS:
+        with with_threads(count):
+            found.append(digests(text))
+    assert all(one == found[0] for one in found)
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
@@ -496,16 +469,22 @@ def test_results_do_not_depend_on_strides(text):
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
-def test_results_do_not_depend_on_flushing_of_subnormals(text, simd):
+def test_results_do_not_depend_on_flushing_of_subnormals(text):
     x = torch.cat([make(np.random.default_rng(5), (3, 40), kind) for kind in ("tiny", "wide", "normal")])
-    wanted = [results(x.to(dtype), text, rule) for dtype in DTYPES.values() for rule in oracle.rules(text)]
-    assert torch.set_flush_denormal(True)
-    try:
-        got = [results(x.to(dtype), text, rule) for dtype in DTYPES.values() for rule in oracle.rules(text)]
-    finally:
-        torch.set_flush_denormal(False)
-    for a, b in zip(got, wanted, strict=True):
-        assert_same_results(a, b)
+
+    def everything():
+        return [results(x.to(dtype), text, rule) for dtype in DTYPES.values() for rule in oracle.rules(text)]
+
+    for level in LEVELS:
+        with at_level(level):
+            wanted = everything()
+            assert torch.set_flush_denormal(True)
+            try:
+                got = everything()
+            finally:
+                torch.set_flush_denormal(False)
+        for a, b in zip(got, wanted, strict=True):
+            assert_same_results(a, b)
 
 
 def test_a_callers_flushing_of_subnormals_is_left_as_it_was():
@@ -547,9 +526,9 @@ def test_in_place_and_out_equal_a_fresh_result(text):
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
-def test_encode_names_the_first_nonfinite_value_in_memory_order(text, simd):
+def test_encode_names_the_first_nonfinite_value_in_memory_order(text):
     rng = np.random.default_rng(7)
-    for dtype in DTYPES:
+    for dtype, level in itertools.product(DTYPES, LEVELS):
         for shape in ((9, 50), (3, 5, 30)):
             x = make(rng, shape, "normal", dtype)
             places = rng.choice(x.numel(), 4, replace=False)
@@ -557,7 +536,7 @@ def test_encode_names_the_first_nonfinite_value_in_memory_order(text, simd):
                 [math.nan, math.inf, -math.inf, math.nan], dtype=x.dtype
             )
             for axis in range(len(shape)):
-                with pytest.raises(NonFiniteError) as caught:
+                with at_level(level), pytest.raises(NonFiniteError) as caught:
                     octavo.encode(x, text, axis=axis)
                 position = int(re.search(r"flat position (\d+)", str(caught.value)).group(1))
                 assert position == places.min(), axis
@@ -595,12 +574,10 @@ def test_nan_changes_nothing_but_its_own_position(text):
 # ------------------------------------------------------------------------------------------------------ shapes and sizes
 
 
-@pytest.mark.parametrize(
-    "shape", [(), (0,), (1,), (3, 0), (0, 5), (2, 0, 3), (1, 1, 1), (5, 1), (1, 7), (2, 1, 3, 1, 2)], ids=str
-)
 @pytest.mark.parametrize("text", EXAMPLES)
-def test_odd_shapes_keep_their_shape(text, shape):
-    for dtype in DTYPES.values():
+def test_odd_shapes_keep_their_shape(text):
+    odd = [(), (0,), (1,), (3, 0), (0, 5), (2, 0, 3), (1, 1, 1), (5, 1), (1, 7), (2, 1, 3, 1, 2)]
+    for shape, dtype in itertools.product(odd, DTYPES.values()):
         x = torch.ones(shape, dtype=dtype)
         if not takes(text, shape):
             with pytest.raises(octavo.ShapeError, match="needs at least 1 dimension"):

@@ -1,11 +1,13 @@
 """Roundings that may saturate mark, with one bit a value, which gradients pass; the values are not kept."""
 
+import itertools
 import math
 
 import numpy as np
 import octavo
 import pytest
 import torch
+from conftest import at_level, available_levels
 from octavo.formats import core
 from ops.test_codecs import DTYPES
 from ops.test_ops import random_scales
@@ -27,15 +29,16 @@ def wild(rows, columns, dtype, seed=0):
 
 
 @pytest.mark.parametrize(("text", "rule"), SATURATING)
-def test_marked_gradients_are_those_of_the_op(text, rule, simd):
-    for dtype in DTYPES.values():
-        for columns in (8, 40, 512):
-            x, grad = wild(7, columns, dtype), normal(7, columns, seed=1).to(dtype)
-            leaf = x.clone().requires_grad_()
-            q = octavo.quantize(leaf, text, scale=rule)
-            assert torch.equal(q.detach().nan_to_num(5), octavo.quantize(x, text, scale=rule).nan_to_num(5))
-            q.backward(grad)
-            assert torch.equal(leaf.grad, ops.quantize_backward(grad, x, text, -1, rule)[0])
+def test_marked_gradients_are_those_of_the_op(text, rule):
+    for dtype, columns in itertools.product(DTYPES.values(), (8, 40, 512)):
+        x, grad = wild(7, columns, dtype), normal(7, columns, seed=1).to(dtype)
+        for level in available_levels():
+            with at_level(level):
+                leaf = x.clone().requires_grad_()
+                q = octavo.quantize(leaf, text, scale=rule)
+                assert torch.equal(q.detach().nan_to_num(5), octavo.quantize(x, text, scale=rule).nan_to_num(5))
+                q.backward(grad)
+                assert torch.equal(leaf.grad, ops.quantize_backward(grad, x, text, -1, rule)[0])
 
 
 @pytest.mark.parametrize("text", ["int8", "int4:g32", "mxfp4", "nf4", "fixed8", "uint4:g32", "int8:channel"])

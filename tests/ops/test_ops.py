@@ -8,7 +8,7 @@ import octavo
 import oracle
 import pytest
 import torch
-from conftest import sample
+from conftest import at_level, available_levels, sample
 from octavo import DTypeError, FormatError, NonFiniteError, ShapeError
 from octavo.ops.codec import pack_zeros
 from ops.test_codecs import DTYPES
@@ -162,7 +162,7 @@ def gradient(x, text, grad=None, **options):
 
 
 @pytest.mark.parametrize("text", EXAMPLES)
-def test_gradient_is_one_inside_the_range_and_zero_where_it_saturates(text, simd):
+def test_gradient_is_one_inside_the_range_and_zero_where_it_saturates(text):
     rng = np.random.default_rng(list(text.encode()))
     for dtype in DTYPES:
         x = inputs_for_gradients(rng, dtype)
@@ -170,19 +170,24 @@ def test_gradient_is_one_inside_the_range_and_zero_where_it_saturates(text, simd
         for rule in oracle.rules(text):
             for axis in (-1, 0):
                 inside = oracle.in_range(values, text, rule=rule, dtype=dtype, axis=axis)
-                got = gradient(x, text, scale=rule, axis=axis)
-                assert got.dtype == x.dtype
-                np.testing.assert_array_equal(got.float().numpy(), np.where(inside, 3.0, 0.0))
+                for level in available_levels():
+                    with at_level(level):
+                        got = gradient(x, text, scale=rule, axis=axis)
+                    assert got.dtype == x.dtype
+                    np.testing.assert_array_equal(got.float().numpy(), np.where(inside, 3.0, 0.0))
 
 
 @pytest.mark.parametrize("text", [t for t in EXAMPLES if oracle.parse(t).scale not in ("none", "e4m3")])
-def test_gradient_of_given_scales_saturates_at_their_range(text, simd):
+def test_gradient_of_given_scales_saturates_at_their_range(text):
     rng = np.random.default_rng(list(text.encode()))
     for axis in (-1, 0):
         x = inputs_for_gradients(rng)
         parts = random_scales(text, x.shape, rng, axis)
         inside = oracle.in_range(x.numpy(), text, axis=axis, **{name: part.numpy() for name, part in parts.items()})
-        np.testing.assert_array_equal(gradient(x, text, axis=axis, **parts).numpy(), np.where(inside, 3.0, 0.0))
+        for level in available_levels():
+            with at_level(level):
+                got = gradient(x, text, axis=axis, **parts)
+            np.testing.assert_array_equal(got.numpy(), np.where(inside, 3.0, 0.0))
 
 
 @pytest.mark.parametrize("text", EXAMPLES)

@@ -30,18 +30,9 @@ def _tests_are_found(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [tests, os.environ.get("PYTHONPATH")])))
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The folder of a run that nothing stopped."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole")
     gradual(folder)
     return folder

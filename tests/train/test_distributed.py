@@ -38,7 +38,6 @@ def test_the_parts_of_a_batch_cover_it_without_overlap(size, parts):
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """A folder with ``one`` and ``two``: the same run in one and in two processes; 13 sequences in 4 parts."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("both")
     run(folder / "one", model=Model(), **CHANGES)
     assert launch([WORKER, "share", str(folder / "two"), json.dumps(CHANGES)], 2) == 0

@@ -7,7 +7,6 @@ import subprocess
 from contextlib import contextmanager
 
 import pytest
-import torch
 from octavo.search.journal import Journal
 from octavo.train import checkpoint
 from train.test_resume import assert_same_run
@@ -18,7 +17,6 @@ CHANGES = {"steps": 16, "checkpoint_every": 4, "evaluate_every": 6, "keep": 2, "
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole")
     run(folder, **CHANGES)
     return folder

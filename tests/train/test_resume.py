@@ -1,7 +1,6 @@
 """A stopped run ends with the same bits as one that was never stopped, wherever and however it stopped."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ WORKER = Path(__file__).with_name("worker.py")
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """The folder of a run that nothing stopped."""
-    torch.set_num_threads(1)
     folder = tmp_path_factory.mktemp("whole")
     assert run(folder).reason == "finished"
     return folder
@@ -91,9 +89,8 @@ def test_a_second_interrupt_ends_the_run_at_once(tmp_path, whole):
 
 
 def kill_and_resume(folder, kills, seed):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(WORKER), "kill", str(folder), str(kills), str(seed)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=540)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -122,8 +119,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, whole):
 @pytest.mark.parametrize("attempt", range(4))
 def test_of_two_runs_in_one_folder_the_second_is_refused_and_the_first_goes_on(tmp_path, whole, attempt):
     command = [sys.executable, str(WORKER), "two", str(tmp_path), str(0.05 * attempt)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert sorted(json.loads(done.stdout.splitlines()[-1])) == [0, 3]
     assert_same_run(tmp_path, whole)

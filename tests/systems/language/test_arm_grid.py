@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from octavo.errors import SettingError
 from octavo.systems.language import language_bench
 from octavo.systems.language.bench_arms import arm
@@ -14,11 +13,7 @@ from systems.language.language_worker import TINY, text_file
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     monkeypatch.setitem(language_bench.SCALES, "micro", TINY)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_a_combined_arm_has_every_difference_of_its_presets():

@@ -5,7 +5,6 @@ import random
 import statistics
 
 import pytest
-import torch
 from octavo.errors import ConfigError, DataError, SettingError
 from octavo.systems.language import language_bench
 from octavo.systems.language.bench_arms import Budget, arm, arms
@@ -20,11 +19,7 @@ from systems.language.language_worker import TINY, text_file, tokens
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
     monkeypatch.setitem(language_bench.SCALES, "micro", TINY)
-    yield
-    torch.set_num_threads(before)
 
 
 def plan(*names, **changes):

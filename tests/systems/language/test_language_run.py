@@ -29,14 +29,6 @@ WORKER = Path(__file__).with_name("language_worker.py")
 GPU_ONLY = {"tf32"}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
     return tmp_path_factory.mktemp("text")
@@ -135,7 +127,7 @@ def test_a_run_does_not_go_on_as_another_one(tmp_path, text):
 def worked(tmp_path, kills, seed):
     path = os.pathsep.join(sys.path)
     command = [sys.executable, str(WORKER), "kill", str(tmp_path / "killed"), str(kills), str(seed)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path},
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
     reached = [line.split() for line in done.stdout.splitlines()]

@@ -13,14 +13,6 @@ from octavo.train import exact_nll
 from systems.language.language_worker import run, tokens
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 def task_and_model(folder, name):
     data, scale = tokens(folder)
     config = PRESETS[name].make(scale)
