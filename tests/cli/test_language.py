@@ -32,6 +32,14 @@ def test_a_language_model_is_trained_from_any_text(octavo, tmp_path):
     assert "other files or options" in " ".join(refused.output.split())
 
 
+def test_a_text_that_is_one_document_trains_a_model_that_keeps_documents_apart(octavo, tmp_path):
+    (tmp_path / "book.txt").write_text(corpus(9000, 1))
+    options = ("--vocabulary", 300, "--validation-tokens", 128, "--tokens", 1024, "--preset", "document_mask", "--json")
+    report = json.loads(octavo("train", "gpt", "--data", tmp_path / "book.txt", "-o", tmp_path, *options).stdout)
+    assert report["tokens"] == 1024
+    assert load_language_model(tmp_path / "model")[0].config.keep_documents
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

@@ -256,6 +256,15 @@ def test_documents_become_the_same_ids_from_every_file(tmp_path, tokenizer, kind
     assert loader.total == index.tokens - len(shards[0]) and next(loader).inputs[0, 0] == end
 
 
+def test_a_text_that_is_one_document_leaves_ids_to_train_on(tmp_path, tokenizer):
+    """The document is cut at twice the number of ids for validation; documents that are shorter stay whole."""
+    text = "".join(documents())
+    index = write_shards([write_corpus(tmp_path / "in", [text], "txt")], tmp_path / "out", tokenizer, validation=100)
+    shards = [read_shard(tmp_path / "out" / entry["name"]) for entry in index.shards]
+    assert [len(ids) for ids in shards] == [200, index.tokens - 200]
+    assert np.array_equal(np.concatenate(shards), wanted_ids(tokenizer, [text]))
+
+
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
 def test_a_run_goes_on_behind_any_shard(tmp_path, tokenizer, monkeypatch, kind):
     texts = documents(25)

@@ -96,7 +96,10 @@ def encode(
     tokenizer: TokenizerOption,
     shard: Annotated[int, typer.Option(metavar="IDS", min=1, help="Ids of a shard.")] = 100_000_000,
     validation: Annotated[
-        int, typer.Option(metavar="IDS", min=0, help="Ids of a first shard for validation, of whole documents.")
+        int,
+        typer.Option(
+            metavar="IDS", min=0, help="Ids of a first shard for validation, of whole documents up to twice as many."
+        ),
     ] = 0,
     end: Annotated[
         str, typer.Option(metavar="TOKEN", help="The special token before every document.")

@@ -93,9 +93,9 @@ def write_shards(
     """Write the documents of files as shards of the ids of ``tokenizer``, in the order of the files.
 
     ``folder``: gets ``NAME_train_000001.bin`` and so on, of ``shard`` ids each but the last, ``NAME_val_000000.bin``
-    with the first ``validation`` ids where that is above 0 (whole documents: the last one may pass the number),
-    ``tokenizer.json`` and ``shards.json``. ``end``: the special token before every document. Special tokens inside of
-    documents are text. A run that was killed goes on behind its last whole shard.
+    with the first ``validation`` ids where that is above 0 (whole documents: the last one may pass the number, and is
+    cut at twice the number), ``tokenizer.json`` and ``shards.json``. ``end``: the special token before every document.
+    Special tokens inside of documents are text. A run that was killed goes on behind its last whole shard.
 
     Returns what ``shards.json`` holds. Raises DataError for a vocabulary of more than 65,536 ids, for one without
     ``end``, and for a folder of another run; OSErrors.
@@ -201,13 +201,14 @@ class _Writer:
         ids = part.ids
         while len(ids):
             is_validation = bool(self._validation) and not self._done
-            room = len(ids) if is_validation else self._facts["shard"] - self._filled
+            # Of a text that is one document, or ends with a long one, something must be left to train on.
+            most = 2 * self._validation if is_validation else self._facts["shard"]
+            room = most - self._filled
             self._parts.append(ids[:room])
             self._filled += len(ids[:room])
             ids = ids[room:]
-            if self._filled >= (self._validation if is_validation else self._facts["shard"]) and (
-                part.is_last or not is_validation
-            ):
+            ends = is_validation and part.is_last and not len(ids) and self._filled >= self._validation
+            if ends or self._filled == most:
                 self.flush(replace(part.place, passed=part.place.passed + len(part.ids) - len(ids)))
 
     def flush(self, place: _Place) -> None:

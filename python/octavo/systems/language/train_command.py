@@ -37,7 +37,8 @@ class Choices:
         shards = data.is_dir() and any(file.suffix == ".bin" for file in data.iterdir())
         tokens = read_folder(data) if shards else None
         scale = self._scale("true" if tokens is not None and tokens.vocabulary == GPT2_VOCABULARY else "micro")
-        self._config(scale)  # refuse now what would be refused after the vocabulary is learned
+        # Refuse now what would be refused after the vocabulary is learned, which gives documents their first id.
+        self._config(replace(scale, end_of_text=scale.end_of_text or 0))
         if tokens is None:
             size = self.vocabulary or scale.vocabulary
             held_out = self.validation_tokens or scale.validation_tokens
