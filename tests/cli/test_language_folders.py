@@ -65,6 +65,16 @@ def test_masked_diffusion_is_compressed_by_no_command(octavo, folder, tmp_path):
     assert "trained on a bound and has no exact loss" in told
 
 
+def test_a_text_of_several_documents_is_measured_with_their_ends(octavo, folder, tmp_path):
+    (tmp_path / "two.txt").write_text("the cat<|endoftext|>the dog")
+    found = json.loads(octavo("eval", folder / "float", "--data", tmp_path / "two.txt", "--json").stdout)
+    model, tokenizer = load_language_model(folder / "float")
+    ids = tokenizer.encode("the cat<|endoftext|>the dog", special="allow")
+    assert found["count"] == len(ids) - 1 and found["value"] == pytest.approx(
+        exact_nll(model, ids, context=64).perplexity
+    )
+
+
 def test_a_graph_has_the_sizes_of_the_model(octavo, folder):
     assert "symbolic sizes: batch, sequence" in octavo("graph", folder / "float").output
 

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from octavo.batches import Batches
+from octavo.data import BytePairTokenizer
 from octavo.data.labelled import Sentences
 from octavo.errors import DataError, DTypeError, SettingError
 from octavo.train.classifier_accuracy import LONGEST, classifier_accuracy
@@ -101,6 +102,8 @@ def context_of(model: nn.Module) -> int:
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
     """Return the ids of a text, without the special tokens that a tokenizer of transformers would add."""
+    if isinstance(tokenizer, BytePairTokenizer):  # ends of documents are those that it was trained with
+        return tokenizer.encode(text, special="allow").tolist()
     try:
         found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     except TypeError:  # a tokenizer of another library

@@ -70,6 +70,12 @@ def test_few_seeds_claim_nothing():
     assert reaches([2.99, 3.0, 3.01], [3.0, 3.01, 2.995]).verdict == "better"
 
 
+@pytest.mark.parametrize("batch", ["0", "2.5", "-1", "nan"])
+def test_a_batch_that_is_no_whole_number_is_refused_by_name(batch):
+    with pytest.raises(SettingError, match=f"batch of arm 'muon@batch={batch}' is '{batch}'"):
+        arm(f"muon@batch={batch}", TINY)
+
+
 # --- arms, budgets ----------------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -279,6 +280,21 @@ def test_reallocation_moves_words_and_keeps_them_apart(text):
     for step in range(loop.steps):
         move(model, step)
     assert not torch.equal(grid.cell_V, before) and len(grid.cell_V.unique()) == len(before) and model.training
+
+
+def test_too_little_text_and_a_damaged_index_are_refused_by_name(tmp_path, text):
+    (tmp_path / "one.txt").write_text("a")
+    with pytest.raises(DataError, match=r"one.txt: 2 tokens, and all of them are for validation"):
+        prepare(tmp_path / "one.txt", tmp_path / "made", vocabulary=300, validation_tokens=128)
+    tokens(text)
+    shutil.copytree(text / "data" / "shards", tmp_path / "shards")
+    for damaged, told in (
+        ("{}", "vocabulary is missing"),
+        ('{"vocabulary": "many", "end": 0}', "vocabulary is 'many'"),
+    ):
+        (tmp_path / "shards" / "shards.json").write_text(damaged)
+        with pytest.raises(DataError, match=told):
+            read_folder(tmp_path / "shards")
 
 
 def test_what_does_not_fit_is_refused_before_work(tmp_path, text):

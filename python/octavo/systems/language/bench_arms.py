@@ -97,6 +97,8 @@ def _changed(config: LanguageConfig, arm: str, field: str, value: str) -> Langua
     except ValueError:
         raise SettingError(f"{field} of arm {arm!r} is {value!r}; accepted is a number") from None
     if field == "batch":
+        if not (number >= 1 and number.is_integer()):
+            raise SettingError(f"batch of arm {arm!r} is {value!r}; accepted are whole numbers of at least 1")
         return replace(config, phases=tuple(replace(phase, batch=int(number)) for phase in config.phases))
     if field in ("warmup", "cooldown", "clip"):
         changes: dict[str, Any] = {field: number}

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from octavo import files
-from octavo._reading import read_json
+from octavo._reading import member, read_json
 from octavo.data import BytePairTokenizer, find_shards, read_shard, write_shards
 from octavo.data.document_files import files_below, identity
 from octavo.data.shards import check_ids
@@ -108,7 +108,12 @@ def prepare(
     if not (made / "shards.json").exists():
         # Three bytes are a token at least on average, of these vocabularies and languages; a rough bound is enough.
         most = max(2, round(_HELD_OUT * sum(path.stat().st_size for path in files_below(sources)) / 3))
-        write_shards(sources, made, tokenizer, validation=min(validation_tokens, most), tell=tell)
+        index = write_shards(sources, made, tokenizer, validation=min(validation_tokens, most), tell=tell)
+        if len(index.shards) < 2:
+            raise DataError(
+                f"{data}: {index.tokens} tokens, and all of them are for validation; give more text, or ask for fewer "
+                "tokens of validation in another folder"
+            )
     return read_folder(made)
 
 
@@ -119,7 +124,7 @@ def read_folder(folder: Path) -> TokenData:
     vocabulary, end = GPT2_VOCABULARY, GPT2_END_OF_TEXT
     if index.exists():
         facts = read_json(index, error=DataError)
-        vocabulary, end = int(facts["vocabulary"]), int(facts["end"])
+        vocabulary, end = (member(facts, name, int, str(index), error=DataError) for name in ("vocabulary", "end"))
     tokenizer = BytePairTokenizer.load(folder) if (folder / TOKENIZER).exists() else None
     return TokenData(train, validation, vocabulary, end, tokenizer)
 

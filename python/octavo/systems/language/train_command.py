@@ -40,7 +40,7 @@ class Choices:
         # Refuse now what would be refused after the vocabulary is learned, which gives documents their first id.
         self._config(replace(scale, end_of_text=scale.end_of_text or 0))
         if tokens is None:
-            size = self.vocabulary or scale.vocabulary
+            size = scale.vocabulary if self.vocabulary is None else self.vocabulary
             held_out = self.validation_tokens or scale.validation_tokens
             tokens = prepare(data, folder / "data", vocabulary=size, validation_tokens=held_out, tell=tell)
         fitted = replace(scale, vocabulary=tokens.vocabulary, end_of_text=tokens.end)
