@@ -12,7 +12,7 @@ import torch
 from octavo import ContainerError, DataError, Decoder, RangeError, Sampling, SettingError
 from octavo.cli import app
 from octavo.data import BytePairTokenizer
-from octavo.models.gpt import GPT, Attention, GatedMLP, GPTConfig, LagKernel, Softmax, preset
+from octavo.models.gpt import GPT, Attention, GatedMLP, GPTConfig, LagKernel, NegativeSampling, Softmax, preset
 from octavo.models.gpt.gpt_config import Stream
 from octavo.systems.language.model_folder import save_language_model
 from typer.testing import CliRunner
@@ -30,7 +30,9 @@ GROUPED = GPTConfig(
     head=Softmax(cap=9.0, cap_kind="tanh"), stream=Stream(gains=True),
 )  # fmt: skip
 SIZES = {"vocabulary": VOCABULARY, "width": 64, "layers": 2, "heads": 2, "end_of_text": 0}
-CONFIGS = {"baseline": preset("nocap_baseline", **SIZES), "modern": preset("modern", **SIZES), "grouped": GROUPED}
+PLAIN = preset("nocap_baseline", **SIZES)
+SAMPLED = dataclasses.replace(PLAIN, head=NegativeSampling(samples=8))
+CONFIGS = {"baseline": PLAIN, "modern": preset("modern", **SIZES), "grouped": GROUPED, "negative sampling": SAMPLED}
 RECIPES = [
     None,
     "int8:g32",
@@ -42,6 +44,7 @@ RECIPES = [
 def made(config, seed=0):
     torch.manual_seed(seed)
     model = GPT(config).eval()
+    model.count(torch.randint(0, 14, (500,)).square())  # of heads with a distribution of noise
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.25)  # some begin as zeros, which would hide a defect

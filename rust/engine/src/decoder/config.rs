@@ -228,11 +228,12 @@ fn own_block(mixer: &Fields<'_>, ffn: &Fields<'_>, width: usize, added: f32) -> 
 }
 
 fn own_head(head: &Fields<'_>, vocabulary: usize) -> Result<(HeadPlan, usize)> {
-    match head.text("name")? {
-        // Sampled heads train otherwise, and give the same probabilities.
-        Some("softmax" | "sampled_softmax" | "negative_sampling" | "noise_contrastive") => {}
+    let adds_noise = match head.text("name")? {
+        // Sampled heads train otherwise, and give the same probabilities, but for one whose scores are those above noise.
+        Some("softmax" | "sampled_softmax" | "noise_contrastive") => false,
+        Some("negative_sampling") => true,
         _ => return Err(head.refused("name", "the native decoder runs softmax and the sampled heads")),
-    }
+    };
     let cap = head.number("cap", 0.0)?;
     let cap = match (cap > 0.0, head.text("cap_kind")?.unwrap_or("rational")) {
         (false, _) => None,
@@ -245,7 +246,7 @@ fn own_head(head: &Fields<'_>, vocabulary: usize) -> Result<(HeadPlan, usize)> {
         padded if padded >= vocabulary => padded,
         _ => return Err(head.refused("padded", "accepted are 0, the vocabulary and more")),
     };
-    Ok((HeadPlan { tied: head.flag("tied", true)?, biased: head.flag("bias", false)?, cap }, rows))
+    Ok((HeadPlan { tied: head.flag("tied", true)?, biased: head.flag("bias", false)?, cap, adds_noise }, rows))
 }
 
 fn divided(field: &'static str, value: usize, other: &'static str, whole: usize) -> Result<usize> {
@@ -299,7 +300,7 @@ fn gpt2(fields: &Fields<'_>) -> Result<Plan> {
         norm: NormPlan::Layer { epsilon: epsilon(fields, "layer_norm_epsilon", 1e-5)? },
         norms_embedding: false,
         blocks: vec![block; layers],
-        head: HeadPlan { tied: fields.flag("tie_word_embeddings", true)?, biased: false, cap: None },
+        head: HeadPlan { tied: fields.flag("tie_word_embeddings", true)?, biased: false, cap: None, adds_noise: false },
         document: None,
     })
 }
@@ -351,7 +352,12 @@ fn llama(fields: &Fields<'_>) -> Result<Plan> {
         norm: NormPlan::Rms { epsilon: epsilon(fields, "rms_norm_eps", 1e-6)?, gains: true },
         norms_embedding: false,
         blocks: vec![block; layers],
-        head: HeadPlan { tied: fields.flag("tie_word_embeddings", false)?, biased: false, cap: None },
+        head: HeadPlan {
+            tied: fields.flag("tie_word_embeddings", false)?,
+            biased: false,
+            cap: None,
+            adds_noise: false,
+        },
         document: None,
     })
 }

@@ -81,9 +81,14 @@ impl Decoder {
         if scores.len() == rows {
             scores.truncate(vocabulary); // one row, as at every step
         }
-        if rows == vocabulary || scores.len() == vocabulary {
-            return Ok(scores);
+        if rows != vocabulary && scores.len() != vocabulary {
+            scores = scores.chunks_exact(rows).flat_map(|row| &row[..vocabulary]).copied().collect();
         }
-        Ok(scores.chunks_exact(rows).flat_map(|row| &row[..vocabulary]).copied().collect())
+        if let Some(log_noise) = &self.network.log_noise {
+            for row in scores.chunks_exact_mut(vocabulary) {
+                row.iter_mut().zip(log_noise).for_each(|(score, noise)| *score += noise);
+            }
+        }
+        Ok(scores)
     }
 }

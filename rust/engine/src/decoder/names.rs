@@ -66,6 +66,11 @@ impl Names {
         if self.family == Family::Own { "head.project" } else { "lm_head" }
     }
 
+    /// The frequencies of the noise that a sampled head was trained with.
+    pub(super) fn noise(&self) -> &'static str {
+        "head.noise_V"
+    }
+
     /// Weights of linear layers are stored as `[inputs, outputs]`.
     pub(super) fn transposed(&self) -> bool {
         self.family == Family::Gpt2
@@ -97,7 +102,7 @@ impl Names {
     /// Whether a tensor may be in a file without being run: what only trains, and buffers that are computed.
     pub(super) fn is_idle(&self, name: &str) -> bool {
         match self.family {
-            Family::Own => name.starts_with("objective.") || name == "head.noise_V",
+            Family::Own => name.starts_with("objective.") || name == self.noise(),
             Family::Gpt2 => name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias"),
             Family::Llama => name.ends_with(".rotary_emb.inv_freq"),
         }

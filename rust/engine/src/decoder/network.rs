@@ -130,6 +130,8 @@ pub(super) struct Network {
     pub(super) rotaries: Vec<Rotary>,
     pub(super) final_norm: Norm,
     pub(super) head: Dense,
+    /// Logarithms of the noise of negative sampling, which scores are relative to.
+    pub(super) log_noise: Option<Vec<f32>>,
 }
 
 impl Network {
@@ -156,6 +158,7 @@ impl Network {
             true => Source::dense_of(&tokens, plan.rows, plan.width),
             false => source.dense(names.head(), Demand::of(plan.width, plan.rows, plan.head.biased))?,
         };
+        let noise = plan.head.adds_noise.then(|| source.numbers(names.noise(), plan.vocabulary)).transpose()?;
         let positions = plan.positions.filter(|_| plan.has_position_table);
         let network = Self {
             positions: positions.map(|rows| source.table(&names.positions(), rows, plan.width)).transpose()?,
@@ -168,6 +171,7 @@ impl Network {
             blocks,
             rotaries,
             head,
+            log_noise: noise.map(|noise| noise.into_iter().map(f32::ln).collect()),
         };
         source.check_all_taken(|name| names.is_idle(name))?;
         if let Some(format) = network.layers().find_map(Dense::spans_rows) {

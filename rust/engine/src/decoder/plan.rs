@@ -78,6 +78,8 @@ pub(super) struct HeadPlan {
     pub(super) tied: bool,
     pub(super) biased: bool,
     pub(super) cap: Option<Cap>,
+    /// Scores are relative to the distribution of noise, which is in the file.
+    pub(super) adds_noise: bool,
 }
 
 /// A bound that scores approach.
