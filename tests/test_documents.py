@@ -7,6 +7,7 @@ are left out where that package is missing. Commands in ``sh`` blocks take minut
 
 import contextlib
 import csv
+import functools
 import importlib
 import io
 import re
@@ -17,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import typer
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -173,12 +175,17 @@ def shell_lines(document: Path) -> list[str]:
     return [line for line in written + inline if line.strip() and not line.startswith("#")]
 
 
-def check_octavo(words: list[str]) -> None:
-    """Fail for a command or an option that the command line does not have."""
-    import typer
+@functools.cache
+def command_line() -> typer.core.TyperGroup:
+    """The commands and their options: the same tree for every line."""
     from octavo.cli import app
 
-    command = typer.main.get_command(app)
+    return typer.main.get_command(app)
+
+
+def check_octavo(words: list[str]) -> None:
+    """Fail for a command or an option that the command line does not have."""
+    command = command_line()
     words = list(words)
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
         assert words[0] in command.commands, f"no command {words[0]!r}"

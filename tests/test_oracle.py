@@ -448,7 +448,8 @@ def exact_choices(spec, encoded, group):
         codes, unscaled = oracle.grid(spec.text)
         listed = sorted(zip(codes.tolist(), unscaled.tolist(), strict=True), reverse=True)
         values = {(Fraction(value) - zero) * scale: code for code, value in listed}  # of equal values the smallest code
-    return sorted(values), [values[value] for value in sorted(values)]
+    ascending = sorted(values)
+    return ascending, [values[value] for value in ascending]
 
 
 def group_of_element(spec, encoded, x):

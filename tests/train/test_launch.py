@@ -108,7 +108,7 @@ def test_the_pipe_alone_ends_workers_where_the_kernel_sends_no_signal(tmp_path, 
     assert gone(workers)
 
 
-@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_killed_worker_takes_the_others_along(tmp_path, started, rank):
     launcher, workers = started(tmp_path, "TELL\ntime.sleep(600)")
     os.kill(workers[rank], signal.SIGKILL)
