@@ -128,8 +128,12 @@ class LanguageTask:
         held_out = torch.from_numpy(self._validation)
         if hasattr(model.head, "remember"):
             if self._remembered is None:
-                most = 2 * model.head.memory.entries + self._context
-                self._remembered, _ = without_copies(self._data.counted_ids()[:most], held_out, self._data.end)
+                ids, entries = self._data.counted_ids(), model.head.memory.entries
+                most, kept = entries + self._context, ids[:0]
+                while len(kept) <= entries and most < 2 * len(ids):  # a document that goes takes all of its tokens
+                    most *= 2
+                    kept, _ = without_copies(ids[:most], held_out, self._data.end)
+                self._remembered = kept
             model.head.remember(model, self._remembered, context=self._context)
             model.head.refuse_copies(held_out)
         for store in model.stores:
