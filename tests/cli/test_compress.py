@@ -95,6 +95,18 @@ def test_classifiers_language_models_and_functions_are_compressed_by_their_own_q
     assert read_report(tmp_path / "own")["verdict"]["measures"] == "the quality that was given"
 
 
+def test_texts_that_neither_choose_nor_test_are_trained_on(tiny_bert, tmp_path, monkeypatch):
+    from octavo.systems import text_compression
+
+    monkeypatch.setattr(text_compression, "VALIDATED", 4)
+    lines = [f"{first} {second}" for first in WORDS for second in WORDS]
+    (tmp_path / "data.txt").write_text("\n".join(lines))
+    (tmp_path / "test.txt").write_text("cat train\n")
+    job = text_compression.text_job(str(tiny_bert), tmp_path / "data.txt", tmp_path / "test.txt")
+    chosen = next(part for part in job.data if part.split == "validation")
+    assert chosen.count == 4 and f"on {len(lines) - 4} texts" in job.training(1).told
+
+
 FUNCTION = """
 import torch
 from torch import nn

@@ -7,9 +7,10 @@ Texts go by their own SHA-256, so that no text decides about another one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ from octavo.train.model_outputs import read_output
 
 #: Texts or windows that calibrate, and the most that validate and test.
 CALIBRATED, VALIDATED, TESTED = 128, 1000, 10_000
-#: Texts of a short training at most, and its learning rates.
+#: Texts of a short training at most, those that choose and test not among them, and its learning rates.
 TRAINED, RATES = 20_000, {"classifier": 2e-5, "embeddings": 5e-5, "language": 5e-5}
 _BATCH = 32
 # Tokens of a text or window that calibrate, and tokens of a plain text that validate and test at most.
@@ -71,9 +72,10 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None) -> 
         return load_model(folder).float()
 
     def training(steps: int | None) -> Training:
-        digest = batches_digest(opened.model, [batch for batch, _ in trained])
+        batches = trained()
+        digest = batches_digest(opened.model, [batch for batch, _ in batches])
         config = short_config(steps, learning_rate=RATES[opened.task])
-        return Training(BatchTask(trained, loss), config, told, {"loss": told, "data": digest})
+        return Training(BatchTask(batches, loss), config, told, {"loss": told, "data": digest})
 
     return Job(
         name=given,
@@ -93,8 +95,9 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None) -> 
     )  # fmt: skip
 
 
-# Batches with what they are trained to, the loss of one, and what it is, for people.
-Trained = tuple[list[tuple[dict[str, Tensor], Tensor | None]], Loss, str]
+_Row = TypeVar("_Row")
+# What makes batches with what they are trained to, the loss of one, and what it is, for people.
+Trained = tuple[Callable[[], list[tuple[dict[str, Tensor], Tensor | None]]], Loss, str]
 Parts = tuple[list[dict[str, Tensor]], Quality, Quality | None, str, tuple[DataFacts, ...], Trained]
 
 
@@ -123,10 +126,15 @@ def _classifier(opened: TextModel, data: Path, test: Path | None) -> Parts:
     _enough(data, first, second)
     chosen, reported = _sentences(second[:VALIDATED]), _sentences(tested[:TESTED])
     texts = [text for text, _ in first[:CALIBRATED]]
-    trained: list[tuple[dict[str, Tensor], Tensor | None]] = []
-    for start in range(0, min(len(first), TRAINED), _BATCH):
-        part = first[start : start + _BATCH]
-        trained += [(opened.batches([t for t, _ in part], size=_BATCH)[0], torch.tensor([label for _, label in part]))]
+    rows = _to_train_on(first, second)
+
+    def trained() -> list[tuple[dict[str, Tensor], Tensor | None]]:
+        parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
+        return [
+            (opened.batches([t for t, _ in part], size=_BATCH)[0], torch.tensor([label for _, label in part]))
+            for part in parts
+        ]
+
     facts = _facts(data, test, texts, chosen.texts, reported.texts)
     return (
         opened.batches(texts),
@@ -134,7 +142,7 @@ def _classifier(opened: TextModel, data: Path, test: Path | None) -> Parts:
         (lambda model: evaluate(model, reported, tokenizer=opened.tokenizer)) if len(reported) else None,
         "accuracy on labelled texts",
         facts,
-        (trained, _class_loss, "cross-entropy of the labels of texts that calibrate"),
+        (trained, _class_loss, f"cross-entropy of the labels of {len(rows):,} texts"),
     )
 
 
@@ -163,7 +171,11 @@ def _language(opened: TextModel, data: Path, test: Path | None) -> Parts:
         lambda model: evaluate(model, reported, context=context),
         f"perplexity, windows of {context} tokens, each token predicted once",
         facts,
-        ([(row, None) for row in rows], _token_loss, "cross-entropy of the next token of the text that calibrates"),
+        (
+            lambda: [(row, None) for row in rows],
+            _token_loss,
+            "cross-entropy of the next token of the text that calibrates",
+        ),
     )
 
 
@@ -187,9 +199,12 @@ def _agreement(opened: TextModel, data: Path | None, test: Path | None) -> Parts
     def agrees(part: list[dict[str, Tensor]]) -> Quality:
         return lambda model: agreement(model, opened.model, Batches(part))
 
-    more = opened.batches(texts[0][:TRAINED], size=size, tokens=tokens)
-    pairs: list[tuple[dict[str, Tensor], Tensor | None]] = [(batch, None) for batch in more]
-    trained = pairs, _distilled(opened.model), "divergence from the original model"
+    more = _to_train_on(texts[0], texts[1])
+
+    def pairs() -> list[tuple[dict[str, Tensor], Tensor | None]]:
+        return [(batch, None) for batch in opened.batches(more, size=size, tokens=tokens)]
+
+    trained = pairs, _distilled(opened.model), f"divergence from the original model on {len(more):,} texts"
     return batches[0], agrees(batches[1]), agrees(batches[2]) if third else None, AGREEMENT, facts, trained
 
 
@@ -203,6 +218,12 @@ def _cut(rows: Sequence[tuple[str, int]], *, reported: bool) -> list[list[tuple[
         place = int(key[:8], 16) % 4
         parts[min(place, 1 if reported else 2)].append(row)
     return parts
+
+
+def _to_train_on(first: list[_Row], second: list[_Row]) -> list[_Row]:
+    """Return what a short training reads: texts that calibrate, and those beyond the ones that choose."""
+    chosen = set(second[:VALIDATED])
+    return [*first, *(row for row in second[VALIDATED:] if row not in chosen)][:TRAINED]
 
 
 def _pairs(data: Sentences) -> tuple[tuple[str, ...], tuple[int, ...]]:
