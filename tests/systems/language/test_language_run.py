@@ -284,8 +284,9 @@ def test_reallocation_moves_words_and_keeps_them_apart(text):
 
 def test_too_little_text_and_a_damaged_index_are_refused_by_name(tmp_path, text):
     (tmp_path / "one.txt").write_text("a")
-    with pytest.raises(DataError, match=r"one.txt: 2 tokens, and all of them are for validation"):
-        prepare(tmp_path / "one.txt", tmp_path / "made", vocabulary=300, validation_tokens=128)
+    for _ in range(2):  # the refused call leaves nothing that another would take
+        with pytest.raises(DataError, match=r"one.txt: 2 tokens, and all of them are for validation"):
+            prepare(tmp_path / "one.txt", tmp_path / "made", vocabulary=300, validation_tokens=128)
     tokens(text)
     shutil.copytree(text / "data" / "shards", tmp_path / "shards")
     for damaged, told in (

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from data.byte_pair_texts import corpus
 from octavo.data import read_shard
-from octavo.errors import ContractError
+from octavo.errors import ContractError, DataError, ModelError
 from octavo.models.gpt.copied_text import run_hashes
 from octavo.systems.language.language_presets import PRESETS
 from octavo.systems.language.language_run import build
@@ -36,6 +37,16 @@ def test_no_store_of_a_run_holds_validation_text_and_a_planted_one_is_refused(tm
         task._remembered = held_out
     with pytest.raises(ContractError, match=r"^store of (chunks|states).* tokens in a row of the held-out text"):
         task.validate(model)
+
+
+@pytest.mark.parametrize(("name", "error"), [("knn_lm", DataError), ("test_time_training", ModelError)])
+def test_a_store_that_nothing_is_left_for_is_refused_before_training(tmp_path, name, error):
+    """All of the text is one document, which validation is a part of."""
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "text.txt").write_text(corpus(6000, 1))
+    with pytest.raises(error, match=r"^store of "):
+        run(tmp_path / "run", name, text=tmp_path / "text")
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_a_run_with_retrieval_ends_in_a_folder_that_gives_its_loss(tmp_path):

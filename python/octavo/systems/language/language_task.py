@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from octavo.data import TokenBatch, TokenLoader
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, DataError
 from octavo.models.gpt import GPT
 from octavo.models.gpt.adapted_model import AdaptedModel
 from octavo.models.gpt.chunk_store import ChunkStore
 from octavo.models.gpt.copied_text import without_copies
+from octavo.models.gpt.nearest_neighbours import NearestNeighbours
 from octavo.models.gpt.word_placement import PlacementCosts
-from octavo.systems.language.language_config import LanguageConfig
+from octavo.systems.language.language_config import LanguageConfig, TestTime
 from octavo.systems.language.token_data import TokenData
 from octavo.train import Bound, TrainConfig, ValLoss, exact_nll, likelihood_bound
 from octavo.train.stages import stage_at
@@ -33,7 +34,11 @@ class LanguageTask:
     """
 
     def __init__(self, data: TokenData, config: LanguageConfig, train: TrainConfig, facts: dict[str, Any]) -> None:
-        """Check the shards. ``facts``: for the record of the run. Raises DataError for shards without one batch."""
+        """Check the shards. ``facts``: for the record of the run. Raises DataError for shards without one batch.
+
+        Text for stores of states and of neighbours is read here, and refused: ModelError and DataError where none is
+        left without the documents of validation.
+        """
         self.facts, self.data_digest = facts, data.digest
         self._data, self._train = data, train
         self._validation = data.validation_ids(config.validation_tokens)
@@ -57,7 +62,9 @@ class LanguageTask:
             loader.skip(stage.steps * stage.accumulation)
         self._loader, self._place = loader, (-1, 0)  # stage, and the windows of it that were read
         self._window: TokenBatch | None = None
-        self._remembered: Tensor | None = None  # training text without documents that validation has, too
+        head = config.model.head
+        self._remembered = self._text_to_remember(head.entries) if isinstance(head, NearestNeighbours) else None
+        self._neighbours = None if config.test_time is None else self._text_to_train_on(config.test_time)
 
     def batch(self, step: int, micro: int, start: int, size: int) -> dict[str, Any]:
         """Return ids and targets, int64 ``[size, context]``, and the window of the stage."""
@@ -114,26 +121,37 @@ class LanguageTask:
 
     def _adapted(self, model: Any) -> AdaptedModel:
         """Return a model that trains while it is scored, on a store of training text without validation text."""
-        assert self._test_time is not None
-        chosen, held_out = self._test_time, torch.from_numpy(self._validation)
+        assert self._test_time is not None and self._neighbours is not None
+        store = self._neighbours.to(next(model.parameters()).device)
+        return AdaptedModel(model, store, neighbours=self._test_time.neighbours, rate=self._test_time.rate)
+
+    def _text_to_train_on(self, chosen: TestTime) -> ChunkStore:
+        """Return a store of training text without documents that validation has, too."""
+        held_out = torch.from_numpy(self._validation)
         store = ChunkStore(chosen.entries, chosen.chunk, min(8, chosen.chunk))
         store.fill(self._data.counted_ids(), self._data.end)
         store.leave_out(held_out)
         store.refuse_copies(held_out)
-        store = store.to(next(model.parameters()).device)
-        return AdaptedModel(model, store, neighbours=chosen.neighbours, rate=chosen.rate)
+        return store
+
+    def _text_to_remember(self, entries: int) -> Tensor:
+        """Return training text without documents that validation has, too. Raises DataError where nothing is left."""
+        ids, held_out = self._data.counted_ids(), torch.from_numpy(self._validation)
+        most, kept = entries + self._context, ids[:0]
+        while len(kept) <= entries and most < 2 * len(ids):  # a document that goes takes all of its tokens
+            most *= 2
+            kept, _ = without_copies(ids[:most], held_out, self._data.end)
+        if entries and len(kept) <= self._context:
+            raise DataError(
+                f"store of states: without documents that validation has tokens of, {len(kept)} tokens of training "
+                f"text are left; accepted are more than {self._context}: give a text of several documents"
+            )
+        return kept
 
     def _fill_memory(self, model: Any) -> None:
         """Let a head that remembers states store those of now, and refuse stores that hold validation text."""
         held_out = torch.from_numpy(self._validation)
         if hasattr(model.head, "remember"):
-            if self._remembered is None:
-                ids, entries = self._data.counted_ids(), model.head.memory.entries
-                most, kept = entries + self._context, ids[:0]
-                while len(kept) <= entries and most < 2 * len(ids):  # a document that goes takes all of its tokens
-                    most *= 2
-                    kept, _ = without_copies(ids[:most], held_out, self._data.end)
-                self._remembered = kept
             model.head.remember(model, self._remembered, context=self._context)
             model.head.refuse_copies(held_out)
         for store in model.stores:

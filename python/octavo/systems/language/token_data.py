@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -110,9 +111,10 @@ def prepare(
         most = max(2, round(_HELD_OUT * sum(path.stat().st_size for path in files_below(sources)) / 3))
         index = write_shards(sources, made, tokenizer, validation=min(validation_tokens, most), tell=tell)
         if len(index.shards) < 2:
+            shutil.rmtree(made)
             raise DataError(
                 f"{data}: {index.tokens} tokens, and all of them are for validation; give more text, or ask for fewer "
-                "tokens of validation in another folder"
+                "tokens of validation"
             )
     return read_folder(made)
 
