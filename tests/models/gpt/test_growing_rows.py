@@ -35,6 +35,14 @@ def test_rows_of_a_wider_type_widen_all_and_gradients_pass():
     assert leaf.grad.item() == 10
 
 
+def test_rows_of_inference_mode_are_added_to_outside_of_it():
+    with torch.inference_mode():
+        begun = GrowingRows(torch.zeros(1, 0), 1).followed_by(torch.ones(1, 2))
+    assert begun.followed_by(torch.zeros(1, 1)).rows.tolist() == [[1, 1, 0]]
+    with torch.inference_mode():
+        assert begun.followed_by(torch.zeros(1, 1)).rows.tolist() == [[1, 1, 0]]
+
+
 @pytest.mark.parametrize("mixer", [Attention(heads=2), LatentAttention(heads=2, head_size=8, rotary_size=4, rank=12)])
 def test_a_decoded_token_adds_to_the_cache_where_it_is(mixer):
     torch.manual_seed(0)

@@ -27,7 +27,8 @@ class GrowingRows:
             return GrowingRows(torch.cat([self.rows, more], axis), axis)  # a backward pass reads what was there before
         room, taken = self._room, self._taken
         dtype = torch.promote_types(room.dtype, more.dtype)
-        if room.dtype != dtype or taken[0] != length or room.shape[axis] < length + added:
+        frozen = room.is_inference() and not torch.is_inference_mode_enabled()  # PyTorch refuses to write there
+        if frozen or room.dtype != dtype or taken[0] != length or room.shape[axis] < length + added:
             shape = list(room.shape)
             shape[axis] = max(2 * length, length + added, _LEAST)
             room, taken = room.new_empty(shape, dtype=dtype), [length]

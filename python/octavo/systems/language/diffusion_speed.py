@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -99,8 +100,7 @@ def sampled_speeds(
             mean - first.nats <= _ERRORS * math.hypot(error, first.error) and entropy >= 0.98 * first.entropy
         )
         name = "autoregressive" if kind is None else "masked diffusion"
-        speed = sorted(speeds[kind])[samples // 2]
-        found.append(SampledSpeed(name, kind, speed, mean, error, entropy, equal))
+        found.append(SampledSpeed(name, kind, median(speeds[kind]), mean, error, entropy, equal))
     return found
 
 
