@@ -112,6 +112,7 @@ def test_garbage_to_the_core_raises_an_exception(name):
 def test_every_export_of_the_core_is_known_here():
     """A new export comes with its place in these tests."""
     raw = {
+        "_adamw",
         "_decode",
         "_encode",
         "_fit_scales",
@@ -190,6 +191,7 @@ def test_garbage_for_the_number_of_threads(value):
 
 
 RAW = {
+    "_adamw": (_core.Format("mxint8"), 3, 0, 0, (0, 0), (0, 0), (1.0, 0.1, 0.1, 0.1, 1.0, 1e-8)),
     "_encode": (_core.Format("mxint8"), 0, [2, 3], -1, 0, (0, 0, 0, 0), "floor", "error", None),
     "_decode": (_core.Format("mxint8"), 0, [2, 3], -1, (0, 0, 0, 0), 0),
     "_quantize": (_core.Format("mxint8"), 0, [2, 3], -1, 0, 0, "floor", None),
@@ -226,6 +228,7 @@ def test_garbage_in_one_argument_of_a_raw_function_raises_an_exception(name):
     """All other arguments are valid but for null addresses, so that nothing is ever read or written."""
     call, good = getattr(_core, name), RAW[name]
     addresses = {
+        "_adamw": (2, 3, 4, 5),
         "_encode": (4, 5),
         "_decode": (4, 5),
         "_quantize": (4, 5),

@@ -31,6 +31,7 @@ __all__ = [
     "_PieceCounts",
     "_PolynomialStream",
     "__version__",
+    "_adamw",
     "_cuda_archs",
     "_cuda_configure",
     "_cuda_decode",
@@ -176,6 +177,15 @@ def _quantize(
     look: bool = ...,
     marks: int = ...,
 ) -> bool: ...
+def _adamw(
+    format: Format,
+    count: int,
+    weights: int,
+    gradients: int,
+    first: tuple[int, int],
+    second: tuple[int, int],
+    step: tuple[float, float, float, float, float, float],
+) -> None: ...
 def _pass_marked(format: Format, dtype_code: int, count: int, grad: int, marks: int, out: int) -> None: ...
 def _quantize_backward(
     format: Format,

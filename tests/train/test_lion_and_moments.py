@@ -6,6 +6,7 @@ import pytest
 import torch
 from octavo.errors import ConfigError
 from octavo.models.gpt import GPT, nocap_baseline
+from octavo.ops import encode
 from octavo.train import ParameterGroup, grouped, train
 from octavo.train.grouped_optimizer import GroupedOptimizer
 from octavo.train.moments_8bit import BLOCK, SMALLEST, Moment, dynamic_codes, dynamic_values, levels
@@ -134,7 +135,8 @@ def test_the_first_step_is_adam_s_and_small_tensors_stay_in_float32(form, count)
     for weight, moments in ((found, form), (wanted, None)):
         weight.grad = gradient.clone()
         optimizer_of(weight, learning_rate=0.1, weight_decay=0.1, moments=moments).step()
-    assert torch.equal(found, wanted)  # moments are zero, which every format holds
+    # Moments are zero, which every format holds; the native update rounds in another order than torch's.
+    assert torch.allclose(found, wanted, rtol=1e-6, atol=1e-7)
     few.grad = torch.ones_like(few)
     optimizer = optimizer_of(few, moments=form)
     optimizer.step()
@@ -183,7 +185,10 @@ def test_parts_that_are_updated_one_after_another_are_the_whole(form, monkeypatc
             moment = Moment(state, name, reference, form, signed=signed)
             moment.write(0, held)
             moment.read(0, held)
-    assert torch.equal(results[0][0], reference)
+    if form == "dynamic8":
+        assert torch.equal(results[0][0], reference)
+    else:  # the native update rounds in another order than torch's, which now and then chooses a neighbouring code
+        assert torch.isclose(results[0][0], reference, rtol=1e-5, atol=1e-6).float().mean() > 0.999
 
 
 def language_losses(moments, steps=300):
@@ -276,3 +281,39 @@ def test_formats_that_hold_no_moments_are_refused(wrong):
         ParameterGroup(names=("*",), moments=wrong)
     with pytest.raises(ConfigError, match="for lion"):
         ParameterGroup(names=("*",), rule="lion", moments="dynamic8")
+
+
+def test_the_native_update_refuses_parts_that_are_not_those_of_its_weights():
+    from octavo.errors import FormatError, ShapeError
+    from octavo.ops.adamw import adamw_in_codes
+
+    weights, step = torch.zeros(512), (1.0, 0.1, 0.05, 1e-3, 1.0, 1e-8)
+    parts = encode(torch.zeros(512), "bm8e4/256").parts[:2]
+    again = tuple(part.clone() for part in parts)
+    for given, message in [
+        ((weights, torch.zeros(511), parts, again), "gradients"),
+        ((weights, torch.zeros(512, dtype=torch.float16), parts, again), "gradients"),
+        ((weights, torch.zeros(1024)[::2], parts, again), "not contiguous"),
+        ((weights, torch.zeros(512), (parts[0][:-1], parts[1]), again), "codes of the first moment"),
+        ((weights, torch.zeros(512), parts, (again[0], again[1][:0])), "scales of the second moment"),
+        ((weights, weights, parts, again), "weights"),
+        ((weights, torch.zeros(512), parts, parts), "codes"),
+    ]:
+        with pytest.raises(ShapeError, match=message):
+            adamw_in_codes(*given, "bm8e4/256", step)
+    for form in ("int8:channel", "uint8:g32", "nvfp4"):
+        first, second = (encode(torch.zeros(512), form).parts[:2] for _ in range(2))
+        with pytest.raises(FormatError, match=r"moments.*bm8e4/256"):
+            adamw_in_codes(weights, torch.ones(512), first, second, form, step)
+    assert not weights.any()
+
+
+def test_a_gradient_of_infinity_leaves_moments_that_their_format_holds():
+    weight = nn.Parameter(torch.zeros(SMALLEST))
+    weight.grad = torch.zeros(SMALLEST)
+    weight.grad[0] = torch.inf
+    optimizer = optimizer_of(weight, moments="bm8e4/256")
+    optimizer.step()
+    weight.grad.zero_()
+    optimizer.step()
+    assert weight.detach()[1:].eq(0).all() and not optimizer.state[weight]["exp_avg_codes"][BLOCK:].any()

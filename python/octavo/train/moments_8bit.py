@@ -18,6 +18,7 @@ from torch.nn import functional
 from octavo.errors import ConfigError, FormatError
 from octavo.formats import Format
 from octavo.ops import decode, encode
+from octavo.ops.adamw import adamw_in_codes
 from octavo.tensor import PackedTensor
 from octavo.train.fused_adamw import fused_adamw
 
@@ -122,6 +123,10 @@ class Moment:
             state[f"{name}_codes"], state[f"{name}_scales"] = made
         self._codes, self._scales = state[f"{name}_codes"], state[f"{name}_scales"]
 
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Return the codes and the scales."""
+        return self._codes, self._scales
+
     def read(self, begin: int, out_N: Tensor) -> Tensor:
         """Return the values from ``begin`` on, where a block begins, written into ``out_N``."""
         part = self._part(begin, len(out_N))
@@ -148,8 +153,17 @@ class Moment:
         return PackedTensor(self._format, codes, scales, none, none.float(), shape=(count,), dtype=torch.float32)
 
 
+def _settings(group: dict[str, Any], step: Tensor) -> tuple[float, float, float, float, float, float]:
+    """Return the numbers of an update that :func:`octavo.ops.adamw.adamw_in_codes` takes."""
+    rate, (first, second), count = group["lr"], group["betas"], step.item()
+    corrected, root = rate / (1 - first**count), (1 - second**count) ** -0.5
+    return 1 - rate * group["weight_decay"], 1 - first, 1 - second, corrected, root, group["eps"]
+
+
 def update(group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None:
     """Make AdamW's update of one parameter whose moments are codes: decoded, updated in float32, encoded again.
+
+    One native operation for block formats and float32 on a CPU; else parts that a cache holds, with torch's update.
 
     ``group``: its settings. ``state``: of the parameter; ``step`` and codes of zeros are made where it is empty.
     """
@@ -159,6 +173,10 @@ def update(group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None
     second = Moment(state, "exp_avg_sq", weight, group["moments"], signed=False)
     assert weight.grad is not None  # the optimizer leaves out parameters without one
     flat, slopes = weight.detach().view(-1), weight.grad.contiguous().view(-1)
+    if group["moments"] != DYNAMIC and flat.is_cpu and flat.dtype == slopes.dtype == torch.float32:
+        state["step"] += 1
+        adamw_in_codes(flat, slopes, first.parts(), second.parts(), group["moments"], _settings(group, state["step"]))
+        return
     buffers = torch.empty(2, min(_CHUNK, len(flat)), device=weight.device)
     for begin in range(0, len(flat), _CHUNK):
         part = slice(begin, min(begin + _CHUNK, len(flat)))

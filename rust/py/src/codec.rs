@@ -283,3 +283,40 @@ fn lengths(width: u32, rows: usize, k: usize) -> Result<(usize, usize)> {
     let bytes = octavo_core::packed_bytes(k, width)?.checked_mul(rows).ok_or_else(too_large)?;
     Ok((count, bytes))
 }
+
+/// One update of AdamW over `count` float32 weights, whose moments are codes at addresses: codes and scales of each.
+#[pyfunction]
+#[pyo3(name = "_adamw")]
+#[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
+pub(crate) fn adamw(
+    py: Python<'_>,
+    format: &Format,
+    count: usize,
+    weights: usize,
+    gradients: usize,
+    first: (usize, usize),
+    second: (usize, usize),
+    step: (f32, f32, f32, f32, f32, f32),
+) -> PyResult<()> {
+    enter(py, || {
+        let sizes = Sizes::new(format.0, &Layout::new(&[count], -1, format.0)?)?;
+        let [first_parts, second_parts] = [first, second].map(|(codes, scales)| {
+            [Memory::new("codes", codes, sizes.codes), Memory::new("scales", scales, sizes.scales)]
+        });
+        let written = [&[Memory::of::<f32>("weights", weights, count)][..], &first_parts, &second_parts].concat();
+        apart(&written, &[Memory::of::<f32>("gradients", gradients, count)])?;
+        let (keep, first_share, second_share, rate, root, epsilon) = step;
+        let step = codec::Step { keep, first: first_share, second: second_share, rate, root, epsilon };
+        // SAFETY: as in `encode`; all that is written is apart from the rest.
+        unsafe {
+            let moment = |(codes, scales)| -> Result<codec::Moment<'_>> {
+                Ok(codec::Moment {
+                    codes: slice_mut(codes, sizes.codes, "codes")?,
+                    scales: slice_mut(scales, sizes.scales, "scales")?,
+                })
+            };
+            let (weights, gradients) = (slice_mut(weights, count, "weights")?, slice(gradients, count, "gradients")?);
+            codec::adamw(weights, gradients, moment(first)?, moment(second)?, format.0, step)
+        }
+    })
+}

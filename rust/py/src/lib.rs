@@ -26,7 +26,7 @@ mod _core {
     #[pymodule_export]
     use super::characters::CharTokenizer;
     #[pymodule_export]
-    use super::codec::{decode, encode, pack, pass_marked, quantize, quantize_backward, unpack};
+    use super::codec::{adamw, decode, encode, pack, pass_marked, quantize, quantize_backward, unpack};
     #[pymodule_export]
     use super::container::{ContainerReader, ContainerWriter};
     #[pymodule_export]

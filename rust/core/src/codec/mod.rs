@@ -5,6 +5,7 @@
 //! `grid` (elements), `scale` (scales) and `reference` (groups) are the definition, in plain scalar code that calls nothing
 //! fast. `lanes` gives the same bits with the instructions of a SIMD level. `drive` cuts a call into pieces for both.
 
+mod adamw;
 mod buffers;
 pub(crate) mod chooser;
 mod drive;
@@ -25,6 +26,7 @@ pub mod lowered {
     pub use super::grid::{FloatGrid, Grid, Integers};
 }
 
+pub use adamw::{Moment, Step, adamw};
 pub use buffers::{DType, Layout, Sizes, Values, ValuesMut};
 pub use chooser::ScaleRule;
 pub use grad::{Gradients, quantize_backward, saturates};

@@ -51,6 +51,14 @@ pub enum FormatError {
         /// The name given.
         name: String,
     },
+    /// Moments of an optimizer in a format that cannot hold parts of a tensor by themselves.
+    #[error(
+        "'{format}' cannot hold the moments of an optimizer; accepted are formats with blocks of a power of two up to 256 values, and with scales alone beside their codes, such as bm8e4/256"
+    )]
+    Moments {
+        /// The format.
+        format: Format,
+    },
     /// A rule of block scales for a format without blocks.
     #[error(
         "'{format}' has no block scale, so scale='ceil' and 'mse' do not apply; they are for mx*, bfp, bm, blog and nvfp4"

@@ -108,6 +108,7 @@ unsafe impl Lanes for Avx2 {
         fn sub(a: F, b: F) -> F = _mm256_sub_ps;
         fn mul(a: F, b: F) -> F = _mm256_mul_ps;
         fn div(a: F, b: F) -> F = _mm256_div_ps;
+        fn sqrt(v: F) -> F = _mm256_sqrt_ps;
         fn min(a: F, b: F) -> F = _mm256_min_ps;
         fn max(a: F, b: F) -> F = _mm256_max_ps;
         fn fma(a: F, b: F, c: F) -> F = _mm256_fmadd_ps;

@@ -131,6 +131,10 @@ unsafe impl Lanes for Avx512 {
         unsafe { _mm512_div_ps(a, b) }
     }
     #[inline(always)]
+    unsafe fn sqrt(v: __m512) -> __m512 {
+        unsafe { _mm512_sqrt_ps(v) }
+    }
+    #[inline(always)]
     unsafe fn min(a: __m512, b: __m512) -> __m512 {
         unsafe { _mm512_min_ps(a, b) }
     }

@@ -76,6 +76,8 @@ pub unsafe trait Lanes: Copy + Send + Sync + 'static {
         fn sub(a: Self::F, b: Self::F) -> Self::F;
         fn mul(a: Self::F, b: Self::F) -> Self::F;
         fn div(a: Self::F, b: Self::F) -> Self::F;
+        /// Square root, rounded to nearest.
+        fn sqrt(v: Self::F) -> Self::F;
         fn min(a: Self::F, b: Self::F) -> Self::F;
         fn max(a: Self::F, b: Self::F) -> Self::F;
         /// `a * b + c` with one rounding.

@@ -49,6 +49,8 @@ pub trait Proven: Lanes {
         mul = mul(a: Self::F, b: Self::F) -> Self::F;
         /// `a / b`.
         div = div(a: Self::F, b: Self::F) -> Self::F;
+        /// Square root, rounded to nearest.
+        sqrt = sqrt(v: Self::F) -> Self::F;
         /// The smaller; `b` where one is NaN.
         min = min(a: Self::F, b: Self::F) -> Self::F;
         /// The larger; `b` where one is NaN.

@@ -82,6 +82,7 @@ unsafe impl Lanes for Scalar {
         sub(a: F, b: F) -> F = each(a, b, |a, b| a - b);
         mul(a: F, b: F) -> F = each(a, b, |a, b| a * b);
         div(a: F, b: F) -> F = each(a, b, |a, b| a / b);
+        sqrt(v: F) -> F = v.map(f32::sqrt);
         min(a: F, b: F) -> F = each(a, b, least);
         max(a: F, b: F) -> F = each(a, b, greatest);
         fma(a: F, b: F, c: F) -> F = std::array::from_fn(|i| a[i].mul_add(b[i], c[i]));

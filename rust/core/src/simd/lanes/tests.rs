@@ -55,6 +55,7 @@ impl<V: Lanes> Job<V> for All<'_> {
                     ("sub", floats(V::sub(a, b))),
                     ("mul", floats(V::mul(a, b))),
                     ("div", floats(V::div(a, b))),
+                    ("sqrt", floats(V::sqrt(a))),
                     ("min", floats(V::min(a, b))),
                     ("max", floats(V::max(a, b))),
                     ("fma", floats(V::fma(a, b, third))),
