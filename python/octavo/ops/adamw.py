@@ -18,15 +18,20 @@ def adamw_in_codes(
     first: tuple[Tensor, Tensor],
     second: tuple[Tensor, Tensor],
     format: str,
-    step: tuple[float, float, float, float, float, float],
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
 ) -> None:
     """Update ``weights_N`` and both moments in place.
 
     ``weights_N`` and ``gradients_N``: float32 ``[N]``, contiguous, on the CPU. ``first`` and ``second``: codes and
     scales of a moment, as :func:`octavo.encode` makes them of ``N`` values; ``format``: blocks that divide 256 values,
-    without zero points or second-level scales. ``step``: ``1 - lr * decay``, ``1 - beta1``, ``1 - beta2``,
-    ``lr / (1 - beta1 ** t)``, ``(1 - beta2 ** t) ** -0.5`` and epsilon. Every operation is float32, rounded once.
-    Raises FormatError and ShapeError. Source: Loshchilov and Hutter 2019, algorithm 2.
+    without zero points or second-level scales. ``step``: the number of this update, from 1 on; the others are those of
+    :class:`torch.optim.AdamW`. Every operation on a value is float32, rounded once. Raises FormatError and ShapeError.
+    Source: Loshchilov and Hutter 2019, algorithm 2.
     """
     fmt, count = core(format), weights_N.numel()
     specs = part_specs(fmt, (count,), -1)[:2]
@@ -35,7 +40,15 @@ def adamw_in_codes(
             check_out(part, shape, dtype, f"AdamW in '{format}': {name} of the {what} moment")
     for what, values in (("weights", weights_N), ("gradients", gradients_N)):
         check_out(values, (count,), torch.float32, f"AdamW in '{format}': {what}")
+    settings = (
+        1 - lr * weight_decay,
+        1 - betas[0],
+        1 - betas[1],
+        lr / (1 - betas[0] ** step),
+        (1 - betas[1] ** step) ** -0.5,
+        eps,
+    )
     addresses = [(codes.data_ptr(), scales.data_ptr()) for codes, scales in (first, second)]
-    _core._adamw(fmt, count, weights_N.data_ptr(), gradients_N.data_ptr(), addresses[0], addresses[1], step)
+    _core._adamw(fmt, count, weights_N.data_ptr(), gradients_N.data_ptr(), addresses[0], addresses[1], settings)
     for written in (weights_N, *first, *second):
         increment_version(written)

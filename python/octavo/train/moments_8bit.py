@@ -153,13 +153,6 @@ class Moment:
         return PackedTensor(self._format, codes, scales, none, none.float(), shape=(count,), dtype=torch.float32)
 
 
-def _settings(group: dict[str, Any], step: Tensor) -> tuple[float, float, float, float, float, float]:
-    """Return the numbers of an update that :func:`octavo.ops.adamw.adamw_in_codes` takes."""
-    rate, (first, second), count = group["lr"], group["betas"], step.item()
-    corrected, root = rate / (1 - first**count), (1 - second**count) ** -0.5
-    return 1 - rate * group["weight_decay"], 1 - first, 1 - second, corrected, root, group["eps"]
-
-
 def update(group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None:
     """Make AdamW's update of one parameter whose moments are codes: decoded, updated in float32, encoded again.
 
@@ -173,17 +166,28 @@ def update(group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None
     second = Moment(state, "exp_avg_sq", weight, group["moments"], signed=False)
     assert weight.grad is not None  # the optimizer leaves out parameters without one
     flat, slopes = weight.detach().view(-1), weight.grad.contiguous().view(-1)
-    if group["moments"] != DYNAMIC and flat.is_cpu and flat.dtype == slopes.dtype == torch.float32:
-        state["step"] += 1
-        adamw_in_codes(flat, slopes, first.parts(), second.parts(), group["moments"], _settings(group, state["step"]))
-        return
-    buffers = torch.empty(2, min(_CHUNK, len(flat)), device=weight.device)
+    if _is_native(group["moments"], flat, slopes):
+        settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
+        count = int(state["step"].item()) + 1
+        adamw_in_codes(flat, slopes, first.parts(), second.parts(), group["moments"], step=count, **settings)
+    else:
+        _update_parts(group, flat, slopes, first, second, state["step"])
+    state["step"] += 1
+
+
+def _is_native(form: str, flat: Tensor, slopes: Tensor) -> bool:
+    return form != DYNAMIC and flat.is_cpu and flat.dtype == slopes.dtype == torch.float32
+
+
+def _update_parts(
+    group: dict[str, Any], flat: Tensor, slopes: Tensor, first: Moment, second: Moment, step: Tensor
+) -> None:
+    buffers = torch.empty(2, min(_CHUNK, len(flat)), device=flat.device)
     for begin in range(0, len(flat), _CHUNK):
         part = slice(begin, min(begin + _CHUNK, len(flat)))
         m_N, v_N = (buffer[: part.stop - begin] for buffer in buffers)
         m_N, v_N = first.read(begin, m_N), second.read(begin, v_N)
         # The step counts for every part alike.
-        fused_adamw(group, [flat[part]], [slopes[part]], [m_N], [v_N], [state["step"].clone()])
+        fused_adamw(group, [flat[part]], [slopes[part]], [m_N], [v_N], [step.clone()])
         first.write(begin, m_N)
         second.write(begin, v_N)
-    state["step"] += 1
