@@ -175,19 +175,25 @@ class SelectedHeads(nn.Module):
         mask: Tensor | None = None,
         key_value_states: Tensor | None = None,
         position_bias: Tensor | None = None,
-        past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Any, ...]:
-        """Attend; take and return the bias of all heads."""
-        whole, past = position_bias, 0
-        if whole is None and past_key_values is not None:
-            past = past_key_values.get_seq_length(self.layer_idx)
+        """Attend; take and return the bias of all heads.
+
+        ``kwargs``: what else the class takes, under its own names; its cache is ``cache`` from transformers 5.24 on,
+        ``past_key_values`` before.
+        """
+        whole = position_bias
+        past: int | Tensor = 0
+        cache = kwargs.get("cache")
+        cache = kwargs.get("past_key_values") if cache is None else cache
+        if whole is None and cache is not None:
+            past = cache.get_seq_length(self.layer_idx)
+            past = past.clone() if isinstance(past, Tensor) else past  # of a cache that counts in place
         out, own, *rest = super().forward(
             hidden_states,
             mask=mask,
             key_value_states=key_value_states,
             position_bias=None if whole is None else whole[:, self.kept_heads],
-            past_key_values=past_key_values,
             **kwargs,
         )
         if whole is None and self.has_relative_attention_bias:
