@@ -79,8 +79,8 @@ pub(crate) fn pack<C: Code>(level: Level, codes: &[C], width: u32, out: &mut [u8
     let mut done = 0;
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx2 && width <= 16 {
-        // SAFETY: the level, which this processor has, comes with BMI2.
-        done = unsafe { bmi2::pack(codes, width, out) };
+        // SAFETY: the level is one of this processor.
+        done = unsafe { avx2::pack(codes, width, out) };
     }
     let _ = level;
     pack_reference(&codes[done..], width, &mut out[done * width as usize / 8..]);
@@ -121,8 +121,8 @@ pub(crate) fn unpack<C: Code>(level: Level, packed: &[u8], width: u32, codes: &m
     let mut done = 0;
     #[cfg(target_arch = "x86_64")]
     if level >= Level::Avx2 && width <= 16 {
-        // SAFETY: the level, which this processor has, comes with BMI2.
-        done = unsafe { bmi2::unpack(packed, width, codes) };
+        // SAFETY: the level is one of this processor.
+        done = unsafe { avx2::unpack(packed, width, codes) };
     }
     let _ = level;
     unpack_reference(&packed[done * width as usize / 8..], width, &mut codes[done..]);
@@ -144,64 +144,114 @@ fn unpack_reference<C: Code>(packed: &[u8], width: u32, codes: &mut [C]) {
 }
 
 #[cfg(target_arch = "x86_64")]
-mod bmi2 {
-    //! Eight codes at a time with `pext` and `pdep`. Whole groups of eight only, and never past the end of a buffer.
-    use super::Code;
-    use std::arch::x86_64::{_pdep_u64, _pext_u64};
+mod avx2 {
+    //! Runs of eight codes, which are W bytes: 32 codes of bytes, or 16 of two bytes, at a time. Halves of what a lane holds
+    //! move apart, or together, in two or three steps. Never past the end of a buffer.
+    //!
+    //! `pdep` and `pext` take all steps at once, but some 300 cycles for it on Zen 1 and Zen 2.
+    use std::arch::x86_64::*;
 
-    /// Number of leading codes in whole groups of eight whose 8-byte accesses stay inside `bytes`.
-    fn safe_count(len: usize, width: usize, bytes: usize) -> usize {
-        let groups = len / 8;
-        // Group g touches bytes g*width .. g*width + 8 (or + 16 for two words).
-        let reach = if width <= 8 { 8 } else { width + 8 };
-        if bytes < reach { 0 } else { groups.min((bytes - reach) / width + 1) * 8 }
+    use super::Code;
+
+    /// Codes of a run.
+    const RUN: usize = 8;
+    /// Bytes that are read or written together.
+    const HALF: usize = 16;
+
+    /// Number of leading codes, `each` together, two parts of whose packed bytes are accessed [`HALF`] at a time inside
+    /// `bytes`.
+    fn safe_count(len: usize, width: usize, bytes: usize, each: usize) -> usize {
+        let packed = each / RUN * width;
+        let reach = packed / 2 + HALF;
+        if bytes < reach { 0 } else { (len / each).min((bytes - reach) / packed + 1) * each }
+    }
+
+    /// Codes of one type that are packed together; 0 for types that are not packed here.
+    const fn together<C>() -> usize {
+        match size_of::<C>() {
+            1 => 4 * RUN,
+            2 => 2 * RUN,
+            _ => 0,
+        }
+    }
+
+    /// `low` bits of each field of `size` bits.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn fields(low: u32, size: u32) -> __m256i {
+        let one = (1u64 << low) - 1;
+        _mm256_set1_epi64x((0..64 / size).fold(0, |all, field| all | one << (field * size)) as i64)
+    }
+
+    /// A step: in fields of `size` bits, the upper of two numbers of `width` bits moves to the upper half.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn apart(v: __m256i, width: u32, size: u32) -> __m256i {
+        let (low, by) = (fields(width, size), |count: u32| _mm_cvtsi32_si128(count as i32));
+        let moved = _mm256_sll_epi64(v, by(size / 2 - width));
+        _mm256_or_si256(_mm256_and_si256(v, low), _mm256_and_si256(moved, _mm256_sll_epi64(low, by(size / 2))))
+    }
+
+    /// The reverse of [`apart`]; what is beyond the numbers is dropped.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn joined(v: __m256i, width: u32, size: u32) -> __m256i {
+        let (low, by) = (fields(width, size), |count: u32| _mm_cvtsi32_si128(count as i32));
+        let moved = _mm256_srl_epi64(v, by(size / 2 - width));
+        _mm256_or_si256(_mm256_and_si256(v, low), _mm256_and_si256(moved, _mm256_sll_epi64(low, by(width))))
+    }
+
+    /// Byte shuffle of both halves of a register, by a function of the byte: which byte comes there, if any.
+    #[inline]
+    #[target_feature(enable = "avx2")]
+    fn shuffle(from: impl Fn(usize) -> Option<usize>) -> __m256i {
+        let half: [u8; HALF] = std::array::from_fn(|i| from(i).map_or(0x80, |byte| byte as u8));
+        // SAFETY: sixteen bytes are read.
+        unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(half.as_ptr().cast())) }
     }
 
     /// Packs a prefix of `codes`; returns how many.
     ///
     /// # Safety
-    /// The processor must have BMI2 and AVX2.
-    #[target_feature(enable = "bmi2,avx2")]
+    /// The processor must have AVX2.
+    #[target_feature(enable = "avx2")]
     pub(super) fn pack<C: Code>(codes: &[C], width: u32, out: &mut [u8]) -> usize {
-        let w = width as usize;
-        let count = safe_count(codes.len(), w, out.len());
+        let (w, each) = (width as usize, together::<C>());
+        if each == 0 || w >= 8 * size_of::<C>() {
+            return 0;
+        }
+        let count = safe_count(codes.len(), w, out.len(), each);
         if size_of::<C>() == 1 && w == 4 {
             // The common case as plain arithmetic on pairs, which the compiler vectorizes well.
             let (pairs, _) = codes[..count].as_chunks::<2>();
             for (byte, pair) in out.iter_mut().zip(pairs) {
-                *byte = (pair[0].to_u32() | pair[1].to_u32() << 4) as u8;
+                *byte = (pair[0].to_u32() & 15 | pair[1].to_u32() << 4) as u8;
             }
             return count;
         }
-        let field = u64::MAX >> (64 - width);
-        if size_of::<C>() == 1 {
-            let mask = field * 0x0101_0101_0101_0101;
-            for g in 0..count / 8 {
-                // SAFETY: 8 one-byte codes at g*8 exist, and `safe_count` keeps the 8-byte store inside `out`.
-                unsafe {
-                    let word = codes.as_ptr().add(g * 8).cast::<u64>().read_unaligned();
-                    out.as_mut_ptr().add(g * w).cast::<u64>().write_unaligned(_pext_u64(word, mask));
+        // Two lanes of a half follow each other, after so many bytes, and half a byte of codes of two bytes.
+        let (lane, odd) = if size_of::<C>() == 1 { (w, 0) } else { (w / 2, 4 * (w as i64 & 1)) };
+        let first = shuffle(|i| (i < 8).then_some(i));
+        let second = shuffle(|i| (lane..lane + 8).contains(&i).then(|| 8 + i - lane));
+        let odd = _mm256_set_epi64x(odd, 0, odd, 0);
+        for (at, codes) in codes[..count].chunks_exact(each).enumerate() {
+            // SAFETY: the codes are 32 bytes, and `safe_count` keeps both stores inside `out`.
+            unsafe {
+                let mut v = _mm256_loadu_si256(codes.as_ptr().cast());
+                if size_of::<C>() == 1 {
+                    v = joined(v, width, 16);
+                    v = joined(v, 2 * width, 32);
+                    v = joined(v, 4 * width, 64);
+                } else {
+                    v = joined(v, width, 32);
+                    v = joined(v, 2 * width, 64);
                 }
+                let v = _mm256_sllv_epi64(v, odd);
+                let v = _mm256_or_si256(_mm256_shuffle_epi8(v, first), _mm256_shuffle_epi8(v, second));
+                let to = out.as_mut_ptr().add(at * each / RUN * w);
+                _mm_storeu_si128(to.cast(), _mm256_castsi256_si128(v));
+                _mm_storeu_si128(to.add(each / RUN * w / 2).cast(), _mm256_extracti128_si256::<1>(v));
             }
-        } else if size_of::<C>() == 2 {
-            let mask = field * 0x0001_0001_0001_0001;
-            for g in 0..count / 8 {
-                // SAFETY: 8 two-byte codes at g*8 exist, and `safe_count` keeps both stores inside `out`.
-                unsafe {
-                    let at = codes.as_ptr().add(g * 8).cast::<u64>();
-                    let low = u128::from(_pext_u64(at.read_unaligned(), mask));
-                    let high = u128::from(_pext_u64(at.add(1).read_unaligned(), mask));
-                    let all = low | high << (4 * w);
-                    let to = out.as_mut_ptr().add(g * w);
-                    to.cast::<u64>().write_unaligned(all as u64);
-                    // Bytes 8..width of the group; for width <= 8 the first word has it all.
-                    if w > 8 {
-                        to.add(8).cast::<u64>().write_unaligned((all >> 64) as u64);
-                    }
-                }
-            }
-        } else {
-            return 0;
         }
         count
     }
@@ -209,11 +259,14 @@ mod bmi2 {
     /// Unpacks a prefix of `codes`; returns how many.
     ///
     /// # Safety
-    /// The processor must have BMI2 and AVX2.
-    #[target_feature(enable = "bmi2,avx2")]
+    /// The processor must have AVX2.
+    #[target_feature(enable = "avx2")]
     pub(super) fn unpack<C: Code>(packed: &[u8], width: u32, codes: &mut [C]) -> usize {
-        let w = width as usize;
-        let count = safe_count(codes.len(), w, packed.len());
+        let (w, each) = (width as usize, together::<C>());
+        if each == 0 || w >= 8 * size_of::<C>() {
+            return 0;
+        }
+        let count = safe_count(codes.len(), w, packed.len(), each);
         if size_of::<C>() == 1 && w == 4 {
             let (pairs, _) = codes[..count].as_chunks_mut::<2>();
             for (pair, &byte) in pairs.iter_mut().zip(packed) {
@@ -221,33 +274,26 @@ mod bmi2 {
             }
             return count;
         }
-        let field = u64::MAX >> (64 - width);
-        if size_of::<C>() == 1 {
-            let mask = field * 0x0101_0101_0101_0101;
-            for g in 0..count / 8 {
-                // SAFETY: `safe_count` keeps the 8-byte load inside `packed`; 8 one-byte codes at g*8 exist.
-                unsafe {
-                    let word = packed.as_ptr().add(g * w).cast::<u64>().read_unaligned();
-                    codes.as_mut_ptr().add(g * 8).cast::<u64>().write_unaligned(_pdep_u64(word, mask));
+        let (lane, odd) = if size_of::<C>() == 1 { (w, 0) } else { (w / 2, 4 * (w as i64 & 1)) };
+        let lanes = shuffle(|i| Some(if i < 8 { i } else { lane + i - 8 }));
+        let odd = _mm256_set_epi64x(odd, 0, odd, 0);
+        for (at, codes) in codes[..count].chunks_exact_mut(each).enumerate() {
+            // SAFETY: `safe_count` keeps both loads inside `packed`; the codes are 32 bytes.
+            unsafe {
+                let from = packed.as_ptr().add(at * each / RUN * w);
+                let second = _mm_loadu_si128(from.add(each / RUN * w / 2).cast());
+                let v = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(_mm_loadu_si128(from.cast())), second);
+                let mut v = _mm256_srlv_epi64(_mm256_shuffle_epi8(v, lanes), odd);
+                if size_of::<C>() == 1 {
+                    v = apart(v, 4 * width, 64);
+                    v = apart(v, 2 * width, 32);
+                    v = apart(v, width, 16);
+                } else {
+                    v = apart(v, 2 * width, 64);
+                    v = apart(v, width, 32);
                 }
+                _mm256_storeu_si256(codes.as_mut_ptr().cast(), v);
             }
-        } else if size_of::<C>() == 2 {
-            let mask = field * 0x0001_0001_0001_0001;
-            for g in 0..count / 8 {
-                // SAFETY: `safe_count` keeps both loads inside `packed`; 8 two-byte codes at g*8 exist.
-                unsafe {
-                    let from = packed.as_ptr().add(g * w);
-                    let mut all = u128::from(from.cast::<u64>().read_unaligned());
-                    if w > 8 {
-                        all |= u128::from(from.add(8).cast::<u64>().read_unaligned()) << 64;
-                    }
-                    let to = codes.as_mut_ptr().add(g * 8).cast::<u64>();
-                    to.write_unaligned(_pdep_u64(all as u64, mask));
-                    to.add(1).write_unaligned(_pdep_u64((all >> (4 * w)) as u64, mask));
-                }
-            }
-        } else {
-            return 0;
         }
         count
     }
