@@ -356,15 +356,11 @@ impl<'a> Product<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut};
+    use crate::codec::{Values, ValuesMut};
     use crate::format::catalogue;
+    use crate::linear::encoded_sample::{Sample, noise};
     use crate::linear::output::Outputs;
     use crate::simd::Level;
-
-    /// Numbers without a pattern.
-    fn noise(count: usize) -> Vec<f32> {
-        (0..count).map(|i| ((i as u32).wrapping_mul(0x9e37_79b9) >> 8) as f32 / 8_388_608.0 - 1.0).collect()
-    }
 
     #[test]
     fn products_have_the_bits_of_decoded_weights() {
@@ -377,19 +373,13 @@ mod tests {
         for (text, k) in formats.flat_map(|text| [(text, 200), (text, 67)]) {
             let format = Format::parse(text).unwrap();
             let Some(numbers) = Numbers::new(format) else { continue };
-            let mut weights = noise(n * k);
+            let mut weights: Vec<f32> = (0..n * k).map(noise).collect();
             weights[2 * k..][..40].fill(0.0);
             weights[5 * k] = 1e20; // a scale that is left to others
-            let layout = Layout::new(&[n, k], -1, format).unwrap();
-            let sizes = Sizes::new(format, &layout).unwrap();
-            let (mut codes, mut scales) = (vec![0; sizes.codes], vec![0; sizes.scales]);
-            let (mut zeros, mut levels) = (vec![0; sizes.zeros], vec![0; sizes.levels]);
-            let parts = PackedMut { codes: &mut codes, scales: &mut scales, zeros: &mut zeros, levels: &mut levels };
-            codec::encode(Values::F32(&weights), layout, format, &Options::default(), parts).unwrap();
-            let packed = Packed { codes: &codes, scales: &scales, zeros: &zeros, levels: &levels };
-            let rows = Rows::new(packed, n, k, format, Level::Avx512).unwrap();
+            let sample = Sample::new(&weights, k, format);
+            let rows = sample.rows(Level::Avx512);
             for m in 1..=most {
-                let mut x = noise(m * k);
+                let mut x: Vec<f32> = (0..m * k).map(noise).collect();
                 x[k - 1] = 1e-42;
                 let x = Inputs::new(Values::F32(&x), m, k, LANES, Level::Avx512).unwrap();
                 let (mut found, mut wanted) = (vec![0.0f32; m * n], vec![1.0f32; m * n]);

@@ -8,8 +8,10 @@ use crate::simd::{Job, LANES, Lanes, Level, fast};
 
 /// Rows of weights multiplied at once.
 pub(super) const ROWS: usize = 4;
-/// Inputs multiplied at once where there are registers for 16 sums and their factors.
+/// Rows of inputs multiplied at once where there are registers for 16 sums and their factors.
 const INPUTS: usize = 4;
+/// The same with half of [`ROWS`] at a time, where registers hold 6 sums.
+const FEW_INPUTS: usize = 3;
 /// Rows of inputs whose partial sums are kept between spans of columns.
 pub(super) const SLAB: usize = 16;
 /// Columns multiplied at once: [`ROWS`] rows of weights, [`INPUTS`] of inputs and the partial sums stay in the L1 cache.
@@ -60,7 +62,8 @@ impl<L: Lanes> Job<L> for Multiply<'_> {
         let Self { w, w_stride, x, x_stride, len, products } = self;
         for (slab, products) in products.chunks_mut(SLAB).enumerate() {
             let mut sums = [[[0.0; LANES]; ROWS]; SLAB];
-            let together = if L::VECTORS >= 32 { products.len() / INPUTS * INPUTS } else { 0 };
+            let each = if L::VECTORS >= 32 { INPUTS } else { FEW_INPUTS };
+            let together = products.len() / each * each;
             let (sums, rest) = sums[..products.len()].split_at_mut(together);
             let (products, rest_products) = products.split_at_mut(together);
             let mut start = 0;
@@ -71,15 +74,27 @@ impl<L: Lanes> Job<L> for Multiply<'_> {
                 // SAFETY: the lanes prove the instructions, and the slices hold what is read, as `multiply` asserts.
                 unsafe {
                     let (w, x) = (w.as_ptr().add(start), x.as_ptr().wrapping_add(slab * SLAB * x_stride + start));
-                    let many = sums.as_chunks_mut::<INPUTS>().0.iter_mut();
-                    for (i, (sums, to)) in many.zip(products.as_chunks_mut::<INPUTS>().0).enumerate() {
-                        let x = x.wrapping_add(i * INPUTS * x_stride);
-                        block::<L, INPUTS>(w, w_stride, x, x_stride, span, sums, last.then_some(to));
+                    if L::VECTORS >= 32 {
+                        let many = sums.as_chunks_mut::<INPUTS>().0.iter_mut();
+                        for (i, (sums, to)) in many.zip(products.as_chunks_mut::<INPUTS>().0).enumerate() {
+                            let x = x.wrapping_add(i * INPUTS * x_stride);
+                            block::<L, ROWS, INPUTS>(w, w_stride, x, x_stride, span, 0, sums, last.then_some(to));
+                        }
+                    } else {
+                        let many = sums.as_chunks_mut::<FEW_INPUTS>().0.iter_mut();
+                        for (i, (sums, to)) in many.zip(products.as_chunks_mut::<FEW_INPUTS>().0).enumerate() {
+                            let x = x.wrapping_add(i * FEW_INPUTS * x_stride);
+                            for first in [0, ROWS / 2] {
+                                let w = w.add(first * w_stride);
+                                let to = last.then_some(&mut *to);
+                                block::<L, { ROWS / 2 }, FEW_INPUTS>(w, w_stride, x, x_stride, span, first, sums, to);
+                            }
+                        }
                     }
                     for (i, (sums, to)) in rest.iter_mut().zip(&mut *rest_products).enumerate() {
                         let x = x.wrapping_add((together + i) * x_stride);
                         let (sums, to) = (std::array::from_mut(sums), std::array::from_mut(to));
-                        block::<L, 1>(w, w_stride, x, x_stride, span, sums, last.then_some(to));
+                        block::<L, ROWS, 1>(w, w_stride, x, x_stride, span, 0, sums, last.then_some(to));
                     }
                 }
                 if last {
@@ -91,29 +106,32 @@ impl<L: Lanes> Job<L> for Multiply<'_> {
     }
 }
 
-/// Adds the products of a few rows of inputs to partial sums, or writes what these come to then.
+/// Adds the products of `R` rows of weights and `N` of inputs to partial sums, or writes what these come to then; the rows of
+/// weights are those from `first` on of the sums.
 ///
 /// # Safety
-/// The processor must have the instructions of `L`. `w` must hold [`ROWS`] rows of `len` values, `w_stride` apart, `x` one
-/// for each of `sums`, `x_stride` apart; `len` must be a multiple of [`LANES`].
+/// The processor must have the instructions of `L`. `w` must hold `R` rows of `len` values, `w_stride` apart, `x` one
+/// for each of `sums`, `x_stride` apart; `len` must be a multiple of [`LANES`], and `first + R` at most [`ROWS`].
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
-unsafe fn block<L: Lanes, const N: usize>(
+#[expect(clippy::too_many_arguments, reason = "two matrices with their strides, and where sums go")]
+unsafe fn block<L: Lanes, const R: usize, const N: usize>(
     w: *const f32,
     w_stride: usize,
     x: *const f32,
     x_stride: usize,
     len: usize,
+    first: usize,
     sums: &mut [Sums; N],
     products: Option<&mut [[f32; ROWS]; N]>,
 ) {
     // SAFETY: as the caller promises.
     unsafe {
         // Loops over constants: unrolled, they leave the sums in registers.
-        let mut all = [[L::splat(0.0); ROWS]; N];
+        let mut all = [[L::splat(0.0); R]; N];
         for n in 0..N {
-            for r in 0..ROWS {
-                all[n][r] = L::load(sums[n][r].as_ptr());
+            for r in 0..R {
+                all[n][r] = L::load(sums[n][first + r].as_ptr());
             }
         }
         let mut k = 0;
@@ -123,7 +141,7 @@ unsafe fn block<L: Lanes, const N: usize>(
             for n in 0..N {
                 inputs[n] = L::load(x.add(n * x_stride + k));
             }
-            for r in 0..ROWS {
+            for r in 0..R {
                 let w = L::load(w.add(r * w_stride + k));
                 for n in 0..N {
                     all[n][r] = L::fma(w, inputs[n], all[n][r]);
@@ -133,24 +151,24 @@ unsafe fn block<L: Lanes, const N: usize>(
         }
         let Some(products) = products else {
             for n in 0..N {
-                for r in 0..ROWS {
-                    L::store(sums[n][r].as_mut_ptr(), all[n][r]);
+                for r in 0..R {
+                    L::store(sums[n][first + r].as_mut_ptr(), all[n][r]);
                 }
             }
             return;
         };
-        if N * ROWS == LANES {
+        if N * R == LANES && R == ROWS {
             let mut flat = [L::splat(0.0); LANES];
             for n in 0..N {
-                for r in 0..ROWS {
-                    flat[n * ROWS + r] = all[n][r];
+                for r in 0..R {
+                    flat[n * R + r] = all[n][r];
                 }
             }
             L::store(products.as_mut_ptr().cast(), L::tree_sum_each(flat));
         } else {
             for n in 0..N {
-                for r in 0..ROWS {
-                    products[n][r] = L::tree_sum(all[n][r]);
+                for r in 0..R {
+                    products[n][first + r] = L::tree_sum(all[n][r]);
                 }
             }
         }

@@ -288,29 +288,11 @@ unsafe fn start_of(lines: &[Line<i8, LINE>]) -> Line<i32, 16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut};
+    use crate::codec::ValuesMut;
     use crate::format::Format;
+    use crate::linear::encoded_sample::{Sample, noise};
     use crate::linear::output::Outputs;
     use crate::simd::Level;
-
-    /// Codes and scales.
-    struct Encoded(Vec<u8>, Vec<u8>, Vec<u8>);
-
-    impl Encoded {
-        fn new(values: &[f32], n: usize, k: usize, format: Format) -> Self {
-            let layout = Layout::new(&[n, k], -1, format).unwrap();
-            let sizes = Sizes::new(format, &layout).unwrap();
-            let mut all = Self(vec![0; sizes.codes], vec![0; sizes.scales], vec![0; sizes.levels]);
-            let to = PackedMut { codes: &mut all.0, scales: &mut all.1, zeros: &mut [], levels: &mut all.2 };
-            codec::encode(Values::F32(values), layout, format, &Options::default(), to).unwrap();
-            all
-        }
-
-        fn rows(&self, n: usize, k: usize, format: Format) -> Rows<'_> {
-            let packed = Packed { codes: &self.0, scales: &self.1, zeros: &[], levels: &self.2 };
-            Rows::new(packed, n, k, format, Level::Avx512).unwrap()
-        }
-    }
 
     #[test]
     fn groups_are_summed_exactly_and_scaled_in_order() {
@@ -319,7 +301,6 @@ mod tests {
             return;
         }
         let (m, n, k) = (37, 70, 300);
-        let noise = |i: usize| ((i as u32).wrapping_mul(0x9e37_79b9) >> 8) as f32 / 8_388_608.0 - 1.0;
         let mut weights: Vec<f32> = (0..n * k).map(noise).collect();
         weights[5 * k..][..64].fill(0.0);
         let mut inputs: Vec<f32> = (0..m * k).map(|i| noise(i + 77_777) * 3.0).collect();
@@ -328,8 +309,8 @@ mod tests {
         for (text, input) in formats.iter().flat_map(|text| [(text, "int8:g32"), (text, "mxint8"), (text, "nvfp4")]) {
             let formats = [text, input].map(|text| Format::parse(text).unwrap());
             let [plan, input_plan] = formats.map(|format| Plan::new(format).unwrap());
-            let (w, x) = (Encoded::new(&weights, n, k, formats[0]), Encoded::new(&inputs, m, k, formats[1]));
-            let (rows, encoded) = (w.rows(n, k, formats[0]), x.rows(m, k, formats[1]));
+            let (w, x) = (Sample::new(&weights, k, formats[0]), Sample::new(&inputs, k, formats[1]));
+            let (rows, encoded) = (w.rows(Level::Avx512), x.rows(Level::Avx512));
             let mut found = vec![0.0f32; m * n];
             let mut values = ValuesMut::F32(&mut found);
             let out = Biased::new(Outputs::new(&mut values, n, Level::Avx512), &[]);

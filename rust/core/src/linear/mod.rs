@@ -9,6 +9,10 @@
 mod bf16_codes_vbmi;
 #[cfg(target_arch = "x86_64")]
 mod bf16_limbs;
+#[cfg(all(test, target_arch = "x86_64"))]
+mod encoded_sample;
+#[cfg(target_arch = "x86_64")]
+mod f32_codes_avx2;
 #[cfg(target_arch = "x86_64")]
 mod f32_codes_vbmi;
 mod f32_fma;
@@ -20,10 +24,14 @@ mod int8_avx2;
 #[cfg(target_arch = "x86_64")]
 mod int8_group_tiles;
 #[cfg(target_arch = "x86_64")]
+mod int8_groups_avx2;
+#[cfg(target_arch = "x86_64")]
 mod int8_limbs_vnni;
 #[cfg(target_arch = "x86_64")]
 mod int8_tiles;
 mod integer;
+#[cfg(target_arch = "x86_64")]
+mod numbers_avx2;
 mod output;
 mod prepared;
 mod reference;
@@ -32,6 +40,8 @@ mod rounded;
 mod route;
 mod signed_codes;
 mod sparse;
+#[cfg(target_arch = "x86_64")]
+mod sums_avx2;
 
 pub use float::{multiply, multiply_singly};
 pub use gather::gather;
@@ -65,14 +75,16 @@ pub struct Matrix<'a> {
 pub enum Kernel {
     /// Rows decoded to float32 in the L1 cache; sixteen chains of fused multiply-adds.
     Fma(Level),
-    /// The same, with codes that become float32 in registers.
-    FmaCodes,
+    /// The same, with codes that become float32 in registers: of AVX-512 VBMI, or of AVX2.
+    FmaCodes(Level),
     /// Fixed point with VNNI: limbs of int8 multiplied exactly, groups scaled in float32.
     Int8Limbs,
     /// The same of sparse codes, which are expanded in registers.
     SparseLimbs,
     /// Codes of inputs and weights with VNNI: groups summed exactly, and scaled in float32.
     Int8Groups,
+    /// The same with AVX2.
+    Int8GroupsAvx2,
     /// Decoded weights and inputs as sums of bfloat16 numbers, in tiles: on AMX.
     Bf16LimbsAmx,
     /// The same by the dot products of AVX-512.
@@ -94,10 +106,13 @@ impl Kernel {
             Self::Fma(Level::Scalar) => "fma scalar",
             Self::Fma(Level::Avx2) => "fma avx2",
             Self::Fma(Level::Avx512) => "fma avx512",
-            Self::FmaCodes => "fma codes avx512",
+            Self::FmaCodes(Level::Scalar) => "fma codes scalar",
+            Self::FmaCodes(Level::Avx2) => "fma codes avx2",
+            Self::FmaCodes(Level::Avx512) => "fma codes avx512",
             Self::Int8Limbs => "int8 limbs vnni",
             Self::SparseLimbs => "sparse int8 limbs vnni",
             Self::Int8Groups => "int8 groups vnni",
+            Self::Int8GroupsAvx2 => "int8 groups avx2",
             Self::Bf16LimbsAmx => "bfloat16 limbs amx",
             Self::Bf16LimbsAvx512 => "bfloat16 limbs avx512",
             Self::Bf16Codes => "bfloat16 codes avx512",
@@ -130,7 +145,8 @@ pub fn kernel(format: Format, dtype: DType, input: Option<Format>, m: usize, n: 
     if let Some(way) = route::way(format, dtype, m, n, k, level) {
         return Ok(match way {
             route::Way::Int8Limbs(_) => Kernel::Int8Limbs,
-            route::Way::F32Codes(_) => Kernel::FmaCodes,
+            route::Way::F32Codes(_) => Kernel::FmaCodes(Level::Avx512),
+            route::Way::F32CodesAvx2(_) => Kernel::FmaCodes(Level::Avx2),
             route::Way::Bf16Limbs(_, Tiles::Amx) => Kernel::Bf16LimbsAmx,
             route::Way::Bf16Limbs(_, Tiles::Vectors) => Kernel::Bf16LimbsAvx512,
         });
@@ -149,6 +165,10 @@ pub fn rounded_kernel(format: Format, input: Format, m: usize, n: usize, k: usiz
         || route::group_tiles(format, input, m, n, k, Level::current()).is_some()
     {
         return Ok(Kernel::Int8Groups);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if route::groups_avx2(format, input, m, n, k, Level::current()).is_some() {
+        return Ok(Kernel::Int8GroupsAvx2);
     }
     #[cfg(target_arch = "x86_64")]
     if route::codes(format, input, m, n, k, Level::current()).is_some() {

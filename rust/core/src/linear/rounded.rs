@@ -13,7 +13,7 @@ use super::{Matrix, check_sizes, float};
 use super::{
     bf16_limbs,
     float::{Biased, PANEL, Panel},
-    int8_group_tiles,
+    int8_group_tiles, int8_groups_avx2,
     int8_limbs_vnni::{Dot, FixedInputs, MOST_ROWS, Plan},
     output::{Inputs, Outputs, widened},
     route,
@@ -90,6 +90,11 @@ fn multiply_as(
     if let Some((weights, inputs)) = route::groups(w.format, input, many, w.rows, w.columns, level) {
         let encoded = Encoded { x, m, k: w.columns, input, options, level };
         return encoded.multiply(w, (&weights, &inputs), bias, out);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some((weights, inputs)) = route::groups_avx2(w.format, input, many, w.rows, w.columns, level) {
+        let encoded = Encoded { x, m, k: w.columns, input, options, level };
+        return encoded.multiply_avx2(w, (&weights, &inputs), bias, out);
     }
     #[cfg(target_arch = "x86_64")]
     // Given scales are those of all rows.
@@ -195,6 +200,24 @@ impl Encoded<'_> {
             let fixed = unsafe { FixedInputs::encoded(inputs, part.encoded, part.m, |row| part.overflows(row))? };
             // SAFETY: as above.
             let product = unsafe { Dot::new(weights, part.rows, &fixed)? };
+            let work = part.m.saturating_mul(w.rows).saturating_mul(self.k);
+            // SAFETY: as above.
+            unsafe { product.multiply(w.rows, work, part.out, |row, first, count| part.plain.run(row, first, count)) }
+        })
+    }
+
+    /// As [`Self::multiply`], with AVX2.
+    fn multiply_avx2(
+        &self,
+        w: &Matrix<'_>,
+        (weights, inputs): (&Plan, &Plan),
+        bias: Option<Values<'_>>,
+        out: ValuesMut<'_>,
+    ) -> Result<()> {
+        self.in_parts(w, bias, out, MOST_ROWS, |part| {
+            // SAFETY: `route::groups_avx2` found the level, and a plan of one limb without zero points.
+            let fixed = unsafe { FixedInputs::encoded(inputs, part.encoded, part.m, |row| part.overflows(row))? };
+            let product = int8_groups_avx2::Product::new(weights, part.rows, &fixed, inputs.group)?;
             let work = part.m.saturating_mul(w.rows).saturating_mul(self.k);
             // SAFETY: as above.
             unsafe { product.multiply(w.rows, work, part.out, |row, first, count| part.plain.run(row, first, count)) }

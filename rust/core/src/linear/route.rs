@@ -1,4 +1,4 @@
-//! Products on VNNI and tiles: the choice of the kernel, and the division of a product into units of work.
+//! Products on VNNI, on tiles and on AVX2: the choice of the kernel, and the division of a product into units of work.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use super::f32_codes_vbmi::{self, Numbers};
 use super::float::{Biased, MANY, PANEL, Panel};
 use super::int8_limbs_vnni::{Dot, FixedInputs, MOST_ROWS, Plan};
 use super::output::Inputs;
-use super::{Matrix, bf16_limbs, int8_group_tiles};
+use super::{Matrix, bf16_limbs, f32_codes_avx2, int8_group_tiles, int8_groups_avx2};
 use crate::codec::rows::Rows;
 use crate::codec::{DType, zeroed};
 use crate::error::Result;
@@ -35,6 +35,8 @@ pub(super) enum Way {
     Int8Limbs(Arc<Plan>),
     /// Float32 numbers, made of codes in registers.
     F32Codes(Arc<Numbers>),
+    /// The same on AVX2, by way of bytes.
+    F32CodesAvx2(Arc<Plan>),
     /// Tiles of bfloat16, looked up where there is a table.
     Bf16Limbs(Option<Arc<Table>>, Tiles),
 }
@@ -47,6 +49,7 @@ pub(super) fn way(format: Format, held: DType, m: usize, n: usize, k: usize, lev
     }
     let limbs = || plan(format, level).filter(|_| m <= FEW).map(Way::Int8Limbs);
     let codes = || numbers(format, level).filter(|numbers| numbers.pays(m)).map(Way::F32Codes);
+    let bytes = || avx2_plan(format, level).filter(|_| m <= f32_codes_avx2::MOST_ROWS).map(Way::F32CodesAvx2);
     let few = if m > FEW { None } else { codes().or_else(limbs) };
     let tiles = || {
         let table = table(format);
@@ -54,7 +57,7 @@ pub(super) fn way(format: Format, held: DType, m: usize, n: usize, k: usize, lev
         let tiles = Tiles::of_halves(level).filter(|tiles| better && pays(*tiles, format, table.as_deref(), held))?;
         Some(Way::Bf16Limbs(table, tiles))
     };
-    few.or_else(tiles).or_else(codes)
+    few.or_else(tiles).or_else(codes).or_else(bytes)
 }
 
 impl Way {
@@ -65,7 +68,11 @@ impl Way {
 
     /// True where this takes so many rows of inputs; else the float32 kernel does, which gives the same bits.
     pub(super) const fn takes(&self, m: usize) -> bool {
-        m <= f32_codes_vbmi::MOST_ROWS || !matches!(self, Self::F32Codes(_))
+        match self {
+            Self::F32Codes(_) => m <= f32_codes_vbmi::MOST_ROWS,
+            Self::F32CodesAvx2(_) => m <= f32_codes_avx2::MOST_ROWS,
+            _ => true,
+        }
     }
 }
 
@@ -119,6 +126,22 @@ pub(super) fn groups(
     Some((plan(format, level)?, inputs))
 }
 
+/// The same where AVX2 multiplies codes.
+pub(super) fn groups_avx2(
+    format: Format,
+    input: Format,
+    m: usize,
+    n: usize,
+    k: usize,
+    level: Level,
+) -> Option<(Arc<Plan>, Arc<Plan>)> {
+    if !(1..=int8_groups_avx2::MOST_ROWS).contains(&m) || n.saturating_mul(k) < SMALL[0] {
+        return None;
+    }
+    let inputs = avx2_plan(input, level).filter(|plan| plan.has_codes())?;
+    Some((avx2_plan(format, level)?, inputs))
+}
+
 /// The plans of weights and of inputs whose codes are multiplied in tiles by VNNI, for `m` rows of inputs rounded to `input`
 /// and `n` rows of `k` weights; `None` where rounded inputs are multiplied as others are.
 pub(super) fn group_tiles(
@@ -145,12 +168,22 @@ thread_local! {
     static TABLES: RefCell<HashMap<Format, Option<Arc<Table>>>> = RefCell::default();
 }
 
-/// The codes of a format as limbs, where `level` is AVX-512 and the processor has products and permutations of bytes.
+/// True where `level` is AVX-512 and the processor has products and permutations of bytes.
+fn has_vnni(level: Level) -> bool {
+    level >= Level::Avx512 && is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("avx512vnni")
+}
+
+/// The codes of a format as limbs, where VNNI multiplies them.
 fn plan(format: Format, level: Level) -> Option<Arc<Plan>> {
-    let bytes = || is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("avx512vnni");
-    if level < Level::Avx512 || !bytes() {
-        return None;
-    }
+    if has_vnni(level) { known_plan(format) } else { None }
+}
+
+/// The codes of a format as bytes, where AVX2 multiplies them: there is no VNNI.
+fn avx2_plan(format: Format, level: Level) -> Option<Arc<Plan>> {
+    if level < Level::Avx2 || has_vnni(level) { None } else { known_plan(format).filter(|plan| plan.is_bytes()) }
+}
+
+fn known_plan(format: Format) -> Option<Arc<Plan>> {
     PLANS.with_borrow_mut(|plans| plans.entry(format).or_insert_with(|| Plan::new(format).map(Arc::new)).clone())
 }
 
@@ -202,6 +235,10 @@ pub(super) fn multiply(
         Way::F32Codes(numbers) => {
             // SAFETY: as above.
             unsafe { f32_codes_vbmi::Product::new(numbers, rows, x, m).multiply(n, out) }
+        }
+        Way::F32CodesAvx2(plan) => {
+            // SAFETY: as above.
+            unsafe { f32_codes_avx2::Product::new(plan, rows, x, m).multiply(n, out) }
         }
         &Way::Bf16Limbs(ref table, tiles) => {
             let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), rows, n, tiles);

@@ -12,6 +12,7 @@ use crate::error::Result;
 use crate::linear::signed_codes::bytes_mut;
 use crate::pack::unpack;
 use crate::pool;
+use crate::simd::Level;
 use crate::simd::amx::LINE;
 
 /// Binary exponents that the largest number of a chunk may have; others would overflow or vanish in the scaling.
@@ -90,7 +91,7 @@ impl FixedInputs {
     /// out of range, or whose smallest numbers could vanish.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F, BW and VL; the plan must have one limb and no zero points.
+    /// The level of the rows must be AVX2 or above; the plan must have one limb and no zero points.
     pub(in crate::linear) unsafe fn encoded(
         plan: &Plan,
         encoded: &Rows<'_>,
@@ -117,8 +118,14 @@ impl FixedInputs {
                 fits &= is_moderate(step);
                 units.fill(step * raised);
             } else {
-                // SAFETY: as the caller promises; the row has as many scales, and there are units for all columns.
-                fits &= unsafe { scales.read_each(row, plan.group / group, units, &mut _mm512_setzero_ps()) };
+                let each = plan.group / group;
+                // SAFETY: the level is one of this processor; the row has as many scales, and there are units for all columns.
+                fits &= unsafe {
+                    match encoded.level() {
+                        Level::Avx512 => scales.read_each(row, each, units, &mut _mm512_setzero_ps()),
+                        _ => scales.read_each_avx2(row, each, units),
+                    }
+                };
                 units.iter_mut().for_each(|unit| *unit *= raised);
             }
             for (unit, plane) in units.iter_mut().zip(plane.chunks(group)) {
@@ -217,7 +224,6 @@ unsafe fn convert(x: &[f32], limbs: usize, planes: *mut i8, stride: usize) -> Op
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::Level;
 
     #[test]
     fn limbs_are_the_rounded_inputs() {

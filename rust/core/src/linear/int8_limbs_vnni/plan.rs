@@ -53,7 +53,7 @@ pub(in crate::linear) struct Plan {
     pub(in crate::linear) group: usize,
     pub(in crate::linear) scale: Scale,
     /// Codes are numbers plus a zero point.
-    pub(super) zeros: bool,
+    pub(in crate::linear) zeros: bool,
 }
 
 impl Plan {
@@ -113,9 +113,14 @@ impl Plan {
 }
 
 impl Plan {
+    /// True where numbers are bytes with a sign, zero points apart.
+    pub(in crate::linear) const fn is_bytes(&self) -> bool {
+        self.limbs == 1
+    }
+
     /// True where inputs of the format are multiplied by their codes: numbers of one limb without zero points.
     pub(in crate::linear) const fn has_codes(&self) -> bool {
-        self.limbs == 1 && !self.zeros
+        self.is_bytes() && !self.zeros
     }
 }
 

@@ -50,6 +50,29 @@ unsafe fn read_halves(from: *const i16, to: &mut [f32], least: &mut __m512) -> b
     _mm512_cmpgt_epu16_mask(most, _mm512_set1_epi16(MOST_HALF)) == 0
 }
 
+/// Reads float16 scales, as many as `to` holds; false where one is not finite.
+#[target_feature(enable = "avx2,f16c")]
+fn halves_avx2(from: &[u8], to: &mut [f32]) -> bool {
+    let (halves, rest) = from.as_chunks::<16>();
+    let (eights, last) = to.as_chunks_mut::<8>();
+    let mut most = _mm_setzero_si128();
+    for (from, to) in halves.iter().zip(eights) {
+        // SAFETY: eight numbers are read, and written.
+        unsafe {
+            let bits = _mm_loadu_si128(from.as_ptr().cast());
+            most = _mm_max_epu16(most, _mm_and_si128(bits, _mm_set1_epi16(i16::MAX)));
+            _mm256_storeu_ps(to.as_mut_ptr(), _mm256_cvtph_ps(bits));
+        }
+    }
+    for (from, to) in rest.as_chunks::<2>().0.iter().zip(last) {
+        let bits = i32::from(u16::from_le_bytes(*from));
+        most = _mm_max_epu16(most, _mm_cvtsi32_si128(bits & i32::from(i16::MAX)));
+        *to = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)));
+    }
+    // Magnitudes are below 2^15, as numbers with a sign too.
+    _mm_movemask_epi8(_mm_cmpgt_epi16(most, _mm_set1_epi16(MOST_HALF))) == 0
+}
+
 /// True for a scale, or a factor of a row, that neither overflows nor vanishes in products of moderate inputs.
 pub(in crate::linear) fn is_moderate(scale: f32) -> bool {
     scale == 0.0 || (LEAST_SCALE..=MOST_SCALE).contains(&scale.abs())
@@ -177,6 +200,43 @@ impl<'a> Scales<'a> {
             for (to, scale) in to[start * each..].chunks_mut(each).zip(scales) {
                 to.fill(*scale);
             }
+        }
+        fits
+    }
+
+    /// As [`Self::read_each`] with the instructions of AVX2, without the smallest of them.
+    ///
+    /// # Safety
+    /// The processor must have AVX2 and F16C; the matrix must have the row.
+    #[target_feature(enable = "avx2,f16c")]
+    pub(in crate::linear) unsafe fn read_each_avx2(&self, row: usize, each: usize, to: &mut [f32]) -> bool {
+        let first = row * self.groups;
+        let scales = &mut to[..self.groups];
+        let fits = match self.scale {
+            Scale::Row => {
+                scales.fill(1.0);
+                true
+            }
+            Scale::Half => halves_avx2(&self.bytes[2 * first..][..2 * self.groups], scales),
+            Scale::Exponent { .. } => {
+                let mut most = 0;
+                for (to, &code) in scales.iter_mut().zip(&self.bytes[first..]) {
+                    most = most.max(code);
+                    *to = f32::from_bits((u32::from(code) + RAISED as u32) << 23);
+                }
+                most <= MOST_CODE
+            }
+            Scale::Code => {
+                for (to, &code) in scales.iter_mut().zip(&self.bytes[first..]) {
+                    *to = self.table[usize::from(code)];
+                }
+                scales.iter().fold(true, |all, &scale| all & is_moderate(scale))
+            }
+        };
+        // From the last one on: no scale is written over before it is read.
+        for at in if each == 1 { 0..0 } else { 0..self.groups }.rev() {
+            let (scale, end) = (to[at], to.len().min((at + 1) * each));
+            to[at * each..end].fill(scale);
         }
         fits
     }

@@ -1,0 +1,184 @@
+//! Products of codes for a few rows of inputs on AVX2: sums of four columns exact in int32, scaled with both scales of their
+//! group in float32 ([`super::sums_avx2::bytes`]).
+
+use super::float::Biased;
+use super::int8_limbs_vnni::{FixedInputs, Plan};
+use super::numbers_avx2::{Numbers, Scratch};
+use super::sums_avx2::{BLOCK, bytes};
+use crate::codec::rows::Rows;
+use crate::codec::zeroed;
+use crate::error::Result;
+use crate::pool;
+
+/// Rows of weights that are read at a time.
+const TOGETHER: usize = 4;
+/// Rows of inputs multiplied with weights while those are in registers.
+const INPUTS: usize = 2;
+/// Rows of inputs up to which this is about as fast as products with float32 numbers, or faster.
+pub(super) const MOST_ROWS: usize = 8;
+/// Rows of weights in one unit of work.
+const UNIT: usize = 64;
+
+/// The product of packed weights with the codes of rows of inputs.
+pub(super) struct Product<'a> {
+    numbers: Numbers<'a>,
+    x: &'a FixedInputs,
+    /// By row of inputs, then group.
+    input_scales: Vec<f32>,
+}
+
+impl<'a> Product<'a> {
+    /// Weights are those of the plan; inputs have one limb, and `input_group` columns share a scale.
+    ///
+    /// # Errors
+    /// Where memory is short.
+    pub(super) fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &'a FixedInputs, input_group: usize) -> Result<Self> {
+        let numbers = Numbers::new(plan, rows, input_group);
+        let (groups, group) = (numbers.groups(), numbers.group);
+        let mut input_scales = zeroed(x.rows * groups)?;
+        for (row, scales) in input_scales.chunks_mut(groups.max(1)).enumerate() {
+            scales.iter_mut().enumerate().for_each(|(at, scale)| *scale = x.unit(row, at * group));
+        }
+        Ok(Self { numbers, x, input_scales })
+    }
+
+    /// Writes all products with `n` rows of weights, whose work counts as `work` bytes. `plain` computes those that are left:
+    /// of a row of inputs, or of all, with some rows of weights of one unit of work.
+    ///
+    /// # Errors
+    /// Where memory is short or threads cannot be started, or those of `plain`.
+    ///
+    /// # Safety
+    /// The processor must have AVX2, FMA and F16C; the matrix must have `n` rows.
+    pub(super) unsafe fn multiply(
+        &self,
+        n: usize,
+        work: usize,
+        out: &Biased<'_>,
+        plain: impl Fn(Option<usize>, usize, usize) -> Result<()> + Sync,
+    ) -> Result<()> {
+        let (some, left): (Vec<_>, Vec<_>) = (0..self.x.rows).partition(|&row| self.x.limbs(row) == 1);
+        pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
+            let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
+            let mut scratch = self.numbers.scratch(TOGETHER)?;
+            for first in (start..end).step_by(TOGETHER) {
+                let count = TOGETHER.min(end - first);
+                // SAFETY: as the caller promises.
+                if !unsafe { (0..count).all(|r| self.numbers.read(first + r, r, &mut scratch)) } {
+                    plain(None, first, count)?;
+                    continue;
+                }
+                for inputs in some.chunks(INPUTS) {
+                    // SAFETY: as the caller promises; every unit writes its own columns.
+                    unsafe {
+                        match (inputs, self.numbers.group == BLOCK) {
+                            (&[row], true) => self.some::<1, false>(first, count, [row], &scratch, out),
+                            (&[row], false) => self.some::<1, true>(first, count, [row], &scratch, out),
+                            (rows, true) => self.some::<2, false>(first, count, [rows[0], rows[1]], &scratch, out),
+                            (rows, false) => self.some::<2, true>(first, count, [rows[0], rows[1]], &scratch, out),
+                        }
+                    }
+                }
+                left.iter().try_for_each(|&row| plain(Some(row), first, count))?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Writes products of some rows of inputs with `count` rows of weights from `first` on.
+    ///
+    /// # Safety
+    /// The processor must have AVX2 and FMA; the rows must be the matrix's, at most [`TOGETHER`], and read; nobody else may
+    /// use their columns of the outputs.
+    unsafe fn some<const M: usize, const HALVES: bool>(
+        &self,
+        first: usize,
+        count: usize,
+        rows: [usize; M],
+        scratch: &Scratch,
+        out: &Biased<'_>,
+    ) {
+        // Rows beyond the last repeat it.
+        let place = |r: usize| r.min(count - 1);
+        let weights: [_; TOGETHER] = std::array::from_fn(|r| self.numbers.row(first + place(r), place(r), scratch));
+        let x = rows.map(|row| self.x.plane(row, 0).as_ptr());
+        let scales = rows.map(|row| self.input_scales[row * self.numbers.groups()..].as_ptr());
+        let blocks = self.numbers.blocks();
+        // SAFETY: as the caller promises. Weights and inputs are whole blocks; the encoder gives no -128.
+        unsafe {
+            let products = bytes::<TOGETHER, M, HALVES>(weights.map(|w| w.0), weights.map(|w| w.1), x, scales, blocks);
+            for (m, row) in rows.into_iter().enumerate() {
+                let mut values = products.map(|products| products[m]);
+                out.write(row, first, &mut values[..count]);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::ValuesMut;
+    use crate::format::Format;
+    use crate::linear::encoded_sample::{Sample, noise};
+    use crate::linear::output::Outputs;
+    use crate::simd::Level;
+
+    #[test]
+    fn four_columns_are_summed_exactly_and_scaled_in_order() {
+        if Level::detect() < Level::Avx2 {
+            return;
+        }
+        let (m, n, k) = (5, 70, 300);
+        let mut weights: Vec<f32> = (0..n * k).map(noise).collect();
+        weights[5 * k..][..64].fill(0.0);
+        let inputs: Vec<f32> = (0..m * k).map(|i| noise(i + 77_777) * 3.0).collect();
+        let formats = ["int8:g32", "mxint8", "int4:g32", "uint4:g32", "mxfp4", "nvfp4", "mxint6", "int8:channel"];
+        for (text, input) in formats.iter().flat_map(|text| [(text, "int8:g32"), (text, "mxint8"), (text, "nvfp4")]) {
+            let formats = [text, input].map(|text| Format::parse(text).unwrap());
+            let [plan, input_plan] = formats.map(|format| Plan::new(format).unwrap());
+            let (w, x) = (Sample::new(&weights, k, formats[0]), Sample::new(&inputs, k, formats[1]));
+            let rows = w.rows(Level::Avx2);
+            let mut found = vec![0.0f32; m * n];
+            let mut values = ValuesMut::F32(&mut found);
+            let out = Biased::new(Outputs::new(&mut values, n, Level::Avx2), &[]);
+            let left = |row, _, _| {
+                assert_eq!(row, Some(m - 1));
+                Ok(())
+            };
+            // SAFETY: the level was detected; the last row is left out.
+            let fixed =
+                unsafe { FixedInputs::encoded(&input_plan, &x.rows(Level::Avx2), m, |row| row == m - 1) }.unwrap();
+            let product = Product::new(&plan, &rows, &fixed, input_plan.group).unwrap();
+            // SAFETY: as above.
+            unsafe { product.multiply(n, m * n * k, &out, left).unwrap() };
+            let reader = &product.numbers;
+            let mut scratch = reader.scratch(1).unwrap();
+            for weight in [0, 5, 69] {
+                // SAFETY: as above; pointers hold as many numbers and scales.
+                let (numbers, scales) = unsafe {
+                    assert!(reader.read(weight, 0, &mut scratch));
+                    let (numbers, scales) = reader.row(weight, 0, &scratch);
+                    let numbers = std::slice::from_raw_parts(numbers, reader.blocks() * BLOCK);
+                    (numbers, std::slice::from_raw_parts(scales, reader.groups()))
+                };
+                for row in 0..m - 1 {
+                    let mut lanes = [0.0f32; 8];
+                    for (at, four) in numbers.chunks(4).enumerate() {
+                        let x = &fixed.plane(row, 0)[4 * at..];
+                        let sum: i32 = four.iter().zip(x).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum();
+                        let (lane, scale) = (&mut lanes[at % 8], scales[4 * at / reader.group]);
+                        *lane = (sum as f32 * fixed.unit(row, 4 * at)).mul_add(scale, *lane);
+                    }
+                    let two = |i: usize| lanes[i] + lanes[i + 4];
+                    let wanted = (two(0) + two(2)) + (two(1) + two(3));
+                    assert_eq!(
+                        found[row * n + weight].to_bits(),
+                        wanted.to_bits(),
+                        "{text} x {input}: {row}, {weight}"
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,233 @@
+//! Rows of packed weights as bytes and a scale for each group, with AVX2: numbers of one byte times a scale.
+
+use std::arch::x86_64::*;
+
+use super::int8_limbs_vnni::{Plan, Scale, Scales, is_moderate};
+use super::sums_avx2::BLOCK;
+use crate::codec::rows::Rows;
+use crate::codec::zeroed;
+use crate::error::Result;
+use crate::linear::signed_codes::bytes_mut;
+use crate::pack::unpack;
+
+/// Bits of a code up to which numbers are looked up in registers.
+const LOOKED_UP: u32 = 6;
+/// Codes that one register has numbers of.
+const TABLE: usize = 16;
+
+/// Reads rows of weights.
+pub(super) struct Numbers<'a> {
+    plan: &'a Plan,
+    rows: &'a Rows<'a>,
+    scales: Scales<'a>,
+    /// What stored scales are to be multiplied with.
+    raised: f32,
+    /// Columns that share a scale: [`BLOCK`], or half of it. A longer stored group is several of these.
+    pub(super) group: usize,
+    /// Codes are two's complement.
+    two_complement: bool,
+}
+
+/// Some rows of weights: `N` of them, filled with zeros to whole blocks.
+pub(super) struct Scratch {
+    numbers: Vec<i8>,
+    scales: Vec<f32>,
+    zeros: Vec<u16>,
+    /// Whether numbers are read where they are stored.
+    stored: bool,
+}
+
+impl<'a> Numbers<'a> {
+    /// A reader of rows whose format has the plan, for products with inputs of which `group` columns share a scale.
+    pub(super) fn new(plan: &'a Plan, rows: &'a Rows<'a>, group: usize) -> Self {
+        let scales = Scales::new(plan.scale, rows);
+        let raised = crate::float::exp2(-plan.shift - scales.raised()) as f32;
+        let number = |code: usize| (code as i8) << (8 - plan.width) >> (8 - plan.width);
+        let two_complement = (0..1 << plan.width).all(|code| plan.tables[0][code].cast_signed() == number(code));
+        Self { plan, rows, scales, raised, group: plan.group.min(group).min(BLOCK), two_complement }
+    }
+
+    /// Blocks in a row.
+    pub(super) const fn blocks(&self) -> usize {
+        self.rows.k.div_ceil(BLOCK)
+    }
+
+    /// Groups of ours in a row.
+    pub(super) const fn groups(&self) -> usize {
+        self.blocks() * (BLOCK / self.group)
+    }
+
+    /// Room for `rows` rows.
+    ///
+    /// # Errors
+    /// Where memory is short.
+    pub(super) fn scratch(&self, rows: usize) -> Result<Scratch> {
+        let stored = self.plan.bytes && self.rows.k.is_multiple_of(BLOCK);
+        let numbers = zeroed(if stored { 0 } else { rows * self.blocks() * BLOCK })?;
+        Ok(Scratch { numbers, scales: zeroed(rows * self.groups())?, zeros: Vec::new(), stored })
+    }
+
+    /// Reads one row to a place of `to`; false where a scale is so large or so small that weights may not be a number times
+    /// it.
+    ///
+    /// # Safety
+    /// The processor must have AVX2 and F16C; the matrix must have the row, and `to` the place.
+    #[target_feature(enable = "avx2,f16c")]
+    pub(super) unsafe fn read(&self, row: usize, place: usize, to: &mut Scratch) -> bool {
+        let each = self.plan.group / self.group;
+        let scales = &mut to.scales[place * self.groups()..][..self.groups()];
+        if self.plan.scale == Scale::Row {
+            let step = self.rows.row_step(row) as f32;
+            if !is_moderate(step) {
+                return false;
+            }
+            scales.fill(step * self.raised);
+        } else {
+            // SAFETY: as the caller promises.
+            if !unsafe { self.scales.read_each_avx2(row, each, scales) } {
+                return false;
+            }
+            scales.iter_mut().for_each(|scale| *scale *= self.raised);
+        }
+        if to.stored {
+            return true;
+        }
+        let (codes, row_bytes) = self.rows.codes();
+        let packed = &codes[row * row_bytes..][..row_bytes];
+        let numbers = &mut to.numbers[place * self.blocks() * BLOCK..][..self.rows.k];
+        // SAFETY: as the caller promises.
+        unsafe { self.numbers(packed, numbers) };
+        if self.plan.zeros {
+            self.rows.zeros(row, &mut to.zeros);
+            for (numbers, &zero) in numbers.chunks_mut(self.plan.group).zip(&to.zeros) {
+                // Arrays of a constant length become registers.
+                let (parts, rest) = numbers.as_chunks_mut::<TABLE>();
+                parts.iter_mut().for_each(|part| part.iter_mut().for_each(|number| *number -= zero as i8));
+                rest.iter_mut().for_each(|number| *number -= zero as i8);
+            }
+        }
+        true
+    }
+
+    /// The numbers and the scales of the row at a place, which [`Self::read`] read as `row`.
+    pub(super) fn row(&self, row: usize, place: usize, from: &Scratch) -> (*const i8, *const f32) {
+        let (codes, row_bytes) = self.rows.codes();
+        let numbers = match from.stored {
+            true => codes[row * row_bytes..][..row_bytes].as_ptr().cast(),
+            false => from.numbers[place * self.blocks() * BLOCK..].as_ptr(),
+        };
+        (numbers, from.scales[place * self.groups()..].as_ptr())
+    }
+
+    /// Writes the numbers of packed codes.
+    ///
+    /// # Safety
+    /// The processor must have AVX2.
+    #[target_feature(enable = "avx2")]
+    unsafe fn numbers(&self, packed: &[u8], numbers: &mut [i8]) {
+        let table = &self.plan.tables[0];
+        let mut done = 0;
+        if self.plan.width == 4 {
+            // SAFETY: as the caller promises; a table has sixteen numbers.
+            let table = unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) };
+            let (blocks, _) = numbers.as_chunks_mut::<BLOCK>();
+            for (block, packed) in blocks.iter_mut().zip(packed.as_chunks::<TABLE>().0) {
+                // SAFETY: sixteen bytes are read, 32 written.
+                unsafe {
+                    let both = _mm_loadu_si128(packed.as_ptr().cast());
+                    let low = _mm_and_si128(both, _mm_set1_epi8(15));
+                    let high = _mm_and_si128(_mm_srli_epi16::<4>(both), _mm_set1_epi8(15));
+                    let codes = _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
+                    _mm256_storeu_si256(block.as_mut_ptr().cast(), _mm256_shuffle_epi8(table, codes));
+                }
+                done += BLOCK;
+            }
+        }
+        let rest = &mut numbers[done..];
+        unpack(self.rows.level(), &packed[done * self.plan.width as usize / 8..], self.plan.width, bytes_mut(rest));
+        if self.plan.bytes {
+            return;
+        }
+        let (blocks, last) = rest.as_chunks_mut::<BLOCK>();
+        let sign = 1i8 << (self.plan.width - 1);
+        if self.two_complement {
+            for block in blocks {
+                block.iter_mut().for_each(|code| *code = (*code ^ sign).wrapping_sub(sign));
+            }
+        } else if self.plan.width <= LOOKED_UP {
+            for block in blocks {
+                // SAFETY: as the caller promises.
+                unsafe { look_up(table, 1 << self.plan.width, block) };
+            }
+        } else {
+            let number = |code: &mut i8| *code = table[usize::from(*code as u8)].cast_signed();
+            blocks.as_flattened_mut().iter_mut().for_each(number);
+        }
+        last.iter_mut().for_each(|code| *code = table[usize::from(*code as u8)].cast_signed());
+    }
+}
+
+/// Puts the numbers of codes below `count`, at most 64, in their place.
+///
+/// # Safety
+/// The processor must have AVX2.
+#[target_feature(enable = "avx2")]
+unsafe fn look_up(table: &[u8; 256], count: usize, block: &mut [i8; BLOCK]) {
+    // SAFETY: the block is 32 bytes, and the table has sixteen from each multiple of sixteen on.
+    unsafe {
+        let codes = _mm256_loadu_si256(block.as_ptr().cast());
+        let mut all = _mm256_setzero_si256();
+        for first in (0..count).step_by(TABLE) {
+            let part = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().add(first).cast()));
+            // A shuffle gives 0 where the highest bit is set: codes of other parts.
+            let at = _mm256_sub_epi8(codes, _mm256_set1_epi8(first as i8));
+            let at = _mm256_adds_epu8(at, _mm256_set1_epi8(0x70));
+            all = _mm256_or_si256(all, _mm256_shuffle_epi8(part, at));
+        }
+        _mm256_storeu_si256(block.as_mut_ptr().cast(), all);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::{Format, catalogue};
+    use crate::linear::encoded_sample::{Sample, noise};
+    use crate::simd::Level;
+
+    #[test]
+    fn numbers_times_scales_are_the_decoded_weights() {
+        if Level::detect() < Level::Avx2 {
+            return;
+        }
+        let more = ["int4:g64", "uint4:g128", "uint7:g16", "int5:g32", "bfp6/16", "int2:tensor", "int8:g16", "e2m3"];
+        let mut found = 0;
+        for (text, k) in catalogue().iter().copied().chain(more).flat_map(|text| [200, 67, 256].map(|k| (text, k))) {
+            let format = Format::parse(text).unwrap();
+            let Some(plan) = Plan::new(format).filter(Plan::is_bytes) else { continue };
+            found += 1;
+            let weights: Vec<f32> = (0..3 * k).map(noise).collect();
+            let sample = Sample::new(&weights, k, format);
+            let (rows, mut wanted) = (sample.rows(Level::Avx2), vec![0.0; k]);
+            for group in [16, BLOCK] {
+                let reader = Numbers::new(&plan, &rows, group);
+                let mut scratch = reader.scratch(2).unwrap();
+                for row in [0, 2] {
+                    rows.decode(row, 0..k, &mut wanted, &mut Default::default());
+                    // SAFETY: the level was detected; pointers hold as many numbers and scales.
+                    unsafe {
+                        assert!(reader.read(row, 1, &mut scratch));
+                        let (numbers, scales) = reader.row(row, 1, &scratch);
+                        for (column, wanted) in wanted.iter().enumerate() {
+                            let weight = f32::from(*numbers.add(column)) * *scales.add(column / reader.group);
+                            assert_eq!(weight, *wanted, "{text}, {k} columns: {row}, {column}");
+                        }
+                        let filled = k..reader.blocks() * BLOCK;
+                        assert!({ filled }.all(|column| *numbers.add(column) == 0), "{text}");
+                    }
+                }
+            }
+        }
+        assert!(found > 60, "{found}");
+    }
+}
