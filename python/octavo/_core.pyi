@@ -178,7 +178,7 @@ def _quantize(
     marks: int = ...,
 ) -> bool: ...
 def _adamw(
-    format: Format,
+    format: Format | None,
     count: int,
     weights: int,
     gradients: int,

@@ -4,12 +4,13 @@ import copy
 
 import pytest
 import torch
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, FormatError, ShapeError
 from octavo.models.gpt import GPT, nocap_baseline
 from octavo.ops import encode
+from octavo.ops.adamw import BLOCK, DYNAMIC, adamw_in_codes
 from octavo.train import ParameterGroup, grouped, train
 from octavo.train.grouped_optimizer import GroupedOptimizer
-from octavo.train.moments_8bit import BLOCK, SMALLEST, Moment, dynamic_codes, dynamic_values, levels
+from octavo.train.moments_8bit import SMALLEST, Moment, dynamic_codes, dynamic_values, levels
 from octavo.train.parameter_groups import assigned
 from torch import nn
 from train.test_resume import Crash, Crashing, assert_same_run
@@ -189,7 +190,7 @@ def test_parts_that_are_updated_one_after_another_are_the_whole(form, monkeypatc
     assert torch.equal(results[0][0], reference)
 
 
-@pytest.mark.parametrize("form", ["bm8e4/256", "mxfp8e4m3", "mxfp6e3m2"])
+@pytest.mark.parametrize("form", ["dynamic8", "bm8e4/256", "mxfp8e4m3", "mxfp6e3m2"])
 def test_the_native_update_is_that_of_parts_but_for_the_last_bits(form, monkeypatch):
     import octavo.train.moments_8bit as module
 
@@ -209,6 +210,65 @@ def test_the_native_update_is_that_of_parts_but_for_the_last_bits(form, monkeypa
     # It rounds in another order than torch's, which now and then chooses a neighbouring code.
     assert torch.isclose(native[2], parts[2], rtol=1e-5, atol=1e-6).float().mean() > 0.999
     assert not torch.equal(native[0], start)
+
+
+KINDS = [
+    "normal",
+    "many magnitudes",
+    "zeros",
+    "zeros of both signs",
+    "equal",
+    "tiny",
+    "subnormal",
+    "huge",
+    "extremes",
+    "infinite",
+    "nan",
+]
+
+
+def gradients_of(kind, count):
+    """Gradients whose squares, too, are of the kind: the second moment is never anything but a square here."""
+    x = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    many = x * torch.logspace(-30, 15, count)
+    return {
+        "normal": x,
+        "many magnitudes": many,
+        "zeros": torch.zeros(count),
+        "zeros of both signs": torch.zeros(count).copysign(x),
+        "equal": torch.full((count,), -0.3),
+        "tiny": x * 1e-20,  # squares are subnormal
+        "subnormal": x * 1e-40,
+        "huge": x * 1e18,
+        "extremes": torch.where(x > 0.5, 1.8e19, torch.where(x < -0.5, -1.8e19, 1e-38)),
+        "infinite": torch.where(torch.arange(count) % 600 == 0, -torch.inf, x),
+        "nan": torch.where(torch.arange(count) % 600 == 0, torch.nan, many),
+    }[kind]
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 4096 + 33])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_native_dynamic_map_has_the_bits_of_this_one(kind, count):
+    gradients = gradients_of(kind, count)
+    settings = {"lr": 0.1, "eps": 1e-8, "weight_decay": 0.0}
+    first, second = dynamic_codes(torch.zeros(count), True), dynamic_codes(torch.zeros(count), False)
+    # Without memory, moments are the gradient and its square, rounded once.
+    adamw_in_codes(torch.zeros(count), gradients, first, second, DYNAMIC, step=1, betas=(0.0, 0.0), **settings)
+    for found, values, signed in ((first, gradients, True), (second, gradients.square(), False)):
+        assert_same_parts(found, dynamic_codes(values, signed))
+    # Without a gradient and with half of the memory, they are halves of what their codes stand for.
+    held = [
+        dynamic_values(*parts, signed, torch.empty(count)) / 2 for parts, signed in ((first, True), (second, False))
+    ]
+    adamw_in_codes(torch.zeros(count), torch.zeros(count), first, second, DYNAMIC, step=2, betas=(0.5, 0.5), **settings)
+    for found, values, signed in ((first, held[0], True), (second, held[1], False)):
+        assert_same_parts(found, dynamic_codes(values, signed))
+
+
+def assert_same_parts(found, wanted):
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(found[1].isnan(), wanted[1].isnan())
+    assert torch.equal(found[1].nan_to_num(nan=0.0).view(torch.int32), wanted[1].nan_to_num(nan=0.0).view(torch.int32))
 
 
 def language_losses(moments, steps=300):
@@ -304,9 +364,6 @@ def test_formats_that_hold_no_moments_are_refused(wrong):
 
 
 def test_the_native_update_refuses_parts_that_are_not_those_of_its_weights():
-    from octavo.errors import FormatError, ShapeError
-    from octavo.ops.adamw import adamw_in_codes
-
     weights = torch.zeros(512)
     settings = {"step": 1, "lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0}
     parts = encode(torch.zeros(512), "bm8e4/256").parts[:2]
@@ -322,6 +379,16 @@ def test_the_native_update_refuses_parts_that_are_not_those_of_its_weights():
     ]:
         with pytest.raises(ShapeError, match=message):
             adamw_in_codes(*given, "bm8e4/256", **settings)
+    first, second = dynamic_codes(torch.zeros(512), True), dynamic_codes(torch.zeros(512), False)
+    for given, message in [
+        ((weights, torch.zeros(511), first, second), "gradients"),
+        ((weights, torch.zeros(512), (first[0][:-1], first[1]), second), "codes of the first moment"),
+        ((weights, torch.zeros(512), first, (second[0], second[1][:1])), "scales of the second moment"),
+        ((weights, torch.zeros(512), first, (second[0], second[1].half())), "scales of the second moment"),
+        ((weights, torch.zeros(512), first, first), "codes"),
+    ]:
+        with pytest.raises(ShapeError, match=message):
+            adamw_in_codes(*given, DYNAMIC, **settings)
     for form in ("int8:channel", "uint8:g32", "nvfp4"):
         first, second = (encode(torch.zeros(512), form).parts[:2] for _ in range(2))
         with pytest.raises(FormatError, match=r"moments.*bm8e4/256"):
@@ -338,3 +405,19 @@ def test_a_gradient_of_infinity_leaves_moments_that_their_format_holds():
     weight.grad.zero_()
     optimizer.step()
     assert weight.detach()[1:].eq(0).all() and not optimizer.state[weight]["exp_avg_codes"][BLOCK:].any()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_gradient_of_infinity_takes_its_block_along_on_the_dynamic_map(native, monkeypatch):
+    import octavo.train.moments_8bit as module
+
+    if not native:
+        monkeypatch.setattr(module, "_is_native", lambda *_: False)
+    weight = nn.Parameter(torch.zeros(SMALLEST))
+    weight.grad = torch.zeros(SMALLEST)
+    weight.grad[0] = torch.inf
+    optimizer = optimizer_of(weight, moments=DYNAMIC)
+    optimizer.step()
+    weight.grad.zero_()
+    optimizer.step()
+    assert weight.detach()[:BLOCK].isnan().all() and weight.detach()[BLOCK:].eq(0).all()

@@ -1,4 +1,4 @@
-"""AdamW whose moments are codes of a block format, as one operation over parts that the nearest cache holds."""
+"""AdamW whose moments are codes, of a format or the dynamic map, as one operation over parts in the nearest cache."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from octavo import _core
 from octavo.formats import core
 from octavo.ops._checks import check_out
 from octavo.tensor import part_specs
+
+DYNAMIC = "dynamic8"
+"""The form of moments in codes of the dynamic map (:mod:`octavo.train.moments_8bit`), which is no format."""
+BLOCK = 256
+"""Numbers that share a scale on the dynamic map, and the most of a block format."""
 
 
 def adamw_in_codes(
@@ -29,12 +34,20 @@ def adamw_in_codes(
 
     ``weights_N`` and ``gradients_N``: float32 ``[N]``, contiguous, on the CPU. ``first`` and ``second``: codes and
     scales of a moment, as :func:`octavo.encode` makes them of ``N`` values; ``format``: blocks that divide 256 values,
-    without zero points or second-level scales. ``step``: the number of this update, from 1 on; the others are those of
-    :class:`torch.optim.AdamW`. Every operation on a value is float32, rounded once. Raises FormatError and ShapeError.
-    Source: Loshchilov and Hutter 2019, algorithm 2.
+    without zero points or second-level scales. Or ``dynamic8``: codes uint8 ``[N]``, and the largest magnitude of every
+    256 values, float32; a block with a value that is not finite becomes NaN. ``step``: the number of this update, from
+    1 on; the others are those of :class:`torch.optim.AdamW`. Every operation on a value is float32, rounded once.
+    Raises FormatError and ShapeError. Source: Loshchilov and Hutter 2019, algorithm 2; Dettmers et al. 2021, section
+    2.2.
     """
-    fmt, count = core(format), weights_N.numel()
-    specs = part_specs(fmt, (count,), -1)[:2]
+    count = weights_N.numel()
+    if format == DYNAMIC:
+        fmt = None
+        sizes = (("codes", torch.uint8, count), ("scales", torch.float32, -(-count // BLOCK)))
+        specs = [(name, dtype, torch.Size([size])) for name, dtype, size in sizes]
+    else:
+        fmt = core(format)
+        specs = part_specs(fmt, (count,), -1)[:2]
     for what, parts in (("first", first), ("second", second)):
         for (name, dtype, shape), part in zip(specs, parts, strict=True):
             check_out(part, shape, dtype, f"AdamW in '{format}': {name} of the {what} moment")

@@ -18,12 +18,10 @@ from torch.nn import functional
 from octavo.errors import ConfigError, FormatError
 from octavo.formats import Format
 from octavo.ops import decode, encode
-from octavo.ops.adamw import adamw_in_codes
+from octavo.ops.adamw import BLOCK, DYNAMIC, adamw_in_codes
 from octavo.tensor import PackedTensor
 from octavo.train.fused_adamw import fused_adamw
 
-DYNAMIC = "dynamic8"
-BLOCK = 256
 # Tensors of fewer numbers keep moments in float32: they are few bytes, and vectors train less well.
 SMALLEST = 4096
 # Numbers that are decoded at once: the float32 copies stay in a cache. Whole blocks of every format.
@@ -79,7 +77,8 @@ def _search(signed: bool, device: torch.device) -> tuple[Tensor, Tensor, Tensor]
 def dynamic_codes(values_N: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
     """Return the codes uint8 ``[N]`` of the nearest levels, the lower of two, and blocks' largest magnitudes, float32.
 
-    ``values_N``: float32, blocks of 256, the last may be short; not negative where ``signed`` is False.
+    ``values_N``: float32, blocks of 256, the last may be short; not negative where ``signed`` is False. A block with a
+    value that is infinite or NaN has that for its largest magnitude, and the codes of 0: all its values become NaN.
     """
     count = len(values_N)
     if count % BLOCK:
@@ -88,9 +87,7 @@ def dynamic_codes(values_N: Tensor, signed: bool) -> tuple[Tensor, Tensor]:
     largest_N1 = values_NB.abs().amax(1, keepdim=True)  # ten times as fast as the norm
     unit_N = (values_NB / largest_N1.clamp_min(torch.finfo(torch.float32).tiny)).view(-1)
     _, code, after = _search(signed, values_N.device)
-    key_N = unit_N.view(torch.int32) >> 16
-    if signed:
-        key_N &= 0xFFFF
+    key_N = (unit_N.view(torch.int32) >> 16).bitwise_and_(0xFFFF)  # NaN may have a sign on either map
     codes_N = code.index_select(0, key_N).add_(unit_N > after.index_select(0, key_N))
     return codes_N[:count], largest_N1[:, 0]
 
@@ -156,7 +153,7 @@ class Moment:
 def update(group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None:
     """Make AdamW's update of one parameter whose moments are codes: decoded, updated in float32, encoded again.
 
-    One native operation for block formats and float32 on a CPU; else parts that a cache holds, with torch's update.
+    One native operation for float32 on a CPU; else parts that a cache holds, with torch's update.
 
     ``group``: its settings. ``state``: of the parameter; ``step`` and codes of zeros are made where it is empty.
     """
@@ -166,7 +163,7 @@ def update(group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None
     second = Moment(state, "exp_avg_sq", weight, group["moments"], signed=False)
     assert weight.grad is not None  # the optimizer leaves out parameters without one
     flat, slopes = weight.detach().view(-1), weight.grad.contiguous().view(-1)
-    if _is_native(group["moments"], flat, slopes):
+    if _is_native(flat, slopes):
         settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
         count = int(state["step"].item()) + 1
         adamw_in_codes(flat, slopes, first.parts(), second.parts(), group["moments"], step=count, **settings)
@@ -175,8 +172,8 @@ def update(group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None
     state["step"] += 1
 
 
-def _is_native(form: str, flat: Tensor, slopes: Tensor) -> bool:
-    return form != DYNAMIC and flat.is_cpu and flat.dtype == slopes.dtype == torch.float32
+def _is_native(flat: Tensor, slopes: Tensor) -> bool:
+    return flat.is_cpu and flat.dtype == slopes.dtype == torch.float32
 
 
 def _update_parts(

@@ -1,9 +1,10 @@
 //! The scalar references stand below the dispatch.
 
 /// The definition of codecs, products and solvers, by file.
-const REFERENCES: [(&str, &str); 6] = [
+const REFERENCES: [(&str, &str); 7] = [
     ("codec/grid.rs", include_str!("../src/codec/grid.rs")),
     ("codec/scale.rs", include_str!("../src/codec/scale.rs")),
+    ("codec/dynamic_map.rs", include_str!("../src/codec/dynamic_map.rs")),
     ("codec/reference.rs", include_str!("../src/codec/reference.rs")),
     ("linear/reference.rs", include_str!("../src/linear/reference.rs")),
     ("solve/reference.rs", include_str!("../src/solve/reference.rs")),

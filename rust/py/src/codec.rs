@@ -284,13 +284,14 @@ fn lengths(width: u32, rows: usize, k: usize) -> Result<(usize, usize)> {
     Ok((count, bytes))
 }
 
-/// One update of AdamW over `count` float32 weights, whose moments are codes at addresses: codes and scales of each.
+/// One update of AdamW over `count` float32 weights, whose moments are codes at addresses: codes and scales of each. Without
+/// a format, they are those of the dynamic map.
 #[pyfunction]
 #[pyo3(name = "_adamw")]
 #[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
 pub(crate) fn adamw(
     py: Python<'_>,
-    format: &Format,
+    format: Option<&Format>,
     count: usize,
     weights: usize,
     gradients: usize,
@@ -298,10 +299,11 @@ pub(crate) fn adamw(
     second: (usize, usize),
     step: (f32, f32, f32, f32, f32, f32),
 ) -> PyResult<()> {
+    let form = format.map_or(codec::MomentForm::Dynamic, |format| codec::MomentForm::Blocks(format.0));
     enter(py, || {
-        let sizes = Sizes::new(format.0, &Layout::new(&[count], -1, format.0)?)?;
+        let (code_bytes, scale_bytes) = form.sizes(count)?;
         let [first_parts, second_parts] = [first, second].map(|(codes, scales)| {
-            [Memory::new("codes", codes, sizes.codes), Memory::new("scales", scales, sizes.scales)]
+            [Memory::new("codes", codes, code_bytes), Memory::new("scales", scales, scale_bytes)]
         });
         let written = [&[Memory::of::<f32>("weights", weights, count)][..], &first_parts, &second_parts].concat();
         apart(&written, &[Memory::of::<f32>("gradients", gradients, count)])?;
@@ -311,12 +313,12 @@ pub(crate) fn adamw(
         unsafe {
             let moment = |(codes, scales)| -> Result<codec::Moment<'_>> {
                 Ok(codec::Moment {
-                    codes: slice_mut(codes, sizes.codes, "codes")?,
-                    scales: slice_mut(scales, sizes.scales, "scales")?,
+                    codes: slice_mut(codes, code_bytes, "codes")?,
+                    scales: slice_mut(scales, scale_bytes, "scales")?,
                 })
             };
             let (weights, gradients) = (slice_mut(weights, count, "weights")?, slice(gradients, count, "gradients")?);
-            codec::adamw(weights, gradients, moment(first)?, moment(second)?, format.0, step)
+            codec::adamw(weights, gradients, moment(first)?, moment(second)?, form, step)
         }
     })
 }

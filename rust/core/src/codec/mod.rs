@@ -9,6 +9,7 @@ mod adamw;
 mod buffers;
 pub(crate) mod chooser;
 mod drive;
+pub(crate) mod dynamic_map;
 mod grad;
 pub(crate) mod grid;
 pub(crate) mod lanes;
@@ -26,7 +27,7 @@ pub mod lowered {
     pub use super::grid::{FloatGrid, Grid, Integers};
 }
 
-pub use adamw::{Moment, Step, adamw};
+pub use adamw::{Moment, MomentForm, Step, adamw};
 pub use buffers::{DType, Layout, Sizes, Values, ValuesMut};
 pub use chooser::ScaleRule;
 pub use grad::{Gradients, quantize_backward, saturates};

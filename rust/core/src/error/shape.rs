@@ -57,6 +57,16 @@ pub enum ShapeError {
         /// The length demanded.
         expected: usize,
     },
+    /// A buffer of AdamW with moments in codes, of another length than the weights demand.
+    #[error("AdamW with moments in codes: {what} holds {got}, expected {expected}")]
+    Moments {
+        /// The buffer, and the unit it is counted in.
+        what: &'static str,
+        /// The length found.
+        got: usize,
+        /// The length demanded.
+        expected: usize,
+    },
     /// Values and results of different dtypes.
     #[error("out is {}, x is {}", .out.name(), .x.name())]
     Dtypes {

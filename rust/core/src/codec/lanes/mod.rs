@@ -2,10 +2,11 @@
 //!
 //! `kernels` has the arithmetic of elements on lanes, `batch` chooses the scales of sixteen groups at a time, `groups` has
 //! the loops, `neighbours` the rules that try several scales, `statistics` finds absmax and errors of groups, `convert`
-//! widens and narrows 16-bit floats. The functions below run one job per piece, compiled for the level. Where the format has no kernel they call the reference.
+//! widens and narrows 16-bit floats, `dynamic_map` has the moments of `dynamic8`. The functions below run one job per piece, compiled for the level. Where the format has no kernel they call the reference.
 
 mod batch;
 mod convert;
+pub(crate) mod dynamic_map;
 mod groups;
 mod kernels;
 mod marks;
@@ -33,17 +34,29 @@ trait WithKernel<V: Lanes> {
     unsafe fn with<K: Kernel<V>>(self, base: K::Base) -> Self::Output;
 }
 
+/// A job with one of the kernels: compiled apart from those with others, for the time that it takes to compile a function
+/// grows faster than the function does.
+struct OfKernel<V: Lanes, K: Kernel<V>, J> {
+    base: K::Base,
+    job: J,
+}
+
+impl<V: Lanes, K: Kernel<V>, J: WithKernel<V>> Job<V> for OfKernel<V, K, J> {
+    type Output = J::Output;
+    #[inline(always)]
+    fn run(self, _: V) -> J::Output {
+        // SAFETY: the lanes prove the instructions.
+        unsafe { self.job.with::<K>(self.base) }
+    }
+}
+
 /// Does `job` with the first kernel that knows the format; `None` where none does.
-///
-/// # Safety
-/// The processor must have the features of `V`.
 #[inline(always)]
-unsafe fn with_kernel<V: Lanes, J: WithKernel<V>>(work: &Work, job: J) -> Option<J::Output> {
+fn with_kernel<V: Lanes, J: WithKernel<V>>(lanes: V, work: &Work, job: J) -> Option<J::Output> {
     macro_rules! first_of {
         ($($kernel:ty),* $(,)?) => {
             $(if let Some(base) = <$kernel as Kernel<V>>::base(work) {
-                // SAFETY: as the caller promises.
-                return Some(unsafe { job.with::<$kernel>(base) });
+                return Some(lanes.run(OfKernel::<V, $kernel, J> { base, job }));
             })*
         };
     }
@@ -125,9 +138,8 @@ impl<V: Lanes, C: Code> Job<V> for Encode<'_, C> {
     /// `None` where no kernel knows the format.
     type Output = Option<Option<usize>>;
     #[inline(always)]
-    fn run(self, _: V) -> Self::Output {
-        // SAFETY: the lanes prove the instructions.
-        unsafe { with_kernel::<V, _>(self.work, self) }
+    fn run(self, lanes: V) -> Self::Output {
+        with_kernel(lanes, self.work, self)
     }
 }
 
@@ -170,9 +182,8 @@ impl<V: Lanes> Job<V> for Quantize<'_> {
     /// `None` where no kernel knows the format.
     type Output = Option<()>;
     #[inline(always)]
-    fn run(self, _: V) -> Self::Output {
-        // SAFETY: the lanes prove the instructions.
-        unsafe { with_kernel::<V, _>(self.work, self) }
+    fn run(self, lanes: V) -> Self::Output {
+        with_kernel(lanes, self.work, self)
     }
 }
 
@@ -214,9 +225,8 @@ impl<V: Lanes, C: Code> Job<V> for Decode<'_, C> {
     /// `None` where no kernel knows the format.
     type Output = Option<()>;
     #[inline(always)]
-    fn run(self, _: V) -> Self::Output {
-        // SAFETY: the lanes prove the instructions.
-        unsafe { with_kernel::<V, _>(self.work, self) }
+    fn run(self, lanes: V) -> Self::Output {
+        with_kernel(lanes, self.work, self)
     }
 }
 
@@ -255,9 +265,8 @@ impl<V: Lanes> Job<V> for Mask<'_> {
     /// `None` where no kernel knows the format.
     type Output = Option<()>;
     #[inline(always)]
-    fn run(self, _: V) -> Self::Output {
-        // SAFETY: the lanes prove the instructions.
-        unsafe { with_kernel::<V, _>(self.0.work, self) }
+    fn run(self, lanes: V) -> Self::Output {
+        with_kernel(lanes, self.0.work, self)
     }
 }
 
@@ -292,9 +301,8 @@ impl<V: Lanes> Job<V> for Mark<'_> {
     /// `None` where no kernel knows the format.
     type Output = Option<()>;
     #[inline(always)]
-    fn run(self, _: V) -> Self::Output {
-        // SAFETY: the lanes prove the instructions.
-        unsafe { with_kernel::<V, _>(self.0.work, self) }
+    fn run(self, lanes: V) -> Self::Output {
+        with_kernel(lanes, self.0.work, self)
     }
 }
 

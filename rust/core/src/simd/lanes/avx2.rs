@@ -20,6 +20,7 @@ impl Avx2 {
 
 /// # Safety
 /// The processor must have the features of [`Level::Avx2`], as a value of [`Avx2`] proves.
+#[inline(never)] // a job that runs others stays apart from them
 #[target_feature(enable = "avx2,fma,f16c,bmi2,popcnt")]
 fn compiled<J: Job<Avx2>>(lanes: Avx2, job: J) -> J::Output {
     job.run(lanes)
@@ -69,6 +70,7 @@ unsafe impl Lanes for Avx2 {
     type M = F;
     type D = [__m256d; 4];
     const VECTORS: usize = 8;
+    const ONE_LOOKUP: bool = false;
 
     #[inline(always)]
     fn run<J: Job<Self>>(self, job: J) -> J::Output {

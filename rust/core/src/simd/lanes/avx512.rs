@@ -20,6 +20,7 @@ impl Avx512 {
 
 /// # Safety
 /// The processor must have the features of [`Level::Avx512`], as a value of [`Avx512`] proves.
+#[inline(never)] // a job that runs others stays apart from them
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512cd,avx2,fma,f16c,bmi2,popcnt")]
 fn compiled<J: Job<Avx512>>(lanes: Avx512, job: J) -> J::Output {
     job.run(lanes)
@@ -80,6 +81,7 @@ unsafe impl Lanes for Avx512 {
     type M = __mmask16;
     type D = [__m512d; 2];
     const VECTORS: usize = 32;
+    const ONE_LOOKUP: bool = true;
 
     #[inline(always)]
     fn run<J: Job<Self>>(self, job: J) -> J::Output {

@@ -48,6 +48,8 @@ pub unsafe trait Lanes: Copy + Send + Sync + 'static {
     type D: Copy;
     /// Vectors of sixteen lanes that the registers hold.
     const VECTORS: usize;
+    /// Whether [`Lanes::lookup`] is one instruction.
+    const ONE_LOOKUP: bool;
 
     /// Does `job` inside a function compiled for this instruction set.
     fn run<J: Job<Self>>(self, job: J) -> J::Output;

@@ -51,6 +51,7 @@ unsafe impl Lanes for Scalar {
     type M = M;
     type D = D;
     const VECTORS: usize = 4;
+    const ONE_LOOKUP: bool = false;
 
     #[inline(always)]
     fn run<J: Job<Self>>(self, job: J) -> J::Output {
