@@ -176,6 +176,9 @@ mod avx2 {
     }
 
     /// `low` bits of each field of `size` bits.
+    ///
+    /// # Safety
+    /// The processor must have AVX2.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn fields(low: u32, size: u32) -> __m256i {
@@ -184,6 +187,9 @@ mod avx2 {
     }
 
     /// A step: in fields of `size` bits, the upper of two numbers of `width` bits moves to the upper half.
+    ///
+    /// # Safety
+    /// The processor must have AVX2.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn apart(v: __m256i, width: u32, size: u32) -> __m256i {
@@ -193,6 +199,9 @@ mod avx2 {
     }
 
     /// The reverse of [`apart`]; what is beyond the numbers is dropped.
+    ///
+    /// # Safety
+    /// The processor must have AVX2.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn joined(v: __m256i, width: u32, size: u32) -> __m256i {
@@ -202,6 +211,9 @@ mod avx2 {
     }
 
     /// Byte shuffle of both halves of a register, by a function of the byte: which byte comes there, if any.
+    ///
+    /// # Safety
+    /// The processor must have AVX2.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn shuffle(from: impl Fn(usize) -> Option<usize>) -> __m256i {

@@ -9,7 +9,8 @@
 mod bf16_codes_vbmi;
 #[cfg(target_arch = "x86_64")]
 mod bf16_limbs;
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(test)]
+#[cfg(target_arch = "x86_64")]
 mod encoded_sample;
 #[cfg(target_arch = "x86_64")]
 mod f32_codes_avx2;

@@ -66,7 +66,6 @@ pub(super) unsafe fn floats<const R: usize, const M: usize, const HALVES: bool>(
 /// The processor must have AVX2 and FMA. Rows must hold so many blocks of weights and inputs, and a scale for each group.
 /// No input is -128.
 #[target_feature(enable = "avx2,fma")]
-#[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
 pub(super) unsafe fn bytes<const R: usize, const M: usize, const HALVES: bool>(
     weights: [*const i8; R],
     scales: [*const f32; R],
@@ -106,6 +105,9 @@ pub(super) unsafe fn bytes<const R: usize, const M: usize, const HALVES: bool>(
 }
 
 /// Sum of the lanes as a tree: 4, 2, 1.
+///
+/// # Safety
+/// The processor must have AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn tree_sum(v: __m256) -> f32 {

@@ -51,6 +51,9 @@ unsafe fn read_halves(from: *const i16, to: &mut [f32], least: &mut __m512) -> b
 }
 
 /// Reads float16 scales, as many as `to` holds; false where one is not finite.
+///
+/// # Safety
+/// The processor must have AVX2 and F16C.
 #[target_feature(enable = "avx2,f16c")]
 fn halves_avx2(from: &[u8], to: &mut [f32]) -> bool {
     let (halves, rest) = from.as_chunks::<16>();
