@@ -1,8 +1,9 @@
-//! Products of codes for a few rows of inputs on AVX2: sums of four columns exact in int32, scaled with both scales of their
-//! group in float32 ([`super::sums_avx2::bytes`]).
+//! Products of codes for a few rows of inputs on AVX2: sums of a few columns exact in int32, scaled with both scales of their
+//! group in float32 ([`super::sums_avx2::bytes`], and [`super::nibble_sums_avx2`] for 4-bit weights).
 
 use super::float::Biased;
 use super::int8_limbs_vnni::{FixedInputs, Plan};
+use super::nibbles_avx2::Nibbles;
 use super::numbers_avx2::{Numbers, Scratch};
 use super::sums_avx2::{BLOCK, bytes};
 use crate::codec::rows::Rows;
@@ -11,20 +12,48 @@ use crate::error::Result;
 use crate::pool;
 
 /// Rows of weights that are read at a time.
-const TOGETHER: usize = 4;
+pub(super) const TOGETHER: usize = 4;
 /// Rows of inputs multiplied with weights while those are in registers.
-const INPUTS: usize = 2;
+const INPUTS: usize = 4;
 /// Rows of inputs up to which this is about as fast as products with float32 numbers, or faster.
 pub(super) const MOST_ROWS: usize = 8;
 /// Rows of weights in one unit of work.
 const UNIT: usize = 64;
 
+/// Rows of weights, and of inputs that are multiplied with them.
+pub(super) trait Kernel: Sync {
+    /// Some rows of weights, at most [`TOGETHER`].
+    type Scratch;
+
+    /// Room for them.
+    ///
+    /// # Errors
+    /// Where memory is short.
+    fn scratch(&self) -> Result<Self::Scratch>;
+
+    /// Reads a row of weights to a place; false where a scale is so large or so small that weights may not be a number times it.
+    ///
+    /// # Safety
+    /// The processor must have AVX2, FMA and F16C; the matrix must have the row, and `to` the place.
+    unsafe fn read(&self, row: usize, place: usize, to: &mut Self::Scratch) -> bool;
+
+    /// The products of the first `count` places, which hold the rows of weights from `first` on, with rows of inputs.
+    ///
+    /// # Safety
+    /// The processor must have AVX2, FMA and F16C; the rows must have been read, and `count` be at least 1.
+    unsafe fn products<const M: usize>(
+        &self,
+        first: usize,
+        count: usize,
+        rows: [usize; M],
+        from: &Self::Scratch,
+    ) -> [[f32; M]; TOGETHER];
+}
+
 /// The product of packed weights with the codes of rows of inputs.
-pub(super) struct Product<'a> {
-    numbers: Numbers<'a>,
-    x: &'a FixedInputs,
-    /// By row of inputs, then group.
-    input_scales: Vec<f32>,
+pub(super) enum Product<'a> {
+    Bytes(Bytes<'a>),
+    Nibbles(Nibbles<'a>),
 }
 
 impl<'a> Product<'a> {
@@ -33,6 +62,111 @@ impl<'a> Product<'a> {
     /// # Errors
     /// Where memory is short.
     pub(super) fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &'a FixedInputs, input_group: usize) -> Result<Self> {
+        if Nibbles::takes(plan) {
+            return Nibbles::new(plan, rows, x, input_group).map(Self::Nibbles);
+        }
+        Bytes::new(plan, rows, x, input_group).map(Self::Bytes)
+    }
+
+    /// Writes all products of `x`, from which this was made, with `n` rows of weights, whose work counts as `work` bytes.
+    /// `plain` computes those that are left: of a row of inputs, or of all, with some rows of weights of one unit of work.
+    ///
+    /// # Errors
+    /// Where memory is short or threads cannot be started, or those of `plain`.
+    ///
+    /// # Safety
+    /// The processor must have AVX2, FMA and F16C; the matrix must have `n` rows.
+    pub(super) unsafe fn multiply(
+        &self,
+        x: &FixedInputs,
+        n: usize,
+        work: usize,
+        out: &Biased<'_>,
+        plain: impl Fn(Option<usize>, usize, usize) -> Result<()> + Sync,
+    ) -> Result<()> {
+        // SAFETY: as the caller promises.
+        unsafe {
+            match self {
+                Self::Bytes(kernel) => multiply(kernel, x, n, work, out, plain),
+                Self::Nibbles(kernel) => multiply(kernel, x, n, work, out, plain),
+            }
+        }
+    }
+}
+
+/// [`Product::multiply`] by a kernel.
+///
+/// # Safety
+/// As there.
+unsafe fn multiply<K: Kernel>(
+    kernel: &K,
+    x: &FixedInputs,
+    n: usize,
+    work: usize,
+    out: &Biased<'_>,
+    plain: impl Fn(Option<usize>, usize, usize) -> Result<()> + Sync,
+) -> Result<()> {
+    let (some, left): (Vec<_>, Vec<_>) = (0..x.rows).partition(|&row| x.limbs(row) == 1);
+    pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
+        let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
+        let mut scratch = kernel.scratch()?;
+        for first in (start..end).step_by(TOGETHER) {
+            let count = TOGETHER.min(end - first);
+            // SAFETY: as the caller promises.
+            if !unsafe { (0..count).all(|r| kernel.read(first + r, r, &mut scratch)) } {
+                plain(None, first, count)?;
+                continue;
+            }
+            for inputs in some.chunks(INPUTS) {
+                // SAFETY: as the caller promises; every unit writes its own columns.
+                unsafe {
+                    match *inputs {
+                        [a] => write(kernel, first, count, [a], &scratch, out),
+                        [a, b] => write(kernel, first, count, [a, b], &scratch, out),
+                        [a, b, c] => write(kernel, first, count, [a, b, c], &scratch, out),
+                        [a, b, c, d] => write(kernel, first, count, [a, b, c, d], &scratch, out),
+                        _ => {}
+                    }
+                }
+            }
+            left.iter().try_for_each(|&row| plain(Some(row), first, count))?;
+        }
+        Ok(())
+    })
+}
+
+/// Writes products of some rows of inputs with `count` rows of weights from `first` on.
+///
+/// # Safety
+/// As for [`Kernel::products`]; nobody else may use their columns of the outputs.
+unsafe fn write<K: Kernel, const M: usize>(
+    kernel: &K,
+    first: usize,
+    count: usize,
+    rows: [usize; M],
+    scratch: &K::Scratch,
+    out: &Biased<'_>,
+) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let products = kernel.products(first, count, rows, scratch);
+        for (m, row) in rows.into_iter().enumerate() {
+            let mut values = products.map(|products| products[m]);
+            out.write(row, first, &mut values[..count]);
+        }
+    }
+}
+
+/// Weights that become bytes, whatever their width.
+pub(super) struct Bytes<'a> {
+    numbers: Numbers<'a>,
+    x: &'a FixedInputs,
+    /// By row of inputs, then group.
+    input_scales: Vec<f32>,
+}
+
+impl<'a> Bytes<'a> {
+    fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &'a FixedInputs, input_group: usize) -> Result<Self> {
         let numbers = Numbers::new(plan, rows, input_group);
         let (groups, group) = (numbers.groups(), numbers.group);
         let mut input_scales = zeroed(x.rows * groups)?;
@@ -42,75 +176,62 @@ impl<'a> Product<'a> {
         Ok(Self { numbers, x, input_scales })
     }
 
-    /// Writes all products with `n` rows of weights, whose work counts as `work` bytes. `plain` computes those that are left:
-    /// of a row of inputs, or of all, with some rows of weights of one unit of work.
-    ///
-    /// # Errors
-    /// Where memory is short or threads cannot be started, or those of `plain`.
+    /// Products of `R` rows of weights from place `start` on; those beyond the last repeat it.
     ///
     /// # Safety
-    /// The processor must have AVX2, FMA and F16C; the matrix must have `n` rows.
-    pub(super) unsafe fn multiply(
+    /// As for [`Kernel::products`].
+    unsafe fn some<const R: usize, const M: usize>(
         &self,
-        n: usize,
-        work: usize,
-        out: &Biased<'_>,
-        plain: impl Fn(Option<usize>, usize, usize) -> Result<()> + Sync,
-    ) -> Result<()> {
-        let (some, left): (Vec<_>, Vec<_>) = (0..self.x.rows).partition(|&row| self.x.limbs(row) == 1);
-        pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
-            let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
-            let mut scratch = self.numbers.scratch(TOGETHER)?;
-            for first in (start..end).step_by(TOGETHER) {
-                let count = TOGETHER.min(end - first);
-                // SAFETY: as the caller promises.
-                if !unsafe { (0..count).all(|r| self.numbers.read(first + r, r, &mut scratch)) } {
-                    plain(None, first, count)?;
-                    continue;
-                }
-                for inputs in some.chunks(INPUTS) {
-                    // SAFETY: as the caller promises; every unit writes its own columns.
-                    unsafe {
-                        match (inputs, self.numbers.group == BLOCK) {
-                            (&[row], true) => self.some::<1, false>(first, count, [row], &scratch, out),
-                            (&[row], false) => self.some::<1, true>(first, count, [row], &scratch, out),
-                            (rows, true) => self.some::<2, false>(first, count, [rows[0], rows[1]], &scratch, out),
-                            (rows, false) => self.some::<2, true>(first, count, [rows[0], rows[1]], &scratch, out),
-                        }
-                    }
-                }
-                left.iter().try_for_each(|&row| plain(Some(row), first, count))?;
+        first: usize,
+        (start, count): (usize, usize),
+        rows: [usize; M],
+        from: &Scratch,
+    ) -> [[f32; M]; R] {
+        let place = |r: usize| (start + r).min(count - 1);
+        let weights: [_; R] = std::array::from_fn(|r| self.numbers.row(first + place(r), place(r), from));
+        let (numbers, scales) = (weights.map(|w| w.0), weights.map(|w| w.1));
+        let x = rows.map(|row| self.x.plane(row, 0).as_ptr());
+        let input_scales = rows.map(|row| self.input_scales[row * self.numbers.groups()..].as_ptr());
+        let blocks = self.numbers.blocks();
+        // SAFETY: as the caller promises. Weights and inputs are whole blocks; the encoder gives no -128.
+        unsafe {
+            match self.numbers.group == BLOCK {
+                true => bytes::<R, M, false>(numbers, scales, x, input_scales, blocks),
+                false => bytes::<R, M, true>(numbers, scales, x, input_scales, blocks),
             }
-            Ok(())
-        })
+        }
+    }
+}
+
+impl Kernel for Bytes<'_> {
+    type Scratch = Scratch;
+
+    fn scratch(&self) -> Result<Scratch> {
+        self.numbers.scratch(TOGETHER)
     }
 
-    /// Writes products of some rows of inputs with `count` rows of weights from `first` on.
-    ///
-    /// # Safety
-    /// The processor must have AVX2 and FMA; the rows must be the matrix's, at most [`TOGETHER`], and read; nobody else may
-    /// use their columns of the outputs.
-    unsafe fn some<const M: usize, const HALVES: bool>(
+    unsafe fn read(&self, row: usize, place: usize, to: &mut Scratch) -> bool {
+        // SAFETY: as the caller promises.
+        unsafe { self.numbers.read(row, place, to) }
+    }
+
+    unsafe fn products<const M: usize>(
         &self,
         first: usize,
         count: usize,
         rows: [usize; M],
-        scratch: &Scratch,
-        out: &Biased<'_>,
-    ) {
-        // Rows beyond the last repeat it.
-        let place = |r: usize| r.min(count - 1);
-        let weights: [_; TOGETHER] = std::array::from_fn(|r| self.numbers.row(first + place(r), place(r), scratch));
-        let x = rows.map(|row| self.x.plane(row, 0).as_ptr());
-        let scales = rows.map(|row| self.input_scales[row * self.numbers.groups()..].as_ptr());
-        let blocks = self.numbers.blocks();
-        // SAFETY: as the caller promises. Weights and inputs are whole blocks; the encoder gives no -128.
+        from: &Scratch,
+    ) -> [[f32; M]; TOGETHER] {
+        // SAFETY: as the caller promises.
         unsafe {
-            let products = bytes::<TOGETHER, M, HALVES>(weights.map(|w| w.0), weights.map(|w| w.1), x, scales, blocks);
-            for (m, row) in rows.into_iter().enumerate() {
-                let mut values = products.map(|products| products[m]);
-                out.write(row, first, &mut values[..count]);
+            if M == 1 {
+                return self.some::<TOGETHER, M>(first, (0, count), rows, from);
             }
+            let mut all = [[0.0; M]; TOGETHER];
+            for (start, all) in all.iter_mut().enumerate().take(count) {
+                [*all] = self.some::<1, M>(first, (start, count), rows, from);
+            }
+            all
         }
     }
 }
@@ -125,7 +246,7 @@ mod tests {
     use crate::simd::Level;
 
     #[test]
-    fn four_columns_are_summed_exactly_and_scaled_in_order() {
+    fn some_columns_are_summed_exactly_and_scaled_in_order() {
         if Level::detect() < Level::Avx2 {
             return;
         }
@@ -133,7 +254,20 @@ mod tests {
         let mut weights: Vec<f32> = (0..n * k).map(noise).collect();
         weights[5 * k..][..64].fill(0.0);
         let inputs: Vec<f32> = (0..m * k).map(|i| noise(i + 77_777) * 3.0).collect();
-        let formats = ["int8:g32", "mxint8", "int4:g32", "uint4:g32", "mxfp4", "nvfp4", "mxint6", "int8:channel"];
+        let formats = [
+            "int8:g32",
+            "mxint8",
+            "int4:g32",
+            "uint4:g32",
+            "mxfp4",
+            "nvfp4",
+            "mxint6",
+            "int8:channel",
+            "uint4:g16",
+            "int4:channel",
+            "uint4:g64",
+            "bfp4/32",
+        ];
         for (text, input) in formats.iter().flat_map(|text| [(text, "int8:g32"), (text, "mxint8"), (text, "nvfp4")]) {
             let formats = [text, input].map(|text| Format::parse(text).unwrap());
             let [plan, input_plan] = formats.map(|format| Plan::new(format).unwrap());
@@ -151,8 +285,10 @@ mod tests {
                 unsafe { FixedInputs::encoded(&input_plan, &x.rows(Level::Avx2), m, |row| row == m - 1) }.unwrap();
             let product = Product::new(&plan, &rows, &fixed, input_plan.group).unwrap();
             // SAFETY: as above.
-            unsafe { product.multiply(n, m * n * k, &out, left).unwrap() };
-            let reader = &product.numbers;
+            unsafe { product.multiply(&fixed, n, m * n * k, &out, left).unwrap() };
+            // 4-bit codes take eight columns together.
+            let together = if matches!(product, Product::Nibbles(_)) { 8 } else { 4 };
+            let reader = Numbers::new(&plan, &rows, input_plan.group);
             let mut scratch = reader.scratch(1).unwrap();
             for weight in [0, 5, 69] {
                 // SAFETY: as above; pointers hold as many numbers and scales.
@@ -164,11 +300,12 @@ mod tests {
                 };
                 for row in 0..m - 1 {
                     let mut lanes = [0.0f32; 8];
-                    for (at, four) in numbers.chunks(4).enumerate() {
-                        let x = &fixed.plane(row, 0)[4 * at..];
-                        let sum: i32 = four.iter().zip(x).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum();
-                        let (lane, scale) = (&mut lanes[at % 8], scales[4 * at / reader.group]);
-                        *lane = (sum as f32 * fixed.unit(row, 4 * at)).mul_add(scale, *lane);
+                    for (at, some) in numbers.chunks(together).enumerate() {
+                        let first = together * at;
+                        let x = &fixed.plane(row, 0)[first..];
+                        let sum: i32 = some.iter().zip(x).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum();
+                        let (lane, scale) = (&mut lanes[at % 8], scales[first / reader.group]);
+                        *lane = (sum as f32 * fixed.unit(row, first)).mul_add(scale, *lane);
                     }
                     let two = |i: usize| lanes[i] + lanes[i + 4];
                     let wanted = (two(0) + two(2)) + (two(1) + two(3));

@@ -32,6 +32,10 @@ mod int8_limbs_vnni;
 mod int8_tiles;
 mod integer;
 #[cfg(target_arch = "x86_64")]
+mod nibble_sums_avx2;
+#[cfg(target_arch = "x86_64")]
+mod nibbles_avx2;
+#[cfg(target_arch = "x86_64")]
 mod numbers_avx2;
 mod output;
 mod prepared;

@@ -100,9 +100,15 @@ impl<'a> Numbers<'a> {
         if self.plan.zeros {
             self.rows.zeros(row, &mut to.zeros);
             for (numbers, &zero) in numbers.chunks_mut(self.plan.group).zip(&to.zeros) {
-                // Arrays of a constant length become registers.
                 let (parts, rest) = numbers.as_chunks_mut::<TABLE>();
-                parts.iter_mut().for_each(|part| part.iter_mut().for_each(|number| *number -= zero as i8));
+                for part in parts {
+                    // SAFETY: sixteen bytes are read, and written.
+                    unsafe {
+                        let number = _mm_loadu_si128(part.as_ptr().cast());
+                        let number = _mm_sub_epi8(number, _mm_set1_epi8(zero as i8));
+                        _mm_storeu_si128(part.as_mut_ptr().cast(), number);
+                    }
+                }
                 rest.iter_mut().for_each(|number| *number -= zero as i8);
             }
         }

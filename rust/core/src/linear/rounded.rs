@@ -220,7 +220,9 @@ impl Encoded<'_> {
             let product = int8_groups_avx2::Product::new(weights, part.rows, &fixed, inputs.group)?;
             let work = part.m.saturating_mul(w.rows).saturating_mul(self.k);
             // SAFETY: as above.
-            unsafe { product.multiply(w.rows, work, part.out, |row, first, count| part.plain.run(row, first, count)) }
+            unsafe {
+                product.multiply(&fixed, w.rows, work, part.out, |row, first, count| part.plain.run(row, first, count))
+            }
         })
     }
 

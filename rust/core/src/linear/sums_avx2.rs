@@ -110,7 +110,7 @@ pub(super) unsafe fn bytes<const R: usize, const M: usize, const HALVES: bool>(
 /// The processor must have AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn tree_sum(v: __m256) -> f32 {
+pub(super) fn tree_sum(v: __m256) -> f32 {
     let v = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
     let v = _mm_add_ps(v, _mm_movehl_ps(v, v));
     _mm_cvtss_f32(_mm_add_ss(v, _mm_shuffle_ps::<1>(v, v)))

@@ -36,11 +36,11 @@ pub(in crate::linear) struct Plan {
     /// Each limb by code.
     pub(in crate::linear) tables: [[u8; 256]; MOST_WEIGHT_LIMBS],
     /// Largest magnitude of the integers of codes.
-    pub(super) most: i32,
+    pub(in crate::linear) most: i32,
     /// Added to the integers of codes, so that they are numbers from 0 up.
-    pub(super) offset: i32,
+    pub(in crate::linear) offset: i32,
     /// Limbs of those by code, as bytes without a sign.
-    pub(super) unsigned: [Line<u8, 256>; MOST_WEIGHT_LIMBS],
+    pub(in crate::linear) unsigned: [Line<u8, 256>; MOST_WEIGHT_LIMBS],
     /// Code 0 is the number 0.
     pub(super) zero_is_zero: bool,
     /// Byte permutation: for each run of eight codes, the bytes of packed codes that hold it.
