@@ -290,3 +290,12 @@ def test_a_killed_run_goes_on_where_it_was(result, tmp_path):
     assert found.found.chosen.quality.value == result.found.chosen.quality.value
     lines = kept[: kept.rfind(b"\n") + 1]
     assert (journal / "study.jsonl").read_bytes().startswith(lines)  # nothing that was measured is measured again
+
+
+def test_embeddings_have_the_formats_that_a_solver_is_given_without_it():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8)).eval()
+    texts = [torch.randint(0, 64, (8, 5), generator=torch.Generator().manual_seed(i)) for i in range(6)]
+    found = octavo.compress_model(model, 5.3, data=texts, formats=("int3:g32@gptq", "mxint8"), progress=False)
+    formats = chosen(found)
+    assert str(formats["0"]) == "int3:g32" and found.report["verdict"]["reached"] <= 5.3

@@ -22,7 +22,16 @@ from octavo.recipe import Recipe
 from octavo.report.compression_report import write_report
 from octavo.search.compression_facts import report_of
 from octavo.search.compression_flow import Flow
-from octavo.search.compression_job import FORMATS, DataFacts, Goal, Job, Quality, canonical, check_budget
+from octavo.search.compression_job import (
+    FORMATS,
+    DataFacts,
+    Goal,
+    Job,
+    Quality,
+    canonical,
+    check_budget,
+    with_lookups,
+)
 from octavo.search.compression_trials import Found
 from octavo.search.forked_workers import check_workers
 from octavo.search.function_identity import function_identity
@@ -184,7 +193,7 @@ def run_job(
     peers: Sequence[Peer] = (),
 ) -> Compressed:
     """Return the result of a job. ``formats``: None for its own. ``tell``: hears what is done, and the share of it."""
-    formats = canonical(job.formats if formats is None else formats)
+    formats = canonical(job.formats) if formats is None else with_lookups(canonical(formats), job.model)
     check_workers(workers)
     if train and job.training is None:
         raise ConfigError(f"{job.name}: there is nothing to train it on; leave the training out")

@@ -230,6 +230,18 @@ def canonical(formats: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(dict.fromkeys(texts)))
 
 
+def with_lookups(formats: tuple[str, ...], model: nn.Module) -> tuple[str, ...]:
+    """Return canonical formats, and those of gptq without it where ``model`` looks rows up.
+
+    Such rows have no inputs that gptq could solve for: embeddings would be left with the formats that name no solver.
+    """
+    if not any(site.is_lookup and site.tensor is not None for site in model_sites(model)):
+        return formats
+    specs = [spec for text in formats if (spec := dict(Rule(weight=text).gives)["weight"]) is not None]
+    solved = [spec for spec in specs if spec.calibration is not None and spec.calibration.method == "gptq"]
+    return canonical((*formats, *(str(spec.format) for spec in solved)))
+
+
 def _least(site: Site, specs: Sequence[Spec]) -> int:
     sizes = [site.nbytes(None)]
     if site.role == "weight" and site.problem is None and not site.needs_name and site.is_default:
