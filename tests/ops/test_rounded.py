@@ -97,6 +97,18 @@ def test_a_row_depends_neither_on_the_other_rows_nor_on_threads(text, input_form
         assert torch.equal(rounded_linear(x[some], weight, input_format), whole[some])
 
 
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("text", ["int8:channel", "mxint8", "int4:g32", "mxint6"])
+@pytest.mark.parametrize("input_format", ["fixed8.4", "fixed8:mse"])
+def test_inputs_may_have_the_code_that_has_no_other_sign(input_format, text, rows, simd):
+    weight = octavo.encode(-normal(70, 128, seed=1).abs(), text)
+    x = normal(rows, 128)
+    x[0, 0] = x[-1, 77] = -8.0
+    x[rows // 2, 5] = -100.0
+    assert octavo.encode(x, "fixed8.4").codes.view(torch.int8).min() == -128
+    assert_product(rounded_linear(x, weight, input_format), x, weight, input_format)
+
+
 @pytest.mark.parametrize("input_format", ["mxint8", "int8:channel", "mxfp4"])
 @pytest.mark.parametrize("text", ["mxint8", "mxfp4", "nvfp4", "int8:channel"])
 @pytest.mark.parametrize("power", [-120, -70, 70, 120])

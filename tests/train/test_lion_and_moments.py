@@ -421,3 +421,21 @@ def test_a_gradient_of_infinity_takes_its_block_along_on_the_dynamic_map(native,
     weight.grad.zero_()
     optimizer.step()
     assert weight.detach()[:BLOCK].isnan().all() and weight.detach()[BLOCK:].eq(0).all()
+
+
+@pytest.mark.parametrize("form", [None, DYNAMIC, "bm8e4/256"])
+@pytest.mark.parametrize(
+    "view", [lambda whole: whole.flatten()[::2], lambda whole: whole.T, lambda whole: whole[:, :64]]
+)
+def test_parameters_with_gaps_or_in_another_order_are_updated(view, form):
+    whole = torch.randn(128, 128, generator=torch.Generator().manual_seed(0))
+    results = []
+    for values in (view(whole.clone()), view(whole).clone(memory_format=torch.contiguous_format)):
+        weight = nn.Parameter(values)
+        optimizer = optimizer_of(weight, moments=form)
+        for _ in range(2):
+            weight.grad = torch.linspace(-1, 1, values.numel()).view(values.shape)
+            optimizer.step()
+        results.append(weight.detach().clone())
+    torch.testing.assert_close(*results)
+    assert not torch.equal(results[0], view(whole))

@@ -18,13 +18,17 @@ def fused_adamw(
 ) -> None:
     """Update ``weights`` and their moments in place, float32, and count one more in each of ``steps``.
 
-    ``group``: ``lr``, ``betas``, ``eps`` and ``weight_decay``.
+    ``group``: ``lr``, ``betas``, ``eps`` and ``weight_decay``. Tensors with gaps, or in another order of memory, are
+    updated as copies: torch's call takes every tensor for one without gaps.
     """
+    changed = [*weights, *first, *second]
+    dense = [value.contiguous() for value in changed]
+    count = len(weights)
     adamw(
-        weights,
-        gradients,
-        first,
-        second,
+        dense[:count],
+        [gradient.contiguous() for gradient in gradients],
+        dense[count : 2 * count],
+        dense[2 * count :],
         [],
         steps,
         fused=True,
@@ -36,3 +40,6 @@ def fused_adamw(
         eps=group["eps"],
         maximize=False,
     )
+    for value, copy in zip(changed, dense, strict=True):
+        if copy is not value:
+            value.copy_(copy)

@@ -162,13 +162,17 @@ def update(group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None
     first = Moment(state, "exp_avg", weight, group["moments"], signed=True)
     second = Moment(state, "exp_avg_sq", weight, group["moments"], signed=False)
     assert weight.grad is not None  # the optimizer leaves out parameters without one
-    flat, slopes = weight.detach().view(-1), weight.grad.contiguous().view(-1)
+    own = weight.detach()
+    dense = own.contiguous()
+    flat, slopes = dense.view(-1), weight.grad.contiguous().view(-1)
     if _is_native(flat, slopes):
         settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
         count = int(state["step"].item()) + 1
         adamw_in_codes(flat, slopes, first.parts(), second.parts(), group["moments"], step=count, **settings)
     else:
         _update_parts(group, flat, slopes, first, second, state["step"])
+    if dense is not own:
+        own.copy_(dense)
     state["step"] += 1
 
 

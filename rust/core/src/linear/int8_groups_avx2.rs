@@ -40,7 +40,8 @@ pub(super) trait Kernel: Sync {
     /// The products of the first `count` places, which hold the rows of weights from `first` on, with rows of inputs.
     ///
     /// # Safety
-    /// The processor must have AVX2, FMA and F16C; the rows must have been read, and `count` be at least 1.
+    /// The processor must have AVX2, FMA and F16C; the rows must have been read, and `count` be at least 1. No input of the
+    /// rows is -128.
     unsafe fn products<const M: usize>(
         &self,
         first: usize,
@@ -106,7 +107,9 @@ unsafe fn multiply<K: Kernel>(
     out: &Biased<'_>,
     plain: impl Fn(Option<usize>, usize, usize) -> Result<()> + Sync,
 ) -> Result<()> {
-    let (some, left): (Vec<_>, Vec<_>) = (0..x.rows).partition(|&row| x.limbs(row) == 1);
+    // Of -128, which fixed point has, there is no number of the other sign.
+    let takes = |row: usize| x.limbs(row) == 1 && !x.plane(row, 0).contains(&i8::MIN);
+    let (some, left): (Vec<_>, Vec<_>) = (0..x.rows).partition(|&row| takes(row));
     pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
         let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
         let mut scratch = kernel.scratch()?;
@@ -193,7 +196,7 @@ impl<'a> Bytes<'a> {
         let x = rows.map(|row| self.x.plane(row, 0).as_ptr());
         let input_scales = rows.map(|row| self.input_scales[row * self.numbers.groups()..].as_ptr());
         let blocks = self.numbers.blocks();
-        // SAFETY: as the caller promises. Weights and inputs are whole blocks; the encoder gives no -128.
+        // SAFETY: as the caller promises. Weights and inputs are whole blocks; `multiply` left out rows with -128.
         unsafe {
             match self.numbers.group == BLOCK {
                 true => bytes::<R, M, false>(numbers, scales, x, input_scales, blocks),
