@@ -104,9 +104,9 @@ impl<'a> Product<'a> {
             let place = |r: usize| (start + r).min(count - 1);
             let weights: [_; R] = std::array::from_fn(|r| self.numbers.row(first + place(r), place(r), scratch));
             let x = std::array::from_fn(|m| self.x.row(row + m).as_ptr());
-            let vectors = self.rows.k.div_ceil(LANES);
+            let (vectors, ahead) = (self.rows.k.div_ceil(LANES), self.numbers.ahead(TOGETHER, scratch));
             // SAFETY: as the caller promises. Weights are whole blocks, inputs whole vectors.
-            let sums = unsafe { floats::<R, M, HALVES>(weights.map(|w| w.0), weights.map(|w| w.1), x, vectors) };
+            let sums = unsafe { floats::<R, M, HALVES>(weights.map(|w| w.0), weights.map(|w| w.1), x, vectors, ahead) };
             for (m, products) in products.iter_mut().enumerate() {
                 let to = products[start..count].iter_mut();
                 to.zip(&sums).for_each(|(to, sums)| *to = reference::product(sums[m]));

@@ -195,12 +195,12 @@ impl<'a> Bytes<'a> {
         let (numbers, scales) = (weights.map(|w| w.0), weights.map(|w| w.1));
         let x = rows.map(|row| self.x.plane(row, 0).as_ptr());
         let input_scales = rows.map(|row| self.input_scales[row * self.numbers.groups()..].as_ptr());
-        let blocks = self.numbers.blocks();
+        let (blocks, ahead) = (self.numbers.blocks(), self.numbers.ahead(TOGETHER, from));
         // SAFETY: as the caller promises. Weights and inputs are whole blocks; `multiply` left out rows with -128.
         unsafe {
             match self.numbers.group == BLOCK {
-                true => bytes::<R, M, false>(numbers, scales, x, input_scales, blocks),
-                false => bytes::<R, M, true>(numbers, scales, x, input_scales, blocks),
+                true => bytes::<R, M, false>(numbers, scales, x, input_scales, blocks, ahead),
+                false => bytes::<R, M, true>(numbers, scales, x, input_scales, blocks, ahead),
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::sums_avx2::tree_sum;
+use super::sums_avx2::{LINE, tree_sum};
 use crate::simd::Line;
 
 /// Columns of a block.
@@ -43,7 +43,7 @@ pub(super) struct Weights {
 ///
 /// Lane `l` sums columns `8 l` to `8 l + 7` of each block exactly: `sum = fma((exact - zero * sum of inputs) * scale of
 /// inputs, scale of weights, sum)`. Lanes are added as a tree: 4, 2, 1. A group is 32 columns, or with `HALVES` 16. Without
-/// `ZEROS`, `offset` is taken off all numbers.
+/// `ZEROS`, `offset` is taken off all numbers. Codes `ahead` bytes behind are prefetched.
 ///
 /// # Safety
 /// The processor must have AVX2 and FMA. Rows must hold so many blocks. No number of the table is above [`MOST`], and no input
@@ -55,6 +55,7 @@ pub(super) unsafe fn products<const M: usize, const HALVES: bool, const ZEROS: b
     offset: f32,
     inputs: [*const Inputs; M],
     blocks: usize,
+    ahead: usize,
 ) -> [f32; M] {
     let mut all = [_mm256_setzero_ps(); M];
     let (low, one, offset) = (_mm256_set1_epi8(15), _mm256_set1_epi16(1), _mm256_set1_ps(offset));
@@ -72,6 +73,9 @@ pub(super) unsafe fn products<const M: usize, const HALVES: bool, const ZEROS: b
             }
         };
         for block in 0..blocks {
+            if block % (2 * LINE / BLOCK) == 0 {
+                _mm_prefetch::<_MM_HINT_T0>(w.codes.wrapping_add(block * BLOCK / 2 + ahead).cast());
+            }
             let codes = _mm256_loadu_si256(w.codes.add(block * BLOCK / 2).cast());
             let even = _mm256_shuffle_epi8(table, _mm256_and_si256(codes, low));
             let odd = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16::<4>(codes), low));

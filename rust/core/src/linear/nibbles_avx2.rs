@@ -131,13 +131,14 @@ impl Kernel for Nibbles<'_> {
                 zeros: from.zeros.get(place * groups..).unwrap_or_default().as_ptr(),
             };
             let (table, offset) = (&self.table, self.plan.offset as f32);
+            let ahead = if from.codes.is_empty() { TOGETHER * row_bytes } else { 0 };
             // SAFETY: as the caller promises; codes, scales, zero points and inputs are whole blocks.
             *all = unsafe {
                 match (self.group == GROUP, self.plan.zeros) {
-                    (true, false) => products::<M, false, false>(w, table, offset, x, blocks),
-                    (true, true) => products::<M, false, true>(w, table, offset, x, blocks),
-                    (false, false) => products::<M, true, false>(w, table, offset, x, blocks),
-                    (false, true) => products::<M, true, true>(w, table, offset, x, blocks),
+                    (true, false) => products::<M, false, false>(w, table, offset, x, blocks, ahead),
+                    (true, true) => products::<M, false, true>(w, table, offset, x, blocks, ahead),
+                    (false, false) => products::<M, true, false>(w, table, offset, x, blocks, ahead),
+                    (false, true) => products::<M, true, true>(w, table, offset, x, blocks, ahead),
                 }
             };
         }

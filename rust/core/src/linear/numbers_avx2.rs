@@ -125,6 +125,11 @@ impl<'a> Numbers<'a> {
         (numbers, from.scales[place * self.groups()..].as_ptr())
     }
 
+    /// Bytes from the numbers of a row to those of the one `rows` further, where both are read as they are stored; else 0.
+    pub(super) const fn ahead(&self, rows: usize, from: &Scratch) -> usize {
+        if from.stored { rows * self.rows.codes().1 } else { 0 }
+    }
+
     /// Writes the numbers of packed codes.
     ///
     /// # Safety

@@ -1,7 +1,8 @@
 //! Sums of products of bytes that stand for weights, with AVX2: by float32 inputs, and by inputs that are bytes themselves.
 //!
 //! Rows of weights are whole blocks of [`BLOCK`] columns. A group is [`BLOCK`] columns, or half of them (`HALVES`), and has
-//! a scale in float32.
+//! a scale in float32. What lies `ahead` bytes behind weights is prefetched, a cache line at a time: rows that come next, whose
+//! pages the processor does not foresee.
 
 use std::arch::x86_64::*;
 
@@ -9,6 +10,8 @@ use crate::simd::LANES;
 
 /// Columns of a block.
 pub(super) const BLOCK: usize = 32;
+/// Bytes of a cache line.
+pub(super) const LINE: usize = 64;
 /// Columns of a register of float32.
 const HALF: usize = LANES / 2;
 
@@ -24,12 +27,16 @@ pub(super) unsafe fn floats<const R: usize, const M: usize, const HALVES: bool>(
     scales: [*const f32; R],
     inputs: [*const f32; M],
     vectors: usize,
+    ahead: usize,
 ) -> [[[f32; LANES]; M]; R] {
     let mut all = [[[_mm256_setzero_ps(); 2]; M]; R];
     // SAFETY: as the caller promises.
     unsafe {
         for vector in 0..vectors {
             let (at, group) = (vector * LANES, if HALVES { vector } else { vector / 2 });
+            if vector % (LINE / LANES) == 0 {
+                weights.iter().for_each(|w| _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(at + ahead)));
+            }
             for half in 0..2 {
                 let at = at + half * HALF;
                 let mut x = [_mm256_setzero_ps(); M];
@@ -72,6 +79,7 @@ pub(super) unsafe fn bytes<const R: usize, const M: usize, const HALVES: bool>(
     inputs: [*const i8; M],
     input_scales: [*const f32; M],
     blocks: usize,
+    ahead: usize,
 ) -> [[f32; M]; R] {
     let mut all = [[_mm256_setzero_ps(); M]; R];
     // SAFETY: as the caller promises.
@@ -84,6 +92,9 @@ pub(super) unsafe fn bytes<const R: usize, const M: usize, const HALVES: bool>(
             }
         };
         for block in 0..blocks {
+            if block % (LINE / BLOCK) == 0 {
+                weights.iter().for_each(|w| _mm_prefetch::<_MM_HINT_T0>(w.wrapping_add(block * BLOCK + ahead)));
+            }
             let mut w = [_mm256_setzero_si256(); R];
             for r in 0..R {
                 w[r] = _mm256_loadu_si256(weights[r].add(block * BLOCK).cast());
