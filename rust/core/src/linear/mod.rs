@@ -80,8 +80,10 @@ pub struct Matrix<'a> {
 pub enum Kernel {
     /// Rows decoded to float32 in the L1 cache; sixteen chains of fused multiply-adds.
     Fma(Level),
-    /// The same, with codes that become float32 in registers: of AVX-512 VBMI, or of AVX2.
-    FmaCodes(Level),
+    /// The same, with codes that become float32 in registers of AVX-512.
+    FmaCodes,
+    /// The same in registers of AVX2.
+    FmaCodesAvx2,
     /// Fixed point with VNNI: limbs of int8 multiplied exactly, groups scaled in float32.
     Int8Limbs,
     /// The same of sparse codes, which are expanded in registers.
@@ -111,9 +113,8 @@ impl Kernel {
             Self::Fma(Level::Scalar) => "fma scalar",
             Self::Fma(Level::Avx2) => "fma avx2",
             Self::Fma(Level::Avx512) => "fma avx512",
-            Self::FmaCodes(Level::Scalar) => "fma codes scalar",
-            Self::FmaCodes(Level::Avx2) => "fma codes avx2",
-            Self::FmaCodes(Level::Avx512) => "fma codes avx512",
+            Self::FmaCodes => "fma codes avx512",
+            Self::FmaCodesAvx2 => "fma codes avx2",
             Self::Int8Limbs => "int8 limbs vnni",
             Self::SparseLimbs => "sparse int8 limbs vnni",
             Self::Int8Groups => "int8 groups vnni",
@@ -150,8 +151,8 @@ pub fn kernel(format: Format, dtype: DType, input: Option<Format>, m: usize, n: 
     if let Some(way) = route::way(format, dtype, m, n, k, level) {
         return Ok(match way {
             route::Way::Int8Limbs(_) => Kernel::Int8Limbs,
-            route::Way::F32Codes(_) => Kernel::FmaCodes(Level::Avx512),
-            route::Way::F32CodesAvx2(_) => Kernel::FmaCodes(Level::Avx2),
+            route::Way::F32Codes(_) => Kernel::FmaCodes,
+            route::Way::F32CodesAvx2(_) => Kernel::FmaCodesAvx2,
             route::Way::Bf16Limbs(_, Tiles::Amx) => Kernel::Bf16LimbsAmx,
             route::Way::Bf16Limbs(_, Tiles::Vectors) => Kernel::Bf16LimbsAvx512,
         });

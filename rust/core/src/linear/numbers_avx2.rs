@@ -28,7 +28,7 @@ pub(super) struct Numbers<'a> {
     two_complement: bool,
 }
 
-/// Some rows of weights: `N` of them, filled with zeros to whole blocks.
+/// Some rows of weights, filled with zeros to whole blocks.
 pub(super) struct Scratch {
     numbers: Vec<i8>,
     scales: Vec<f32>,
