@@ -98,6 +98,7 @@ def gpt(
     ] = None,
     validation_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a validation.")] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    compile: Annotated[bool, typer.Option("--compile", help="Run every arm through torch.compile.")] = False,
     grid: Annotated[
         str | None,
         typer.Option(metavar="LIST", help="Presets whose every combination is an arm, in place of --arms; searched."),
@@ -129,6 +130,7 @@ def gpt(
       octavo bench gpt --data fineweb.jsonl --arms muon,modern
       octavo bench gpt --data fineweb.jsonl --arms muon,modern --budgets tokens,time,0.5time
       octavo bench gpt --data fineweb.jsonl --arms nocap_baseline@learning_rate=0.008,nocap_baseline@batch=16 --seeds 1
+      octavo bench gpt --data fineweb.jsonl --scale mini --compile --budgets tokens,0.33time      (a GPU)
       octavo bench gpt --data fineweb.jsonl --grid muon,modern_block,cocont,gqa --sampler tpe --trials 8 --seeds 1
       octavo bench gpt --data fineweb.jsonl --report-only
     """
@@ -139,7 +141,7 @@ def gpt(
     def plan(names: tuple[str, ...]) -> language_bench.BenchPlan:
         return language_bench.BenchPlan(
             scale=scale, arms=names, seeds=seeds, budgets=tuple(budgets.split(",")), tokens=tokens,
-            validation_tokens=validation_tokens, device=device,
+            validation_tokens=validation_tokens, device=device, compile=compile,
         )  # fmt: skip
 
     tell = console(stderr=True).print

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from octavo import settings
 from octavo.errors import KernelError, ModelError
 from octavo.formats import Format
-from octavo.nn.packed_layer import PackedLayer
+from octavo.nn.packed_layer import PackedLayer, is_strict
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import LayerKind, register
@@ -155,7 +154,7 @@ class _PackedConv(PackedLayer):
         """Return the convolution of ``input``, ``[B, in, ...]`` or ``[in, ...]``."""
         if self._needs_check(input):
             self._check(input)
-        if settings.is_strict():
+        if is_strict():
             raise KernelError(
                 f"{type(self).__name__}: there is no kernel for packed convolutions; leave octavo.strict()"
             )

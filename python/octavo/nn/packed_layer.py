@@ -36,6 +36,12 @@ DECODE = "decode + torch"  # the kernel of layers that have none
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 
 
+@torch.compiler.assume_constant_result
+def is_strict() -> bool:
+    """Whether a product without a kernel is an error here. Compiled code keeps the answer of its compilation."""
+    return settings.is_strict()
+
+
 class PackedLayer(WeightBuffers):
     """A layer that holds its weight as codes and scales, and never a dense copy.
 
@@ -112,7 +118,7 @@ class PackedLayer(WeightBuffers):
         """
         if not inside_forward(self):
             return self.packed_weight
-        if settings.is_strict():
+        if is_strict():
             rule = Rule(name=self.what, keep=True)
             raise KernelError(
                 f"{self.what}: the model reads the weight past the layer, for which it is decoded at each call; keep "

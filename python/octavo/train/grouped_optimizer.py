@@ -58,8 +58,7 @@ class GroupedOptimizer(torch.optim.Optimizer):
             elif group["rule"] == "lion":
                 self._lion(group, given)
             else:
-                for parameter in given:
-                    self._muon(group, parameter)
+                self._muon(group, given)
         return loss
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
@@ -85,24 +84,39 @@ class GroupedOptimizer(torch.optim.Optimizer):
             weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(moved, alpha=-group["lr"])
             state["momentum"].lerp_(gradient, 1 - second)
 
-    def _muon(self, group: dict[str, Any], weight: Tensor) -> None:
-        state, gradient = self.state[weight], weight.grad
-        assert gradient is not None  # step leaves out parameters without one
-        if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
-            state["momentum"] = torch.zeros_like(weight)
-            if group["row_rescale"]:
-                state["second_moment"] = torch.zeros_like(weight[:, :1])
-        momentum = momentum_at(group, int(state["step"]))
-        state["step"] += 1
-        state["momentum"].lerp_(gradient, 1 - momentum)
-        update = orthogonalized(gradient.lerp(state["momentum"], momentum), exact=group["exact"]).to(weight.dtype)
+    def _muon(self, group: dict[str, Any], weights: list[Tensor]) -> None:
+        alike: dict[Any, list[Tensor]] = {}
+        for weight in weights:
+            state = self.state[weight]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32)
+                state["momentum"] = torch.zeros_like(weight)
+                if group["row_rescale"]:
+                    state["second_moment"] = torch.zeros_like(weight[:, :1])
+            alike.setdefault((weight.shape, weight.device, weight.dtype, int(state["step"])), []).append(weight)
+        for (*_, step), some in alike.items():
+            self._muon_stacked(group, some, momentum_at(group, step))
+
+    def _muon_stacked(self, group: dict[str, Any], weights: list[Tensor], momentum: float) -> None:
+        """Update matrices of one shape at once: a GPU would wait for the many small calls of one after the other."""
+        states = [self.state[weight] for weight in weights]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        momenta = [state["momentum"] for state in states]
+        for state in states:
+            state["step"] += 1
+        torch._foreach_lerp_(momenta, gradients, 1 - momentum)
+        mixed_NRC = torch.stack(torch._foreach_lerp(gradients, momenta, momentum))
+        updates_NRC = orthogonalized(mixed_NRC, exact=group["exact"]).to(mixed_NRC.dtype)
         if group["row_rescale"]:
-            update = row_rescaled(update, state["second_moment"], group["row_rescale"])
-        rows, columns = weight.shape
-        decayed = cautious(weight, update) if group["cautious"] else weight
-        decay = decayed * (group["lr"] * group["weight_decay"])
-        weight.sub_(decay).add_(update, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+            seconds = [state["second_moment"] for state in states]
+            second_NR1 = torch.stack(seconds)
+            updates_NRC = row_rescaled(updates_NRC, second_NR1, group["row_rescale"])
+            torch._foreach_copy_(seconds, list(second_NR1))
+        updates = list(updates_NRC)
+        decayed = list(map(cautious, weights, updates)) if group["cautious"] else weights
+        torch._foreach_sub_(weights, torch._foreach_mul(decayed, group["lr"] * group["weight_decay"]))
+        rows, columns = weights[0].shape
+        torch._foreach_add_(weights, updates, alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 
 
 def _is_code(name: str) -> bool:

@@ -13,7 +13,7 @@ EXACT = (2.0, -1.5, 0.5)
 
 
 def orthogonalized(matrix: Tensor, *, exact: bool = False) -> Tensor:
-    """Return ``U V'`` of the singular value decomposition of ``matrix``, about; float32 ``[rows, columns]``.
+    """Return ``U V'`` of the singular value decomposition of ``matrix``, about; float32 ``[..., rows, columns]``.
 
     ``exact``: 12 steps in float32, within 1e-3 where the singular values are within a factor of 10; else 5 steps in
     bfloat16, which leave singular values between 0.65 and 1.25. A matrix of zeros stays one. Source: Jordan et al.,
@@ -31,13 +31,15 @@ def orthogonalized(matrix: Tensor, *, exact: bool = False) -> Tensor:
 
 
 def row_rescaled(update: Tensor, second_moment: Tensor, decay: float) -> Tensor:
-    """Return ``update`` with every row divided by the root of its running mean square, its whole norm kept.
+    """Return ``update`` with every row divided by the root of its running mean square, each matrix's norm kept.
 
-    ``second_moment``: ``[rows, 1]``, changed in place. Source: NorMuon, 2025.
+    ``update``: ``[..., rows, columns]``. ``second_moment``: ``[..., rows, 1]``, changed in place. Source: NorMuon,
+    2025.
     """
     second_moment.lerp_(update.square().mean(-1, keepdim=True), 1 - decay)
     scaled = update * (second_moment + 1e-10).rsqrt()
-    return scaled * (update.norm() / scaled.norm().clamp_min(1e-10))
+    kept, found = (some.norm(dim=(-2, -1), keepdim=True) for some in (update, scaled))
+    return scaled * (kept / found.clamp_min(1e-10))
 
 
 def cautious(weight: Tensor, update: Tensor) -> Tensor:

@@ -23,6 +23,9 @@ from octavo.train.train_config import TrainConfig
 # Below this loss scale an fp16 run will not recover: its gradients are infinite at any scale.
 LEAST_SCALE = 2.0**-24
 
+# Of a loss in a process: a bench compiles it once a run and stage.
+COMPILATIONS = 512
+
 
 @dataclass(frozen=True)
 class Update:
@@ -76,7 +79,7 @@ class Updater:
         self._named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._model = model
         self._network = DistributedDataParallel(model) if processes.world > 1 else model
-        self._loss = torch.compile(task.loss) if config.compile else task.loss
+        self._loss = _compiled(task.loss) if config.compile else task.loss
         self._ahead: dict[int, Any] = {}
 
     def __call__(
@@ -176,6 +179,17 @@ class Updater:
             raise NonFiniteError(f"step {step}: the gradient of '{bad}' is not finite; {loss}")
         if self._precision.scaler.get_scale() < LEAST_SCALE:
             raise NonFiniteError(f"step {step}: the gradient of '{bad}' is not finite at any loss scale; {loss}")
+
+
+def _compiled(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a loss that is compiled, for every model and every shape of its stages.
+
+    Past 8 compilations torch would stop, and say so in a warning alone.
+    """
+    settings = torch._dynamo.config
+    settings.cache_size_limit = max(settings.cache_size_limit, COMPILATIONS)
+    settings.accumulated_cache_size_limit = max(settings.accumulated_cache_size_limit, 8 * COMPILATIONS)
+    return torch.compile(loss, dynamic=False)
 
 
 def _set_momentum(group: dict[str, Any], config: TrainConfig, factor: float) -> None:

@@ -159,7 +159,8 @@ def test_presets_are_one_small_difference_from_a_base_and_fit_every_scale():
         for name, one in PRESETS.items():
             made = one.make(replace(scale, end_of_text=0))
             assert one.predicted in ("better", "even", "worse") and one.told
-            assert name == "nocap_baseline" or differing(base, made.as_dict()), name
+            is_base = name in ("nocap_baseline", scale.precision)  # the preset bf16, where the baseline is in bf16
+            assert is_base or differing(base, made.as_dict()), name
             made.train_config()
 
 

@@ -235,7 +235,8 @@ class GPT(nn.Module):
 
     def _with_auxiliary(self, total: Tensor, parts: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the objective's sum with the losses of routing, which are a token's, times its tokens."""
-        found = [loss for part in self._trained_routes() if (loss := part.end_pass()) is not None]
+        losses = [part.end_pass() for part in self._trained_routes()]
+        found = [loss for loss in losses if loss is not None]
         if not found:
             return total, parts
         more = torch.stack(found).sum() * parts["tokens"]

@@ -68,7 +68,9 @@ class Mixer(Protocol):
 
 def smaller(first: int | None, second: int | None) -> int | None:
     """Return the smaller of two windows, None standing for no limit."""
-    return min((window for window in (first, second) if window is not None), default=None)
+    if first is None or second is None:
+        return second if first is None else first
+    return min(first, second)
 
 
 def documents(ids_BT: Tensor, end_of_text: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from octavo.models.techniques import choice, register
@@ -81,15 +82,28 @@ def scored(hidden_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, Tensor]:
 def trained_loss(
     head: Any, hidden_BTD: Tensor, targets_BT: Tensor, *, watch: bool = True
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the sum of the loss that a head trains on, and its parts: the exact loss, and the tokens."""
-    hidden_ND, y_N = scored(hidden_BTD, targets_BT)
-    tokens = y_N.new_tensor(len(y_N))
+    """Return the sum of the loss that a head trains on, and its parts: the exact loss, and the tokens.
+
+    On a CPU positions that are not scored are left out; a GPU, which would have to wait for their number, and compiled
+    code, which has fixed shapes, score a token there and count 0 for it.
+    """
+    if torch.compiler.is_compiling() or hidden_BTD.device.type == "cuda":
+        hidden_ND, y_N = hidden_BTD.flatten(0, 1), targets_BT.flatten().clamp_min(0)
+        real_N = targets_BT.flatten() != IGNORED
+        tokens = real_N.sum()
+    else:
+        hidden_ND, y_N = scored(hidden_BTD, targets_BT)
+        real_N, tokens = None, y_N.new_tensor(len(y_N))
+
+    def summed(loss_N: Tensor) -> Tensor:
+        return (loss_N if real_N is None else torch.where(real_N, loss_N, 0.0)).sum()
+
     surrogate = getattr(head, "surrogate", None)
     if surrogate is None:
-        total = head.nll(hidden_ND, y_N).sum()
+        total = summed(head.nll(hidden_ND, y_N))
         return total, {"nll": total.detach(), "tokens": tokens}
-    total = surrogate(hidden_ND, y_N).sum()
+    total = summed(surrogate(hidden_ND, y_N))
     parts = {"surrogate": total.detach(), "tokens": tokens}
     if watch:
-        parts["nll"] = head.nll(hidden_ND.detach(), y_N).sum().detach()
+        parts["nll"] = summed(head.nll(hidden_ND.detach(), y_N)).detach()
     return total, parts

@@ -12,7 +12,7 @@ from octavo.systems.language.language_presets import BASE, preset
 from octavo.systems.language.language_scales import Scale
 
 _NUMBERS = ("learning_rate", "weight_decay", "muon", "embedding", "head", "scalars", "warmup", "cooldown", "clip")
-_CHANGES = (*_NUMBERS, "batch", "precision")
+_CHANGES = (*_NUMBERS, "batch", "micro_tokens", "precision")
 _BUDGET = re.compile(r"(\d*\.?\d*)(tokens|time)")
 
 
@@ -41,8 +41,9 @@ def arm(text: str, scale: Scale) -> LanguageConfig:
     """Return the run of an arm: ``NAME``, or ``NAME@FIELD=VALUE,...`` with fields that differ from the preset.
 
     ``NAME+NAME`` has what each of the presets changes in the baseline; two that change the same field are refused.
-    Fields: those of the optimizer, ``warmup``, ``cooldown``, ``clip``, ``batch`` (sequences of an update), and
-    ``precision``. Raises SettingError naming the field and what is accepted.
+    Fields: those of the optimizer, ``warmup``, ``cooldown``, ``clip``, ``batch`` (sequences of an update),
+    ``micro_tokens`` (of one forward pass at most), and ``precision``. Raises SettingError naming the field and what is
+    accepted.
     """
     name, _, changes = text.partition("@")
     config = preset(BASE, scale)
@@ -96,9 +97,11 @@ def _changed(config: LanguageConfig, arm: str, field: str, value: str) -> Langua
         number = float(value)
     except ValueError:
         raise SettingError(f"{field} of arm {arm!r} is {value!r}; accepted is a number") from None
-    if field == "batch":
+    if field in ("batch", "micro_tokens"):
         if not (number >= 1 and number.is_integer()):
-            raise SettingError(f"batch of arm {arm!r} is {value!r}; accepted are whole numbers of at least 1")
+            raise SettingError(f"{field} of arm {arm!r} is {value!r}; accepted are whole numbers of at least 1")
+        if field == "micro_tokens":
+            return replace(config, micro_tokens=int(number))
         return replace(config, phases=tuple(replace(phase, batch=int(number)) for phase in config.phases))
     if field in ("warmup", "cooldown", "clip"):
         changes: dict[str, Any] = {field: number}

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from octavo import files, locks
 from octavo._reading import RECORD_BYTES, parse_json, read_bytes, read_json
 from octavo.cuda.machine import computer
 from octavo.errors import DataError, NonFiniteError, SettingError
+from octavo.models.gpt import GPT
 from octavo.systems.language.bench_arms import Budget, arm
 from octavo.systems.language.bench_speed import measure_speeds
 from octavo.systems.language.language_config import LanguageConfig
@@ -40,7 +42,10 @@ Tell = Callable[[str], object]
 
 @dataclass(frozen=True, kw_only=True)
 class BenchPlan:
-    """What a bench runs: ``arms`` on every one of ``budgets`` and ``seeds``. ``tokens``: of a whole budget."""
+    """What a bench runs: ``arms`` on every one of ``budgets`` and ``seeds``. ``tokens``: of a whole budget.
+
+    ``compile``: the losses of all arms go through torch.compile.
+    """
 
     scale: str
     arms: tuple[str, ...]
@@ -49,6 +54,7 @@ class BenchPlan:
     tokens: int | None = None
     validation_tokens: int | None = None
     device: str = "auto"
+    compile: bool = False
 
     def sizes(self) -> Scale:
         """Return the scale, with the plan's tokens. Raises SettingError for an unknown one."""
@@ -68,7 +74,11 @@ class BenchPlan:
         for budget in self.budgets:
             Budget.parse(budget)
         for name in self.arms:
-            arm(name, replace(self.sizes(), end_of_text=0)).train_config()
+            self.config(name, replace(self.sizes(), end_of_text=0)).train_config()
+
+    def config(self, name: str, scale: Scale) -> LanguageConfig:
+        """Return the run of an arm. Raises SettingError, ConfigError or ModelError."""
+        return replace(arm(name, scale), compile=self.compile)
 
     def runs(self) -> list[tuple[str, str, int]]:
         """Return arm, budget and seed of every run in order: all arms of a seed before the next."""
@@ -95,13 +105,13 @@ def run_bench(plan: BenchPlan, data: Path, folder: Path, *, tell: Tell = lambda 
         tokens = prepare(data, folder / "data", vocabulary=scale.vocabulary, validation_tokens=scale.validation_tokens)
         scale = replace(scale, vocabulary=tokens.vocabulary, end_of_text=tokens.end)
         _bind(folder, plan, scale, tokens)
-        configs = {name: arm(name, scale) for name in plan.arms}
+        configs = {name: plan.config(name, scale) for name in plan.arms}
         speeds = {}
         if any(Budget.parse(text).kind == "time" for text in plan.budgets):
             speeds = _speeds(folder, configs, tokens, plan.device, tell)
         lines = read_lines(folder)
         told = {"data": data.name, "scale": plan.scale, "whole_tokens": scale.tokens}
-        told |= {"validation_tokens": scale.validation_tokens}
+        told |= {"validation_tokens": scale.validation_tokens, "compile": plan.compile}
         done = {(line["arm"], line["budget"], line["seed"]) for line in lines}
         for key in plan.runs():
             if key in done:
@@ -141,9 +151,9 @@ def _text(path: Path) -> str:
 def _bind(folder: Path, plan: BenchPlan, scale: Scale, tokens: TokenData) -> None:
     """Write what all lines of a folder share, or refuse another plan's folder."""
     told = {"scale": plan.scale, "tokens": scale.tokens, "data_sha256": tokens.digest}
-    told |= {"validation_tokens": scale.validation_tokens}
+    told |= {"validation_tokens": scale.validation_tokens, "compile": plan.compile}
     path = folder / PLAN
-    if path.exists() and (found := read_json(path, error=DataError)) != told:
+    if path.exists() and (found := {"compile": False, **read_json(path, error=DataError)}) != told:
         other = [name for name in told if found.get(name) != told[name]]
         raise DataError(f"{folder}: is a bench with another {' and '.join(other)}; name another folder")
     files.write(path, json.dumps(told, indent=1) + "\n")
@@ -213,7 +223,7 @@ def _measured(report: LanguageReport, config: LanguageConfig, place: Path) -> di
         "steps": report.result.step,
         "seconds": report.result.seconds,
         "tokens_per_s": round(report.tokens_per_s, 1),
-        "flops_per_token": flops_per_token(config, report.parameters),
+        "flops_per_token": flops_per_token(config),
         "peak_mib": round(peak, 1),
         "curve": [[round(step * tokens_a_step), nats] for step, nats in curve],
         **validation_facts(report),
@@ -222,6 +232,17 @@ def _measured(report: LanguageReport, config: LanguageConfig, place: Path) -> di
     }
 
 
-def flops_per_token(config: LanguageConfig, parameters: int) -> int:
-    """Return the floating point operations of a training step a token: ``6 P + 12 L D T``, as if all attended."""
-    return 6 * parameters + 12 * config.model.layers * config.model.width * config.context
+def flops_per_token(config: LanguageConfig) -> int:
+    """Return the floating point operations of a training step a token: ``6 P + 12 L D T``, as if all attended.
+
+    ``P``: parameters that are multiplied; tables whose rows are looked up alone are not.
+    """
+    with torch.device("meta"):
+        model = GPT(config.model)
+    multiplied = sum(one.numel() for one in model.parameters())
+    tied = getattr(model.head, "_shared", ())
+    shared = [part.table for part in tied]
+    for part in model.modules():
+        if isinstance(part, nn.Embedding) and not any(part is one for one in shared):
+            multiplied -= part.weight.numel()
+    return 6 * multiplied + 12 * config.model.layers * config.model.width * config.context

@@ -13,7 +13,7 @@ class Scale:
 
     ``heads`` of the baseline, ``modern_heads`` of the modern block, which has half as many. ``batch``: sequences of
     ``context`` tokens in an update. ``tokens``: of a run; ``validation_tokens``: of a validation.
-    ``learning_rate``: of the baseline's AdamW.
+    ``learning_rate``: of the baseline's AdamW. ``precision``: of the baseline's training; the benchmark's is bf16.
     """
 
     vocabulary: int
@@ -27,6 +27,7 @@ class Scale:
     micro_tokens: int
     validation_tokens: int
     learning_rate: float
+    precision: str = "fp32"
     end_of_text: int | None = None
 
 
@@ -37,11 +38,11 @@ SCALES = {
     ),
     "mini": Scale(
         vocabulary=10240, width=320, layers=6, heads=5, modern_heads=5, context=512, batch=128, tokens=3250 * 65536,
-        micro_tokens=32768, validation_tokens=1 << 19, learning_rate=0.0018,
+        micro_tokens=65536, validation_tokens=1 << 19, learning_rate=0.0018, precision="bf16",
     ),
     "true": Scale(
         vocabulary=GPT2_VOCABULARY, width=768, layers=12, heads=12, modern_heads=6, context=1024, batch=512,
         tokens=4768 * 524288, micro_tokens=16384, validation_tokens=1 << 20, learning_rate=0.0018,
-        end_of_text=GPT2_END_OF_TEXT,
+        precision="bf16", end_of_text=GPT2_END_OF_TEXT,
     ),
 }  # fmt: skip

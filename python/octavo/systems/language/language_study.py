@@ -27,8 +27,8 @@ _WORDS = {
 def read_benches(paths: Sequence[Path]) -> list[Line]:
     """Return the lines of benches: folders of ``octavo bench gpt``, or files of its lines.
 
-    Every line says what it needs to be repeated: ``scale``, ``whole_tokens`` and ``validation_tokens`` are taken from
-    the folder's plan where an older line lacks them. Raises DataError for a path without lines.
+    Every line says what it needs to be repeated: ``scale``, ``whole_tokens``, ``validation_tokens`` and ``compile`` are
+    taken from the folder's plan where an older line lacks them. Raises DataError for a path without lines.
     """
     found: list[Line] = []
     for path in paths:
@@ -43,6 +43,7 @@ def read_benches(paths: Sequence[Path]) -> list[Line]:
                 "scale": plan["scale"],
                 "whole_tokens": plan["tokens"],
                 "validation_tokens": plan["validation_tokens"],
+                "compile": plan.get("compile", False),
             }
         found += [{**plan, **line} for line in lines]
     return found
@@ -159,6 +160,8 @@ def command(name: str, lines: Sequence[Line]) -> str:
     ):
         if key in first:
             words += [option, str(first[key])]
+    if first.get("compile"):
+        words.append("--compile")
     budgets = sorted({line["budget"] for line in lines}, key=lambda text: (Budget.parse(text).kind == "time", text))
     words += ["--arms", name, "--seeds", str(1 + max(line["seed"] for line in lines)), "--budgets", ",".join(budgets)]
     return shlex.join(words)

@@ -47,6 +47,7 @@ def nocap_baseline(scale: Scale) -> LanguageConfig:
         micro_tokens=scale.micro_tokens,
         validation_tokens=scale.validation_tokens,
         optimizer=AdamW(learning_rate=scale.learning_rate),
+        precision=scale.precision,
     )  # fmt: skip
 
 
