@@ -68,6 +68,9 @@ def test_a_bench_reports_what_is_there(octavo, tmp_path):
     assert "nocap_baseline" in shown and "muon" in shown and "seeds" in shown
     told = json.loads(octavo("bench", "gpt", "--data", text, "-o", tmp_path / "b", "--report-only", "--json").stdout)
     assert [row["arm"] for row in told["budgets"]["tokens"]] and (tmp_path / "b" / "report.md").exists()
+    fast = json.loads(octavo("bench", "gpt", *options, "--speeds", "--json").stdout)
+    assert [row["arm"] for row in fast] == ["nocap_baseline", "muon"] and all(row["tflops"] > 0 for row in fast)
+    assert "--report-only" in octavo("bench", "gpt", *options, "--speeds", "--report-only", code=2).output
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,8 +11,10 @@ import typer
 
 from octavo.cli._app import JsonOption
 from octavo.cli.study_nas import StorageOption
+from octavo.errors import SettingError
 
 if TYPE_CHECKING:
+    from octavo.systems.language.bench_speed import ArmSpeed
     from octavo.systems.polynomials.speed import Speed
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -109,6 +112,9 @@ def gpt(
     ] = None,
     storage: StorageOption = None,
     report_only: Annotated[bool, typer.Option("--report-only", help="Report what is there; run nothing.")] = False,
+    speeds: Annotated[
+        bool, typer.Option("--speeds", help="Measure tokens/s of the arms, some updates of each, and stop.")
+    ] = False,
     json: JsonOption = False,
 ) -> None:
     """Find out what a technique is worth: arms trained side by side, exact losses, verdicts with their statistics.
@@ -116,6 +122,9 @@ def gpt(
     All arms of a seed run before the next seed, on the same tokens in the same order, the baseline among them. Every
     run appends a line to FOLDER/results.jsonl when it ends; stopped, the same command goes on, and more arms, seeds or
     budgets add to what is there. A verdict needs three seeds a side; below 3 standard errors it is "even".
+
+    --speeds asks only how fast: a table of tokens a second, TFLOP/s, memory of a GPU and the seconds of the first
+    updates, which compile; nothing is trained to an end.
 
     At the budget "tokens" arms see the same tokens; at "time" each gets the tokens that it trains on in the seconds of
     the baseline, with its schedule stretched to them. Speeds are measured first, all arms in turns: keep the machine
@@ -132,6 +141,7 @@ def gpt(
       octavo bench gpt --data fineweb.jsonl --arms nocap_baseline@learning_rate=0.008,nocap_baseline@batch=16 --seeds 1
       octavo bench gpt --data fineweb.jsonl --scale mini --compile --budgets tokens,0.33time      (a GPU)
       octavo bench gpt --data fineweb.jsonl --grid muon,modern_block,cocont,gqa --sampler tpe --trials 8 --seeds 1
+      octavo bench gpt --data fineweb10B/ --scale true --compile --speeds --arms modern,modern@micro_tokens=65536
       octavo bench gpt --data fineweb.jsonl --report-only
     """
     from octavo.display.console import console, print_json, print_table, table
@@ -145,6 +155,13 @@ def gpt(
         )  # fmt: skip
 
     tell = console(stderr=True).print
+    if speeds:
+        if grid is not None or report_only:
+            raise SettingError(
+                f"--speeds and {'--grid' if grid is not None else '--report-only'} are given; accepted is one"
+            )
+        _show_speeds(language_bench.run_speeds(plan(tuple(bench_arms.arms(arms))), data, out, tell=tell), json=json)
+        return
     if grid is not None and not report_only:
         from octavo.systems.language.arm_grid import search_arms
 
@@ -172,6 +189,28 @@ def gpt(
     for text, state in report.facts():
         stdout.print(f"{text}: {state}")
     stdout.print(f"written: {', '.join(map(str, written))}")
+
+
+def _show_speeds(found: dict[str, tuple[ArmSpeed, int]], *, json: bool) -> None:
+    """Print how fast arms train."""
+    from octavo.display.console import console, print_json, print_table, table
+
+    rows = [
+        {**asdict(speed), "arm": name, "flops_per_token": flops, "tflops": 1e-12 * speed.tokens_per_s * flops}
+        for name, (speed, flops) in found.items()
+    ]
+    if json:
+        print_json(rows)
+        return
+    shown = table("arm", ">tokens/s", ">of the first", ">TFLOP/s", ">peak MiB", ">first updates")
+    for row in rows:
+        peak = "" if row["peak_mib"] is None else f"{row['peak_mib']:,.0f}"
+        ratio = row["tokens_per_s"] / rows[0]["tokens_per_s"]
+        shown.add_row(
+            row["arm"], f"{row['tokens_per_s']:,.0f}", f"{ratio:.2f}", f"{row['tflops']:.3g}", peak,
+            f"{row['first_s']:.1f} s",
+        )  # fmt: skip
+    print_table(console(), shown)
 
 
 @app.command("attention")
@@ -218,7 +257,6 @@ def attention(
       octavo bench attention --phases decode --kinds mha,gqa,mla_absorbed --runs 9
       octavo bench attention --device cuda --dtype bfloat16 --batch 8
     """
-    from dataclasses import asdict
     from functools import partial
 
     from octavo.cli._study import numbers, resumable, show, words
@@ -266,7 +304,6 @@ def experts(
       octavo bench experts moe/model --data books/ --data reviews.jsonl
     """
     from octavo.display.console import console, print_json, print_table, table
-    from octavo.errors import SettingError
     from octavo.systems.language import expert_use as use
     from octavo.systems.language.model_folder import load_language_model
 

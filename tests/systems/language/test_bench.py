@@ -11,7 +11,7 @@ from octavo.systems.language.bench_arms import Budget, arm, arms
 from octavo.systems.language.bench_report import BenchReport
 from octavo.systems.language.bench_speed import measure_speeds
 from octavo.systems.language.bench_verdict import compare, reaches
-from octavo.systems.language.language_bench import BenchPlan, read_lines, run_bench
+from octavo.systems.language.language_bench import BenchPlan, flops_per_token, read_lines, run_bench, run_speeds
 from octavo.systems.language.language_presets import BASE, PRESETS
 from octavo.systems.language.language_run import validation_record
 from systems.language.language_worker import TINY, text_file, tokens
@@ -135,7 +135,30 @@ def test_speeds_are_measured_in_turns(tmp_path):
     data, scale = tokens(tmp_path)
     configs = {name: PRESETS[name].make(scale) for name in (BASE, "length_curriculum")}
     found = measure_speeds(configs, data, "cpu", rounds=2)
-    assert found.keys() == configs.keys() and all(speed > 0 for speed in found.values())
+    assert found.keys() == configs.keys() and all(one.tokens_per_s > 0 and one.first_s > 0 for one in found.values())
+
+
+def test_speeds_alone_are_what_budgets_of_time_go_by(tmp_path):
+    """Without a run; and an arm whose speed is known needs no run of the baseline in its folder."""
+    text = text_file(tmp_path)
+    found = run_speeds(plan("muon", tokens=1280), text, tmp_path / "b")
+    known = json.loads((tmp_path / "b" / language_bench.SPEEDS).read_text())
+    assert known == {name: speed.tokens_per_s for name, (speed, _) in found.items()} and not read_lines(tmp_path / "b")
+    assert all(flops == found[BASE][1] > 0 for _, flops in found.values())
+    known["muon"] = known[BASE] / 2
+    (tmp_path / "b" / language_bench.SPEEDS).write_text(json.dumps(known))
+    (line,) = run_bench(plan(arms=("muon",), budgets=("time",), tokens=1280), text, tmp_path / "b")
+    assert line["tokens"] == 640
+
+
+def test_tables_that_are_only_looked_up_cost_no_products():
+    scale = TINY.__class__(**{**TINY.__dict__, "end_of_text": 0})
+    flops = {name: flops_per_token(PRESETS[name].make(scale)) for name in (BASE, "modern", "modern_skips")}
+    config = PRESETS[BASE].make(scale)
+    width, layers = scale.width, scale.layers
+    multiplied = scale.vocabulary * width + layers * 12 * width * width
+    assert flops[BASE] == 6 * multiplied + 12 * layers * width * config.context
+    assert flops["modern"] < flops["modern_skips"] < 1.1 * flops["modern"]
 
 
 def test_every_arm_is_built_before_the_first_is_trained(tmp_path):

@@ -22,7 +22,7 @@ from octavo.cuda.machine import computer
 from octavo.errors import DataError, NonFiniteError, SettingError
 from octavo.models.gpt import GPT
 from octavo.systems.language.bench_arms import Budget, arm
-from octavo.systems.language.bench_speed import measure_speeds
+from octavo.systems.language.bench_speed import ArmSpeed, measure_speeds
 from octavo.systems.language.language_config import LanguageConfig
 from octavo.systems.language.language_presets import BASE
 from octavo.systems.language.language_run import (
@@ -100,15 +100,12 @@ def run_bench(plan: BenchPlan, data: Path, folder: Path, *, tell: Tell = lambda 
     tokens; errors of :meth:`BenchPlan.check`; LockedError; OSErrors.
     """
     plan.check()
-    scale = plan.sizes()
     with locks.hold(folder):
-        tokens = prepare(data, folder / "data", vocabulary=scale.vocabulary, validation_tokens=scale.validation_tokens)
-        scale = replace(scale, vocabulary=tokens.vocabulary, end_of_text=tokens.end)
-        _bind(folder, plan, scale, tokens)
+        scale, tokens = _bound(plan, data, folder)
         configs = {name: plan.config(name, scale) for name in plan.arms}
         speeds = {}
         if any(Budget.parse(text).kind == "time" for text in plan.budgets):
-            speeds = _speeds(folder, configs, tokens, plan.device, tell)
+            speeds = _speeds(folder, {BASE: plan.config(BASE, scale), **configs}, tokens, plan.device, tell)
         lines = read_lines(folder)
         told = {"data": data.name, "scale": plan.scale, "whole_tokens": scale.tokens}
         told |= {"validation_tokens": scale.validation_tokens, "compile": plan.compile}
@@ -124,6 +121,34 @@ def run_bench(plan: BenchPlan, data: Path, folder: Path, *, tell: Tell = lambda 
                 file.write(json.dumps(line, allow_nan=False) + "\n")
             lines.append(line)
     return lines
+
+
+def run_speeds(
+    plan: BenchPlan, data: Path, folder: Path, *, tell: Tell = lambda text: None
+) -> dict[str, tuple[ArmSpeed, int]]:
+    """Measure how fast the arms of a plan train, without training them: speed and FLOPs a token of each.
+
+    The measured speeds take the place of those in ``folder``'s ``speeds.json``, by which budgets of time go. Raises as
+    :func:`run_bench`.
+    """
+    plan.check()
+    with locks.hold(folder):
+        scale, tokens = _bound(plan, data, folder)
+        configs = {name: plan.config(name, scale) for name in plan.arms}
+        tell(f"measuring the speed of {len(configs)} arms")
+        found = measure_speeds(configs, tokens, plan.device)
+        written = json.dumps({name: speed.tokens_per_s for name, speed in found.items()}, indent=1)
+        files.write(folder / SPEEDS, written + "\n")
+    return {name: (speed, flops_per_token(configs[name])) for name, speed in found.items()}
+
+
+def _bound(plan: BenchPlan, data: Path, folder: Path) -> tuple[Scale, TokenData]:
+    """Return the sizes of a plan and the tokens of its data, and bind the folder to them."""
+    scale = plan.sizes()
+    tokens = prepare(data, folder / "data", vocabulary=scale.vocabulary, validation_tokens=scale.validation_tokens)
+    scale = replace(scale, vocabulary=tokens.vocabulary, end_of_text=tokens.end)
+    _bind(folder, plan, scale, tokens)
+    return scale, tokens
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:
@@ -168,7 +193,8 @@ def _speeds(
     if missing:
         tell(f"measuring the speed of {len(missing)} arms")
         # Beside the baseline of the same moment, so that a slower machine later changes no ratio.
-        measured = measure_speeds({BASE: configs[BASE], **missing}, tokens, device)
+        found = measure_speeds({BASE: configs[BASE], **missing}, tokens, device)
+        measured = {name: speed.tokens_per_s for name, speed in found.items()}
         factor = known.get(BASE, measured[BASE]) / measured[BASE]
         known |= {name: speed * factor for name, speed in measured.items() if name in missing}
         files.write(path, json.dumps(known, indent=1) + "\n")
