@@ -212,6 +212,8 @@ def test_calibration_batches_of_a_function_are_its_third_value(octavo, made, tmp
     text = octavo("graph", f"{made}:calibrated", *given, tmp_path / "static").stdout
     assert "int8@minmax" in text or "PackedLinear" in text
     assert (tmp_path / "static" / WEIGHTS).exists()
+    assert "give --force" in octavo("graph", f"{made}:calibrated", *given, tmp_path / "static", code=2).output
+    octavo("graph", f"{made}:calibrated", *given, tmp_path / "static", "--force")
     assert "third value" in octavo("graph", f"{made}:make", *given, tmp_path / "no", code=2).output
     told = octavo("graph", f"{made}:make", *given, tmp_path / "no", "--data", tmp_path / "texts.txt", code=2).output
     assert "tokenizer" in told and not (tmp_path / "no").exists()

@@ -9,6 +9,7 @@ from octavo import ContainerError, DTypeError, ModelError
 from octavo.prune import compact_model, groups
 from octavo.prune.sizes import KEY, shrink, sizes_of
 from prune.prune_zoo import MODELS, batch, made, result
+from torch import nn
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # of the largest output: sums in another order
 TRANSFORMERS = ["bert", "gpt2", "llama", "qwen", "vit", "t5"]
@@ -265,3 +266,26 @@ def test_layers_with_formats_and_what_is_no_model_are_refused():
 def test_sizes_of_a_file_that_no_model_has_are_refused(sizes, told):
     with pytest.raises(ContainerError, match=f"config.json: {KEY}: .*{told}|config.json: {KEY} is .*{told}"):
         shrink(made("classifier", 1), copy.deepcopy(sizes), "config.json")
+
+
+class Sized(nn.Module):
+    """A model whose output depends on the number of its neurons."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(16, 32), nn.Linear(32, 5)
+
+    def forward(self, x):
+        return self.last(torch.relu(self.first(x))) * (1.0 if self.first.out_features == 32 else 2.0)
+
+
+def test_a_model_that_cannot_be_compacted_in_place_stays_as_it_was():
+    torch.manual_seed(0)
+    x = torch.randn(3, 16)
+    model = octavo.prune_model(Sized(), 0.5, granularity="neuron", inputs=x, progress=False)
+    before, wanted = {name: tensor.clone() for name, tensor in model.state_dict().items()}, model(x)
+    with pytest.raises(ModelError, match="fold its masks instead"):
+        octavo.prune.compact_model(model, x, inplace=True)
+    assert before.keys() == model.state_dict().keys()
+    assert all(torch.equal(model.state_dict()[name], was) for name, was in before.items())
+    assert torch.equal(octavo.prune.fold_model(model)(x), wanted)

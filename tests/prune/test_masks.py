@@ -282,3 +282,38 @@ def test_data_parallel_training_keeps_masks():
         assert_masked(model, pruned)
     finally:
         dist.destroy_process_group()
+
+
+class Tied(nn.Module):
+    """The masked head reads its weight after the embedding has."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.head = nn.Embedding(20, 8), nn.Linear(8, 20, bias=False)
+        self.head.weight = self.rows.weight
+
+    def forward(self, ids):
+        return self.head(self.rows(ids))
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_no_reader_of_a_tied_weight_sees_what_an_optimizer_wrote(tmp_path, copied):
+    torch.manual_seed(0)
+    model, ids = octavo.prune_model(Tied(), 0.5, targets="head", progress=False), torch.randint(20, (4, 5))
+    if copied:
+        model = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    optimizer.state[model.head.weight] = {
+        "step": torch.tensor(1.0),
+        "exp_avg": torch.ones(20, 8),
+        "exp_avg_sq": torch.ones(20, 8),
+    }
+    for _ in range(3):
+        model(ids).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    with torch.no_grad():
+        first = model(ids)
+        assert torch.equal(first, model(ids))
+    folded = octavo.prune.fold_model(model)
+    assert not folded._forward_pre_hooks and torch.equal(folded(ids), first)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from octavo.errors import ModelError
 from octavo.nn.masks import packed_bits, unpacked_bits
 from octavo.prune import fold_model, prune_model, report
 from octavo.prune.ranking import Ranked, lowest, prune_local, prune_n_of_m, prune_together
@@ -357,3 +358,22 @@ def test_the_report_is_exact_data():
     assert told["pruned"] == sum(tensor["pruned"] for tensor in told["tensors"]) == found.pruned
     assert told["sparsity"] == found.pruned / found.elements and "1.weight" in str(found)
     assert "speed" not in str(found) and found.mask_bytes == sum(-(-one.elements // 8) for one in found.tensors)
+
+
+def test_n_of_m_takes_its_own_share_and_layers_without_elements():
+    model = nn.Linear(12, 4)
+    assert octavo.prune_model(model, 2 / 3, granularity="1:3", progress=False).masks.keep(model, "weight").shape == (
+        4,
+        12,
+    )
+    empty = nn.Sequential(nn.Linear(0, 4), nn.Linear(4, 0))
+    assert octavo.prune.report(octavo.prune_model(empty, granularity="2:4", progress=False)) is not None
+
+
+def test_taylor_refuses_a_loss_without_a_gradient():
+    model = nn.Sequential(nn.Linear(4, 3))
+    with pytest.raises(ModelError, match="taylor: the loss has no gradient"):
+        octavo.prune_model(
+            model, 0.5, criterion="taylor", calibration=[torch.randn(2, 4)], loss=lambda model, batch: torch.zeros(()),
+            progress=False,
+        )  # fmt: skip

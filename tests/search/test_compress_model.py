@@ -1,5 +1,6 @@
 """Laws of octavo.compress_model: budgets are kept, and what must not matter changes nothing."""
 
+import functools
 import json
 import linecache
 import os
@@ -11,7 +12,7 @@ import time
 import octavo
 import pytest
 import torch
-from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, TaskError
+from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, NonFiniteError, TaskError
 from octavo.report.compression_report import read_report
 from octavo.search import compression_trials
 from octavo.search.compression_job import stored_bytes
@@ -299,3 +300,132 @@ def test_embeddings_have_the_formats_that_a_solver_is_given_without_it():
     found = octavo.compress_model(model, 5.3, data=texts, formats=("int3:g32@gptq", "mxint8"), progress=False)
     formats = chosen(found)
     assert str(formats["0"]) == "int3:g32" and found.report["verdict"]["reached"] <= 5.3
+
+
+# --- models that are not as simple --------------------------------------------------------------------------------------
+
+
+def some_data(count=4, width=16):
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(8, width, generator=generator) for _ in range(count)]
+
+
+def quality(model):
+    return 1.0
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_a_model_in_training_mode_stays_as_it_was(fast):
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Linear(32, 5)).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    octavo.compress_model(model, 16, data=some_data(), fast=fast, progress=False)
+    assert model.training and all(torch.equal(model.state_dict()[name], was) for name, was in before.items())
+
+
+class Spare(nn.Module):
+    """A layer that is never called, and one whose weight is read past it."""
+
+    def __init__(self):
+        super().__init__()
+        self.spare, self.read, self.used = (nn.Linear(16, 16) for _ in range(3))
+
+    def forward(self, x):
+        return self.used(nn.functional.linear(x, self.read.weight))
+
+
+def test_layers_that_no_pass_calls_get_no_solver_that_needs_inputs():
+    done = octavo.compress_model(Spare().eval(), 8, data=some_data(), progress=False)
+    assert done.report["verdict"]["met"]
+
+
+class Activated(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.function = nn.Linear(16, 32), nn.Linear(32, 5), function
+
+    def forward(self, x):
+        return self.last(self.function(self.first(x)))
+
+
+def test_a_journal_knows_the_code_of_a_model_and_of_a_function(tmp_path):
+    def left(function, evaluate=None):
+        model = Activated(function).eval()
+        made = octavo.compress_model(
+            model, 8, data=some_data(), evaluate=evaluate, progress=False, journal=tmp_path / "j"
+        )
+        return made.report["metrics"][0]["after"]["value"]
+
+    alone = octavo.compress_model(Activated(torch.sin).eval(), 8, data=some_data(), progress=False)
+    assert left(torch.relu) != left(torch.sin) == alone.report["metrics"][0]["after"]["value"]
+    assert left(torch.relu, functools.partial(_told, value=1.0)) == 1.0
+    assert left(torch.relu, functools.partial(_told, value=0.25)) == 0.25
+    assert [left(torch.relu, lambda model, at=at: at) for at in (0.5, 0.75)] == [0.5, 0.75]
+
+
+def _told(model, value):
+    return value
+
+
+@pytest.mark.parametrize("where", ["data", "weight"])
+def test_what_is_not_finite_is_named(where):
+    data, model = some_data(), Activated(torch.relu).eval()
+    if where == "data":
+        data[3][0, 0] = float("nan")
+    else:
+        with torch.no_grad():
+            model.first.weight[0, 0] = float("inf")
+    with pytest.raises(NonFiniteError, match=f"batch {3 if where == 'data' else 0}: the float model's output"):
+        octavo.compress_model(model, 8, data=data, evaluate=quality, progress=False)
+
+
+@pytest.mark.parametrize("exclude", ["first", "**"])
+def test_a_goal_that_excluded_layers_do_not_reach_is_refused_before_work(exclude):
+    done = []
+    with pytest.raises(ConfigError, match="no format fits 8 bits"):
+        octavo.compress_model(
+            Activated(torch.relu).eval(),
+            8,
+            data=some_data(),
+            exclude=[exclude],
+            progress=lambda *told: done.append(told),
+        )
+    assert not done
+
+
+def test_a_report_says_that_the_only_batch_calibrates_and_measures():
+    done = octavo.compress_model(Activated(torch.relu).eval(), 8, data=some_data(1), progress=False)
+    assert "the batch that calibrates" in {part["split"]: part["source"] for part in done.report["data"]}["validation"]
+
+
+def test_goals_of_zero_are_told_by_name():
+    with pytest.raises(ConfigError, match="latency is 0 s"):
+        octavo.compress_model(Activated(torch.relu), latency=0, data=some_data(), progress=False)
+    with pytest.raises(ConfigError, match="max_loss is -1; accepted are numbers of at least 0"):
+        octavo.compress_model(Activated(torch.relu), max_loss=-1, data=some_data(), progress=False)
+
+
+class Scaled(nn.Embedding):
+    def forward(self, ids):
+        return super().forward(ids) * 2
+
+
+class TiedToScaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows, self.other, self.head = Scaled(100, 32), nn.Linear(32, 32), nn.Linear(32, 100, bias=False)
+        self.head.weight = self.rows.weight
+
+    def forward(self, ids):
+        return self.head(self.other(self.rows(ids)))
+
+
+def test_a_weight_that_another_holder_keeps_is_priced_as_it_is_packed():
+    """Of a table that a class of its own reads a packed head would be a copy."""
+    torch.manual_seed(0)
+    model, ids = TiedToScaled().eval(), torch.randint(100, (2, 8))
+    found = octavo.search.measure_sensitivity(model, [ids], ["int4:g32"], progress=False)
+    assert found.kept == ("head",) and any("head.weight stays as it is" in note for note in found.notes)
+    wanted = octavo.graph.capture(model, ids).costs("int4:g32").weight_bytes
+    packed = octavo.pack_model(octavo.quantize_model(model, "int4:g32", progress=False))
+    assert wanted == octavo.graph.capture(packed, ids).costs().weight_bytes == stored_bytes(packed)

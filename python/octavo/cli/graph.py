@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo import files
-from octavo.cli._app import JsonOption, read_recipe
+from octavo.cli._app import ForceOption, JsonOption, read_recipe
 
 if TYPE_CHECKING:
     from octavo.graph import Costs, Graph, Pipeline, PipelineResult
@@ -51,6 +51,7 @@ def run(
         Path | None, typer.Option(metavar="FILE", help="Write a page that folds and shows costs by colour.")
     ] = None,
     dot: Annotated[bool, typer.Option("--dot", help="Print the graph for Graphviz.")] = False,
+    force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Show a model whole: its modules or operators, repeated layers once, and what they cost.
@@ -87,6 +88,9 @@ def run(
             raise ModelError("--data calibrates passes of --pipeline; give the file of a pipeline")
     if html is not None and (dot or diff is not None):
         raise ModelError(f"--html shows the model alone; leave {'--dot' if dot else '--diff'} out")
+    if out is not None and out.exists() and not force:
+        raise FileExistsError(f"{out}: exists; give --force to replace what is there, or another folder")
+    given = _sizes(size or ())
     rules = None if recipe is None else read_recipe(recipe)
     passes = None if pipeline is None else Pipeline.of(pipeline)
     if passes is None:
@@ -118,7 +122,7 @@ def run(
     costs = graph.costs(rules)
     sizes = {name: count for name, count in (("batch", 1), ("sequence", 128)) if name in costs.sizes}
     sizes.update({name: count for name, count in (("batch", batch), ("sequence", sequence)) if count is not None})
-    sizes.update(_sizes(size or ()))
+    sizes.update(given)
     if html is not None:
         with files.whole(html, "w") as file:
             file.write(to_html(graph, rules, **sizes))

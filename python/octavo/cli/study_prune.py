@@ -79,7 +79,7 @@ def prune(
     if model not in KINDS:
         raise SettingError(f"no pruning of {model!r}; accepted are {', '.join(KINDS)}")
     study = Prune(
-        _shares(sparsities or ("0.5" if quick else "0.1,0.3,0.5,0.7,0.9")),
+        _shares(("0.5" if quick else "0.1,0.3,0.5,0.7,0.9") if sparsities is None else sparsities),
         tuple(words(criteria)),
         tuple(words(scopes or ("local" if quick else "local,global"))),
         tuple(words(granularities)),
@@ -103,4 +103,6 @@ def _shares(text: str) -> tuple[float, ...]:
             found.append(float(word))
         except ValueError:
             raise SettingError(f"--sparsities: {word!r} is no share; accepted are numbers such as 0.5") from None
+    if not found:
+        raise SettingError(f"--sparsities: {text!r} holds no share; accepted are numbers such as 0.5")
     return tuple(found)

@@ -17,7 +17,7 @@ from octavo.nn import PackedLayer, Quantizer
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.former_names import current_name
 from octavo.nn.int32_bias import Int32Bias
-from octavo.nn.masks import ATTRIBUTE, masks_of
+from octavo.nn.masks import ATTRIBUTE, masks_of, watch_tied
 from octavo.nn.registry import format_layers, kind_of, packed_classes, simulated_classes
 from octavo.nn.stored_scales import format_text
 from octavo.recipe.rule import read_spec
@@ -153,6 +153,7 @@ def attach_masks(model: nn.Module, names: Iterable[str]) -> None:
             )
         except (AttributeError, ModelError) as error:
             raise ContainerError(f"{name}: pruned in the file, and no parameter to mask here: {error}") from None
+    watch_tied(model)
 
 
 def fits(stored: torch.dtype, wanted: torch.dtype) -> bool:

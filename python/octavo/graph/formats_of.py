@@ -95,11 +95,16 @@ def formats_of(graph: GraphContent, recipe: Recipe | None) -> Formats:
                 names.setdefault(id(site.tensor), held[0])
     weights: dict[str, str | None] = {}
     packed: dict[str, int] = {}
+    # A tensor of which one holder is packed and another is not is there twice in the packed model.
+    stay = {id(one.site.tensor) for one in decisions if one.site.tensor is not None and one.format is None}
     for decision in decisions:
         site = decision.site
         if decision.rule is None or site.tensor is None or id(site.tensor) not in names:
             continue
         name = names[id(site.tensor)]
+        if decision.format is None and weights.get(name) is not None:
+            continue
         weights[name] = None if decision.format is None else str(decision.format)
-        packed[name] = site.nbytes(decision.format)
+        beside = decision.format is not None and id(site.tensor) in stay
+        packed[name] = site.nbytes(decision.format) + (site.nbytes(None) if beside else 0)
     return Formats(graph.tensors, modules, roles, weights, packed)

@@ -9,6 +9,7 @@ a forward pass or a state dict a changed weight is masked again.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -213,6 +214,32 @@ def masks_of(layer: nn.Module, what: str) -> Masks:
     made = Masks()
     made.attach(layer)
     return made
+
+
+def _before_model(model: nn.Module, arguments: Any) -> None:
+    if not torch.compiler.is_compiling():
+        for _, layer, own in masked_layers(model):
+            own.enforce(layer, unless_settled=True)
+
+
+def watch_tied(model: nn.Module) -> None:
+    """Let a model write its zeros before a forward pass begins, where another layer reads a masked parameter, too.
+
+    The masks' own hook comes before the layer that holds them, and so may come after the other has read.
+    """
+    holders: Counter[int] = Counter()
+    for module in model.modules():
+        holders.update({id(parameter) for parameter in module._parameters.values() if parameter is not None})
+    masked = [layer._parameters.get(name) for _, layer, own in masked_layers(model) for name in own.names()]
+    unwatch(model)
+    if any(holders[id(parameter)] > 1 for parameter in masked):
+        model.register_forward_pre_hook(_before_model)
+
+
+def unwatch(model: nn.Module) -> None:
+    """Take back :func:`watch_tied`."""
+    for key in [key for key, hook in model._forward_pre_hooks.items() if hook is _before_model]:
+        del model._forward_pre_hooks[key]
 
 
 def enforce_masks(model: nn.Module) -> None:

@@ -36,10 +36,13 @@ DECODE = "decode + torch"  # the kernel of layers that have none
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def is_strict() -> bool:
     """Whether a product without a kernel is an error here. Compiled code keeps the answer of its compilation."""
     return settings.is_strict()
+
+
+# What torch.compiler.assume_constant_result does, which loads the compiler: not every release traces a ContextVar.
+is_strict._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class PackedLayer(WeightBuffers):

@@ -64,6 +64,8 @@ def compact_model(model: nn.Module, inputs: Any = None, *, inplace: bool = False
     if not isinstance(model, nn.Module):
         raise DTypeError(f"compact_model takes a torch.nn.Module, got {type(model).__name__}")
     _refuse_layers(model)
+    if inplace:
+        compact_model(model, inputs)  # what refuses does so before the model is changed
     other = copy.deepcopy(model)
     dense, compact = (other, model) if inplace else (model, other)
     if next(masked_layers(compact), None) is not None:

@@ -7,7 +7,7 @@ import copy
 from torch import nn
 
 from octavo.errors import DTypeError, ModelError
-from octavo.nn.masks import masked_layers
+from octavo.nn.masks import masked_layers, unwatch
 
 
 def fold_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
@@ -25,4 +25,5 @@ def fold_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
         model = copy.deepcopy(model)
     for _, layer, own in list(masked_layers(model)):
         own.detach(layer)
+    unwatch(model)
     return model

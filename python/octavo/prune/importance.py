@@ -139,7 +139,13 @@ def taylor_scores(
     stage = show.stage("weighing gradients", len(batches))
     with undisturbed(model), torch.enable_grad(), _requiring_gradients(weights), stage as advance:
         for batch in batches:
-            found = torch.autograd.grad(_loss_of(model, batch, loss), weights, allow_unused=True)
+            value = _loss_of(model, batch, loss)
+            if not value.requires_grad:
+                raise ModelError(
+                    "taylor: the loss has no gradient; it is to be made from the model's output, outside of "
+                    "torch.inference_mode"
+                )
+            found = torch.autograd.grad(value, weights, allow_unused=True)
             if all(gradient is None for gradient in found):
                 raise ModelError("taylor: the loss depends on none of the weights to prune")
             products = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, ModelError
-from octavo.nn.masks import ATTRIBUTE, Masks, masks_of, require_zero
+from octavo.nn.masks import ATTRIBUTE, Masks, masks_of, require_zero, watch_tied
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.prune.granularity import Granularity, MatrixUnits, Units
@@ -100,6 +101,7 @@ def prune_model(
         pruning.prune(model, units, Stages(progress))
     else:
         pruning.begin(model, units)
+    watch_tied(model)
     vars(model)[_NOTE] = pruning
     return model
 
@@ -296,10 +298,12 @@ def _sparsity(sparsity: Sparsity | None, granularity: str) -> Sparsity:
     share = 1 - kind.sizes[0] / kind.sizes[1]
     if sparsity is None:
         return share
-    shares = sparsity.values() if isinstance(sparsity, Mapping) else [sparsity]
-    if other := [value for value in shares if value not in (0, share)]:
-        raise ModelError(f"sparsity is {other[0]!r}, and {granularity} prunes {share:g}; leave sparsity out")
-    return sparsity
+    for value in sparsity.values() if isinstance(sparsity, Mapping) else [sparsity]:
+        if value != 0 and not math.isclose(value, share):
+            raise ModelError(f"sparsity is {value!r}, and {granularity} prunes {share:g}; leave sparsity out")
+    if isinstance(sparsity, Mapping):
+        return {selector: share if value else value for selector, value in sparsity.items()}
+    return share if sparsity else sparsity
 
 
 def _check_format(model: nn.Module, place: tuple[str, str]) -> None:

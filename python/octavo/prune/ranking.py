@@ -102,6 +102,8 @@ def prune_n_of_m(ranked: Ranked, columns: int, keep: int, group: int) -> Tensor:
 
     Of a short last group of r, ``ceil(r keep / group)`` are kept. Raises ModelError where more are gone already.
     """
+    if not ranked.scores.numel():
+        return ranked.gone.clone()
     scores = ranked.scores.masked_fill(ranked.gone, -torch.inf).view(-1, columns)
     short = columns % group
     padded = functional.pad(scores, (0, (group - short) % group), value=torch.inf).view(len(scores), -1, group)

@@ -18,6 +18,7 @@ from octavo.display.progress import Report
 from octavo.errors import CalibrationError, ConfigError, DTypeError
 from octavo.folder.save_load import fill_folder
 from octavo.folder.weight_files import PACKED_NAME
+from octavo.quant.calibration import undisturbed
 from octavo.recipe import Recipe
 from octavo.report.compression_report import write_report
 from octavo.search.compression_facts import report_of
@@ -34,7 +35,7 @@ from octavo.search.compression_job import (
 )
 from octavo.search.compression_trials import Found
 from octavo.search.forked_workers import check_workers
-from octavo.search.function_identity import function_identity
+from octavo.search.function_identity import function_identity, model_identity
 from octavo.search.journal import Journal
 from octavo.search.peers import Peer
 from octavo.search.short_training import BatchTask, Loss, Training, distillation, rate_of, short_config
@@ -152,7 +153,8 @@ def job_of(
     """Return the job of :func:`compress_model`'s arguments. Raises CalibrationError for data that holds nothing."""
     batches, held = _cut(list(Batches(data, samples, tokenizer=tokenizer)), evaluate is None)
     quality = _as_quality(evaluate) if evaluate is not None else _agreeing(model, Batches(held))
-    call_numbered(model, batches[0], 0)
+    with undisturbed(model):
+        call_numbered(model, batches[0], 0)
     known, has_source = ("agreement", True) if evaluate is None else function_identity(evaluate)
     return Job(
         name=name or type(model).__name__,
@@ -249,8 +251,8 @@ def write_evidence(folder: Path, recipe: Recipe, report: dict[str, Any]) -> None
 
 
 def model_digest(model: nn.Module) -> str:
-    """Return the SHA-256 of a model's tensors and their names, whatever their order."""
-    found = sha256()
+    """Return the SHA-256 of a model's code, and of its tensors and their names, whatever their order."""
+    found = sha256(model_identity(model).encode())
     for name, tensor in sorted(model.state_dict().items()):
         if isinstance(tensor, torch.Tensor):
             found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -315,6 +317,8 @@ def _is_on_cuda(model: nn.Module) -> bool:
 
 def _facts(batches: list[Any], held: list[Any], labelled: bool, tested: bool) -> list[DataFacts]:
     facts = [DataFacts("calibration", f"{len(batches)} batches that were given")]
+    if held and held[0] is batches[0]:
+        return [*facts, DataFacts("validation", "the batch that calibrates: one was given; give two or more")]
     facts.append(
         DataFacts("validation", "the function evaluate")
         if labelled

@@ -22,6 +22,7 @@ from octavo.recipe import Recipe
 from octavo.recipe.rule import Rule
 from octavo.recipe.sites import Site, model_sites
 from octavo.recipe.spec import Spec
+from octavo.search.layer_groups import matching
 from octavo.search.short_training import Training
 from octavo.train.measurement import Measurement
 
@@ -127,7 +128,7 @@ class Goal:
 
     def __post_init__(self) -> None:
         """Check that there is one, and the values."""
-        if len(self._given) > 1 or not (self._given or self.latency):
+        if len(self._given) > 1 or not (self._given or self.latency is not None):
             told = " and ".join(self._given) or "none"
             raise ConfigError(f"a compression has one goal: bits, nbytes or max_loss; got {told}")
         if self.latency is not None and not 0 < self.latency < math.inf:
@@ -143,7 +144,8 @@ class Goal:
             or not math.isfinite(value)
             or (value <= 0 if name != "max_loss" else value < 0)
         ):
-            raise ConfigError(f"{name} is {value!r}; accepted are numbers above 0")
+            least = "of at least" if name == "max_loss" else "above"
+            raise ConfigError(f"{name} is {value!r}; accepted are numbers {least} 0")
 
     @property
     def name(self) -> str:
@@ -186,13 +188,20 @@ def stored_bytes(model: nn.Module) -> int:
     return sum(int(value.nbytes) for value in values.values())
 
 
-def least_bytes(model: nn.Module, formats: Sequence[str]) -> int:
-    """Return the bytes of a model whose every layer has the smallest of some formats, from shapes alone."""
+def least_bytes(model: nn.Module, formats: Sequence[str], exclude: Sequence[str] = ()) -> int:
+    """Return the bytes of a model whose every layer has the smallest of some formats, from shapes alone.
+
+    ``exclude``: selectors of layers that stay as they are. Raises ModelError for one that selects nothing.
+    """
     specs = [Rule(weight=text).gives[0][1] for text in formats]
     seen: set[int] = set()
     total = 0
-    for site in model_sites(model):
-        if site.tensor is None or id(site.tensor) in seen:
+    sites = model_sites(model)
+    layers = [site for site in sites if site.role == "weight" and site.problem is None and site.is_default]
+    stays = {path for text in exclude for path in matching(layers, text, "exclude")}
+    kept = {id(site.tensor) for site in sites if site.module in stays or site.problem is not None}
+    for site in sites:
+        if site.tensor is None or id(site.tensor) in seen or id(site.tensor) in kept:
             continue
         seen.add(id(site.tensor))
         total += _least(site, [spec for spec in specs if spec is not None])
@@ -211,7 +220,7 @@ def check_budget(job: Job, goal: Goal, formats: Sequence[str]) -> None:
             "bound; give bits, bytes or a loss"
         )
     parameters = sum(parameter.numel() for parameter in job.model.parameters())
-    least, most = least_bytes(job.model, formats) - job.saved, goal.most_bytes(parameters)
+    least, most = least_bytes(job.model, formats, job.exclude) - job.saved, goal.most_bytes(parameters)
     if least > most:
         raise ConfigError(
             f"no format fits {goal.limit:g} {goal.unit}: the smallest of {', '.join(formats)} takes "

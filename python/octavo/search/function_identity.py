@@ -1,22 +1,105 @@
-"""The identity of a function for a journal: its name and the hash of its source."""
+"""The identity of functions and models for a journal: their names, code and plain values."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from hashlib import sha256
+from types import CodeType, ModuleType
 from typing import Any
+
+from torch import nn
+
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+_LIBRARIES = ("torch", "transformers", "octavo")
+_DEEPEST = 6  # of lists in lists: one may hold itself
 
 
 def function_identity(function: Callable[..., Any]) -> tuple[str, bool]:
-    """Return the module, name and SHA-256 of the source of a function, and whether there was a source.
+    """Return the module, name and SHA-256 of a function's code, and whether there was a source.
 
-    Of an object that is called it is the source of its class. What the function calls or closes over is not part of it.
+    Part of it are plain values (numbers, texts, and lists of them) that it closes over, that are its defaults, that
+    functools.partial gives it, or that an object which is called holds. What it calls is not.
     """
+    if isinstance(function, functools.partial):
+        inner, has_source = function_identity(function.func)
+        return f"partial {inner} {_digest(_plain(function.args), _plain(function.keywords))}", has_source
+    bound = getattr(function, "__self__", None)
     named = function if hasattr(function, "__qualname__") else type(function)
     name = f"{named.__module__}.{named.__qualname__}"
+    holders = [held for held in (bound, function) if not isinstance(held, ModuleType | type)]
+    parts = [_plain(vars(held)) for held in holders if hasattr(held, "__dict__")]
+    plain = getattr(function, "__func__", function)
+    if isinstance(code := getattr(plain, "__code__", None), CodeType):
+        closed = [cell.cell_contents for cell in plain.__closure__ or () if _is_filled(cell)]
+        parts += [_of_code(code), _plain(plain.__defaults__), _plain(plain.__kwdefaults__), _plain(closed)]
     try:
-        source = inspect.getsource(named)
+        parts.append(inspect.getsource(named))
     except (OSError, TypeError):
-        return name, False
-    return f"{name} {sha256(source.encode()).hexdigest()}", True
+        return f"{name} {_digest(*parts)}", False
+    return f"{name} {_digest(*parts)}", True
+
+
+def model_identity(model: nn.Module) -> str:
+    """Return a SHA-256 of the code of a model: classes and their sources by path, and plain values of their objects.
+
+    Of classes of torch, transformers and octavo the name stands for the source. Tensors are not part of it.
+    """
+    sources: dict[type, str] = {}
+    found = []
+    for path, module in sorted(model.named_modules(remove_duplicate=False)):
+        kind = type(module)
+        if kind not in sources:
+            sources[kind] = f"{kind.__module__}.{kind.__qualname__} {_source(kind)}"
+        values = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "training"}
+        found.append(f"{path} {sources[kind]} {_plain(values)}")
+    return _digest(*found)
+
+
+def _source(kind: type) -> str:
+    if kind.__module__.partition(".")[0] in _LIBRARIES:
+        return ""
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):
+        forward: Any = kind.__dict__.get("forward")
+        return _of_code(forward.__code__) if hasattr(forward, "__code__") else ""
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _of_code(code: CodeType) -> str:
+    """Return what a code does, without the places of its lines."""
+    inner = [_of_code(value) if isinstance(value, CodeType) else repr(value) for value in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {inner}"
+
+
+def _plain(value: Any, deep: int = 0) -> str:
+    """Return plain values as text; functions by their code, other objects by their class."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, dict) and deep < _DEEPEST:
+        held = sorted((_plain(key, deep + 1), _plain(one, deep + 1)) for key, one in value.items())
+        return "{" + ",".join(f"{key}:{one}" for key, one in held) + "}"
+    if isinstance(value, list | tuple) and deep < _DEEPEST:
+        return "[" + ",".join(_plain(one, deep + 1) for one in value) + "]"
+    if callable(value) and not isinstance(value, nn.Module | type) and hasattr(value, "__qualname__"):
+        return _named(value)
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _named(function: Callable[..., Any]) -> str:
+    """Return a function's name and code, without what it holds: it may hold what holds it."""
+    code = getattr(function, "__code__", None)
+    return f"{function.__module__}.{function.__qualname__} {_of_code(code) if isinstance(code, CodeType) else ''}"
+
+
+def _digest(*parts: str) -> str:
+    return sha256("\0".join(parts).encode()).hexdigest()

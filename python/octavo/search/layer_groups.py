@@ -63,12 +63,17 @@ def find_groups(
     nothing and models without such layers.
     """
     _check_float(model)
-    sites = [site for site in model_sites(model) if _is_candidate(model, site)]
+    every = model_sites(model)
+    sites = [site for site in every if _is_candidate(model, site)]
     if not sites:
         raise ModelError(f"{type(model).__name__} has no linear layer, convolution or embedding to choose a format for")
     kept = {path for text in exclude for path in matching(sites, text, "exclude")}
-    tied_to_kept = {id(site.tensor) for site in sites if site.module in kept}
+    # What another holder keeps as it is would be there twice.
+    beyond = {id(site.tensor): site for site in every if site.problem is not None and site.tensor is not None}
+    tied_to_kept = {id(site.tensor) for site in sites if site.module in kept} | beyond.keys()
     free = [site for site in sites if id(site.tensor) not in tied_to_kept]
+    if not free:
+        raise ModelError(f"{type(model).__name__}: every layer stays as it is; there is none to choose a format for")
     reads, macs = _first_pass(model, batch, free)
     together = _Union(site.module for site in free)
     _join(together, free, lambda site: id(site.tensor))
@@ -85,13 +90,18 @@ def find_groups(
     values, _ = stored_state(model)
     total = sum(value.nbytes for value in values.values() if isinstance(value, Tensor))
     still = sorted(path for path in together if path not in macs)
-    notes = (f"layers that no forward pass calls: {', '.join(still[:_MOST_NAMES])}",) if still else ()
+    notes = [f"layers that no forward pass calls: {', '.join(still[:_MOST_NAMES])}"] if still else []
+    notes += [
+        f"{site.path} stays as it is: it is {beyond[id(site.tensor)].path}, too; {beyond[id(site.tensor)].problem}"
+        for site in sites
+        if id(site.tensor) in beyond
+    ]
     return Found(
         tuple(found),
         tuple(site.module for site in sites if id(site.tensor) in tied_to_kept),
         total - sum(group.held for group in found),
         sum(parameter.numel() for parameter in model.parameters()),
-        notes,
+        tuple(notes),
     )
 
 

@@ -25,6 +25,7 @@ from octavo.recipe.sites import Site
 from octavo.recipe.spec import Spec
 from octavo.search.fisher_scores import fisher_scores
 from octavo.search.forked_workers import check_workers, measured_by
+from octavo.search.function_identity import function_identity, model_identity
 from octavo.search.journal import Journal
 from octavo.search.layer_groups import Found, LayerGroup, find_groups
 from octavo.search.layer_sensitivity import ROLES, Sensitivity
@@ -257,8 +258,9 @@ def _measured(run: _Run, given: Journal | Path | str | None, show: Stages, worke
 
 
 def _subject(run: _Run) -> str:
-    """Return a hash of the model's parameters, the data and the name of the function that reads outputs."""
-    digest = sha256(f"{getattr(run.output, '__module__', '')}.{getattr(run.output, '__qualname__', '')}".encode())
+    """Return a hash of the model's code and parameters, the data and the function that reads outputs."""
+    read = "" if run.output is None else function_identity(run.output)[0]
+    digest = sha256(f"{model_identity(run.model)} {read}".encode())
     for name, tensor in run.model.state_dict().items():
         if isinstance(tensor, Tensor):
             digest.update(name.encode())

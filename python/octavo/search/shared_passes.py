@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.batches import call_numbered, map_leaves, tensors_in
+from octavo.errors import NonFiniteError
 from octavo.search.output_divergence import Output, Reader, reader_of
 
 _MOST_BYTES = 2 << 30  # of cached outputs
@@ -35,7 +36,11 @@ class SharedPasses:
         divergence: str | None = None,
         advance: Callable[[], None] = lambda: None,
     ) -> None:
-        """Run every batch once. Raises CalibrationError for a batch the model cannot take, ModelError for outputs."""
+        """Run every batch once.
+
+        Raises CalibrationError for a batch the model cannot take, ModelError for outputs that are none, NonFiniteError
+        for those that are not finite.
+        """
         self.model, self.batches = model, batches
         self.notes: list[str] = []
         self.reader = Reader("kl")
@@ -49,7 +54,13 @@ class SharedPasses:
                 given = call_numbered(model, batch, number)
             if not number:
                 self.reader = reader_of(given, batch, output, divergence)
-            self._reference.append(self.reader.reference(self.reader.rows(given, batch)))
+            rows = self.reader.rows(given, batch)
+            if not bool(torch.isfinite(rows).all()):
+                raise NonFiniteError(
+                    f"batch {number}: the float model's output holds NaN or infinity, which nothing can be measured "
+                    "against; look at this batch, and at the weights"
+                )
+            self._reference.append(self.reader.reference(rows))
             advance()
         self._count = sum(len(rows) for rows in self._reference)
         self._check()

@@ -106,6 +106,7 @@ def tune(
         recipe = recipe_of(choice, sensitivity)
         return quantize_model(model, recipe, calibration=solved, samples=None, progress=False)
 
+    called = _called(model, solved)
     best = built(choice)
     before = loss = loss_of(best)
     steps: list[Step] = []
@@ -118,14 +119,19 @@ def tune(
                 steps.append(Step(method, (), now, now < loss))
                 best, loss = (corrected, now) if now < loss else (best, loss)
             else:
-                choice, best, loss = _solver(model, sensitivity, method, choice, best, loss, built, loss_of, steps)
+                groups = [
+                    group
+                    for group in sensitivity.groups
+                    if group.role == "weight" and (method != "gptq" or called.issuperset(group.layers))
+                ]
+                choice, best, loss = _solver(model, groups, method, choice, best, loss, built, loss_of, steps)
             advance()
     return Tuned(best, recipe_of(choice, sensitivity), before, loss, tuple(steps))
 
 
 def _solver(
     model: nn.Module,
-    sensitivity: Sensitivity,
+    groups: Sequence[Group],
     method: str,
     choice: dict[str, str],
     best: nn.Module,
@@ -136,9 +142,7 @@ def _solver(
 ) -> tuple[dict[str, str], nn.Module, float]:
     """Try a solver on all formats at once, and where that does not help on one after the other."""
     changes = {
-        group.name: text
-        for group in sensitivity.groups
-        if group.role == "weight" and (text := _with(model, group, choice[group.name], method)) is not None
+        group.name: text for group in groups if (text := _with(model, group, choice[group.name], method)) is not None
     }
     formats = tuple(dict.fromkeys(choice[name] for name in changes))
     for tried in [formats, *((one,) for one in formats if len(formats) > 1)] if formats else []:
@@ -151,6 +155,23 @@ def _solver(
             if tried == formats:
                 break
     return choice, best, loss
+
+
+def _called(model: nn.Module, batches: Sequence[Any]) -> set[str]:
+    """Return the paths of the modules that forward passes call: of the others gptq knows no inputs."""
+    found: set[str] = set()
+    handles = [
+        module.register_forward_pre_hook(lambda _, args, path=path: found.add(path))
+        for path, module in model.named_modules()
+    ]
+    try:
+        with undisturbed(model):
+            for number, batch in enumerate(batches):
+                call_numbered(model, batch, number)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
 
 
 def _with(model: nn.Module, group: Group, text: str, method: str) -> str | None:
