@@ -134,13 +134,14 @@ class BenchReport:
         if first is None:
             return ["every run failed"]
         loss, machine = first["validation"], first["machine"]
-        threads = f"{machine['threads']} threads" if "threads" in machine else ""
+        told = [machine["gpu"]] if "gpu" in machine else []
+        told += [machine["machine"], *([f"{machine['threads']} threads"] if "threads" in machine else [])]
         return [
             f"validation: {loss['tokens']:,} tokens at context {loss['context']}, nats a token, by exact_nll",
             "against: mean less the other's mean; below 0 is better. needed: from 3 standard errors on, or what "
             "passes by chance once in a hundred where seeds are few; verdict 'seeds': fewer than 3 of a side; 'no "
             "spread': seeds change no loss, so that there is no noise to hold a difference against",
-            f"machine: {machine['machine']}, {threads}, torch {first['torch']}; training seconds without validation",
+            f"machine: {', '.join(told)}, torch {first['torch']}; training seconds without validation",
             "early leads decay: a short budget flatters optimizers and small batches",
         ]
 
