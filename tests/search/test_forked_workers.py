@@ -27,7 +27,7 @@ LEFT = """
 import os, sys, time
 from octavo.search.forked_workers import measured_by
 def work(point):
-    print(os.getpid(), flush=True)
+    os.write(1, b'%d\\n' % os.getpid())  # at once: two processes write
     time.sleep(60)
 list(measured_by(2, work, [1, 2]))
 """

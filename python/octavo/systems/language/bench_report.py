@@ -134,7 +134,7 @@ class BenchReport:
         if first is None:
             return ["every run failed"]
         loss, machine = first["validation"], first["machine"]
-        told = [machine["gpu"]] if "gpu" in machine else []
+        told = [machine["gpu"]] if machine.get("gpu") else []
         told += [machine["machine"], *([f"{machine['threads']} threads"] if "threads" in machine else [])]
         return [
             f"validation: {loss['tokens']:,} tokens at context {loss['context']}, nats a token, by exact_nll",
