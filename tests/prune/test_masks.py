@@ -297,7 +297,7 @@ class Tied(nn.Module):
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_no_reader_of_a_tied_weight_sees_what_an_optimizer_wrote(tmp_path, copied):
+def test_no_reader_of_a_tied_weight_sees_what_an_optimizer_wrote(copied):
     torch.manual_seed(0)
     model, ids = octavo.prune_model(Tied(), 0.5, targets="head", progress=False), torch.randint(20, (4, 5))
     if copied:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo.cli._app import ForceOption, JsonOption, read_recipe, tell_left_behind
+from octavo.cli._app import ForceOption, JsonOption, check_out, read_recipe, tell_left_behind
 from octavo.errors import OctavoError, SettingError
 from octavo.systems.by_name import POLYNOMIALS, find, is_polynomial
 
@@ -208,15 +208,9 @@ def _changed(job: Job, exclude: tuple[str, ...], share: tuple[str, ...], prune: 
 
 def _check_out(model: str, out: Path, *, force: bool) -> None:
     """Refuse an output that is there, or that lies in the input, before the work begins."""
-    given = Path(model)
-    if given.exists() and out.resolve().is_relative_to(given.resolve()):
-        raise OctavoError(f"{out}: the output would lie in the input {given}; give another --out")
-    if given.is_file():
+    if Path(model).is_file():
         raise OctavoError(f"{model}: a folder with configuration, tokenizer and weights is needed, this is a file")
-    if out.exists() and not out.is_dir():
-        raise OctavoError(f"{out}: a file; the output is a folder, give another --out")
-    if out.exists() and any(out.iterdir()) and not force:
-        raise FileExistsError(f"{out} exists; give --force to replace it, or another --out")
+    check_out(model, out, force=force)
 
 
 def _show(report: dict[str, Any], model: str, out: Path, json: bool) -> None:

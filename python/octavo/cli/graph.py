@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo import files
-from octavo.cli._app import ForceOption, JsonOption, read_recipe
+from octavo.cli._app import ForceOption, JsonOption, check_out, read_recipe
 
 if TYPE_CHECKING:
     from octavo.graph import Costs, Graph, Pipeline, PipelineResult
@@ -88,8 +88,8 @@ def run(
             raise ModelError("--data calibrates passes of --pipeline; give the file of a pipeline")
     if html is not None and (dot or diff is not None):
         raise ModelError(f"--html shows the model alone; leave {'--dot' if dot else '--diff'} out")
-    if out is not None and out.exists() and not force:
-        raise FileExistsError(f"{out}: exists; give --force to replace what is there, or another folder")
+    if out is not None:
+        check_out(model, out, force=force)
     given = _sizes(size or ())
     rules = None if recipe is None else read_recipe(recipe)
     passes = None if pipeline is None else Pipeline.of(pipeline)

@@ -3,7 +3,7 @@
 A layer keeps its class, its parameters and their names. It gains a submodule ``masks`` with a buffer for each masked
 parameter: ``LAYER.masks.weight`` in state dicts, checkpoints and model folders. A mask acts when weights change, not at
 every forward pass: gradients of pruned elements are 0, :mod:`octavo.train` enforces masks after each update, and before
-a forward pass or a state dict a changed weight is masked again.
+a forward pass or a state dict a changed weight is masked again: the layer's, and where weights are tied the model's.
 """
 
 from __future__ import annotations
@@ -218,8 +218,7 @@ def masks_of(layer: nn.Module, what: str) -> Masks:
 
 def _before_model(model: nn.Module, arguments: Any) -> None:
     if not torch.compiler.is_compiling():
-        for _, layer, own in masked_layers(model):
-            own.enforce(layer, unless_settled=True)
+        enforce_masks(model, unless_settled=True)
 
 
 def watch_tied(model: nn.Module) -> None:
@@ -242,10 +241,13 @@ def unwatch(model: nn.Module) -> None:
         del model._forward_pre_hooks[key]
 
 
-def enforce_masks(model: nn.Module) -> None:
-    """Set every pruned element of a model to 0, where something has written to it."""
+def enforce_masks(model: nn.Module, *, unless_settled: bool = False) -> None:
+    """Set every pruned element of a model to 0.
+
+    ``unless_settled``: but not where nothing has written to it since the last time.
+    """
     for _, layer, own in masked_layers(model):
-        own.enforce(layer)
+        own.enforce(layer, unless_settled=unless_settled)
 
 
 @lru_cache(maxsize=256)

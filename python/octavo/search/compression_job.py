@@ -22,7 +22,7 @@ from octavo.recipe import Recipe
 from octavo.recipe.rule import Rule
 from octavo.recipe.sites import Site, model_sites
 from octavo.recipe.spec import Spec
-from octavo.search.layer_groups import matching
+from octavo.search.layer_groups import candidates, matching
 from octavo.search.short_training import Training
 from octavo.train.measurement import Measurement
 
@@ -197,8 +197,7 @@ def least_bytes(model: nn.Module, formats: Sequence[str], exclude: Sequence[str]
     seen: set[int] = set()
     total = 0
     sites = model_sites(model)
-    layers = [site for site in sites if site.role == "weight" and site.problem is None and site.is_default]
-    stays = {path for text in exclude for path in matching(layers, text, "exclude")}
+    stays = {path for text in exclude for path in matching(candidates(model, sites), text, "exclude")}
     kept = {id(site.tensor) for site in sites if site.module in stays or site.problem is not None}
     for site in sites:
         if site.tensor is None or id(site.tensor) in seen or id(site.tensor) in kept:

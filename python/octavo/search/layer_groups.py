@@ -64,7 +64,7 @@ def find_groups(
     """
     _check_float(model)
     every = model_sites(model)
-    sites = [site for site in every if _is_candidate(model, site)]
+    sites = candidates(model, every)
     if not sites:
         raise ModelError(f"{type(model).__name__} has no linear layer, convolution or embedding to choose a format for")
     kept = {path for text in exclude for path in matching(sites, text, "exclude")}
@@ -123,6 +123,11 @@ def _check_float(model: nn.Module) -> None:
     for path, module in model.named_modules():
         if isinstance(module, QuantLayer | PackedLayer):
             raise DTypeError(f"{path}: is quantized already; measure the float model")
+
+
+def candidates(model: nn.Module, sites: Iterable[Site]) -> list[Site]:
+    """Return the weights among ``sites`` that a format can be chosen for."""
+    return [site for site in sites if _is_candidate(model, site)]
 
 
 def _is_candidate(model: nn.Module, site: Site) -> bool:

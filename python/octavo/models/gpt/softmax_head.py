@@ -111,10 +111,14 @@ class SoftmaxHead(Head):
         self._shared = ()
         self.rules = {"project.weight": "head"}
 
+    @property
+    def shared_table(self) -> Any:
+        """The embedding's table, whose rows this head multiplies; None where it has one of its own."""
+        return self._shared[0].table if self._shared else None
+
     def scores(self, h_ND: Tensor) -> Tensor:
         """Return the scores before they are normalized, ``[N, V]`` float32."""
-        if self._shared:
-            table = self._shared[0].table
+        if (table := self.shared_table) is not None:
             scores = multiply_rows(table, h_ND) if not _misaligned(table, h_ND) else _aligned_product(table, h_ND)
         else:
             scores = self.project(h_ND)

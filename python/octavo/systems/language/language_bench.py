@@ -126,7 +126,7 @@ def run_bench(plan: BenchPlan, data: Path, folder: Path, *, tell: Tell = lambda 
 def run_speeds(
     plan: BenchPlan, data: Path, folder: Path, *, tell: Tell = lambda text: None
 ) -> dict[str, tuple[ArmSpeed, int]]:
-    """Measure how fast the arms of a plan train, without training them: speed and FLOPs a token of each.
+    """Measure how fast the baseline and the arms of a plan train: speed and FLOPs a token of each; nothing is trained.
 
     The measured speeds take the place of those in ``folder``'s ``speeds.json``, by which budgets of time go. Raises as
     :func:`run_bench`.
@@ -134,7 +134,7 @@ def run_speeds(
     plan.check()
     with locks.hold(folder):
         scale, tokens = _bound(plan, data, folder)
-        configs = {name: plan.config(name, scale) for name in plan.arms}
+        configs = {name: plan.config(name, scale) for name in dict.fromkeys((BASE, *plan.arms))}
         tell(f"measuring the speed of {len(configs)} arms")
         found = measure_speeds(configs, tokens, plan.device)
         written = json.dumps({name: speed.tokens_per_s for name, speed in found.items()}, indent=1)
@@ -220,19 +220,22 @@ def _run(
     line: dict[str, Any] = {"arm": name, "budget": budget, "seed": seed, "source_sha256": source_hash()}
     written = json.dumps(config.as_dict(), sort_keys=True)
     line |= {"config_sha256": hashlib.sha256(written.encode()).hexdigest(), "began": begin}
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     try:
         report = train_language(config, tokens, place, seed=seed, device=device, progress=sys.stderr.isatty())
     except NonFiniteError as error:
         line |= {"failed": str(error)}
     else:
         assert report is not None  # one process
-        line |= _measured(report, config, place)
+        line |= _measured(report, config, place, device)
     shutil.rmtree(place, ignore_errors=True)
     return line
 
 
-def _measured(report: LanguageReport, config: LanguageConfig, place: Path) -> dict[str, Any]:
-    chosen = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def _measured(report: LanguageReport, config: LanguageConfig, place: Path, device: str) -> dict[str, Any]:
+    best = "cuda" if torch.cuda.is_available() else "cpu"
+    chosen = torch.device(best if device == "auto" else device)
     curve = [
         [line["step"], line["metrics"][NATS]]
         for line in read_metrics(place)
@@ -265,10 +268,7 @@ def flops_per_token(config: LanguageConfig) -> int:
     """
     with torch.device("meta"):
         model = GPT(config.model)
-    multiplied = sum(one.numel() for one in model.parameters())
-    tied = getattr(model.head, "_shared", ())
-    shared = [part.table for part in tied]
-    for part in model.modules():
-        if isinstance(part, nn.Embedding) and not any(part is one for one in shared):
-            multiplied -= part.weight.numel()
+    shared = getattr(model.head, "shared_table", None)
+    tables = [part for part in model.modules() if isinstance(part, nn.Embedding) and part is not shared]
+    multiplied = sum(one.numel() for one in model.parameters()) - sum(one.weight.numel() for one in tables)
     return 6 * multiplied + 12 * config.model.layers * config.model.width * config.context
