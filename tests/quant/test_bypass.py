@@ -116,6 +116,9 @@ def test_threads_that_begin_together_do_not_judge_each_other():
 def test_calibration_is_a_first_pass():
     (warning,) = warned(lambda: quantized("mxint8; name:used mxint8 input=int8@minmax", calibration=[X]))
     assert warning.layers == ("spare",)
+    recipe = "mxint8 input=mxint8; name:used mxint8 input=int8@minmax"
+    (warning,) = warned(lambda: quantized(recipe, calibration=[X]))
+    assert warning.layers == ("spare", "read") and "activations are not rounded" in str(warning)
 
 
 def test_copies_pickles_and_packed_models_are_watched():

@@ -137,8 +137,8 @@ def _tell(model: nn.Module, layers: Mapping[str, nn.Module], called: set[int], r
 
 
 def _rounds_activations(layer: nn.Module) -> bool:
-    quantizers = (getattr(layer, f"{role}_quantizer", None) for role in ("input", "output"))
-    return any(quantizer is not None and quantizer.enabled for quantizer in quantizers)
+    # Calibration, which may be the first pass, runs with quantizers switched off.
+    return any(getattr(layer, f"{role}_quantizer", None) is not None for role in ("input", "output"))
 
 
 def _few(paths: list[str]) -> str:

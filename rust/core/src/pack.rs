@@ -128,6 +128,25 @@ pub(crate) fn unpack<C: Code>(level: Level, packed: &[u8], width: u32, codes: &m
     unpack_reference(&packed[done * width as usize / 8..], width, &mut codes[done..]);
 }
 
+/// Unpacks two's complement codes of at most 8 bits. `level` is one that this processor has.
+pub(crate) fn unpack_signed(level: Level, packed: &[u8], width: u32, codes: &mut [i8]) {
+    let bytes = bytes_mut(codes);
+    #[cfg(target_arch = "x86_64")]
+    if level >= Level::Avx2 && width < 8 {
+        // SAFETY: the level is one of this processor.
+        return unsafe { avx2::unpack_bytes::<true>(packed, width, bytes) };
+    }
+    unpack(level, packed, width, bytes);
+    let sign = 1i8 << (width - 1);
+    codes.iter_mut().for_each(|code| *code = (*code ^ sign).wrapping_sub(sign));
+}
+
+/// Codes as the bytes they are.
+pub(crate) fn bytes_mut(codes: &mut [i8]) -> &mut [u8] {
+    // SAFETY: i8 and u8 have the same size and alignment, and every bit pattern is one of both.
+    unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), codes.len()) }
+}
+
 fn unpack_reference<C: Code>(packed: &[u8], width: u32, codes: &mut [C]) {
     let mask = u64::from(u32::MAX >> (32 - width));
     let (mut bits, mut held, mut at) = (0u64, 0, 0);
@@ -145,8 +164,9 @@ fn unpack_reference<C: Code>(packed: &[u8], width: u32, codes: &mut [C]) {
 
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
-    //! Runs of eight codes, which are W bytes: 32 codes of bytes, or 16 of two bytes, at a time. Halves of what a lane holds
-    //! move apart, or together, in two or three steps. Never past the end of a buffer.
+    //! Runs of eight codes, which are W bytes: 32 codes of bytes, or 16 of two bytes, at a time. Codes that become bytes are
+    //! each cut out of a window of 16 bits; else halves of what a lane holds move apart, or together, in two or three steps.
+    //! Never past the end of a buffer.
     //!
     //! `pdep` and `pext` take all steps at once, but some 300 cycles for it on Zen 1 and Zen 2.
     use std::arch::x86_64::*;
@@ -157,6 +177,8 @@ mod avx2 {
     const RUN: usize = 8;
     /// Bytes that are read or written together.
     const HALF: usize = 16;
+    /// Codes of bytes that are packed or unpacked together.
+    const BYTES: usize = 4 * RUN;
 
     /// Number of leading codes, `each` together, two parts of whose packed bytes are accessed [`HALF`] at a time inside
     /// `bytes`.
@@ -169,7 +191,7 @@ mod avx2 {
     /// Codes of one type that are packed together; 0 for types that are not packed here.
     const fn together<C>() -> usize {
         match size_of::<C>() {
-            1 => 4 * RUN,
+            1 => BYTES,
             2 => 2 * RUN,
             _ => 0,
         }
@@ -268,6 +290,74 @@ mod avx2 {
         count
     }
 
+    /// Cuts [`BYTES`] codes of fewer than 8 bits out of their packed bytes.
+    struct Cutter {
+        /// Bytes of a lane that hold each of its first eight codes, two for a code, and of the others.
+        windows: [__m256i; 2],
+        /// By code: a power of two that moves it to the upper end of its window.
+        up: __m256i,
+        down: __m128i,
+        /// Bytes from the first half of the codes to the second one.
+        half: usize,
+    }
+
+    impl Cutter {
+        /// # Safety
+        /// The processor must have AVX2.
+        #[target_feature(enable = "avx2")]
+        fn new(width: u32) -> Self {
+            let w = width as usize;
+            let window = |run: usize| shuffle(|i| Some(run * w + i / 2 * w / 8 + i % 2));
+            let up: [u16; RUN] = std::array::from_fn(|code| 1 << (16 - w - code * w % 8));
+            // SAFETY: sixteen bytes are read.
+            let up = unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(up.as_ptr().cast())) };
+            Self { windows: [window(0), window(1)], up, down: _mm_cvtsi32_si128(16 - width as i32), half: 2 * w }
+        }
+
+        /// The codes from a byte on; with `SIGNED`, two's complement.
+        ///
+        /// # Safety
+        /// The processor must have AVX2. `from`, and what is `half` bytes behind it, must have [`HALF`] bytes.
+        #[inline]
+        #[target_feature(enable = "avx2")]
+        unsafe fn cut<const SIGNED: bool>(&self, from: *const u8) -> __m256i {
+            // SAFETY: as the caller promises.
+            let [first, second] = unsafe { [from, from.add(self.half)].map(|half| _mm_loadu_si128(half.cast())) };
+            let both = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(first), second);
+            let [a, b] = self.windows.map(|window| _mm256_mullo_epi16(_mm256_shuffle_epi8(both, window), self.up));
+            if SIGNED {
+                _mm256_packs_epi16(_mm256_sra_epi16(a, self.down), _mm256_sra_epi16(b, self.down))
+            } else {
+                _mm256_packus_epi16(_mm256_srl_epi16(a, self.down), _mm256_srl_epi16(b, self.down))
+            }
+        }
+    }
+
+    /// Unpacks codes of fewer than 8 bits; with `SIGNED`, two's complement.
+    ///
+    /// # Safety
+    /// The processor must have AVX2.
+    #[target_feature(enable = "avx2")]
+    pub(super) fn unpack_bytes<const SIGNED: bool>(packed: &[u8], width: u32, codes: &mut [u8]) {
+        let (w, cutter) = (width as usize, Cutter::new(width));
+        let count = safe_count(codes.len(), w, packed.len(), BYTES);
+        let (whole, rest) = codes.split_at_mut(count);
+        for (at, codes) in whole.as_chunks_mut::<BYTES>().0.iter_mut().enumerate() {
+            // SAFETY: `safe_count` keeps both loads inside `packed`; the codes are 32 bytes.
+            unsafe {
+                let all = cutter.cut::<SIGNED>(packed.as_ptr().add(at * BYTES / RUN * w));
+                _mm256_storeu_si256(codes.as_mut_ptr().cast(), all);
+            }
+        }
+        for (codes, from) in rest.chunks_mut(BYTES).zip(packed[count / RUN * w..].chunks(BYTES / RUN * w)) {
+            let (mut bytes, mut all) = ([0; BYTES / RUN * 8 + HALF], [0; BYTES]);
+            bytes[..from.len()].copy_from_slice(from);
+            // SAFETY: there are as many bytes as two loads read, and the codes are 32 bytes.
+            unsafe { _mm256_storeu_si256(all.as_mut_ptr().cast(), cutter.cut::<SIGNED>(bytes.as_ptr())) };
+            codes.copy_from_slice(&all[..codes.len()]);
+        }
+    }
+
     /// Unpacks a prefix of `codes`; returns how many.
     ///
     /// # Safety
@@ -278,15 +368,14 @@ mod avx2 {
         if each == 0 || w >= 8 * size_of::<C>() {
             return 0;
         }
-        let count = safe_count(codes.len(), w, packed.len(), each);
-        if size_of::<C>() == 1 && w == 4 {
-            let (pairs, _) = codes[..count].as_chunks_mut::<2>();
-            for (pair, &byte) in pairs.iter_mut().zip(packed) {
-                *pair = [C::from_u32(u32::from(byte & 15)), C::from_u32(u32::from(byte >> 4))];
-            }
-            return count;
+        if size_of::<C>() == 1 {
+            // SAFETY: codes of one byte are u8.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast(), codes.len()) };
+            unpack_bytes::<false>(packed, width, bytes);
+            return codes.len();
         }
-        let (lane, odd) = if size_of::<C>() == 1 { (w, 0) } else { (w / 2, 4 * (w as i64 & 1)) };
+        let count = safe_count(codes.len(), w, packed.len(), each);
+        let (lane, odd) = (w / 2, 4 * (w as i64 & 1));
         let lanes = shuffle(|i| Some(if i < 8 { i } else { lane + i - 8 }));
         let odd = _mm256_set_epi64x(odd, 0, odd, 0);
         for (at, codes) in codes[..count].chunks_exact_mut(each).enumerate() {
@@ -296,14 +385,8 @@ mod avx2 {
                 let second = _mm_loadu_si128(from.add(each / RUN * w / 2).cast());
                 let v = _mm256_inserti128_si256::<1>(_mm256_castsi128_si256(_mm_loadu_si128(from.cast())), second);
                 let mut v = _mm256_srlv_epi64(_mm256_shuffle_epi8(v, lanes), odd);
-                if size_of::<C>() == 1 {
-                    v = apart(v, 4 * width, 64);
-                    v = apart(v, 2 * width, 32);
-                    v = apart(v, width, 16);
-                } else {
-                    v = apart(v, 2 * width, 64);
-                    v = apart(v, width, 32);
-                }
+                v = apart(v, 2 * width, 64);
+                v = apart(v, width, 32);
                 _mm256_storeu_si256(codes.as_mut_ptr().cast(), v);
             }
         }
@@ -344,6 +427,24 @@ mod tests {
             }
             for width in 17..=32 {
                 round_trip::<u32>(width, len);
+            }
+        }
+    }
+
+    #[test]
+    fn codes_with_a_sign_unpack_to_numbers_with_it() {
+        for len in (0..70).chain([255, 1000]) {
+            for width in 1..=8 {
+                let codes: Vec<u8> = (0..len as u32).map(|i| (i.wrapping_mul(0x9e37_79b9) >> 13) as u8).collect();
+                let mut packed = vec![0; packed_bytes(len, width).unwrap()];
+                pack_rows(&codes.iter().map(|&c| c.into()).collect::<Vec<_>>(), 1, len, width, &mut packed).unwrap();
+                let number = |&code: &u8| (code as i8) << (8 - width) >> (8 - width);
+                let wanted: Vec<i8> = codes.iter().map(number).collect();
+                for level in [Level::Scalar, Level::detect()] {
+                    let mut found = vec![0; len];
+                    unpack_signed(level, &packed, width, &mut found);
+                    assert_eq!(found, wanted, "{width} bits, {len} codes, {level:?}");
+                }
             }
         }
     }

@@ -1,14 +1,20 @@
-//! Float32 products for a few rows of inputs on AVX2: codes become bytes in the L1 cache, and float32 in registers.
+//! Float32 products for a few rows of inputs on AVX2: codes become float32 in registers, those of more than 4 bits by way of
+//! bytes in the L1 cache.
 //!
 //! Decoded weights and the order of summation are those of [`super::reference`], and so are the bits.
 
+use std::borrow::Cow;
+
 use super::float::{Biased, Panel};
 use super::int8_limbs_vnni::Plan;
-use super::numbers_avx2::{Numbers, Scratch};
+use super::level_sums_avx2::{self, ANY, HALF, HALF_LESS_ZERO, Planes, levels};
+use super::nibble_rows_avx2::{self, NibbleRows};
+use super::numbers_avx2::{self, Numbers};
 use super::output::Inputs;
 use super::reference;
 use super::sums_avx2::{BLOCK, floats};
 use crate::codec::rows::Rows;
+use crate::codec::zeroed;
 use crate::error::Result;
 use crate::pool;
 use crate::simd::LANES;
@@ -22,38 +28,201 @@ pub(super) const MOST_ROWS: usize = 8;
 /// Rows of weights in one unit of work.
 const UNIT: usize = 64;
 
+/// True for weights that are multiplied so.
+pub(super) const fn takes(plan: &Plan) -> bool {
+    plan.is_bytes() || plan.width <= 4
+}
+
+/// Writes all products of `m` rows of inputs, filled with zeros to whole vectors, with `n` rows of weights of the plan.
+///
+/// # Errors
+/// Where memory is short or threads cannot be started.
+///
+/// # Safety
+/// The processor must have AVX2, FMA and F16C; the matrix must have `n` rows. [`takes`] must be true of the plan.
+pub(super) unsafe fn multiply(
+    plan: &Plan,
+    rows: &Rows<'_>,
+    x: &Inputs<'_>,
+    m: usize,
+    n: usize,
+    out: &Biased<'_>,
+) -> Result<()> {
+    // SAFETY: as the caller promises.
+    unsafe {
+        if plan.width == 4 || !plan.is_bytes() {
+            return Product { kernel: Levels::new(plan, rows), rows, x, m }.multiply(n, out);
+        }
+        Product { kernel: Numbers::new(plan, rows, BLOCK), rows, x, m }.multiply(n, out)
+    }
+}
+
+/// Rows of weights, and sums of their products.
+trait Kernel: Sync {
+    /// Some rows of weights.
+    type Scratch;
+    /// Columns in sixteen that follow each other, where that is not the order of inputs.
+    const ORDER: Option<[usize; LANES]>;
+    /// Rows of weights that are multiplied together with one row of inputs: 4 or 2.
+    const ROWS: usize;
+
+    /// Room for [`TOGETHER`] rows.
+    ///
+    /// # Errors
+    /// Where memory is short.
+    fn scratch(&self) -> Result<Self::Scratch>;
+
+    /// Reads a row of weights to a place; false where a scale is so large or so small that weights may not be a number times it.
+    ///
+    /// # Safety
+    /// The processor must have AVX2, FMA and F16C; the matrix must have the row, and `to` the place.
+    unsafe fn read(&self, row: usize, place: usize, to: &mut Self::Scratch) -> bool;
+
+    /// Sums of products, as sixteen chains each, of the rows of weights at some places, which hold those from `first` on, with
+    /// rows of inputs in the order, of so many vectors.
+    ///
+    /// # Safety
+    /// The processor must have AVX2, FMA and F16C; the rows must have been read.
+    unsafe fn sums<const R: usize, const M: usize>(
+        &self,
+        first: usize,
+        places: [usize; R],
+        x: [*const f32; M],
+        vectors: usize,
+        from: &Self::Scratch,
+    ) -> [[[f32; LANES]; M]; R];
+}
+
+impl Kernel for Numbers<'_> {
+    type Scratch = numbers_avx2::Scratch;
+    const ORDER: Option<[usize; LANES]> = None;
+    const ROWS: usize = 4;
+
+    fn scratch(&self) -> Result<Self::Scratch> {
+        self.scratch(TOGETHER)
+    }
+
+    unsafe fn read(&self, row: usize, place: usize, to: &mut Self::Scratch) -> bool {
+        // SAFETY: as the caller promises.
+        unsafe { self.read(row, place, to) }
+    }
+
+    unsafe fn sums<const R: usize, const M: usize>(
+        &self,
+        first: usize,
+        places: [usize; R],
+        x: [*const f32; M],
+        vectors: usize,
+        from: &Self::Scratch,
+    ) -> [[[f32; LANES]; M]; R] {
+        let weights = places.map(|place| self.row(first + place, place, from));
+        let (numbers, scales) = (weights.map(|w| w.0), weights.map(|w| w.1));
+        let ahead = self.ahead(TOGETHER, from);
+        // SAFETY: as the caller promises. Weights are whole blocks, inputs whole vectors.
+        unsafe {
+            match self.group() == BLOCK {
+                true => floats::<R, M, false>(numbers, scales, x, vectors, ahead),
+                false => floats::<R, M, true>(numbers, scales, x, vectors, ahead),
+            }
+        }
+    }
+}
+
+/// Weights of at most 4 bits.
+struct Levels<'a> {
+    weights: NibbleRows<'a>,
+    planes: Planes,
+    kind: u8,
+}
+
+impl<'a> Levels<'a> {
+    fn new(plan: &'a Plan, rows: &'a Rows<'a>) -> Self {
+        let planes = std::array::from_fn(|plane| plan.numbers.map(|number| number.to_le_bytes()[plane]));
+        let half = plan.numbers.iter().all(|number| number.to_bits() << 16 == 0);
+        let kind = if plan.zeros {
+            HALF_LESS_ZERO
+        } else if half {
+            HALF
+        } else {
+            ANY
+        };
+        Self { weights: NibbleRows::new(plan, rows, level_sums_avx2::BLOCK, level_sums_avx2::BLOCK), planes, kind }
+    }
+}
+
+impl Kernel for Levels<'_> {
+    type Scratch = nibble_rows_avx2::Scratch;
+    const ORDER: Option<[usize; LANES]> = Some(level_sums_avx2::ORDER);
+    const ROWS: usize = 2;
+
+    fn scratch(&self) -> Result<Self::Scratch> {
+        self.weights.scratch(TOGETHER)
+    }
+
+    unsafe fn read(&self, row: usize, place: usize, to: &mut Self::Scratch) -> bool {
+        // SAFETY: as the caller promises.
+        unsafe { self.weights.read(row, place, to) }
+    }
+
+    unsafe fn sums<const R: usize, const M: usize>(
+        &self,
+        first: usize,
+        places: [usize; R],
+        x: [*const f32; M],
+        vectors: usize,
+        from: &Self::Scratch,
+    ) -> [[[f32; LANES]; M]; R] {
+        let weights = places.map(|place| self.weights.row(first + place, place, from));
+        let (planes, ahead) = (&self.planes, self.weights.ahead(TOGETHER, from));
+        // SAFETY: as the caller promises. Weights are whole blocks, inputs whole vectors.
+        unsafe {
+            match (self.weights.group() == level_sums_avx2::BLOCK, self.kind) {
+                (true, HALF) => levels::<R, M, false, HALF>(weights, planes, x, vectors, ahead),
+                (true, HALF_LESS_ZERO) => levels::<R, M, false, HALF_LESS_ZERO>(weights, planes, x, vectors, ahead),
+                (true, _) => levels::<R, M, false, ANY>(weights, planes, x, vectors, ahead),
+                (false, HALF) => levels::<R, M, true, HALF>(weights, planes, x, vectors, ahead),
+                (false, HALF_LESS_ZERO) => levels::<R, M, true, HALF_LESS_ZERO>(weights, planes, x, vectors, ahead),
+                (false, _) => levels::<R, M, true, ANY>(weights, planes, x, vectors, ahead),
+            }
+        }
+    }
+}
+
 /// The product of packed weights with some rows of inputs.
-pub(super) struct Product<'a> {
-    numbers: Numbers<'a>,
+struct Product<'a, K> {
+    kernel: K,
     rows: &'a Rows<'a>,
     x: &'a Inputs<'a>,
     m: usize,
 }
 
-impl<'a> Product<'a> {
-    /// The product of rows whose format has the plan with `m` rows of as many inputs, filled with zeros to whole vectors.
-    pub(super) fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &'a Inputs<'a>, m: usize) -> Self {
-        Self { numbers: Numbers::new(plan, rows, BLOCK), rows, x, m }
-    }
-
-    /// Writes all products with `n` rows of weights.
+impl<K: Kernel> Product<'_, K> {
+    /// As the function of this name.
     ///
     /// # Errors
-    /// Where memory is short or threads cannot be started.
+    /// As there.
     ///
     /// # Safety
-    /// The processor must have AVX2, FMA and F16C; the matrix must have `n` rows.
-    pub(super) unsafe fn multiply(&self, n: usize, out: &Biased<'_>) -> Result<()> {
+    /// As there.
+    unsafe fn multiply(&self, n: usize, out: &Biased<'_>) -> Result<()> {
         let work = self.m.saturating_mul(n).saturating_mul(self.rows.k);
+        let mut x = Cow::Borrowed(self.x.values());
+        if let Some(order) = K::ORDER {
+            let mut ordered = zeroed::<f32>(x.len())?;
+            for (to, from) in ordered.as_chunks_mut::<LANES>().0.iter_mut().zip(x.as_chunks::<LANES>().0) {
+                *to = order.map(|column| from[column]);
+            }
+            x = Cow::Owned(ordered);
+        }
         pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
             let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
-            let mut scratch = self.numbers.scratch(TOGETHER)?;
+            let mut scratch = self.kernel.scratch()?;
             for first in (start..end).step_by(TOGETHER) {
                 let count = TOGETHER.min(end - first);
                 // SAFETY: as the caller promises; every unit writes its own columns.
                 unsafe {
-                    if (0..count).all(|r| self.numbers.read(first + r, r, &mut scratch)) {
-                        self.run(first, count, &scratch, |row, values| out.write(row, first, values));
+                    if (0..count).all(|r| self.kernel.read(first + r, r, &mut scratch)) {
+                        self.run(&x, first, count, &scratch, |row, values| out.write(row, first, values));
                     } else {
                         let panel = Panel { rows: self.rows, x: self.x.values(), stride: self.x.stride, first, count };
                         panel.run(self.m, |row, values| out.write(row, first, values))?;
@@ -64,56 +233,61 @@ impl<'a> Product<'a> {
         })
     }
 
-    /// Calls `write` with each row of inputs and its products with `count` rows of weights from `first` on.
+    /// Calls `write` with each row of inputs, which are `x` in the order, and its products with `count` rows of weights from
+    /// `first` on.
     ///
     /// # Safety
-    /// The processor must have AVX2 and FMA; the rows must be the matrix's, at most [`TOGETHER`], and read.
-    unsafe fn run(&self, first: usize, count: usize, scratch: &Scratch, mut write: impl FnMut(usize, &mut [f32])) {
+    /// As for [`Self::multiply`]; the rows must be the matrix's, at most [`TOGETHER`], and read.
+    unsafe fn run(
+        &self,
+        x: &[f32],
+        first: usize,
+        count: usize,
+        scratch: &K::Scratch,
+        mut write: impl FnMut(usize, &mut [f32]),
+    ) {
         for row in (0..self.m).step_by(INPUTS) {
+            let x = &x[row * self.x.stride..];
+            let write = |m: usize, values: &mut [f32]| write(row + m, values);
             // SAFETY: as the caller promises; so many rows of inputs are left.
             unsafe {
-                match (self.m - row, self.numbers.group == BLOCK) {
-                    (1, true) => self.some::<4, 1, false>(first, count, row, scratch, &mut write),
-                    (1, false) => self.some::<4, 1, true>(first, count, row, scratch, &mut write),
-                    (2, true) => self.some::<2, 2, false>(first, count, row, scratch, &mut write),
-                    (2, false) => self.some::<2, 2, true>(first, count, row, scratch, &mut write),
-                    (3, true) => self.some::<2, 3, false>(first, count, row, scratch, &mut write),
-                    (3, false) => self.some::<2, 3, true>(first, count, row, scratch, &mut write),
-                    (_, true) => self.some::<1, 4, false>(first, count, row, scratch, &mut write),
-                    (_, false) => self.some::<1, 4, true>(first, count, row, scratch, &mut write),
+                match self.m - row {
+                    1 if K::ROWS == 4 => self.some::<4, 1>(x, first, count, scratch, write),
+                    1 => self.some::<2, 1>(x, first, count, scratch, write),
+                    2 => self.some::<1, 2>(x, first, count, scratch, write),
+                    3 => self.some::<1, 3>(x, first, count, scratch, write),
+                    _ => self.some::<1, 4>(x, first, count, scratch, write),
                 }
             }
         }
     }
 
-    /// [`Self::run`] for `M` rows of inputs from `row` on, `R` rows of weights at a time.
+    /// [`Self::run`] for the first `M` rows of inputs, `R` rows of weights at a time.
     ///
     /// # Safety
     /// As there; there must be as many rows of inputs.
-    unsafe fn some<const R: usize, const M: usize, const HALVES: bool>(
+    unsafe fn some<const R: usize, const M: usize>(
         &self,
+        x: &[f32],
         first: usize,
         count: usize,
-        row: usize,
-        scratch: &Scratch,
-        write: &mut impl FnMut(usize, &mut [f32]),
+        scratch: &K::Scratch,
+        mut write: impl FnMut(usize, &mut [f32]),
     ) {
         let mut products = [[0.0; TOGETHER]; M];
+        let x = std::array::from_fn(|m| x[m * self.x.stride..].as_ptr());
         for start in (0..count).step_by(R) {
             // Rows beyond the last repeat it.
-            let place = |r: usize| (start + r).min(count - 1);
-            let weights: [_; R] = std::array::from_fn(|r| self.numbers.row(first + place(r), place(r), scratch));
-            let x = std::array::from_fn(|m| self.x.row(row + m).as_ptr());
-            let (vectors, ahead) = (self.rows.k.div_ceil(LANES), self.numbers.ahead(TOGETHER, scratch));
-            // SAFETY: as the caller promises. Weights are whole blocks, inputs whole vectors.
-            let sums = unsafe { floats::<R, M, HALVES>(weights.map(|w| w.0), weights.map(|w| w.1), x, vectors, ahead) };
+            let places = std::array::from_fn(|r| (start + r).min(count - 1));
+            // SAFETY: as the caller promises.
+            let sums: [_; R] = unsafe { self.kernel.sums(first, places, x, self.x.stride / LANES, scratch) };
             for (m, products) in products.iter_mut().enumerate() {
                 let to = products[start..count].iter_mut();
-                to.zip(&sums).for_each(|(to, sums)| *to = reference::product(sums[m]));
+                to.zip(&sums).for_each(|(to, sums): (_, &[_; M])| *to = reference::product(sums[m]));
             }
         }
         for (m, products) in products.iter_mut().enumerate() {
-            write(row + m, &mut products[..count]);
+            write(m, &mut products[..count]);
         }
     }
 }
@@ -133,10 +307,11 @@ mod tests {
             return;
         }
         let n = 7;
-        let more = ["int4:g64", "uint4:g128", "int5:g32", "bfp6/16", "int2:tensor", "uint7:g16"];
-        for (text, k) in catalogue().iter().copied().chain(more).flat_map(|text| [(text, 200), (text, 67)]) {
+        let more = ["int4:g64", "uint4:g128", "int5:g32", "bfp6/16", "int2:tensor", "uint7:g16", "nf3/16"];
+        for (text, k) in catalogue().iter().copied().chain(more).flat_map(|text| [(text, 200), (text, 67), (text, 96)])
+        {
             let format = Format::parse(text).unwrap();
-            let Some(plan) = Plan::new(format).filter(Plan::is_bytes) else { continue };
+            let Some(plan) = Plan::new(format).filter(takes) else { continue };
             let mut weights: Vec<f32> = (0..n * k).map(noise).collect();
             weights[2 * k..][..40].fill(0.0);
             weights[5 * k] = 1e20; // a scale that is left to others
@@ -150,7 +325,7 @@ mod tests {
                 let mut values = ValuesMut::F32(&mut found);
                 let out = Biased::new(Outputs::new(&mut values, n, Level::Avx2), &[]);
                 // SAFETY: the level was detected.
-                unsafe { Product::new(&plan, &rows, &x, m).multiply(n, &out).unwrap() };
+                unsafe { multiply(&plan, &rows, &x, m, n, &out).unwrap() };
                 let panel = Panel { rows: &rows, x: x.values(), stride: x.stride, first: 0, count: n };
                 panel.run(m, |row, values| wanted[row * n..][..n].copy_from_slice(values)).unwrap();
                 let bits = |all: &[f32]| all.iter().map(|v| v.to_bits()).collect::<Vec<_>>();

@@ -171,7 +171,7 @@ pub(super) struct Bytes<'a> {
 impl<'a> Bytes<'a> {
     fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &'a FixedInputs, input_group: usize) -> Result<Self> {
         let numbers = Numbers::new(plan, rows, input_group);
-        let (groups, group) = (numbers.groups(), numbers.group);
+        let (groups, group) = (numbers.groups(), numbers.group());
         let mut input_scales = zeroed(x.rows * groups)?;
         for (row, scales) in input_scales.chunks_mut(groups.max(1)).enumerate() {
             scales.iter_mut().enumerate().for_each(|(at, scale)| *scale = x.unit(row, at * group));
@@ -198,7 +198,7 @@ impl<'a> Bytes<'a> {
         let (blocks, ahead) = (self.numbers.blocks(), self.numbers.ahead(TOGETHER, from));
         // SAFETY: as the caller promises. Weights and inputs are whole blocks; `multiply` left out rows with -128.
         unsafe {
-            match self.numbers.group == BLOCK {
+            match self.numbers.group() == BLOCK {
                 true => bytes::<R, M, false>(numbers, scales, x, input_scales, blocks, ahead),
                 false => bytes::<R, M, true>(numbers, scales, x, input_scales, blocks, ahead),
             }
@@ -307,7 +307,7 @@ mod tests {
                         let first = together * at;
                         let x = &fixed.plane(row, 0)[first..];
                         let sum: i32 = some.iter().zip(x).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum();
-                        let (lane, scale) = (&mut lanes[at % 8], scales[first / reader.group]);
+                        let (lane, scale) = (&mut lanes[at % 8], scales[first / reader.group()]);
                         *lane = (sum as f32 * fixed.unit(row, first)).mul_add(scale, *lane);
                     }
                     let two = |i: usize| lanes[i] + lanes[i + 4];

@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::output::{Outputs, widened};
 use super::reference::{self, Added};
-use super::signed_codes::{Codes, all_scales, signed_codes, sum_of_products};
+use super::signed_codes::{Codes, all_scales, sum_of_products};
 use super::{Matrix, check_sizes, multiply_rounded};
 #[cfg(target_arch = "x86_64")]
 use super::{int8_avx2, int8_tiles, signed_codes::EXACT};
@@ -13,6 +13,7 @@ use crate::codec::{Layout, Options, Sizes, Values, ValuesMut, set_len, zeroed};
 use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
 use crate::format::{Element, Format, Granularity};
+use crate::pack::unpack_signed;
 use crate::pool;
 use crate::simd::Level;
 #[cfg(target_arch = "x86_64")]
@@ -194,7 +195,7 @@ impl Product<'_> {
         let mut codes = zeroed::<i8>(count * k)?;
         for r in 0..count {
             let packed = &self.w.packed.codes[(first + r) * self.row_bytes..][..self.row_bytes];
-            signed_codes(packed, self.w.format.width(), &mut codes[r * k..][..k], level);
+            unpack_signed(level, packed, self.w.format.width(), &mut codes[r * k..][..k]);
         }
         let value = |sum: i64, row: usize, weight: usize| {
             reference::value(sum, self.input_scales[row] * self.weight_scales[weight], self.added.of(weight))
@@ -259,7 +260,7 @@ impl Product<'_> {
                 } else {
                     set_len(&mut unpacked, count.next_multiple_of(PANEL) * stride)?;
                     for (packed, codes) in packed.chunks(self.row_bytes).zip(unpacked.chunks_mut(stride)) {
-                        signed_codes(packed, width, &mut codes[..k], level);
+                        unpack_signed(level, packed, width, &mut codes[..k]);
                     }
                     &unpacked
                 };

@@ -21,6 +21,8 @@ mod f32_kept;
 mod float;
 mod gather;
 #[cfg(target_arch = "x86_64")]
+mod group_scales_avx2;
+#[cfg(target_arch = "x86_64")]
 mod int8_avx2;
 #[cfg(target_arch = "x86_64")]
 mod int8_group_tiles;
@@ -31,6 +33,10 @@ mod int8_limbs_vnni;
 #[cfg(target_arch = "x86_64")]
 mod int8_tiles;
 mod integer;
+#[cfg(target_arch = "x86_64")]
+mod level_sums_avx2;
+#[cfg(target_arch = "x86_64")]
+mod nibble_rows_avx2;
 #[cfg(target_arch = "x86_64")]
 mod nibble_sums_avx2;
 #[cfg(target_arch = "x86_64")]

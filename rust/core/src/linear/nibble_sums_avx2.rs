@@ -6,6 +6,7 @@
 
 use std::arch::x86_64::*;
 
+use super::nibble_rows_avx2::Row;
 use super::sums_avx2::{LINE, tree_sum};
 use crate::simd::Line;
 
@@ -28,17 +29,6 @@ pub(super) struct Inputs {
     pub(super) scales: Line<f32, LANES>,
 }
 
-/// What 4-bit codes of a row stand for.
-#[derive(Clone, Copy)]
-pub(super) struct Weights {
-    /// Packed codes, [`BLOCK`] / 2 bytes a block.
-    pub(super) codes: *const u8,
-    /// By group.
-    pub(super) scales: *const f32,
-    /// Taken off numbers, by group: with `ZEROS`.
-    pub(super) zeros: *const f32,
-}
-
 /// Products of a row of weights and `M` rows of inputs.
 ///
 /// Lane `l` sums columns `8 l` to `8 l + 7` of each block exactly: `sum = fma((exact - zero * sum of inputs) * scale of
@@ -50,7 +40,7 @@ pub(super) struct Weights {
 /// is -128.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn products<const M: usize, const HALVES: bool, const ZEROS: bool>(
-    w: Weights,
+    w: Row,
     table: &[u8; 16],
     offset: f32,
     inputs: [*const Inputs; M],

@@ -2,30 +2,61 @@
 
 use std::arch::x86_64::*;
 
-use super::int8_limbs_vnni::{Plan, Scale, Scales, is_moderate};
+use super::group_scales_avx2::GroupScales;
+use super::int8_limbs_vnni::Plan;
 use super::sums_avx2::BLOCK;
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
-use crate::linear::signed_codes::bytes_mut;
-use crate::pack::unpack;
+use crate::pack::{bytes_mut, unpack, unpack_signed};
 
 /// Bits of a code up to which numbers are looked up in registers.
 const LOOKED_UP: u32 = 6;
 /// Codes that one register has numbers of.
 const TABLE: usize = 16;
 
+/// How unpacked codes become numbers.
+#[derive(Clone, Copy)]
+enum Reading {
+    /// Codes are two's complement.
+    TwoComplement,
+    /// Codes are the numbers.
+    Plain,
+    /// The upper half of codes stands for the negative numbers of the lower half, at most [`LOOKED_UP`] bits.
+    Mirrored,
+    /// Each code stands for a number, at most [`LOOKED_UP`] bits.
+    Table,
+    /// The same for more bits.
+    LongTable,
+}
+
+impl Reading {
+    fn of(plan: &Plan) -> Self {
+        let (table, count) = (&plan.tables[0], 1usize << plan.width);
+        let all = |number: &dyn Fn(usize) -> i8| (0..count).all(|code| table[code].cast_signed() == number(code));
+        if all(&|code| (code as i8) << (8 - plan.width) >> (8 - plan.width)) {
+            Self::TwoComplement
+        } else if all(&|code| code as i8) {
+            Self::Plain
+        } else if plan.width > LOOKED_UP {
+            Self::LongTable
+        } else if all(&|code| match code < count / 2 {
+            true => table[code].cast_signed(),
+            false => table[code - count / 2].cast_signed().wrapping_neg(),
+        }) {
+            Self::Mirrored
+        } else {
+            Self::Table
+        }
+    }
+}
+
 /// Reads rows of weights.
 pub(super) struct Numbers<'a> {
     plan: &'a Plan,
     rows: &'a Rows<'a>,
-    scales: Scales<'a>,
-    /// What stored scales are to be multiplied with.
-    raised: f32,
-    /// Columns that share a scale: [`BLOCK`], or half of it. A longer stored group is several of these.
-    pub(super) group: usize,
-    /// Codes are two's complement.
-    two_complement: bool,
+    scales: GroupScales<'a>,
+    reading: Reading,
 }
 
 /// Some rows of weights, filled with zeros to whole blocks.
@@ -40,11 +71,12 @@ pub(super) struct Scratch {
 impl<'a> Numbers<'a> {
     /// A reader of rows whose format has the plan, for products with inputs of which `group` columns share a scale.
     pub(super) fn new(plan: &'a Plan, rows: &'a Rows<'a>, group: usize) -> Self {
-        let scales = Scales::new(plan.scale, rows);
-        let raised = crate::float::exp2(-plan.shift - scales.raised()) as f32;
-        let number = |code: usize| (code as i8) << (8 - plan.width) >> (8 - plan.width);
-        let two_complement = (0..1 << plan.width).all(|code| plan.tables[0][code].cast_signed() == number(code));
-        Self { plan, rows, scales, raised, group: plan.group.min(group).min(BLOCK), two_complement }
+        Self { plan, rows, scales: GroupScales::new(plan, rows, group.min(BLOCK)), reading: Reading::of(plan) }
+    }
+
+    /// Columns that share a scale: [`BLOCK`], or half of it.
+    pub(super) const fn group(&self) -> usize {
+        self.scales.group
     }
 
     /// Blocks in a row.
@@ -54,7 +86,7 @@ impl<'a> Numbers<'a> {
 
     /// Groups of ours in a row.
     pub(super) const fn groups(&self) -> usize {
-        self.blocks() * (BLOCK / self.group)
+        self.blocks() * (BLOCK / self.group())
     }
 
     /// Room for `rows` rows.
@@ -74,20 +106,10 @@ impl<'a> Numbers<'a> {
     /// The processor must have AVX2 and F16C; the matrix must have the row, and `to` the place.
     #[target_feature(enable = "avx2,f16c")]
     pub(super) unsafe fn read(&self, row: usize, place: usize, to: &mut Scratch) -> bool {
-        let each = self.plan.group / self.group;
-        let scales = &mut to.scales[place * self.groups()..][..self.groups()];
-        if self.plan.scale == Scale::Row {
-            let step = self.rows.row_step(row) as f32;
-            if !is_moderate(step) {
-                return false;
-            }
-            scales.fill(step * self.raised);
-        } else {
-            // SAFETY: as the caller promises.
-            if !unsafe { self.scales.read_each_avx2(row, each, scales) } {
-                return false;
-            }
-            scales.iter_mut().for_each(|scale| *scale *= self.raised);
+        let groups = self.groups();
+        // SAFETY: as the caller promises.
+        if !unsafe { self.scales.read(row, &mut to.scales[place * groups..][..groups]) } {
+            return false;
         }
         if to.stored {
             return true;
@@ -154,27 +176,45 @@ impl<'a> Numbers<'a> {
                 done += BLOCK;
             }
         }
-        let rest = &mut numbers[done..];
-        unpack(self.rows.level(), &packed[done * self.plan.width as usize / 8..], self.plan.width, bytes_mut(rest));
-        if self.plan.bytes {
-            return;
+        let (rest, packed) = (&mut numbers[done..], &packed[done * self.plan.width as usize / 8..]);
+        if matches!(self.reading, Reading::TwoComplement) {
+            return unpack_signed(self.rows.level(), packed, self.plan.width, rest);
         }
+        unpack(self.rows.level(), packed, self.plan.width, bytes_mut(rest));
         let (blocks, last) = rest.as_chunks_mut::<BLOCK>();
-        let sign = 1i8 << (self.plan.width - 1);
-        if self.two_complement {
-            for block in blocks {
-                block.iter_mut().for_each(|code| *code = (*code ^ sign).wrapping_sub(sign));
+        let number = |code: &mut i8| *code = table[usize::from(code.cast_unsigned())].cast_signed();
+        match self.reading {
+            Reading::TwoComplement | Reading::Plain => return,
+            // SAFETY: as the caller promises.
+            Reading::Mirrored => blocks.iter_mut().for_each(|block| unsafe { mirror(table, self.plan.width, block) }),
+            // SAFETY: as above.
+            Reading::Table => {
+                blocks.iter_mut().for_each(|block| unsafe { look_up(table, 1 << self.plan.width, block) })
             }
-        } else if self.plan.width <= LOOKED_UP {
-            for block in blocks {
-                // SAFETY: as the caller promises.
-                unsafe { look_up(table, 1 << self.plan.width, block) };
-            }
-        } else {
-            let number = |code: &mut i8| *code = table[usize::from(*code as u8)].cast_signed();
-            blocks.as_flattened_mut().iter_mut().for_each(number);
+            Reading::LongTable => blocks.as_flattened_mut().iter_mut().for_each(number),
         }
-        last.iter_mut().for_each(|code| *code = table[usize::from(*code as u8)].cast_signed());
+        last.iter_mut().for_each(number);
+    }
+}
+
+/// Puts the numbers of codes of `width` bits in their place; the upper half of codes has those of the lower half, negative.
+///
+/// # Safety
+/// The processor must have AVX2.
+#[target_feature(enable = "avx2")]
+unsafe fn mirror(table: &[u8; 256], width: u32, block: &mut [i8; BLOCK]) {
+    // SAFETY: the block is 32 bytes, and the table has sixteen from each multiple of sixteen on.
+    unsafe {
+        let part = |first: usize| _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().add(first).cast()));
+        let codes = _mm256_loadu_si256(block.as_ptr().cast());
+        let lower = _mm256_and_si256(codes, _mm256_set1_epi8((1 << (width - 1)) - 1));
+        // A shuffle gives 0 where the highest bit is set: codes of the other part.
+        let low = _mm256_shuffle_epi8(part(0), _mm256_add_epi8(lower, _mm256_set1_epi8(0x70)));
+        let high = _mm256_shuffle_epi8(part(TABLE), _mm256_sub_epi8(lower, _mm256_set1_epi8(TABLE as i8)));
+        // The bit of the sign moves to the highest place; no byte is 0, which would make a 0 of the number.
+        let signs = _mm256_sll_epi16(codes, _mm_cvtsi32_si128(8 - width as i32));
+        let signs = _mm256_or_si256(signs, _mm256_set1_epi8(1));
+        _mm256_storeu_si256(block.as_mut_ptr().cast(), _mm256_sign_epi8(_mm256_or_si256(low, high), signs));
     }
 }
 
@@ -230,7 +270,7 @@ mod tests {
                         assert!(reader.read(row, 1, &mut scratch));
                         let (numbers, scales) = reader.row(row, 1, &scratch);
                         for (column, wanted) in wanted.iter().enumerate() {
-                            let weight = f32::from(*numbers.add(column)) * *scales.add(column / reader.group);
+                            let weight = f32::from(*numbers.add(column)) * *scales.add(column / reader.group());
                             assert_eq!(weight, *wanted, "{text}, {k} columns: {row}, {column}");
                         }
                         let filled = k..reader.blocks() * BLOCK;

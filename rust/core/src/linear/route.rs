@@ -35,7 +35,7 @@ pub(super) enum Way {
     Int8Limbs(Arc<Plan>),
     /// Float32 numbers, made of codes in registers.
     F32Codes(Arc<Numbers>),
-    /// The same on AVX2, by way of bytes.
+    /// The same on AVX2.
     F32CodesAvx2(Arc<Plan>),
     /// Tiles of bfloat16, looked up where there is a table.
     Bf16Limbs(Option<Arc<Table>>, Tiles),
@@ -49,7 +49,10 @@ pub(super) fn way(format: Format, held: DType, m: usize, n: usize, k: usize, lev
     }
     let limbs = || plan(format, level).filter(|_| m <= FEW).map(Way::Int8Limbs);
     let codes = || numbers(format, level).filter(|numbers| numbers.pays(m)).map(Way::F32Codes);
-    let bytes = || avx2_plan(format, level).filter(|_| m <= f32_codes_avx2::MOST_ROWS).map(Way::F32CodesAvx2);
+    let bytes = || {
+        let plan = || avx2_plan(format, level).filter(|plan| f32_codes_avx2::takes(plan));
+        if m > f32_codes_avx2::MOST_ROWS { None } else { plan().map(Way::F32CodesAvx2) }
+    };
     let few = if m > FEW { None } else { codes().or_else(limbs) };
     let tiles = || {
         let table = table(format);
@@ -139,7 +142,7 @@ pub(super) fn groups_avx2(
         return None;
     }
     let inputs = avx2_plan(input, level).filter(|plan| plan.has_codes())?;
-    Some((avx2_plan(format, level)?, inputs))
+    Some((avx2_plan(format, level).filter(|plan| plan.is_bytes())?, inputs))
 }
 
 /// The plans of weights and of inputs whose codes are multiplied in tiles by VNNI, for `m` rows of inputs rounded to `input`
@@ -178,9 +181,9 @@ fn plan(format: Format, level: Level) -> Option<Arc<Plan>> {
     if has_vnni(level) { known_plan(format) } else { None }
 }
 
-/// The codes of a format as bytes, where AVX2 multiplies them: there is no VNNI.
+/// The codes of a format, where AVX2 multiplies them: there is no VNNI.
 fn avx2_plan(format: Format, level: Level) -> Option<Arc<Plan>> {
-    if level < Level::Avx2 || has_vnni(level) { None } else { known_plan(format).filter(|plan| plan.is_bytes()) }
+    if level < Level::Avx2 || has_vnni(level) { None } else { known_plan(format) }
 }
 
 fn known_plan(format: Format) -> Option<Arc<Plan>> {
@@ -238,7 +241,7 @@ pub(super) fn multiply(
         }
         Way::F32CodesAvx2(plan) => {
             // SAFETY: as above.
-            unsafe { f32_codes_avx2::Product::new(plan, rows, x, m).multiply(n, out) }
+            unsafe { f32_codes_avx2::multiply(plan, rows, x, m, n, out) }
         }
         &Way::Bf16Limbs(ref table, tiles) => {
             let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), rows, n, tiles);

@@ -4,7 +4,7 @@ use super::reference;
 use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, zeroed};
 use crate::error::Result;
 use crate::format::Format;
-use crate::pack::unpack;
+use crate::pack::{bytes_mut, unpack_signed};
 use crate::simd::{Job, Lanes, Level, fast};
 
 /// Products that int32 can sum: `2^16 * 128 * 128 < 2^31`.
@@ -48,7 +48,7 @@ impl Codes {
         codec::encode(x, layout, format, &options, parts)?;
         if k > 0 {
             for (packed, codes) in packed.chunks(sizes.row_bytes).zip(codes.chunks_mut(k)) {
-                signed_codes(packed, format.width(), codes, level);
+                unpack_signed(level, packed, format.width(), codes);
             }
         }
         Ok(Self { codes, scales: stored, k })
@@ -73,42 +73,6 @@ pub(super) fn all_scales(scales: &[u8], count: usize) -> Result<Vec<f32>> {
         *scale = scale_at(scales, row);
     }
     Ok(all)
-}
-
-/// Codes as the bytes they are.
-pub(super) fn bytes_mut(codes: &mut [i8]) -> &mut [u8] {
-    // SAFETY: i8 and u8 have the same size and alignment, and every bit pattern is one of both.
-    unsafe { std::slice::from_raw_parts_mut(codes.as_mut_ptr().cast::<u8>(), codes.len()) }
-}
-
-/// Two's complement codes of `width` bits as bytes.
-pub(super) fn signed_codes(packed: &[u8], width: u32, codes: &mut [i8], level: Level) {
-    unpack(level, packed, width, bytes_mut(codes));
-    if width < 8
-        && let Err(Extend(codes, _)) = fast(level, Extend(codes, width))
-    {
-        extend(codes, width);
-    }
-}
-
-/// Codes of a width to give their sign.
-struct Extend<'a>(&'a mut [i8], u32);
-
-impl<L: Lanes> Job<L> for Extend<'_> {
-    type Output = ();
-    #[inline(always)]
-    fn run(self, _: L) {
-        extend(self.0, self.1);
-    }
-}
-
-/// Repeats the sign of codes of `width` bits.
-#[inline(always)]
-fn extend(codes: &mut [i8], width: u32) {
-    let sign = 1i8 << (width - 1);
-    for code in codes {
-        *code = (*code ^ sign).wrapping_sub(sign);
-    }
 }
 
 /// The exact sum of products of codes.

@@ -53,15 +53,26 @@ pub(super) unsafe fn floats<const R: usize, const M: usize, const HALVES: bool>(
                 }
             }
         }
-        let mut sums = [[[0.0; LANES]; M]; R];
-        for r in 0..R {
-            for m in 0..M {
-                _mm256_storeu_ps(sums[r][m].as_mut_ptr(), all[r][m][0]);
-                _mm256_storeu_ps(sums[r][m].as_mut_ptr().add(HALF), all[r][m][1]);
-            }
-        }
-        sums
     }
+    lanes(&all)
+}
+
+/// The lanes of two registers each.
+///
+/// # Safety
+/// The processor must have AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(super) fn lanes<const R: usize, const M: usize>(all: &[[[__m256; 2]; M]; R]) -> [[[f32; LANES]; M]; R] {
+    let mut sums = [[[0.0; LANES]; M]; R];
+    for (sums, all) in sums.as_flattened_mut().iter_mut().zip(all.as_flattened()) {
+        // SAFETY: two registers are sixteen lanes.
+        unsafe {
+            _mm256_storeu_ps(sums.as_mut_ptr(), all[0]);
+            _mm256_storeu_ps(sums.as_mut_ptr().add(HALF), all[1]);
+        }
+    }
+    sums
 }
 
 /// Products of `R` rows of weights and `M` rows of inputs that are bytes, with a scale a group as weights have.

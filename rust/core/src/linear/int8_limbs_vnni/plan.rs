@@ -33,6 +33,8 @@ pub(in crate::linear) struct Plan {
     pub(in crate::linear) bytes: bool,
     /// Limbs of a weight: 1 to 3.
     pub(super) limbs: usize,
+    /// Numbers of codes of at most 4 bits, exactly, times `2^shift`: those of the limbs, but for code books.
+    pub(in crate::linear) numbers: [f32; 16],
     /// Each limb by code.
     pub(in crate::linear) tables: [[u8; 256]; MOST_WEIGHT_LIMBS],
     /// Largest magnitude of the integers of codes.
@@ -95,6 +97,10 @@ impl Plan {
             width,
             bytes,
             limbs,
+            numbers: std::array::from_fn(|code| match numbers.len() <= 16 {
+                true => (numbers[code % numbers.len()] * crate::float::exp2(shift)) as f32,
+                false => 0.0,
+            }),
             tables,
             most: integers.iter().map(|n| n.abs()).max().unwrap_or(0),
             offset,
