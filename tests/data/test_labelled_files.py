@@ -35,6 +35,7 @@ def test_every_form_is_the_same_texts(name, packed, tmp_path):
         ("a.tsv", "", "no labelled text"),
         ("a.tsv", "1\tx\ty\n", "line 1 has 3 columns"),
         ("a.tsv", "one\n", "line 1 has 1 columns"),
+        ("a.tsv", "0\tx\n\n2\ty\n", "line 3 has the label 2; the model's classes are 0 to 0"),
         ("a.tsv", "x\tSPORT\n", "label 'SPORT'; the model's classes are world"),
         ("a.jsonl", '{"text": "x"}', "line 1 is .*accepted are objects"),
         ("a.jsonl", "[]", "line 1"),

@@ -152,6 +152,7 @@ def test_the_fast_form_measures_less(result):
         ({"budget": -3}, ConfigError, "accepted are numbers above 0"),
         ({"budget": 4, "nbytes": 100}, ConfigError, "one goal"),
         ({"budget": None, "nbytes": 100}, ConfigError, "no format fits"),
+        ({"budget": 32}, ConfigError, "fits 32 bits as it is: it takes 32.00 bits a parameter"),
         ({"formats": ("int44",)}, FormatError, "int44"),
         ({"formats": ()}, ConfigError, "no format"),
         ({"recipe": "name:nothing int4:g32"}, FormatError, "matches no layer"),

@@ -197,7 +197,7 @@ def _changed(job: Job, exclude: tuple[str, ...], share: tuple[str, ...], prune: 
     import copy
 
     from octavo.prune import fold_model, prune_model
-    from octavo.search.compress_model import model_digest
+    from octavo.search.function_identity import model_digest
 
     pruned = fold_model(prune_model(copy.deepcopy(job.model), prune))
     note = f"{100 * prune:g}% of the weights were set to 0 first, by magnitude; 'before' is the pruned model"

@@ -84,6 +84,10 @@ def _columns(path: Path) -> list[tuple[int, str, str]]:
 
 def _numbered(path: Path, rows: Sequence[tuple[int, str, str]], classes: Mapping[str, int] | None) -> tuple[int, ...]:
     if all(_is_whole(label) for _, _, label in rows):
+        most = max(classes.values()) if classes else None
+        for number, _, label in rows:
+            if most is not None and int(label) > most:
+                raise DataError(f"{path}: line {number} has the label {label}; the model's classes are 0 to {most}")
         return tuple(int(label) for _, _, label in rows)
     names = classes or {name: place for place, name in enumerate(sorted({label for _, _, label in rows}))}
     alike = {name.lower(): number for name, number in names.items()}

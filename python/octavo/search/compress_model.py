@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from octavo import files, folders
-from octavo.batches import Batches, arguments_of, call_numbered, tensors_in
+from octavo.batches import Batches, call_numbered
 from octavo.display.progress import Report
 from octavo.errors import CalibrationError, ConfigError, DTypeError
 from octavo.folder.save_load import fill_folder
@@ -35,7 +34,7 @@ from octavo.search.compression_job import (
 )
 from octavo.search.compression_trials import Found
 from octavo.search.forked_workers import check_workers
-from octavo.search.function_identity import function_identity, model_identity
+from octavo.search.function_identity import batches_digest, function_identity, model_digest
 from octavo.search.journal import Journal
 from octavo.search.peers import Peer
 from octavo.search.short_training import BatchTask, Loss, Training, distillation, rate_of, short_config
@@ -248,26 +247,6 @@ def write_evidence(folder: Path, recipe: Recipe, report: dict[str, Any]) -> None
     """Write ``recipe.toml``, ``report.html`` and ``report.json`` into a folder that is there."""
     files.write(folder / RECIPE, recipe.to_toml())
     write_report(folder, report)
-
-
-def model_digest(model: nn.Module) -> str:
-    """Return the SHA-256 of a model's code, and of its tensors and their names, whatever their order."""
-    found = sha256(model_identity(model).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        if isinstance(tensor, torch.Tensor):
-            found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def batches_digest(model: nn.Module, batches: Sequence[Any]) -> str:
-    """Return the SHA-256 of everything that batches give a model."""
-    found = sha256()
-    for batch in batches:
-        for tensor in tensors_in(arguments_of(model, batch)):
-            found.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
 
 
 def _cut(batches: list[Any], hold: bool) -> tuple[list[Any], list[Any]]:

@@ -209,7 +209,7 @@ def least_bytes(model: nn.Module, formats: Sequence[str], exclude: Sequence[str]
 
 
 def check_budget(job: Job, goal: Goal, formats: Sequence[str]) -> None:
-    """Refuse a budget below the smallest format, from shapes alone, and a latency of no forward pass.
+    """Refuse a budget below the smallest format or of the whole model, by shapes, and a latency of no forward pass.
 
     Raises ConfigError.
     """
@@ -224,6 +224,12 @@ def check_budget(job: Job, goal: Goal, formats: Sequence[str]) -> None:
         raise ConfigError(
             f"no format fits {goal.limit:g} {goal.unit}: the smallest of {', '.join(formats)} takes "
             f"{8 * least / parameters:.2f} bits a parameter, {least:,} bytes; give more, or smaller formats"
+        )
+    whole = job.size(job.model)
+    if whole <= most < math.inf and goal.latency is None:
+        raise ConfigError(
+            f"{job.name} fits {goal.limit:g} {goal.unit} as it is: it takes {8 * whole / parameters:.2f} bits a "
+            f"parameter, {whole:,} bytes, and nothing is to be compressed; give less"
         )
 
 

@@ -1,15 +1,18 @@
-"""The identity of functions and models for a journal: their names, code and plain values."""
+"""The identity of functions, models and their data for a journal: names, code, plain values and tensors."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from types import CodeType, ModuleType
 from typing import Any
 
+import torch
 from torch import nn
+
+from octavo.batches import arguments_of, tensors_in
 
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _LIBRARIES = ("torch", "transformers", "octavo")
@@ -55,6 +58,30 @@ def model_identity(model: nn.Module) -> str:
         values = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "training"}
         found.append(f"{path} {sources[kind]} {_plain(values)}")
     return _digest(*found)
+
+
+def model_digest(model: nn.Module) -> str:
+    """Return the SHA-256 of a model's code, and of its tensors and their names, whatever their order."""
+    found = sha256(model_identity(model).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        if isinstance(tensor, torch.Tensor):
+            found.update(name.encode())
+            found.update(_bytes(tensor))
+    return found.hexdigest()
+
+
+def batches_digest(model: nn.Module, batches: Iterable[Any]) -> str:
+    """Return the SHA-256 of everything that batches give a model."""
+    found = sha256()
+    for batch in batches:
+        for tensor in tensors_in(arguments_of(model, batch)):
+            found.update(_bytes(tensor))
+    return found.hexdigest()
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    plain = tensor.detach().cpu().contiguous().flatten()
+    return f"{tuple(tensor.shape)}{tensor.dtype}".encode() + plain.view(torch.uint8).numpy().tobytes()
 
 
 def _source(kind: type) -> str:

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from octavo.batches import Batches, arguments_of, tensors_in
+from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError
 from octavo.formats import Format
@@ -25,7 +24,7 @@ from octavo.recipe.sites import Site
 from octavo.recipe.spec import Spec
 from octavo.search.fisher_scores import fisher_scores
 from octavo.search.forked_workers import check_workers, measured_by
-from octavo.search.function_identity import function_identity, model_identity
+from octavo.search.function_identity import batches_digest, function_identity, model_digest
 from octavo.search.journal import Journal
 from octavo.search.layer_groups import Found, LayerGroup, find_groups
 from octavo.search.layer_sensitivity import ROLES, Sensitivity
@@ -260,17 +259,4 @@ def _measured(run: _Run, given: Journal | Path | str | None, show: Stages, worke
 def _subject(run: _Run) -> str:
     """Return a hash of the model's code and parameters, the data and the function that reads outputs."""
     read = "" if run.output is None else function_identity(run.output)[0]
-    digest = sha256(f"{model_identity(run.model)} {read}".encode())
-    for name, tensor in run.model.state_dict().items():
-        if isinstance(tensor, Tensor):
-            digest.update(name.encode())
-            digest.update(_bytes(tensor))
-    for batch in run.batches:
-        for tensor in tensors_in(arguments_of(run.model, batch)):
-            digest.update(_bytes(tensor))
-    return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> Any:
-    plain = tensor.detach().cpu().contiguous().flatten()
-    return f"{tuple(tensor.shape)}{tensor.dtype}".encode() + plain.view(torch.uint8).numpy().tobytes()
+    return sha256(f"{model_digest(run.model)} {batches_digest(run.model, run.batches)} {read}".encode()).hexdigest()

@@ -23,8 +23,9 @@ from octavo.errors import DataError, ModelError
 from octavo.folder.pack_folder import write_folder
 from octavo.folder.save_load import load_model
 from octavo.folder.weight_files import Checkpoint, layers_of
-from octavo.search.compress_model import AGREEMENT, batches_digest, model_digest
+from octavo.search.compress_model import AGREEMENT
 from octavo.search.compression_job import DataFacts, Job, Quality
+from octavo.search.function_identity import batches_digest, model_digest
 from octavo.search.short_training import BatchTask, Loss, Training, distillation, short_config
 from octavo.systems.sentences.examples import SENTENCES
 from octavo.systems.text_models import TextModel, labelled_for, open_text_model, read_texts

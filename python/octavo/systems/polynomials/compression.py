@@ -14,8 +14,8 @@ from octavo.data import CharTokenizer
 from octavo.engine.native_engine import Engine
 from octavo.errors import OctavoError
 from octavo.models.seq2seq import PAD, Seq2Seq
-from octavo.search.compress_model import model_digest
 from octavo.search.compression_job import DataFacts, Job
+from octavo.search.function_identity import model_digest
 from octavo.search.short_training import Training, distillation, short_config
 from octavo.systems.polynomials.accuracy import EncodedLines, measure
 from octavo.systems.polynomials.data import Splits, Stream, splits

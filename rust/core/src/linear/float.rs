@@ -2,9 +2,9 @@
 
 use super::f32_fma::{self, ROWS, SLAB};
 use super::output::{Inputs, Outputs, widened};
-#[cfg(target_arch = "x86_64")]
-use super::route;
 use super::{Matrix, check_sizes};
+#[cfg(target_arch = "x86_64")]
+use super::{f32_tiles_avx2, route};
 use crate::codec::rows::{Rows, Unpacked};
 use crate::codec::{DType, Values, ValuesMut, zeroed};
 use crate::error::{Result, ShapeError};
@@ -90,6 +90,12 @@ pub(super) fn multiply_as(
         #[cfg(target_arch = "x86_64")]
         if let Some(way) = way.as_ref().filter(|way| way.takes(count)) {
             route::multiply(way, &rows, &x, count, w, &out)?;
+            continue;
+        }
+        #[cfg(target_arch = "x86_64")]
+        if level == Level::Avx2 && count >= f32_tiles_avx2::LEAST_ROWS && k > 0 {
+            // SAFETY: the level is one of this processor.
+            unsafe { f32_tiles_avx2::multiply(&rows, &x, count, n, &out)? };
             continue;
         }
         pool::try_for_each(n.div_ceil(PANEL), count.saturating_mul(n).saturating_mul(k), |panel| {
