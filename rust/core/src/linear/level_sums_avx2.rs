@@ -29,7 +29,6 @@ pub(super) type Planes = [[u8; 16]; 4];
 /// The processor must have AVX2 and FMA. Rows must hold `vectors` times 16 inputs, as many codes in whole blocks, and a scale
 /// and zero point for each group.
 #[target_feature(enable = "avx2,fma")]
-#[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
 pub(super) unsafe fn levels<const R: usize, const M: usize, const HALVES: bool, const KIND: u8>(
     weights: [Row; R],
     planes: &Planes,

@@ -183,15 +183,17 @@ impl<'a> Numbers<'a> {
         unpack(self.rows.level(), packed, self.plan.width, bytes_mut(rest));
         let (blocks, last) = rest.as_chunks_mut::<BLOCK>();
         let number = |code: &mut i8| *code = table[usize::from(code.cast_unsigned())].cast_signed();
-        match self.reading {
-            Reading::TwoComplement | Reading::Plain => return,
+        let width = self.plan.width;
+        for block in blocks {
             // SAFETY: as the caller promises.
-            Reading::Mirrored => blocks.iter_mut().for_each(|block| unsafe { mirror(table, self.plan.width, block) }),
-            // SAFETY: as above.
-            Reading::Table => {
-                blocks.iter_mut().for_each(|block| unsafe { look_up(table, 1 << self.plan.width, block) })
+            unsafe {
+                match self.reading {
+                    Reading::TwoComplement | Reading::Plain => {}
+                    Reading::Mirrored => mirror(table, width, block),
+                    Reading::Table => look_up(table, 1 << width, block),
+                    Reading::LongTable => block.iter_mut().for_each(number),
+                }
             }
-            Reading::LongTable => blocks.as_flattened_mut().iter_mut().for_each(number),
         }
         last.iter_mut().for_each(number);
     }
