@@ -36,6 +36,8 @@ def test_every_form_is_the_same_texts(name, packed, tmp_path):
         ("a.tsv", "1\tx\ty\n", "line 1 has 3 columns"),
         ("a.tsv", "one\n", "line 1 has 1 columns"),
         ("a.tsv", "0\tx\n\n2\ty\n", "line 3 has the label 2; the model's classes are 0 to 0"),
+        ("a.tsv", "-1\tx\n", "line 1 has the label -1; the model's classes are 0 to 0"),
+        ("a.tsv", "1000000\tx\n", "line 1 has the label 1000000"),
         ("a.tsv", "x\tSPORT\n", "label 'SPORT'; the model's classes are world"),
         ("a.jsonl", '{"text": "x"}', "line 1 is .*accepted are objects"),
         ("a.jsonl", "[]", "line 1"),
@@ -47,3 +49,9 @@ def test_other_files_are_refused_with_their_line(name, content, reason, tmp_path
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(DataError, match=reason):
         read_labelled(path, {"world": 0})
+
+
+def test_classes_that_are_called_by_numbers_go_by_name(tmp_path):
+    (tmp_path / "a.tsv").write_text("5\tx\n1\ty\n")
+    assert read_labelled(tmp_path / "a.tsv", {str(stars): stars - 1 for stars in range(1, 6)}).labels == (4, 0)
+    assert read_labelled(tmp_path / "a.tsv", {name: str(place) for place, name in enumerate("abcdef")}).labels == (5, 1)

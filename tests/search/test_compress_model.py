@@ -12,7 +12,7 @@ import time
 import octavo
 import pytest
 import torch
-from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, NonFiniteError, TaskError
+from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, ModelError, NonFiniteError, TaskError
 from octavo.report.compression_report import read_report
 from octavo.search import compression_trials
 from octavo.search.compression_job import stored_bytes
@@ -161,6 +161,7 @@ def test_the_fast_form_measures_less(result):
         ({"data": [torch.zeros(2, 31)]}, CalibrationError, r"batch 0.*'first' \(Linear\)"),
         ({"data": ["a text"]}, CalibrationError, "tokenizer"),
         ({"model": "bert"}, DTypeError, "torch.nn.Module"),
+        ({"model": nn.Sequential(nn.ReLU())}, ModelError, "has no parameters"),
         ({"workers": 0}, ConfigError, "workers is 0"),
     ],
 )

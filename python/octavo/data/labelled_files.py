@@ -14,6 +14,7 @@ from octavo.errors import DataError
 
 _TEXTS, _LABELS = ("text", "sentence", "content", "review"), ("label", "labels", "class")
 _ACCEPTED = "lines 'label<TAB>text' or 'text<TAB>label' (.tsv), or JSON objects with 'text' and 'label' (.jsonl)"
+_MOST = 999_999  # a label, where no model says less
 
 
 def read_labelled(path: Path | str, classes: Mapping[str, int] | None = None) -> Sentences:
@@ -83,26 +84,28 @@ def _columns(path: Path) -> list[tuple[int, str, str]]:
 
 
 def _numbered(path: Path, rows: Sequence[tuple[int, str, str]], classes: Mapping[str, int] | None) -> tuple[int, ...]:
-    if all(_is_whole(label) for _, _, label in rows):
-        most = max(classes.values()) if classes else None
+    found = [label for _, _, label in rows]
+    names = classes or {name: place for place, name in enumerate(sorted(set(found)))}
+    # Values of a configuration may be texts.
+    alike = {name.lower(): int(number) for name, number in names.items()}
+    # Where numbers name classes, as stars of reviews may, names go first.
+    if all(map(_is_whole, found)) and not (classes and all(label.lower() in alike for label in found)):
+        most = max(alike.values()) if classes else _MOST
         for number, _, label in rows:
-            if most is not None and int(label) > most:
-                raise DataError(f"{path}: line {number} has the label {label}; the model's classes are 0 to {most}")
-        return tuple(int(label) for _, _, label in rows)
-    names = classes or {name: place for place, name in enumerate(sorted({label for _, _, label in rows}))}
-    alike = {name.lower(): number for name, number in names.items()}
-    found = []
+            if not 0 <= int(label) <= most:
+                known = f"the model's classes are 0 to {most}" if classes else f"accepted are 0 to {most}"
+                raise DataError(f"{path}: line {number} has the label {label[:40]}; {known}")
+        return tuple(map(int, found))
     for number, _, label in rows:
         if label.lower() not in alike:
             known = ", ".join(list(names)[:8])
             raise DataError(f"{path}: line {number} has the label {label[:40]!r}; the model's classes are {known}")
-        found.append(alike[label.lower()])
-    return tuple(found)
+    return tuple(alike[label.lower()] for label in found)
 
 
 def _is_whole(text: str) -> bool:
-    text = text.strip()
-    return text.isascii() and text.isdigit() and len(text) < 7
+    text = text.strip().removeprefix("-")
+    return text.isascii() and text.isdigit() and len(text) < 19
 
 
 def text_lines(path: Path, accepted: str) -> Iterator[tuple[int, str]]:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from octavo.batches import Batches
-from octavo.errors import ConfigError, OctavoError
+from octavo.errors import ConfigError, ModelError, OctavoError
 from octavo.folder.stored_tensors import stored_state
 from octavo.nn import QuantLayer
 from octavo.quant.algorithms.bias import correct_bias_model
@@ -211,7 +211,7 @@ def least_bytes(model: nn.Module, formats: Sequence[str], exclude: Sequence[str]
 def check_budget(job: Job, goal: Goal, formats: Sequence[str]) -> None:
     """Refuse a budget below the smallest format or of the whole model, by shapes, and a latency of no forward pass.
 
-    Raises ConfigError.
+    Raises ConfigError, ModelError for a model without parameters.
     """
     if goal.latency is not None and job.costs is not None:
         raise ConfigError(
@@ -219,6 +219,8 @@ def check_budget(job: Job, goal: Goal, formats: Sequence[str]) -> None:
             "bound; give bits, bytes or a loss"
         )
     parameters = sum(parameter.numel() for parameter in job.model.parameters())
+    if not parameters:
+        raise ModelError(f"{job.name} has no parameters: there is nothing to compress")
     least, most = least_bytes(job.model, formats, job.exclude) - job.saved, goal.most_bytes(parameters)
     if least > most:
         raise ConfigError(
