@@ -23,8 +23,8 @@ def read_labelled(path: Path | str, classes: Mapping[str, int] | None = None) ->
     A name that ends in ``.jsonl`` or ``.json`` holds JSON objects, one a line, with ``text`` (or ``sentence``,
     ``content``) and ``label``; any other is a table of two columns with a tab between them. A header line with the word
     ``label`` says which column is which; without one the labels are the column of whole numbers, else the last. Labels
-    are whole numbers from 0 on, or names, which ``classes`` numbers (a model's ``label2id``), names first where both could
-    be; without it names are numbered in the order of the alphabet. Empty lines are skipped.
+    are whole numbers from 0 on, or names, which ``classes`` numbers (a model's ``label2id``), names first where both
+    could be; without it names are numbered in the order of the alphabet. Empty lines are skipped.
 
     Raises DataError with the file, the line and what is accepted there; OSError where the file cannot be read.
     """
