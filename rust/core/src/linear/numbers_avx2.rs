@@ -159,29 +159,11 @@ impl<'a> Numbers<'a> {
     #[target_feature(enable = "avx2")]
     unsafe fn numbers(&self, packed: &[u8], numbers: &mut [i8]) {
         let table = &self.plan.tables[0];
-        let mut done = 0;
-        if self.plan.width == 4 {
-            // SAFETY: as the caller promises; a table has sixteen numbers.
-            let table = unsafe { _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast())) };
-            let (blocks, _) = numbers.as_chunks_mut::<BLOCK>();
-            for (block, packed) in blocks.iter_mut().zip(packed.as_chunks::<TABLE>().0) {
-                // SAFETY: sixteen bytes are read, 32 written.
-                unsafe {
-                    let both = _mm_loadu_si128(packed.as_ptr().cast());
-                    let low = _mm_and_si128(both, _mm_set1_epi8(15));
-                    let high = _mm_and_si128(_mm_srli_epi16::<4>(both), _mm_set1_epi8(15));
-                    let codes = _mm256_set_m128i(_mm_unpackhi_epi8(low, high), _mm_unpacklo_epi8(low, high));
-                    _mm256_storeu_si256(block.as_mut_ptr().cast(), _mm256_shuffle_epi8(table, codes));
-                }
-                done += BLOCK;
-            }
-        }
-        let (rest, packed) = (&mut numbers[done..], &packed[done * self.plan.width as usize / 8..]);
         if matches!(self.reading, Reading::TwoComplement) {
-            return unpack_signed(self.rows.level(), packed, self.plan.width, rest);
+            return unpack_signed(self.rows.level(), packed, self.plan.width, numbers);
         }
-        unpack(self.rows.level(), packed, self.plan.width, bytes_mut(rest));
-        let (blocks, last) = rest.as_chunks_mut::<BLOCK>();
+        unpack(self.rows.level(), packed, self.plan.width, bytes_mut(numbers));
+        let (blocks, last) = numbers.as_chunks_mut::<BLOCK>();
         let number = |code: &mut i8| *code = table[usize::from(code.cast_unsigned())].cast_signed();
         let width = self.plan.width;
         for block in blocks {
