@@ -2,9 +2,13 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as some
 from octavo.models import gpt
-from octavo.models.gpt import GPT
+from octavo.models.gpt import GPT, gpu_code, rotary_positions
 from octavo.models.gpt.presets import PRESETS, preset
+from octavo.models.gpt.softmax_head import padded_nll
+from torch.nn import functional
 
 
 def sums(model, ids, targets):
@@ -14,7 +18,10 @@ def sums(model, ids, targets):
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 @pytest.mark.parametrize("unscored", [0, 5])
-def test_a_model_is_one_graph_and_scores_what_eager_mode_does(name, unscored):
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_model_is_one_graph_and_scores_what_eager_mode_does(name, unscored, on_gpu, monkeypatch):
+    monkeypatch.setattr(gpu_code, "compiled", lambda x: on_gpu and torch.compiler.is_compiling())
+    torch.compiler.reset()  # compiled code does not see that the function is another
     torch.manual_seed(0)
     model = GPT(preset(name, vocabulary=97, width=32, layers=2, heads=2, end_of_text=0)).train()
     ids, targets = torch.randint(97, (2, 2, 16))
@@ -41,3 +48,28 @@ def test_a_sampled_loss_leaves_out_what_is_not_scored():
     wanted = sums(model, ids, targets)
     torch.manual_seed(1)
     torch.testing.assert_close(compiled(model, ids, targets), wanted)
+
+
+@given(some.integers(1, 9), some.integers(1, 70), some.integers(0, 9), some.floats(-80, 80), some.integers(0, 2**31))
+def test_the_loss_of_padded_scores_is_the_cross_entropy_of_the_others(rows, vocabulary, padding, middle, seed):
+    draws = torch.Generator().manual_seed(seed)
+    scores = torch.randn(rows, vocabulary + padding, generator=draws, dtype=torch.float64) * 20 + middle
+    scores[:, vocabulary:] = 1e30
+    targets = torch.randint(vocabulary, (rows,), generator=draws)
+    weights = torch.randn(rows, generator=draws, dtype=torch.float64)
+    found, wanted = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+    losses = padded_nll(found, targets, vocabulary)
+    plain = functional.cross_entropy(wanted[:, :vocabulary], targets, reduction="none")
+    torch.testing.assert_close(losses, plain)
+    torch.testing.assert_close(*(torch.autograd.grad((loss * weights).sum(), of)[0]
+                                 for loss, of in ((losses, found), (plain, wanted))))  # fmt: skip
+
+
+def test_the_operation_of_rotary_positions_is_the_function():
+    positions, turns = torch.arange(7), rotary_positions.frequencies(6, "half", 1e4, torch.device("cpu"))
+    torch.library.opcheck(torch.ops.octavo.turns, (positions, turns))
+    x = torch.randn(2, 3, 7, 6)
+    cosine, sine = torch.ops.octavo.turns(positions, turns)
+    first, second = x.chunk(2, -1)
+    wanted = torch.cat([first * cosine + second * sine, second * cosine - first * sine], -1)
+    assert torch.equal(rotary_positions.turned(x, positions, turns), wanted)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch import library as registry
+
+from octavo.models.gpt import gpu_code
 
 
 def frequencies(size: int, kind: str, base: float, device: torch.device) -> Tensor:
@@ -23,10 +26,30 @@ def frequencies(size: int, kind: str, base: float, device: torch.device) -> Tens
 def turned(x_BHTd: Tensor, positions_T: Tensor, frequencies_p: Tensor) -> Tensor:
     """Return ``x`` with value i and value ``i + d / 2`` of each head turned as a pair; dtype as given.
 
-    Angles are float32 and the result is cast back, so that queries and keys keep the dtype of the values.
+    Angles are float32 and the result is cast back, so that queries and keys keep the dtype of the values. Code that is
+    compiled for a GPU reads cosines and sines from memory; it would compute those of every value of every head anew.
     """
-    angles_Tp = positions_T.float()[:, None] * frequencies_p
-    cosine, sine = angles_Tp.cos(), angles_Tp.sin()
+    if gpu_code.compiled(x_BHTd):
+        cosine, sine = torch.ops.octavo.turns(positions_T, frequencies_p)
+    else:
+        cosine, sine = _turns(positions_T, frequencies_p)
     first, second = x_BHTd.float().chunk(2, dim=-1)
     turned_BHTd = torch.cat([first * cosine + second * sine, second * cosine - first * sine], dim=-1)
     return turned_BHTd.to(x_BHTd.dtype)
+
+
+def _turns(positions_T: Tensor, frequencies_p: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the cosine and the sine of every angle, float32 ``[T, p]``."""
+    angles_Tp = positions_T.float()[:, None] * frequencies_p
+    return angles_Tp.cos(), angles_Tp.sin()
+
+
+def _turns_shapes(positions_T: Tensor, frequencies_p: Tensor) -> tuple[Tensor, Tensor]:
+    angles_Tp = frequencies_p.new_empty(positions_T.shape[0], frequencies_p.shape[0])
+    return angles_Tp, torch.empty_like(angles_Tp)
+
+
+_library = registry.Library("octavo", "FRAGMENT")
+_library.define("turns(Tensor positions, Tensor frequencies) -> (Tensor, Tensor)")
+_library.impl("turns", _turns, "CompositeExplicitAutograd")
+registry.register_fake("octavo::turns", _turns_shapes, lib=_library)

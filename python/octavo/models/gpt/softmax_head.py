@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.errors import ModelError, SettingError
+from octavo.models.gpt import gpu_code
 from octavo.models.techniques import choice, number, register, whole
 from octavo.nn.embedding import multiply_rows
 
@@ -118,11 +119,17 @@ class SoftmaxHead(Head):
 
     def scores(self, h_ND: Tensor) -> Tensor:
         """Return the scores before they are normalized, ``[N, V]`` float32."""
+        return self._capped(self._product(h_ND)[:, : self.vocabulary])
+
+    def _product(self, h_ND: Tensor) -> Tensor:
+        """Return the products with the rows of the table and of what pads it, ``[N, V or more]``."""
         if (table := self.shared_table) is not None:
-            scores = multiply_rows(table, h_ND) if not _misaligned(table, h_ND) else _aligned_product(table, h_ND)
-        else:
-            scores = self.project(h_ND)
-        scores = scores[:, : self.vocabulary].float()
+            return multiply_rows(table, h_ND) if not _misaligned(table, h_ND) else _aligned_product(table, h_ND)
+        product: Tensor = self.project(h_ND)
+        return product
+
+    def _capped(self, scores: Tensor) -> Tensor:
+        scores = scores.float()
         if not self.config.cap:
             return scores
         cap = self.config.cap
@@ -136,7 +143,23 @@ class SoftmaxHead(Head):
 
     def nll(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
         """Return the loss of each target, ``[N]`` float32."""
+        if gpu_code.compiled(h_ND):
+            return padded_nll(self._capped(self._product(h_ND)), y_N, self.vocabulary)
         return functional.cross_entropy(self.scores(h_ND), y_N, reduction="none")
+
+
+def padded_nll(scores_NW: Tensor, y_N: Tensor, vocabulary: int) -> Tensor:
+    """Return the loss of each target, ``[N]`` float32, of scores whose columns from ``vocabulary`` on stand for none.
+
+    The gradient is a function of each score and of numbers of its row. Compiled, it is written once, in the dtype of
+    the products, where that of ``cross_entropy`` would be in float32 first, and then padded.
+    """
+    columns_W = torch.arange(scores_NW.shape[1], device=scores_NW.device)
+    if scores_NW.shape[1] > vocabulary:
+        scores_NW = torch.where(columns_W < vocabulary, scores_NW, -torch.inf)
+    most_N1 = scores_NW.detach().amax(-1, keepdim=True)
+    wanted_N = torch.where(columns_W == y_N[:, None], scores_NW, 0.0).sum(-1)
+    return (scores_NW - most_N1).exp().sum(-1).log() + most_N1[:, 0] - wanted_N
 
 
 def _misaligned(table: Any, h_ND: Tensor) -> bool:

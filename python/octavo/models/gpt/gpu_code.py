@@ -1,0 +1,11 @@
+"""Whether code is compiled for a GPU, which wants other forms of some functions than a CPU and eager mode."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def compiled(x: Tensor) -> bool:
+    """Return whether ``x`` lies on a GPU and torch.compile reads the code that asks."""
+    return torch.compiler.is_compiling() and x.device.type == "cuda"
