@@ -8,6 +8,7 @@ import torch
 from octavo.errors import ModelError, SettingError
 from octavo.models.gpt import GPT, GPTConfig, InTraining, LagKernel, RDrop, TokenDropout, contracts, nocap_baseline
 from octavo.models.gpt.in_training import PLAIN, drawn
+from octavo.models.gpt.presets import preset
 from octavo.models.gpt.noisy_objectives import divergence
 from octavo.models.gpt.residual_norm import residual_dropout_norm
 from torch.nn import functional
@@ -346,3 +347,27 @@ def test_a_joined_batch_equals_two_passes(monkeypatch):
     wanted = (own[0] + own[1]) / 2 + 0.7 * divergence(*passes).sum()
     assert total.item() == pytest.approx(wanted.item(), rel=1e-5) and int(parts["tokens"]) == targets.numel()
     assert parts["nll"].item() == pytest.approx(((own[0] + own[1]) / 2).item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["modern", "modern_skips"])
+def test_a_stream_of_16_bits_is_one_under_autocast_in_training_alone(name):
+    torch.manual_seed(0)
+    plain = GPT(preset(name, vocabulary=97, width=32, layers=3, heads=2, end_of_text=0)).train()
+    with torch.no_grad():  # outputs of blocks begin at zero
+        for parameter in plain.parameters():
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    light = GPT(plain.config.with_training(autocast_stream=True)).train()
+    light.load_state_dict(plain.state_dict())
+    ids, targets = torch.randint(97, (2, 2, 16))
+    seen = []
+    light.blocks[1].register_forward_hook(lambda *told: seen.append(told[-1].dtype))
+    light.blocks[1].mixer.register_forward_hook(lambda *told: seen.append(told[1][0].dtype))
+    assert torch.equal(plain(ids, targets)[0], light(ids, targets)[0])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        wanted, found = (model(ids, targets)[0] for model in (plain, light))
+        assert torch.equal(plain.eval()(ids), light.eval()(ids))
+    assert set(seen) == {torch.float32, torch.bfloat16}
+    torch.testing.assert_close(found, wanted, rtol=0.01, atol=0)
+    assert not torch.equal(found, wanted)
+    found.backward()
+    assert all(parameter.grad.dtype == torch.float32 for parameter in light.parameters() if parameter.grad is not None)

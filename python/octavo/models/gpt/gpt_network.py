@@ -40,7 +40,8 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normed vectors, of the dtype given."""
-        return functional.rms_norm(x, (self.width,), self.gain, EPS)
+        gain = self.gain if self.gain is None or self.gain.dtype == x.dtype else self.gain.to(x.dtype)
+        return functional.rms_norm(x, (self.width,), gain, EPS)
 
 
 class Block(nn.Module):
@@ -247,6 +248,9 @@ class GPT(nn.Module):
         stream, layers = self.config.stream, self.config.layers
         if self.embedding_norm is not None:
             x_BTD = self.embedding_norm(x_BTD)
+        device = x_BTD.device.type
+        if self.training and self.config.in_training.autocast_stream and torch.is_autocast_enabled(device):
+            x_BTD = x_BTD.to(torch.get_autocast_dtype(device))
         first_BTD = x_BTD
         outputs: list[Tensor] = []
         draws = [PLAIN] * layers

@@ -21,6 +21,7 @@ class InTraining:
     ``positions_passed_over``: share of the positions that all blocks but the first and the last pass over, drawn anew
     for each (random layer-wise token dropping). ``recomputed``: first blocks whose activations are computed again in
     the backward pass instead of kept. ``fused``: residual, drop-out and norm inside a block as one operation.
+    ``autocast_stream``: under autocast the residual stream has its dtype, which is half of the bytes, not the table's.
 
     Draws come from torch's global generator. At 0 everything is the plain model, bit for bit.
     """
@@ -31,6 +32,7 @@ class InTraining:
     positions_passed_over: float = 0.0
     recomputed: int = 0
     fused: bool = False
+    autocast_stream: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -39,6 +41,7 @@ class InTraining:
         choice(self, "layer_drop_grows", (True, False))
         whole(self, "recomputed", least=0)
         choice(self, "fused", (True, False))
+        choice(self, "autocast_stream", (True, False))
 
     def layer_rate(self, layer: int, layers: int) -> float:
         """Return the chance that block ``layer``, counted from 0, is left out."""

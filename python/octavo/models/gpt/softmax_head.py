@@ -154,12 +154,13 @@ def padded_nll(scores_NW: Tensor, y_N: Tensor, vocabulary: int) -> Tensor:
     The gradient is a function of each score and of numbers of its row. Compiled, it is written once, in the dtype of
     the products, where that of ``cross_entropy`` would be in float32 first, and then padded.
     """
-    columns_W = torch.arange(scores_NW.shape[1], device=scores_NW.device)
+    columns_W = torch.arange(scores_NW.shape[1], device=scores_NW.device, dtype=torch.int32)
     if scores_NW.shape[1] > vocabulary:
         scores_NW = torch.where(columns_W < vocabulary, scores_NW, -torch.inf)
     most_N1 = scores_NW.detach().amax(-1, keepdim=True)
-    wanted_N = torch.where(columns_W == y_N[:, None], scores_NW, 0.0).sum(-1)
-    return (scores_NW - most_N1).exp().sum(-1).log() + most_N1[:, 0] - wanted_N
+    wanted_N = torch.where(columns_W == y_N.int()[:, None], scores_NW, 0.0).sum(-1)
+    # The sum keeps its axis: as torch.compile knows a softmax, which it reads once.
+    return ((scores_NW - most_N1).exp().sum(-1, keepdim=True).log() + most_N1)[:, 0] - wanted_N
 
 
 def _misaligned(table: Any, h_ND: Tensor) -> bool:

@@ -70,13 +70,13 @@ def modern_block(scale: Scale) -> LanguageConfig:
 @_preset("the simple modern recipe with Muon", "better")
 def modern(scale: Scale) -> LanguageConfig:
     """Return the recipe of the optimizer track."""
-    return replace(muon(scale), model=gpt.modern(**_modern_sizes(scale)))
+    return replace(muon(scale), model=_light(gpt.modern(**_modern_sizes(scale))))
 
 
 @_preset("the modern recipe with every skip, value tables, smearing and hashed pairs", "better")
 def modern_skips(scale: Scale) -> LanguageConfig:
     """Return :func:`modern` with all of them."""
-    return replace(muon(scale), model=gpt.modern_skips(**_modern_sizes(scale)))
+    return replace(muon(scale), model=_light(gpt.modern_skips(**_modern_sizes(scale))))
 
 
 @_preset("a gated feed-forward network of as many parameters", "worse")
@@ -233,6 +233,11 @@ def nce(scale: Scale) -> LanguageConfig:
 def negative_sampling(scale: Scale) -> LanguageConfig:
     """Return the baseline with negative sampling."""
     return with_model(nocap_baseline(scale), head=gpt.NegativeSampling(samples=scale.vocabulary // 8))
+
+
+def _light(model: gpt.GPTConfig) -> gpt.GPTConfig:
+    """Return a model whose residual stream has 16 bits where it trains so."""
+    return model.with_training(autocast_stream=True)
 
 
 def _modern_sizes(scale: Scale) -> dict[str, Any]:
