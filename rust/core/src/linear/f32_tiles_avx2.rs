@@ -145,7 +145,7 @@ unsafe fn arrange_weights(rows: &[f32], lines: &mut [Floats]) {
 /// The processor must have AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
-fn transposed(rows: [__m256; HALF]) -> [__m256; HALF] {
+pub(super) fn transposed(rows: [__m256; HALF]) -> [__m256; HALF] {
     let two = |a: usize, b: usize| [_mm256_unpacklo_ps(rows[a], rows[b]), _mm256_unpackhi_ps(rows[a], rows[b])];
     let four = |a: [__m256; 2], b: [__m256; 2]| {
         [

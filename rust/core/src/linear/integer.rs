@@ -8,7 +8,7 @@ use super::reference::{self, Added};
 use super::signed_codes::{Codes, all_scales, sum_of_products};
 use super::{Matrix, check_sizes, multiply_rounded};
 #[cfg(target_arch = "x86_64")]
-use super::{int8_avx2, int8_tiles, signed_codes::EXACT};
+use super::{int8_avx2, int8_pairs_avx2, int8_tiles, signed_codes::EXACT};
 use crate::codec::{Layout, Options, Sizes, Values, ValuesMut, set_len, zeroed};
 use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
@@ -131,6 +131,10 @@ pub fn multiply_integer(
         Bias::Float(_) => Biases::Floats(&floats),
         Bias::Integer(bias) => Biases::Integers(bias),
     };
+    #[cfg(target_arch = "x86_64")]
+    let tiles = int8_tiles::tiles(n, k, level);
+    #[cfg(target_arch = "x86_64")]
+    let in_pairs = tiles.is_none() && has_avx2_sums(level, k) && m >= int8_pairs_avx2::LEAST_ROWS;
     let product = Product {
         w,
         row_bytes: sizes.row_bytes,
@@ -139,9 +143,11 @@ pub fn multiply_integer(
         weight_scales: all_scales(w.packed.scales, n)?,
         added,
         out: Outputs::new(&mut out, n, level),
+        #[cfg(target_arch = "x86_64")]
+        pairs: if in_pairs { Some(int8_pairs_avx2::Widened::new(&x.codes, k)?) } else { None },
     };
     #[cfg(target_arch = "x86_64")]
-    if let Some(tiles) = int8_tiles::tiles(n, k, level) {
+    if let Some(tiles) = tiles {
         return product.in_tiles(tiles, m, level);
     }
     pool::try_for_each(n.div_ceil(PANEL), m.saturating_mul(n).saturating_mul(k), |panel| product.panel(panel, level))
@@ -155,6 +161,12 @@ fn check_finite(x: Values<'_>, format: Format) -> Result<()> {
         Some((position, value)) => Err(Error::NonFinite { format: format.to_string(), position, value }),
         None => Ok(()),
     }
+}
+
+/// True where AVX2 sums rows of `k` products exactly.
+#[cfg(target_arch = "x86_64")]
+fn has_avx2_sums(level: Level, k: usize) -> bool {
+    level >= Level::Avx2 && (1..=EXACT).contains(&k)
 }
 
 /// What is added to the outputs of every row of weights.
@@ -185,6 +197,9 @@ struct Product<'a> {
     weight_scales: Vec<f32>,
     added: Biases<'a>,
     out: Outputs,
+    /// The inputs as [`int8_pairs_avx2`] reads them, where there are many rows.
+    #[cfg(target_arch = "x86_64")]
+    pairs: Option<int8_pairs_avx2::Widened>,
 }
 
 impl Product<'_> {
@@ -192,7 +207,11 @@ impl Product<'_> {
     fn panel(&self, panel: usize, level: Level) -> Result<()> {
         let (k, first) = (self.w.columns, panel * PANEL);
         let count = PANEL.min(self.w.rows - first);
-        let mut codes = zeroed::<i8>(count * k)?;
+        #[cfg(target_arch = "x86_64")]
+        let space = if self.pairs.is_some() { PANEL } else { count };
+        #[cfg(not(target_arch = "x86_64"))]
+        let space = count;
+        let mut codes = zeroed::<i8>(space * k)?;
         for r in 0..count {
             let packed = &self.w.packed.codes[(first + r) * self.row_bytes..][..self.row_bytes];
             unpack_signed(level, packed, self.w.format.width(), &mut codes[r * k..][..k]);
@@ -201,7 +220,23 @@ impl Product<'_> {
             reference::value(sum, self.input_scales[row] * self.weight_scales[weight], self.added.of(weight))
         };
         #[cfg(target_arch = "x86_64")]
-        if level >= Level::Avx2 && (1..=EXACT).contains(&k) {
+        if let Some(pairs) = &self.pairs {
+            let mut lines = zeroed(k.div_ceil(2))?;
+            let finish = Columns::new(self, first, count);
+            let write = |row: usize, sums: [i32; PANEL]| {
+                let values = finish.values(self.input_scales[row], sums);
+                // SAFETY: every panel writes its own columns.
+                unsafe { self.out.write(row, first, &values[..count]) };
+            };
+            // SAFETY: the level is one of this processor; int32 holds the sums.
+            unsafe {
+                int8_pairs_avx2::arrange(&codes, k, &mut lines);
+                pairs.multiply(&lines, write);
+            }
+            return Ok(());
+        }
+        #[cfg(target_arch = "x86_64")]
+        if has_avx2_sums(level, k) {
             for four in (0..count).step_by(int8_avx2::TOGETHER) {
                 // Rows beyond the last repeat it.
                 let row_of = |r: usize| r.min(count - four - 1);
@@ -270,6 +305,39 @@ impl Product<'_> {
             }
             Ok(())
         })
+    }
+}
+
+/// The arithmetic of [`Product::panel`] on one row of inputs and all rows of weights of a panel.
+#[cfg(target_arch = "x86_64")]
+struct Columns<'a> {
+    scales: [f32; PANEL],
+    floats: [f32; PANEL],
+    added: Biases<'a>,
+    first: usize,
+    count: usize,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl<'a> Columns<'a> {
+    /// Of `count` rows of weights from `first` on; rows behind them have scales of 0.
+    fn new(product: &Product<'a>, first: usize, count: usize) -> Self {
+        let each = |all: &[f32]| std::array::from_fn(|r| if r < count { all[first + r] } else { 0.0 });
+        let floats = if let Biases::Floats(bias) = product.added { each(bias) } else { [0.0; PANEL] };
+        Self { scales: each(&product.weight_scales), floats, added: product.added, first, count }
+    }
+
+    /// The values of sums; every operation rounds to float32, as [`reference::value`] does it.
+    fn values(&self, input_scale: f32, sums: [i32; PANEL]) -> [f32; PANEL] {
+        let scale = |r: usize| input_scale * self.scales[r];
+        match self.added {
+            Biases::Nothing => std::array::from_fn(|r| sums[r] as f32 * scale(r)),
+            Biases::Floats(_) => std::array::from_fn(|r| sums[r] as f32 * scale(r) + self.floats[r]),
+            Biases::Integers(_) => std::array::from_fn(|r| {
+                let row = self.first + r.min(self.count - 1);
+                reference::value(i64::from(sums[r]), scale(r), self.added.of(row))
+            }),
+        }
     }
 }
 

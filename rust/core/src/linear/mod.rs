@@ -33,6 +33,8 @@ mod int8_groups_avx2;
 #[cfg(target_arch = "x86_64")]
 mod int8_limbs_vnni;
 #[cfg(target_arch = "x86_64")]
+mod int8_pairs_avx2;
+#[cfg(target_arch = "x86_64")]
 mod int8_tiles;
 mod integer;
 #[cfg(target_arch = "x86_64")]
