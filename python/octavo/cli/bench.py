@@ -141,7 +141,7 @@ def gpt(
       octavo bench gpt --data fineweb.jsonl --arms nocap_baseline@learning_rate=0.008,nocap_baseline@batch=16 --seeds 1
       octavo bench gpt --data fineweb.jsonl --scale mini --compile --budgets tokens,0.33time      (a GPU)
       octavo bench gpt --data fineweb.jsonl --grid muon,modern_block,cocont,gqa --sampler tpe --trials 8 --seeds 1
-      octavo bench gpt --data fineweb10B/ --scale true --compile --speeds --arms modern,modern@micro_tokens=65536
+      octavo bench gpt --data fineweb10B/ --scale true --compile --speeds --arms modern,modern@micro_tokens=32768
       octavo bench gpt --data fineweb.jsonl --report-only
     """
     from octavo.display.console import console, print_json, print_table, table

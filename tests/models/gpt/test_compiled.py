@@ -73,3 +73,25 @@ def test_the_operation_of_rotary_positions_is_the_function():
     first, second = x.chunk(2, -1)
     wanted = torch.cat([first * cosine + second * sine, second * cosine - first * sine], -1)
     assert torch.equal(rotary_positions.turned(x, positions, turns), wanted)
+
+
+@pytest.mark.parametrize(
+    "head", [gpt.NegativeSampling(samples=9), gpt.NoiseContrastive(samples=9), gpt.Softmax(cap=3.0)]
+)
+def test_heads_with_scores_of_their_own_give_their_loss_where_a_gpu_has_another_form(head, monkeypatch):
+    monkeypatch.setattr(gpu_code, "compiled", lambda x: torch.compiler.is_compiling())
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    model = GPT(gpt.GPTConfig(vocabulary=97, width=32, pattern="a", mixers={"a": gpt.Attention(heads=2)}, head=head))
+    model.count(torch.randint(30, (5000,)))
+    ids, targets = torch.randint(97, (2, 2, 16))
+    compiled = torch.compile(model.nll, backend="eager", dynamic=False)
+    torch.testing.assert_close(compiled(ids, targets), model.nll(ids, targets))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4, 1e30])
+def test_scores_with_a_common_offset_lose_no_digits(offset):
+    scores = torch.randn(64, 97) + offset
+    targets = torch.randint(97, (64,))
+    plain = functional.cross_entropy(scores, targets, reduction="none")
+    torch.testing.assert_close(padded_nll(scores, targets, 97), plain)

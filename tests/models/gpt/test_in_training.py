@@ -6,10 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 from octavo.errors import ModelError, SettingError
+from octavo.models import gpt
 from octavo.models.gpt import GPT, GPTConfig, InTraining, LagKernel, RDrop, TokenDropout, contracts, nocap_baseline
 from octavo.models.gpt.in_training import PLAIN, drawn
-from octavo.models.gpt.presets import preset
 from octavo.models.gpt.noisy_objectives import divergence
+from octavo.models.gpt.presets import preset
 from octavo.models.gpt.residual_norm import residual_dropout_norm
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -365,9 +366,46 @@ def test_a_stream_of_16_bits_is_one_under_autocast_in_training_alone(name):
     assert torch.equal(plain(ids, targets)[0], light(ids, targets)[0])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         wanted, found = (model(ids, targets)[0] for model in (plain, light))
+        whole = torch.compile(light, backend="aot_eager", fullgraph=True)(ids, targets)[0]
         assert torch.equal(plain.eval()(ids), light.eval()(ids))
     assert set(seen) == {torch.float32, torch.bfloat16}
     torch.testing.assert_close(found, wanted, rtol=0.01, atol=0)
+    torch.testing.assert_close(whole, found, rtol=0.001, atol=0)
     assert not torch.equal(found, wanted)
     found.backward()
     assert all(parameter.grad.dtype == torch.float32 for parameter in light.parameters() if parameter.grad is not None)
+
+
+def small(**changes):
+    torch.manual_seed(0)
+    mixers = {"a": gpt.Attention(heads=2)}
+    return GPT(GPTConfig(vocabulary=97, width=32, pattern="aa", mixers=mixers, **changes)).train()
+
+
+@pytest.mark.parametrize("light", [False, True])
+def test_one_operation_and_three_agree_under_autocast_with_gains(light):
+    ids, targets = torch.randint(97, (2, 2, 16), generator=torch.Generator().manual_seed(1))
+    losses, gradients = [], []
+    for fused in (False, True):
+        model = small(stream=gpt.Stream(gains=True), in_training=InTraining(autocast_stream=light, fused=fused))
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.05 * torch.randn_like(parameter))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses.append(model(ids, targets)[0])
+        gradients.append(torch.autograd.grad(losses[-1], list(model.parameters())))
+    assert torch.equal(*losses)
+    torch.testing.assert_close(*gradients, rtol=0.05, atol=0.05)
+
+
+def test_streams_that_autocast_leaves_alone_stay():
+    light = InTraining(autocast_stream=True)
+    ids, targets = torch.randint(97, (2, 2, 16))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.isfinite(small(in_training=light).double()(ids, targets)[0])
+        head = gpt.AdaptiveSoftmax(cutoffs=(20, 50))
+        wanted, found = (small(in_training=part, head=head)(ids, targets)[0] for part in (InTraining(), light))
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=0)
+    with torch.device("meta"):
+        unmade = small(in_training=light)
+    assert unmade(ids.to("meta")).shape == (2, 16, 97)

@@ -125,6 +125,20 @@ def test_a_run_does_not_go_on_as_another_one(tmp_path, text):
         run(tmp_path / "run", "muon", text=text, length=200)
 
 
+def test_a_run_from_before_a_field_of_the_model_goes_on_at_its_default(tmp_path, text):
+    run(tmp_path / "run", text=text, length=200)
+    record = tmp_path / "run" / "language.json"
+    told = json.loads(record.read_text())
+    del told["model"]["in_training"]["autocast_stream"]
+    record.write_text(json.dumps(told))
+    run(tmp_path / "run", text=text, length=200)
+    assert json.loads(record.read_text())["model"]["in_training"]["autocast_stream"] is False
+    told["model"]["in_training"]["autocast_stream"] = True
+    record.write_text(json.dumps(told))
+    with pytest.raises(CheckpointError, match="autocast_stream was True, is False"):
+        run(tmp_path / "run", text=text, length=200)
+
+
 def worked(tmp_path, kills, seed):
     path = os.pathsep.join(sys.path)
     command = [sys.executable, str(WORKER), "kill", str(tmp_path / "killed"), str(kills), str(seed)]

@@ -65,8 +65,10 @@ class AdaptiveHead(Head):
 
     def log_probs(self, h_ND: Tensor) -> Tensor:
         """Return the logarithms of the probabilities, ``[N, V]`` float32."""
-        return self.clusters.log_prob(h_ND).float()[:, self.rank_V]
+        with torch.autocast("cpu", enabled=False):  # its sums are copied to where only the input's dtype fits
+            return self.clusters.log_prob(h_ND.float()).float()[:, self.rank_V]
 
     def nll(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
         """Return the loss of each target, ``[N]`` float32; of a rare one from its own cluster alone."""
-        return -self.clusters(h_ND, self.rank_V[y_N]).output.float()
+        with torch.autocast("cpu", enabled=False):
+            return -self.clusters(h_ND.float(), self.rank_V[y_N]).output.float()

@@ -40,8 +40,11 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normed vectors, of the dtype given."""
-        gain = self.gain if self.gain is None or self.gain.dtype == x.dtype else self.gain.to(x.dtype)
-        return functional.rms_norm(x, (self.width,), gain, EPS)
+        return functional.rms_norm(x, (self.width,), self.gain_of(x), EPS)
+
+    def gain_of(self, x: Tensor) -> Tensor | None:
+        """Return the factors in the dtype of ``x``."""
+        return self.gain if self.gain is None or self.gain.dtype == x.dtype else self.gain.to(x.dtype)
 
 
 class Block(nn.Module):
@@ -82,8 +85,9 @@ class Block(nn.Module):
         """
         mixed_BTD = mix(self.mixer_norm(x_BTD))
         if self.fused and self.training:
+            gain = self.ffn_norm.gain_of(x_BTD)
             x_BTD, normed_BTD = residual_dropout_norm(
-                x_BTD, mixed_BTD, self.ffn_norm.gain, scale=factor * self.scale, p=self.dropout, eps=EPS
+                x_BTD, mixed_BTD, gain, scale=factor * self.scale, p=self.dropout, eps=EPS
             )
         else:
             x_BTD = self._added(x_BTD, mixed_BTD, factor * self.scale)
@@ -248,9 +252,8 @@ class GPT(nn.Module):
         stream, layers = self.config.stream, self.config.layers
         if self.embedding_norm is not None:
             x_BTD = self.embedding_norm(x_BTD)
-        device = x_BTD.device.type
-        if self.training and self.config.in_training.autocast_stream and torch.is_autocast_enabled(device):
-            x_BTD = x_BTD.to(torch.get_autocast_dtype(device))
+        if self.training and self.config.in_training.autocast_stream:
+            x_BTD = _as_autocast(x_BTD)
         first_BTD = x_BTD
         outputs: list[Tensor] = []
         draws = [PLAIN] * layers
@@ -288,6 +291,14 @@ class GPT(nn.Module):
         else:
             seen_BKD = through(seen_BKD)
         return seen_BKD if draw.positions_K is None else x_BTD.index_copy(1, draw.positions_K, seen_BKD)
+
+
+def _as_autocast(x: Tensor) -> Tensor:
+    """Return ``x`` as autocast, where it is on, would give it to a product: float64 stays."""
+    device = x.device.type
+    if x.dtype != torch.float32 or x.is_meta or not torch.is_autocast_enabled(device):  # meta has no autocast to ask
+        return x
+    return x.to(torch.get_autocast_dtype(device))
 
 
 def check_ids(ids_BT: Tensor, vocabulary: int) -> None:

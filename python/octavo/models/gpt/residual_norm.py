@@ -36,9 +36,8 @@ class _ResidualDropoutNorm(torch.autograd.Function):
         # As torch.nn.functional.rms_norm does it on a CPU, whose rate is asked for again in the backward pass.
         wide = stream.float() if stream.dtype in (torch.float16, torch.bfloat16) else stream
         rate = wide.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
-        normed = (wide * rate).to(stream.dtype)
-        if gain is not None:
-            normed = normed * gain
+        normed = wide * rate
+        normed = (normed if gain is None else normed * gain).to(stream.dtype)
         ctx.save_for_backward(stream, rate, kept, gain, scale if isinstance(scale, Tensor) else None)
         ctx.scale, ctx.p, ctx.x_dtype = scale, p, x.dtype
         return stream, normed
@@ -49,6 +48,7 @@ class _ResidualDropoutNorm(torch.autograd.Function):
         grad_stream, grad_normed = grads
         stream, rate, kept, gain, scale = ctx.saved_tensors
         scale = ctx.scale if scale is None else scale
+        grad_normed = grad_normed.to(rate.dtype)
         unit = stream * rate
         grad_gain = (grad_normed * unit).flatten(0, -2).sum(0).to(gain.dtype) if gain is not None else None
         grad_unit = grad_normed * gain if gain is not None else grad_normed

@@ -85,6 +85,7 @@ class SoftmaxHead(Head):
         self.config = config
         self.rows = rows(config, vocabulary)
         self._shared: tuple[Any, ...] = ()
+        self._plain = type(self).scores is SoftmaxHead.scores
         if not config.tied:
             self.project = nn.Linear(width, self.rows, bias=config.bias)
             self.rules = {"project.weight": "head", "project.bias": "zero"}
@@ -143,7 +144,7 @@ class SoftmaxHead(Head):
 
     def nll(self, h_ND: Tensor, y_N: Tensor) -> Tensor:
         """Return the loss of each target, ``[N]`` float32."""
-        if gpu_code.compiled(h_ND):
+        if self._plain and gpu_code.compiled(h_ND):
             return padded_nll(self._capped(self._product(h_ND)), y_N, self.vocabulary)
         return functional.cross_entropy(self.scores(h_ND), y_N, reduction="none")
 
@@ -151,8 +152,9 @@ class SoftmaxHead(Head):
 def padded_nll(scores_NW: Tensor, y_N: Tensor, vocabulary: int) -> Tensor:
     """Return the loss of each target, ``[N]`` float32, of scores whose columns from ``vocabulary`` on stand for none.
 
-    The gradient is a function of each score and of numbers of its row. Compiled, it is written once, in the dtype of
-    the products, where that of ``cross_entropy`` would be in float32 first, and then padded.
+    Targets are below ``vocabulary``; nothing tells of others. The gradient is a function of each score and of numbers
+    of its row. Compiled, it is written once, in the dtype of the products, where that of ``cross_entropy`` would be in
+    float32 first, and then padded.
     """
     columns_W = torch.arange(scores_NW.shape[1], device=scores_NW.device, dtype=torch.int32)
     if scores_NW.shape[1] > vocabulary:
@@ -160,7 +162,7 @@ def padded_nll(scores_NW: Tensor, y_N: Tensor, vocabulary: int) -> Tensor:
     most_N1 = scores_NW.detach().amax(-1, keepdim=True)
     wanted_N = torch.where(columns_W == y_N.int()[:, None], scores_NW, 0.0).sum(-1)
     # The sum keeps its axis: as torch.compile knows a softmax, which it reads once.
-    return ((scores_NW - most_N1).exp().sum(-1, keepdim=True).log() + most_N1)[:, 0] - wanted_N
+    return (scores_NW - most_N1).exp().sum(-1, keepdim=True).log()[:, 0] - (wanted_N - most_N1[:, 0])
 
 
 def _misaligned(table: Any, h_ND: Tensor) -> bool:

@@ -17,9 +17,9 @@ from torch import nn
 import octavo
 from octavo import container, files, locks
 from octavo._reading import read_json
-from octavo.errors import CheckpointError, ConfigError
+from octavo.errors import CheckpointError, ConfigError, OctavoError
 from octavo.folder.save_load import save_model
-from octavo.models.gpt import GPT
+from octavo.models.gpt import GPT, GPTConfig
 from octavo.systems.language.language_config import LanguageConfig, differing
 from octavo.systems.language.language_task import LanguageTask, Progress, Reallocation, check_objective
 from octavo.systems.language.model_folder import save_language_model
@@ -169,9 +169,17 @@ def source_hash() -> str:
 def _keep_config(folder: Path, config: LanguageConfig) -> None:
     """Write the configuration, or refuse that of another run."""
     path, now = folder / CONFIG, config.as_dict()
-    if path.exists() and checkpoint.available(folder) and (told := differing(read_json(path), now)):
+    if path.exists() and checkpoint.available(folder) and (told := differing(_completed(read_json(path)), now)):
         raise CheckpointError(f"{path}: of a run with another configuration: {'; '.join(told[:4])}")
     files.write(path, json.dumps(now, indent=2) + "\n")
+
+
+def _completed(record: Any) -> Any:
+    """Return the configuration of a run with the fields that its model has got since, at their defaults."""
+    try:
+        return {**record, "model": GPTConfig.from_dict(record["model"]).as_dict()}
+    except (OctavoError, KeyError, TypeError):
+        return record
 
 
 def _finish(model: GPT, task: LanguageTask, data: TokenData, result: TrainResult, folder: Path) -> LanguageReport:
