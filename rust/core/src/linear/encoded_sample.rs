@@ -38,3 +38,12 @@ impl Sample {
         Rows::new(Packed { codes, scales, zeros, levels }, self.n, self.k, self.format, level).unwrap()
     }
 }
+
+/// Rows of `k` codes of all kinds, the first of the lowest alone; `from` varies them.
+#[cfg(target_arch = "x86_64")]
+pub(super) fn codes(rows: usize, k: usize, from: usize) -> Vec<i8> {
+    let mut all: Vec<i8> =
+        (from..from + rows * k).map(|i| ((i as u32).wrapping_mul(0x9e37_79b9) >> 21) as i8).collect();
+    all[..k].fill(-128);
+    all
+}

@@ -14,6 +14,7 @@ use crate::codec::zeroed;
 use crate::error::Result;
 
 use crate::pool;
+use crate::simd::transpose::transpose_eight;
 use crate::simd::{Floats, LANES};
 
 /// Rows of inputs from which on this is faster than rows of weights as they are decoded.
@@ -105,7 +106,7 @@ unsafe fn arrange_inputs(x: &[f32], stride: usize, to: &mut [f32]) {
             unsafe {
                 let from = x.as_ptr().add(at * LANES + left);
                 // Rows beyond the last are not looked at.
-                let columns = transposed(std::array::from_fn(|r| _mm256_loadu_ps(from.add(r.min(5) * stride))));
+                let columns = transpose_eight(std::array::from_fn(|r| _mm256_loadu_ps(from.add(r.min(5) * stride))));
                 for (column, values) in columns.into_iter().enumerate() {
                     let to = to.as_mut_ptr().add(((left + column) * sixteens + at) * INPUTS);
                     _mm_storeu_ps(to, _mm256_castps256_ps128(values));
@@ -129,7 +130,7 @@ unsafe fn arrange_weights(rows: &[f32], lines: &mut [Floats]) {
             // SAFETY: eight columns of eight rows are inside the rows, and as many lines are there.
             unsafe {
                 let from = rows.as_ptr().add(top * stride + at * LANES + left);
-                let columns = transposed(std::array::from_fn(|r| _mm256_loadu_ps(from.add(r * stride))));
+                let columns = transpose_eight(std::array::from_fn(|r| _mm256_loadu_ps(from.add(r * stride))));
                 for (column, values) in columns.into_iter().enumerate() {
                     let line = &mut lines[(left + column) * sixteens + at];
                     _mm256_storeu_ps(line.0.as_mut_ptr().add(top), values);
@@ -137,29 +138,6 @@ unsafe fn arrange_weights(rows: &[f32], lines: &mut [Floats]) {
             }
         }
     }
-}
-
-/// Eight rows of eight values as columns.
-///
-/// # Safety
-/// The processor must have AVX2.
-#[inline]
-#[target_feature(enable = "avx2")]
-pub(super) fn transposed(rows: [__m256; HALF]) -> [__m256; HALF] {
-    let two = |a: usize, b: usize| [_mm256_unpacklo_ps(rows[a], rows[b]), _mm256_unpackhi_ps(rows[a], rows[b])];
-    let four = |a: [__m256; 2], b: [__m256; 2]| {
-        [
-            _mm256_shuffle_ps::<0b01_00_01_00>(a[0], b[0]),
-            _mm256_shuffle_ps::<0b11_10_11_10>(a[0], b[0]),
-            _mm256_shuffle_ps::<0b01_00_01_00>(a[1], b[1]),
-            _mm256_shuffle_ps::<0b11_10_11_10>(a[1], b[1]),
-        ]
-    };
-    let (upper, lower) = (four(two(0, 1), two(2, 3)), four(two(4, 5), two(6, 7)));
-    std::array::from_fn(|column| match column < 4 {
-        true => _mm256_permute2f128_ps::<0x20>(upper[column], lower[column]),
-        false => _mm256_permute2f128_ps::<0x31>(upper[column - 4], lower[column - 4]),
-    })
 }
 
 /// Calls `write` with each of `N` rows of inputs and its products with sixteen rows of weights.

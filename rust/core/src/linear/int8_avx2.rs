@@ -76,6 +76,7 @@ unsafe fn sums<const M: usize>(weights: [&[i8]; TOGETHER], x: [&[i8]; M]) -> [[i
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linear::encoded_sample::codes;
     use crate::linear::reference;
 
     #[test]
@@ -83,12 +84,8 @@ mod tests {
         if !is_x86_feature_detected!("avx2") {
             return;
         }
-        let code = |i: usize| ((i as u32).wrapping_mul(0x9e37_79b9) >> 21) as i8;
         for (rows, k) in [(1, 1), (2, 16), (3, 47), (4, 64), (8, 300)] {
-            let mut weights: Vec<i8> = (0..TOGETHER * k).map(code).collect();
-            let mut x: Vec<i8> = (0..rows * k).map(|i| code(i + 4_321)).collect();
-            weights[..k].fill(-128);
-            x[..k].fill(-128);
+            let (weights, x) = (codes(TOGETHER, k, 0), codes(rows, k, 4_321));
             let of = |r: usize| &weights[r * k..][..k];
             let mut found = 0;
             // SAFETY: the instructions were detected.

@@ -11,6 +11,7 @@ use crate::codec::zeroed;
 use crate::error::Result;
 use crate::pool;
 use crate::simd::LANES;
+use crate::simd::transpose::transpose_eight;
 
 /// Rows of inputs from which on this is faster than [`super::int8_avx2`].
 pub(super) const LEAST_ROWS: usize = 8;
@@ -133,7 +134,7 @@ pub(super) unsafe fn arrange(codes: &[i8], k: usize, lines: &mut [Pairs]) {
                 let rows = std::array::from_fn(|r| {
                     _mm256_castsi256_ps(_mm256_cvtepi8_epi16(_mm_loadu_si128(from.add(r * k).cast())))
                 });
-                for (line, pairs) in lines[at / 2..].iter_mut().zip(super::f32_tiles_avx2::transposed(rows)) {
+                for (line, pairs) in lines[at / 2..].iter_mut().zip(transpose_eight(rows)) {
                     _mm256_store_ps(line.0.as_mut_ptr().add(top).cast(), pairs);
                 }
             }
@@ -149,6 +150,7 @@ pub(super) unsafe fn arrange(codes: &[i8], k: usize, lines: &mut [Pairs]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::linear::encoded_sample::codes;
     use crate::linear::reference;
 
     #[test]
@@ -156,12 +158,8 @@ mod tests {
         if !is_x86_feature_detected!("avx2") {
             return;
         }
-        let code = |i: usize| ((i as u32).wrapping_mul(0x9e37_79b9) >> 21) as i8;
         for (rows, k) in [(1, 1), (2, 16), (3, 47), (4, 64), (5, 33), (6, 31), (7, 2), (14, 300)] {
-            let mut weights: Vec<i8> = (0..LANES * k).map(code).collect();
-            let mut x: Vec<i8> = (0..rows * k).map(|i| code(i + 4_321)).collect();
-            weights[..k].fill(-128);
-            x[..k].fill(-128);
+            let (weights, x) = (codes(LANES, k, 0), codes(rows, k, 4_321));
             let mut lines = vec![Pairs([[77; 2]; LANES]); k.div_ceil(2)];
             let widened = Widened::new(&x, k).unwrap();
             let mut found = 0;

@@ -1,4 +1,4 @@
-//! Transposes sixteen rows of sixteen values in registers.
+//! Transposes sixteen rows of sixteen values, or eight of eight, in registers.
 
 use std::arch::x86_64::*;
 
@@ -35,6 +35,29 @@ pub(crate) unsafe fn transpose(rows: [__m512; 16]) -> [__m512; 16] {
     columns
 }
 
+/// Turns eight rows of eight values into columns.
+///
+/// # Safety
+/// The processor must have AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+pub(crate) fn transpose_eight(rows: [__m256; 8]) -> [__m256; 8] {
+    let two = |a: usize, b: usize| [_mm256_unpacklo_ps(rows[a], rows[b]), _mm256_unpackhi_ps(rows[a], rows[b])];
+    let four = |a: [__m256; 2], b: [__m256; 2]| {
+        [
+            _mm256_shuffle_ps::<0b01_00_01_00>(a[0], b[0]),
+            _mm256_shuffle_ps::<0b11_10_11_10>(a[0], b[0]),
+            _mm256_shuffle_ps::<0b01_00_01_00>(a[1], b[1]),
+            _mm256_shuffle_ps::<0b11_10_11_10>(a[1], b[1]),
+        ]
+    };
+    let (upper, lower) = (four(two(0, 1), two(2, 3)), four(two(4, 5), two(6, 7)));
+    std::array::from_fn(|column| match column < 4 {
+        true => _mm256_permute2f128_ps::<0x20>(upper[column], lower[column]),
+        false => _mm256_permute2f128_ps::<0x31>(upper[column - 4], lower[column - 4]),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,5 +78,19 @@ mod tests {
                 assert_eq!(turned[c][r], *value);
             }
         }
+    }
+
+    #[test]
+    fn columns_of_eight_are_rows_afterwards() {
+        if crate::simd::Level::detect() < crate::simd::Level::Avx2 {
+            return;
+        }
+        let rows: [[f32; 8]; 8] = std::array::from_fn(|r| std::array::from_fn(|c| (8 * r + c) as f32));
+        // SAFETY: the level was detected; arrays of eight values are registers in memory.
+        let turned = unsafe {
+            transpose_eight(rows.map(|row| _mm256_loadu_ps(row.as_ptr())))
+                .map(|column| std::mem::transmute::<__m256, [f32; 8]>(column))
+        };
+        assert_eq!(turned, std::array::from_fn(|c| std::array::from_fn(|r| rows[r][c])));
     }
 }
