@@ -1,5 +1,7 @@
 """Models under torch.compile: one graph without a break, and the sums of eager mode."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given
@@ -95,3 +97,13 @@ def test_scores_with_a_common_offset_lose_no_digits(offset):
     targets = torch.randint(97, (64,))
     plain = functional.cross_entropy(scores, targets, reduction="none")
     torch.testing.assert_close(padded_nll(scores, targets, 97), plain)
+
+
+@pytest.mark.parametrize("exporting", [False, True])
+def test_only_what_is_compiled_and_not_exported_has_the_form_for_a_gpu(exporting, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_exporting", lambda: exporting, raising=False)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"))
+    assert not gpu_code.compiled(on_gpu)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert gpu_code.compiled(on_gpu) is not exporting
+    assert not gpu_code.compiled(torch.zeros(1))
