@@ -1,6 +1,7 @@
 """Costs are what one counts by hand, and the same for a model that is built by a recipe and one that it only prices."""
 
 import octavo
+import octavo.models.gpt  # it registers an op of its own
 import pytest
 import torch
 from graph.zoo import BERT, classifier, hugging, ids, masked, tokens, vectors
@@ -189,6 +190,18 @@ def test_every_kernel_of_a_packed_layer_has_its_products(weight, rounding):
     packed = costs.at(batch=3)
     assert packed.macs == 3 * (64 * 32 + 32 * 8)
     assert (packed.macs, packed.bitops, packed.weight_bytes) == (priced.macs, priced.bitops, priced.weight_bytes)
+
+
+def test_tables_of_rotary_angles_cost_what_their_operators_do():
+    """Code that is compiled for a GPU has them in one op; elsewhere they are three operators."""
+    frequencies, positions = torch.rand(8), torch.arange(16)
+
+    def by_operators(model, x):
+        angles = x.float()[:, None] * frequencies
+        return angles.cos(), angles.sin()
+
+    one = total(Wrapped(lambda model, x: torch.ops.octavo.turns(x, frequencies)), positions)
+    assert one.elementwise == total(Wrapped(by_operators), positions).elementwise == 3 * 16 * 8
 
 
 def test_every_op_of_a_forward_pass_is_known():
