@@ -3,9 +3,9 @@
 
 #![expect(clippy::expect_used, reason = "a test stops where its set-up fails")]
 
-use octavo_core::linear::{Matrix, Prepared, multiply, multiply_alike};
+use octavo_core::linear::{Kernel, Matrix, Prepared, kernel, multiply, multiply_alike};
 use octavo_core::{
-    Format, Layout, Level, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec, format::catalogue,
+    DType, Format, Layout, Level, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec, format::catalogue,
 };
 
 /// Rows of inputs: two tiles of AMX and one more row.
@@ -83,7 +83,13 @@ fn rows_alike_have_the_bits_of_many_rows_with_and_without_prepared_weights() {
                     }
                     let mut many = vec![f32::NAN; ROWS * n];
                     let wide = bias.map(Values::F32);
-                    multiply(Values::F32(&x), ROWS, &w, wide, ValuesMut::F32(&mut many)).expect("a product");
+                    // AMX multiplies limbs of int8 faster than any weights that are kept.
+                    let kernel = kernel(format, DType::F32, None, ROWS, n, k).expect("a kernel");
+                    if kernel == Kernel::Int8LimbsAmx {
+                        multiply_alike(&x, ROWS, &w, None, bias, &mut many).expect("a product");
+                    } else {
+                        multiply(Values::F32(&x), ROWS, &w, wide, ValuesMut::F32(&mut many)).expect("a product");
+                    }
                     let rows = if special.is_none() { &[1, 4, 5, 16, 17, 33][..] } else { &[3] };
                     for (&m, prepared) in rows.iter().flat_map(|m| [(m, None), (m, prepared.as_ref())]) {
                         let mut out = vec![f32::NAN; m * n];

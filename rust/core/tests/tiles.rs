@@ -4,8 +4,8 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::expect_used, reason = "a test stops where its set-up fails")]
 
-use octavo_core::linear::{Bias, Matrix, kernel, multiply, multiply_integer, multiply_rounded};
-use octavo_core::simd::tiles::force_vectors;
+use octavo_core::linear::{Bias, Matrix, kernel, multiply, multiply_integer, multiply_rounded, rounded_kernel};
+use octavo_core::simd::tiles::{amx, force_vectors};
 use octavo_core::{DType, Format, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec};
 
 fn noise(i: usize, seed: usize) -> f32 {
@@ -55,10 +55,22 @@ fn hold(out: &[f32], x: &[f32], w: &[f32], k: usize, what: &str) {
 fn both_kinds_of_tiles_hold_the_bound() {
     for vectors in [false, true] {
         force_vectors(vectors);
-        for (at, text) in
-            ["mxint8", "int4:g32", "int8:channel", "nvfp4", "int8:g192", "uint4:g64", "nf4", "mxfp8e5m2", "int12"]
-                .into_iter()
-                .enumerate()
+        for (at, text) in [
+            "mxint8",
+            "int4:g32",
+            "int8:channel",
+            "nvfp4",
+            "int8:g192",
+            "uint4:g64",
+            "nf4",
+            "mxfp8e5m2",
+            "int12",
+            "uint3:g32",
+            "uint8:g32",
+            "mxfp4",
+        ]
+        .into_iter()
+        .enumerate()
         {
             let (m, n, k) = ([5, 33, 17][at % 3], [70, 64, 33][at % 3], [512, 576, 1088][at % 3]);
             let format_of = format(text);
@@ -97,6 +109,23 @@ fn both_kinds_of_tiles_hold_the_bound() {
                 .expect("a product");
                 hold(&out, &decoded(&x, m, k, format(input)), &wide, k, &format!("{text} by {input}, {vectors}"));
             }
+            // Inputs of all bits of float32, an outlier among them; and one row that no kernel in fixed point takes.
+            let mut wild: Vec<f32> = (0..m * k).map(|i| noise(i, 41) * 2.0f32.powi((i / k) as i32 % 7 - 3)).collect();
+            wild[k + 3] *= 1e4;
+            let exact = |x: &[f32]| {
+                let mut out = vec![f32::NAN; m * n];
+                multiply(Values::F32(x), m, &w, None, ValuesMut::F32(&mut out)).expect("a product");
+                out
+            };
+            let before = exact(&wild);
+            hold(&before, &wild, &wide, k, &format!("{text} by float32, {vectors}"));
+            for special in [f32::NAN, f32::INFINITY, 1e30, 1e-40] {
+                wild[2 * k..3 * k].fill(special);
+                let after = exact(&wild);
+                for row in (0..m).filter(|row| *row != 2) {
+                    assert!(before[row * n..][..n] == after[row * n..][..n], "{text} by float32, {special}, row {row}");
+                }
+            }
             // One row that no kernel in bfloat16 takes leaves the bits of the others.
             let mut other = vec![f32::NAN; m * n];
             for input in ["bf16", "int8:g32", "int8:channel"] {
@@ -130,6 +159,16 @@ fn both_kinds_of_tiles_hold_the_bound() {
         assert_eq!(name("mxfp4", DType::BF16), "bfloat16 limbs avx512");
         assert_eq!(name("mxfp4", DType::F32), "fma avx512");
         force_vectors(false);
+        if amx::allowed() {
+            assert_eq!(
+                [DType::F32, DType::BF16].map(|dtype| name("mxfp4", dtype)),
+                ["int8 limbs amx", "bfloat16 limbs amx"]
+            );
+            let rounded =
+                |text, input| rounded_kernel(format(text), format(input), 64, 4096, 4096).expect("a format").name();
+            assert_eq!(rounded("uint4:g32", "int8:g32"), "int8 groups amx");
+            assert_eq!(rounded("uint4:g32", "mxint8"), "bfloat16 limbs amx");
+        }
     }
 }
 

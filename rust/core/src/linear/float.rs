@@ -25,18 +25,27 @@ const BYTES_PER_INPUT: usize = 10;
 /// Rows of inputs from which on one kernel multiplies, whatever their number.
 pub(super) const MANY: usize = 5;
 
+/// The kernels that may multiply.
+#[derive(Clone, Copy)]
+pub(super) enum By {
+    /// The fastest for so many rows.
+    Rows(usize),
+    /// The same of those whose results prepared weights give, too.
+    Alike(usize),
+}
+
 /// Multiplies `m` rows of inputs with the transposed weights and adds the bias, if there is one.
 ///
 /// `x` holds `[m, columns]` and `out` `[m, rows]` values. Weights are the decoded ones, sums are float32, and the result is
 /// rounded once to the dtype of `out`. A row's result depends on that row, the weights, the number of rows and the SIMD
 /// level alone: neither on the other rows, nor on the number of threads, nor on alignment. Small products have one order of
 /// summation at every SIMD level. Large ones ([`super::kernel`] tells) have others on AVX-512: in fixed point, for one row
-/// and of some formats for up to four, and in tiles, for more than four: within the bound of FORMATS.md section 6, with other last bits.
+/// and of some formats for up to four, and in tiles (of bfloat16, and with AMX of int8), for more than four: within the bound of FORMATS.md section 6, with other last bits.
 ///
 /// # Errors
 /// [`crate::Error::Shape`] where a length does not fit, [`crate::Error::OutOfMemory`] where memory is short.
 pub fn multiply(x: Values<'_>, m: usize, w: &Matrix<'_>, bias: Option<Values<'_>>, out: ValuesMut<'_>) -> Result<()> {
-    multiply_as(x, x.src().dtype, m, w, bias, out, m)
+    multiply_as(x, x.src().dtype, m, w, bias, out, By::Rows(m))
 }
 
 /// As [`multiply`] of each row by itself: a row's result depends on that row, the weights and the SIMD level alone, however
@@ -45,11 +54,11 @@ pub fn multiply(x: Values<'_>, m: usize, w: &Matrix<'_>, bias: Option<Values<'_>
 /// # Errors
 /// As for [`multiply`].
 pub fn multiply_singly(x: &[f32], m: usize, w: &Matrix<'_>, bias: Option<&[f32]>, out: &mut [f32]) -> Result<()> {
-    multiply_as(Values::F32(x), DType::F32, m, w, bias.map(Values::F32), ValuesMut::F32(out), 1)
+    multiply_as(Values::F32(x), DType::F32, m, w, bias.map(Values::F32), ValuesMut::F32(out), By::Rows(1))
 }
 
-/// [`multiply`] by the kernel for so `many` rows, of inputs whose numbers are all of the dtype `held`: kernels take as many
-/// limbs as that needs.
+/// [`multiply`] by some kernel, of inputs whose numbers are all of the dtype `held`: kernels take as many limbs as that
+/// needs.
 ///
 /// # Errors
 /// As for [`multiply`].
@@ -60,7 +69,7 @@ pub(super) fn multiply_as(
     w: &Matrix<'_>,
     bias: Option<Values<'_>>,
     mut out: ValuesMut<'_>,
-    many: usize,
+    by: By,
 ) -> Result<()> {
     let _state = FloatState::standard();
     let level = Level::current();
@@ -76,9 +85,12 @@ pub(super) fn multiply_as(
     };
     let out = Outputs::new(&mut out, n, level);
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = (many, held);
+    let _ = (by, held);
     #[cfg(target_arch = "x86_64")]
-    let way = route::way(w.format, held, many, n, k, level);
+    let way = match by {
+        By::Rows(many) => route::way(w.format, held, many, n, k, level),
+        By::Alike(many) => route::way_alike(w.format, held, many, n, k, level),
+    };
     let each = rows_at_a_time(k);
     #[cfg(target_arch = "x86_64")]
     let each = way.as_ref().map_or(each, |way| way.rows_at_a_time(each));

@@ -1,30 +1,38 @@
-//! Products of codes for many rows of inputs by VNNI: sums of a group exact in int32, scaled with both scales in float32.
+//! Products of codes for many rows of inputs: sums of a group exact in int32, scaled with both scales in float32.
 //!
-//! Sixteen rows of inputs are the lanes of a register, four columns of a row of weights are broadcast to all of them.
-//! Weights are stored as unsigned bytes, 128 too large; accumulators start at minus 128 times the sum of inputs.
 //! `y = sum over groups, in order, of fma(sum of the group * scale of inputs, scale of weights, y)`.
+//!
+//! Inputs are codes, or, on AMX, the limbs of numbers in fixed point: sums of each limb are exact. Zero points are taken off
+//! the codes of weights.
+//!
+//! AMX multiplies sixteen rows of weights with sixteen of inputs, a group at a time. On VNNI, rows of inputs are the lanes of
+//! a register, and four columns of a row of weights are broadcast to all of them; weights are stored as unsigned bytes, 128
+//! too large, and accumulators start at minus 128 times the sum of inputs.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::float::Biased;
-use super::int8_limbs_vnni::{FixedInputs, Plan, Scale, Scales, is_moderate};
-use super::int8_tiles::Tiled;
+use super::int8_limbs_vnni::{FixedInputs, Plan, Scale, Scales, is_moderate, zeros};
+use super::int8_tiles::arrange;
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
 use crate::pool;
-use crate::simd::tiles::{LINE, ROWS};
+use crate::simd::tiles::groups::{FOUR, GroupSession, Groups};
+use crate::simd::tiles::{LINE, ROWS, Tiles};
 use crate::simd::transpose::transpose;
 use crate::simd::{Floats, Line};
 
 /// Rows of weights in one unit of work: unpacked, they stay in the L2 cache while rows of inputs take turns.
 const UNIT: usize = 64;
-/// Rows of weights whose products and sums are in registers together.
-const HALF: usize = ROWS / 2;
-/// Columns that share scales here, at most: a longer group is several of these.
-const GROUP: usize = 32;
-/// Columns in a lane.
-const FOUR: usize = 4;
+/// Bytes of inputs that are multiplied before the next panel of weights takes its turn, about: they stay in the L1 cache
+/// beside its weights.
+const CHUNK: usize = 12 << 10;
+/// Tiles of inputs whose sums are kept while chunks of groups take turns: those of a unit fit the L2 cache beside its weights.
+const KEPT: usize = 8;
+/// Largest zero point whose differences to codes are bytes with a sign.
+const MOST_ZERO: u16 = 127;
 /// Bits of a code up to which a register holds the numbers of all codes.
 const LOOKED_UP: u32 = 6;
 
@@ -35,14 +43,15 @@ pub(super) struct Product<'a> {
     scales: Scales<'a>,
     /// What scales are to be multiplied with.
     raised: f32,
-    x: Tiled,
+    x: TiledInputs,
+    tiles: Tiles,
     m: usize,
     /// Whether a row of inputs has no codes.
     left: Vec<bool>,
-    /// Columns that share scales: [`GROUP`] or 16; and how many groups of these a row has.
+    /// Columns that share scales here, a longer group being several of these; and how many of these a row has.
     group: usize,
     groups: usize,
-    /// By sixteen rows of inputs, then group: initial values of the accumulators, and scales.
+    /// By sixteen rows of inputs, then group: initial values of the accumulators where weights have an offset, and scales.
     starts: Vec<Line<i32, 16>>,
     input_scales: Vec<Floats>,
     /// Numbers by code, as stored.
@@ -53,40 +62,100 @@ pub(super) struct Product<'a> {
     shifts: Line<u8, LINE>,
 }
 
+/// Rows of inputs, sixteen by sixteen: by group, then limb, four columns of all rows a line.
+struct TiledInputs {
+    lines: Vec<Line<i8, LINE>>,
+    /// Limbs of each tile, and where its lines begin.
+    limbs: Vec<usize>,
+    starts: Vec<usize>,
+}
+
+impl TiledInputs {
+    /// Arranges so many columns, whole lines of them, for groups of some of these.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F and BW.
+    unsafe fn new(x: &FixedInputs, columns: usize, group: usize) -> Result<Self> {
+        let rows_of = |tile: usize| tile * ROWS..x.rows.min((tile + 1) * ROWS);
+        let tiles = 0..x.rows.div_ceil(ROWS);
+        let limbs: Vec<usize> =
+            { tiles }.map(|tile| rows_of(tile).map(|row| x.limbs(row)).max().unwrap_or(1).max(1)).collect();
+        let mut starts = vec![0];
+        for limbs in &limbs {
+            starts.push(starts[starts.len() - 1] + limbs * columns / FOUR);
+        }
+        let (mut lines, each) = (zeroed::<Line<i8, LINE>>(starts[limbs.len()])?, group / FOUR);
+        let mut rest = lines.as_mut_slice();
+        let parts = limbs.iter().enumerate().map(|(tile, limbs)| {
+            let (part, after) = std::mem::take(&mut rest).split_at_mut(limbs * columns / FOUR);
+            rest = after;
+            (tile, *limbs, part)
+        });
+        pool::consume(parts.collect(), x.rows * columns, |(tile, limbs, lines)| {
+            for (step, lines) in lines.chunks_mut(limbs * ROWS).enumerate() {
+                for limb in 0..limbs {
+                    let mut turned = [Line([0; LINE]); ROWS];
+                    let some = step * LINE..(step + 1) * LINE;
+                    // SAFETY: as the caller promises.
+                    unsafe { arrange(rows_of(tile).map(|row| x.limb(row, limb, some.clone())), &mut turned) };
+                    for (group, turned) in turned.chunks(each).enumerate() {
+                        lines[(group * limbs + limb) * each..][..each].copy_from_slice(turned);
+                    }
+                }
+            }
+        })?;
+        Ok(Self { lines, limbs, starts })
+    }
+
+    /// The lines of a tile.
+    fn tile(&self, tile: usize) -> &[Line<i8, LINE>] {
+        &self.lines[self.starts[tile]..self.starts[tile + 1]]
+    }
+}
+
 /// Scratch memory of one thread.
 struct Scratch {
     weights: Vec<Line<u8, LINE>>,
     /// By row, then group.
-    scales: Vec<f32>,
+    row_scales: Vec<f32>,
+    /// By panel of sixteen rows of weights, then group.
+    scales: Vec<Floats>,
+    /// Zero points of a row by group, and as they are stored.
+    zeros: Vec<f32>,
+    stored_zeros: Vec<u16>,
+    /// By tile of inputs, then panel of sixteen rows of weights: by row of weights, sums of each row of inputs.
+    sums: Vec<[Floats; ROWS]>,
 }
 
 impl<'a> Product<'a> {
-    /// True for weights, or inputs, that are multiplied here.
+    /// True for weights that are multiplied here.
     pub(super) const fn takes(plan: &Plan) -> bool {
-        plan.has_codes() && (plan.bytes || plan.width <= LOOKED_UP)
+        plan.is_bytes() && (plan.bytes || plan.width <= LOOKED_UP)
     }
 
-    /// Arranges the codes of rows of inputs with groups of `input_group` columns; weights are those of the plan.
+    /// Arranges rows of inputs; weights are those of the plan.
     ///
     /// # Errors
     /// Where memory is short or threads cannot be started.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F, BW and VNNI; inputs must be of as many columns as the rows, and of one limb.
-    pub(super) unsafe fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &FixedInputs, input_group: usize) -> Result<Self> {
+    /// The processor must have AVX-512 F, BW and VNNI; inputs must be of as many columns as the rows, and of one limb but for
+    /// AMX; `tiles` must be what [`Tiles::of_bytes`] said.
+    pub(super) unsafe fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &FixedInputs, tiles: Tiles) -> Result<Self> {
         let scales = Scales::new(plan.scale, rows);
-        let (m, columns, group) = (x.rows, x.columns, plan.group.min(input_group).min(GROUP));
-        let (tiles, groups) = (m.div_ceil(ROWS), columns / group);
+        let (m, group) = (x.rows, plan.group.min(x.group()).min(GroupSession::most_columns(tiles)));
+        let (columns, offset) = (rows.k.next_multiple_of(LINE), GroupSession::offset(tiles));
+        let (across, groups) = (m.div_ceil(ROWS), columns / group);
         // SAFETY: as the caller promises.
-        let tiled = unsafe { Tiled::with(x.planes(), m, columns, 1)? };
-        let mut starts = zeroed::<Line<i32, 16>>(tiles * groups)?;
+        let tiled = unsafe { TiledInputs::new(x, columns, group)? };
+        let mut starts = zeroed::<Line<i32, 16>>(if offset == 0 { 0 } else { across * groups })?;
         pool::for_each_chunk(&mut starts, groups.max(1), |tile, starts| {
-            for (start, lines) in starts.iter_mut().zip(tiled.pass(tile).chunks(group / FOUR)) {
+            for (start, lines) in starts.iter_mut().zip(tiled.tile(tile).chunks(group / FOUR)) {
                 // SAFETY: as the caller promises.
                 *start = unsafe { start_of(lines) };
             }
         })?;
-        let mut input_scales = zeroed::<Floats>(tiles * groups)?;
+        let mut input_scales = zeroed::<Floats>(across * groups)?;
         pool::for_each_chunk(&mut input_scales, groups.max(1), |tile, scales| {
             for (at, scales) in scales.iter_mut().enumerate() {
                 let rows = tile * ROWS..m.min((tile + 1) * ROWS);
@@ -97,13 +166,14 @@ impl<'a> Product<'a> {
         Ok(Self {
             raised: crate::float::exp2(-plan.shift - scales.raised()) as f32,
             left: (0..m).map(|row| x.limbs(row) == 0).collect(),
-            table: Line(std::array::from_fn(|code| plan.tables[0][code] ^ 0x80)),
+            table: Line(std::array::from_fn(|code| plan.tables[0][code].wrapping_add(offset))),
             gather: Line(std::array::from_fn(|i| (i / 8 * width + i % 8) as u8 & 63)),
             shifts: Line(std::array::from_fn(|i| (i % 8 * width) as u8)),
             plan,
             rows,
             scales,
             x: tiled,
+            tiles,
             m,
             group,
             groups,
@@ -129,26 +199,41 @@ impl<'a> Product<'a> {
         let work = self.m.saturating_mul(n).saturating_mul(self.rows.k);
         pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
             let (first, count) = (unit * UNIT, UNIT.min(n - unit * UNIT));
-            let (weights, scales) = (zeroed(UNIT * self.stride())?, zeroed(UNIT * self.groups)?);
-            let mut scratch = Scratch { weights, scales };
+            let (across, panels) = (self.m.div_ceil(ROWS), count.div_ceil(ROWS));
+            let mut scratch = self.scratch(KEPT.min(across) * panels)?;
             // SAFETY: as the caller promises.
             if !unsafe { self.read(first, count, &mut scratch) } {
                 return plain(None, first, count);
             }
-            for (tile, panel) in (0..self.m.div_ceil(ROWS)).flat_map(|t| (0..count).step_by(ROWS).map(move |p| (t, p)))
-            {
+            // SAFETY: the tiles were there.
+            let mut session = unsafe { GroupSession::new(self.tiles, self.group) };
+            for first_tile in (0..across).step_by(KEPT) {
+                let tiles = first_tile..across.min(first_tile + KEPT);
                 // SAFETY: as the caller promises.
-                let values = unsafe { self.tile(&scratch, panel, tile) };
-                for (values, row) in values.iter().zip(tile * ROWS..self.m).filter(|(_, row)| !self.left[*row]) {
-                    let mut values = values.0;
-                    let some = &mut values[..ROWS.min(count - panel)];
-                    // SAFETY: every unit writes its own columns.
-                    unsafe { out.write(row, first + panel, some) };
+                unsafe { self.sum(&mut session, &mut scratch, tiles.clone(), panels) };
+                let places = tiles.flat_map(|tile| (0..count).step_by(ROWS).map(move |panel| (tile, panel)));
+                for ((tile, panel), sums) in places.zip(&scratch.sums) {
+                    // SAFETY: as the caller promises.
+                    let values = unsafe { turned(sums) };
+                    for (values, row) in values.iter().zip(tile * ROWS..self.m).filter(|(_, row)| !self.left[*row]) {
+                        let mut values = values.0;
+                        let some = &mut values[..ROWS.min(count - panel)];
+                        // SAFETY: every unit writes its own columns.
+                        unsafe { out.write(row, first + panel, some) };
+                    }
                 }
             }
             let left = (0..self.m).filter(|row| self.left[*row]);
             { left }.try_for_each(|row| plain(Some(row), first, count))
         })
+    }
+
+    /// Scratch memory for a unit of work, with room for some tiles of sums.
+    fn scratch(&self, tiles: usize) -> Result<Scratch> {
+        let (weights, row_scales) = (zeroed(UNIT * self.stride())?, zeroed(UNIT * self.groups)?);
+        let (scales, sums) = (zeroed(UNIT / ROWS * self.groups)?, zeroed(tiles)?);
+        let zeros = zeroed(if self.plan.zeros { self.groups } else { 0 })?;
+        Ok(Scratch { weights, row_scales, scales, zeros, stored_zeros: Vec::new(), sums })
     }
 
     /// Lines from one row of weights to the next: an odd number, so that rows do not meet in a few sets of the L1 cache.
@@ -163,17 +248,17 @@ impl<'a> Product<'a> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
     unsafe fn read(&self, first: usize, count: usize, to: &mut Scratch) -> bool {
         let (codes, row_bytes) = self.rows.codes();
-        let bytes = LINE / 8 * self.plan.width as usize;
-        let rows = to.weights.chunks_mut(self.stride()).zip(to.scales.chunks_mut(self.groups.max(1)));
+        let (bytes, offset) = (LINE / 8 * self.plan.width as usize, GroupSession::offset(self.tiles).cast_signed());
+        let rows = to.weights.chunks_mut(self.stride()).zip(to.row_scales.chunks_mut(self.groups.max(1)));
         for (row, (weights, scales)) in (first..first + count).zip(rows) {
             let packed = codes[row * row_bytes..][..row_bytes].chunks(bytes);
-            for (packed, line) in packed.zip(weights) {
+            for (packed, line) in packed.zip(&mut *weights) {
                 // SAFETY: the mask keeps inside the codes, of which there are 1 to 64 bytes; lines are aligned.
                 unsafe {
                     let load = |line: &Line<u8, LINE>| _mm512_load_si512(line.0.as_ptr().cast());
                     let packed = _mm512_maskz_loadu_epi8(u64::MAX >> (LINE - packed.len()), packed.as_ptr().cast());
                     let numbers = if self.plan.bytes {
-                        _mm512_xor_si512(packed, _mm512_set1_epi8(-128))
+                        _mm512_add_epi8(packed, _mm512_set1_epi8(offset))
                     } else {
                         let runs = _mm512_permutexvar_epi8(load(&self.gather), packed);
                         let codes = _mm512_multishift_epi64_epi8(load(&self.shifts), runs);
@@ -181,6 +266,9 @@ impl<'a> Product<'a> {
                     };
                     _mm512_store_si512(line.0.as_mut_ptr().cast(), numbers);
                 }
+            }
+            if self.plan.zeros && !self.take_zeros(row, weights, &mut to.zeros, &mut to.stored_zeros) {
+                return false;
             }
             if self.plan.scale == Scale::Row {
                 let step = self.rows.row_step(row) as f32;
@@ -196,72 +284,93 @@ impl<'a> Product<'a> {
             }
             scales.iter_mut().for_each(|scale| *scale *= self.raised);
         }
+        let panels = to.row_scales.chunks(ROWS * self.groups.max(1)).zip(to.scales.chunks_mut(self.groups.max(1)));
+        for (rows, lines) in panels.take(count.div_ceil(ROWS)) {
+            // SAFETY: as the caller promises.
+            unsafe { turn_scales(rows, lines) };
+        }
         true
     }
 
-    /// Products by row of inputs of a tile, then row of weights, sixteen of them from `panel` of the unit on.
-    ///
-    /// # Safety
-    /// The processor must have AVX-512 F and VNNI; the tile and the panel must be there.
-    #[target_feature(enable = "avx512f,avx512vnni")]
-    unsafe fn tile(&self, scratch: &Scratch, panel: usize, tile: usize) -> [Floats; ROWS] {
-        let mut values = [_mm512_setzero_ps(); ROWS];
-        for (half, values) in values.as_chunks_mut::<HALF>().0.iter_mut().enumerate() {
-            let row = panel + half * HALF;
-            // SAFETY: as the caller promises.
-            *values = unsafe {
-                if self.group == GROUP {
-                    self.half::<{ GROUP / FOUR }>(scratch, row, tile)
-                } else {
-                    self.half::<{ GROUP / FOUR / 2 }>(scratch, row, tile)
-                }
-            };
-        }
-        let mut all = [Line([0.0; 16]); ROWS];
-        // SAFETY: lines are aligned and hold sixteen values.
-        unsafe {
-            for (line, values) in all.iter_mut().zip(transpose(values)) {
-                _mm512_store_ps(line.0.as_mut_ptr(), values);
+    /// Takes the zero points off the numbers of a row; false where one is too large.
+    fn take_zeros(&self, row: usize, weights: &mut [Line<u8, LINE>], each: &mut [f32], stored: &mut Vec<u16>) -> bool {
+        zeros(self.rows, row, self.plan.group / self.group, each, stored);
+        for (line, zeros) in weights.iter_mut().zip(each.chunks(LINE / self.group)) {
+            for (numbers, zero) in line.0.chunks_mut(self.group).zip(zeros) {
+                numbers.iter_mut().for_each(|number| *number = number.wrapping_sub(*zero as u8));
             }
         }
-        all
+        stored.iter().all(|zero| *zero <= MOST_ZERO)
     }
 
-    /// Products of eight rows of weights from `row` of the unit on with sixteen rows of inputs, the groups of which have so
-    /// many `LINES`.
+    /// Writes the sums of so many `panels` of weights and some tiles of inputs.
     ///
     /// # Safety
-    /// As for [`Self::tile`].
-    #[target_feature(enable = "avx512f,avx512vnni")]
-    #[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
-    unsafe fn half<const LINES: usize>(&self, scratch: &Scratch, row: usize, tile: usize) -> [__m512; HALF] {
-        let (groups, stride) = (self.groups, self.stride() * LINE);
-        let (lines, starts) = (self.x.pass(tile), &self.starts[tile * groups..][..groups]);
-        let input_scales = &self.input_scales[tile * groups..][..groups];
-        let weights = scratch.weights[row * self.stride()..][..HALF * self.stride()].as_ptr().cast::<u8>();
-        let scales = scratch.scales[row * groups..][..HALF * groups].as_ptr();
-        assert!(lines.len() >= groups * LINES && stride >= groups * LINES * FOUR);
-        let mut all = [_mm512_setzero_ps(); HALF];
-        // SAFETY: there are lines, starts and scales for all groups, and weights of as many columns.
-        unsafe {
-            for group in 0..groups {
-                let mut sums = [_mm512_load_si512(starts.as_ptr().add(group).cast()); HALF];
-                for line in 0..LINES {
-                    let at = group * LINES + line;
-                    let inputs = _mm512_load_si512(lines.as_ptr().add(at).cast());
-                    for r in 0..HALF {
-                        let four = weights.add(r * stride + at * FOUR).cast::<i32>().read_unaligned();
-                        sums[r] = _mm512_dpbusd_epi32(sums[r], _mm512_set1_epi32(four), inputs);
-                    }
-                }
-                let input_scale = _mm512_load_ps(input_scales.as_ptr().add(group).cast());
-                for r in 0..HALF {
-                    let scaled = _mm512_mul_ps(_mm512_cvtepi32_ps(sums[r]), input_scale);
-                    all[r] = _mm512_fmadd_ps(scaled, _mm512_set1_ps(*scales.add(r * groups + group)), all[r]);
+    /// The session must be one for the tiles and the group; panels and tiles must be there, and room for their sums.
+    unsafe fn sum(&self, session: &mut GroupSession, scratch: &mut Scratch, tiles: Range<usize>, panels: usize) {
+        let Scratch { weights, scales, sums, .. } = scratch;
+        let limbs = self.x.limbs[tiles.clone()].iter().copied().max().unwrap_or(1);
+        let chunk = (CHUNK / (limbs * self.group * ROWS)).next_multiple_of(4);
+        sums.fill([Line([0.0; 16]); ROWS]);
+        for first in (0..self.groups).step_by(chunk) {
+            let groups = first..self.groups.min(first + chunk);
+            for (tile, sums) in tiles.clone().zip(sums.chunks_mut(panels)) {
+                let of_tile = tile * self.groups + groups.start..tile * self.groups + groups.end;
+                let lines = self.x.limbs[tile] * self.group / FOUR;
+                let inputs = &self.x.tile(tile)[groups.start * lines..groups.end * lines];
+                for (panel, sums) in sums.iter_mut().enumerate() {
+                    let row = panel * ROWS;
+                    let factors = Groups {
+                        weights: weights[row * self.stride()..].as_ptr().cast::<u8>().wrapping_add(first * self.group),
+                        stride: self.stride() * LINE,
+                        scales: &scales[panel * self.groups..][groups.clone()],
+                        inputs,
+                        limbs: self.x.limbs[tile],
+                        input_scales: &self.input_scales[of_tile.clone()],
+                        starts: self.starts.get(of_tile.clone()).unwrap_or_default(),
+                    };
+                    // SAFETY: there are weights of sixteen rows, for all groups.
+                    unsafe { session.add(&factors, sums) };
                 }
             }
         }
-        all
+    }
+}
+
+/// Sums by row of weights, then row of inputs, by row of inputs.
+///
+/// # Safety
+/// The processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+unsafe fn turned(sums: &[Floats; ROWS]) -> [Floats; ROWS] {
+    let (mut values, mut all) = ([_mm512_setzero_ps(); ROWS], [Line([0.0; 16]); ROWS]);
+    // SAFETY: lines are aligned and hold sixteen values.
+    unsafe {
+        values.iter_mut().zip(sums).for_each(|(values, sums)| *values = _mm512_load_ps(sums.0.as_ptr()));
+        all.iter_mut().zip(transpose(values)).for_each(|(line, values)| _mm512_store_ps(line.0.as_mut_ptr(), values));
+    }
+    all
+}
+
+/// Scales of sixteen rows, by row and then group, by group.
+///
+/// # Safety
+/// The processor must have AVX-512 F.
+#[target_feature(enable = "avx512f")]
+unsafe fn turn_scales(rows: &[f32], lines: &mut [Floats]) {
+    let groups = lines.len();
+    for (at, lines) in lines.chunks_mut(ROWS).enumerate() {
+        let mut scales = [_mm512_setzero_ps(); ROWS];
+        for (row, scales) in rows.chunks(groups).zip(&mut scales) {
+            let some = &row[at * ROWS..][..lines.len()];
+            // SAFETY: the mask keeps inside the scales, of which there are 1 to 16.
+            *scales = unsafe { _mm512_maskz_loadu_ps(u16::MAX >> (ROWS - some.len()), some.as_ptr()) };
+        }
+        // SAFETY: as the caller promises; lines are aligned and hold sixteen values.
+        unsafe {
+            let turned = transpose(scales);
+            lines.iter_mut().zip(turned).for_each(|(line, scales)| _mm512_store_ps(line.0.as_mut_ptr(), scales));
+        }
     }
 }
 
@@ -300,13 +409,17 @@ mod tests {
         if Level::detect() < Level::Avx512 || !bytes {
             return;
         }
+        let mut tiles = vec![Tiles::Vectors];
+        tiles.extend(Tiles::of_bytes(Level::Avx512).filter(|tiles| *tiles == Tiles::Amx));
         let (m, n, k) = (37, 70, 300);
         let mut weights: Vec<f32> = (0..n * k).map(noise).collect();
         weights[5 * k..][..64].fill(0.0);
         let mut inputs: Vec<f32> = (0..m * k).map(|i| noise(i + 77_777) * 3.0).collect();
         inputs[4 * k..][..100].fill(0.0);
         let formats = ["int8:g32", "mxint8", "int4:g32", "mxfp4", "nvfp4", "mxint6", "int8:channel", "int4:g128"];
-        for (text, input) in formats.iter().flat_map(|text| [(text, "int8:g32"), (text, "mxint8"), (text, "nvfp4")]) {
+        let cases = formats.iter().flat_map(|text| [(text, "int8:g32"), (text, "mxint8"), (text, "nvfp4")]);
+        for (text, input, tiles) in cases.flat_map(|(text, input)| tiles.iter().map(move |tiles| (text, input, *tiles)))
+        {
             let formats = [text, input].map(|text| Format::parse(text).unwrap());
             let [plan, input_plan] = formats.map(|format| Plan::new(format).unwrap());
             let (w, x) = (Sample::new(&weights, k, formats[0]), Sample::new(&inputs, k, formats[1]));
@@ -317,7 +430,7 @@ mod tests {
             // SAFETY: the instructions were detected; the last row is left out.
             let (fixed, product) = unsafe {
                 let fixed = FixedInputs::encoded(&input_plan, &encoded, m, |row| row == m - 1).unwrap();
-                let product = Product::new(&plan, &rows, &fixed, input_plan.group).unwrap();
+                let product = Product::new(&plan, &rows, &fixed, tiles).unwrap();
                 let left = |row, _, _| {
                     assert_eq!(row, Some(m - 1));
                     Ok(())
@@ -338,7 +451,8 @@ mod tests {
                     let sum: i32 = columns.map(|c| number(c) * i32::from(fixed.plane(row, 0)[c])).sum();
                     wanted = (sum as f32 * fixed.unit(row, first)).mul_add(step, wanted);
                 }
-                assert_eq!(found[row * n + weight].to_bits(), wanted.to_bits(), "{text} x {input}: {row}, {weight}");
+                let found = found[row * n + weight];
+                assert_eq!(found.to_bits(), wanted.to_bits(), "{text} x {input}, {tiles:?}: {row}, {weight}");
             }
         }
     }
@@ -346,11 +460,10 @@ mod tests {
     impl Product<'_> {
         /// What 1 counts in a column of a row of weights.
         fn step(&self, row: usize, column: usize) -> f32 {
-            let (stride, groups) = (UNIT * self.stride(), UNIT * self.groups);
-            let mut scratch = Scratch { weights: vec![Line([0; LINE]); stride], scales: vec![0.0; groups] };
+            let mut scratch = self.scratch(0).unwrap();
             // SAFETY: the caller has detected the instructions.
             assert!(unsafe { self.read(row, 1, &mut scratch) });
-            scratch.scales[column / self.group]
+            scratch.scales[column / self.group].0[0]
         }
     }
 }

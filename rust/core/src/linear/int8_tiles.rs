@@ -40,15 +40,6 @@ impl Tiled {
             tiles @ 0..=2 => tiles.max(1),
             _ => ACROSS,
         };
-        // SAFETY: as the caller promises.
-        unsafe { Self::with(codes, rows, k, across) }
-    }
-
-    /// Arranges rows of `k` codes, so many tiles of 16 rows in a pass.
-    ///
-    /// # Safety
-    /// As for [`Self::new`].
-    pub(super) unsafe fn with(codes: &[i8], rows: usize, k: usize, across: usize) -> Result<Self> {
         let steps = k.div_ceil(LINE);
         let passes = rows.div_ceil(ROWS * across);
         let mut lines = zeroed::<Line<i8, LINE>>(passes * steps * across * ROWS)?;
@@ -64,7 +55,7 @@ impl Tiled {
     }
 
     /// The lines of a pass.
-    pub(super) fn pass(&self, pass: usize) -> &[Line<i8, LINE>] {
+    fn pass(&self, pass: usize) -> &[Line<i8, LINE>] {
         let lines = self.steps * self.across * ROWS;
         &self.lines[pass * lines..][..lines]
     }
@@ -75,7 +66,7 @@ impl Tiled {
 /// # Safety
 /// The processor must have AVX-512 F and BW.
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn arrange<'a>(codes: impl Iterator<Item = &'a [i8]>, lines: &mut [Line<i8, LINE>]) {
+pub(super) unsafe fn arrange<'a>(codes: impl Iterator<Item = &'a [i8]>, lines: &mut [Line<i8, LINE>]) {
     let mut rows = [_mm512_setzero_ps(); ROWS];
     for (row, codes) in rows.iter_mut().zip(codes) {
         // SAFETY: the mask keeps inside the codes, of which there are 1 to 64.

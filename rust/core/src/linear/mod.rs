@@ -96,10 +96,14 @@ pub enum Kernel {
     FmaCodesAvx2,
     /// Fixed point with VNNI: limbs of int8 multiplied exactly, groups scaled in float32.
     Int8Limbs,
-    /// The same of sparse codes, which are expanded in registers.
+    /// The same in tiles: on AMX.
+    Int8LimbsAmx,
+    /// The same with VNNI, of sparse codes, which are expanded in registers.
     SparseLimbs,
     /// Codes of inputs and weights with VNNI: groups summed exactly, and scaled in float32.
     Int8Groups,
+    /// The same in tiles: on AMX.
+    Int8GroupsAmx,
     /// The same with AVX2.
     Int8GroupsAvx2,
     /// Decoded weights and inputs as sums of bfloat16 numbers, in tiles: on AMX.
@@ -126,8 +130,10 @@ impl Kernel {
             Self::FmaCodes => "fma codes avx512",
             Self::FmaCodesAvx2 => "fma codes avx2",
             Self::Int8Limbs => "int8 limbs vnni",
+            Self::Int8LimbsAmx => "int8 limbs amx",
             Self::SparseLimbs => "sparse int8 limbs vnni",
             Self::Int8Groups => "int8 groups vnni",
+            Self::Int8GroupsAmx => "int8 groups amx",
             Self::Int8GroupsAvx2 => "int8 groups avx2",
             Self::Bf16LimbsAmx => "bfloat16 limbs amx",
             Self::Bf16LimbsAvx512 => "bfloat16 limbs avx512",
@@ -161,6 +167,7 @@ pub fn kernel(format: Format, dtype: DType, input: Option<Format>, m: usize, n: 
     if let Some(way) = route::way(format, dtype, m, n, k, level) {
         return Ok(match way {
             route::Way::Int8Limbs(_) => Kernel::Int8Limbs,
+            route::Way::Int8LimbTiles(_) => Kernel::Int8LimbsAmx,
             route::Way::F32Codes(_) => Kernel::FmaCodes,
             route::Way::F32CodesAvx2(_) => Kernel::FmaCodesAvx2,
             route::Way::Bf16Limbs(_, Tiles::Amx) => Kernel::Bf16LimbsAmx,
@@ -177,10 +184,12 @@ pub fn kernel(format: Format, dtype: DType, input: Option<Format>, m: usize, n: 
 /// None that are not those of [`kernel`].
 pub fn rounded_kernel(format: Format, input: Format, m: usize, n: usize, k: usize) -> Result<Kernel> {
     #[cfg(target_arch = "x86_64")]
-    if route::groups(format, input, m, n, k, Level::current()).is_some()
-        || route::group_tiles(format, input, m, n, k, Level::current()).is_some()
-    {
+    if route::groups(format, input, m, n, k, Level::current()).is_some() {
         return Ok(Kernel::Int8Groups);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(codes) = route::group_tiles(format, input, m, n, k, Level::current()) {
+        return Ok(if codes.tiles == Tiles::Amx { Kernel::Int8GroupsAmx } else { Kernel::Int8Groups });
     }
     #[cfg(target_arch = "x86_64")]
     if route::groups_avx2(format, input, m, n, k, Level::current()).is_some() {

@@ -12,7 +12,7 @@ use crate::float_state::FloatState;
 use crate::simd::tiles::Tiles;
 use crate::simd::{LANES, Level};
 
-/// The weights of a matrix as the kernel for many rows makes them of the codes at every call, kept: limbs of bfloat16 where
+/// The weights of a matrix as a kernel for many rows makes them of the codes at every call, kept: limbs of bfloat16 where
 /// it runs on AMX, otherwise float32. [`multiply_alike`] takes them.
 #[derive(Debug)]
 pub struct Prepared {
@@ -100,8 +100,8 @@ impl Prepared {
     }
 }
 
-/// As [`super::multiply`] for many rows, however many there are: a row's result depends on that row, the weights and the
-/// SIMD level alone.
+/// As [`super::multiply`] for many rows, however many there are, but by kernels that can keep weights: a row's result
+/// depends on that row, the weights and the SIMD level alone.
 ///
 /// With `prepared` weights, which must be those of `w`, the call works on its own thread and decodes nothing. The results
 /// are the same to the bit.
@@ -129,5 +129,6 @@ pub fn multiply_alike(
         }
     }
     let bias = bias.map(Values::F32);
-    float::multiply_as(Values::F32(x), DType::F32, m, w, bias, ValuesMut::F32(out), m.max(float::MANY))
+    let by = float::By::Alike(m.max(float::MANY));
+    float::multiply_as(Values::F32(x), DType::F32, m, w, bias, ValuesMut::F32(out), by)
 }

@@ -100,9 +100,9 @@ fn multiply_as(
     // Given scales are those of all rows.
     let apart = options.given.is_none() || m <= float::rows_at_a_time(w.columns);
     #[cfg(target_arch = "x86_64")]
-    if apart && let Some((weights, inputs)) = route::group_tiles(w.format, input, many, w.rows, w.columns, level) {
+    if apart && let Some(codes) = route::group_tiles(w.format, input, many, w.rows, w.columns, level) {
         let encoded = Encoded { x, m, k: w.columns, input, options, level };
-        return encoded.multiply_in_groups(w, (&weights, &inputs), bias, out);
+        return encoded.multiply_in_groups(w, &codes, bias, out);
     }
     #[cfg(target_arch = "x86_64")]
     if apart && let Some(codes) = route::codes(w.format, input, many, w.rows, w.columns, level) {
@@ -114,7 +114,7 @@ fn multiply_as(
     #[cfg(not(target_arch = "x86_64"))]
     let held = DType::F32;
     let x = rounded(x, m, w.columns, input, options, level)?;
-    float::multiply_as(Values::F32(&x), held, m, w, bias, out, many)
+    float::multiply_as(Values::F32(&x), held, m, w, bias, out, float::By::Rows(many))
 }
 
 /// `m` rows of `k` inputs in float32, rounded.
@@ -226,19 +226,19 @@ impl Encoded<'_> {
         })
     }
 
-    /// Multiplies them with weights of a plan in tiles, rows of some at a time; the other plan is that of the inputs.
+    /// Multiplies them with weights in tiles of int8, rows of some at a time.
     fn multiply_in_groups(
         &self,
         w: &Matrix<'_>,
-        (weights, inputs): (&Plan, &Plan),
+        codes: &route::CodeTiles,
         bias: Option<Values<'_>>,
         out: ValuesMut<'_>,
     ) -> Result<()> {
         self.in_parts(w, bias, out, float::rows_at_a_time(self.k), |part| {
             // SAFETY: `route::group_tiles` found the instructions, and a plan of one limb without zero points.
             unsafe {
-                let fixed = FixedInputs::encoded(inputs, part.encoded, part.m, |row| part.overflows(row))?;
-                let product = int8_group_tiles::Product::new(weights, part.rows, &fixed, inputs.group)?;
+                let fixed = FixedInputs::encoded(&codes.inputs, part.encoded, part.m, |row| part.overflows(row))?;
+                let product = int8_group_tiles::Product::new(&codes.weights, part.rows, &fixed, codes.tiles)?;
                 product.multiply(w.rows, part.out, |row, first, count| part.plain.run(row, first, count))
             }
         })

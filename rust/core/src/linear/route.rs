@@ -37,6 +37,8 @@ pub(super) enum Way {
     F32Codes(Arc<Numbers>),
     /// The same on AVX2.
     F32CodesAvx2(Arc<Plan>),
+    /// Tiles of AMX: limbs of inputs in int8, summed by group.
+    Int8LimbTiles(Arc<Plan>),
     /// Tiles of bfloat16, looked up where there is a table.
     Bf16Limbs(Option<Arc<Table>>, Tiles),
 }
@@ -44,6 +46,18 @@ pub(super) enum Way {
 /// The kernel for `m` rows whose numbers are all of the dtype `held`, times `n` rows of `k` weights; `None` for the float32
 /// kernel, which also takes over rows with extreme inputs or scales.
 pub(super) fn way(format: Format, held: DType, m: usize, n: usize, k: usize, level: Level) -> Option<Way> {
+    // Three products of int8, whose sums are scaled by group, take AMX less than three of bfloat16.
+    if m > FEW && held == DType::F32 && Tiles::of_bytes(level) == Some(Tiles::Amx) && n.saturating_mul(k) >= SMALL[1] {
+        let plan = plan(format, level).filter(|plan| int8_group_tiles::Product::takes(plan));
+        if let Some(plan) = plan {
+            return Some(Way::Int8LimbTiles(plan));
+        }
+    }
+    way_alike(format, held, m, n, k, level)
+}
+
+/// The same of the kernels whose results prepared weights give, too.
+pub(super) fn way_alike(format: Format, held: DType, m: usize, n: usize, k: usize, level: Level) -> Option<Way> {
     if n.saturating_mul(k) < SMALL[usize::from(m > FEW)] {
         return None;
     }
@@ -106,9 +120,9 @@ fn pays(tiles: Tiles, format: Format, table: Option<&Table>, held: DType) -> boo
     tiles == Tiles::Amx || bf16_limbs::multiplications(format, table, held) <= MOST_MULTIPLICATIONS
 }
 
-/// The kernel for many rows of float32 inputs.
+/// The kernel for many rows of float32 inputs, whose weights can be prepared.
 pub(super) fn way_of_many(format: Format, n: usize, k: usize, level: Level) -> Option<Way> {
-    way(format, DType::F32, MANY, n, k, level)
+    way_alike(format, DType::F32, MANY, n, k, level)
 }
 
 /// The plans of weights and of inputs whose codes are multiplied, group by group, for `m` rows of inputs rounded to `input`
@@ -121,12 +135,16 @@ pub(super) fn groups(
     k: usize,
     level: Level,
 ) -> Option<(Arc<Plan>, Arc<Plan>)> {
-    let most = if Tiles::amx(level) { FEW_CODES } else { MOST_ROWS };
-    if !(1..=most).contains(&m) || n.saturating_mul(k) < SMALL[0] {
+    if !(1..=few_codes(level)).contains(&m) || n.saturating_mul(k) < SMALL[0] {
         return None;
     }
     let inputs = plan(input, level).filter(|plan| plan.has_codes())?;
     Some((plan(format, level)?, inputs))
+}
+
+/// Rows of inputs up to which their codes are multiplied as they lie.
+fn few_codes(level: Level) -> usize {
+    if Tiles::amx(level) { FEW_CODES } else { MOST_ROWS }
 }
 
 /// The same where AVX2 multiplies codes.
@@ -145,8 +163,15 @@ pub(super) fn groups_avx2(
     Some((avx2_plan(format, level).filter(|plan| plan.is_bytes())?, inputs))
 }
 
-/// The plans of weights and of inputs whose codes are multiplied in tiles by VNNI, for `m` rows of inputs rounded to `input`
-/// and `n` rows of `k` weights; `None` where rounded inputs are multiplied as others are.
+/// Codes that are multiplied in tiles, and summed by group.
+pub(super) struct CodeTiles {
+    pub(super) weights: Arc<Plan>,
+    pub(super) inputs: Arc<Plan>,
+    pub(super) tiles: Tiles,
+}
+
+/// How codes are multiplied in tiles of int8, for `m` rows of inputs rounded to `input` and `n` rows of `k` weights; `None`
+/// where rounded inputs are multiplied as others are.
 pub(super) fn group_tiles(
     format: Format,
     input: Format,
@@ -154,14 +179,23 @@ pub(super) fn group_tiles(
     n: usize,
     k: usize,
     level: Level,
-) -> Option<(Arc<Plan>, Arc<Plan>)> {
+) -> Option<CodeTiles> {
+    let tiles = Tiles::of_bytes(level)?;
     // Scales that belong to all rows are not known to some of them.
     let apart = input.granularity() != Granularity::Tensor && !input.has_levels();
-    if !apart || Tiles::of_bytes(level) != Some(Tiles::Vectors) || m <= MOST_ROWS || n.saturating_mul(k) < SMALL[1] {
+    if !apart || m <= few_codes(level) || n.saturating_mul(k) < SMALL[1] {
+        return None;
+    }
+    // Scaling the sums of a group takes AMX as long as two products of its bfloat16.
+    let held = bf16_limbs::held_by(input);
+    if tiles == Tiles::Amx
+        && bf16_limbs::multiplications(format, table(format).as_deref(), held) <= MOST_MULTIPLICATIONS
+    {
         return None;
     }
     let inputs = plan(input, level).filter(|plan| plan.has_codes())?;
-    Some((plan(format, level).filter(|plan| int8_group_tiles::Product::takes(plan))?, inputs))
+    let weights = plan(format, level).filter(|plan| int8_group_tiles::Product::takes(plan))?;
+    Some(CodeTiles { weights, inputs, tiles })
 }
 
 thread_local! {
@@ -234,6 +268,13 @@ pub(super) fn multiply(
             let fixed = unsafe { FixedInputs::new(x.values(), m, x.stride, k)? };
             // SAFETY: as above.
             unsafe { Dot::new(plan, rows, &fixed)?.multiply(n, bytes, out, plain) }
+        }
+        Way::Int8LimbTiles(plan) => {
+            // SAFETY: as above.
+            unsafe {
+                let fixed = FixedInputs::new(x.values(), m, x.stride, k)?;
+                int8_group_tiles::Product::new(plan, rows, &fixed, Tiles::Amx)?.multiply(n, out, plain)
+            }
         }
         Way::F32Codes(numbers) => {
             // SAFETY: as above.

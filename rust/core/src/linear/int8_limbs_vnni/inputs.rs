@@ -2,6 +2,7 @@
 //! of its code in a format, with the scale of its group.
 
 use std::arch::x86_64::*;
+use std::ops::Range;
 
 use super::plan::{Plan, Scale};
 use super::scales::{Scales, is_moderate};
@@ -18,7 +19,7 @@ use crate::simd::amx::LINE;
 const EXPONENTS: std::ops::RangeInclusive<i32> = -60..=60;
 /// Ratio of the largest magnitude of a chunk to the mean, above which three limbs lose more than float32 sums do.
 const OUTLIER: f32 = 16.0;
-/// Rows of codes that one thread arranges at a time.
+/// Rows that one thread arranges at a time.
 const ROWS: usize = 16;
 /// Units but 0 that codes may have, for the same reason.
 const UNITS: std::ops::RangeInclusive<f32> = power(-82)..=power(60);
@@ -59,31 +60,37 @@ impl FixedInputs {
         let chunks = columns / CHUNK;
         let (planes, units) = (zeroed(rows * MOST_LIMBS * columns)?, zeroed(rows * chunks)?);
         let mut fixed = Self { planes, units, limbs: vec![3; rows], room: MOST_LIMBS, group: CHUNK, columns, rows };
-        'rows: for row in 0..rows {
+        // One row: its planes and its units; as many limbs as it has.
+        let arrange = |row: usize, planes: &mut [i8], units: &mut [f32]| {
             let even = |x: &[f32]| {
                 // SAFETY: as the caller promises.
                 let (most, sum) = unsafe { magnitudes(x) };
                 most * x.len() as f32 <= OUTLIER * sum
             };
             let values = &x[row * stride..][..k.next_multiple_of(16)];
-            fixed.limbs[row] = if values.chunks(CHUNK).all(even) { 3 } else { 4 };
-            for chunk in 0..chunks {
-                let start = chunk * CHUNK;
-                let len = (k.next_multiple_of(16) - start).min(CHUNK);
-                let x = &x[row * stride + start..][..len];
-                let plane = row * MOST_LIMBS * columns + start;
-                // SAFETY: as the caller promises; each of the planes has `len` places from `start` on.
-                let unit = unsafe { convert(x, fixed.limbs[row], fixed.planes.as_mut_ptr().add(plane), columns) };
-                match unit {
-                    Some(unit) => fixed.units[row * chunks + chunk] = unit,
-                    None => {
-                        fixed.limbs[row] = 0;
-                        continue 'rows;
-                    }
+            let limbs = if values.chunks(CHUNK).all(even) { 3 } else { 4 };
+            for (at, (x, to)) in values.chunks(CHUNK).zip(units).enumerate() {
+                // SAFETY: as the caller promises; each of the planes has a place for each value.
+                match unsafe { convert(x, limbs, planes[at * CHUNK..].as_mut_ptr(), columns) } {
+                    Some(unit) => *to = unit,
+                    None => return 0,
                 }
             }
-        }
+            limbs
+        };
+        fixed.fill(rows * k, arrange)?;
         Ok(fixed)
+    }
+
+    /// Has `arrange` fill the planes and the units of each row, and return its limbs; all that counts as so much `work`.
+    fn fill(&mut self, work: usize, arrange: impl Fn(usize, &mut [i8], &mut [f32]) -> usize + Sync) -> Result<()> {
+        let (planes, units) = (self.room * self.columns, self.columns / self.group);
+        let parts = self.planes.chunks_mut((ROWS * planes).max(1)).zip(self.units.chunks_mut((ROWS * units).max(1)));
+        let parts = parts.zip(self.limbs.chunks_mut(ROWS));
+        pool::consume(parts.enumerate().collect(), work, |(part, ((of_planes, of_units), limbs))| {
+            let all = of_planes.chunks_mut(planes).zip(of_units.chunks_mut(units)).zip(limbs).enumerate();
+            all.for_each(|(i, ((planes, units), limbs))| *limbs = arrange(part * ROWS + i, planes, units));
+        })
     }
 
     /// The codes of encoded rows, `plan` being that of their format; none of rows that `skip` tells, of which a scale is
@@ -134,13 +141,7 @@ impl FixedInputs {
             }
             fits
         };
-        let each = columns / group;
-        let planes = fixed.planes.chunks_mut((ROWS * columns).max(1));
-        let parts = planes.zip(fixed.units.chunks_mut((ROWS * each).max(1))).zip(fixed.limbs.chunks_mut(ROWS));
-        pool::consume(parts.enumerate().collect(), rows * k, |(part, ((planes, units), limbs))| {
-            let all = planes.chunks_mut(columns).zip(units.chunks_mut(each)).zip(limbs).enumerate();
-            all.for_each(|(i, ((plane, units), limbs))| *limbs = usize::from(arrange(part * ROWS + i, plane, units)));
-        })?;
+        fixed.fill(rows * k, |row, plane, units| usize::from(arrange(row, plane, units)))?;
         Ok(fixed)
     }
 
@@ -149,9 +150,14 @@ impl FixedInputs {
         self.limbs[row]
     }
 
-    /// The planes of all rows, one after the other: of codes, one a row.
-    pub(in crate::linear) fn planes(&self) -> &[i8] {
-        &self.planes
+    /// Columns that share a unit, at most 256: a power of two.
+    pub(in crate::linear) const fn group(&self) -> usize {
+        self.group
+    }
+
+    /// A limb of some columns of a row, the lowest first: zeros where rows of inputs have it and this one does not.
+    pub(in crate::linear) fn limb(&self, row: usize, limb: usize, columns: Range<usize>) -> &[i8] {
+        &self.plane(row, limb)[columns]
     }
 
     /// A plane of limbs of a row, the lowest first.

@@ -4,6 +4,7 @@
 //! Kernels are written once over a [`Session`].
 
 pub mod amx;
+pub(crate) mod groups;
 mod vectors;
 
 use std::arch::x86_64::*;

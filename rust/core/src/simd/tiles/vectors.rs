@@ -5,8 +5,9 @@
 
 use std::arch::x86_64::*;
 
+use super::groups::{FOUR, Groups, add_scaled as add_scaled_groups};
 use super::{Factors, FloatSums, LINE, ROWS, Run, Scales, TILE};
-use crate::simd::Line;
+use crate::simd::{Floats, Line};
 
 /// Steps of int8 whose factors stay in the L1 cache while tiles of inputs take turns.
 const BLOCK: usize = 8;
@@ -162,6 +163,60 @@ pub(super) unsafe fn multiply_across(run: Run, sums: &mut [Rows<i32>]) {
                 }
                 all.iter().zip(sums).for_each(|(all, sum)| _mm512_store_si512(sum.0.as_mut_ptr().cast(), *all));
             }
+        }
+    }
+}
+
+/// As [`super::groups::GroupSession::add`].
+///
+/// # Safety
+/// As there, with starts; the processor must have AVX-512 F and VNNI.
+#[target_feature(enable = "avx512f,avx512vnni")]
+pub(super) unsafe fn add_groups(factors: &Groups<'_>, sums: &mut [Floats; ROWS]) {
+    let groups = factors.groups();
+    for (half, sums) in sums.as_chunks_mut::<HALF>().0.iter_mut().enumerate() {
+        // SAFETY: as the caller promises.
+        unsafe {
+            if factors.inputs.len() == groups * (32 / FOUR) {
+                add_groups_to::<{ 32 / FOUR }>(factors, half * HALF, sums);
+            } else {
+                add_groups_to::<{ 16 / FOUR }>(factors, half * HALF, sums);
+            }
+        }
+    }
+}
+
+/// The same for eight rows of weights from `first` on; groups have so many `LINES`.
+///
+/// # Safety
+/// As for [`add_groups`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512vnni")]
+#[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
+unsafe fn add_groups_to<const LINES: usize>(factors: &Groups<'_>, first: usize, sums: &mut [Floats; HALF]) {
+    let (groups, stride) = (factors.groups(), factors.stride);
+    assert!(factors.inputs.len() == groups * LINES && [factors.starts.len(), factors.scales.len()] == [groups; 2]);
+    // SAFETY: as the caller promises; lines are aligned and hold sixteen values.
+    unsafe {
+        let weights = factors.weights.add(first * stride);
+        let mut all = [_mm512_setzero_ps(); HALF];
+        for r in 0..HALF {
+            all[r] = _mm512_load_ps(sums[r].0.as_ptr());
+        }
+        for group in 0..groups {
+            let mut products = [_mm512_load_si512(factors.starts.as_ptr().add(group).cast()); HALF];
+            for line in 0..LINES {
+                let at = group * LINES + line;
+                let inputs = _mm512_load_si512(factors.inputs.as_ptr().add(at).cast());
+                for r in 0..HALF {
+                    products[r] =
+                        _mm512_dpbusd_epi32(products[r], broadcast(weights.add(r * stride + at * FOUR)), inputs);
+                }
+            }
+            add_scaled_groups(factors, group, first, |r| _mm512_cvtepi32_ps(products[r]), &mut all);
+        }
+        for r in 0..HALF {
+            _mm512_store_ps(sums[r].0.as_mut_ptr(), all[r]);
         }
     }
 }

@@ -72,8 +72,8 @@ impl RowSession {
     pub(crate) unsafe fn new(rows: usize) -> Self {
         assert!((1..=2 * ROWS).contains(&rows));
         let (rows, across) = if rows <= ROWS { (rows, 1) } else { (ROWS, 2) };
-        let mut all = [rows as u8; 8];
-        all[4..6].fill(ROWS as u8);
+        let mut all = [(rows, LINE); 8];
+        all[4..6].fill((ROWS, LINE));
         // SAFETY: as the caller promises.
         Self { _session: unsafe { Session::of(all) }, rows, across }
     }
