@@ -4,7 +4,9 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::expect_used, reason = "a test stops where its set-up fails")]
 
-use octavo_core::linear::{Bias, Matrix, kernel, multiply, multiply_integer, multiply_rounded, rounded_kernel};
+use octavo_core::linear::{
+    Bias, Matrix, kernel, multiply, multiply_integer, multiply_rounded, multiply_rounded_singly, rounded_kernel,
+};
 use octavo_core::simd::tiles::{amx, force_vectors};
 use octavo_core::{DType, Format, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec};
 
@@ -121,8 +123,14 @@ fn both_kinds_of_tiles_hold_the_bound() {
             hold(&before, &wild, &wide, k, &format!("{text} by float32, {vectors}"));
             for special in [f32::NAN, f32::INFINITY, 1e30, 1e-40] {
                 wild[2 * k..3 * k].fill(special);
+                wild[4 * k..5 * k].fill(special);
                 let after = exact(&wild);
-                for row in (0..m).filter(|row| *row != 2) {
+                if special.is_finite() {
+                    hold(&after, &wild, &wide, k, &format!("{text} by float32 of {special}, {vectors}"));
+                } else {
+                    assert!(after[2 * n..3 * n].iter().all(|v| !v.is_finite()), "{text} by {special}");
+                }
+                for row in (0..m).filter(|row| ![2, 4].contains(row)) {
                     assert!(before[row * n..][..n] == after[row * n..][..n], "{text} by float32, {special}, row {row}");
                 }
             }
@@ -169,6 +177,29 @@ fn both_kinds_of_tiles_hold_the_bound() {
             assert_eq!(rounded("uint4:g32", "int8:g32"), "int8 groups amx");
             assert_eq!(rounded("uint4:g32", "mxint8"), "bfloat16 limbs amx");
         }
+    }
+}
+
+#[test]
+fn given_scales_are_those_of_their_rows() {
+    let (m, n, k) = (37, 64, 1024);
+    let (values, x): (Vec<f32>, Vec<f32>) =
+        ((0..n * k).map(|i| noise(i, 3)).collect(), (0..m * k).map(|i| noise(i, 4)).collect());
+    let [codes, scales, zeros, levels] = &encoded(&values, n, k, format("int4:g32"));
+    let w = Matrix { format: format("int4:g32"), packed: Packed { codes, scales, zeros, levels }, rows: n, columns: k };
+    for input in ["int8:channel", "int8:g32", "mxint8", "int8:tensor"] {
+        let [codes, scales, zeros, levels] = &encoded(&x, m, k, format(input));
+        let each = if input == "int8:tensor" { 0 } else { scales.len() / m };
+        let product = |rows: std::ops::Range<usize>| {
+            let scales = if each == 0 { scales } else { &scales[rows.start * each..rows.end * each] };
+            let options = Options { given: Some(Packed { codes, scales, zeros, levels }), ..Options::default() };
+            let mut out = vec![f32::NAN; rows.len() * n];
+            let some = &x[rows.start * k..rows.end * k];
+            multiply_rounded_singly(some, rows.len(), format(input), &options, &w, None, &mut out).expect("a product");
+            out
+        };
+        let all = product(0..m);
+        assert!((0..m).all(|row| all[row * n..][..n] == product(row..row + 1)), "{input}");
     }
 }
 

@@ -109,7 +109,8 @@ pub(crate) fn check_len(format: Format, what: &'static str, got: usize, expected
     if got == expected { Ok(()) } else { Err(ShapeError::Length { format, what, got, expected }.into()) }
 }
 
-fn check_options(format: Format, sizes: &Sizes, options: &Options<'_>) -> Result<()> {
+/// Refuses options that the format, or the shape, does not have.
+pub(crate) fn check_options(format: Format, sizes: &Sizes, options: &Options<'_>) -> Result<()> {
     if options.rule != ScaleRule::Floor && !format.is_block() {
         return Err(FormatError::NoBlockScale { format }.into());
     }

@@ -182,11 +182,16 @@ impl<'a> Product<'a> {
         })
     }
 
-    /// Writes all products with `n` rows of weights. `plain` computes those that are left: of a row of inputs, or of all,
-    /// with some rows of weights of one unit of work.
+    /// The rows of inputs that have no codes, which are left to others.
+    pub(super) fn left(&self) -> impl Iterator<Item = usize> + Clone {
+        (0..self.m).filter(|&row| self.left[row])
+    }
+
+    /// Writes all products with `n` rows of weights, unit by unit. `left` writes those of the rows of inputs that this
+    /// leaves, `plain` those of all where weights are extreme, both with so many rows of weights from one on.
     ///
     /// # Errors
-    /// Where memory is short or threads cannot be started, or those of `plain`.
+    /// Where memory is short or threads cannot be started, or those of the other two.
     ///
     /// # Safety
     /// The processor must have AVX-512 F, BW, VL, VBMI and VNNI; the matrix must have `n` rows.
@@ -194,23 +199,25 @@ impl<'a> Product<'a> {
         &self,
         n: usize,
         out: &Biased<'_>,
-        plain: impl Fn(Option<usize>, usize, usize) -> Result<()> + Sync,
+        left: impl Fn(usize, usize) -> Result<()> + Sync,
+        plain: impl Fn(usize, usize) -> Result<()> + Sync,
     ) -> Result<()> {
         let work = self.m.saturating_mul(n).saturating_mul(self.rows.k);
-        pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
+        let across = self.m.div_ceil(ROWS);
+        let make = || self.scratch(KEPT.min(across) * UNIT.min(n).div_ceil(ROWS));
+        pool::try_for_each_with(n.div_ceil(UNIT), work, make, |unit, scratch| {
             let (first, count) = (unit * UNIT, UNIT.min(n - unit * UNIT));
-            let (across, panels) = (self.m.div_ceil(ROWS), count.div_ceil(ROWS));
-            let mut scratch = self.scratch(KEPT.min(across) * panels)?;
+            let panels = count.div_ceil(ROWS);
             // SAFETY: as the caller promises.
-            if !unsafe { self.read(first, count, &mut scratch) } {
-                return plain(None, first, count);
+            if !unsafe { self.read(first, count, scratch) } {
+                return plain(first, count);
             }
             // SAFETY: the tiles were there.
             let mut session = unsafe { GroupSession::new(self.tiles, self.group) };
             for first_tile in (0..across).step_by(KEPT) {
                 let tiles = first_tile..across.min(first_tile + KEPT);
                 // SAFETY: as the caller promises.
-                unsafe { self.sum(&mut session, &mut scratch, tiles.clone(), panels) };
+                unsafe { self.sum(&mut session, scratch, tiles.clone(), panels) };
                 let places = tiles.flat_map(|tile| (0..count).step_by(ROWS).map(move |panel| (tile, panel)));
                 for ((tile, panel), sums) in places.zip(&scratch.sums) {
                     // SAFETY: as the caller promises.
@@ -223,12 +230,12 @@ impl<'a> Product<'a> {
                     }
                 }
             }
-            let left = (0..self.m).filter(|row| self.left[*row]);
-            { left }.try_for_each(|row| plain(Some(row), first, count))
+            left(first, count)
         })
     }
 
-    /// Scratch memory for a unit of work, with room for some tiles of sums.
+    /// Scratch memory of a thread, with room for some tiles of sums. What a unit of work leaves there changes no other: lines
+    /// beyond the codes meet inputs of 0, and rows beyond the last give sums that nobody reads.
     fn scratch(&self, tiles: usize) -> Result<Scratch> {
         let (weights, row_scales) = (zeroed(UNIT * self.stride())?, zeroed(UNIT * self.groups)?);
         let (scales, sums) = (zeroed(UNIT / ROWS * self.groups)?, zeroed(tiles)?);
@@ -431,11 +438,8 @@ mod tests {
             let (fixed, product) = unsafe {
                 let fixed = FixedInputs::encoded(&input_plan, &encoded, m, |row| row == m - 1).unwrap();
                 let product = Product::new(&plan, &rows, &fixed, tiles).unwrap();
-                let left = |row, _, _| {
-                    assert_eq!(row, Some(m - 1));
-                    Ok(())
-                };
-                product.multiply(n, &out, left).unwrap();
+                assert!(product.left().eq([m - 1]));
+                product.multiply(n, &out, |_, _| Ok(()), |_, _| unreachable!()).unwrap();
                 (fixed, product)
             };
             let mut decoded = vec![0.0f32; k];

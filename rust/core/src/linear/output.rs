@@ -38,6 +38,16 @@ impl<'a> Inputs<'a> {
         Ok(Self { values: Cow::Owned(values), stride, dtype })
     }
 
+    /// The same of float32 values that are given away: nothing is copied where rows are whole steps.
+    pub(super) fn owned(values: Vec<f32>, m: usize, k: usize, step: usize, level: Level) -> Result<Inputs<'static>> {
+        let (stride, dtype) = (k.next_multiple_of(step), DType::F32);
+        let values = match stride == k {
+            true => values,
+            false => Inputs::new(Values::F32(&values), m, k, step, level)?.values.into_owned(),
+        };
+        Ok(Inputs { values: Cow::Owned(values), stride, dtype })
+    }
+
     pub(super) fn values(&self) -> &[f32] {
         &self.values
     }

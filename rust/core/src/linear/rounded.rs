@@ -16,16 +16,18 @@ use super::{
     int8_group_tiles, int8_groups_avx2,
     int8_limbs_vnni::{Dot, FixedInputs, MOST_ROWS, Plan},
     output::{Inputs, Outputs, widened},
-    route,
+    route::{self, Left},
 };
-use crate::codec::{self, DType, Layout, Options, Values, ValuesMut, zeroed};
+use crate::codec::{self, DType, Layout, Nonfinite, Options, Sizes, Values, ValuesMut, zeroed};
 #[cfg(target_arch = "x86_64")]
-use crate::codec::{Nonfinite, Packed, PackedMut, Sizes, rows::Rows};
+use crate::codec::{Packed, PackedMut, rows::Rows};
 use crate::error::Result;
 #[cfg(target_arch = "x86_64")]
 use crate::error::ShapeError;
 use crate::float_state::FloatState;
 use crate::format::Format;
+#[cfg(target_arch = "x86_64")]
+use crate::format::Granularity;
 use crate::pool;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::LANES;
@@ -86,6 +88,10 @@ fn multiply_as(
     let _state = FloatState::standard();
     let level = Level::current();
     check_sizes(m, w, x.len(), out.len())?;
+    if options.given.is_some() {
+        let options = Options { nonfinite: Nonfinite::Saturate, ..*options };
+        codec::check_options(input, &Sizes::new(input, &Layout::new(&[m, w.columns], -1, input)?)?, &options)?;
+    }
     #[cfg(target_arch = "x86_64")]
     if let Some((weights, inputs)) = route::groups(w.format, input, many, w.rows, w.columns, level) {
         let encoded = Encoded { x, m, k: w.columns, input, options, level };
@@ -97,15 +103,12 @@ fn multiply_as(
         return encoded.multiply_avx2(w, (&weights, &inputs), bias, out);
     }
     #[cfg(target_arch = "x86_64")]
-    // Given scales are those of all rows.
-    let apart = options.given.is_none() || m <= float::rows_at_a_time(w.columns);
-    #[cfg(target_arch = "x86_64")]
-    if apart && let Some(codes) = route::group_tiles(w.format, input, many, w.rows, w.columns, level) {
+    if let Some(codes) = route::group_tiles(w.format, input, many, w.rows, w.columns, level) {
         let encoded = Encoded { x, m, k: w.columns, input, options, level };
         return encoded.multiply_in_groups(w, &codes, bias, out);
     }
     #[cfg(target_arch = "x86_64")]
-    if apart && let Some(codes) = route::codes(w.format, input, many, w.rows, w.columns, level) {
+    if let Some(codes) = route::codes(w.format, input, many, w.rows, w.columns, level) {
         let encoded = Encoded { x, m, k: w.columns, input, options, level };
         return encoded.multiply_in_tiles(w, &codes, bias, out);
     }
@@ -239,7 +242,8 @@ impl Encoded<'_> {
             unsafe {
                 let fixed = FixedInputs::encoded(&codes.inputs, part.encoded, part.m, |row| part.overflows(row))?;
                 let product = int8_group_tiles::Product::new(&codes.weights, part.rows, &fixed, codes.tiles)?;
-                product.multiply(w.rows, part.out, |row, first, count| part.plain.run(row, first, count))
+                let left = |first, count| part.plain.run_left(product.left(), first, count);
+                product.multiply(w.rows, part.out, left, |first, count| part.plain.run(None, first, count))
             }
         })
     }
@@ -257,7 +261,7 @@ impl Encoded<'_> {
             let weights = bf16_limbs::Weights::new(w.format, codes.weights.as_deref(), part.rows, w.rows, codes.tiles);
             // SAFETY: `route::codes` found the instructions.
             let product = unsafe { bf16_limbs::Product::encoded(weights, &x, |row| part.overflows(row))? };
-            let left = |first, count| product.left().try_for_each(|row| part.plain.run(Some(row), first, count));
+            let left = |first, count| part.plain.run_left(product.left(), first, count);
             route::multiply_tiles(&product, codes.tiles, part.out, left, |first, count| {
                 part.plain.run(None, first, count)
             })
@@ -279,15 +283,28 @@ impl Encoded<'_> {
         let all = Outputs::new(&mut out, n, level);
         for first in (0..self.m).step_by(each) {
             let m = each.min(self.m - first);
-            let some = Self { x: self.x.range(first * k..(first + m) * k), m, ..*self };
+            let options = Options { given: self.given(first, m), ..*self.options };
+            let some = Encoded { x: self.x.range(first * k..(first + m) * k), m, options: &options, ..*self };
             let out = Biased::new(all.after(first), &bias);
             let parts = some.parts()?;
             let encoded = Rows::new(parts.packed(), m, k, self.input, level)?;
             let wide = Inputs::new(some.x, m, k, 1, level)?;
-            let plain = Plain { of: &some, rows: &rows, out: &out, made: OnceLock::new() };
+            let plain = Plain { of: &some, rows: &rows, out: &out, made: OnceLock::new(), left: OnceLock::new() };
             multiply(&Part { m, rows: &rows, encoded: &encoded, wide: &wide, out: &out, plain: &plain })?;
         }
         Ok(())
+    }
+
+    /// The given scales of some rows, if there are some: those of all, or of parts of a row.
+    fn given(&self, first: usize, m: usize) -> Option<Packed<'_>> {
+        let mut given = self.options.given?;
+        if self.input.granularity() != Granularity::Tensor {
+            for all in [&mut given.scales, &mut given.zeros] {
+                let each = all.len() / self.m.max(1);
+                *all = &all[first * each..(first + m) * each];
+            }
+        }
+        Some(given)
     }
 
     fn parts(&self) -> Result<Parts> {
@@ -323,23 +340,25 @@ struct Plain<'a> {
     of: &'a Encoded<'a>,
     rows: &'a Rows<'a>,
     out: &'a Biased<'a>,
-    made: OnceLock<Vec<f32>>,
+    made: OnceLock<Inputs<'static>>,
+    left: OnceLock<Left>,
 }
 
 #[cfg(target_arch = "x86_64")]
 impl Plain<'_> {
+    fn inputs(&self) -> Result<&Inputs<'static>> {
+        if let Some(made) = self.made.get() {
+            return Ok(made);
+        }
+        let &Encoded { x, m, k, input, options, level } = self.of;
+        let made = Inputs::owned(rounded(x, m, k, input, options, level)?, m, k, LANES, level)?;
+        Ok(self.made.get_or_init(|| made))
+    }
+
     /// Writes products of all rows of inputs, or of one, with some rows of weights, which belong to one unit of work.
     fn run(&self, row: Option<usize>, first: usize, count: usize) -> Result<()> {
-        let &Encoded { x, m, k, input, options, level } = self.of;
-        let values = match self.made.get() {
-            Some(values) => values,
-            None => {
-                let x = rounded(x, m, k, input, options, level)?;
-                self.made.get_or_init(|| x)
-            }
-        };
-        let x = Inputs::new(Values::F32(values), m, k, LANES, level)?;
-        let (values, m) = row.map_or((x.values(), m), |row| (x.row(row), 1));
+        let x = self.inputs()?;
+        let (values, m) = row.map_or((x.values(), self.of.m), |row| (x.row(row), 1));
         for start in (first..first + count).step_by(PANEL) {
             let count = PANEL.min(first + count - start);
             let panel = Panel { rows: self.rows, x: values, stride: x.stride, first: start, count };
@@ -347,5 +366,20 @@ impl Plain<'_> {
             panel.run(m, |i, values| unsafe { self.out.write(row.unwrap_or(i), start, values) })?;
         }
         Ok(())
+    }
+
+    /// The same of some rows of inputs, the same ones at every call.
+    fn run_left(&self, rows: impl Iterator<Item = usize> + Clone, first: usize, count: usize) -> Result<()> {
+        if rows.clone().next().is_none() {
+            return Ok(());
+        }
+        let left = match self.left.get() {
+            Some(left) => left,
+            None => {
+                let left = Left::new(rows, self.inputs()?)?;
+                self.left.get_or_init(|| left)
+            }
+        };
+        left.multiply(self.rows, first, count, self.out)
     }
 }

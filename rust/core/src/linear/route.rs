@@ -273,7 +273,10 @@ pub(super) fn multiply(
             // SAFETY: as above.
             unsafe {
                 let fixed = FixedInputs::new(x.values(), m, x.stride, k)?;
-                int8_group_tiles::Product::new(plan, rows, &fixed, Tiles::Amx)?.multiply(n, out, plain)
+                let product = int8_group_tiles::Product::new(plan, rows, &fixed, Tiles::Amx)?;
+                let left = Left::new(product.left(), x)?;
+                let left = |first, count| left.multiply(rows, first, count, out);
+                product.multiply(n, out, left, |first, count| plain(None, first, count))
             }
         }
         Way::F32Codes(numbers) => {
@@ -288,7 +291,7 @@ pub(super) fn multiply(
             let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), rows, n, tiles);
             // SAFETY: as above.
             let product = unsafe { bf16_limbs::Product::new(weights, x, m)? };
-            let left = Left::new(&product, x)?;
+            let left = Left::new(product.left(), x)?;
             let left = |first, count| left.multiply(rows, first, count, out);
             multiply_tiles(&product, tiles, out, left, |first, count| plain(None, first, count))
         }
@@ -318,16 +321,20 @@ pub(super) fn multiply_tiles(
 }
 
 /// Rows of inputs that a kernel leaves to the float32 kernel, gathered.
-struct Left {
+pub(super) struct Left {
     rows: Vec<usize>,
     values: Vec<f32>,
     stride: usize,
 }
 
 impl Left {
-    fn new(product: &bf16_limbs::Product<'_>, x: &Inputs<'_>) -> Result<Self> {
-        let mut rows = zeroed(product.left().count())?;
-        rows.iter_mut().zip(product.left()).for_each(|(to, row)| *to = row);
+    /// Gathers rows of `x`.
+    ///
+    /// # Errors
+    /// Where memory is short.
+    pub(super) fn new(left: impl Iterator<Item = usize> + Clone, x: &Inputs<'_>) -> Result<Self> {
+        let mut rows = zeroed(left.clone().count())?;
+        rows.iter_mut().zip(left).for_each(|(to, row)| *to = row);
         let mut values = zeroed(rows.len() * x.stride)?;
         for (to, &row) in values.chunks_mut(x.stride.max(1)).zip(&rows) {
             to.copy_from_slice(x.row(row));
@@ -336,7 +343,10 @@ impl Left {
     }
 
     /// Writes their products with `count` rows of weights from `first` on, which belong to one unit of work.
-    fn multiply(&self, rows: &Rows<'_>, first: usize, count: usize, out: &Biased<'_>) -> Result<()> {
+    ///
+    /// # Errors
+    /// Where memory is short.
+    pub(super) fn multiply(&self, rows: &Rows<'_>, first: usize, count: usize, out: &Biased<'_>) -> Result<()> {
         if self.rows.is_empty() {
             return Ok(());
         }

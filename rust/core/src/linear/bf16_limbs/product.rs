@@ -66,7 +66,7 @@ impl<'a> Product<'a> {
     }
 
     /// The rows of inputs of extreme magnitudes, which are left to others.
-    pub(in crate::linear) fn left(&self) -> impl Iterator<Item = usize> {
+    pub(in crate::linear) fn left(&self) -> impl Iterator<Item = usize> + Clone {
         (0..self.m).filter(|&row| !self.x.has(row))
     }
 
