@@ -43,23 +43,22 @@ pub(super) unsafe fn multiply(rows: &Rows<'_>, x: &Inputs<'_>, m: usize, n: usiz
         unsafe { arrange_inputs(&x.values()[group * INPUTS * stride..][..to.len()], stride, to) };
     })?;
     let together = (UNIT / (LANES * stride * size_of::<f32>())).min(blocks / LEAST_UNITS).max(1);
-    let make = || Ok((zeroed::<Floats>(together * stride)?, zeroed::<f32>(LANES * stride)?, Unpacked::default()));
-    let work = m.saturating_mul(n).saturating_mul(stride);
-    pool::try_for_each_with(blocks.div_ceil(together), work, make, |unit, (weights, decoded, unpacked)| {
+    pool::try_for_each(blocks.div_ceil(together), m.saturating_mul(n).saturating_mul(stride), |unit| {
         let first = unit * together;
-        let weights = &mut weights[..together.min(blocks - first) * stride];
+        let mut weights = zeroed::<Floats>(together.min(blocks - first) * stride)?;
+        let (mut decoded, mut unpacked) = (zeroed::<f32>(LANES * stride)?, Unpacked::default());
         for (block, lines) in weights.chunks_mut(stride).enumerate() {
             let first = (first + block) * LANES;
             let count = LANES.min(n - first);
             for (r, row) in decoded.chunks_mut(stride).enumerate() {
                 if r < count {
-                    rows.decode(first + r, 0..rows.k, row, unpacked);
+                    rows.decode(first + r, 0..rows.k, row, &mut unpacked);
                 } else {
                     row.fill(0.0);
                 }
             }
             // SAFETY: as the caller promises.
-            unsafe { arrange_weights(decoded, lines) };
+            unsafe { arrange_weights(&decoded, lines) };
         }
         for (group, x) in inputs.chunks(INPUTS * stride).enumerate() {
             for (block, lines) in weights.chunks(stride).enumerate() {

@@ -110,18 +110,12 @@ pub(super) fn multiply_as(
             unsafe { f32_tiles_avx2::multiply(&rows, &x, count, n, &out)? };
             continue;
         }
-        let (panels, work) = (n.div_ceil(PANEL), count.saturating_mul(n).saturating_mul(k));
-        pool::try_for_each_with(
-            panels,
-            work,
-            || Ok(Scratch::default()),
-            |panel, scratch| {
-                let first = panel * PANEL;
-                let panel = Panel { rows: &rows, x: x.values(), stride: x.stride, first, count: PANEL.min(n - first) };
-                // SAFETY: every panel writes its own columns.
-                panel.run_in(scratch, count, |row, values| unsafe { out.write(row, first, values) })
-            },
-        )?;
+        pool::try_for_each(n.div_ceil(PANEL), count.saturating_mul(n).saturating_mul(k), |panel| {
+            let first = panel * PANEL;
+            let panel = Panel { rows: &rows, x: x.values(), stride: x.stride, first, count: PANEL.min(n - first) };
+            // SAFETY: every panel writes its own columns.
+            panel.run(count, |row, values| unsafe { out.write(row, first, values) })
+        })?;
     }
     Ok(())
 }
@@ -174,38 +168,24 @@ pub(super) struct Panel<'a> {
     pub(super) count: usize,
 }
 
-/// What panels of one product need of memory: decoded weights, and products by row of inputs.
-#[derive(Default)]
-struct Scratch {
-    weights: Vec<f32>,
-    products: Vec<[f32; PANEL]>,
-    unpacked: Unpacked,
-}
-
 impl Panel<'_> {
     /// Calls `write` with the products of each of `m` rows of inputs.
     ///
     /// # Errors
     /// Where memory is short.
-    pub(super) fn run(&self, m: usize, write: impl FnMut(usize, &mut [f32])) -> Result<()> {
-        self.run_in(&mut Scratch::default(), m, write)
-    }
-
-    /// The same in scratch memory, which is that of other panels of the product or none yet.
-    fn run_in(&self, scratch: &mut Scratch, m: usize, mut write: impl FnMut(usize, &mut [f32])) -> Result<()> {
+    pub(super) fn run(&self, m: usize, mut write: impl FnMut(usize, &mut [f32])) -> Result<()> {
         let k = self.rows.k;
         let stride = k.next_multiple_of(LANES);
         // Inputs that stay in the L2 cache meet all rows of weights in turn; few of them leave the weights in the L1 cache.
         let together = if m > SLAB { PANEL } else { ROWS };
+        let mut products = zeroed::<[f32; PANEL]>(m)?;
         let mut some = [[0.0; ROWS]; SLAB];
-        if scratch.products.len() != m {
-            (scratch.products, scratch.weights) = (zeroed(m)?, zeroed(together * stride)?);
-        }
-        let Scratch { weights: w, products, unpacked } = scratch;
+        let mut unpacked = Unpacked::default();
+        let mut w = zeroed::<f32>(together * stride)?;
         for first in (0..self.count).step_by(together) {
             let count = together.min(self.count - first);
             for (r, w) in w.chunks_mut(stride.max(1)).enumerate().take(count) {
-                self.rows.decode(self.first + first + r, 0..k, w, unpacked);
+                self.rows.decode(self.first + first + r, 0..k, w, &mut unpacked);
             }
             for (slab, products) in products.chunks_mut(SLAB).enumerate() {
                 let (x, some) = (&self.x[slab * SLAB * self.stride..], &mut some[..products.len()]);
