@@ -10,6 +10,10 @@ use octavo_core::linear::{
 use octavo_core::simd::tiles::{amx, force_vectors};
 use octavo_core::{DType, Format, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec};
 
+/// Of weights: numbers of one byte and of more, with zero points, of code books, in groups of all lengths and of a row.
+const FORMATS: &str =
+    "mxint8 int4:g32 int8:channel nvfp4 int8:g192 uint4:g64 nf4 mxfp8e5m2 int12 uint3:g32 uint8:g32 mxfp4";
+
 fn noise(i: usize, seed: usize) -> f32 {
     let bits = ((i ^ (seed << 20)) as u32).wrapping_mul(0x9e37_79b9).rotate_left(11).wrapping_mul(0x85eb_ca6b);
     bits as i32 as f32 * 2.0f32.powi(-31)
@@ -57,23 +61,7 @@ fn hold(out: &[f32], x: &[f32], w: &[f32], k: usize, what: &str) {
 fn both_kinds_of_tiles_hold_the_bound() {
     for vectors in [false, true] {
         force_vectors(vectors);
-        for (at, text) in [
-            "mxint8",
-            "int4:g32",
-            "int8:channel",
-            "nvfp4",
-            "int8:g192",
-            "uint4:g64",
-            "nf4",
-            "mxfp8e5m2",
-            "int12",
-            "uint3:g32",
-            "uint8:g32",
-            "mxfp4",
-        ]
-        .into_iter()
-        .enumerate()
-        {
+        for (at, text) in FORMATS.split(' ').enumerate() {
             let (m, n, k) = ([5, 33, 17][at % 3], [70, 64, 33][at % 3], [512, 576, 1088][at % 3]);
             let format_of = format(text);
             let values: Vec<f32> = (0..n * k).map(|i| noise(i, at)).collect();

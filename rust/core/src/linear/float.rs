@@ -20,8 +20,8 @@ const MOST_ROWS: usize = 4096;
 const LEAST_ROWS: usize = 64;
 /// Bytes of inputs, widened and arranged for a kernel, that are held in one go, about.
 const HELD_BYTES: usize = 256 << 20;
-/// Bytes that a column of a row of inputs takes there: float32, and three limbs of 16 bits.
-const BYTES_PER_INPUT: usize = 10;
+/// Bytes that a column of a row of inputs takes there, at most: float32, and four limbs of 8 bits as planes and as tiles.
+const BYTES_PER_INPUT: usize = 12;
 /// Rows of inputs from which on one kernel multiplies, whatever their number.
 pub(super) const MANY: usize = 5;
 
@@ -40,7 +40,8 @@ pub(super) enum By {
 /// rounded once to the dtype of `out`. A row's result depends on that row, the weights, the number of rows and the SIMD
 /// level alone: neither on the other rows, nor on the number of threads, nor on alignment. Small products have one order of
 /// summation at every SIMD level. Large ones ([`super::kernel`] tells) have others on AVX-512: in fixed point, for one row
-/// and of some formats for up to four, and in tiles (of bfloat16, and with AMX of int8), for more than four: within the bound of FORMATS.md section 6, with other last bits.
+/// and of some formats for up to four, and in tiles (of bfloat16, and with AMX of int8), for more than four: within the
+/// bound of FORMATS.md section 6, with other last bits.
 ///
 /// # Errors
 /// [`crate::Error::Shape`] where a length does not fit, [`crate::Error::OutOfMemory`] where memory is short.

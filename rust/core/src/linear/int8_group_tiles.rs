@@ -65,9 +65,9 @@ pub(super) struct Product<'a> {
 /// Rows of inputs, sixteen by sixteen: by group, then limb, four columns of all rows a line.
 struct TiledInputs {
     lines: Vec<Line<i8, LINE>>,
-    /// Limbs of each tile, and where its lines begin.
+    /// Limbs of each tile, and where its lines begin, and end.
     limbs: Vec<usize>,
-    starts: Vec<usize>,
+    ends: Vec<usize>,
 }
 
 impl TiledInputs {
@@ -77,14 +77,13 @@ impl TiledInputs {
     /// The processor must have AVX-512 F and BW.
     unsafe fn new(x: &FixedInputs, columns: usize, group: usize) -> Result<Self> {
         let rows_of = |tile: usize| tile * ROWS..x.rows.min((tile + 1) * ROWS);
-        let tiles = 0..x.rows.div_ceil(ROWS);
-        let limbs: Vec<usize> =
-            { tiles }.map(|tile| rows_of(tile).map(|row| x.limbs(row)).max().unwrap_or(1).max(1)).collect();
-        let mut starts = vec![0];
+        let limbs_of = |tile: usize| rows_of(tile).map(|row| x.limbs(row)).fold(1, usize::max);
+        let limbs: Vec<usize> = (0..x.rows.div_ceil(ROWS)).map(limbs_of).collect();
+        let mut ends = vec![0];
         for limbs in &limbs {
-            starts.push(starts[starts.len() - 1] + limbs * columns / FOUR);
+            ends.push(ends[ends.len() - 1] + limbs * columns / FOUR);
         }
-        let (mut lines, each) = (zeroed::<Line<i8, LINE>>(starts[limbs.len()])?, group / FOUR);
+        let (mut lines, each) = (zeroed::<Line<i8, LINE>>(ends[limbs.len()])?, group / FOUR);
         let mut rest = lines.as_mut_slice();
         let parts = limbs.iter().enumerate().map(|(tile, limbs)| {
             let (part, after) = std::mem::take(&mut rest).split_at_mut(limbs * columns / FOUR);
@@ -97,19 +96,19 @@ impl TiledInputs {
                     let mut turned = [Line([0; LINE]); ROWS];
                     let some = step * LINE..(step + 1) * LINE;
                     // SAFETY: as the caller promises.
-                    unsafe { arrange(rows_of(tile).map(|row| x.limb(row, limb, some.clone())), &mut turned) };
+                    unsafe { arrange(rows_of(tile).map(|row| &x.plane(row, limb)[some.clone()]), &mut turned) };
                     for (group, turned) in turned.chunks(each).enumerate() {
                         lines[(group * limbs + limb) * each..][..each].copy_from_slice(turned);
                     }
                 }
             }
         })?;
-        Ok(Self { lines, limbs, starts })
+        Ok(Self { lines, limbs, ends })
     }
 
     /// The lines of a tile.
     fn tile(&self, tile: usize) -> &[Line<i8, LINE>] {
-        &self.lines[self.starts[tile]..self.starts[tile + 1]]
+        &self.lines[self.ends[tile]..self.ends[tile + 1]]
     }
 }
 
@@ -204,12 +203,12 @@ impl<'a> Product<'a> {
     ) -> Result<()> {
         let work = self.m.saturating_mul(n).saturating_mul(self.rows.k);
         let across = self.m.div_ceil(ROWS);
-        let make = || self.scratch(KEPT.min(across) * UNIT.min(n).div_ceil(ROWS));
-        pool::try_for_each_with(n.div_ceil(UNIT), work, make, |unit, scratch| {
+        pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
             let (first, count) = (unit * UNIT, UNIT.min(n - unit * UNIT));
             let panels = count.div_ceil(ROWS);
+            let mut scratch = self.scratch(KEPT.min(across) * panels)?;
             // SAFETY: as the caller promises.
-            if !unsafe { self.read(first, count, scratch) } {
+            if !unsafe { self.read(first, count, &mut scratch) } {
                 return plain(first, count);
             }
             // SAFETY: the tiles were there.
@@ -217,7 +216,7 @@ impl<'a> Product<'a> {
             for first_tile in (0..across).step_by(KEPT) {
                 let tiles = first_tile..across.min(first_tile + KEPT);
                 // SAFETY: as the caller promises.
-                unsafe { self.sum(&mut session, scratch, tiles.clone(), panels) };
+                unsafe { self.sum(&mut session, &mut scratch, tiles.clone(), panels) };
                 let places = tiles.flat_map(|tile| (0..count).step_by(ROWS).map(move |panel| (tile, panel)));
                 for ((tile, panel), sums) in places.zip(&scratch.sums) {
                     // SAFETY: as the caller promises.
@@ -234,8 +233,7 @@ impl<'a> Product<'a> {
         })
     }
 
-    /// Scratch memory of a thread, with room for some tiles of sums. What a unit of work leaves there changes no other: lines
-    /// beyond the codes meet inputs of 0, and rows beyond the last give sums that nobody reads.
+    /// Scratch memory for a unit of work, with room for some tiles of sums.
     fn scratch(&self, tiles: usize) -> Result<Scratch> {
         let (weights, row_scales) = (zeroed(UNIT * self.stride())?, zeroed(UNIT * self.groups)?);
         let (scales, sums) = (zeroed(UNIT / ROWS * self.groups)?, zeroed(tiles)?);

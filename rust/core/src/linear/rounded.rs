@@ -238,7 +238,7 @@ impl Encoded<'_> {
         out: ValuesMut<'_>,
     ) -> Result<()> {
         self.in_parts(w, bias, out, float::rows_at_a_time(self.k), |part| {
-            // SAFETY: `route::group_tiles` found the instructions, and a plan of one limb without zero points.
+            // SAFETY: `route::group_tiles` found the instructions, and inputs of one limb without zero points.
             unsafe {
                 let fixed = FixedInputs::encoded(&codes.inputs, part.encoded, part.m, |row| part.overflows(row))?;
                 let product = int8_group_tiles::Product::new(&codes.weights, part.rows, &fixed, codes.tiles)?;

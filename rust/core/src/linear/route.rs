@@ -46,7 +46,7 @@ pub(super) enum Way {
 /// The kernel for `m` rows whose numbers are all of the dtype `held`, times `n` rows of `k` weights; `None` for the float32
 /// kernel, which also takes over rows with extreme inputs or scales.
 pub(super) fn way(format: Format, held: DType, m: usize, n: usize, k: usize, level: Level) -> Option<Way> {
-    // Three products of int8, whose sums are scaled by group, take AMX less than three of bfloat16.
+    // Three products of int8 take AMX as long as three of bfloat16, but unpacking the weights takes less.
     if m > FEW && held == DType::F32 && Tiles::of_bytes(level) == Some(Tiles::Amx) && n.saturating_mul(k) >= SMALL[1] {
         let plan = plan(format, level).filter(|plan| int8_group_tiles::Product::takes(plan));
         if let Some(plan) = plan {
@@ -186,7 +186,7 @@ pub(super) fn group_tiles(
     if !apart || m <= few_codes(level) || n.saturating_mul(k) < SMALL[1] {
         return None;
     }
-    // Scaling the sums of a group takes AMX as long as two products of its bfloat16.
+    // Scaling the sums of a group takes as long as two products of bfloat16, by the count of their instructions.
     let held = bf16_limbs::held_by(input);
     if tiles == Tiles::Amx
         && bf16_limbs::multiplications(format, table(format).as_deref(), held) <= MOST_MULTIPLICATIONS

@@ -112,28 +112,6 @@ pub(crate) fn try_for_each(count: usize, bytes: usize, work: impl Fn(usize) -> R
     failure.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Like [`try_for_each`], with scratch memory that `make` gives: one at a time for each thread, kept from one index to the
-/// next.
-///
-/// # Errors
-/// [`Error::Setting`] if threads cannot be started, and those of the work or of `make`.
-pub(crate) fn try_for_each_with<S: Send>(
-    count: usize,
-    bytes: usize,
-    make: impl Fn() -> Result<S> + Sync,
-    work: impl Fn(usize, &mut S) -> Result<()> + Sync,
-) -> Result<()> {
-    let spare = Mutex::new(Vec::new());
-    let spare = || spare.lock().unwrap_or_else(PoisonError::into_inner);
-    try_for_each(count, bytes, |i| {
-        let kept = spare().pop();
-        let mut scratch = kept.map_or_else(&make, Ok)?;
-        work(i, &mut scratch)?;
-        spare().push(scratch);
-        Ok(())
-    })
-}
-
 /// Calls `work` for every piece of `each` elements, with its number, like [`for_each`].
 ///
 /// # Errors

@@ -2,7 +2,6 @@
 //! of its code in a format, with the scale of its group.
 
 use std::arch::x86_64::*;
-use std::ops::Range;
 
 use super::plan::{Plan, Scale};
 use super::scales::{Scales, is_moderate};
@@ -155,12 +154,7 @@ impl FixedInputs {
         self.group
     }
 
-    /// A limb of some columns of a row, the lowest first: zeros where rows of inputs have it and this one does not.
-    pub(in crate::linear) fn limb(&self, row: usize, limb: usize, columns: Range<usize>) -> &[i8] {
-        &self.plane(row, limb)[columns]
-    }
-
-    /// A plane of limbs of a row, the lowest first.
+    /// A plane of limbs of a row, the lowest first: zeros where it has fewer than another one.
     pub(in crate::linear) fn plane(&self, row: usize, limb: usize) -> &[i8] {
         &self.planes[(row * self.room + limb) * self.columns..][..self.columns]
     }

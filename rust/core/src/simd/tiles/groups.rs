@@ -94,7 +94,7 @@ impl GroupSession {
 /// The processor must have AVX-512 F; the group and the rows must be there.
 #[inline]
 #[target_feature(enable = "avx512f")]
-pub(super) unsafe fn add_scaled<const R: usize>(
+pub(super) unsafe fn add_group<const R: usize>(
     factors: &Groups<'_>,
     group: usize,
     first: usize,

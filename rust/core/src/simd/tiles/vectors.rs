@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use super::groups::{FOUR, Groups, add_scaled as add_scaled_groups};
+use super::groups::{FOUR, Groups, add_group};
 use super::{Factors, FloatSums, LINE, ROWS, Run, Scales, TILE};
 use crate::simd::{Floats, Line};
 
@@ -213,7 +213,7 @@ unsafe fn add_groups_to<const LINES: usize>(factors: &Groups<'_>, first: usize, 
                         _mm512_dpbusd_epi32(products[r], broadcast(weights.add(r * stride + at * FOUR)), inputs);
                 }
             }
-            add_scaled_groups(factors, group, first, |r| _mm512_cvtepi32_ps(products[r]), &mut all);
+            add_group(factors, group, first, |r| _mm512_cvtepi32_ps(products[r]), &mut all);
         }
         for r in 0..HALF {
             _mm512_store_ps(sums[r].0.as_mut_ptr(), all[r]);

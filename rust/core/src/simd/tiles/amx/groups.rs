@@ -6,7 +6,7 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::{LINE, ROWS, Session};
-use crate::simd::tiles::groups::{FOUR, GroupSums, Groups, add_scaled};
+use crate::simd::tiles::groups::{FOUR, GroupSums, Groups, add_group};
 use crate::simd::{Floats, Line};
 
 /// Tiles of sums that are made together: of as many groups, or of the limbs of one.
@@ -141,7 +141,7 @@ impl GroupSession {
 /// Scales the products of groups from `first` on, and adds them: of several of inputs of one limb, else of one group.
 ///
 /// # Safety
-/// As for [`add_scaled`].
+/// As for [`add_group`].
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn add_products(factors: &Groups<'_>, first: usize, products: &[GroupSums], sums: &mut [Floats; ROWS]) {
@@ -161,13 +161,13 @@ unsafe fn add_products(factors: &Groups<'_>, first: usize, products: &[GroupSums
         match (factors.limbs, products) {
             (1, groups) => {
                 for (at, sums) in groups.iter().enumerate() {
-                    add_scaled(factors, first + at, 0, |row| _mm512_cvtepi32_ps(load(sums, row)), &mut all);
+                    add_group(factors, first + at, 0, |row| _mm512_cvtepi32_ps(load(sums, row)), &mut all);
                 }
             }
-            (_, [a, b]) => add_scaled(factors, first, 0, |row| _mm512_cvtepi32_ps(both(a, b, row)), &mut all),
-            (_, [a, b, c]) => add_scaled(factors, first, 0, |row| rounded(both(a, b, row), load(c, row)), &mut all),
+            (_, [a, b]) => add_group(factors, first, 0, |row| _mm512_cvtepi32_ps(both(a, b, row)), &mut all),
+            (_, [a, b, c]) => add_group(factors, first, 0, |row| rounded(both(a, b, row), load(c, row)), &mut all),
             (_, [a, b, c, d]) => {
-                add_scaled(factors, first, 0, |row| rounded(both(a, b, row), both(c, d, row)), &mut all);
+                add_group(factors, first, 0, |row| rounded(both(a, b, row), both(c, d, row)), &mut all);
             }
             _ => {}
         }
