@@ -4,7 +4,7 @@ use super::f32_fma::{self, ROWS, SLAB};
 use super::output::{Inputs, Outputs, widened};
 use super::{Matrix, check_sizes};
 #[cfg(target_arch = "x86_64")]
-use super::{f32_tiles_avx2, route};
+use super::{f32_tiles, route};
 use crate::codec::rows::{Rows, Unpacked};
 use crate::codec::{DType, Values, ValuesMut, zeroed};
 use crate::error::{Result, ShapeError};
@@ -106,9 +106,9 @@ pub(super) fn multiply_as(
             continue;
         }
         #[cfg(target_arch = "x86_64")]
-        if level == Level::Avx2 && count >= f32_tiles_avx2::LEAST_ROWS && k > 0 {
+        if level != Level::Scalar && count >= f32_tiles::LEAST_ROWS && k > 0 {
             // SAFETY: the level is one of this processor.
-            unsafe { f32_tiles_avx2::multiply(&rows, &x, count, n, &out)? };
+            unsafe { f32_tiles::multiply(&rows, &x, count, n, &out)? };
             continue;
         }
         pool::try_for_each(n.div_ceil(PANEL), count.saturating_mul(n).saturating_mul(k), |panel| {

@@ -19,7 +19,7 @@ mod f32_codes_vbmi;
 mod f32_fma;
 mod f32_kept;
 #[cfg(target_arch = "x86_64")]
-mod f32_tiles_avx2;
+mod f32_tiles;
 mod float;
 mod gather;
 #[cfg(target_arch = "x86_64")]
