@@ -42,7 +42,7 @@ impl Prepared {
             route::way_of_many(w.format, n, k, Level::current())
         {
             let rows = Rows::new(w.packed, n, k, w.format, Level::current())?;
-            let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), &rows, n, tiles);
+            let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), &rows, n, tiles, DType::F32);
             return Ok(bf16_limbs::Kept::bytes(&weights));
         }
         Ok(f32_kept::Kept::bytes(n, k))
@@ -69,7 +69,7 @@ impl Prepared {
         if let Some(route::Way::Bf16Limbs(table, tiles @ Tiles::Amx)) =
             route::way_of_many(w.format, w.rows, w.columns, level)
         {
-            let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), rows, w.rows, tiles);
+            let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), rows, w.rows, tiles, DType::F32);
             // SAFETY: the route found the instructions.
             let kept = unsafe { bf16_limbs::Kept::new(&weights)? };
             return Ok(kept.map(Form::Limbs));

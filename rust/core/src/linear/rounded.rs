@@ -257,8 +257,22 @@ impl Encoded<'_> {
         out: ValuesMut<'_>,
     ) -> Result<()> {
         self.in_parts(w, bias, out, float::rows_at_a_time(self.k), |part| {
-            let x = bf16_limbs::Weights::new(self.input, Some(&codes.inputs), part.encoded, part.m, codes.tiles);
-            let weights = bf16_limbs::Weights::new(w.format, codes.weights.as_deref(), part.rows, w.rows, codes.tiles);
+            let x = bf16_limbs::Weights::new(
+                self.input,
+                Some(&codes.inputs),
+                part.encoded,
+                part.m,
+                codes.tiles,
+                DType::BF16,
+            );
+            let weights = bf16_limbs::Weights::new(
+                w.format,
+                codes.weights.as_deref(),
+                part.rows,
+                w.rows,
+                codes.tiles,
+                DType::BF16,
+            );
             // SAFETY: `route::codes` found the instructions.
             let product = unsafe { bf16_limbs::Product::encoded(weights, &x, |row| part.overflows(row))? };
             let left = |first, count| part.plain.run_left(product.left(), first, count);

@@ -288,7 +288,7 @@ pub(super) fn multiply(
             unsafe { f32_codes_avx2::multiply(plan, rows, x, m, n, out) }
         }
         &Way::Bf16Limbs(ref table, tiles) => {
-            let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), rows, n, tiles);
+            let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), rows, n, tiles, x.dtype);
             // SAFETY: as above.
             let product = unsafe { bf16_limbs::Product::new(weights, x, m)? };
             let left = Left::new(product.left(), x)?;

@@ -9,7 +9,7 @@ use crate::codec::zeroed;
 use crate::error::Result;
 use crate::linear::output::Inputs;
 use crate::simd::Line;
-use crate::simd::tiles::{Factors, FloatSums, LINE, ROWS, Session, Step, TILE, add_scaled};
+use crate::simd::tiles::{Factors, FloatSums, LINE, ROWS, ScaledProducts, Session, Step, TILE, add_scaled};
 use crate::simd::transpose::transpose;
 
 /// A product of packed weights with many rows of inputs.
@@ -26,7 +26,7 @@ pub(in crate::linear) struct Scratch {
     /// Those of the last [`FOLD`] columns.
     running: Vec<[FloatSums; UNIT / PAIR]>,
     /// Accumulators before scaling.
-    products: [FloatSums; 2],
+    products: ScaledProducts,
 }
 
 impl<'a> Product<'a> {
@@ -82,7 +82,7 @@ impl<'a> Product<'a> {
             weights: self.weights.scratch()?,
             sums: zeroed(passes)?,
             running: zeroed(passes)?,
-            products: [FloatSums::default(); 2],
+            products: ScaledProducts::default(),
         })
     }
 
@@ -146,7 +146,8 @@ impl<'a> Product<'a> {
                             None => {
                                 session.add_products(&factors, start.is_multiple_of(FOLD), running);
                                 if (start + each).is_multiple_of(FOLD) || columns_end == k {
-                                    add_scaled(running, (&[1.0; PAIR], None), self.x.across, sums);
+                                    let one = [(&[1.0; PAIR], None)];
+                                    add_scaled(std::array::from_ref(running), one, self.x.across, sums);
                                 }
                             }
                             Some(columns) => {

@@ -117,19 +117,22 @@ pub(super) const fn shared(a: usize, b: usize) -> usize {
 }
 
 impl<'a> Weights<'a> {
+    /// `n` rows of weights, for products with inputs of a dtype.
     pub(in crate::linear) fn new(
         format: Format,
         table: Option<&'a Table>,
         rows: &'a Rows<'a>,
         n: usize,
         tiles: Tiles,
+        inputs: DType,
     ) -> Self {
         let codes = table.map(|table| Codes::new(table, rows));
         let limbs = weight_limbs(format, table);
         let each = match tiles {
             _ if codes.is_none() => rows.cut(COLUMNS),
-            // All limbs of 32 rows of inputs stay in the L1 cache.
-            Tiles::Amx => FEW_COLUMNS,
+            // All limbs of 32 rows of inputs and of weights stay in the L1 cache; the fewer they are, the more seldom are
+            // tiles of sums loaded and stored.
+            Tiles::Amx => FEW_COLUMNS << (MOST - limbs.max(input_limbs(inputs))),
             Tiles::Vectors => SOME_COLUMNS,
         };
         Self { scaled: rows, rows: rows.unscaled(), codes, n, k: rows.k, limbs, each }

@@ -108,6 +108,9 @@ pub(crate) struct Factors<'a> {
 /// Sums of two panels of 16 rows of weights and two tiles of 16 columns of inputs.
 pub(crate) type FloatSums = [[[Line<f32, 16>; ROWS]; 2]; 2];
 
+/// Sums of the products of two groups, and of the two before, that are not scaled yet.
+pub(crate) type ScaledProducts = [[FloatSums; 2]; 2];
+
 /// The scales of a group: of two panels of weights, and by tile of inputs, if they have some.
 pub(crate) type Scales<'a> = (&'a [f32; 2 * ROWS], Option<&'a [Floats]>);
 
@@ -174,7 +177,7 @@ impl Session {
         factors: &Factors<'_>,
         group: usize,
         scales: impl Fn(usize) -> Scales<'s>,
-        products: &mut [FloatSums; 2],
+        products: &mut ScaledProducts,
         sums: &mut FloatSums,
     ) {
         // SAFETY: as the caller promises; the instructions were found before the session began.
@@ -187,25 +190,32 @@ impl Session {
     }
 }
 
-/// Adds products to sums, each row of weights and each column of inputs times its scale.
+/// Adds the products of `N` groups to sums, in order, each row of weights and each column of inputs times its scale.
 ///
 /// # Safety
 /// The processor must have AVX-512 F.
 #[target_feature(enable = "avx512f")]
-pub(crate) fn add_scaled(products: &FloatSums, scales: Scales<'_>, across: usize, sums: &mut FloatSums) {
-    let (rows, columns) = scales;
-    for ((products, sums), rows) in products.iter().zip(sums).zip(rows.chunks(ROWS)) {
-        for (tile, (products, sums)) in products.iter().zip(sums).enumerate().take(across) {
-            // SAFETY: lines are aligned and hold sixteen values.
-            let columns = columns.map(|lines| unsafe { _mm512_load_ps(lines[tile].0.as_ptr()) });
-            for ((product, sum), scale) in products.iter().zip(sums).zip(rows) {
-                // SAFETY: as above.
+pub(crate) fn add_scaled<const N: usize>(
+    products: &[FloatSums; N],
+    scales: [Scales<'_>; N],
+    across: usize,
+    sums: &mut FloatSums,
+) {
+    for (panel, sums) in sums.iter_mut().enumerate() {
+        for row in 0..ROWS {
+            let of_row = scales.map(|(rows, _)| _mm512_set1_ps(rows[panel * ROWS + row]));
+            for (tile, sums) in sums.iter_mut().enumerate().take(across) {
+                // SAFETY: lines are aligned and hold sixteen values.
                 unsafe {
-                    let (mut product, old) = (_mm512_load_ps(product.0.as_ptr()), _mm512_load_ps(sum.0.as_ptr()));
-                    if let Some(columns) = columns {
-                        product = _mm512_mul_ps(product, columns);
+                    let mut sum = _mm512_load_ps(sums[row].0.as_ptr());
+                    for group in 0..N {
+                        let mut product = _mm512_load_ps(products[group][panel][tile][row].0.as_ptr());
+                        if let Some(columns) = scales[group].1 {
+                            product = _mm512_mul_ps(product, _mm512_load_ps(columns[tile].0.as_ptr()));
+                        }
+                        sum = _mm512_fmadd_ps(product, of_row[group], sum);
                     }
-                    _mm512_store_ps(sum.0.as_mut_ptr(), _mm512_fmadd_ps(product, _mm512_set1_ps(*scale), old));
+                    _mm512_store_ps(sums[row].0.as_mut_ptr(), sum);
                 }
             }
         }

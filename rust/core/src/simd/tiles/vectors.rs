@@ -1,7 +1,8 @@
 //! Products of tiles by the dot products of AVX-512.
 //!
-//! A line of inputs is a register, a pair or four of a row of weights is broadcast from memory, and the sums of sixteen rows
-//! stay in registers. Rounding and order of summation are those of AMX.
+//! A line of inputs is a register, a pair or four of a row of weights is broadcast from memory, and sums stay in registers:
+//! of sixteen rows and one tile of inputs, or of eight and two, which loads less. Rounding and order of summation are those
+//! of AMX.
 
 use std::arch::x86_64::*;
 
@@ -28,20 +29,31 @@ unsafe fn broadcast(at: *const u8) -> __m512i {
     _mm512_set1_epi32(unsafe { at.cast::<i32>().read_unaligned() })
 }
 
-/// Adds the products of a tile of `R` rows of weights in bfloat16 with one of inputs.
+/// Adds the products of `R` rows of weights in bfloat16, a line of 32 columns each, with `T` tiles of inputs.
 ///
 /// # Safety
-/// The tiles must be readable.
+/// Weights and tiles must be readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bf16")]
-unsafe fn multiply_halves<const R: usize>(weights: *const u8, inputs: *const u8, sums: &mut [__m512; R]) {
+#[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
+unsafe fn multiply_halves<const R: usize, const T: usize>(
+    weights: *const u8,
+    inputs: *const u8,
+    sums: &mut [[__m512; R]; T],
+) {
     for pair in 0..ROWS {
         // SAFETY: as the caller promises; a register of 32 halves is one of bfloat16.
         unsafe {
-            let line: __m512bh = std::mem::transmute(_mm512_loadu_si512(inputs.add(pair * LINE).cast()));
-            for (row, sum) in sums.iter_mut().enumerate() {
+            let mut lines = [_mm512_setzero_si512(); T];
+            for tile in 0..T {
+                lines[tile] = _mm512_loadu_si512(inputs.add(tile * TILE + pair * LINE).cast());
+            }
+            for row in 0..R {
                 let weight: __m512bh = std::mem::transmute(broadcast(weights.add(row * LINE + 4 * pair)));
-                *sum = _mm512_dpbf16_ps(*sum, line, weight);
+                for tile in 0..T {
+                    let line: __m512bh = std::mem::transmute(lines[tile]);
+                    sums[tile][row] = _mm512_dpbf16_ps(sums[tile][row], line, weight);
+                }
             }
         }
     }
@@ -53,23 +65,56 @@ unsafe fn multiply_halves<const R: usize>(weights: *const u8, inputs: *const u8,
 /// As there; the processor must have AVX-512 F and BF16.
 #[target_feature(enable = "avx512f,avx512bf16")]
 pub(super) unsafe fn add_products(factors: &Factors<'_>, fresh: bool, sums: &mut FloatSums) {
-    // A tile of inputs stays in the L1 cache while panels of weights take turns.
-    for tile in 0..factors.across {
-        for (panel, sums) in sums.iter_mut().enumerate() {
-            let (weights, sums) = (factors.weights.wrapping_add(panel * factors.panel), &mut sums[tile]);
-            // SAFETY: as the caller promises.
-            unsafe {
-                let mut all = [_mm512_setzero_ps(); ROWS];
-                if !fresh {
-                    all.iter_mut().zip(&*sums).for_each(|(all, sum)| *all = _mm512_load_ps(sum.0.as_ptr()));
+    // Tiles of inputs stay in the L1 cache while rows of weights take turns.
+    for (panel, sums) in sums.iter_mut().enumerate() {
+        let weights = factors.weights.wrapping_add(panel * factors.panel);
+        // SAFETY: as the caller promises.
+        unsafe {
+            match sums {
+                [sums, _] if factors.across == 1 => {
+                    add_products_to::<ROWS, 1>(factors, weights, 0, fresh, std::array::from_mut(sums));
                 }
-                for step in factors.steps {
-                    for limb in 0..step.limbs {
-                        let inputs = factors.inputs.add(step.inputs + (limb * factors.across + tile) * TILE);
-                        multiply_halves(weights.add(step.weights), inputs, &mut all);
-                    }
+                _ => {
+                    add_products_to::<HALF, 2>(factors, weights, 0, fresh, sums);
+                    add_products_to::<HALF, 2>(factors, weights, HALF, fresh, sums);
                 }
-                all.iter().zip(sums).for_each(|(all, sum)| _mm512_store_ps(sum.0.as_mut_ptr(), *all));
+            }
+        }
+    }
+}
+
+/// The same of `R` rows of a panel of weights, from `first` on, and `T` tiles of inputs.
+///
+/// # Safety
+/// As for [`add_products`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+unsafe fn add_products_to<const R: usize, const T: usize>(
+    factors: &Factors<'_>,
+    weights: *const u8,
+    first: usize,
+    fresh: bool,
+    sums: &mut [Rows<f32>; T],
+) {
+    // SAFETY: as the caller promises.
+    unsafe {
+        let mut all = [[_mm512_setzero_ps(); R]; T];
+        if !fresh {
+            for tile in 0..T {
+                for row in 0..R {
+                    all[tile][row] = _mm512_load_ps(sums[tile][first + row].0.as_ptr());
+                }
+            }
+        }
+        for step in factors.steps {
+            for limb in 0..step.limbs {
+                let inputs = factors.inputs.add(step.inputs + limb * T * TILE);
+                multiply_halves(weights.add(step.weights + first * LINE), inputs, &mut all);
+            }
+        }
+        for tile in 0..T {
+            for row in 0..R {
+                _mm512_store_ps(sums[tile][first + row].0.as_mut_ptr(), all[tile][row]);
             }
         }
     }
@@ -86,34 +131,60 @@ pub(super) unsafe fn add_scaled<'s>(
     scales: impl Fn(usize) -> Scales<'s>,
     sums: &mut FloatSums,
 ) {
-    for tile in 0..factors.across {
-        for (panel, sums) in sums.iter_mut().enumerate() {
-            for first in [0, HALF] {
-                let weights = factors.weights.wrapping_add(panel * factors.panel + first * LINE);
-                let sums = &mut sums[tile][first..first + HALF];
-                // SAFETY: as the caller promises.
-                unsafe {
-                    let mut total = [_mm512_setzero_ps(); HALF];
-                    total.iter_mut().zip(&*sums).for_each(|(all, sum)| *all = _mm512_load_ps(sum.0.as_ptr()));
-                    for (at, steps) in factors.steps.chunks(group).enumerate() {
-                        let mut products = [_mm512_setzero_ps(); HALF];
-                        for step in steps {
-                            for limb in 0..step.limbs {
-                                let inputs = factors.inputs.add(step.inputs + (limb * factors.across + tile) * TILE);
-                                multiply_halves(weights.add(step.weights), inputs, &mut products);
-                            }
-                        }
-                        let (rows, columns) = scales(at);
-                        if let Some(columns) = columns {
-                            let columns = _mm512_load_ps(columns[tile].0.as_ptr());
-                            products.iter_mut().for_each(|product| *product = _mm512_mul_ps(*product, columns));
-                        }
-                        let rows = &rows[panel * ROWS + first..][..HALF];
-                        for ((total, product), scale) in total.iter_mut().zip(products).zip(rows) {
-                            *total = _mm512_fmadd_ps(product, _mm512_set1_ps(*scale), *total);
-                        }
+    for (panel, sums) in sums.iter_mut().enumerate() {
+        for first in [0, HALF] {
+            // SAFETY: as the caller promises.
+            unsafe {
+                match sums {
+                    [sums, _] if factors.across == 1 => {
+                        add_scaled_to(factors, group, (panel, first), &scales, std::array::from_mut(sums));
                     }
-                    total.iter().zip(sums).for_each(|(all, sum)| _mm512_store_ps(sum.0.as_mut_ptr(), *all));
+                    _ => add_scaled_to(factors, group, (panel, first), &scales, sums),
+                }
+            }
+        }
+    }
+}
+
+/// The same of [`HALF`] rows of a panel of weights, both given, and `T` tiles of inputs.
+///
+/// # Safety
+/// As for [`add_scaled`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bf16")]
+#[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
+unsafe fn add_scaled_to<'s, const T: usize>(
+    factors: &Factors<'_>,
+    group: usize,
+    (panel, first): (usize, usize),
+    scales: &impl Fn(usize) -> Scales<'s>,
+    sums: &mut [Rows<f32>; T],
+) {
+    let weights = factors.weights.wrapping_add(panel * factors.panel + first * LINE);
+    for (at, steps) in factors.steps.chunks(group).enumerate() {
+        // SAFETY: as the caller promises.
+        unsafe {
+            let mut products = [[_mm512_setzero_ps(); HALF]; T];
+            for step in steps {
+                for limb in 0..step.limbs {
+                    let inputs = factors.inputs.add(step.inputs + limb * T * TILE);
+                    multiply_halves(weights.add(step.weights), inputs, &mut products);
+                }
+            }
+            let (rows, columns) = scales(at);
+            if let Some(columns) = columns {
+                for tile in 0..T {
+                    let columns = _mm512_load_ps(columns[tile].0.as_ptr());
+                    for row in 0..HALF {
+                        products[tile][row] = _mm512_mul_ps(products[tile][row], columns);
+                    }
+                }
+            }
+            for row in 0..HALF {
+                let scale = _mm512_set1_ps(rows[panel * ROWS + first + row]);
+                for tile in 0..T {
+                    let sum = sums[tile][first + row].0.as_mut_ptr();
+                    _mm512_store_ps(sum, _mm512_fmadd_ps(products[tile][row], scale, _mm512_load_ps(sum)));
                 }
             }
         }
@@ -223,7 +294,7 @@ unsafe fn add_groups_to<const LINES: usize>(factors: &Groups<'_>, first: usize, 
 
 #[cfg(test)]
 mod tests {
-    use super::super::Step;
+    use super::super::{ScaledProducts, Session, Step, Tiles, amx};
     use super::*;
 
     /// Bytes of every kind.
@@ -259,10 +330,17 @@ mod tests {
 
     #[test]
     fn products_of_bfloat16_are_summed_and_scaled_by_group() {
-        if !is_x86_feature_detected!("avx512bf16") {
-            return;
+        let here = [(Tiles::Vectors, is_x86_feature_detected!("avx512bf16")), (Tiles::Amx, amx::allowed())];
+        let all = here.into_iter().filter(|(_, here)| *here).flat_map(|(tiles, _)| (1..=9).map(move |s| (tiles, s)));
+        for (tiles, steps, across) in all.flat_map(|(tiles, steps)| [(tiles, steps, 1), (tiles, steps, 2)]) {
+            // SAFETY: the instructions were detected.
+            check_products_of_bfloat16(&unsafe { Session::new(tiles) }, steps, across);
         }
-        let (steps, across, limbs) = (5, 2, 2);
+    }
+
+    /// Groups of two steps, the last of which may be shorter, of inputs of two limbs.
+    fn check_products_of_bfloat16(session: &Session, steps: usize, across: usize) {
+        let limbs = 2;
         // Small integers: every sum is exact.
         let halves = |lines: usize, seed: u32| {
             let mut all = bytes(lines, seed);
@@ -277,23 +355,25 @@ mod tests {
             (0..steps).map(|step| Step { weights: step * TILE, inputs: step * limbs * across * TILE, limbs }).collect();
         let (weights_at, inputs_at) = (weights.as_ptr().cast(), inputs.as_ptr().cast());
         let factors = Factors { steps: &list, weights: weights_at, panel: steps * TILE, inputs: inputs_at, across };
-        let scales: [[f32; 2 * ROWS]; 3] = std::array::from_fn(|g| std::array::from_fn(|r| (g * r) as f32 - 5.0));
-        let columns: [[Line<f32, 16>; 2]; 3] =
+        let scales: [[f32; 2 * ROWS]; 5] = std::array::from_fn(|g| std::array::from_fn(|r| (g * r) as f32 - 5.0));
+        let columns: [[Line<f32, 16>; 2]; 5] =
             std::array::from_fn(|g| std::array::from_fn(|t| Line(std::array::from_fn(|c| (g + t) as f32 - c as f32))));
-        let (mut plain, mut scaled, mut both) = (FloatSums::default(), FloatSums::default(), FloatSums::default());
+        let [mut plain, mut scaled, mut both] = [FloatSums::default(); 3];
+        let mut room = ScaledProducts::default();
         // SAFETY: the instructions were detected; the factors are those of all steps.
         unsafe {
-            add_products(&factors, true, &mut plain);
-            add_products(&factors, false, &mut plain);
-            add_scaled(&factors, 2, |group| (&scales[group], None), &mut scaled);
-            add_scaled(&factors, 2, |group| (&scales[group], Some(&columns[group])), &mut both);
+            session.add_products(&factors, true, &mut plain);
+            session.add_products(&factors, false, &mut plain);
+            session.add_scaled(&factors, 2, |group| (&scales[group], None), &mut room, &mut scaled);
+            session.add_scaled(&factors, 2, |group| (&scales[group], Some(&columns[group])), &mut room, &mut both);
         }
         let number = |lines: &[Line<u8, LINE>], line: usize, at: usize| {
             let bits = u16::from_le_bytes([lines[line].0[2 * at], lines[line].0[2 * at + 1]]);
             f32::from_bits(u32::from(bits) << 16)
         };
-        for i in 0..4 * ROWS * ROWS {
-            let (panel, tile, row, column) = (i / ROWS / ROWS / 2, i / ROWS / ROWS % 2, i / ROWS % ROWS, i % ROWS);
+        for i in 0..2 * across * ROWS * ROWS {
+            let (panel, tile, row, column) =
+                (i / ROWS / ROWS / across, i / ROWS / ROWS % across, i / ROWS % ROWS, i % ROWS);
             let product = |step: usize| {
                 let pairs = (0..limbs).flat_map(|limb| (0..32).map(move |k| (limb, k)));
                 let products = pairs.map(|(limb, k)| {
@@ -307,9 +387,10 @@ mod tests {
             let by_group: f32 = (0..steps).map(|step| product(step) * of_row(step)).sum();
             let of_column = |step: usize| columns[step / 2][tile].0[column];
             let by_both: f32 = (0..steps).map(|step| product(step) * of_row(step) * of_column(step)).sum();
-            assert_eq!(plain[panel][tile][row].0[column], 2.0 * all, "{panel} {tile} {row} {column}");
-            assert_eq!(scaled[panel][tile][row].0[column], by_group, "{panel} {tile} {row} {column}");
-            assert_eq!(both[panel][tile][row].0[column], by_both, "{panel} {tile} {row} {column}");
+            let place = format!("{session:?}, {steps} steps, {across} tiles: {panel} {tile} {row} {column}");
+            assert_eq!(plain[panel][tile][row].0[column], 2.0 * all, "{place}");
+            assert_eq!(scaled[panel][tile][row].0[column], by_group, "{place}");
+            assert_eq!(both[panel][tile][row].0[column], by_both, "{place}");
         }
     }
 }

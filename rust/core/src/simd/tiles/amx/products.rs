@@ -3,7 +3,7 @@
 use std::arch::asm;
 
 use super::{LINE, Session};
-use crate::simd::tiles::{Factors, FloatSums, Run, Scales, Sums, add_scaled};
+use crate::simd::tiles::{Factors, FloatSums, Run, ScaledProducts, Scales, Sums, add_scaled};
 
 /// Assembly that multiplies one tile of weights with several of inputs, step after step.
 macro_rules! across {
@@ -150,22 +150,39 @@ impl Session {
         factors: &Factors<'_>,
         group: usize,
         scales: impl Fn(usize) -> Scales<'s>,
-        products: &mut [FloatSums; 2],
+        products: &mut ScaledProducts,
         sums: &mut FloatSums,
     ) {
-        // The previous accumulators are scaled while AMX multiplies the next.
-        let groups = factors.steps.chunks(group);
-        let last = groups.len() - 1;
-        for (i, steps) in groups.enumerate() {
-            // SAFETY: as the caller promises; processors with AMX have AVX-512 F.
-            unsafe {
-                self.add_products(&Factors { steps, ..*factors }, true, &mut products[i % 2]);
-                if i > 0 {
-                    add_scaled(&products[(i - 1) % 2], scales(i - 1), factors.across, sums);
+        let across = factors.across;
+        // Two groups at a time, so that sums are read and written half as often; those before are scaled while AMX
+        // multiplies the next.
+        let [now, before] = products;
+        let (mut now, mut before) = (now, before);
+        let mut pairs = factors.steps.chunks_exact(2 * group);
+        let mut at = 0;
+        // SAFETY: as the caller promises; processors with AMX have AVX-512 F.
+        unsafe {
+            for pair in &mut pairs {
+                for (steps, products) in pair.chunks(group).zip(&mut *now) {
+                    self.add_products(&Factors { steps, ..*factors }, true, products);
                 }
+                if at > 0 {
+                    add_scaled(before, [scales(at - 2), scales(at - 1)], across, sums);
+                }
+                (now, before) = (before, now);
+                at += 2;
+            }
+            let rest = pairs.remainder();
+            for (steps, products) in rest.chunks(group).zip(&mut *now) {
+                self.add_products(&Factors { steps, ..*factors }, true, products);
+            }
+            if at > 0 {
+                add_scaled(before, [scales(at - 2), scales(at - 1)], across, sums);
+            }
+            // Of a group that is shorter than the others, too.
+            for (products, at) in now.iter().zip(at..at + rest.len().div_ceil(group)) {
+                add_scaled(std::array::from_ref(products), [scales(at)], across, sums);
             }
         }
-        // SAFETY: as above.
-        unsafe { add_scaled(&products[last % 2], scales(last), factors.across, sums) };
     }
 }
