@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from octavo import DTypeError, Format, FormatError, Recipe, Rule
+from octavo import DTypeError, Format, FormatError, ModelError, Recipe, Rule
 from octavo.recipe import Selector
 from octavo.recipe.spec import INT32, Calibration, LayerPlan, Spec
 from torch import nn
@@ -560,3 +560,15 @@ def test_what_is_no_checkpoint_is_refused(tensors):
 @pytest.mark.parametrize("name", ["scale", "position_ids", "wide"])
 def test_anything_can_be_kept(tensors, name):
     assert Recipe.parse(f"{name}=keep").assign(tensors)[name] is None
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
+def test_programs_of_torchscript_are_refused_by_name():
+    program = torch.jit.trace(nn.Sequential(nn.Linear(8, 8)), torch.ones(1, 8))
+    for job in (
+        lambda: octavo.quantize_model(program, "int8"),
+        lambda: octavo.prune_model(program, sparsity=0.5),
+        lambda: octavo.graph.capture(program, torch.ones(1, 8)),
+    ):
+        with pytest.raises(ModelError, match=r"TopLevelTracedModule.*the module that"):
+            job()

@@ -137,7 +137,13 @@ def take(model: nn.Module, inputs: Any, dimensions: Names | None) -> Given:
 
 def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments:
     """Return which argument of ``forward`` each input is. Raises ModelError for those it does not take, or lacks."""
-    accepted = inspect.signature(model.forward)
+    try:
+        accepted = inspect.signature(model.forward)
+    except ValueError as error:  # a method that is not Python's
+        raise ModelError(
+            f"{type(model).__name__}: its forward is no Python function, whose arguments could be read; give the "
+            "module that TorchScript traced or compiled"
+        ) from error
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     try:
         bound = accepted.bind_partial(*args, **kwargs)

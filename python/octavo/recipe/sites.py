@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from octavo.errors import DTypeError, ShapeError
+from octavo.errors import DTypeError, ModelError, ShapeError
 from octavo.formats import Format
 from octavo.late_binding import late
 from octavo.recipe.spec import ROLES
@@ -94,10 +94,16 @@ def join(module: str, name: str) -> str:
 def model_sites(model: nn.Module) -> list[Site]:
     """List the tensors of every layer, in the order of ``named_modules()``, then parameters that no rule can reach.
 
-    Raises DTypeError for what is no module, ShapeError for parameters that have no shape yet.
+    Raises DTypeError for what is no module, ModelError for one that TorchScript compiled, ShapeError for parameters
+    that have no shape yet.
     """
     if not isinstance(model, nn.Module):
         raise DTypeError(f"a recipe decides about a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            f"{type(model).__name__}: TorchScript compiled it, and its layers cannot be replaced; give the module that "
+            "was traced or scripted"
+        )
     paths: dict[nn.Module, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         paths.setdefault(module, []).append(path)
