@@ -562,13 +562,31 @@ def test_anything_can_be_kept(tensors, name):
     assert Recipe.parse(f"{name}=keep").assign(tensors)[name] is None
 
 
+class _Holder(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.head = inner, nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.head(self.inner(x))
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
-def test_programs_of_torchscript_are_refused_by_name():
-    program = torch.jit.trace(nn.Sequential(nn.Linear(8, 8)), torch.ones(1, 8))
+@pytest.mark.parametrize(
+    "program",
+    [lambda module: torch.jit.trace(module, torch.ones(1, 8)), torch.jit.script],
+    ids=["traced", "scripted"],
+)
+def test_programs_of_torchscript_are_refused_by_name_and_left_alone_inside_of_models(program):
+    compiled = program(nn.Sequential(nn.Linear(8, 8)))
     for job in (
-        lambda: octavo.quantize_model(program, "int8"),
-        lambda: octavo.prune_model(program, sparsity=0.5),
-        lambda: octavo.graph.capture(program, torch.ones(1, 8)),
+        lambda: octavo.quantize_model(compiled, "int8"),
+        lambda: octavo.prune_model(compiled, sparsity=0.5),
     ):
-        with pytest.raises(ModelError, match=r"TopLevelTracedModule.*the module that"):
+        with pytest.raises(ModelError, match=r"Module: TorchScript.*the module that was traced"):
             job()
+    pruned = octavo.prune_model(_Holder(compiled), sparsity=0.5)
+    assert pruned.head.weight.count_nonzero() == 32 and pruned.inner.state_dict()["0.weight"].count_nonzero() == 64
+    packed = octavo.pack_model(octavo.quantize_model(_Holder(compiled), "int8"))
+    assert torch.equal(packed.inner(torch.ones(1, 8)), compiled(torch.ones(1, 8)))
+    assert "head" in str(octavo.explain(packed))

@@ -72,6 +72,6 @@ def _cut(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any])
 def input_thresholds(model: nn.Module) -> Iterator[tuple[str, nn.Module, InputThreshold]]:
     """Yield path, layer and threshold of every layer that has one."""
     for path, module in model.named_modules():
-        own = module._modules.get(ATTRIBUTE)
+        own = getattr(module, ATTRIBUTE, None)
         if isinstance(own, InputThreshold):
             yield path, module, own

@@ -199,7 +199,7 @@ def _before_state_dict(layer: nn.Module, prefix: str, keep_vars: bool) -> None:
 def masked_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module, Masks]]:
     """Yield path, layer and masks of every masked layer, in the order of the model's modules."""
     for path, module in model.named_modules():
-        own = module._modules.get(ATTRIBUTE)
+        own = getattr(module, ATTRIBUTE, None)
         if isinstance(own, Masks):
             yield path, module, own
 

@@ -220,7 +220,7 @@ class Pruning:
     def _ranked(self, model: nn.Module, units: list[Units], show: Stages, step: int | None) -> list[Ranked]:
         def gone(path: str, name: str) -> Tensor:
             layer = model.get_submodule(path)
-            own = layer._modules.get(ATTRIBUTE)
+            own = getattr(layer, ATTRIBUTE, None)
             if isinstance(own, Masks):
                 return ~own.keep(layer, name)
             return torch.zeros_like(layer.get_parameter(name), dtype=torch.bool)
