@@ -255,3 +255,5 @@ def test_attributes_and_modules_of_any_kind_are_captured():
     model.list.append(3)
     assert capture(model, torch.randn(2, 4)) is not graph
     assert capture(torch.jit.script(nn.Linear(4, 4)), torch.randn(2, 4)).model_class
+    with pytest.raises(ModelError, match="the module that was traced"):
+        capture(torch.jit.trace(nn.Linear(4, 4), torch.randn(2, 4)), torch.randn(2, 4))

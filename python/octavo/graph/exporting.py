@@ -139,10 +139,10 @@ def _bound(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> i
     """Return which argument of ``forward`` each input is. Raises ModelError for those it does not take, or lacks."""
     try:
         accepted = inspect.signature(model.forward)
-    except ValueError as error:  # a method that is not Python's
+    except ValueError as error:
         raise ModelError(
-            f"{type(model).__name__}: its forward is no Python function, whose arguments could be read; give the "
-            "module that TorchScript traced or compiled"
+            f"{type(model).__name__}: its forward is one of TorchScript or of C++, which tells no arguments; give "
+            "the module that was traced, or one whose forward calls it"
         ) from error
     several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     try:

@@ -174,13 +174,14 @@ unsafe fn store_some(mut to: *mut f32, values: __m256, some: usize) {
 }
 
 /// Puts eight rows of weights in the order in which they are read: by chain, then sixteen columns, a column of a block of so
-/// many `vectors` of rows after the other; the rows are those of the block from `left` on.
+/// many `vectors` of rows after the other; the rows are those of the block from `left` on, a multiple of eight.
 ///
 /// # Safety
 /// The processor must have AVX2.
 #[target_feature(enable = "avx2")]
 unsafe fn arrange_weights(rows: &[f32], left: usize, vectors: usize, lines: &mut [Floats]) {
     let stride = lines.len() / vectors;
+    assert!(left.is_multiple_of(HALF));
     let (sixteens, vector, left) = (stride / LANES, left / LANES, left % LANES);
     assert!(rows.len() == HALF * stride && vector < vectors);
     for (at, first) in (0..sixteens).flat_map(|at| [(at, 0), (at, HALF)]) {

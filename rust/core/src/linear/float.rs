@@ -37,11 +37,11 @@ pub(super) enum By {
 /// Multiplies `m` rows of inputs with the transposed weights and adds the bias, if there is one.
 ///
 /// `x` holds `[m, columns]` and `out` `[m, rows]` values. Weights are the decoded ones, sums are float32, and the result is
-/// rounded once to the dtype of `out`. A row's result depends on that row, the weights, the number of rows and the SIMD
-/// level alone: neither on the other rows, nor on the number of threads, nor on alignment. Small products have one order of
-/// summation at every SIMD level. Large ones ([`super::kernel`] tells) have others on AVX-512: in fixed point, for one row
-/// and of some formats for up to four, and in tiles (of bfloat16, and with AMX of int8), for more than four: within the
-/// bound of FORMATS.md section 6, with other last bits.
+/// rounded once to the dtype of `out`. A row's result depends on that row and its dtype, the weights, the number of rows and
+/// the SIMD level alone: neither on the other rows, nor on the number of threads, nor on alignment. Small products have one
+/// order of summation at every SIMD level. Large ones ([`super::kernel`] tells) have others on AVX-512: in fixed point, for
+/// one row and of some formats for up to four, and in tiles (of bfloat16, and with AMX of int8), for more than four: within
+/// the bound of FORMATS.md section 6, with other last bits.
 ///
 /// # Errors
 /// [`crate::Error::Shape`] where a length does not fit, [`crate::Error::OutOfMemory`] where memory is short.

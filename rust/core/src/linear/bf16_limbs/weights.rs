@@ -130,8 +130,8 @@ impl<'a> Weights<'a> {
         let limbs = weight_limbs(format, table);
         let each = match tiles {
             _ if codes.is_none() => rows.cut(COLUMNS),
-            // All limbs of 32 rows of inputs and of weights stay in the L1 cache; the fewer they are, the more seldom are
-            // tiles of sums loaded and stored.
+            // Limbs of 32 rows of weights and of inputs, up to 32 KiB, stay in the L1 cache; the fewer they are, the more
+            // seldom are tiles of sums loaded and stored.
             Tiles::Amx => FEW_COLUMNS << (MOST - limbs.max(input_limbs(inputs))),
             Tiles::Vectors => SOME_COLUMNS,
         };

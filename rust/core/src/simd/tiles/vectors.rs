@@ -1,8 +1,7 @@
 //! Products of tiles by the dot products of AVX-512.
 //!
-//! A line of inputs is a register, a pair or four of a row of weights is broadcast from memory, and sums stay in registers:
-//! of sixteen rows and one tile of inputs, or of eight and two, which loads less. Rounding and order of summation are those
-//! of AMX.
+//! A line of inputs is a register, a pair or four of a row of weights is broadcast from memory, and sums of rows stay in
+//! registers, those of two tiles of bfloat16 together, which loads less. Rounding and order of summation are those of AMX.
 
 use std::arch::x86_64::*;
 
