@@ -130,9 +130,12 @@ impl<'a> Weights<'a> {
         let limbs = weight_limbs(format, table);
         let each = match tiles {
             _ if codes.is_none() => rows.cut(COLUMNS),
-            // Limbs of 32 rows of weights and of inputs, up to 32 KiB, stay in the L1 cache; the fewer they are, the more
-            // seldom are tiles of sums loaded and stored.
-            Tiles::Amx => FEW_COLUMNS << (MOST - limbs.max(input_limbs(inputs))),
+            // Limbs of 32 rows of weights and of inputs stay in the L1 cache: 32 KiB, or 16 beside sums that are not scaled
+            // yet. The fewer limbs, the more seldom are tiles of sums loaded and stored.
+            Tiles::Amx => {
+                let scaled = codes.as_ref().is_some_and(|codes| codes.table.scaled_after());
+                FEW_COLUMNS << (MOST - limbs.max(input_limbs(inputs))).min(2 - usize::from(scaled))
+            }
             Tiles::Vectors => SOME_COLUMNS,
         };
         Self { scaled: rows, rows: rows.unscaled(), codes, n, k: rows.k, limbs, each }
