@@ -35,8 +35,8 @@ const WAITING: usize = LANES.ilog2() as usize;
 struct Shape {
     /// Vectors of sixteen rows of weights that are multiplied at once: those of a block.
     vectors: usize,
-    /// Rows of inputs that are multiplied at once; and those of which the rest is made.
-    inputs: [usize; 5],
+    /// Rows of inputs that are multiplied at once, and those of which the rest is made, as [`Slab`] takes them.
+    inputs: &'static [usize],
     /// Bytes of weights in one unit of work, about.
     unit: usize,
 }
@@ -45,9 +45,9 @@ impl Shape {
     const fn of(level: Level) -> Self {
         match level {
             // Twenty-four sums, two vectors of weights and one of inputs.
-            Level::Avx512 => Self { vectors: 2, inputs: [12, 8, 4, 2, 1], unit: 512 << 10 },
+            Level::Avx512 => Self { vectors: 2, inputs: &[12, 8, 4, 2, 1], unit: 512 << 10 },
             // Six, one and one, of two registers each.
-            _ => Self { vectors: 1, inputs: [6, 4, 2, 1, 1], unit: 128 << 10 },
+            _ => Self { vectors: 1, inputs: &[6, 4, 2, 1], unit: 128 << 10 },
         }
     }
 
@@ -55,7 +55,7 @@ impl Shape {
     fn groups(&self, rows: usize) -> impl Iterator<Item = Range<usize>> {
         let mut first = 0;
         std::iter::from_fn(move || {
-            let count = self.inputs.into_iter().find(|count| first + count <= rows)?;
+            let count = *self.inputs.iter().find(|count| first + **count <= rows)?;
             first += count;
             Some(first - count..first)
         })
@@ -111,8 +111,9 @@ pub(super) unsafe fn multiply(rows: &Rows<'_>, x: &Inputs<'_>, m: usize, n: usiz
                 // SAFETY: every unit writes its own columns.
                 unsafe { out.write(slab * SLAB + row, column, values) };
             };
-            // The level is one of this processor.
-            let _ = fast(level, Slab { shape: &shape, stride, weights: &weights, x, waiting: &mut waiting, write });
+            let slab = Slab { shape: &shape, stride, weights: &weights, x, waiting: &mut waiting, write };
+            let done = fast(level, slab).is_ok();
+            debug_assert!(done, "the level is one of this processor");
         }
         Ok(())
     })
