@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
@@ -48,6 +49,14 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "config.json").write_text(json.dumps({"octavo": 1, "kind": "seq2seq", **config.as_dict()}))
     CharTokenizer.polynomials().save(folder / "tokenizer.json")
     return folder
+
+
+@pytest.fixture
+def interrupts():
+    """SIGINT is heard, here and in processes that the test starts: a job in the background begins with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -157,9 +157,8 @@ def test_an_interrupted_run_has_the_exit_code_of_its_signal_and_goes_on(
     assert weights[0] == weights[1]
 
 
-def test_a_signal_that_comes_after_the_last_step_ends_the_command(octavo, tmp_path, few_lines, monkeypatch):
+def test_a_signal_that_comes_after_the_last_step_ends_the_command(octavo, tmp_path, few_lines, monkeypatch, interrupts):
     evaluate, told = PolynomialTask.evaluate, []
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with none
 
     def signalled(self, *given):
         if not told:
@@ -167,12 +166,9 @@ def test_a_signal_that_comes_after_the_last_step_ends_the_command(octavo, tmp_pa
         return evaluate(self, *given)
 
     args = ("train", "polynomials", "--arch", "lstm", *TINY, "-o", tmp_path / "run")
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(PolynomialTask, "evaluate", signalled)
-            octavo(*args, code=130)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with monkeypatch.context() as patch:
+        patch.setattr(PolynomialTask, "evaluate", signalled)
+        octavo(*args, code=130)
     assert (tmp_path / "run" / "last.safetensors").exists() and not (tmp_path / "run" / "model").exists()
     octavo(*args)
     assert (tmp_path / "run" / "model").exists()

@@ -378,19 +378,15 @@ def test_the_command_says_what_it_cannot_do(folder):
     assert closed.returncode == 2 and b"standard input: it is closed" in closed.stderr
 
 
-def test_an_interrupt_is_heard_between_blocks(tmp_path, folder):
+def test_an_interrupt_is_heard_between_blocks(tmp_path, folder, interrupts):
     (tmp_path / "lines").write_text("the cat sat on the wall\n" * 400_000)
     command = [sys.executable, "-m", "octavo", "embed", str(folder), "-o", str(tmp_path / "v.npy")]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background begins with none
-    try:
-        with (tmp_path / "lines").open() as lines, subprocess.Popen(command, stdin=lines) as process:
-            while not list(tmp_path.glob(".v.npy.*")):
-                assert process.poll() is None
-                time.sleep(0.01)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(timeout=20) == 130
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with (tmp_path / "lines").open() as lines, subprocess.Popen(command, stdin=lines) as process:
+        while not list(tmp_path.glob(".v.npy.*")):
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=20) == 130
     assert not list(tmp_path.glob("*v.npy*"))
 
 
