@@ -291,6 +291,19 @@ def test_a_rank_above_both_sides_is_refused():
         lora.insert(nn.Sequential(nn.Linear(16, 8), nn.Linear(8, 4)), rank=9)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:FutureWarning", "ignore:.*torch.jit.*:DeprecationWarning")
+def test_adapters_go_around_modules_that_torchscript_compiled():
+    traced = torch.jit.trace(nn.Linear(8, 8), torch.zeros(1, 8))
+    mixed, x = nn.Sequential(nn.Linear(8, 8), traced), torch.randn(3, 8)
+    adapted = lora.insert(mixed, rank=2)
+    assert torch.equal(adapted(x), mixed(x))
+    assert trainable(adapted) == 2 * (8 + 8)
+    adapted(x).sum().backward()
+    assert all(parameter.requires_grad for parameter in mixed.parameters())
+    with pytest.raises(ModelError, match="TorchScript compiled it"):
+        lora.insert(traced, rank=2)
+
+
 def test_other_kinds_of_arguments_are_refused(model):
     for attempt in (
         lambda: lora.insert(model, 5),

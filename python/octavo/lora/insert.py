@@ -52,6 +52,11 @@ def add_empty(model: nn.Module, config: LoraConfig, name: str, *, inplace: bool)
     """Return the model with a new adapter whose A and B have no values yet, active; arguments as for :func:`insert`."""
     if not isinstance(model, nn.Module):
         raise DTypeError(f"lora: adapters go on a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError(
+            f"lora: {type(model).__name__}: TorchScript compiled it, and its layers take no adapters; give the module "
+            "that was traced or scripted"
+        )
     _check_name(model, name, config)
     paths = target_paths(model, config)
     for path in paths:
@@ -82,7 +87,10 @@ def activate(model: nn.Module, name: str | None) -> None:
     if name is not None and name not in names:
         raise ModelError(f"lora: no adapter {name!r}; the model has {', '.join(sorted(names)) or 'none'}")
     for parameter in model.parameters():
-        parameter.requires_grad_(False)
+        if parameter.is_leaf:
+            parameter.requires_grad_(False)
+        else:  # a copy of one of a module that TorchScript compiled
+            parameter.detach_()
     for own in layers.values():
         own.active = name if name in own.names() else None
         if own.active is not None:
