@@ -2,6 +2,7 @@
 
 use super::buffers::{Dst, Layout, Src};
 use crate::error::{Error, Result};
+use crate::huge_pages;
 use crate::pool;
 
 /// Columns that one unit of work moves; a tile of this width keeps whole cache lines on both sides.
@@ -33,10 +34,11 @@ pub(crate) fn buffer(bytes: usize) -> Result<Buffer> {
     Ok(Buffer { words: zeroed(bytes.div_ceil(8))?, bytes })
 }
 
-/// A vector of zeros, or a typed error where memory is short.
+/// A vector of zeros, in huge pages where it fills some, or a typed error where memory is short.
 pub(crate) fn zeroed<T: Clone + Default>(count: usize) -> Result<Vec<T>> {
-    let mut zeros = Vec::new();
+    let mut zeros = Vec::<T>::new();
     zeros.try_reserve_exact(count).map_err(|_| Error::OutOfMemory(count.saturating_mul(size_of::<T>())))?;
+    huge_pages::advise(zeros.as_ptr().addr(), count.saturating_mul(size_of::<T>()));
     zeros.resize(count, T::default());
     Ok(zeros)
 }
