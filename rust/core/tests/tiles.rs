@@ -4,11 +4,13 @@
 #![cfg(target_arch = "x86_64")]
 #![expect(clippy::expect_used, reason = "a test stops where its set-up fails")]
 
+use std::sync::Mutex;
+
 use octavo_core::linear::{
     Bias, Matrix, kernel, multiply, multiply_integer, multiply_rounded, multiply_rounded_singly, rounded_kernel,
 };
 use octavo_core::simd::tiles::{amx, force_vectors};
-use octavo_core::{DType, Format, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec};
+use octavo_core::{DType, Format, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec, pool};
 
 /// Of weights: numbers of one byte and of more, with zero points, of code books, in groups of all lengths and of a row.
 const FORMATS: &str =
@@ -57,8 +59,12 @@ fn hold(out: &[f32], x: &[f32], w: &[f32], k: usize, what: &str) {
     }
 }
 
+/// Held while a test chooses what multiplies tiles, which is the same for all threads.
+static TILES: Mutex<()> = Mutex::new(());
+
 #[test]
 fn both_kinds_of_tiles_hold_the_bound() {
+    let _held = TILES.lock();
     for vectors in [false, true] {
         force_vectors(vectors);
         for (at, text) in FORMATS.split(' ').enumerate() {
@@ -156,10 +162,9 @@ fn both_kinds_of_tiles_hold_the_bound() {
         assert_eq!(name("mxfp4", DType::F32), "fma avx512");
         force_vectors(false);
         if amx::allowed() {
-            assert_eq!(
-                [DType::F32, DType::BF16].map(|dtype| name("mxfp4", dtype)),
-                ["int8 limbs amx", "bfloat16 limbs amx"]
-            );
+            for (text, wanted) in [("mxfp4", "bfloat16 limbs amx"), ("int8:channel", "int8 limbs amx")] {
+                assert_eq!([DType::F32, DType::BF16].map(|dtype| name(text, dtype)), [wanted, "bfloat16 limbs amx"]);
+            }
             let rounded =
                 |text, input| rounded_kernel(format(text), format(input), 64, 4096, 4096).expect("a format").name();
             assert_eq!(rounded("uint4:g32", "int8:g32"), "int8 groups amx");
@@ -213,4 +218,57 @@ fn integer_products_are_alike() {
             assert_eq!(product(m), all[..m * n], "{text}, {m} rows");
         }
     }
+}
+
+/// Units of work have as many rows of weights as there are, and inputs of many rows take turns: no output knows of it.
+#[test]
+fn outputs_do_not_depend_on_other_rows_of_weights() {
+    let _held = TILES.lock();
+    let (m, n, k, part) = (300, 470, 600, 64);
+    let x: Vec<f32> = (0..m * k).map(|i| noise(i, 5)).collect();
+    let halves: Vec<u16> = x.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
+    for (vectors, text) in [false, true].iter().flat_map(|vectors| {
+        ["mxint8", "int4:g32", "int8:channel", "uint4:g128", "nf4", "mxfp4"].map(|text| (*vectors, text))
+    }) {
+        force_vectors(vectors);
+        let mut values: Vec<f32> = (0..n * k).map(|i| noise(i, 6)).collect();
+        values[130 * k..131 * k].fill(1e35); // too large for the fast kernels
+        let format_of = format(text);
+        let product = |rows: std::ops::Range<usize>, kind: usize| {
+            let n = rows.len();
+            let [codes, scales, zeros, levels] = &encoded(&values[rows.start * k..rows.end * k], n, k, format_of);
+            let w = Matrix { format: format_of, packed: Packed { codes, scales, zeros, levels }, rows: n, columns: k };
+            let mut out = vec![f32::NAN; m * n];
+            let to = ValuesMut::F32(&mut out);
+            match kind {
+                0 => multiply(Values::F32(&x), m, &w, None, to),
+                1 => multiply(Values::BF16(&halves), m, &w, None, to),
+                2 => {
+                    let input = format("int8:g32");
+                    multiply_rounded(Values::F32(&x), m, input, &Options::default(), &w, None, to)
+                }
+                _ => multiply_integer(Values::F32(&x), m, format_of, None, &w, Bias::None, to),
+            }
+            .expect("a product");
+            out
+        };
+        for kind in if text == "int8:channel" { 0..4 } else { 0..3 } {
+            // On one thread units are as large as they get.
+            let threads = pool::num_threads();
+            pool::set_num_threads(1).expect("a thread");
+            let all = product(0..n, kind);
+            pool::set_num_threads(threads).expect("threads");
+            assert!(product(0..n, kind).iter().zip(&all).all(|(a, b)| a.to_bits() == b.to_bits()), "{text}: threads");
+            // The last part has the rest: fewer weights would be multiplied in another way.
+            for first in (0..=n - part).step_by(part) {
+                let rows = first..if n - first < 2 * part { n } else { first + part };
+                let some = product(rows.clone(), kind);
+                for (row, some) in some.chunks(rows.len()).enumerate() {
+                    let same = all[row * n..][rows.clone()].iter().zip(some).all(|(a, b)| a.to_bits() == b.to_bits());
+                    assert!(same, "{text}, {vectors}, kind {kind}: row {row} by {rows:?}");
+                }
+            }
+        }
+    }
+    force_vectors(false);
 }

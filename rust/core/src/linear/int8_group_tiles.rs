@@ -10,13 +10,14 @@
 //! too large, and accumulators start at minus 128 times the sum of inputs.
 
 use std::arch::x86_64::*;
+use std::cell::RefCell;
 use std::ops::Range;
 
 use super::float::Biased;
-use super::int8_limbs_vnni::{FixedInputs, Plan, Scale, Scales, is_moderate, zeros};
+use super::int8_limbs_vnni::{FixedInputs, Plan, Scale, Scales, is_moderate};
 use super::int8_tiles::arrange;
 use crate::codec::rows::Rows;
-use crate::codec::zeroed;
+use crate::codec::{set_len, zeroed};
 use crate::error::Result;
 use crate::pool;
 use crate::simd::tiles::groups::{FOUR, GroupSession, Groups};
@@ -28,13 +29,25 @@ use crate::simd::{Floats, Line};
 const UNIT: usize = 64;
 /// Bytes of inputs that are multiplied before the next panel of weights takes its turn, about: they stay in the L1 cache
 /// beside its weights.
-const CHUNK: usize = 12 << 10;
+const CHUNK: usize = 24 << 10;
 /// Tiles of inputs whose sums are kept while chunks of groups take turns: those of a unit fit the L2 cache beside its weights.
 const KEPT: usize = 8;
+/// Bytes of weights that a thread keeps room for, at most.
+const MOST_KEPT: usize = 1 << 20;
 /// Largest zero point whose differences to codes are bytes with a sign.
 const MOST_ZERO: u16 = 127;
 /// Bits of a code up to which a register holds the numbers of all codes.
 const LOOKED_UP: u32 = 6;
+
+/// Columns that share a scale in groups of weights, or parts of these: a power of two.
+const fn part(plan: &Plan) -> usize {
+    if plan.group == usize::MAX { 1 << (usize::BITS - 1) } else { 1 << plan.group.trailing_zeros() }
+}
+
+/// True for weights of which several tiles of columns share a scale.
+pub(super) const fn is_long(plan: &Plan) -> bool {
+    part(plan) > LINE
+}
 
 /// The product of packed weights with the codes of rows of inputs.
 pub(super) struct Product<'a> {
@@ -60,6 +73,8 @@ pub(super) struct Product<'a> {
     gather: Line<u8, LINE>,
     /// First bit of each code inside its run.
     shifts: Line<u8, LINE>,
+    /// Of up to four zero points of 64 columns, that of each.
+    zero_of: Line<u8, LINE>,
 }
 
 /// Rows of inputs, sixteen by sixteen: by group, then limb, four columns of all rows a line.
@@ -91,15 +106,15 @@ impl TiledInputs {
             (tile, *limbs, part)
         });
         pool::consume(parts.collect(), x.rows * columns, |(tile, limbs, lines)| {
-            for (step, lines) in lines.chunks_mut(limbs * ROWS).enumerate() {
-                for limb in 0..limbs {
-                    let mut turned = [Line([0; LINE]); ROWS];
-                    let some = step * LINE..(step + 1) * LINE;
-                    // SAFETY: as the caller promises.
-                    unsafe { arrange(rows_of(tile).map(|row| &x.plane(row, limb)[some.clone()]), &mut turned) };
-                    for (group, turned) in turned.chunks(each).enumerate() {
-                        lines[(group * limbs + limb) * each..][..each].copy_from_slice(turned);
-                    }
+            for (step, limb) in (0..columns / LINE).flat_map(|step| (0..limbs).map(move |limb| (step, limb))) {
+                let mut turned = [Line([0; LINE]); ROWS];
+                let some = step * LINE..(step + 1) * LINE;
+                // SAFETY: as the caller promises.
+                unsafe { arrange(rows_of(tile).map(|row| &x.plane(row, limb)[some.clone()]), &mut turned) };
+                for (part, turned) in turned.chunks(each).enumerate() {
+                    let line = step * ROWS + part * each;
+                    let to = (line / each * limbs + limb) * each + line % each;
+                    lines[to..to + turned.len()].copy_from_slice(turned);
                 }
             }
         })?;
@@ -112,7 +127,13 @@ impl TiledInputs {
     }
 }
 
+thread_local! {
+    /// Memory that is new takes longer to get than a small product.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
 /// Scratch memory of one thread.
+#[derive(Default)]
 struct Scratch {
     weights: Vec<Line<u8, LINE>>,
     /// By row, then group.
@@ -120,10 +141,12 @@ struct Scratch {
     /// By panel of sixteen rows of weights, then group.
     scales: Vec<Floats>,
     /// Zero points of a row by group, and as they are stored.
-    zeros: Vec<f32>,
+    zeros: Vec<u8>,
     stored_zeros: Vec<u16>,
     /// By tile of inputs, then panel of sixteen rows of weights: by row of weights, sums of each row of inputs.
     sums: Vec<[Floats; ROWS]>,
+    /// Outputs of sixteen rows of inputs, by row.
+    values: Vec<f32>,
 }
 
 impl<'a> Product<'a> {
@@ -142,8 +165,8 @@ impl<'a> Product<'a> {
     /// AMX; `tiles` must be what [`Tiles::of_bytes`] said.
     pub(super) unsafe fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &FixedInputs, tiles: Tiles) -> Result<Self> {
         let scales = Scales::new(plan.scale, rows);
-        let (m, group) = (x.rows, plan.group.min(x.group()).min(GroupSession::most_columns(tiles)));
-        let (columns, offset) = (rows.k.next_multiple_of(LINE), GroupSession::offset(tiles));
+        let (m, group) = (x.rows, part(plan).min(x.group()).min(GroupSession::most_columns(tiles)));
+        let (columns, offset) = (rows.k.next_multiple_of(group.max(LINE)), GroupSession::offset(tiles));
         let (across, groups) = (m.div_ceil(ROWS), columns / group);
         // SAFETY: as the caller promises.
         let tiled = unsafe { TiledInputs::new(x, columns, group)? };
@@ -168,6 +191,7 @@ impl<'a> Product<'a> {
             table: Line(std::array::from_fn(|code| plan.tables[0][code].wrapping_add(offset))),
             gather: Line(std::array::from_fn(|i| (i / 8 * width + i % 8) as u8 & 63)),
             shifts: Line(std::array::from_fn(|i| (i % 8 * width) as u8)),
+            zero_of: Line(std::array::from_fn(|i| (i / group) as u8)),
             plan,
             rows,
             scales,
@@ -217,33 +241,45 @@ impl<'a> Product<'a> {
                 let tiles = first_tile..across.min(first_tile + KEPT);
                 // SAFETY: as the caller promises.
                 unsafe { self.sum(&mut session, &mut scratch, tiles.clone(), panels) };
-                let places = tiles.flat_map(|tile| (0..count).step_by(ROWS).map(move |panel| (tile, panel)));
-                for ((tile, panel), sums) in places.zip(&scratch.sums) {
-                    // SAFETY: as the caller promises.
-                    let values = unsafe { turned(sums) };
-                    for (values, row) in values.iter().zip(tile * ROWS..self.m).filter(|(_, row)| !self.left[*row]) {
-                        let mut values = values.0;
-                        let some = &mut values[..ROWS.min(count - panel)];
+                let Scratch { sums, values, .. } = &mut scratch;
+                for (tile, sums) in tiles.zip(sums.chunks(panels)) {
+                    for (panel, sums) in sums.iter().enumerate() {
+                        // SAFETY: as the caller promises.
+                        let turned = unsafe { turned(sums) };
+                        for (values, turned) in values.chunks_mut(UNIT).zip(&turned) {
+                            values[panel * ROWS..][..ROWS].copy_from_slice(&turned.0);
+                        }
+                    }
+                    let rows = values.chunks_mut(UNIT).zip(tile * ROWS..self.m);
+                    for (values, row) in rows.filter(|(_, row)| !self.left[*row]) {
                         // SAFETY: every unit writes its own columns.
-                        unsafe { out.write(row, first + panel, some) };
+                        unsafe { out.write(row, first, &mut values[..count]) };
                     }
                 }
+            }
+            if size_of_val(&*scratch.weights) <= MOST_KEPT {
+                SCRATCH.set(scratch);
             }
             left(first, count)
         })
     }
 
-    /// Scratch memory for a unit of work, with room for some tiles of sums.
+    /// Scratch memory for a unit of work, with room for some tiles of sums: what the thread had.
     fn scratch(&self, tiles: usize) -> Result<Scratch> {
-        let (weights, row_scales) = (zeroed(UNIT * self.stride())?, zeroed(UNIT * self.groups)?);
-        let (scales, sums) = (zeroed(UNIT / ROWS * self.groups)?, zeroed(tiles)?);
-        let zeros = zeroed(if self.plan.zeros { self.groups } else { 0 })?;
-        Ok(Scratch { weights, row_scales, scales, zeros, stored_zeros: Vec::new(), sums })
+        let mut scratch = SCRATCH.take();
+        set_len(&mut scratch.weights, UNIT * self.stride())?;
+        set_len(&mut scratch.row_scales, UNIT * self.groups)?;
+        set_len(&mut scratch.scales, UNIT / ROWS * self.groups)?;
+        // Some beyond the last, which are read with it.
+        set_len(&mut scratch.zeros, if self.plan.zeros { self.groups + 3 } else { 0 })?;
+        set_len(&mut scratch.sums, tiles)?;
+        set_len(&mut scratch.values, ROWS * UNIT)?;
+        Ok(scratch)
     }
 
     /// Lines from one row of weights to the next: an odd number, so that rows do not meet in a few sets of the L1 cache.
     const fn stride(&self) -> usize {
-        self.groups * self.group / LINE + 1
+        (self.groups * self.group / LINE) | 1
     }
 
     /// Unpacks `count` rows of weights from `first` on, and reads their scales; false where one is out of range.
@@ -254,26 +290,33 @@ impl<'a> Product<'a> {
     unsafe fn read(&self, first: usize, count: usize, to: &mut Scratch) -> bool {
         let (codes, row_bytes) = self.rows.codes();
         let (bytes, offset) = (LINE / 8 * self.plan.width as usize, GroupSession::offset(self.tiles).cast_signed());
+        // Those of columns beyond the last.
+        to.row_scales.fill(0.0);
         let rows = to.weights.chunks_mut(self.stride()).zip(to.row_scales.chunks_mut(self.groups.max(1)));
         for (row, (weights, scales)) in (first..first + count).zip(rows) {
+            if self.plan.zeros && !self.read_zeros(row, &mut to.zeros, &mut to.stored_zeros) {
+                return false;
+            }
             let packed = codes[row * row_bytes..][..row_bytes].chunks(bytes);
-            for (packed, line) in packed.zip(&mut *weights) {
+            for (step, (packed, line)) in packed.zip(weights).enumerate() {
                 // SAFETY: the mask keeps inside the codes, of which there are 1 to 64 bytes; lines are aligned.
                 unsafe {
                     let load = |line: &Line<u8, LINE>| _mm512_load_si512(line.0.as_ptr().cast());
                     let packed = _mm512_maskz_loadu_epi8(u64::MAX >> (LINE - packed.len()), packed.as_ptr().cast());
-                    let numbers = if self.plan.bytes {
+                    let mut numbers = if self.plan.bytes {
                         _mm512_add_epi8(packed, _mm512_set1_epi8(offset))
                     } else {
                         let runs = _mm512_permutexvar_epi8(load(&self.gather), packed);
                         let codes = _mm512_multishift_epi64_epi8(load(&self.shifts), runs);
                         _mm512_permutexvar_epi8(codes, load(&self.table))
                     };
+                    if self.plan.zeros {
+                        let four = to.zeros.as_ptr().add(step * LINE / self.group).cast::<i32>().read_unaligned();
+                        let zeros = _mm512_permutexvar_epi8(load(&self.zero_of), _mm512_set1_epi32(four));
+                        numbers = _mm512_sub_epi8(numbers, zeros);
+                    }
                     _mm512_store_si512(line.0.as_mut_ptr().cast(), numbers);
                 }
-            }
-            if self.plan.zeros && !self.take_zeros(row, weights, &mut to.zeros, &mut to.stored_zeros) {
-                return false;
             }
             if self.plan.scale == Scale::Row {
                 let step = self.rows.row_step(row) as f32;
@@ -297,15 +340,16 @@ impl<'a> Product<'a> {
         true
     }
 
-    /// Takes the zero points off the numbers of a row; false where one is too large.
-    fn take_zeros(&self, row: usize, weights: &mut [Line<u8, LINE>], each: &mut [f32], stored: &mut Vec<u16>) -> bool {
-        zeros(self.rows, row, self.plan.group / self.group, each, stored);
-        for (line, zeros) in weights.iter_mut().zip(each.chunks(LINE / self.group)) {
-            for (numbers, zero) in line.0.chunks_mut(self.group).zip(zeros) {
-                numbers.iter_mut().for_each(|number| *number = number.wrapping_sub(*zero as u8));
-            }
+    /// Reads the zero points of a row, by group; false where one is too large.
+    fn read_zeros(&self, row: usize, each: &mut [u8], stored: &mut Vec<u16>) -> bool {
+        self.rows.zeros(row, stored);
+        let times = self.plan.group / self.group;
+        if times == 1 {
+            each.iter_mut().zip(&*stored).for_each(|(each, zero)| *each = *zero as u8);
+        } else {
+            each.chunks_mut(times).zip(&*stored).for_each(|(each, zero)| each.fill(*zero as u8));
         }
-        stored.iter().all(|zero| *zero <= MOST_ZERO)
+        stored.iter().fold(0, |most, zero| *zero.max(&most)) <= MOST_ZERO
     }
 
     /// Writes the sums of so many `panels` of weights and some tiles of inputs.
@@ -315,7 +359,7 @@ impl<'a> Product<'a> {
     unsafe fn sum(&self, session: &mut GroupSession, scratch: &mut Scratch, tiles: Range<usize>, panels: usize) {
         let Scratch { weights, scales, sums, .. } = scratch;
         let limbs = self.x.limbs[tiles.clone()].iter().copied().max().unwrap_or(1);
-        let chunk = (CHUNK / (limbs * self.group * ROWS)).next_multiple_of(4);
+        let chunk = (CHUNK / (limbs * self.group * ROWS)).max(1);
         sums.fill([Line([0.0; 16]); ROWS]);
         for first in (0..self.groups).step_by(chunk) {
             let groups = first..self.groups.min(first + chunk);

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use crate::codec::zeroed;
+use crate::codec::{set_len, zeroed};
 use crate::error::Result;
 use crate::pool;
 use crate::simd::tiles::{ACROSS, LINE, ROWS, Run, Session, Sums, Tiles};
@@ -91,7 +91,7 @@ pub(super) trait Finish {
 }
 
 /// Computes the products of `count` rows of weights, of which `first` is the first, and calls `write` with each row of
-/// inputs, the first of up to sixteen rows of weights, and their values.
+/// inputs and their values. `values` is memory that this uses.
 ///
 /// `weights` are rows of int8, a multiple of sixteen, `stride` bytes apart, each of 64 times `x.steps` bytes; the numbers of
 /// columns beyond the last do not matter.
@@ -105,40 +105,49 @@ pub(super) unsafe fn multiply(
     (first, count): (usize, usize),
     x: &Tiled,
     finish: &impl Finish,
-    mut write: impl FnMut(usize, usize, &mut [f32]),
-) {
+    values: &mut Vec<f32>,
+    mut write: impl FnMut(usize, &mut [f32]),
+) -> Result<()> {
     let (rows, width) = (count.next_multiple_of(ROWS), x.steps * LINE);
     assert!(count == 0 || stride >= width && weights.len() >= (rows - 1) * stride + width);
-    // The inputs of a pass stay in the second cache while panels of weights take turns.
-    let passes = 0..x.rows.div_ceil(ROWS * x.across);
-    for (pass, panel) in passes.flat_map(|pass| (0..count).step_by(ROWS).map(move |panel| (pass, panel))) {
-        let (first, count) = (first + panel, ROWS.min(count - panel));
-        let mut sums = Sums::default();
-        if x.steps > 0 {
-            let inputs = x.pass(pass).as_ptr().cast();
-            let weights = weights[panel * stride..].as_ptr().cast();
-            let run = Run { weights, stride, inputs, steps: x.steps };
-            // SAFETY: there are 16 rows of weights, as asserted, and tiles of inputs for all steps, of which there are some.
-            unsafe { session.multiply_across(x.across, run, &mut sums) };
+    set_len(values, x.across * ROWS * rows)?;
+    // The inputs of a pass stay in the L2 cache while panels of weights take turns.
+    for pass in 0..x.rows.div_ceil(ROWS * x.across) {
+        let first_row = pass * x.across * ROWS;
+        for panel in (0..count).step_by(ROWS) {
+            let mut sums = Sums::default();
+            if x.steps > 0 {
+                let inputs = x.pass(pass).as_ptr().cast();
+                let weights = weights[panel * stride..].as_ptr().cast();
+                let run = Run { weights, stride, inputs, steps: x.steps };
+                // SAFETY: there are 16 rows of weights, as asserted, and tiles of inputs for all steps, of which there are some.
+                unsafe { session.multiply_across(x.across, run, &mut sums) };
+            }
+            for (tile, sums) in sums[..x.across].iter().enumerate() {
+                let tile_row = first_row + tile * ROWS;
+                if tile_row >= x.rows {
+                    break;
+                }
+                let mut turned = [_mm512_setzero_ps(); ROWS];
+                for (r, (value, line)) in turned.iter_mut().zip(sums).enumerate().take(count - panel) {
+                    // SAFETY: as the caller promises; lines are aligned.
+                    unsafe {
+                        let sums = _mm512_load_si512(line.0.as_ptr().cast());
+                        *value = finish.values(first + panel + r, tile_row, sums);
+                    }
+                }
+                // SAFETY: as the caller promises; there is room for sixteen values of each row.
+                unsafe {
+                    for (i, turned) in transpose(turned).into_iter().enumerate() {
+                        let to = &mut values[(tile * ROWS + i) * rows + panel..][..ROWS];
+                        _mm512_storeu_ps(to.as_mut_ptr(), turned);
+                    }
+                }
+            }
         }
-        for (tile, sums) in sums[..x.across].iter().enumerate() {
-            let first_row = (pass * x.across + tile) * ROWS;
-            if first_row >= x.rows {
-                break;
-            }
-            let mut values = [_mm512_setzero_ps(); ROWS];
-            for (r, (value, line)) in values.iter_mut().zip(sums).enumerate().take(count) {
-                // SAFETY: as the caller promises; lines are aligned.
-                *value = unsafe { finish.values(first + r, first_row, _mm512_load_si512(line.0.as_ptr().cast())) };
-            }
-            // SAFETY: as the caller promises.
-            let values = unsafe { transpose(values) };
-            for (row, values) in values.iter().enumerate().take(x.rows - first_row) {
-                let mut line = Line([0.0f32; 16]);
-                // SAFETY: a line holds sixteen values.
-                unsafe { _mm512_store_ps(line.0.as_mut_ptr(), *values) };
-                write(first_row + row, first, &mut line.0[..count]);
-            }
+        for (values, row) in values.chunks_mut(rows.max(1)).zip(first_row..x.rows) {
+            write(row, &mut values[..count]);
         }
     }
+    Ok(())
 }

@@ -24,9 +24,11 @@ const PANEL: usize = 16;
 /// Rows of inputs arranged as tiles per pass: enough that weights are rarely unpacked again, few enough to bound memory.
 #[cfg(target_arch = "x86_64")]
 const MOST_ROWS: usize = 4096;
-/// Panels in one unit of work on tiles.
+/// Rows of weights in one unit of work on tiles, at least and at most, and bytes of them: they stay in the L2 cache.
 #[cfg(target_arch = "x86_64")]
-const UNIT: usize = 4;
+const UNITS: [usize; 2] = [64, 256];
+#[cfg(target_arch = "x86_64")]
+const UNIT_BYTES: usize = 1 << 20;
 
 /// The bias of a product.
 #[derive(Clone, Copy, Debug)]
@@ -283,12 +285,15 @@ impl Product<'_> {
         let stride = (x.steps | usize::from(tiles == Tiles::Vectors)) * tiles::LINE;
         let width = self.w.format.width();
         let out = self.out.after(first_row);
-        pool::try_for_each(n.div_ceil(UNIT * PANEL), m.saturating_mul(n).saturating_mul(k), |unit| {
-            let mut unpacked = Vec::new();
+        // Threads wait for one another less where there are several units for each.
+        let enough = (n / (3 * pool::num_threads())).min(UNIT_BYTES / stride.max(1));
+        let each = enough.clamp(UNITS[0], UNITS[1]) / PANEL * PANEL;
+        pool::try_for_each(n.div_ceil(each), m.saturating_mul(n).saturating_mul(k), |unit| {
+            let (mut unpacked, mut values) = (Vec::new(), Vec::new());
             // SAFETY: `int8_tiles::tiles` found the instructions; every panel writes its own columns.
             unsafe {
                 let session = Session::new(tiles);
-                let (first, count) = (unit * UNIT * PANEL, (UNIT * PANEL).min(n - unit * UNIT * PANEL));
+                let (first, count) = (unit * each, each.min(n - unit * each));
                 let packed = &self.w.packed.codes[first * self.row_bytes..][..count * self.row_bytes];
                 let weights = if width == 8 && stride == k && count.is_multiple_of(PANEL) {
                     std::slice::from_raw_parts(packed.as_ptr().cast::<i8>(), packed.len())
@@ -299,11 +304,9 @@ impl Product<'_> {
                     }
                     &unpacked
                 };
-                int8_tiles::multiply(&session, (weights, stride), (first, count), &x, &finish, |row, first, values| {
-                    out.write(row, first, values);
-                });
+                let write = |row: usize, values: &mut [f32]| out.write(row, first, values);
+                int8_tiles::multiply(&session, (weights, stride), (first, count), &x, &finish, &mut values, write)
             }
-            Ok(())
         })
     }
 }

@@ -46,9 +46,10 @@ pub(super) enum Way {
 /// The kernel for `m` rows whose numbers are all of the dtype `held`, times `n` rows of `k` weights; `None` for the float32
 /// kernel, which also takes over rows with extreme inputs or scales.
 pub(super) fn way(format: Format, held: DType, m: usize, n: usize, k: usize, level: Level) -> Option<Way> {
-    // Three products of int8 take AMX as long as three of bfloat16, but unpacking the weights takes less.
+    // Three products of int8 take AMX half as long as three of bfloat16. Scaling their sums takes longer where groups are short.
     if m > FEW && held == DType::F32 && Tiles::of_bytes(level) == Some(Tiles::Amx) && n.saturating_mul(k) >= SMALL[1] {
-        let plan = plan(format, level).filter(|plan| int8_group_tiles::Product::takes(plan));
+        let pays = |plan: &Arc<Plan>| int8_group_tiles::Product::takes(plan) && int8_group_tiles::is_long(plan);
+        let plan = plan(format, level).filter(pays);
         if let Some(plan) = plan {
             return Some(Way::Int8LimbTiles(plan));
         }
@@ -307,16 +308,22 @@ pub(super) fn multiply_tiles(
     left: impl Fn(usize, usize) -> Result<()> + Sync,
     plain: impl Fn(usize, usize) -> Result<()> + Sync,
 ) -> Result<()> {
-    let (m, n, k) = product.sizes();
+    let ((m, n, k), each) = (product.sizes(), product.unit());
     let (bytes, some) = (m.saturating_mul(n).saturating_mul(k), product.left().count() < m);
-    pool::try_for_each(n.div_ceil(bf16_limbs::UNIT), bytes, |unit| {
-        let first = unit * bf16_limbs::UNIT;
-        let count = bf16_limbs::UNIT.min(n - first);
+    pool::try_for_each(n.div_ceil(each), bytes, |unit| {
+        let first = unit * each;
+        let count = each.min(n - first);
         // SAFETY: the rows of weights belong to one unit of work.
         let write = |row: usize, column: usize, values: &mut [f32]| unsafe { out.write(row, column, values) };
-        // SAFETY: the way, or `codes`, found the instructions.
-        let done = some && unsafe { product.run(&Session::new(tiles), first, &mut product.scratch()?, write)? };
-        if done { left(first, count) } else { plain(first, count) }
+        let mut done = 0;
+        if some {
+            // SAFETY: the way, or `codes`, found the instructions.
+            done = unsafe { product.run(&Session::new(tiles), first, write)? };
+        }
+        (0..count).step_by(bf16_limbs::UNIT).enumerate().try_for_each(|(pair, start)| {
+            let (first, count) = (first + start, bf16_limbs::UNIT.min(count - start));
+            if done >> pair & 1 == 1 { left(first, count) } else { plain(first, count) }
+        })
     })
 }
 

@@ -98,6 +98,7 @@ impl<'a> Codes<'a> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub(super) unsafe fn read(&self, first: usize, count: usize, stride: usize, to: &mut Groups) -> Result<bool> {
         let groups = self.scales.groups;
+        to.extreme = false; // of other weights
         if matches!(self.table.scale, Scale::Half | Scale::Code) {
             let room = groups.next_multiple_of(ROWS);
             set_len(&mut to.scales, room * stride)?;

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::weights::{Pieces, Weights};
+use super::weights::{self, Pieces, Weights};
 use super::{MOST, STEP, UNIT, inside, upper, upper_halves};
 use crate::codec::{DType, zeroed};
 use crate::error::Result;
@@ -107,7 +107,7 @@ impl Tiled {
             group,
             groups,
         };
-        let mut scratch = x.scratch()?;
+        let (mut scratch, mut tiles) = (weights::Scratch::default(), zeroed(x.lines())?);
         // By 32 columns and limb, sixteen rows as they lie.
         let mut rows = zeroed::<Line<u8, LINE>>(steps * limbs * ROWS)?;
         for (at, moderate) in tiled.moderate.iter_mut().enumerate() {
@@ -122,9 +122,9 @@ impl Tiled {
                     let columns = start..k.min(start + each);
                     let many = columns.len().div_ceil(STEP) * limbs;
                     // SAFETY: as the caller promises; the row is that of `begin`.
-                    fits &= unsafe { x.put(row, 1, columns, &mut scratch) };
+                    fits &= unsafe { x.put(row, 1, columns, &mut scratch, &mut tiles) };
                     let to = rows[start / STEP * limbs * ROWS..].chunks_mut(ROWS);
-                    to.zip(scratch.tiles.chunks(ROWS).take(many)).for_each(|(to, from)| to[r] = from[0]);
+                    to.zip(tiles.chunks(ROWS).take(many)).for_each(|(to, from)| to[r] = from[0]);
                 }
                 if !fits {
                     rows.iter_mut().skip(r).step_by(ROWS).for_each(|line| *line = Line::default());

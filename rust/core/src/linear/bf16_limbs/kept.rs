@@ -7,7 +7,7 @@ use std::arch::x86_64::*;
 use std::cell::RefCell;
 
 use super::inputs::{self, put_rows};
-use super::weights::{Pieces, Weights};
+use super::weights::{self, Pieces, Weights};
 use super::{MOST, PAIR, STEP, UNIT, inside};
 use crate::codec::{set_len, zeroed};
 use crate::error::Result;
@@ -75,7 +75,7 @@ impl Kept {
             k,
             limbs,
         };
-        let mut scratch = weights.scratch()?;
+        let (mut scratch, mut tiles) = (weights::Scratch::default(), zeroed(weights.lines())?);
         for unit in 0..units {
             let (first, count) = (unit * UNIT, UNIT.min(n - unit * UNIT));
             // SAFETY: as the caller promises.
@@ -87,11 +87,11 @@ impl Kept {
                 let columns = start..k.min(start + each);
                 let (here, before) = (columns.len().div_ceil(STEP), start / STEP);
                 // SAFETY: as the caller promises; the rows are those of `begin`.
-                if !unsafe { weights.put(first, count, columns, &mut scratch) } {
+                if !unsafe { weights.put(first, count, columns, &mut scratch, &mut tiles) } {
                     return Ok(None);
                 }
                 // By panel, step and limb there, by step, limb and panel here.
-                for (at, tile) in scratch.tiles.chunks_exact(ROWS).take(2 * here * limbs).enumerate() {
+                for (at, tile) in tiles.chunks_exact(ROWS).take(2 * here * limbs).enumerate() {
                     let (panel, step_and_limb) = (at / (here * limbs), at % (here * limbs));
                     let to = ((unit * steps + before) * limbs + step_and_limb) * PAIR + panel * ROWS;
                     // SAFETY: the processor has AVX-512 F; lines are aligned and hold sixteen pairs of columns.

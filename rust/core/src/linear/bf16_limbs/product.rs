@@ -1,32 +1,58 @@
 //! [`Product`]: weights decoded for each call, a unit of rows at a time.
 
 use std::arch::x86_64::*;
+use std::cell::RefCell;
+use std::ops::Range;
 
 use super::inputs::Tiled;
 use super::weights::{self, Pieces, Weights, shared};
-use super::{FOLD, MOST, PAIR, STEP, UNIT};
-use crate::codec::zeroed;
+use super::{FOLD, MOST, PAIR, STEP};
+use crate::codec::set_len;
 use crate::error::Result;
 use crate::linear::output::Inputs;
+use crate::pool;
 use crate::simd::Line;
 use crate::simd::tiles::{Factors, FloatSums, LINE, ROWS, ScaledProducts, Session, Step, TILE, add_scaled};
 use crate::simd::transpose::transpose;
+
+/// Pairs of panels in one unit of work, at most: they share inputs, and rows of outputs are written in longer pieces.
+const MOST_PAIRS: usize = 8;
+/// Bytes of the weights of a unit of several pairs: decoded once, they stay in the L2 cache.
+const STORED: usize = 1 << 20;
+/// Bytes of weights that a thread keeps room for, at most.
+const MOST_KEPT: usize = 4 << 20;
+/// Passes over the inputs whose sums are kept together while columns take turns.
+const TOGETHER: usize = 8;
+
+thread_local! {
+    /// Memory that is new takes longer to get than a small product.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
 
 /// A product of packed weights with many rows of inputs.
 pub(in crate::linear) struct Product<'a> {
     weights: Weights<'a>,
     x: Tiled,
     m: usize,
+    /// Pairs of panels in a unit of work.
+    pairs: usize,
 }
 
 /// Scratch memory of one thread.
-pub(in crate::linear) struct Scratch {
-    weights: weights::Scratch,
-    sums: Vec<[FloatSums; UNIT / PAIR]>,
+#[derive(Default)]
+struct Scratch {
+    /// By pair of panels.
+    weights: Vec<weights::Scratch>,
+    /// By pair of panels, then piece of columns.
+    tiles: Vec<Line<u8, LINE>>,
+    /// By pass, then pair of panels.
+    sums: Vec<FloatSums>,
     /// Those of the last [`FOLD`] columns.
-    running: Vec<[FloatSums; UNIT / PAIR]>,
+    running: Vec<FloatSums>,
     /// Accumulators before scaling.
     products: ScaledProducts,
+    /// Outputs of sixteen rows of inputs, by row.
+    values: Vec<f32>,
 }
 
 impl<'a> Product<'a> {
@@ -37,7 +63,7 @@ impl<'a> Product<'a> {
     pub(in crate::linear) unsafe fn new(weights: Weights<'a>, x: &Inputs<'_>, m: usize) -> Result<Self> {
         // SAFETY: as the caller promises.
         let x = unsafe { Tiled::new(x, m, weights.k, x.dtype)? };
-        Ok(Self { weights, x, m })
+        Ok(Self::of(weights, x, m))
     }
 
     /// Arranges the codes of inputs that were encoded as `x`, but for rows of extreme scales and those that `skip` tells.
@@ -50,7 +76,21 @@ impl<'a> Product<'a> {
         skip: impl Fn(usize) -> bool,
     ) -> Result<Self> {
         // SAFETY: as the caller promises.
-        Ok(Self { weights, x: unsafe { Tiled::encoded(x, skip)? }, m: x.n })
+        Ok(Self::of(weights, unsafe { Tiled::encoded(x, skip)? }, x.n))
+    }
+
+    /// Chooses units of work. No bit of a result depends on them.
+    fn of(weights: Weights<'a>, x: Tiled, m: usize) -> Self {
+        let bytes = weights.k.div_ceil(weights.each) * weights.lines() * LINE;
+        // Threads wait for one another less where there are several units for each.
+        let enough = weights.n.div_ceil(PAIR) / (3 * pool::num_threads());
+        let pairs = enough.min(STORED / bytes.max(1)).clamp(1, MOST_PAIRS);
+        Self { weights, x, m, pairs }
+    }
+
+    /// Rows of weights in a unit of work.
+    pub(in crate::linear) const fn unit(&self) -> usize {
+        self.pairs * PAIR
     }
 
     /// Columns whose products are scaled together before they are added up, if they are.
@@ -75,126 +115,212 @@ impl<'a> Product<'a> {
         (self.m, self.weights.n, self.weights.k)
     }
 
-    /// Room for one thread's work.
-    pub(in crate::linear) fn scratch(&self) -> Result<Scratch> {
-        let passes = self.m.div_ceil(ROWS * self.x.across);
-        Ok(Scratch {
-            weights: self.weights.scratch()?,
-            sums: zeroed(passes)?,
-            running: zeroed(passes)?,
-            products: ScaledProducts::default(),
-        })
+    /// Passes over the inputs.
+    const fn passes(&self) -> usize {
+        self.m.div_ceil(ROWS * self.x.across)
     }
 
-    /// Calls `write` with each row of inputs but those [`Self::left`], and its products with [`UNIT`] rows of weights from
-    /// `first` on, or as many as there are; false, with nothing written, where the magnitude of weights is extreme.
+    /// Room for one thread's work: what it had before.
+    fn scratch(&self) -> Result<Scratch> {
+        let mut scratch = SCRATCH.take();
+        let (pieces, sums) = (self.weights.k.div_ceil(self.weights.each), TOGETHER.min(self.passes()) * self.pairs);
+        scratch.weights.resize_with(self.pairs, weights::Scratch::default);
+        set_len(&mut scratch.tiles, self.pairs * pieces * self.weights.lines())?;
+        set_len(&mut scratch.sums, sums)?;
+        set_len(&mut scratch.running, sums)?;
+        set_len(&mut scratch.values, ROWS * self.unit())?;
+        Ok(scratch)
+    }
+
+    /// Calls `write` with rows of inputs but those [`Self::left`], and their products with rows of weights, which are those of
+    /// the unit of work from `first` on. A bit for each pair of panels that were multiplied: the others have weights of extreme
+    /// magnitude, and nothing of them is written.
     ///
     /// # Errors
     /// Where memory is short.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F, BW, VL and VBMI, and `session` be one for bfloat16; `scratch` must be made by [`Self::scratch`].
+    /// The processor must have AVX-512 F, BW, VL and VBMI, and `session` be one for bfloat16.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
     pub(in crate::linear) unsafe fn run(
         &self,
         session: &Session,
         first: usize,
-        scratch: &mut Scratch,
         mut write: impl FnMut(usize, usize, &mut [f32]),
-    ) -> Result<bool> {
-        let Weights { n, k, limbs, each, .. } = self.weights;
-        let count = UNIT.min(n - first);
-        let Scratch { weights, sums, running, products } = scratch;
+    ) -> Result<u32> {
+        let mut scratch = self.scratch()?;
+        let count = self.unit().min(self.weights.n - first);
+        let pairs = count.div_ceil(PAIR);
         // SAFETY: as the caller promises.
-        let Some(factors) = (unsafe { self.weights.begin(first, count, weights)? }) else { return Ok(false) };
-        sums.fill([FloatSums::default(); UNIT / PAIR]);
-        let scaled = self.scaled();
+        let factors = unsafe { self.read(first, count, &mut scratch)? };
+        for begin in (0..self.passes()).step_by(TOGETHER) {
+            let some = begin..self.passes().min(begin + TOGETHER);
+            scratch.sums.fill(FloatSums::default());
+            for (piece, columns) in self.pieces().enumerate() {
+                // SAFETY: as the caller promises; the weights were just read.
+                unsafe { self.add(session, &mut scratch, columns, piece, some.clone(), &factors[..pairs]) };
+            }
+            for (sums, pass) in scratch.sums.chunks(self.pairs).zip(some) {
+                let sums = &sums[..pairs];
+                for tile in 0..self.x.across {
+                    let row = (pass * self.x.across + tile) * ROWS;
+                    if row >= self.m {
+                        break;
+                    }
+                    // SAFETY: as the caller promises.
+                    unsafe { self.values(sums, tile, row, &factors, &mut scratch.values) };
+                    let values = scratch.values.chunks_mut(self.unit()).enumerate().take(self.m - row);
+                    for (i, values) in values.filter(|(i, _)| self.x.has(row + i)) {
+                        if factors[..pairs].iter().all(Option::is_some) {
+                            write(row + i, first, &mut values[..count]);
+                            continue;
+                        }
+                        for pair in (0..pairs).filter(|pair| factors[*pair].is_some()) {
+                            let some = pair * PAIR..count.min((pair + 1) * PAIR);
+                            write(row + i, first + some.start, &mut values[some]);
+                        }
+                    }
+                }
+            }
+        }
+        if size_of_val(&*scratch.tiles) <= MOST_KEPT {
+            SCRATCH.set(scratch);
+        }
+        Ok(factors.iter().enumerate().fold(0, |bits, (pair, factors)| bits | u32::from(factors.is_some()) << pair))
+    }
+
+    /// Columns whose tiles are written together.
+    fn pieces(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
+        let Weights { k, each, .. } = self.weights;
+        (0..k).step_by(each).map(move |start| start..k.min(start + each))
+    }
+
+    /// Reads `count` rows of weights from `first` on: the factors of sums by pair of panels, but of pairs of extreme magnitude.
+    ///
+    /// # Errors
+    /// Where memory is short.
+    ///
+    /// # Safety
+    /// As for [`Self::run`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+    unsafe fn read(&self, first: usize, count: usize, to: &mut Scratch) -> Result<[Option<[f32; PAIR]>; MOST_PAIRS]> {
+        let mut all = [None; MOST_PAIRS];
+        let lines = self.weights.lines();
+        let of_pairs = to.tiles.chunks_mut(self.pieces().len() * lines).zip(&mut to.weights).zip(&mut all);
+        for (pair, ((tiles, scratch), factors)) in of_pairs.enumerate().take(count.div_ceil(PAIR)) {
+            let (first, count) = (first + pair * PAIR, PAIR.min(count - pair * PAIR));
+            // SAFETY: as the caller promises.
+            *factors = unsafe { self.weights.begin(first, count, scratch)? };
+            for (columns, tiles) in self.pieces().zip(tiles.chunks_mut(lines)) {
+                // SAFETY: as the caller promises; the rows are those of `begin`.
+                if factors.is_some() && !unsafe { self.weights.put(first, count, columns, scratch, tiles) } {
+                    *factors = None;
+                }
+            }
+        }
+        Ok(all)
+    }
+
+    /// Adds the products of a piece of columns, of a number, to the sums of some passes and of the pairs that have factors.
+    ///
+    /// # Safety
+    /// As for [`Self::run`]; the weights must be there.
+    unsafe fn add(
+        &self,
+        session: &Session,
+        scratch: &mut Scratch,
+        columns: Range<usize>,
+        piece: usize,
+        passes: Range<usize>,
+        factors: &[Option<[f32; PAIR]>],
+    ) {
+        let Weights { k, limbs, each, .. } = self.weights;
+        let (start, steps) = (columns.start, columns.len().div_ceil(STEP));
+        let (panel, list, scaled) = (steps * limbs * TILE, self.steps(steps), self.scaled());
         let group = if let Pieces::Scaled { group, .. } = self.weights.pieces() { Some(group) } else { None };
         // Of the pieces of some columns, the groups of weights and of inputs.
-        let mut groups = Vec::new();
-        let mut list = Vec::new();
-        for start in (0..k).step_by(each) {
-            let columns = start..k.min(start + each);
-            let (steps, columns_end) = (columns.len().div_ceil(STEP), columns.end);
-            let panel = steps * limbs * TILE;
-            // SAFETY: as the caller promises.
-            if !unsafe { self.weights.put(first, count, columns.clone(), weights) } {
-                return Ok(false);
-            }
-            if list.len() != steps * limbs {
-                list = self.steps(steps);
-            }
-            if let Some(each) = scaled {
-                let of = |group: Option<usize>, column| group.map_or(0, |group| column / group);
-                groups.clear();
-                groups.extend(columns.step_by(each).map(|column| (of(group, column), of(self.x.group, column))));
-            }
-            for (pass, (sums, running)) in sums.iter_mut().zip(&mut *running).enumerate() {
-                let inputs = &self.x.lines[pass * self.x.pass + start / STEP * self.x.step..];
-                let pairs = sums.iter_mut().zip(running).enumerate();
-                for (pair, (sums, running)) in pairs.take(count.div_ceil(PAIR)) {
-                    let factors = Factors {
-                        steps: &list,
-                        weights: weights.tiles.as_ptr().cast::<u8>().wrapping_add(2 * pair * panel),
-                        panel,
-                        inputs: inputs.as_ptr().cast(),
-                        across: self.x.across,
-                    };
-                    // SAFETY: the steps name tiles of the weights just written and of the inputs of their columns.
-                    unsafe {
-                        match scaled {
-                            None => {
-                                session.add_products(&factors, start.is_multiple_of(FOLD), running);
-                                if (start + each).is_multiple_of(FOLD) || columns_end == k {
-                                    let one = [(&[1.0; PAIR], None)];
-                                    add_scaled(std::array::from_ref(running), one, self.x.across, sums);
-                                }
+        let of = |group: Option<usize>, column| group.map_or(0, |group| column / group);
+        let pieces = columns.clone().step_by(scaled.unwrap_or(each));
+        let groups: Vec<_> = pieces.map(|column| (of(group, column), of(self.x.group, column))).collect();
+        let Scratch { weights, tiles, sums, running, products, .. } = scratch;
+        let all = sums.chunks_mut(self.pairs).zip(running.chunks_mut(self.pairs));
+        let lines = self.weights.lines();
+        for (pass, (sums, running)) in passes.zip(all) {
+            let inputs = &self.x.lines[pass * self.x.pass + start / STEP * self.x.step..];
+            let of_pairs = tiles.chunks(lines * k.div_ceil(each)).zip(&*weights).zip(factors);
+            for (((tiles, weights), factors), (sums, running)) in of_pairs.zip(sums.iter_mut().zip(running)) {
+                if factors.is_none() {
+                    continue;
+                }
+                let factors = Factors {
+                    steps: &list,
+                    weights: tiles[piece * lines..].as_ptr().cast(),
+                    panel,
+                    inputs: inputs.as_ptr().cast(),
+                    across: self.x.across,
+                };
+                // SAFETY: the steps name tiles of the weights just written and of the inputs of their columns.
+                unsafe {
+                    match scaled {
+                        None => {
+                            session.add_products(&factors, start.is_multiple_of(FOLD), running);
+                            if (start + each).is_multiple_of(FOLD) || columns.end == k {
+                                let one = [(&[1.0; PAIR], None)];
+                                add_scaled(std::array::from_ref(running), one, self.x.across, sums);
                             }
-                            Some(columns) => {
-                                let all = match group {
-                                    Some(_) => weights.groups.scales.as_chunks::<PAIR>().0,
-                                    None => &[],
-                                };
-                                let scales = |at: usize| {
-                                    let (of_weights, of_inputs) = groups[at];
-                                    let of_weights = all.get(of_weights * (UNIT / PAIR) + pair);
-                                    (of_weights.unwrap_or(&[1.0; PAIR]), self.x.scales(pass, of_inputs))
-                                };
-                                session.add_scaled(&factors, columns / STEP * limbs, scales, products, sums);
-                            }
+                        }
+                        Some(columns) => {
+                            let all = match group {
+                                Some(_) => weights.groups.scales.as_chunks::<PAIR>().0,
+                                None => &[],
+                            };
+                            let scales = |at: usize| {
+                                let (of_weights, of_inputs) = groups[at];
+                                let of_weights = all.get(of_weights).unwrap_or(&[1.0; PAIR]);
+                                (of_weights, self.x.scales(pass, of_inputs))
+                            };
+                            session.add_scaled(&factors, columns / STEP * limbs, scales, products, sums);
                         }
                     }
                 }
             }
         }
-        for (pass, sums) in sums.iter().enumerate() {
-            for (panel, sums) in sums.as_flattened().iter().enumerate().take(count.div_ceil(ROWS)) {
-                for (tile, sums) in sums.iter().enumerate().take(self.x.across) {
-                    let row = (pass * self.x.across + tile) * ROWS;
-                    let (start, many) = (panel * ROWS, ROWS.min(count - panel * ROWS));
+    }
+
+    /// Writes the products of a tile of inputs, of which `row` is the first, by row: sums times factors.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn values(
+        &self,
+        sums: &[FloatSums],
+        tile: usize,
+        row: usize,
+        factors: &[Option<[f32; PAIR]>],
+        to: &mut [f32],
+    ) {
+        for (pair, (sums, factors)) in sums.iter().zip(factors).enumerate() {
+            let Some(factors) = factors else { continue };
+            for (panel, (sums, factors)) in sums.iter().zip(factors.as_chunks::<ROWS>().0).enumerate() {
+                let mut values = [_mm512_setzero_ps(); ROWS];
+                for ((value, line), factor) in values.iter_mut().zip(&sums[tile]).zip(factors) {
                     // SAFETY: lines are aligned and hold sixteen values.
-                    unsafe {
-                        let mut values = [_mm512_setzero_ps(); ROWS];
-                        for ((value, line), factor) in values.iter_mut().zip(sums).zip(&factors[start..]) {
-                            *value = _mm512_mul_ps(_mm512_load_ps(line.0.as_ptr()), _mm512_set1_ps(*factor));
+                    let sums = unsafe { _mm512_load_ps(line.0.as_ptr()) };
+                    *value = _mm512_mul_ps(sums, _mm512_set1_ps(*factor));
+                }
+                // SAFETY: as the caller promises; there are sixteen rows of a unit's outputs.
+                unsafe {
+                    for (i, mut values) in transpose(values).into_iter().enumerate() {
+                        if let Some(factor) = self.x.factors.get(row + i) {
+                            values = _mm512_mul_ps(values, _mm512_set1_ps(*factor));
                         }
-                        let values = transpose(values);
-                        for (i, &(mut values)) in values.iter().enumerate().take(self.m.saturating_sub(row)) {
-                            if !self.x.has(row + i) {
-                                continue;
-                            }
-                            if let Some(factor) = self.x.factors.get(row + i) {
-                                values = _mm512_mul_ps(values, _mm512_set1_ps(*factor));
-                            }
-                            let mut line = Line([0.0f32; 16]);
-                            _mm512_store_ps(line.0.as_mut_ptr(), values);
-                            write(row + i, first + start, &mut line.0[..many]);
-                        }
+                        let to = &mut to[i * self.unit() + pair * PAIR + panel * ROWS..][..ROWS];
+                        _mm512_storeu_ps(to.as_mut_ptr(), values);
                     }
                 }
             }
         }
-        Ok(true)
     }
 
     /// Pairs of limbs that are multiplied: those whose indices add up to less than three.

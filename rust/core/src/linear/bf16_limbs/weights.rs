@@ -7,7 +7,7 @@ use super::inputs::input_limbs;
 use super::{FOLD, MOST, STEP, UNIT, inside, upper, upper_halves};
 use crate::codec::grid::{Grid, Integers};
 use crate::codec::rows::{Rows, Unpacked};
-use crate::codec::{DType, zeroed};
+use crate::codec::{DType, set_len};
 use crate::error::Result;
 use crate::format::{Format, Granularity, ScaleType};
 use crate::linear::bf16_codes_vbmi::{Codes, Groups, Place, Table};
@@ -21,6 +21,10 @@ const COLUMNS: usize = 512;
 const FEW_COLUMNS: usize = 64;
 /// Columns whose weights, and those of a tile of inputs, stay in the L1 cache.
 const SOME_COLUMNS: usize = 256;
+/// Bytes of limbs of 32 rows of weights and of inputs that stay in the L1 cache, and beside sums that are not scaled yet. The
+/// more columns, the more seldom AMX loads and stores tiles of sums.
+const CACHED: usize = 40 << 10;
+const CACHED_BESIDE_SUMS: usize = 24 << 10;
 /// Largest magnitudes of a chunk of decoded weights, as the bits of float32, which neither overflow nor vanish when
 /// multiplied with those of inputs.
 const MODERATE: Range<u32> = (127 - 36) << 23..(127 + 60) << 23;
@@ -83,12 +87,11 @@ pub(in crate::linear) struct Weights<'a> {
     pub(super) each: usize,
 }
 
-/// Scratch memory of one thread.
+/// Scratch memory of one thread, for [`UNIT`] rows.
+#[derive(Default)]
 pub(super) struct Scratch {
     decoded: Vec<f32>,
     unpacked: Unpacked,
-    /// Tiles of weights by panel, 32 columns, limb.
-    pub(super) tiles: Vec<Line<u8, LINE>>,
     pub(super) groups: Groups,
 }
 
@@ -130,11 +133,11 @@ impl<'a> Weights<'a> {
         let limbs = weight_limbs(format, table);
         let each = match tiles {
             _ if codes.is_none() => rows.cut(COLUMNS),
-            // Limbs of 32 rows of weights and of inputs stay in the L1 cache: 32 KiB, or 16 beside sums that are not scaled
-            // yet. The fewer limbs, the more seldom are tiles of sums loaded and stored.
             Tiles::Amx => {
                 let scaled = codes.as_ref().is_some_and(|codes| codes.table.scaled_after());
-                FEW_COLUMNS << (MOST - limbs.max(input_limbs(inputs))).min(2 - usize::from(scaled))
+                let column = 2 * UNIT * (limbs + input_limbs(inputs));
+                let fit = if scaled { CACHED_BESIDE_SUMS } else { CACHED } / column;
+                if fit < 2 * FEW_COLUMNS { FEW_COLUMNS } else { SOME_COLUMNS.min(1 << fit.ilog2()) }
             }
             Tiles::Vectors => SOME_COLUMNS,
         };
@@ -150,15 +153,9 @@ impl<'a> Weights<'a> {
         }
     }
 
-    /// Room for one thread's tiles.
-    pub(super) fn scratch(&self) -> Result<Scratch> {
-        let steps = self.each.min(self.k).div_ceil(STEP);
-        Ok(Scratch {
-            decoded: zeroed(if self.codes.is_some() { 0 } else { steps * STEP })?,
-            unpacked: Unpacked::default(),
-            tiles: zeroed(UNIT / ROWS * steps * self.limbs * ROWS)?,
-            groups: Groups::default(),
-        })
+    /// Lines of the tiles of [`Self::each`] columns.
+    pub(super) fn lines(&self) -> usize {
+        self.each.min(self.k).div_ceil(STEP) * UNIT * self.limbs
     }
 
     /// Reads the scales of `count` rows from `first` on, at most [`UNIT`]; the factors of their sums, or `None` where a
@@ -168,7 +165,7 @@ impl<'a> Weights<'a> {
     /// Where memory is short.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F, BW and VL; `scratch` must be made by [`Self::scratch`].
+    /// The processor must have AVX-512 F, BW and VL.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
     pub(super) unsafe fn begin(
         &self,
@@ -176,6 +173,9 @@ impl<'a> Weights<'a> {
         count: usize,
         scratch: &mut Scratch,
     ) -> Result<Option<[f32; UNIT]>> {
+        if self.codes.is_none() {
+            set_len(&mut scratch.decoded, self.each.min(self.k).next_multiple_of(STEP))?;
+        }
         let mut factors = [0.0f32; UNIT];
         for (r, factor) in factors.iter_mut().enumerate().take(count) {
             *factor = match &self.codes {
@@ -195,16 +195,24 @@ impl<'a> Weights<'a> {
     }
 
     /// Writes the tiles of `columns`, which begin at a multiple of `each` and end there or at the last, of the rows of
-    /// [`Self::begin`]; false where a magnitude is extreme.
+    /// [`Self::begin`], by panel, then 32 columns, then limb; false where a magnitude is extreme.
     ///
     /// # Safety
     /// The processor must have AVX-512 F, BW, VL and VBMI; [`Self::begin`] must have read the scales of the same rows into
     /// the same `scratch`.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
-    pub(super) unsafe fn put(&self, first: usize, count: usize, columns: Range<usize>, scratch: &mut Scratch) -> bool {
-        let Scratch { decoded, unpacked, tiles, groups } = scratch;
+    pub(super) unsafe fn put(
+        &self,
+        first: usize,
+        count: usize,
+        columns: Range<usize>,
+        scratch: &mut Scratch,
+        tiles: &mut [Line<u8, LINE>],
+    ) -> bool {
+        let Scratch { decoded, unpacked, groups } = scratch;
         let padded = columns.len().next_multiple_of(STEP);
         let panel = padded / STEP * self.limbs * TILE;
+        assert!(tiles.len() * LINE >= UNIT / ROWS * panel);
         let base = tiles.as_mut_ptr().cast::<u8>();
         if let Some(codes) = &self.codes {
             let mut fits = true;

@@ -53,12 +53,12 @@ impl GroupSession {
     /// Columns of a group, at most.
     pub(crate) const fn most_columns(tiles: Tiles) -> usize {
         match tiles {
-            Tiles::Amx => LINE,
+            Tiles::Amx => 4 * LINE,
             Tiles::Vectors => LINE / 2,
         }
     }
 
-    /// Makes the thread ready for groups of 16, 32 or, if they may have as many, 64 columns.
+    /// Makes the thread ready for groups of 16, 32 or, if they may have as many, 64, 128 or 256 columns.
     ///
     /// # Safety
     /// `tiles` must be what [`Tiles::of_bytes`] said.
@@ -132,7 +132,9 @@ mod tests {
         }
         let cases = all.iter().flat_map(|&tiles| match tiles {
             Tiles::Vectors => vec![(tiles, 16, 1), (tiles, 32, 1)],
-            Tiles::Amx => [16, 32, 64].iter().flat_map(|&n| (1..=4).map(move |limbs| (tiles, n, limbs))).collect(),
+            Tiles::Amx => {
+                [16, 32, 64, 128, 256].iter().flat_map(|&n| (1..=4).map(move |limbs| (tiles, n, limbs))).collect()
+            }
         });
         let cases = cases
             .flat_map(|(tiles, columns, limbs)| [0, 1, 3, 4, 5, 9, 16].map(|groups| (tiles, columns, limbs, groups)));
