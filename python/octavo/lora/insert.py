@@ -35,8 +35,8 @@ def insert(
     the weight. No output changes: B is zero. What is trained is rank * (in + out) a layer, and all of ``train``.
 
     Raises ModelError for an unknown option, a name that is taken, selectors that match nothing, layers that no adapter
-    goes on, a rank above both sides of a layer, and fused models; DTypeError for what is no model, configuration or
-    generator. Source: LoRA section 4.1.
+    goes on, a rank above both sides of a layer, fused models, and one that TorchScript compiled (such a module inside
+    a model stays as it is); DTypeError for what is no model, configuration or generator. Source: LoRA section 4.1.
     """
     if generator is not None and not isinstance(generator, torch.Generator):
         raise DTypeError(f"lora: generator is {generator!r}; accepted are a torch.Generator and None")

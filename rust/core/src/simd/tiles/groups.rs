@@ -53,7 +53,7 @@ impl GroupSession {
     /// Columns of a group, at most.
     pub(crate) const fn most_columns(tiles: Tiles) -> usize {
         match tiles {
-            Tiles::Amx => 4 * LINE,
+            Tiles::Amx => amx::groups::MOST_TILES * LINE,
             Tiles::Vectors => LINE / 2,
         }
     }

@@ -12,7 +12,7 @@ use crate::simd::{Floats, Line};
 /// Limbs of inputs, at most.
 const MOST_LIMBS: usize = 4;
 /// Tiles of a group, at most: sums of two limbs of so many products fit int32.
-const MOST_TILES: usize = 4;
+pub(crate) const MOST_TILES: usize = 4;
 /// Rows of weights whose sums are scaled in one loop.
 const QUARTER: usize = ROWS / 4;
 
@@ -170,7 +170,7 @@ impl GroupSession {
             _ => rounded(both(0, row), both(2, row)),
         };
         // A longer loop would not be unrolled, and sums would not stay in registers.
-        let [a, b, c, d] = all.as_chunks_mut::<QUARTER>().0 else { return };
+        let [a, b, c, d] = all.as_chunks_mut::<QUARTER>().0 else { unreachable!("sixteen rows are four quarters") };
         // SAFETY: as the caller promises.
         unsafe {
             add_group(factors, group, 0, sum, a);
