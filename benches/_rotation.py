@@ -98,9 +98,11 @@ def kernel(row: str, m: int, n: int, k: int) -> str:
 
 
 def _copy(packed_tensor):
+    """Copy to memory of the kind that ``encode`` and ``load_model`` give: large tensors in huge pages."""
     import octavo
+    from octavo._fresh import empty
 
-    parts = (part.clone() for part in packed_tensor.parts)
+    parts = (empty(part.shape, part.dtype).copy_(part) for part in packed_tensor.parts)
     return octavo.PackedTensor(
         packed_tensor.format, *parts, shape=packed_tensor.shape, dtype=packed_tensor.dtype, axis=packed_tensor.axis
     )

@@ -108,12 +108,16 @@ impl<'a> Rows<'a> {
 
     /// Zero points of a row, one for each of its groups; none in formats that have none.
     pub(crate) fn zeros(&self, row: usize, zeros: &mut Vec<u16>) {
-        let tensor = self.work.format.granularity() == Granularity::Tensor;
         zeros.resize(if self.sizes.zeros_row > 0 { self.sizes.groups_per_row } else { 0 }, 0);
         if self.sizes.zeros_row > 0 {
-            let first = if tensor { 0 } else { row * self.sizes.zeros_row };
-            unpack(self.work.level, &self.packed.zeros[first..][..self.sizes.zeros_row], self.work.width, zeros);
+            unpack(self.work.level, self.stored_zeros(row), self.work.width, zeros);
         }
+    }
+
+    /// The packed zero points of a row; none in formats that have none.
+    pub(crate) fn stored_zeros(&self, row: usize) -> &'a [u8] {
+        let first = if self.work.format.granularity() == Granularity::Tensor { 0 } else { row * self.sizes.zeros_row };
+        &self.packed.zeros[first..][..self.sizes.zeros_row]
     }
 
     /// A stored scale of 1, as float32 or as a number of fraction bits.

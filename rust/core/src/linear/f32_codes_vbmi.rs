@@ -114,7 +114,6 @@ pub(super) struct Product<'a> {
 struct Scratch {
     scales: Vec<f32>,
     zeros: Vec<f32>,
-    stored_zeros: Vec<u16>,
 }
 
 /// Partial sums by row of weights and row of inputs.
@@ -154,7 +153,7 @@ impl<'a> Product<'a> {
         pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
             let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
             let places = TOGETHER * self.groups();
-            let mut scratch = Scratch { scales: zeroed(places)?, zeros: zeroed(places)?, stored_zeros: Vec::new() };
+            let mut scratch = Scratch { scales: zeroed(places)?, zeros: zeroed(places)? };
             for first in (start..end).step_by(TOGETHER) {
                 let count = TOGETHER.min(end - first);
                 // SAFETY: as the caller promises; every unit writes its own columns.
@@ -180,8 +179,8 @@ impl<'a> Product<'a> {
     /// false where a scale is so large or so small that decoded weights may not be a number times it.
     ///
     /// # Safety
-    /// The processor must have AVX-512 F, BW and VL; the rows must be the matrix's, `count` at least 1.
-    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    /// The processor must have AVX-512 F, BW, VL and VBMI; the rows must be the matrix's, `count` at least 1.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
     unsafe fn read(&self, first: usize, count: usize, to: &mut Scratch) -> bool {
         let (groups, each) = (self.groups(), self.numbers.group / self.group);
         let rows = to.scales.chunks_mut(groups.max(1)).zip(to.zeros.chunks_mut(groups.max(1)));
@@ -201,7 +200,8 @@ impl<'a> Product<'a> {
                 scales.iter_mut().for_each(|scale| *scale *= self.raised);
             }
             if self.numbers.zeros {
-                int8_limbs_vnni::zeros(self.rows, row, each, zeros, &mut to.stored_zeros);
+                // SAFETY: as the caller promises.
+                unsafe { int8_limbs_vnni::zeros_vbmi(self.rows, self.numbers.width, row, each, zeros) };
             }
         }
         true

@@ -22,7 +22,7 @@ mod sum;
 pub(super) use inputs::FixedInputs;
 pub(super) use plan::{Plan, Scale, grouping};
 pub(super) use product::Dot;
-pub(super) use scales::{Scales, is_moderate, zeros};
+pub(super) use scales::{Scales, is_moderate, zeros, zeros_vbmi};
 pub(super) use sparse::{Scratch as SparseScratch, SparseDot};
 
 /// Limbs of an input, at most.

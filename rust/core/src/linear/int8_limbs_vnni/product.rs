@@ -6,15 +6,16 @@
 //! of inputs.
 
 use std::arch::x86_64::*;
+use std::cell::RefCell;
 
 use super::CHUNK;
 use super::arrange::{Input, Weights};
 use super::inputs::{FixedInputs, largest};
 use super::plan::{Plan, Scale};
-use super::scales::{Scales, is_moderate, zeros};
+use super::scales::{Scales, is_moderate, zeros_vbmi};
 use super::sum::{BYTES, NARROW, NIBBLES, Sum, Sums, WIDE};
 use crate::codec::rows::Rows;
-use crate::codec::zeroed;
+use crate::codec::set_len;
 use crate::error::Result;
 use crate::linear::float::Biased;
 use crate::pool;
@@ -28,7 +29,14 @@ pub(super) const MOST_INPUTS: usize = 4;
 const MOST_UNIT: usize = 64;
 const LEAST_UNIT: usize = 16;
 /// Bytes of codes in one unit of work, about: threads that come late, or are slow, leave some to the others.
-const UNIT_BYTES: usize = 24 << 10;
+const UNIT_BYTES: usize = 64 << 10;
+
+thread_local! {
+    /// Memory that is new takes longer to get than some rows are multiplied.
+    static SCRATCH: RefCell<[Scratch; 2]> = RefCell::default();
+    /// Products of a unit of work, by row of inputs.
+    static PRODUCTS: RefCell<Vec<f32>> = RefCell::default();
+}
 
 /// The product of packed weights with some rows of inputs.
 pub(in crate::linear) struct Dot<'a> {
@@ -50,12 +58,13 @@ pub(in crate::linear) struct Dot<'a> {
     whole: bool,
 }
 
-/// Scratch memory of one thread.
+/// Scratch memory of one thread, for the rows that are multiplied together.
+#[derive(Default)]
 pub(super) struct Scratch {
     /// Scales of rows by group.
     pub(super) scales: Vec<f32>,
+    /// Zero points of rows by group.
     pub(super) zeros: Vec<f32>,
-    stored_zeros: Vec<u16>,
 }
 
 /// What [`Dot::prepare`] finds of some rows of weights.
@@ -121,8 +130,11 @@ impl<'a> Dot<'a> {
             if self.inputs.is_empty() {
                 return plain(None, start, end - start);
             }
-            let (mut scratch, mut ahead) = (self.scratch()?, self.scratch()?);
-            let mut products = zeroed::<f32>(self.all.count_ones() as usize * each)?;
+            let [mut scratch, mut ahead] = SCRATCH.take();
+            self.clear(&mut scratch)?;
+            self.clear(&mut ahead)?;
+            let mut products = PRODUCTS.take();
+            set_len(&mut products, self.all.count_ones() as usize * each)?;
             let mut left = Vec::new();
             // Scales are read one pass ahead: loads of what was just stored in other pieces wait for the cache.
             // SAFETY: as the caller promises, here and below.
@@ -152,6 +164,8 @@ impl<'a> Dot<'a> {
                 // SAFETY: every unit writes its own columns.
                 unsafe { out.write(*row, start, &mut products[*row * each..][..end - start]) };
             }
+            PRODUCTS.set(products);
+            SCRATCH.set([scratch, ahead]);
             for (rows, first, count) in left {
                 for row in (0..u32::BITS as usize).filter(|row| rows >> row & 1 == 1) {
                     plain(Some(row), first, count)?;
@@ -161,15 +175,15 @@ impl<'a> Dot<'a> {
         })
     }
 
-    /// Room for one thread's work.
-    fn scratch(&self) -> Result<Scratch> {
+    /// Makes room for one thread's work, with a scale of 1 and a zero point of 0 where rows have none.
+    fn clear(&self, scratch: &mut Scratch) -> Result<()> {
         // Groups are loaded eight at a time.
         let places = TOGETHER * self.groups() + 8;
-        let mut scales = zeroed(places)?;
-        if self.plan.scale == Scale::Row {
-            scales.fill(1.0);
-        }
-        Ok(Scratch { scales, zeros: zeroed(if self.plan.zeros { places } else { 0 })?, stored_zeros: Vec::new() })
+        set_len(&mut scratch.scales, places)?;
+        scratch.scales.fill(if self.plan.scale == Scale::Row { 1.0 } else { 0.0 });
+        set_len(&mut scratch.zeros, if self.plan.zeros { places } else { 0 })?;
+        scratch.zeros.fill(0.0);
+        Ok(())
     }
 
     /// Groups of ours in a row.
@@ -213,7 +227,8 @@ impl<'a> Dot<'a> {
         if self.plan.zeros {
             for r in 0..TOGETHER {
                 let to = &mut scratch.zeros[r * groups..][..groups];
-                zeros(self.rows, row_of(r), each, to, &mut scratch.stored_zeros);
+                // SAFETY: as the caller promises.
+                unsafe { zeros_vbmi(self.rows, self.plan.width, row_of(r), each, to) };
             }
         }
         let (codes, row_bytes) = self.rows.codes();

@@ -4,6 +4,8 @@ use std::arch::x86_64::*;
 
 use super::plan::Scale;
 use crate::codec::rows::Rows;
+use crate::simd::Line;
+use crate::simd::amx::LINE;
 
 /// Added to exponents, so that the scales of blocks of zeros are not subnormal: arithmetic on subnormals is slow.
 const RAISED: i32 = 32;
@@ -90,6 +92,48 @@ pub(in crate::linear) fn zeros(rows: &Rows<'_>, row: usize, each: usize, to: &mu
     }
     for (to, zero) in to.chunks_mut(each).zip(stored) {
         to.fill(f32::from(*zero));
+    }
+}
+
+/// As [`zeros`], for codes of `width` bits, at most 8.
+///
+/// # Safety
+/// The processor must have AVX-512 F, BW, VL and VBMI; the matrix must have the row.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+pub(in crate::linear) unsafe fn zeros_vbmi(rows: &Rows<'_>, width: u32, row: usize, each: usize, to: &mut [f32]) {
+    let (stored, groups) = (rows.stored_zeros(row), rows.scales().1);
+    let bytes = LINE / 8 * width as usize;
+    // For each run of eight codes, the bytes that hold it, and the first bit of each code inside its run.
+    let places = Line::<u8, LINE>(std::array::from_fn(|i| (i / 8 * width as usize + i % 8) as u8 & 63));
+    let first_bits = Line::<u8, LINE>(std::array::from_fn(|i| (i % 8 * width as usize) as u8));
+    let mut sixteen = [0.0f32; 16];
+    for (start, packed) in (0..groups).step_by(LINE).zip(stored.chunks(bytes)) {
+        // SAFETY: the mask keeps inside the stored bytes; lines and arrays of sixteen numbers are whole vectors.
+        unsafe {
+            let places = _mm512_load_si512(places.0.as_ptr().cast());
+            let first_bits = _mm512_load_si512(first_bits.0.as_ptr().cast());
+            let packed = _mm512_maskz_loadu_epi8(u64::MAX >> (LINE - packed.len()), packed.as_ptr().cast());
+            let codes = _mm512_multishift_epi64_epi8(first_bits, _mm512_permutexvar_epi8(places, packed));
+            let codes = _mm512_and_si512(codes, _mm512_set1_epi8((u8::MAX >> (8 - width)).cast_signed()));
+            let quarters = [
+                _mm512_extracti32x4_epi32::<0>(codes),
+                _mm512_extracti32x4_epi32::<1>(codes),
+                _mm512_extracti32x4_epi32::<2>(codes),
+                _mm512_extracti32x4_epi32::<3>(codes),
+            ];
+            for (group, quarter) in (start..groups).step_by(16).zip(quarters) {
+                let numbers = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(quarter));
+                let to = to.get_mut(group * each..).unwrap_or_default();
+                let some = 16.min(groups - group);
+                if each == 1 {
+                    let some = some.min(to.len()) as u32;
+                    _mm512_mask_storeu_ps(to.as_mut_ptr(), ((1u32 << some) - 1) as u16, numbers);
+                    continue;
+                }
+                _mm512_storeu_ps(sixteen.as_mut_ptr(), numbers);
+                to.chunks_mut(each).zip(&sixteen[..some]).for_each(|(to, zero)| to.fill(*zero));
+            }
+        }
     }
 }
 
@@ -278,5 +322,38 @@ impl<'a> Scales<'a> {
             }
         }
         _mm512_reduce_min_ps(least)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::format::Format;
+    use crate::linear::encoded_sample::{Sample, noise};
+    use crate::simd::Level;
+
+    #[test]
+    fn zero_points_are_those_of_the_format_for_all_widths() {
+        if Level::detect() < Level::Avx512 || !is_x86_feature_detected!("avx512vbmi") {
+            return;
+        }
+        for width in 2..=8u32 {
+            for (block, k) in [(16, 16 * 131), (32, 32 * 64 + 5), (64, 64 * 3), (64, 64 * 200 - 1)] {
+                let format = Format::parse(&format!("uint{width}:g{block}")).unwrap();
+                let weights: Vec<f32> = (0..3 * k).map(|i| noise(i) + (i / block % 7) as f32 - 3.0).collect();
+                let sample = Sample::new(&weights, k, format);
+                let rows = sample.rows(Level::Avx512);
+                let groups = k.div_ceil(block);
+                for (row, each) in [(0, 1), (2, 1), (1, 2), (2, 5)] {
+                    for places in [groups * each, groups * each + 9, groups * each - 1] {
+                        let (mut found, mut wanted) = (vec![0.5; places], vec![0.5; places]);
+                        zeros(&rows, row, each, &mut wanted, &mut Vec::new());
+                        // SAFETY: the instructions were detected.
+                        unsafe { zeros_vbmi(&rows, width, row, each, &mut found) };
+                        assert_eq!(found, wanted, "{format}: row {row} of {k}, {each} times, {places} places");
+                    }
+                }
+            }
+        }
     }
 }
