@@ -17,12 +17,14 @@ use crate::simd::transpose::transpose;
 
 /// Pairs of panels in one unit of work, at most: they share inputs, and rows of outputs are written in longer pieces.
 const MOST_PAIRS: usize = 8;
-/// Bytes of the weights of a unit of several pairs: decoded once, they stay in the L2 cache.
+/// Bytes of decoded weights that stay in the L2 cache while all inputs pass by: of more, columns take turns.
 const STORED: usize = 1 << 20;
 /// Bytes of weights that a thread keeps room for, at most.
 const MOST_KEPT: usize = 4 << 20;
-/// Passes over the inputs whose sums are kept together while columns take turns.
+/// Passes over the inputs whose sums are kept together while pieces of columns take turns.
 const TOGETHER: usize = 8;
+/// The same while parts of the weights take turns, which are decoded again for more.
+const MOST_TOGETHER: usize = 32;
 
 thread_local! {
     /// Memory that is new takes longer to get than a small product.
@@ -36,6 +38,8 @@ pub(in crate::linear) struct Product<'a> {
     m: usize,
     /// Pairs of panels in a unit of work.
     pairs: usize,
+    /// Pieces of columns whose weights are decoded at a time.
+    part: usize,
 }
 
 /// Scratch memory of one thread.
@@ -43,7 +47,7 @@ pub(in crate::linear) struct Product<'a> {
 struct Scratch {
     /// By pair of panels.
     weights: Vec<weights::Scratch>,
-    /// By pair of panels, then piece of columns.
+    /// By pair of panels, then piece of columns of a part.
     tiles: Vec<Line<u8, LINE>>,
     /// By pass, then pair of panels.
     sums: Vec<FloatSums>,
@@ -81,11 +85,18 @@ impl<'a> Product<'a> {
 
     /// Chooses units of work. No bit of a result depends on them.
     fn of(weights: Weights<'a>, x: Tiled, m: usize) -> Self {
-        let bytes = weights.k.div_ceil(weights.each) * weights.lines() * LINE;
         // Threads wait for one another less where there are several units for each.
         let enough = weights.n.div_ceil(PAIR) / (3 * pool::num_threads());
-        let pairs = enough.min(STORED / bytes.max(1)).clamp(1, MOST_PAIRS);
-        Self { weights, x, m, pairs }
+        let pieces = weights.k.div_ceil(weights.each).max(1);
+        let piece = weights.lines() * LINE;
+        // Parts end where sums are added up.
+        let least = match weights.pieces() {
+            Pieces::Plain(columns) => columns.div_ceil(weights.each),
+            Pieces::Scaled { .. } => 1,
+        };
+        let pairs = enough.min(STORED / (least * piece).max(1)).clamp(1, MOST_PAIRS);
+        let part = (STORED / (pairs * piece).max(1) / least * least).clamp(least, pieces.next_multiple_of(least));
+        Self { weights, x, m, pairs, part: part.min(pieces) }
     }
 
     /// Rows of weights in a unit of work.
@@ -120,14 +131,18 @@ impl<'a> Product<'a> {
         self.m.div_ceil(ROWS * self.x.across)
     }
 
+    /// Passes over the inputs whose sums are kept.
+    fn together(&self) -> usize {
+        if self.part < self.pieces().len() { MOST_TOGETHER } else { TOGETHER }
+    }
+
     /// Room for one thread's work: what it had before.
     fn scratch(&self) -> Result<Scratch> {
         let mut scratch = SCRATCH.take();
-        let (pieces, sums) = (self.weights.k.div_ceil(self.weights.each), TOGETHER.min(self.passes()) * self.pairs);
         scratch.weights.resize_with(self.pairs, weights::Scratch::default);
-        set_len(&mut scratch.tiles, self.pairs * pieces * self.weights.lines())?;
-        set_len(&mut scratch.sums, sums)?;
-        set_len(&mut scratch.running, sums)?;
+        set_len(&mut scratch.tiles, self.pairs * self.part * self.weights.lines())?;
+        set_len(&mut scratch.sums, self.together().min(self.passes()) * self.pairs)?;
+        set_len(&mut scratch.running, TOGETHER.min(self.passes()) * self.pairs)?;
         set_len(&mut scratch.values, ROWS * self.unit())?;
         Ok(scratch)
     }
@@ -152,13 +167,24 @@ impl<'a> Product<'a> {
         let count = self.unit().min(self.weights.n - first);
         let pairs = count.div_ceil(PAIR);
         // SAFETY: as the caller promises.
-        let factors = unsafe { self.read(first, count, &mut scratch)? };
-        for begin in (0..self.passes()).step_by(TOGETHER) {
-            let some = begin..self.passes().min(begin + TOGETHER);
+        let mut factors = unsafe { self.begin(first, count, &mut scratch)? };
+        let all: Vec<_> = self.pieces().collect();
+        for begin in (0..self.passes()).step_by(self.together()) {
+            let some = begin..self.passes().min(begin + self.together());
             scratch.sums.fill(FloatSums::default());
-            for (piece, columns) in self.pieces().enumerate() {
-                // SAFETY: as the caller promises; the weights were just read.
-                unsafe { self.add(session, &mut scratch, columns, piece, some.clone(), &factors[..pairs]) };
+            for part in all.chunks(self.part) {
+                if begin == 0 || part.len() < all.len() {
+                    // SAFETY: as the caller promises.
+                    unsafe { self.read(first, count, part, &mut scratch, &mut factors) };
+                }
+                for begin in some.clone().step_by(TOGETHER) {
+                    let few = begin..some.end.min(begin + TOGETHER);
+                    for (piece, columns) in part.iter().enumerate() {
+                        let columns = columns.clone();
+                        // SAFETY: as the caller promises; the weights were just read.
+                        unsafe { self.add(session, &mut scratch, columns, piece, few.clone(), &factors[..pairs]) };
+                    }
+                }
             }
             for (sums, pass) in scratch.sums.chunks(self.pairs).zip(some) {
                 let sums = &sums[..pairs];
@@ -195,7 +221,8 @@ impl<'a> Product<'a> {
         (0..k).step_by(each).map(move |start| start..k.min(start + each))
     }
 
-    /// Reads `count` rows of weights from `first` on: the factors of sums by pair of panels, but of pairs of extreme magnitude.
+    /// Reads the scales of `count` rows of weights from `first` on: the factors of sums by pair of panels, but of pairs of
+    /// extreme magnitude.
     ///
     /// # Errors
     /// Where memory is short.
@@ -203,25 +230,43 @@ impl<'a> Product<'a> {
     /// # Safety
     /// As for [`Self::run`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
-    unsafe fn read(&self, first: usize, count: usize, to: &mut Scratch) -> Result<[Option<[f32; PAIR]>; MOST_PAIRS]> {
+    unsafe fn begin(&self, first: usize, count: usize, to: &mut Scratch) -> Result<[Option<[f32; PAIR]>; MOST_PAIRS]> {
         let mut all = [None; MOST_PAIRS];
-        let lines = self.weights.lines();
-        let of_pairs = to.tiles.chunks_mut(self.pieces().len() * lines).zip(&mut to.weights).zip(&mut all);
-        for (pair, ((tiles, scratch), factors)) in of_pairs.enumerate().take(count.div_ceil(PAIR)) {
-            let (first, count) = (first + pair * PAIR, PAIR.min(count - pair * PAIR));
+        for ((start, scratch), factors) in (0..count).step_by(PAIR).zip(&mut to.weights).zip(&mut all) {
             // SAFETY: as the caller promises.
-            *factors = unsafe { self.weights.begin(first, count, scratch)? };
-            for (columns, tiles) in self.pieces().zip(tiles.chunks_mut(lines)) {
-                // SAFETY: as the caller promises; the rows are those of `begin`.
-                if factors.is_some() && !unsafe { self.weights.put(first, count, columns, scratch, tiles) } {
-                    *factors = None;
-                }
-            }
+            *factors = unsafe { self.weights.begin(first + start, PAIR.min(count - start), scratch)? };
         }
         Ok(all)
     }
 
-    /// Adds the products of a piece of columns, of a number, to the sums of some passes and of the pairs that have factors.
+    /// Reads some pieces of columns of those rows; pairs of extreme magnitude lose their factors.
+    ///
+    /// # Safety
+    /// As for [`Self::run`]; the rows must be those of [`Self::begin`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
+    unsafe fn read(
+        &self,
+        first: usize,
+        count: usize,
+        pieces: &[Range<usize>],
+        to: &mut Scratch,
+        factors: &mut [Option<[f32; PAIR]>],
+    ) {
+        let lines = self.weights.lines();
+        let of_pairs = to.tiles.chunks_mut(self.part * lines).zip(&mut to.weights).zip(factors);
+        for (start, ((tiles, scratch), factors)) in (0..count).step_by(PAIR).zip(of_pairs) {
+            let (first, count) = (first + start, PAIR.min(count - start));
+            for (columns, tiles) in pieces.iter().zip(tiles.chunks_mut(lines)) {
+                // SAFETY: as the caller promises.
+                if factors.is_some() && !unsafe { self.weights.put(first, count, columns.clone(), scratch, tiles) } {
+                    *factors = None;
+                }
+            }
+        }
+    }
+
+    /// Adds the products of a piece of columns, of a number in its part, to the sums of some passes and of the pairs that
+    /// have factors.
     ///
     /// # Safety
     /// As for [`Self::run`]; the weights must be there.
@@ -243,11 +288,12 @@ impl<'a> Product<'a> {
         let pieces = columns.clone().step_by(scaled.unwrap_or(each));
         let groups: Vec<_> = pieces.map(|column| (of(group, column), of(self.x.group, column))).collect();
         let Scratch { weights, tiles, sums, running, products, .. } = scratch;
-        let all = sums.chunks_mut(self.pairs).zip(running.chunks_mut(self.pairs));
+        let kept = passes.start % self.together() * self.pairs;
+        let all = sums[kept..].chunks_mut(self.pairs).zip(running.chunks_mut(self.pairs));
         let lines = self.weights.lines();
         for (pass, (sums, running)) in passes.zip(all) {
             let inputs = &self.x.lines[pass * self.x.pass + start / STEP * self.x.step..];
-            let of_pairs = tiles.chunks(lines * k.div_ceil(each)).zip(&*weights).zip(factors);
+            let of_pairs = tiles.chunks(lines * self.part).zip(&*weights).zip(factors);
             for (((tiles, weights), factors), (sums, running)) in of_pairs.zip(sums.iter_mut().zip(running)) {
                 if factors.is_none() {
                     continue;
