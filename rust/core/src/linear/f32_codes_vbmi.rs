@@ -200,8 +200,9 @@ impl<'a> Product<'a> {
                 scales.iter_mut().for_each(|scale| *scale *= self.raised);
             }
             if self.numbers.zeros {
+                let unpack = (self.numbers.width, &self.gather, &self.shifts);
                 // SAFETY: as the caller promises.
-                unsafe { int8_limbs_vnni::zeros_vbmi(self.rows, self.numbers.width, row, each, zeros) };
+                unsafe { int8_limbs_vnni::zeros_vbmi(self.rows, unpack, row, each, zeros) };
             }
         }
         true

@@ -95,8 +95,8 @@ impl<'a> Product<'a> {
             Pieces::Scaled { .. } => 1,
         };
         let pairs = enough.min(STORED / (least * piece).max(1)).clamp(1, MOST_PAIRS);
-        let part = (STORED / (pairs * piece).max(1) / least * least).clamp(least, pieces.next_multiple_of(least));
-        Self { weights, x, m, pairs, part: part.min(pieces) }
+        let part = (STORED / (pairs * piece).max(1) / least * least).max(least).min(pieces);
+        Self { weights, x, m, pairs, part }
     }
 
     /// Rows of weights in a unit of work.

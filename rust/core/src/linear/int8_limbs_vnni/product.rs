@@ -225,10 +225,11 @@ impl<'a> Dot<'a> {
             }
         }
         if self.plan.zeros {
+            let unpack = (self.plan.width, &self.plan.gather, &self.plan.shifts);
             for r in 0..TOGETHER {
                 let to = &mut scratch.zeros[r * groups..][..groups];
                 // SAFETY: as the caller promises.
-                unsafe { zeros_vbmi(self.rows, self.plan.width, row_of(r), each, to) };
+                unsafe { zeros_vbmi(self.rows, unpack, row_of(r), each, to) };
             }
         }
         let (codes, row_bytes) = self.rows.codes();

@@ -95,17 +95,22 @@ pub(in crate::linear) fn zeros(rows: &Rows<'_>, row: usize, each: usize, to: &mu
     }
 }
 
-/// As [`zeros`], for codes of `width` bits, at most 8.
+/// As [`zeros`], for the codes of a plan, or of numbers alike: `unpack` is their width, at most 8, and, as [`super::Plan`] has
+/// them, the bytes of each run of eight codes and the first bit of each code inside its run.
 ///
 /// # Safety
 /// The processor must have AVX-512 F, BW, VL and VBMI; the matrix must have the row.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
-pub(in crate::linear) unsafe fn zeros_vbmi(rows: &Rows<'_>, width: u32, row: usize, each: usize, to: &mut [f32]) {
+pub(in crate::linear) unsafe fn zeros_vbmi(
+    rows: &Rows<'_>,
+    unpack: (u32, &Line<u8, LINE>, &Line<u8, LINE>),
+    row: usize,
+    each: usize,
+    to: &mut [f32],
+) {
     let (stored, groups) = (rows.stored_zeros(row), rows.scales().1);
+    let (width, places, first_bits) = unpack;
     let bytes = LINE / 8 * width as usize;
-    // For each run of eight codes, the bytes that hold it, and the first bit of each code inside its run.
-    let places = Line::<u8, LINE>(std::array::from_fn(|i| (i / 8 * width as usize + i % 8) as u8 & 63));
-    let first_bits = Line::<u8, LINE>(std::array::from_fn(|i| (i % 8 * width as usize) as u8));
     let mut sixteen = [0.0f32; 16];
     for (start, packed) in (0..groups).step_by(LINE).zip(stored.chunks(bytes)) {
         // SAFETY: the mask keeps inside the stored bytes; lines and arrays of sixteen numbers are whole vectors.
@@ -327,6 +332,7 @@ impl<'a> Scales<'a> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Plan;
     use super::*;
     use crate::format::Format;
     use crate::linear::encoded_sample::{Sample, noise};
@@ -343,13 +349,14 @@ mod tests {
                 let weights: Vec<f32> = (0..3 * k).map(|i| noise(i) + (i / block % 7) as f32 - 3.0).collect();
                 let sample = Sample::new(&weights, k, format);
                 let rows = sample.rows(Level::Avx512);
-                let groups = k.div_ceil(block);
+                let (groups, plan) = (k.div_ceil(block), Plan::new(format).unwrap());
+                let unpack = (width, &plan.gather, &plan.shifts);
                 for (row, each) in [(0, 1), (2, 1), (1, 2), (2, 5)] {
                     for places in [groups * each, groups * each + 9, groups * each - 1] {
                         let (mut found, mut wanted) = (vec![0.5; places], vec![0.5; places]);
                         zeros(&rows, row, each, &mut wanted, &mut Vec::new());
                         // SAFETY: the instructions were detected.
-                        unsafe { zeros_vbmi(&rows, width, row, each, &mut found) };
+                        unsafe { zeros_vbmi(&rows, unpack, row, each, &mut found) };
                         assert_eq!(found, wanted, "{format}: row {row} of {k}, {each} times, {places} places");
                     }
                 }
