@@ -1,10 +1,15 @@
 //! `y = x W^T + bias` in float32, for weights of any format.
 
+#[cfg(target_arch = "x86_64")]
+use std::arch::x86_64::*;
+
 use super::f32_fma::{self, ROWS, SLAB};
+#[cfg(target_arch = "x86_64")]
+use super::output::OutputLanes;
 use super::output::{Inputs, Outputs, widened};
 use super::{Matrix, check_sizes};
 #[cfg(target_arch = "x86_64")]
-use super::{f32_tiles, route};
+use super::{bf16_limbs, f32_tiles, route};
 use crate::codec::rows::{Rows, Unpacked};
 use crate::codec::{DType, Values, ValuesMut, zeroed};
 use crate::error::{Result, ShapeError};
@@ -92,6 +97,18 @@ pub(super) fn multiply_as(
         By::Rows(many) => route::way(w.format, held, many, n, k, level),
         By::Alike(many) => route::way_alike(w.format, held, many, n, k, level),
     };
+    #[cfg(target_arch = "x86_64")]
+    if let Some(way) = &way
+        && route::multiply_pieces(
+            way,
+            &rows,
+            (&bf16_limbs::Given::new(x, k, k, held), m, held),
+            w,
+            &Biased::new(out, &bias),
+        )?
+    {
+        return Ok(());
+    }
     let each = rows_at_a_time(k);
     #[cfg(target_arch = "x86_64")]
     let each = way.as_ref().map_or(each, |way| way.rows_at_a_time(each));
@@ -156,6 +173,49 @@ impl<'a> Biased<'a> {
         }
         // SAFETY: as the caller promises.
         unsafe { self.out.write(row, column, values) };
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Biased<'_> {
+    /// 32 columns of the rows from `row` on: of the columns from `column` on those with a bit in `lanes`.
+    ///
+    /// # Safety
+    /// The processor must have AVX-512 F; the outputs must have the row and the columns.
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    pub(super) unsafe fn lanes(&self, row: usize, column: usize, lanes: u32) -> BiasedLanes {
+        let bias = self.bias.get(column..).filter(|bias| !bias.is_empty());
+        // SAFETY: a bias has a value for each column; masks keep inside it.
+        let bias = bias.map(|bias| unsafe {
+            let high = _mm512_maskz_loadu_ps((lanes >> LANES) as u16, bias.as_ptr().wrapping_add(LANES));
+            [_mm512_maskz_loadu_ps(lanes as u16, bias.as_ptr()), high]
+        });
+        BiasedLanes { out: self.out.lanes(row, column, lanes), bias }
+    }
+}
+
+/// Thirty-two columns of outputs.
+#[cfg(target_arch = "x86_64")]
+pub(super) struct BiasedLanes {
+    pub(super) out: OutputLanes,
+    bias: Option<[__m512; 2]>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl BiasedLanes {
+    /// As [`Biased::write`], to the next row but so many.
+    ///
+    /// # Safety
+    /// As there; the processor must have AVX-512 F and BW, and outputs be of 16 bits where `HALF` says so.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+    pub(super) unsafe fn write<const HALF: bool, const FULL: bool>(&self, row: usize, mut values: [__m512; 2]) {
+        if let Some([low, high]) = self.bias {
+            values = [_mm512_add_ps(values[0], low), _mm512_add_ps(values[1], high)];
+        }
+        // SAFETY: as the caller promises.
+        unsafe { self.out.write::<HALF, FULL>(row, values) };
     }
 }
 

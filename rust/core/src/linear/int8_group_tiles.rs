@@ -396,7 +396,7 @@ unsafe fn turned(sums: &[Floats; ROWS]) -> [Floats; ROWS] {
     // SAFETY: lines are aligned and hold sixteen values.
     unsafe {
         values.iter_mut().zip(sums).for_each(|(values, sums)| *values = _mm512_load_ps(sums.0.as_ptr()));
-        all.iter_mut().zip(transpose(values)).for_each(|(line, values)| _mm512_store_ps(line.0.as_mut_ptr(), values));
+        all.iter_mut().zip(&transpose(values)).for_each(|(line, values)| _mm512_store_ps(line.0.as_mut_ptr(), *values));
     }
     all
 }
@@ -418,7 +418,7 @@ unsafe fn turn_scales(rows: &[f32], lines: &mut [Floats]) {
         // SAFETY: as the caller promises; lines are aligned and hold sixteen values.
         unsafe {
             let turned = transpose(scales);
-            lines.iter_mut().zip(turned).for_each(|(line, scales)| _mm512_store_ps(line.0.as_mut_ptr(), scales));
+            lines.iter_mut().zip(&turned).for_each(|(line, scales)| _mm512_store_ps(line.0.as_mut_ptr(), *scales));
         }
     }
 }

@@ -75,8 +75,8 @@ pub(super) unsafe fn arrange<'a>(codes: impl Iterator<Item = &'a [i8]>, lines: &
     }
     // SAFETY: as the caller promises; lines are aligned.
     unsafe {
-        for (line, turned) in lines.iter_mut().zip(transpose(rows)) {
-            _mm512_store_si512(line.0.as_mut_ptr().cast(), _mm512_castps_si512(turned));
+        for (line, turned) in lines.iter_mut().zip(&transpose(rows)) {
+            _mm512_store_si512(line.0.as_mut_ptr().cast(), _mm512_castps_si512(*turned));
         }
     }
 }
@@ -138,9 +138,9 @@ pub(super) unsafe fn multiply(
                 }
                 // SAFETY: as the caller promises; there is room for sixteen values of each row.
                 unsafe {
-                    for (i, turned) in transpose(turned).into_iter().enumerate() {
+                    for (i, turned) in transpose(turned).iter().enumerate() {
                         let to = &mut values[(tile * ROWS + i) * rows + panel..][..ROWS];
-                        _mm512_storeu_ps(to.as_mut_ptr(), turned);
+                        _mm512_storeu_ps(to.as_mut_ptr(), *turned);
                     }
                 }
             }

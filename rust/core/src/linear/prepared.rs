@@ -1,6 +1,6 @@
 //! Products whose rows do not depend on how many rows there are, with weights that are kept as the kernel reads them.
 
-use super::output::Inputs;
+use super::output::{Inputs, Outputs};
 use super::{Matrix, check_sizes, f32_kept, float};
 #[cfg(target_arch = "x86_64")]
 use super::{bf16_limbs, route};
@@ -95,7 +95,15 @@ impl Prepared {
             Form::Floats(kept) => Ok(kept.multiply(level, x.values(), bias, out)),
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the instructions were found for this level; the caller has checked all lengths.
-            Form::Limbs(kept) => unsafe { kept.multiply(x, bias, out) },
+            Form::Limbs(kept) => unsafe {
+                let m = out.len().checked_div(self.rows).unwrap_or(0);
+                let given = bf16_limbs::Given::new(Values::F32(x.values()), self.columns, x.stride, DType::F32);
+                let mut out = ValuesMut::F32(out);
+                let out = float::Biased::new(Outputs::new(&mut out, self.rows, level), bias.unwrap_or(&[]));
+                let mut left = Vec::new();
+                kept.multiply(&given, 0..m, 0, &out, &mut left)?;
+                Ok(left.is_empty())
+            },
         }
     }
 }

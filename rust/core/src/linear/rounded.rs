@@ -6,6 +6,8 @@
 //! as exact.
 
 #[cfg(target_arch = "x86_64")]
+use std::ops::Range;
+#[cfg(target_arch = "x86_64")]
 use std::sync::OnceLock;
 
 use super::{Matrix, check_sizes, float};
@@ -82,7 +84,7 @@ fn multiply_as(
     options: &Options<'_>,
     w: &Matrix<'_>,
     bias: Option<Values<'_>>,
-    out: ValuesMut<'_>,
+    mut out: ValuesMut<'_>,
     many: usize,
 ) -> Result<()> {
     let _state = FloatState::standard();
@@ -116,6 +118,24 @@ fn multiply_as(
     let held = bf16_limbs::held_by(input);
     #[cfg(not(target_arch = "x86_64"))]
     let held = DType::F32;
+    #[cfg(target_arch = "x86_64")]
+    if let Some(way) = route::way(w.format, held, many, w.rows, w.columns, level)
+        && input.granularity() != Granularity::Tensor
+        && !input.has_levels()
+        && options.nonfinite != Nonfinite::Error
+    // which names an element of all
+    {
+        // Rows are rounded as pieces of the product need them.
+        let (n, k) = (w.rows, w.columns);
+        let encoded = Encoded { x, m, k, input, options, level };
+        let fill = |rows: Range<usize>, to: &mut [f32]| encoded.round(rows, to);
+        let (rows, bias) = (Rows::new(w.packed, n, k, w.format, level)?, biases(bias, n, level)?);
+        let out = Biased::new(Outputs::new(&mut out, n, level), &bias);
+        let made = bf16_limbs::Given::made(&fill, k, held);
+        if route::multiply_pieces(&way, &rows, (&made, m, held), w, &out)? {
+            return Ok(());
+        }
+    }
     let x = rounded(x, m, w.columns, input, options, level)?;
     float::multiply_as(Values::F32(&x), held, m, w, bias, out, float::By::Rows(many))
 }
@@ -123,12 +143,19 @@ fn multiply_as(
 /// `m` rows of `k` inputs in float32, rounded.
 fn rounded(x: Values<'_>, m: usize, k: usize, input: Format, options: &Options<'_>, level: Level) -> Result<Vec<f32>> {
     let mut values = zeroed::<f32>(m * k)?;
+    round(x, k, input, options, level, &mut values)?;
+    Ok(values)
+}
+
+/// Writes rows of `k` inputs in float32, rounded.
+fn round(x: Values<'_>, k: usize, input: Format, options: &Options<'_>, level: Level, to: &mut [f32]) -> Result<()> {
     let most = match x.src().dtype {
         DType::F32 => f32::MAX,
         DType::F16 => 65_504.0,
         DType::BF16 => f32::from_bits(0x7f7f_0000),
     };
-    pool::for_each_chunk(&mut values, PIECE, |piece, values| {
+    let m = to.len().checked_div(k).unwrap_or(0);
+    pool::for_each_chunk(to, PIECE, |piece, values| {
         // SAFETY: a part of the `m * k` values, whose number the caller has checked.
         unsafe { x.src().widen(piece * PIECE, values, level) };
         if most < f32::MAX {
@@ -136,8 +163,7 @@ fn rounded(x: Values<'_>, m: usize, k: usize, input: Format, options: &Options<'
             values.iter_mut().filter(|v| v.is_infinite()).for_each(|v| *v = most.copysign(*v));
         }
     })?;
-    codec::quantize_in_place(ValuesMut::F32(&mut values), Layout::new(&[m, k], -1, input)?, input, options)?;
-    Ok(values)
+    codec::quantize_in_place(ValuesMut::F32(to), Layout::new(&[m, k], -1, input)?, input, options)
 }
 
 /// Rows of inputs whose codes are multiplied.
@@ -307,6 +333,13 @@ impl Encoded<'_> {
             multiply(&Part { m, rows: &rows, encoded: &encoded, wide: &wide, out: &out, plain: &plain })?;
         }
         Ok(())
+    }
+
+    /// Writes some rows in float32, rounded, on this thread.
+    fn round(&self, rows: Range<usize>, to: &mut [f32]) -> Result<()> {
+        let options = Options { given: self.given(rows.start, rows.len()), ..*self.options };
+        let x = self.x.range(rows.start * self.k..rows.end * self.k);
+        pool::alone(|| round(x, self.k, self.input, &options, self.level, to))
     }
 
     /// The given scales of some rows, if there are some: those of all, or of parts of a row.

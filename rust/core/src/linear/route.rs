@@ -15,8 +15,8 @@ use crate::codec::{DType, zeroed};
 use crate::error::Result;
 use crate::format::{Format, Granularity};
 use crate::pool;
-use crate::simd::Level;
 use crate::simd::tiles::{Session, Tiles};
+use crate::simd::{LANES, Level};
 
 /// Weights below which arranging inputs costs more than it saves, for few rows of inputs and for many.
 const SMALL: [usize; 2] = [1 << 12, 1 << 15];
@@ -25,6 +25,15 @@ const FEW: usize = MANY - 1;
 /// The same of inputs that are codes, whose products cost a third.
 const FEW_CODES: usize = 8;
 
+/// Bytes of limbs of weights of a piece of a product: they stay in the L2 cache while inputs pass by.
+const PIECE_BYTES: usize = 1 << 20;
+/// Limbs of an input that are made, at most: for each piece of weights again.
+const MOST_ARRANGED: usize = 24;
+/// Products that take as long as a limb of a weight to make, and one of an input.
+const WEIGHT: usize = 270;
+const INPUT: usize = 150;
+/// Weights from which on limbs of int8 are faster than those of bfloat16.
+const LEAST_INT8_TILES: usize = 1 << 20;
 /// Products of limbs for each product of a weight and an input, up to which vectors take no longer than in float32.
 const MOST_MULTIPLICATIONS: usize = 2;
 
@@ -46,8 +55,10 @@ pub(super) enum Way {
 /// The kernel for `m` rows whose numbers are all of the dtype `held`, times `n` rows of `k` weights; `None` for the float32
 /// kernel, which also takes over rows with extreme inputs or scales.
 pub(super) fn way(format: Format, held: DType, m: usize, n: usize, k: usize, level: Level) -> Option<Way> {
-    // Three products of int8 take AMX half as long as three of bfloat16. Scaling their sums takes longer where groups are short.
-    if m > FEW && held == DType::F32 && Tiles::of_bytes(level) == Some(Tiles::Amx) && n.saturating_mul(k) >= SMALL[1] {
+    // Three products of int8 take AMX half as long as three of bfloat16. Scaling their sums takes longer where groups are short,
+    // and arranging inputs where weights are few.
+    let amx = Tiles::of_bytes(level) == Some(Tiles::Amx);
+    if m > FEW && held == DType::F32 && amx && n.saturating_mul(k) >= LEAST_INT8_TILES {
         let pays = |plan: &Arc<Plan>| int8_group_tiles::Product::takes(plan) && int8_group_tiles::is_long(plan);
         let plan = plan(format, level).filter(pays);
         if let Some(plan) = plan {
@@ -299,6 +310,68 @@ pub(super) fn multiply(
     }
 }
 
+/// Rows of weights, and rows of inputs, of a piece of a product that one thread makes the limbs of both for; `None` where it
+/// pays more to make those of inputs once. No bit of a result depends on it.
+fn pieces(weights: &bf16_limbs::Weights<'_>, products: usize, inputs: usize, m: usize) -> Option<(usize, usize)> {
+    let (n, threads) = (weights.n, pool::num_threads());
+    let least = bf16_limbs::Kept::bytes(weights).div_ceil(PIECE_BYTES).max(1);
+    if least * inputs > MOST_ARRANGED {
+        return None;
+    }
+    let sizes = |of_inputs: usize| {
+        let of_weights = least.max(threads.div_ceil(of_inputs)).next_multiple_of(threads.div_ceil(of_inputs));
+        let each = |all: usize, pieces: usize| all.div_ceil(pieces).next_multiple_of(bf16_limbs::UNIT).min(all);
+        (each(n, of_weights), each(m, of_inputs))
+    };
+    let time = |(rows, some): (usize, usize)| {
+        let rounds = (n.div_ceil(rows) * m.div_ceil(some)).div_ceil(threads);
+        rounds * (rows * WEIGHT * weights.limbs + some * INPUT * inputs + rows * some * products)
+    };
+    (0..=threads.ilog2()).map(|i| sizes(1 << i)).min_by_key(|sizes| time(*sizes))
+}
+
+/// Multiplies all `m` rows of inputs, whose numbers are all of the dtype `held`, in pieces that make all the limbs they need, if
+/// that pays and no weight is of extreme magnitude; else false.
+///
+/// # Errors
+/// Where memory is short or threads cannot be started.
+pub(super) fn multiply_pieces(
+    way: &Way,
+    rows: &Rows<'_>,
+    (x, m, held): (&bf16_limbs::Given<'_>, usize, DType),
+    w: &Matrix<'_>,
+    out: &Biased<'_>,
+) -> Result<bool> {
+    let Way::Bf16Limbs(table, tiles @ Tiles::Amx) = way else { return Ok(false) };
+    let (n, k) = (w.rows, w.columns);
+    let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), rows, n, *tiles, held);
+    let products = bf16_limbs::multiplications(w.format, table.as_deref(), held);
+    let Some((each, some)) = pieces(&weights, products, x.limbs(), m) else { return Ok(false) };
+    let (work, parts) = (m.saturating_mul(n).saturating_mul(k), m.div_ceil(some));
+    // Of each piece the rows of inputs that are left, the same ones for all weights; none where weights are extreme.
+    let left = pool::map(n.div_ceil(each) * parts, work, |piece| {
+        let (first, from) = (piece / parts * each, piece % parts * some);
+        let (of_weights, of_inputs) = (first..n.min(first + each), from..m.min(from + some));
+        let mut left = Vec::new();
+        // SAFETY: `way` found the instructions; outputs have the rows and the columns, which no other piece has.
+        let done = unsafe {
+            bf16_limbs::Kept::with(&weights, of_weights, |kept| kept.multiply(x, of_inputs, first, out, &mut left))
+        };
+        done.map(|done| done.map(|()| left))
+    })?;
+    let left = left.into_iter().collect::<Result<Option<Vec<_>>>>()?;
+    let Some(left) = left else { return Ok(false) };
+    let left: Vec<usize> = left.into_iter().take(parts).flatten().collect();
+    if !left.is_empty() {
+        let left = Left::of(left, x, k)?;
+        let work = left.rows.len().saturating_mul(n).saturating_mul(k);
+        pool::try_for_each(n.div_ceil(PANEL), work, |panel| {
+            left.multiply(rows, panel * PANEL, PANEL.min(n - panel * PANEL), out)
+        })?;
+    }
+    Ok(true)
+}
+
 /// Multiplies all rows of weights, unit by unit. `left` writes the products of the rows of inputs that this leaves, `plain`
 /// those of all where weights are extreme, both with so many rows of weights from one on.
 pub(super) fn multiply_tiles(
@@ -347,6 +420,19 @@ impl Left {
             to.copy_from_slice(x.row(row));
         }
         Ok(Self { rows, values, stride: x.stride })
+    }
+
+    /// Gathers rows of `k` values of `x`.
+    ///
+    /// # Errors
+    /// Where memory is short, and those of rows that are made.
+    fn of(rows: Vec<usize>, x: &bf16_limbs::Given<'_>, k: usize) -> Result<Self> {
+        let stride = k.next_multiple_of(LANES);
+        let mut values = zeroed(rows.len() * stride)?;
+        for (to, &row) in values.chunks_mut(stride).zip(&rows) {
+            x.widen(row..row + 1, to, stride)?;
+        }
+        Ok(Self { rows, values, stride })
     }
 
     /// Writes their products with `count` rows of weights from `first` on, which belong to one unit of work.

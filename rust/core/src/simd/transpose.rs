@@ -6,6 +6,7 @@ use std::arch::x86_64::*;
 ///
 /// # Safety
 /// The processor must have AVX-512 F.
+#[inline]
 #[target_feature(enable = "avx512f")]
 pub(crate) unsafe fn transpose(rows: [__m512; 16]) -> [__m512; 16] {
     // Pairs of values, then fours, inside the quarters of the registers; then the quarters themselves.

@@ -115,9 +115,9 @@ impl<'a> Codes<'a> {
                     // SAFETY: as the caller promises; sixteen rows have room for whole sixteens of groups.
                     unsafe {
                         let rows = std::array::from_fn(|r| _mm512_loadu_ps(to.some[r * room + group..].as_ptr()));
-                        for (i, scales) in transpose(rows).into_iter().enumerate() {
+                        for (i, scales) in transpose(rows).iter().enumerate() {
                             let to = &mut to.scales[(group + i) * stride + start..][..ROWS];
-                            _mm512_storeu_ps(to.as_mut_ptr(), scales);
+                            _mm512_storeu_ps(to.as_mut_ptr(), *scales);
                         }
                     }
                 }

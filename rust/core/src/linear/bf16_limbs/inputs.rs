@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::weights::{self, Pieces, Weights};
-use super::{MOST, STEP, UNIT, inside, upper, upper_halves};
+use super::{STEP, UNIT, inside, upper, upper_halves};
 use crate::codec::{DType, zeroed};
 use crate::error::Result;
 use crate::linear::output::Inputs;
@@ -140,8 +140,8 @@ impl Tiled {
                 // SAFETY: lines are aligned and hold sixteen pairs of columns.
                 unsafe {
                     let lines = std::array::from_fn(|r| _mm512_load_ps(rows[r].0.as_ptr().cast()));
-                    for (to, line) in tiled.lines[to..to + ROWS].iter_mut().zip(transpose(lines)) {
-                        _mm512_store_ps(to.0.as_mut_ptr().cast(), line);
+                    for (to, line) in tiled.lines[to..to + ROWS].iter_mut().zip(&transpose(lines)) {
+                        _mm512_store_ps(to.0.as_mut_ptr().cast(), *line);
                     }
                 }
             }
@@ -184,32 +184,8 @@ unsafe fn arrange(x: &Inputs<'_>, rows: Range<usize>, kept: u16, column: usize, 
     }
     // SAFETY: as the caller promises; lines are aligned.
     unsafe {
-        for (to, line) in to.iter_mut().zip(transpose(lines)) {
-            _mm512_store_si512(to.0.as_mut_ptr().cast(), _mm512_castps_si512(line));
-        }
-    }
-}
-
-/// Writes the three limbs of 32 columns of `rows`, from `column` on, as they lie: the rows of a limb one after the other,
-/// the limbs `tile` bytes apart.
-///
-/// # Safety
-/// The processor must have AVX-512 F and BW; `x` must be of whole vectors of sixteen, and `column` inside its rows; `to`,
-/// which begins a cache line, must have room for the limbs.
-#[target_feature(enable = "avx512f,avx512bw")]
-pub(super) unsafe fn put_rows(x: &Inputs<'_>, rows: Range<usize>, column: usize, tile: usize, to: *mut u8) {
-    for (i, row) in rows.enumerate() {
-        let row = &x.values()[row * x.stride..][..x.stride];
-        // SAFETY: rows are whole vectors of sixteen; the second half of the last line may be missing.
-        unsafe {
-            let at = row.as_ptr().add(column);
-            let mut low = _mm512_loadu_ps(at);
-            let mut high = if column + 16 < x.stride { _mm512_loadu_ps(at.add(16)) } else { _mm512_setzero_ps() };
-            for limb in 0..MOST {
-                _mm512_store_si512(to.add(limb * tile + i * LINE).cast(), upper_halves(low, high));
-                low = _mm512_sub_ps(low, upper(low));
-                high = _mm512_sub_ps(high, upper(high));
-            }
+        for (to, line) in to.iter_mut().zip(&transpose(lines)) {
+            _mm512_store_si512(to.0.as_mut_ptr().cast(), _mm512_castps_si512(*line));
         }
     }
 }

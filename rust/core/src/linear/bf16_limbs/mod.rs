@@ -5,8 +5,8 @@
 //! three. Inputs of dtype bfloat16 have one limb, float16 two, float32 three. Products of limbs below the 24th bit are left
 //! out. Accumulators are float32, columns are added in order, and subnormal numbers count as zero.
 //!
-//! [`Product`] decodes the weights for each call; [`Kept`], on AMX, holds their limbs from one call to the next. Both give
-//! the same bits.
+//! [`Product`] makes the limbs of inputs once, and those of weights as they are needed; [`Kept`], on AMX, holds the limbs of
+//! weights, from one call to the next or for a piece of one, and makes those of inputs. Both give the same bits.
 
 mod inputs;
 mod kept;
@@ -18,7 +18,7 @@ use std::ops::Range;
 
 use crate::simd::tiles::ROWS;
 
-pub(super) use kept::Kept;
+pub(super) use kept::{Given, Kept};
 pub(super) use product::Product;
 pub(super) use weights::{Weights, held_by, multiplications};
 

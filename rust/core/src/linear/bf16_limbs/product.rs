@@ -357,7 +357,7 @@ impl<'a> Product<'a> {
                 }
                 // SAFETY: as the caller promises; there are sixteen rows of a unit's outputs.
                 unsafe {
-                    for (i, mut values) in transpose(values).into_iter().enumerate() {
+                    for (i, &(mut values)) in transpose(values).iter().enumerate() {
                         if let Some(factor) = self.x.factors.get(row + i) {
                             values = _mm512_mul_ps(values, _mm512_set1_ps(*factor));
                         }

@@ -79,10 +79,10 @@ pub(in crate::linear) struct Weights<'a> {
     /// Table lookup of the same values, where the format has a table.
     codes: Option<Codes<'a>>,
     /// Rows.
-    pub(super) n: usize,
+    pub(in crate::linear) n: usize,
     /// Columns.
     pub(super) k: usize,
-    pub(super) limbs: usize,
+    pub(in crate::linear) limbs: usize,
     /// Columns written at a time.
     pub(super) each: usize,
 }
@@ -102,6 +102,12 @@ pub(super) enum Pieces {
     Plain(usize),
     /// A piece of so many columns is multiplied with the scale of its group, which has `group` columns.
     Scaled { columns: usize, group: usize },
+}
+
+impl Default for Pieces {
+    fn default() -> Self {
+        Self::Plain(FOLD)
+    }
 }
 
 impl Pieces {

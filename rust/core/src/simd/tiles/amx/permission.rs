@@ -5,7 +5,7 @@ use std::arch::asm;
 use std::arch::x86_64::{__cpuid_count, _xgetbv};
 use std::sync::LazyLock;
 
-/// True where the processor has AMX for int8 and bfloat16 and the system saves its registers. Linux is asked for them at
+/// True where the processor has AMX for int8 and bfloat16, and AVX-512 for bfloat16, and the system saves its registers. Linux is asked for them at
 /// the first call, for the whole process.
 pub fn allowed() -> bool {
     static ALLOWED: LazyLock<bool> = LazyLock::new(ask);
@@ -14,7 +14,8 @@ pub fn allowed() -> bool {
 
 fn ask() -> bool {
     // This is found only where the system uses it, too: without OSXSAVE, reading the register would end the process.
-    if !is_x86_feature_detected!("xsave") {
+    let vectors = is_x86_feature_detected!("avx512dq") && is_x86_feature_detected!("avx512bf16");
+    if !is_x86_feature_detected!("xsave") || !vectors {
         return false;
     }
     let (bfloat16, tiles, int8) = (1 << 22, 1 << 24, 1 << 25);

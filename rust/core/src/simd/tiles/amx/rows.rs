@@ -13,6 +13,7 @@ pub(crate) struct RowSession {
     _session: Session,
     rows: usize,
     across: usize,
+    limbs: usize,
 }
 
 /// Factors of [`RowSession::multiply`], step after step of 32 columns.
@@ -22,26 +23,28 @@ pub(crate) struct RowFactors {
     pub(crate) weights: *const u8,
     /// Limbs of the weights, 1 to 3.
     pub(crate) limbs: usize,
-    /// By step, then limb of three, then tile: rows of 64 bytes.
+    /// By step, then limb, then tile: rows of 64 bytes.
     pub(crate) inputs: *const u8,
     /// At least one.
     pub(crate) steps: usize,
 }
 
 /// Assembly that multiplies one or two tiles of each limb of the inputs with two of the weights, step after step: those
-/// pairs of limbs whose numbers add up to less than three.
+/// pairs of limbs whose numbers add up to less than three. `$load` loads weights.
 macro_rules! rows {
-    ($self:ident, $factors:ident, $sums:ident, [$($zero:literal)*], [$($product:literal)*], [$($store:literal)*]) => {
+    ($self:ident, $factors:ident, $sums:ident, $load:literal, [$($zero:literal)*], [$($product:literal)*], [$($store:literal)*]) => {
         asm!(
             $($zero,)*
             "2:",
             "mov {pairs}, 3",
             "3:",
-            "tileloadd tmm4, [{a} + {line}]",
-            "tileloadd tmm5, [{a} + {line} + 1024]",
+            concat!($load, " tmm4, [{a} + {line}]"),
+            concat!($load, " tmm5, [{a} + {line} + 1024]"),
             "add {a}, 2048",
             "mov {y}, {b}",
             "mov {i}, {pairs}",
+            "cmp {i}, {most}",
+            "cmovg {i}, {most}",
             "4:",
             $($product,)*
             "add {y}, {limb}",
@@ -57,25 +60,38 @@ macro_rules! rows {
             pairs = out(reg) _, i = out(reg) _, y = out(reg) _,
             a = inout(reg) $factors.weights => _, b = inout(reg) $factors.inputs => _,
             n = inout(reg) $factors.steps => _, c = inout(reg) $sums.as_mut_ptr() => _, stop = in(reg) 3 - $factors.limbs,
-            limb = in(reg) $self.lines() * LINE, step = in(reg) $self.step_bytes(), line = in(reg) LINE,
+            most = in(reg) $self.limbs, limb = in(reg) $self.lines() * LINE, step = in(reg) $self.step_bytes(), line = in(reg) LINE,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _, options(nostack)
         )
     };
 }
 
+/// The same of two tiles.
+macro_rules! two_across {
+    ($self:ident, $factors:ident, $sums:ident, $load:literal) => {
+        rows!(
+            $self, $factors, $sums, $load, ["tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3"],
+            ["tileloadd tmm6, [{y} + {line}]" "tdpbf16ps tmm0, tmm6, tmm4" "tdpbf16ps tmm2, tmm6, tmm5"
+             "tileloadd tmm7, [{y} + {line} + 1024]" "tdpbf16ps tmm1, tmm7, tmm4" "tdpbf16ps tmm3, tmm7, tmm5"],
+            ["tilestored [{c} + {line}], tmm0" "tilestored [{c} + {line} + 1024], tmm1"
+             "tilestored [{c} + {line} + 2048], tmm2" "tilestored [{c} + {line} + 3072], tmm3"]
+        )
+    };
+}
+
 impl RowSession {
-    /// Configures the tiles for 1 to 32 rows of inputs: one tile of up to sixteen rows, or two whole ones.
+    /// Configures the tiles for 1 to 32 rows of inputs of 1 to 3 limbs: one tile of up to sixteen rows, or two whole ones.
     ///
     /// # Safety
     /// [`super::allowed`] must have said yes.
-    pub(crate) unsafe fn new(rows: usize) -> Self {
-        assert!((1..=2 * ROWS).contains(&rows));
+    pub(crate) unsafe fn new(rows: usize, limbs: usize) -> Self {
+        assert!((1..=2 * ROWS).contains(&rows) && (1..=3).contains(&limbs));
         let (rows, across) = if rows <= ROWS { (rows, 1) } else { (ROWS, 2) };
         let mut all = [(rows, LINE); 8];
         all[4..6].fill((ROWS, LINE));
         // SAFETY: as the caller promises.
-        Self { _session: unsafe { Session::of(all) }, rows, across }
+        Self { _session: unsafe { Session::of(all) }, rows, across, limbs }
     }
 
     /// Rows of all tiles: lines of a limb of the inputs of a step, and of the sums of a panel.
@@ -85,7 +101,7 @@ impl RowSession {
 
     /// Bytes of the inputs of a step.
     pub(crate) const fn step_bytes(&self) -> usize {
-        3 * self.lines() * LINE
+        self.limbs * self.lines() * LINE
     }
 
     /// Writes the sums of the products over all steps, by panel, tile and row.
@@ -97,20 +113,15 @@ impl RowSession {
         assert!(sums.len() >= 2 * self.lines());
         // SAFETY: as the caller promises; a session is alive, and no tile outlives the block.
         unsafe {
-            if self.across == 1 {
-                rows!(
-                    self, factors, sums, ["tilezero tmm0" "tilezero tmm2"],
+            match (self.across, self.limbs) {
+                (1, _) => rows!(
+                    self, factors, sums, "tileloadd", ["tilezero tmm0" "tilezero tmm2"],
                     ["tileloadd tmm6, [{y} + {line}]" "tdpbf16ps tmm0, tmm6, tmm4" "tdpbf16ps tmm2, tmm6, tmm5"],
                     ["tilestored [{c} + {line}], tmm0" "add {c}, {limb}" "tilestored [{c} + {line}], tmm2"]
-                );
-            } else {
-                rows!(
-                    self, factors, sums, ["tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3"],
-                    ["tileloadd tmm6, [{y} + {line}]" "tdpbf16ps tmm0, tmm6, tmm4" "tdpbf16ps tmm2, tmm6, tmm5"
-                     "tileloadd tmm7, [{y} + {line} + 1024]" "tdpbf16ps tmm1, tmm7, tmm4" "tdpbf16ps tmm3, tmm7, tmm5"],
-                    ["tilestored [{c} + {line}], tmm0" "tilestored [{c} + {line} + 1024], tmm1"
-                     "tilestored [{c} + {line} + 2048], tmm2" "tilestored [{c} + {line} + 3072], tmm3"]
-                );
+                ),
+                // Inputs of one limb stay in the L1 cache if weights pass it by.
+                (_, 1) => two_across!(self, factors, sums, "tileloaddt1"),
+                _ => two_across!(self, factors, sums, "tileloadd"),
             }
         }
     }
