@@ -72,7 +72,8 @@ fn both_kinds_of_tiles_hold_the_bound() {
             .enumerate()
             .map(|(at, text)| (text, at, ([5, 33, 17][at % 3], [70, 64, 33][at % 3], [512, 576, 1088][at % 3])));
         // Weights enough for limbs of int8.
-        for (text, at, (m, n, k)) in small.chain([("int8:channel", 12, (17, 1040, 1024))]) {
+        let large = ["int8:channel", "uint4:g64", "nvfp4"].map(|text| (text, 12, (17, 1040, 1024)));
+        for (text, at, (m, n, k)) in small.chain(large) {
             let format_of = format(text);
             let values: Vec<f32> = (0..n * k).map(|i| noise(i, at)).collect();
             let parts = encoded(&values, n, k, format_of);

@@ -26,7 +26,7 @@ const FEW: usize = MANY - 1;
 const FEW_CODES: usize = 8;
 
 /// Bytes of limbs of weights of a piece of a product: they stay in the L2 cache while inputs pass by.
-const PIECE_BYTES: usize = 1 << 20;
+const PIECE_BYTES: usize = 5 << 18;
 /// Limbs of an input that are made, at most: for each piece of weights again.
 const MOST_ARRANGED: usize = 24;
 /// Products that take as long as a limb of a weight to make, and one of an input.
@@ -199,10 +199,10 @@ pub(super) fn group_tiles(
         return None;
     }
     // Scaling the sums of a group takes as long as two products of bfloat16, by the count of their instructions.
-    let held = bf16_limbs::held_by(input);
-    if tiles == Tiles::Amx
-        && bf16_limbs::multiplications(format, table(format).as_deref(), held) <= MOST_MULTIPLICATIONS
-    {
+    let products = || bf16_limbs::multiplications(format, table(format).as_deref(), bf16_limbs::held_by(input));
+    // Limbs of bfloat16 of rounded inputs take longer to make than codes, and pay where many weights share them.
+    let shared = n >= k && n.saturating_mul(k) < LEAST_INT8_TILES;
+    if tiles == Tiles::Amx && (shared || products() <= MOST_MULTIPLICATIONS) {
         return None;
     }
     let inputs = plan(input, level).filter(|plan| plan.has_codes())?;
