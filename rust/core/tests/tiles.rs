@@ -201,26 +201,39 @@ fn given_scales_are_those_of_their_rows() {
     }
 }
 
+/// Many rows of inputs are multiplied as they lie, few are arranged: sums are exact, so all bits are the same.
 #[test]
 fn integer_products_are_alike() {
-    let (m, n, k) = (70, 83, 517);
-    let x: Vec<f32> = (0..m * k).map(|i| noise(i, 5)).collect();
-    for text in ["int8:channel", "int4:channel", "int3"] {
-        let values: Vec<f32> = (0..n * k).map(|i| noise(i, 6)).collect();
-        let parts = encoded(&values, n, k, format(text));
-        let [codes, scales, zeros, levels] = &parts;
-        let packed = Packed { codes, scales, zeros, levels };
-        let w = Matrix { format: format(text), packed, rows: n, columns: k };
-        let product = |m: usize| {
-            let mut out = vec![f32::NAN; m * n];
-            let (x, input) = (Values::F32(&x[..m * k]), format("int8:channel"));
-            multiply_integer(x, m, input, None, &w, Bias::None, ValuesMut::F32(&mut out)).expect("a product");
-            out
-        };
-        let all = product(m);
-        hold(&all, &decoded(&x, m, k, format("int8:channel")), &decoded(&values, n, k, format(text)), k, text);
-        for m in [1, 16, 17, 40] {
-            assert_eq!(product(m), all[..m * n], "{text}, {m} rows");
+    for (m, n, k) in [(70, 83, 517), (300, 83, 517), (150, 67, 2100), (133, 32, 1024)] {
+        let x: Vec<f32> = (0..m * k).map(|i| noise(i, 5)).collect();
+        let floats: Vec<f32> = (0..n).map(|i| noise(i, 7)).collect();
+        let integers: Vec<i32> = (0..n).map(|i| (noise(i, 8) * 2.0f32.powi(31)) as i32).collect();
+        for text in ["int8:channel", "int4:channel", "int3"] {
+            let values: Vec<f32> = (0..n * k).map(|i| noise(i, 6)).collect();
+            let parts = encoded(&values, n, k, format(text));
+            let [codes, scales, zeros, levels] = &parts;
+            let packed = Packed { codes, scales, zeros, levels };
+            let w = Matrix { format: format(text), packed, rows: n, columns: k };
+            let product = |m: usize, bias: Bias<'_>| {
+                let mut out = vec![f32::NAN; m * n];
+                let (x, input) = (Values::F32(&x[..m * k]), format("int8:channel"));
+                multiply_integer(x, m, input, None, &w, bias, ValuesMut::F32(&mut out)).expect("a product");
+                out
+            };
+            let all = product(m, Bias::None);
+            hold(&all, &decoded(&x, m, k, format("int8:channel")), &decoded(&values, n, k, format(text)), k, text);
+            for bias in [Bias::None, Bias::Float(Values::F32(&floats)), Bias::Integer(&integers)] {
+                let all = product(m, bias);
+                for m in [1, 16, 17, 40] {
+                    assert_eq!(product(m, bias), all[..m * n], "{text}, {m} rows, {n} x {k}, {bias:?}");
+                }
+            }
+            // Outputs of 16 bits are those of float32, rounded once.
+            let mut half = vec![0u16; m * n];
+            let out = ValuesMut::BF16(&mut half);
+            multiply_integer(Values::F32(&x), m, format("int8:channel"), None, &w, Bias::None, out).expect("a product");
+            let rounded = |v: &f32| (v.to_bits() + 0x7fff + (v.to_bits() >> 16 & 1)) >> 16;
+            assert!(half.iter().zip(&all).all(|(half, v)| u32::from(*half) == rounded(v)), "{text}, {n} x {k}");
         }
     }
 }

@@ -8,7 +8,7 @@ use super::reference::{self, Added};
 use super::signed_codes::{Codes, all_scales, sum_of_products};
 use super::{Matrix, check_sizes, multiply_rounded};
 #[cfg(target_arch = "x86_64")]
-use super::{int8_avx2, int8_pairs_avx2, int8_tiles, signed_codes::EXACT};
+use super::{int8_avx2, int8_pairs_avx2, int8_rows, int8_tiles, route, signed_codes::EXACT};
 use crate::codec::{Layout, Options, Sizes, Values, ValuesMut, set_len, zeroed};
 use crate::error::{Error, FormatError, Result, ShapeError};
 use crate::float_state::FloatState;
@@ -29,6 +29,12 @@ const MOST_ROWS: usize = 4096;
 const UNITS: [usize; 2] = [64, 256];
 #[cfg(target_arch = "x86_64")]
 const UNIT_BYTES: usize = 1 << 20;
+/// Rows of inputs for each piece of the weights from which on AMX multiplies them as they lie, and how long the parts of that
+/// take.
+#[cfg(target_arch = "x86_64")]
+const LEAST_ROWS: usize = 128;
+#[cfg(target_arch = "x86_64")]
+const ROW_TIMES: route::Times = route::Times { weight: 300, input: 150, product: 1 };
 
 /// The bias of a product.
 #[derive(Clone, Copy, Debug)]
@@ -268,8 +274,55 @@ impl Product<'_> {
 
     #[cfg(target_arch = "x86_64")]
     fn in_tiles(&self, tiles: Tiles, m: usize, level: Level) -> Result<()> {
+        let least = LEAST_ROWS.saturating_mul(route::least_pieces(self.w.rows.saturating_mul(self.w.columns)));
+        if tiles == Tiles::Amx && m >= least && self.w.columns > 0 {
+            return self.in_rows(m, level);
+        }
         let each = MOST_ROWS;
         (0..m).step_by(each).try_for_each(|first| self.some_in_tiles(tiles, first, each.min(m - first), level))
+    }
+
+    /// All products by AMX, where there are many rows of inputs.
+    #[cfg(target_arch = "x86_64")]
+    fn in_rows(&self, m: usize, level: Level) -> Result<()> {
+        let (n, k, width) = (self.w.rows, self.w.columns, self.w.format.width());
+        let (each, some) = route::piece(n.saturating_mul(k), &ROW_TIMES, n, m);
+        let padded = |values: &[f32]| -> Result<Vec<f32>> {
+            let mut all = zeroed(n + int8_rows::TOGETHER)?;
+            all[..values.len()].copy_from_slice(values);
+            Ok(all)
+        };
+        let mut integers = zeroed(n + int8_rows::TOGETHER)?;
+        let (floats, integers) = match self.added {
+            Biases::Nothing => (None, None),
+            Biases::Floats(bias) => (Some(padded(bias)?), None),
+            Biases::Integers(bias) => {
+                integers[..n].copy_from_slice(bias);
+                (None, Some(&*integers))
+            }
+        };
+        let added = match (&floats, integers) {
+            (Some(floats), _) => Biases::Floats(floats),
+            (_, Some(integers)) => Biases::Integers(integers),
+            _ => Biases::Nothing,
+        };
+        let weight_scales = padded(&self.weight_scales)?;
+        let parts = m.div_ceil(some);
+        pool::try_for_each(n.div_ceil(each) * parts, m.saturating_mul(n).saturating_mul(k), |at| {
+            let (weight, input) = (at / parts * each, at % parts * some);
+            let piece = int8_rows::Piece {
+                codes: &self.x.codes,
+                k,
+                inputs: input..m.min(input + some),
+                weights: weight..n.min(weight + each),
+                unpack: |row: usize, codes: &mut [i8]| {
+                    unpack_signed(level, &self.w.packed.codes[row * self.row_bytes..][..self.row_bytes], width, codes);
+                },
+                finish: Scaled { input_scales: &self.input_scales, weight_scales: &weight_scales, added },
+            };
+            // SAFETY: `int8_tiles::tiles` found the instructions, and sums that fit; each piece has outputs of its own.
+            unsafe { piece.run(&self.out) }
+        })
     }
 
     /// The products of `m` rows of inputs from `first_row` on.
@@ -344,13 +397,54 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The arithmetic of [`Product::panel`] on sixteen rows of inputs at once.
+/// The arithmetic of [`Product::panel`] on sixteen rows of inputs, or of weights, at once.
 #[cfg(target_arch = "x86_64")]
 struct Scaled<'a> {
-    /// Filled up to whole registers.
+    /// Filled up to whole registers, as are weights' and biases for rows of inputs.
     input_scales: &'a [f32],
     weight_scales: &'a [f32],
     added: Biases<'a>,
+}
+
+#[cfg(target_arch = "x86_64")]
+impl int8_rows::Finish for Scaled<'_> {
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512dq")]
+    unsafe fn values(&self, row: usize, weight: usize, sums: __m512i) -> __m512 {
+        let scales = &self.weight_scales[weight..weight + tiles::ROWS];
+        // SAFETY: the slices hold sixteen values.
+        unsafe {
+            let scale = _mm512_mul_ps(_mm512_set1_ps(self.input_scales[row]), _mm512_loadu_ps(scales.as_ptr()));
+            match self.added {
+                Biases::Nothing => _mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale),
+                Biases::Floats(bias) => {
+                    let bias = _mm512_loadu_ps(bias[weight..weight + tiles::ROWS].as_ptr());
+                    _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale), bias)
+                }
+                Biases::Integers(bias) => {
+                    let bias = _mm512_loadu_si512(bias[weight..weight + tiles::ROWS].as_ptr().cast());
+                    let low = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(bias));
+                    let high = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64::<1>(bias));
+                    _mm512_mul_ps(added(sums, low, high), scale)
+                }
+            }
+        }
+    }
+}
+
+/// Sums plus biases, which may need 33 bits, rounded once.
+///
+/// # Safety
+/// The processor must have AVX-512 F and DQ.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+fn added(sums: __m512i, low_bias: __m512i, high_bias: __m512i) -> __m512 {
+    let low = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(sums));
+    let high = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64::<1>(sums));
+    let low = _mm512_cvtepi64_ps(_mm512_add_epi64(low, low_bias));
+    let high = _mm512_cvtepi64_ps(_mm512_add_epi64(high, high_bias));
+    _mm512_insertf32x8::<1>(_mm512_castps256_ps512(low), high)
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -369,13 +463,8 @@ impl int8_tiles::Finish for Scaled<'_> {
                 _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(sums), scale), _mm512_set1_ps(bias[weight]))
             }
             Biases::Integers(bias) => {
-                // The sum may need 33 bits.
                 let bias = _mm512_set1_epi64(i64::from(bias[weight]));
-                let low = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(sums));
-                let high = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64::<1>(sums));
-                let low = _mm512_cvtepi64_ps(_mm512_add_epi64(low, bias));
-                let high = _mm512_cvtepi64_ps(_mm512_add_epi64(high, bias));
-                _mm512_mul_ps(_mm512_insertf32x8::<1>(_mm512_castps256_ps512(low), high), scale)
+                _mm512_mul_ps(added(sums, bias, bias), scale)
             }
         }
     }

@@ -35,6 +35,8 @@ mod int8_limbs_vnni;
 #[cfg(target_arch = "x86_64")]
 mod int8_pairs_avx2;
 #[cfg(target_arch = "x86_64")]
+mod int8_rows;
+#[cfg(target_arch = "x86_64")]
 mod int8_tiles;
 mod integer;
 #[cfg(target_arch = "x86_64")]

@@ -310,14 +310,24 @@ pub(super) fn multiply(
     }
 }
 
-/// Rows of weights, and rows of inputs, of a piece of a product that one thread makes the limbs of both for; `None` where it
-/// pays more to make those of inputs once. No bit of a result depends on it.
-fn pieces(weights: &bf16_limbs::Weights<'_>, products: usize, inputs: usize, m: usize) -> Option<(usize, usize)> {
-    let (n, threads) = (weights.n, pool::num_threads());
-    let least = bf16_limbs::Kept::bytes(weights).div_ceil(PIECE_BYTES).max(1);
-    if least * inputs > MOST_ARRANGED {
-        return None;
-    }
+/// How long the parts of a product take, for each column: making a row of weights ready, and one of inputs, and multiplying
+/// them.
+pub(super) struct Times {
+    pub(super) weight: usize,
+    pub(super) input: usize,
+    pub(super) product: usize,
+}
+
+/// Pieces of the weights of a product, at least, that stay in the L2 cache.
+pub(super) const fn least_pieces(bytes: usize) -> usize {
+    let pieces = bytes.div_ceil(PIECE_BYTES);
+    if pieces == 0 { 1 } else { pieces }
+}
+
+/// Rows of weights, which take so many bytes in all, and rows of inputs of a piece of a product, that one thread makes ready
+/// and multiplies.
+pub(super) fn piece(bytes: usize, times: &Times, n: usize, m: usize) -> (usize, usize) {
+    let (least, threads) = (least_pieces(bytes), pool::num_threads());
     let sizes = |of_inputs: usize| {
         let of_weights = least.max(threads.div_ceil(of_inputs)).next_multiple_of(threads.div_ceil(of_inputs));
         let each = |all: usize, pieces: usize| all.div_ceil(pieces).next_multiple_of(bf16_limbs::UNIT).min(all);
@@ -325,13 +335,14 @@ fn pieces(weights: &bf16_limbs::Weights<'_>, products: usize, inputs: usize, m: 
     };
     let time = |(rows, some): (usize, usize)| {
         let rounds = (n.div_ceil(rows) * m.div_ceil(some)).div_ceil(threads);
-        rounds * (rows * WEIGHT * weights.limbs + some * INPUT * inputs + rows * some * products)
+        rounds * (rows * times.weight + some * times.input + rows * some * times.product)
     };
-    (0..=threads.ilog2()).map(|i| sizes(1 << i)).min_by_key(|sizes| time(*sizes))
+    let all = (0..=threads.ilog2()).map(|i| sizes(1 << i));
+    all.min_by_key(|sizes| time(*sizes)).unwrap_or((n, m))
 }
 
 /// Multiplies all `m` rows of inputs, whose numbers are all of the dtype `held`, in pieces that make all the limbs they need, if
-/// that pays and no weight is of extreme magnitude; else false.
+/// it does not pay more to make those of inputs once, and no weight is of extreme magnitude; else false.
 ///
 /// # Errors
 /// Where memory is short or threads cannot be started.
@@ -345,8 +356,13 @@ pub(super) fn multiply_pieces(
     let Way::Bf16Limbs(table, tiles @ Tiles::Amx) = way else { return Ok(false) };
     let (n, k) = (w.rows, w.columns);
     let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), rows, n, *tiles, held);
-    let products = bf16_limbs::multiplications(w.format, table.as_deref(), held);
-    let Some((each, some)) = pieces(&weights, products, x.limbs(), m) else { return Ok(false) };
+    let bytes = bf16_limbs::Kept::bytes(&weights);
+    if least_pieces(bytes) * x.limbs() > MOST_ARRANGED {
+        return Ok(false);
+    }
+    let product = bf16_limbs::multiplications(w.format, table.as_deref(), held);
+    let times = Times { weight: WEIGHT * weights.limbs, input: INPUT * x.limbs(), product };
+    let (each, some) = piece(bytes, &times, n, m);
     let (work, parts) = (m.saturating_mul(n).saturating_mul(k), m.div_ceil(some));
     // Of each piece the rows of inputs that are left, the same ones for all weights; none where weights are extreme.
     let left = pool::map(n.div_ceil(each) * parts, work, |piece| {

@@ -1,12 +1,12 @@
-//! Products of bfloat16 of rows of inputs with weights, in assembly that leaves no tile alive.
+//! Products of bfloat16 or int8 of rows of inputs with weights, in assembly that leaves no tile alive.
 //!
 //! The inputs are the first factor: with few rows of them, tiles have few rows. The weights are the second, two columns of
-//! sixteen rows a line.
+//! sixteen rows a line, or four of int8.
 
 use std::arch::asm;
 
 use super::{LINE, ROWS, Session};
-use crate::simd::Floats;
+use crate::simd::{Floats, Line};
 
 /// Holds the tiles of its thread configured for some rows of inputs, while it lives.
 pub(crate) struct RowSession {
@@ -32,7 +32,7 @@ pub(crate) struct RowFactors {
 /// Assembly that multiplies one or two tiles of each limb of the inputs with two of the weights, step after step: those
 /// pairs of limbs whose numbers add up to less than three. `$load` loads weights.
 macro_rules! rows {
-    ($self:ident, $factors:ident, $sums:ident, $load:literal, [$($zero:literal)*], [$($product:literal)*], [$($store:literal)*]) => {
+    ($self:ident, $factors:ident, $sums:ident, $load:literal, [$($zero:expr),*], [$($product:expr),*], [$($store:expr),*]) => {
         asm!(
             $($zero,)*
             "2:",
@@ -67,15 +67,44 @@ macro_rules! rows {
     };
 }
 
+/// The same of one tile of inputs, by an instruction.
+macro_rules! one_across {
+    ($self:ident, $factors:ident, $sums:ident, $by:literal) => {
+        rows!(
+            $self,
+            $factors,
+            $sums,
+            "tileloadd",
+            ["tilezero tmm0", "tilezero tmm2"],
+            ["tileloadd tmm6, [{y} + {line}]", concat!($by, " tmm0, tmm6, tmm4"), concat!($by, " tmm2, tmm6, tmm5")],
+            ["tilestored [{c} + {line}], tmm0", "add {c}, {limb}", "tilestored [{c} + {line}], tmm2"]
+        )
+    };
+}
+
 /// The same of two tiles.
 macro_rules! two_across {
-    ($self:ident, $factors:ident, $sums:ident, $load:literal) => {
+    ($self:ident, $factors:ident, $sums:ident, $load:literal, $by:literal) => {
         rows!(
-            $self, $factors, $sums, $load, ["tilezero tmm0" "tilezero tmm1" "tilezero tmm2" "tilezero tmm3"],
-            ["tileloadd tmm6, [{y} + {line}]" "tdpbf16ps tmm0, tmm6, tmm4" "tdpbf16ps tmm2, tmm6, tmm5"
-             "tileloadd tmm7, [{y} + {line} + 1024]" "tdpbf16ps tmm1, tmm7, tmm4" "tdpbf16ps tmm3, tmm7, tmm5"],
-            ["tilestored [{c} + {line}], tmm0" "tilestored [{c} + {line} + 1024], tmm1"
-             "tilestored [{c} + {line} + 2048], tmm2" "tilestored [{c} + {line} + 3072], tmm3"]
+            $self,
+            $factors,
+            $sums,
+            $load,
+            ["tilezero tmm0", "tilezero tmm1", "tilezero tmm2", "tilezero tmm3"],
+            [
+                "tileloadd tmm6, [{y} + {line}]",
+                concat!($by, " tmm0, tmm6, tmm4"),
+                concat!($by, " tmm2, tmm6, tmm5"),
+                "tileloadd tmm7, [{y} + {line} + 1024]",
+                concat!($by, " tmm1, tmm7, tmm4"),
+                concat!($by, " tmm3, tmm7, tmm5")
+            ],
+            [
+                "tilestored [{c} + {line}], tmm0",
+                "tilestored [{c} + {line} + 1024], tmm1",
+                "tilestored [{c} + {line} + 2048], tmm2",
+                "tilestored [{c} + {line} + 3072], tmm3"
+            ]
         )
     };
 }
@@ -114,14 +143,26 @@ impl RowSession {
         // SAFETY: as the caller promises; a session is alive, and no tile outlives the block.
         unsafe {
             match (self.across, self.limbs) {
-                (1, _) => rows!(
-                    self, factors, sums, "tileloadd", ["tilezero tmm0" "tilezero tmm2"],
-                    ["tileloadd tmm6, [{y} + {line}]" "tdpbf16ps tmm0, tmm6, tmm4" "tdpbf16ps tmm2, tmm6, tmm5"],
-                    ["tilestored [{c} + {line}], tmm0" "add {c}, {limb}" "tilestored [{c} + {line}], tmm2"]
-                ),
+                (1, _) => one_across!(self, factors, sums, "tdpbf16ps"),
                 // Inputs of one limb stay in the L1 cache if weights pass it by.
-                (_, 1) => two_across!(self, factors, sums, "tileloaddt1"),
-                _ => two_across!(self, factors, sums, "tileloadd"),
+                (_, 1) => two_across!(self, factors, sums, "tileloaddt1", "tdpbf16ps"),
+                _ => two_across!(self, factors, sums, "tileloadd", "tdpbf16ps"),
+            }
+        }
+    }
+
+    /// The same of int8 of one limb, 64 columns a step: exact sums.
+    ///
+    /// # Safety
+    /// All that the factors name must be readable.
+    pub(crate) unsafe fn multiply_bytes(&self, factors: &RowFactors, sums: &mut [Line<i32, 16>]) {
+        debug_assert!(factors.steps > 0 && factors.limbs == 1 && self.limbs == 1);
+        assert!(sums.len() >= 2 * self.lines());
+        // SAFETY: as the caller promises; a session is alive, and no tile outlives the block.
+        unsafe {
+            match self.across {
+                1 => one_across!(self, factors, sums, "tdpbssd"),
+                _ => two_across!(self, factors, sums, "tileloaddt1", "tdpbssd"),
             }
         }
     }
