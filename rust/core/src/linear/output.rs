@@ -8,7 +8,9 @@ use crate::codec::{DType, Dst, Values, ValuesMut};
 use crate::error::Result;
 use crate::huge_pages;
 use crate::pool;
-use crate::simd::{LANES, Level};
+#[cfg(target_arch = "x86_64")]
+use crate::simd::LANES;
+use crate::simd::Level;
 
 /// Bytes of outputs that hold a huge page wherever they lie.
 const LARGE: usize = 4 << 20;

@@ -1,6 +1,8 @@
 //! Products whose rows do not depend on how many rows there are, with weights that are kept as the kernel reads them.
 
-use super::output::{Inputs, Outputs};
+use super::output::Inputs;
+#[cfg(target_arch = "x86_64")]
+use super::output::Outputs;
 use super::{Matrix, check_sizes, f32_kept, float};
 #[cfg(target_arch = "x86_64")]
 use super::{bf16_limbs, route};

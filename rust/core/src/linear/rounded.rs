@@ -84,7 +84,7 @@ fn multiply_as(
     options: &Options<'_>,
     w: &Matrix<'_>,
     bias: Option<Values<'_>>,
-    mut out: ValuesMut<'_>,
+    out: ValuesMut<'_>,
     many: usize,
 ) -> Result<()> {
     let _state = FloatState::standard();
@@ -119,13 +119,15 @@ fn multiply_as(
     #[cfg(not(target_arch = "x86_64"))]
     let held = DType::F32;
     #[cfg(target_arch = "x86_64")]
+    let mut out = out;
+    #[cfg(target_arch = "x86_64")]
     if let Some(way) = route::way(w.format, held, many, w.rows, w.columns, level)
+        && way.has_pieces()
         && input.granularity() != Granularity::Tensor
         && !input.has_levels()
         && options.nonfinite != Nonfinite::Error
-    // which names an element of all
     {
-        // Rows are rounded as pieces of the product need them.
+        // Rows are rounded as pieces of the product need them; an error would name an element of all.
         let (n, k) = (w.rows, w.columns);
         let encoded = Encoded { x, m, k, input, options, level };
         let fill = |rows: Range<usize>, to: &mut [f32]| encoded.round(rows, to);

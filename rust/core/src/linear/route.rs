@@ -90,6 +90,11 @@ pub(super) fn way_alike(format: Format, held: DType, m: usize, n: usize, k: usiz
 }
 
 impl Way {
+    /// True where [`multiply_pieces`] may take the product.
+    pub(super) const fn has_pieces(&self) -> bool {
+        matches!(self, Self::Bf16Limbs(_, Tiles::Amx))
+    }
+
     /// Rows of inputs that are multiplied in one go, where `each` are held.
     pub(super) fn rows_at_a_time(&self, each: usize) -> usize {
         if matches!(self, Self::Int8Limbs(_)) { each.min(MOST_ROWS) } else { each }
