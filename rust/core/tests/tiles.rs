@@ -6,6 +6,7 @@
 
 use std::sync::Mutex;
 
+use octavo_core::format;
 use octavo_core::linear::{
     Bias, Matrix, kernel, multiply, multiply_integer, multiply_rounded, multiply_rounded_singly, rounded_kernel,
 };
@@ -198,6 +199,24 @@ fn given_scales_are_those_of_their_rows() {
         };
         let all = product(0..m);
         assert!((0..m).all(|row| all[row * n..][..n] == product(row..row + 1)), "{input}");
+    }
+}
+
+/// Nothing is written, and nothing fails, where there are no rows of inputs.
+#[test]
+fn products_of_no_rows_are_empty() {
+    let (n, k) = (64, 1024);
+    for text in format::catalogue() {
+        let [codes, scales, zeros, levels] = &encoded(&vec![0.5; n * k], n, k, format(text));
+        let w = Matrix { format: format(text), packed: Packed { codes, scales, zeros, levels }, rows: n, columns: k };
+        for x in [Values::F32(&[]), Values::F16(&[]), Values::BF16(&[])] {
+            multiply(x, 0, &w, None, ValuesMut::F32(&mut [])).expect("a product");
+            for input in ["bf16", "int8:g32", "mxint8", "int8:channel"] {
+                let options = Options::default();
+                let out = ValuesMut::F32(&mut []);
+                multiply_rounded(x, 0, format(input), &options, &w, None, out).expect("a product");
+            }
+        }
     }
 }
 

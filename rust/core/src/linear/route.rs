@@ -362,8 +362,8 @@ pub(super) fn multiply_pieces(
     let (n, k) = (w.rows, w.columns);
     let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), rows, n, *tiles, held);
     let bytes = bf16_limbs::Kept::bytes(&weights);
-    if least_pieces(bytes) * x.limbs() > MOST_ARRANGED {
-        return Ok(false);
+    if m == 0 || least_pieces(bytes) * x.limbs() > MOST_ARRANGED {
+        return Ok(m == 0);
     }
     let product = bf16_limbs::multiplications(w.format, table.as_deref(), held);
     let times = Times { weight: WEIGHT * weights.limbs, input: INPUT * x.limbs(), product };
