@@ -32,7 +32,7 @@ thread_local! {
 /// Scratch memory of one thread.
 #[derive(Default)]
 struct Scratch {
-    /// A row of weights for each of two panels, then their tiles: by two panels, 64 columns and panel.
+    /// Rows of weights of a panel, then the tiles of all: by two panels, 64 columns and panel.
     unpacked: Vec<i8>,
     weights: Vec<Line<i8, LINE>>,
     /// Tiles of a chunk of inputs.

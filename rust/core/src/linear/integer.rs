@@ -287,24 +287,17 @@ impl Product<'_> {
     fn in_rows(&self, m: usize, level: Level) -> Result<()> {
         let (n, k, width) = (self.w.rows, self.w.columns, self.w.format.width());
         let (each, some) = route::piece(n.saturating_mul(k), &ROW_TIMES, n, m);
-        let padded = |values: &[f32]| -> Result<Vec<f32>> {
-            let mut all = zeroed(n + int8_rows::TOGETHER)?;
-            all[..values.len()].copy_from_slice(values);
-            Ok(all)
-        };
-        let mut integers = zeroed(n + int8_rows::TOGETHER)?;
-        let (floats, integers) = match self.added {
-            Biases::Nothing => (None, None),
-            Biases::Floats(bias) => (Some(padded(bias)?), None),
-            Biases::Integers(bias) => {
-                integers[..n].copy_from_slice(bias);
-                (None, Some(&*integers))
+        let (floats, integers);
+        let added = match self.added {
+            Biases::Nothing => Biases::Nothing,
+            Biases::Floats(bias) => {
+                floats = padded(bias)?;
+                Biases::Floats(&floats)
             }
-        };
-        let added = match (&floats, integers) {
-            (Some(floats), _) => Biases::Floats(floats),
-            (_, Some(integers)) => Biases::Integers(integers),
-            _ => Biases::Nothing,
+            Biases::Integers(bias) => {
+                integers = padded(bias)?;
+                Biases::Integers(&integers)
+            }
         };
         let weight_scales = padded(&self.weight_scales)?;
         let parts = m.div_ceil(some);
@@ -362,6 +355,14 @@ impl Product<'_> {
             }
         })
     }
+}
+
+/// Values and zeros behind them, for panels that are not whole.
+#[cfg(target_arch = "x86_64")]
+fn padded<T: Copy + Default>(values: &[T]) -> Result<Vec<T>> {
+    let mut all = zeroed(values.len() + int8_rows::TOGETHER)?;
+    all[..values.len()].copy_from_slice(values);
+    Ok(all)
 }
 
 /// The arithmetic of [`Product::panel`] on one row of inputs and all rows of weights of a panel.

@@ -457,7 +457,7 @@ impl<'a> Given<'a> {
     pub(in crate::linear) fn widen(&self, rows: Range<usize>, to: &mut [f32], stride: usize) -> Result<()> {
         for (row, to) in rows.zip(to.chunks_mut(stride)) {
             match self.from {
-                // SAFETY: the slice of values has the row; the level is any processor's here.
+                // SAFETY: the row is sliced from the values; the level is one of this processor.
                 From::Values(values, apart) => unsafe {
                     values.range(row * apart..row * apart + self.k).src().widen(0, &mut to[..self.k], Level::current());
                 },
@@ -540,7 +540,7 @@ unsafe fn put_zeros(columns: usize, place: &Place, to: *mut u8) {
 ///
 /// # Safety
 /// The processor must have AVX-512 F and BW; there must be room for all limbs, in cache lines.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn put_floats(row: &[f32], place: &Place, to: *mut u8) -> bool {
     // SAFETY: as the caller promises; masks keep inside the row.
     unsafe {
@@ -565,7 +565,7 @@ unsafe fn put_floats(row: &[f32], place: &Place, to: *mut u8) -> bool {
 ///
 /// # Safety
 /// As for [`put_floats`].
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw")]
 unsafe fn put_halves(row: &[u16], place: &Place, to: *mut u8) -> bool {
     // SAFETY: as the caller promises; masks keep inside the row.
     unsafe {
