@@ -1,4 +1,4 @@
-//! Attention of one row to its key/value cache.
+//! Attention of rows, each to its key/value cache.
 //!
 //! A vector holds the scores of four positions for four heads. The layout of keys lets one load bring four elements of four
 //! positions: there is a cache line for every four positions and four elements, position by position. Values are stored
@@ -6,7 +6,7 @@
 
 use super::kept::Kept;
 use super::lanes::{Floats, Lanes};
-use super::products::Row;
+use super::products::{Input, Row};
 use super::shape::{HEADS, Shape};
 use octavo_core::simd::exp;
 
@@ -72,73 +72,106 @@ impl<K: Copy + Default> Memory<K> {
     }
 }
 
-/// Attends from `query`, whose scale is that of the scores, to the first `positions` of `memory`, at least one, and
-/// writes the mix of values into `to`. `scores` is room for a vector for every four positions.
+/// Room for the scores of `rows` rows, each to at most `positions`.
+pub(super) fn room(rows: usize, positions: usize) -> Vec<Floats> {
+    vec![Floats::default(); rows * (positions.div_ceil(POSITIONS) + 1)]
+}
+
+/// Attends from `queries`, whose scale is that of the scores, one behind the other, and writes the mixes of values into the
+/// first rows of `to`. `memory` is what a row looks at: its keys and values, and the number of their first positions, at
+/// least one; `scores` is [`room`]. What a row gets does not depend on the others.
+///
+/// Each step runs over all rows before the next does: one row's is too short to keep the processor busy until it ends.
 #[inline(always)]
-#[expect(clippy::too_many_arguments, reason = "one call in two places; a struct would only name them again")]
-pub(super) fn attend<L: Lanes, K: Kept<L>>(
+pub(super) fn attend<'a, L: Lanes, K: Kept<L>, I: Input<L>>(
     l: L,
     shape: &Shape,
-    query: &[Floats],
-    memory: &Memory<K>,
-    positions: usize,
+    queries: &[Floats],
+    memory: impl Fn(usize) -> (&'a Memory<K>, usize),
     scores: &mut [Floats],
-    mut to: impl Row<L>,
+    to: &mut I,
     inverse: L::F,
 ) {
     let (width, head) = (shape.attention_lines, shape.head_lines);
-    let groups = positions.div_ceil(POSITIONS);
-    assert!(positions > 0 && query.len() == width && width == shape.head_groups * HEADS * head);
-    assert!(memory.keys.len() >= groups * POSITIONS * width && memory.values.len() >= positions * width);
-    let scores = &mut scores[..groups];
+    let rows = queries.len() / width;
+    let room = scores.len() / rows.max(1);
+    assert!(queries.len() == rows * width && width == shape.head_groups * HEADS * head);
+    for row in 0..rows {
+        let (memory, positions) = memory(row);
+        let groups = positions.div_ceil(POSITIONS);
+        assert!(positions > 0 && groups < room);
+        assert!(memory.keys.len() >= groups * POSITIONS * width && memory.values.len() >= positions * width);
+    }
     for first in (0..width).step_by(HEADS * head) {
-        // SAFETY: four heads from `first` lie within `width`, and memory holds the positions, as asserted.
-        unsafe {
-            weigh(l, &query[first..first + HEADS * head], &memory.keys[POSITIONS * first..], width, positions, scores)
-        };
-        let mut line = 0;
-        while line < head {
-            let values = &memory.values[first + line..];
-            // SAFETY: as above; one or two lines of each head remain.
-            unsafe {
-                if line + 1 < head {
-                    let mixed = mix::<L, K, 2>(l, values, width, head, positions, scores);
-                    for (i, heads) in mixed.into_iter().enumerate() {
-                        to.put(l, first + i * head + line, heads[0], inverse);
-                        to.put(l, first + i * head + line + 1, heads[1], inverse);
-                    }
-                } else {
-                    let mixed = mix::<L, K, 1>(l, values, width, head, positions, scores);
-                    for (i, heads) in mixed.into_iter().enumerate() {
-                        to.put(l, first + i * head + line, heads[0], inverse);
+        let of_rows = || queries.chunks_exact(width).enumerate();
+        for ((row, query), scores) in of_rows().zip(scores.chunks_exact_mut(room)) {
+            let (memory, positions) = memory(row);
+            let (scores, greatest) = parts(scores, positions);
+            let (query, keys) = (&query[first..][..HEADS * head], &memory.keys[POSITIONS * first..]);
+            // SAFETY: four heads from `first` lie within `width`, and memory holds the positions, as asserted.
+            unsafe { score(l, query, keys, width, positions, scores, greatest) };
+        }
+        for ((row, _), scores) in of_rows().zip(scores.chunks_exact_mut(room)) {
+            let (scores, greatest) = parts(scores, memory(row).1);
+            weigh(l, scores, greatest);
+        }
+        for ((row, _), scores) in of_rows().zip(scores.chunks_exact_mut(room)) {
+            let (memory, positions) = memory(row);
+            let (weights, shares) = parts(scores, positions);
+            let mut to = to.row(row);
+            let mut line = 0;
+            while line < head {
+                let values = &memory.values[first + line..];
+                // SAFETY: as above; one or two lines of each head remain.
+                unsafe {
+                    if line + 1 < head {
+                        let mixed = mix::<L, K, 2>(l, values, width, head, positions, weights);
+                        for (i, [a, b]) in mixed.into_iter().enumerate() {
+                            let share = l.splat(shares.0[i]);
+                            to.put(l, first + i * head + line, l.mul(a, share), inverse);
+                            to.put(l, first + i * head + line + 1, l.mul(b, share), inverse);
+                        }
+                    } else {
+                        let mixed = mix::<L, K, 1>(l, values, width, head, positions, weights);
+                        for (i, [a]) in mixed.into_iter().enumerate() {
+                            to.put(l, first + i * head + line, l.mul(a, l.splat(shares.0[i])), inverse);
+                        }
                     }
                 }
+                line += 2;
             }
-            line += 2;
         }
     }
 }
 
-/// Writes the softmax of four heads' scores.
+/// A row's vectors of scores, and the one behind them.
+#[inline(always)]
+fn parts(room: &mut [Floats], positions: usize) -> (&mut [Floats], &mut Floats) {
+    let (scores, rest) = room.split_at_mut(positions.div_ceil(POSITIONS));
+    (scores, &mut rest[0])
+}
+
+/// Writes four heads' scores, negative infinity behind the last position, and the greatest of each lane.
 ///
 /// # Safety
 /// `query` must hold four heads, `keys` groups of `POSITIONS * width` lines for all `positions`, from the first of the
 /// four heads, and four heads in the last; `scores` a line for each group, at least one.
 #[inline(always)]
-unsafe fn weigh<L: Lanes, K: Kept<L>>(
+unsafe fn score<L: Lanes, K: Kept<L>>(
     l: L,
     query: &[Floats],
     keys: &[K],
     width: usize,
     positions: usize,
     scores: &mut [Floats],
+    greatest: &mut Floats,
 ) {
     let head = query.len() / HEADS;
     let query = query.as_ptr().cast::<[f32; 4]>();
     let last = scores.len() - 1;
     // Places of the last vector that hold a score.
     let held = (positions - last * POSITIONS) * HEADS;
-    let mut greatest = l.splat(f32::NEG_INFINITY);
+    let mut most = l.splat(f32::NEG_INFINITY);
     for (group, scores) in scores.iter_mut().enumerate() {
         let mut products = [l.splat(0.0); HEADS];
         for quad in 0..head * 4 {
@@ -153,23 +186,24 @@ unsafe fn weigh<L: Lanes, K: Kept<L>>(
         if group == last {
             score = l.first(held, score, l.splat(f32::NEG_INFINITY));
         }
-        greatest = l.max(greatest, score);
+        most = l.max(most, score);
         l.store(score, scores);
     }
-    let greatest = l.max_groups(greatest);
+    l.store(most, greatest);
+}
+
+/// Replaces four heads' scores by the exponentials of their distances from the greatest, and `greatest` by one over each
+/// head's sum: the softmax, less a product.
+#[inline(always)]
+fn weigh<L: Lanes>(l: L, scores: &mut [Floats], greatest: &mut Floats) {
+    let most = l.max_groups(l.load(greatest));
     let mut total = l.splat(0.0);
-    for (group, scores) in scores.iter_mut().enumerate() {
-        let mut weight = exp::exp(l, l.sub(l.load(scores), greatest));
-        if group == last {
-            weight = l.first(held, weight, l.splat(0.0));
-        }
+    for scores in scores {
+        let weight = exp::exp(l, l.sub(l.load(scores), most));
         total = l.add(total, weight);
         l.store(weight, scores);
     }
-    let share = l.div(l.splat(1.0), l.add_groups(total));
-    for scores in scores {
-        l.store(l.mul(l.load(scores), share), scores);
-    }
+    l.store(l.div(l.splat(1.0), l.add_groups(total)), greatest);
 }
 
 /// `N` lines of four heads' values, mixed by `weights`.

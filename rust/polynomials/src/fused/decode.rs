@@ -1,6 +1,6 @@
 //! One step of the decoder: the next token of every row that has not ended.
 
-use super::attention::{Memory, attend};
+use super::attention::{Memory, attend, room};
 use super::encode::Encoded;
 use super::kept::Kept;
 use super::lanes::{Floats, LANES, Lanes, Proven};
@@ -62,7 +62,7 @@ impl<A: Arithmetic> Decoder<A> {
             inner: A::Input::new(rows, shape.inner_lines),
             logits: lines(model.output.panels),
             own: (0..slots).map(|_| Memory::default()).collect(),
-            scores: vec![Floats::default(); shape.max_source.max(shape.max_target).div_ceil(4)],
+            scores: room(rows, shape.max_source.max(shape.max_target)),
             tokens: Vec::with_capacity(rows),
             places: Vec::with_capacity(rows),
             rows,
@@ -123,12 +123,9 @@ impl<A: Arithmetic> Decoder<A> {
         apply(a, (model, &model.self_input), &self.normed, rows, sums, sink);
         let inverse = l.splat(model.self_output.inverse);
         self.mixed.widen(model.self_output.wide);
-        for (row, active) in self.active.iter().enumerate() {
-            let query = &self.query[row * width..][..width];
-            let memory = &self.own[active.slot];
-            let to = self.mixed.row(row);
-            attend(l, shape, query, memory, active.position + 1, &mut self.scores, to, inverse);
-        }
+        let (queries, active, own) = (&self.query[..rows * width], &self.active, &self.own);
+        let memory = |row: usize| (&own[active[row].slot], active[row].position + 1);
+        attend(l, shape, queries, memory, &mut self.scores, &mut self.mixed, inverse);
         apply(a, (model, &model.self_output), &self.mixed, rows, sums, Add { x: &mut self.x, width: lines });
 
         for (number, block) in model.blocks.iter().enumerate() {
@@ -136,12 +133,12 @@ impl<A: Arithmetic> Decoder<A> {
             apply(a, (model, &block.query), &self.normed, rows, sums, Store { to: &mut self.query, width });
             let inverse = l.splat(block.output.inverse);
             self.mixed.widen(block.output.wide);
-            for (row, active) in self.active.iter().enumerate() {
-                let query = &self.query[row * width..][..width];
-                let Encoded { blocks, length, .. } = &encoded[active.slot];
-                let to = self.mixed.row(row);
-                attend(l, shape, query, &blocks[number], *length, &mut self.scores, to, inverse);
-            }
+            let (queries, active) = (&self.query[..rows * width], &self.active);
+            let memory = |row: usize| {
+                let encoded = &encoded[active[row].slot];
+                (&encoded.blocks[number], encoded.length)
+            };
+            attend(l, shape, queries, memory, &mut self.scores, &mut self.mixed, inverse);
             apply(a, (model, &block.output), &self.mixed, rows, sums, Add { x: &mut self.x, width: lines });
             self.normalize(a, &block.inner_norm, lines, &block.expand);
             let inverse = l.splat(block.contract.inverse);
@@ -165,9 +162,7 @@ impl<A: Arithmetic> Decoder<A> {
         let l = a.lanes();
         let inverse = l.splat(reader.inverse);
         self.normed.widen(reader.wide);
-        for (row, x) in self.x.chunks_exact(lines).take(self.active.len()).enumerate() {
-            normalize(l, norm, x, self.normed.row(row), inverse);
-        }
+        normalize(l, norm, &self.x[..self.active.len() * lines], &mut self.normed, inverse);
     }
 }
 

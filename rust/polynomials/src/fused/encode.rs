@@ -147,9 +147,7 @@ impl<A: Arithmetic> Encoder<A> {
         let inverse = l.splat(model.memory.inverse);
         self.normed.widen(model.memory.wide);
         for (origins, states) in self.origins.chunks(POSITIONS).zip(self.states.chunks(POSITIONS * both)) {
-            for (at, row) in states.chunks_exact(both).take(origins.len()).enumerate() {
-                normalize(l, &model.memory_norm, row, self.normed.row(at), inverse);
-            }
+            normalize(l, &model.memory_norm, &states[..origins.len() * both], &mut self.normed, inverse);
             let sink = Project { origins, encoded, width: model.shape.attention_lines };
             apply(a, (model, &model.memory), &self.normed, origins.len(), sums, sink);
         }

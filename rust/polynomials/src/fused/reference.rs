@@ -17,6 +17,10 @@ pub(super) trait Layers {
     fn gates(&self, name: &str, token: usize, hidden: &[f64]) -> Result<Vec<f64>>;
     /// Gain and bias of a layer norm.
     fn norm(&self, name: &str) -> Result<(Vec<f32>, Vec<f32>)>;
+    /// An element of a key or a value as it is kept.
+    fn kept(&self, x: f64) -> f64 {
+        x
+    }
 }
 
 /// A float model.
@@ -83,6 +87,10 @@ impl<I: IntegerLayers> Layers for QuantizedLayers<'_, I> {
     fn norm(&self, name: &str) -> Result<(Vec<f32>, Vec<f32>)> {
         let norm = self.0.norm(name)?;
         Ok((norm.weight.clone(), norm.bias.clone()))
+    }
+
+    fn kept(&self, x: f64) -> f64 {
+        half::f16::from_f64(x).to_f64()
     }
 }
 
@@ -187,7 +195,8 @@ fn attention(
 ) -> Result<Vec<f64>> {
     let head = config.hidden / config.heads;
     let query = layers.linear(&format!("{name}.query"), normed)?;
-    let project = |part: &str| memory.iter().map(|m| layers.linear(&format!("{name}.{part}"), m)).collect();
+    let kept = |projected: Vec<f64>| -> Vec<f64> { projected.into_iter().map(|x| layers.kept(x)).collect() };
+    let project = |part: &str| memory.iter().map(|m| Ok(kept(layers.linear(&format!("{name}.{part}"), m)?))).collect();
     let (keys, values): (Result<Vec<_>>, Result<Vec<_>>) = (project("key"), project("value"));
     let (keys, values) = (keys?, values?);
     let mut mixed = Vec::new();

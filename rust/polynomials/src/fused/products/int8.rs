@@ -10,6 +10,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::{Arithmetic, Block, Factors, Input, Matrix, PANELS, ROWS, Row, Weights};
+use crate::fused::kept::Small;
 use crate::fused::lanes::{Bytes, Floats, LANES, Lanes, Proven, Registers, Scalar, Sums};
 
 /// Inputs are filled up to a multiple of this: what one step of AMX takes.
@@ -151,7 +152,7 @@ impl<P: ByteProducts> Arithmetic for Integer<P> {
     type Lanes = P::Lanes;
     type Weights = ByteWeights;
     type Input = ByteRows;
-    type Kept = Floats;
+    type Kept = Small;
     type Added = <P::Lanes as Registers>::I;
     type Session = P::Session;
     const TOGETHER: usize = P::TOGETHER;
