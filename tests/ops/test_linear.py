@@ -347,6 +347,38 @@ def test_gradients_of_integer_products_pass_straight_through():
     torch.testing.assert_close(bias.grad, grad.sum(0))
 
 
+@pytest.mark.parametrize("granularity", ["", ":channel"])
+def test_gradients_of_integer_products_are_0_where_given_scales_saturate(granularity):
+    weight, x = octavo.encode(normal(6, 40), "int8:channel"), 1.5 * normal(2, 3, 40)
+    scales = torch.rand(6 if granularity else 1) / 127 + 0.5 / 127
+    inside = (x.abs() <= 127 * scales.reshape(2, 3, 1) if granularity else x.abs() <= 127 * scales).float()
+    assert 0 < inside.mean() < 1
+
+    def product(x):
+        return integer_linear(x, weight, "int8" + granularity, input_scales=scales)
+
+    grad = normal(2, 3, 6)
+    found = x.clone().requires_grad_()
+    product(found).backward(grad)
+    torch.testing.assert_close(found.grad, (grad @ weight.decode()) * inside)
+    tangent = normal(2, 3, 40)
+    torch.testing.assert_close(torch.func.jvp(product, (x,), (tangent,))[1], (tangent * inside) @ weight.decode().T)
+
+
+@pytest.mark.parametrize("recipe", ["int8:channel input=int8@mse", "int4:g32 input=int8@mse"])
+def test_a_packed_layer_has_the_gradients_of_the_simulated_one_where_inputs_saturate(recipe):
+    layer = torch.nn.Sequential(torch.nn.Linear(4, 3))
+    simulated = octavo.quantize_model(layer, f"type:Linear {recipe}", calibration=[torch.ones(8, 4)]).eval()
+    packed = octavo.pack_model(simulated)
+    found = []
+    for model in (simulated, packed):
+        x = torch.tensor([[0.5, 5.0, -5.0, 0.9]], requires_grad=True)
+        model(x).sum().backward()
+        found.append(x.grad)
+    assert torch.equal(found[0] == 0, torch.tensor([[False, True, True, False]]))
+    torch.testing.assert_close(found[1], found[0])
+
+
 # --------------------------------------------------------------------------------------------------------------- errors
 
 

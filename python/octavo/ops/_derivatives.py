@@ -264,7 +264,8 @@ class RoundedProduct(Function):
 
 
 class IntegerProduct(Function):
-    """``integer_linear``: straight through the rounding of the inputs; the weight is a constant."""
+    """``integer_linear``: straight through the rounding of the inputs, but where given scales saturate; the weight is a
+    constant."""
 
     @staticmethod
     def forward(*args: Any) -> Tensor:
@@ -273,26 +274,40 @@ class IntegerProduct(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, codes, scales, bias, _, format, _, out_features, in_features = inputs
-        ctx.save_for_backward(codes, scales)
-        ctx.save_for_forward(codes, scales)
+        x, codes, scales, bias, input_scales, format, input_format, out_features, in_features = inputs
+        # Scales that are chosen from x saturate nothing: there x need not be kept.
+        saved = (codes, scales, None if input_scales is None else x, input_scales)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
         ctx.sizes, ctx.bias_dtype = (format, out_features, in_features), None if bias is None else bias.dtype
+        ctx.input_format = input_format
 
     @staticmethod
     def _parts(ctx: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        codes, scales = ctx.saved_tensors
+        codes, scales, *_ = ctx.saved_tensors
         return codes, scales, codes.new_empty(0), scales.new_empty(0)  # integers have neither zeros nor levels
+
+    @staticmethod
+    def _masked(ctx: Any, grad: Tensor) -> Tensor:
+        *_, x, input_scales = ctx.saved_tensors
+        if x is None:
+            return grad
+        rows, x = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+        masked: Tensor = torch.ops.octavo.quantize_backward(rows, x, ctx.input_format, -1, "floor", input_scales)[0]
+        return masked.reshape(grad.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad_x = None
         if ctx.needs_input_grad[0]:
             grad_x = torch.ops.octavo.packed_linear_backward(grad, *IntegerProduct._parts(ctx), *ctx.sizes)
+            grad_x = IntegerProduct._masked(ctx, grad_x)
         grad_bias = _bias_gradient(grad, ctx.bias_dtype) if ctx.needs_input_grad[3] else None
         return grad_x, None, None, grad_bias, None, None, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *others: Any) -> Tensor:
+        tangent = IntegerProduct._masked(ctx, tangent)
         product: Tensor = torch.ops.octavo.packed_linear(tangent, *IntegerProduct._parts(ctx), None, *ctx.sizes)
         return product if others[2] is None else product + others[2].to(product.dtype)
 

@@ -317,7 +317,8 @@ def integer_linear(
     Their scales are chosen from ``x`` and their bias is of floats.
 
     Returns ``[..., N]`` in the dtype of ``x``: with the exact sum ``s`` and ``t = s_x * s_w``, ``s * t + bias``, or
-    ``(s + bias) * t`` for int32; every operation rounds to float32. Gradients pass straight through the rounding.
+    ``(s + bias) * t`` for int32; every operation rounds to float32. Gradients pass straight through the rounding, but
+    those of inputs that ``input_scales`` saturate, which are 0.
 
     Raises FormatError for other formats, NonFiniteError, ShapeError and DTypeError.
     """

@@ -193,7 +193,7 @@ unsafe fn score<L: Lanes, K: Kept<L>>(
 }
 
 /// Replaces four heads' scores by the exponentials of their distances from the greatest, and `greatest` by one over each
-/// head's sum: the softmax, less a product.
+/// head's sum: the softmax, less a product. Places without a score become e^-87, which a sum of at least 1 does not notice.
 #[inline(always)]
 fn weigh<L: Lanes>(l: L, scores: &mut [Floats], greatest: &mut Floats) {
     let most = l.max_groups(l.load(greatest));
