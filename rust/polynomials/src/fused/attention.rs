@@ -96,12 +96,13 @@ pub(super) fn attend<'a, L: Lanes, K: Kept<L>, I: Input<L>>(
     let rows = queries.len() / width;
     let room = scores.len() / rows.max(1);
     assert!(queries.len() == rows * width && width == shape.head_groups * HEADS * head);
-    for row in 0..rows {
+    let memory = |row: usize| {
         let (memory, positions) = memory(row);
         let groups = positions.div_ceil(POSITIONS);
         assert!(positions > 0 && groups < room);
         assert!(memory.keys.len() >= groups * POSITIONS * width && memory.values.len() >= positions * width);
-    }
+        (memory, positions)
+    };
     for first in (0..width).step_by(HEADS * head) {
         let of_rows = || queries.chunks_exact(width).enumerate();
         for ((row, query), scores) in of_rows().zip(scores.chunks_exact_mut(room)) {

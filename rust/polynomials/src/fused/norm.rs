@@ -23,7 +23,7 @@ pub(super) fn normalize<L: Lanes, I: Input<L>>(l: L, norm: &Norm, rows: &[Floats
         }
         let mut sums = [l.splat(0.0); ROWS];
         for (sum, x) in sums.iter_mut().zip(x) {
-            for x in &x[..lines] {
+            for x in x {
                 *sum = l.add(*sum, l.load(x));
             }
         }

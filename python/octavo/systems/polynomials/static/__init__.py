@@ -17,7 +17,8 @@ softmax, LSTM cells - is float32):
   ``acc = bias[row] + sum_k x_q[k] * w_q[row, k]`` in int32, ``y = fl32(acc) * fl32(input_scale * w_scale[row])``;
 - the gates of an LSTM: ``h_q`` from the float32 hidden state and ``state_scale`` in the same way at every step,
   ``acc = table[token, row] + sum_k h_q[k] * w_q[row, k]``, ``gate = fl32(acc) * fl32(state_scale * w_scale[row])``.
-  The table holds ``embedding @ weight_ih^T + bias_ih + bias_hh`` of every token, divided by the product of the scales.
+  The table holds ``embedding @ weight_ih^T + bias_ih + bias_hh`` of every token, divided by the product of the scales;
+- keys and values of attention: float16, cut at its largest number.
 
 Weights are ``int8:channel`` of FORMATS.md, one scale a row. Layers that read the same tensor share its scale.
 """

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from octavo.errors import NonFiniteError
 from octavo.models.seq2seq import PAD, HybridSeq2Seq, Seq2Seq, Seq2SeqConfig, State
 from octavo.models.seq2seq.key_value_cache import append
-from octavo.models.seq2seq.layers import causal_mask, last, padding_mask, reverse
+from octavo.models.seq2seq.layers import Attention, causal_mask, last, padding_mask, reverse
 from octavo.ops.codec import encode
 from octavo.systems.polynomials.static.integer_layers import IntegerGates, IntegerLinear, IntegerLSTM
 from octavo.systems.polynomials.static.layout import (
@@ -41,6 +41,8 @@ class StaticInt8Seq2Seq(HybridSeq2Seq):
     ``NAME.input_bits`` (int32, 8 or 16); of every LSTM
     ``NAME.weight_hh`` (``int8:channel``), ``NAME.table`` (int32 ``[vocabulary, 4 units]``) and ``NAME.state_scale``
     (float32); of every norm ``NAME.weight`` and ``NAME.bias`` (float32).
+
+    Keys and values are rounded to float16, cut at its largest number.
 
     Raises ContainerError for tensors that are not those of the configuration.
     """
@@ -82,13 +84,13 @@ class StaticInt8Seq2Seq(HybridSeq2Seq):
         hidden, cell = self.bridge(ends).chunk(2, -1)
         memory = {"mask": padding_mask(source_BS, PAD), "hidden": hidden.tanh(), "cell": cell}
         for number, block in enumerate(self.blocks):
-            memory[f"keys{number}"], memory[f"values{number}"] = block.cross_attention.project(normed)
+            memory[f"keys{number}"], memory[f"values{number}"] = _kept(block.cross_attention, normed)
         return memory
 
     def decode(self, memory: Tensors, tokens_BT: Tensor) -> Tensor:
         """Return logits after each token."""
         x_BTD = self.decoder(tokens_BT, memory["hidden"], memory["cell"])
-        keys, values = self.self_attention.project(normed := self.self_norm(x_BTD))
+        keys, values = _kept(self.self_attention, normed := self.self_norm(x_BTD))
         mask = causal_mask(tokens_BT.shape[1], tokens_BT.device)
         x_BTD = x_BTD + self.self_attention(normed, keys, values, mask)
         return self._finish(x_BTD, memory)
@@ -98,10 +100,17 @@ class StaticInt8Seq2Seq(HybridSeq2Seq):
         cache = state.cache
         cache["hidden"], cache["cell"] = self.decoder.step(tokens_B, cache["hidden"], cache["cell"])
         x_B1D = cache["hidden"][:, None]
-        keys, values = append(state, 0, *self.self_attention.project(normed := self.self_norm(x_B1D)))
+        keys, values = append(state, 0, *_kept(self.self_attention, normed := self.self_norm(x_B1D)))
         x_B1D = x_B1D + self.self_attention(normed, keys, values)
         state.length += 1
         return self._finish(x_B1D, state.memory)[:, 0]
+
+
+def _kept(attention: Attention, memory_BSD: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values as they are kept: float16, in float32."""
+    most = torch.finfo(torch.float16).max
+    keys, values = (part.clamp(-most, most).half().float() for part in attention.project(memory_BSD))
+    return keys, values
 
 
 # --- making one -----------------------------------------------------------------------------------------------------
