@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
-from octavo import _core, files
+from octavo import _core, file_kinds, files
 from octavo.errors import ContainerError, DTypeError, ShapeError
 from octavo.tensor_entry import TensorEntry as TensorEntry
 
@@ -52,6 +52,19 @@ _NAMES = {
     "U64": "uint64",
 }
 _STORED = {name: stored for stored, name in _NAMES.items()}
+_EXPECTED = "expected is a safetensors file"
+# What makes a safetensors file of a file of another kind, by octavo.file_kinds.
+_TORCH_LOAD = (
+    "; in Python, octavo.save(torch.load({name!r}, weights_only=True), 'NAME.safetensors') writes one of its tensors"
+)
+_WAYS_OUT = {
+    file_kinds.TORCH_ZIP: _TORCH_LOAD,
+    file_kinds.PICKLE: _TORCH_LOAD,
+    file_kinds.NPZ: "; in Python, octavo.save(dict(numpy.load({name!r})), 'NAME.safetensors') writes one of them",
+    file_kinds.NPY: "; in Python, octavo.save({{'x': numpy.load({name!r})}}, 'NAME.safetensors') writes one of it",
+    file_kinds.GGUF: "; transformers reads it with from_pretrained({folder!r}, gguf_file={file!r})",
+    file_kinds.LFS_POINTER: "; git lfs pull downloads it",
+}
 # Two elements in one byte; torch counts bytes, safetensors elements.
 _PAIR, _PAIR_NAME = "F4", "float4_e2m1fn_x2"
 
@@ -253,16 +266,37 @@ def load(
     section 5.
     """
     try:
-        return _read(_core._ContainerReader(os.fspath(path), mmap), mmap, names)
+        return _read(_reader(path, mmap), mmap, names)
     except _SparseError as error:  # the reader names the file in its own refusals
         raise ContainerError(f"{os.fspath(path)}: {error}") from None
+
+
+def _reader(path: str | os.PathLike[str], mmap: bool) -> Any:
+    """Open a file. Raises ContainerError, which says what the file is where its first bytes tell another kind."""
+    name = os.fspath(path)
+    try:
+        return _core._ContainerReader(name, mmap)
+    except ContainerError:
+        kind = file_kinds.kind_of_file(name)
+        if kind is None or kind == file_kinds.SAFETENSORS:
+            raise
+        folder, file = os.path.split(name)
+        way_out = _WAYS_OUT.get(kind, "").format(name=name, folder=folder or ".", file=file)
+        raise ContainerError(f"{name}: {kind}; {_EXPECTED}{way_out}") from None
 
 
 def loads(data: bytes) -> dict[str, Tensor | PackedTensor]:
     """Read what :func:`dumps` returned. Raises ContainerError and DTypeError as :func:`load`."""
     if not isinstance(data, bytes | bytearray):
         raise DTypeError(f"data is a {type(data).__name__}; accepted are bytes")
-    return _read(_core._ContainerReader.from_bytes(data), False, None)
+    try:
+        reader = _core._ContainerReader.from_bytes(data)
+    except ContainerError:
+        kind = file_kinds.kind_of(bytes(data[: file_kinds.HEAD]))
+        if kind is None or kind == file_kinds.SAFETENSORS:
+            raise
+        raise ContainerError(f"{kind}; {_EXPECTED}") from None
+    return _read(reader, False, None)
 
 
 def loads_one(data: bytes) -> Tensor | PackedTensor:
@@ -279,12 +313,12 @@ def inspect(path: str | os.PathLike[str]) -> list[TensorEntry]:
     Reads the header alone, and does not import torch.
     Raises ContainerError where the file is not valid, and OSError.
     """
-    return [_line(*entry) for entry in _core._ContainerReader(os.fspath(path), False).entries()]
+    return [_line(*entry) for entry in _reader(path, False).entries()]
 
 
 def metadata(path: str | os.PathLike[str]) -> dict[str, str]:
     """Return the user's metadata of a container, without the keys of Octavo. Raises what :func:`inspect` raises."""
-    return _core._ContainerReader(os.fspath(path), False).metadata
+    return _reader(path, False).metadata
 
 
 def _line(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from octavo import _core
+from octavo import _core, foreign_names
 from octavo.errors import FormatError, ShapeError
 
 
@@ -17,6 +17,10 @@ def core(text: str) -> _core.Format:
         return _core.Format(text)
     except UnicodeEncodeError:
         raise FormatError(f"{text!a} is no format: half of a surrogate pair, which is no character") from None
+    except FormatError:
+        if near := foreign_names.suggestion(text):
+            raise FormatError(f"unknown format '{text}'; did you mean {near}?") from None
+        raise
 
 
 class Format:

@@ -113,8 +113,12 @@ ATTACKS = [
     Attack("header_that_wraps", lambda: container("{}", length=2**64 - 8), "accepted are up to 100000000"),
     Attack("header_of_a_gigabyte", lambda: container("{}", length=10**9), "accepted are up to 100000000"),
     Attack("header_just_below_the_limit", lambda: container("{}", length=99_999_999), "truncated"),
-    Attack("pickle", lambda: b"\x80\x04\x95\x0f\x00\x00\x00\x00\x00\x00\x00" + bytes(64), "accepted are up to"),
-    Attack("zip_of_torch_save", lambda: b"PK\x03\x04" + bytes(64), "truncated"),
+    Attack(
+        "pickle",
+        lambda: b"\x80\x04\x95\x0f\x00\x00\x00\x00\x00\x00\x00" + bytes(64),
+        "a pickle; expected is a safetensors file",
+    ),
+    Attack("zip_of_torch_save", lambda: b"PK\x03\x04" + bytes(64), "a zip archive; expected is a safetensors file"),
     # JSON
     Attack("not_utf8", lambda: container(b'{"\xff\xfe": 1}'), "header is not UTF-8"),
     Attack("spaces_first", lambda: container("  {}"), "does not begin with '{'"),

@@ -5,6 +5,7 @@ import signal
 import typer
 
 from octavo.cli import (
+    _other_packages,
     _process,
     bench,
     compare,
@@ -94,4 +95,5 @@ app.command("doctor")(doctor.run)
 def main() -> None:
     """Run the command line: the console script ``octavo``."""
     signal.signal(signal.SIGTERM, terminate)
+    _other_packages.quiet()
     _process.run(lambda: app(prog_name="octavo"))

@@ -40,17 +40,16 @@ def stop_watching(model: nn.Module) -> None:
 
 def warn_of_shared(model: nn.Module) -> None:
     """Warn of quantized weights that are also a Parameter of a module that is no layer, which reads it as it is."""
-    quantized = {
-        id(layer._own("weight")): path
-        for path, layer in format_layers(model)
-        if isinstance(layer, QuantLayer) and layer.weight_quantizer is not None
-    }
+    quantized: dict[int, list[str]] = {}
+    for path, layer in format_layers(model):
+        if isinstance(layer, QuantLayer) and layer.weight_quantizer is not None:
+            quantized.setdefault(id(layer._own("weight")), []).append(path)
     found = {
-        quantized[id(tensor)]: join(path, name)
+        layer: join(path, name)
         for path, module in model.named_modules()
         if not isinstance(module, QuantLayer) and not is_default(module)
         for name, tensor in module._parameters.items()
-        if id(tensor) in quantized
+        for layer in quantized.get(id(tensor), ())
     }
     if found:
         rule = "; ".join(str(Rule(name=path, keep=True)) for path in found)
@@ -108,7 +107,16 @@ class _FirstPass:
 
 
 def _tell(model: nn.Module, layers: Mapping[str, nn.Module], called: set[int], read: set[int]) -> None:
-    unused = [path for path, layer in layers.items() if id(layer) not in called and id(layer) not in read]
+    users: dict[int, set[str]] = {}  # layers that were used, by the weight that they use
+    for path, layer in layers.items():
+        if (id(layer) in called or id(layer) in read) and (weight := _weight(layer)) is not None:
+            users.setdefault(weight, set()).add(path)
+    # A layer that was not called is used where another one was that holds the same weight, as T5's and its `shared`.
+    unused = [
+        path
+        for path, layer in layers.items()
+        if id(layer) not in called and id(layer) not in read and _weight(layer) not in users
+    ]
     partly = [
         path
         for path, layer in layers.items()
@@ -119,7 +127,9 @@ def _tell(model: nn.Module, layers: Mapping[str, nn.Module], called: set[int], r
         return
     for path in named:
         vars(layers[path])["bypassed"] = True
-    rule = "; ".join(str(Rule(name=path, keep=True)) for path in named)
+    # A weight that others use stays rounded: they share one decision about it.
+    tied = {path for path in partly if users.get(_weight(layers[path]) or 0, {path}) - set(named)}
+    rule = "; ".join(str(_keep_activations(path) if path in tied else Rule(name=path, keep=True)) for path in named)
     parts = []
     if unused:
         parts.append(
@@ -134,6 +144,18 @@ def _tell(model: nn.Module, layers: Mapping[str, nn.Module], called: set[int], r
         f"Keep {_it(named)} in the recipe{unless}: '{short}'"
     )
     warnings.warn(BypassWarning(message, named, rule), stacklevel=2)
+
+
+def _weight(layer: nn.Module) -> int | None:
+    """Return a number that layers of one weight, or of its codes, have in common; None for layers without one."""
+    if isinstance(layer, QuantLayer):
+        return id(layer._own("weight"))
+    codes = layer._buffers.get("weight_codes")
+    return None if codes is None else codes.data_ptr() or None
+
+
+def _keep_activations(path: str) -> Rule:
+    return Rule(name=path, input="keep", output="keep")
 
 
 def _rounds_activations(layer: nn.Module) -> bool:

@@ -102,7 +102,10 @@ def _nothing(rule: Rule, sites: Iterable[Site], kind: str) -> str:
     if selector.kind == "type":
         classes = sorted({name for site in sites for name in site.classes} - {"object", "Module"})
         near = difflib.get_close_matches(selector.pattern, classes, n=3, cutoff=0.3) or classes[:5]
-        return f"rule '{rule}' matches no {kind}; nearest types: {', '.join(near) or 'none'}"
+        told = f"rule '{rule}' matches no {kind}; nearest types: {', '.join(near) or 'none'}"
+        path = replace(selector, kind="glob")
+        is_path = any(_selects(path, site) for site in sites)
+        return f"{told}; a path is written '{path}'" if is_path else told
     paths = [site.module if kind == "layer" else site.path for site in sites]
     hint = ""
     if any(path.startswith(f"{selector.pattern}.") for path in paths):

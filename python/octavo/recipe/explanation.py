@@ -91,7 +91,27 @@ def _row(decision: Decision) -> Row:
     # A checkpoint names tensors: beside A.weight and A.bias there may be others.
     of_layer = site.of_model or site.name == site.role
     name = site.module if of_layer else site.path
-    return Row(name, site.role, site.shape, text, bits, _choice(decision), str(decision.rule), overrode, tied)
+    return Row(
+        name,
+        site.role,
+        site.shape,
+        text,
+        bits,
+        _choice(decision),
+        str(decision.rule),
+        overrode,
+        tied,
+        _last_group(decision),
+    )
+
+
+def _last_group(decision: Decision) -> int | None:
+    """Return the size of the shorter group that each row of a parameter ends with, None where there is none."""
+    site, fmt = decision.site, decision.format
+    if fmt is None or fmt.block is None or not site.shape:
+        return None
+    row = site.row
+    return row % fmt.block or None if row > fmt.block else None
 
 
 def _choice(decision: Decision) -> str | None:

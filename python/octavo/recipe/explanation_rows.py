@@ -12,6 +12,7 @@ class Row:
 
     ``calibration``: method, rule of block scales, or ``dynamic``: scales from each tensor that comes. ``rule`` decided,
     ``overrode`` are the rules it won over. ``tied_to``: the tensor that the rule matched, where both are one parameter.
+    ``last_group``: elements of the last group of each row, where the format's groups do not divide it.
     """
 
     module: str
@@ -23,6 +24,7 @@ class Row:
     rule: str
     overrode: tuple[str, ...] = ()
     tied_to: str | None = None
+    last_group: int | None = None
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def decide_model(rules: Sequence[Rule], model: nn.Module) -> list[Decision]:
 def decide_sites(rules: Sequence[Rule], sites: Sequence[Site]) -> list[Decision]:
     """Return the decisions about the sites of a model: :func:`decide_model` where the model itself is not at hand."""
     decisions = decide(rules, sites, kind="layer")
-    _tie(decisions)
+    _tie(decisions, rules)
     _check_embeddings(decisions)
     _check_integer_biases(decisions)
     return decisions
@@ -40,7 +40,7 @@ def layer_plans(decisions: Sequence[Decision]) -> dict[str, LayerPlan]:
     return {path: LayerPlan(**specs) for path, specs in given.items()}
 
 
-def _tie(decisions: Sequence[Decision]) -> None:
+def _tie(decisions: Sequence[Decision], rules: Sequence[Rule]) -> None:
     """Give one parameter of several layers one decision. Raises FormatError where rules disagree about it."""
     shared: dict[int, list[Decision]] = {}
     for decision in decisions:
@@ -51,24 +51,47 @@ def _tie(decisions: Sequence[Decision]) -> None:
         if not decided:
             continue
         first = decided[0]
-        for other in decided[1:]:
-            if other.spec != first.spec:
-                raise FormatError(
-                    f"{first.site.path} and {other.site.path} are one tensor, and rule '{first.rule}' gives it "
-                    f"{spec_text(first.spec)}, rule '{other.rule}' {spec_text(other.spec)}: add a rule that gives "
-                    f"both the same, such as '{other.site.path} {spec_text(first.spec)}'"
-                )
+        other = next((decision for decision in decided if decision.spec != first.spec), None)
+        if other is not None:
+            meant = max(first, other, key=lambda decision: _place(decision.rule, rules))
+            raise FormatError(
+                f"{first.site.path} and {other.site.path} are one tensor, and rule '{first.rule}' gives it "
+                f"{spec_text(first.spec)}, rule '{other.rule}' {spec_text(other.spec)}: add a rule that gives "
+                f"both the same, such as '{_same_for_all(group, meant.spec)}'"
+            )
         for decision in group:
             if not decision.rule:
                 decision.spec, decision.rule, decision.tied_to = first.spec, first.rule, first.site
+
+
+def _place(rule: Rule | None, rules: Sequence[Rule]) -> int:
+    """Return the place of a rule in a recipe: the last one where a rule stands in it twice."""
+    return max(place for place, other in enumerate(rules) if other is rule)
+
+
+def _same_for_all(group: Sequence[Decision], spec: Spec | None) -> str:
+    """Return the rules that give a tensor one spec under each of its names; an embedding has no inputs for gptq."""
+    if spec is not None and _is_gptq(spec) and any(decision.site.is_lookup for decision in group):
+        spec = Spec(spec.format)
+    others = [decision.site for decision in group if decision.rule and decision.spec != spec]
+    return "; ".join(f"{_path_text(site)} {spec_text(spec)}" for site in others)
+
+
+def _path_text(site: Site) -> str:
+    """Return the path of a parameter as a rule writes it."""
+    return str(Rule(glob=site.path, keep=True)).removesuffix(" keep")
+
+
+def _is_gptq(spec: Spec) -> bool:
+    return spec.calibration is not None and spec.calibration.method == "gptq"
 
 
 def _check_embeddings(decisions: Sequence[Decision]) -> None:
     """Refuse gptq for embeddings."""
     for decision in decisions:
         spec, tensor = decision.spec, decision.site.tensor
-        if spec and spec.calibration and spec.calibration.method == "gptq" and decision.site.is_lookup:
-            same = [other.site.path for other in decisions if tensor is not None and other.site.tensor is tensor]
+        if spec and _is_gptq(spec) and decision.site.is_lookup:
+            same = [_path_text(other.site) for other in decisions if tensor is not None and other.site.tensor is tensor]
             raise FormatError(
                 f"{decision.site.path}: rule '{decision.rule}' asks for gptq, which needs the inputs of a product, and "
                 f"an embedding has none: add '{'; '.join(f'{path} {spec.format}' for path in same)}' after it"

@@ -48,7 +48,11 @@ class Selector:
         if self.kind in ("glob", "regex"):
             _expression(self.kind, self.pattern)
         if self.kind == "type" and not self.pattern.isidentifier():
-            raise FormatError(f"type {self.pattern!r} is no name of a class, such as 'Linear'")
+            pick = f"{self.pick}:" if self.pick else ""
+            raise FormatError(
+                f"type {self.pattern!r} is no name of a class, such as 'Linear'; a path is written "
+                f"'{pick}glob:{self.pattern}'"
+            )
 
     def __str__(self) -> str:
         """Return the selector as errors name it, such as ``last:type:Linear``."""

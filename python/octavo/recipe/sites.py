@@ -64,9 +64,18 @@ class Site:
             return self.held
         if fmt is None:
             return math.prod(self.shape) * self.dtype.itemsize
+        return fmt.nbytes(self._matrix, self.axis)
+
+    @property
+    def row(self) -> int:
+        """Elements of a row of a parameter that is no scalar, along which blocks run."""
+        return self._matrix[self.axis]
+
+    @property
+    def _matrix(self) -> tuple[int, ...]:
+        assert self.shape is not None
         is_kernel = self.of_model and len(self.shape) > 2
-        shape = (self.shape[0], math.prod(self.shape[1:])) if is_kernel else self.shape
-        return fmt.nbytes(shape, self.axis)
+        return (self.shape[0], math.prod(self.shape[1:])) if is_kernel else self.shape
 
     @property
     def elements(self) -> int:
