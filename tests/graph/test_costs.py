@@ -200,13 +200,17 @@ def test_tables_of_rotary_angles_cost_what_their_operators_do():
         angles = x.float()[:, None] * frequencies
         return angles.cos(), angles.sin()
 
-    one = total(Wrapped(lambda model, x: torch.ops.octavo.turns(x, frequencies)), positions)
+    one = total(Wrapped(lambda model, x: torch.ops.octavo_lab.rotary_table(x, frequencies)), positions)
     assert one.elementwise == total(Wrapped(by_operators), positions).elementwise == 3 * 16 * 8
 
 
 def test_every_op_of_a_forward_pass_is_known():
     """Ops that write into memory of their caller, and those of backward passes, are not in the graphs of models."""
-    registered = {name.split(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("octavo::")}
+    registered = {
+        name.split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith(("octavo::", "octavo_lab::"))
+    }
     forward = {name for name in registered if not name.endswith(("_out", "_backward"))}
     assert {"octavo::rounded_linear", "octavo::quantize"} <= forward
     assert {name.replace("::", ".") for name in forward} <= operator_work._RULES.keys()

@@ -211,7 +211,7 @@ def _window(node: Node, tensors: Tensors) -> Work | None:
     return Work(elementwise=tensors[node.outputs[0]].elements * window)
 
 
-def _turns(node: Node, tensors: Tensors) -> Work | None:
+def _rotary_table(node: Node, tensors: Tensors) -> Work | None:
     """Cosines and sines of angles, each of which is a product."""
     return Work(elementwise=tensors[node.outputs[0]].elements + _elements(node.outputs, tensors))
 
@@ -259,7 +259,7 @@ _RULES: dict[str, Rule] = {
     "octavo.int8_gemm": _int8_gemm,
     **dict.fromkeys(("octavo.quantize", "octavo.quantize_plain", "octavo.encode"), _each("x", 1)),
     **dict.fromkeys(("octavo.decode", "octavo.dense_codes", "octavo.packed_embedding"), _written(1)),
-    "octavo.turns": _turns,
+    "octavo_lab.rotary_table": _rotary_table,
     **_aten(_each("self", _SOFTMAX), "softmax", "_softmax", "log_softmax", "_log_softmax"),
     **_aten(_each("input", 5, affine=1), "layer_norm", "native_layer_norm", "group_norm", "instance_norm"),
     **_aten(_each("input", 3, affine=1), "rms_norm"),

@@ -69,9 +69,9 @@ def test_the_loss_of_padded_scores_is_the_cross_entropy_of_the_others(rows, voca
 
 def test_the_operation_of_rotary_positions_is_the_function():
     positions, turns = torch.arange(7), rotary_positions.frequencies(6, "half", 1e4, torch.device("cpu"))
-    torch.library.opcheck(torch.ops.octavo.turns, (positions, turns))
+    torch.library.opcheck(torch.ops.octavo_lab.rotary_table, (positions, turns))
     x = torch.randn(2, 3, 7, 6)
-    cosine, sine = torch.ops.octavo.turns(positions, turns)
+    cosine, sine = torch.ops.octavo_lab.rotary_table(positions, turns)
     first, second = x.chunk(2, -1)
     wanted = torch.cat([first * cosine + second * sine, second * cosine - first * sine], -1)
     assert torch.equal(rotary_positions.turned(x, positions, turns), wanted)

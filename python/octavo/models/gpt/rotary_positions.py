@@ -30,26 +30,27 @@ def turned(x_BHTd: Tensor, positions_T: Tensor, frequencies_p: Tensor) -> Tensor
     compiled for a GPU reads cosines and sines from memory; it would compute those of every value of every head anew.
     """
     if gpu_code.compiled(x_BHTd):
-        cosine, sine = torch.ops.octavo.turns(positions_T, frequencies_p)
+        cosine, sine = torch.ops.octavo_lab.rotary_table(positions_T, frequencies_p)
     else:
-        cosine, sine = _turns(positions_T, frequencies_p)
+        cosine, sine = _rotary_table(positions_T, frequencies_p)
     first, second = x_BHTd.float().chunk(2, dim=-1)
     turned_BHTd = torch.cat([first * cosine + second * sine, second * cosine - first * sine], dim=-1)
     return turned_BHTd.to(x_BHTd.dtype)
 
 
-def _turns(positions_T: Tensor, frequencies_p: Tensor) -> tuple[Tensor, Tensor]:
+def _rotary_table(positions_T: Tensor, frequencies_p: Tensor) -> tuple[Tensor, Tensor]:
     """Return the cosine and the sine of every angle, float32 ``[T, p]``."""
     angles_Tp = positions_T.float()[:, None] * frequencies_p
     return angles_Tp.cos(), angles_Tp.sin()
 
 
-def _turns_shapes(positions_T: Tensor, frequencies_p: Tensor) -> tuple[Tensor, Tensor]:
+def _rotary_table_shapes(positions_T: Tensor, frequencies_p: Tensor) -> tuple[Tensor, Tensor]:
     angles_Tp = frequencies_p.new_empty(positions_T.shape[0], frequencies_p.shape[0])
     return angles_Tp, torch.empty_like(angles_Tp)
 
 
-_library = registry.Library("octavo", "FRAGMENT")
-_library.define("turns(Tensor positions, Tensor frequencies) -> (Tensor, Tensor)")
-_library.impl("turns", _turns, "CompositeExplicitAutograd")
-registry.register_fake("octavo::turns", _turns_shapes, lib=_library)
+# A namespace of its own: `torch.ops.octavo` has the operations of formats, whatever else has been imported.
+_library = registry.Library("octavo_lab", "DEF")
+_library.define("rotary_table(Tensor positions, Tensor frequencies) -> (Tensor, Tensor)")
+_library.impl("rotary_table", _rotary_table, "CompositeExplicitAutograd")
+registry.register_fake("octavo_lab::rotary_table", _rotary_table_shapes, lib=_library)
