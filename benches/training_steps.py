@@ -1,18 +1,22 @@
-"""What optional parts of training cost: AdamW's step by the form of its moments, and drop-out inside a model's update.
+"""What parts of training cost: AdamW's step by the form of its moments, drop-out inside a model's update, and the loop.
 
     python benches/training_steps.py [--numbers N] [--threads 1] [--rounds 9] [--json [FILE]] [--force]
 
 Each in turns with what it takes the place of: torch's fused AdamW on one tensor, and the same model with residual,
-drop-out and norm as three operations. bitsandbytes' 8-bit AdamW joins where it is installed. Exit status 3: the machine
-is busy.
+drop-out and norm as three operations; an update of the training loop beside one of a plain loop of a few lines.
+bitsandbytes' 8-bit AdamW joins where it is installed. Exit status 3: the machine is busy.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from statistics import median
 
 import _harness as harness
@@ -20,6 +24,8 @@ import _harness as harness
 MOMENTS = ("fp32", "dynamic8", "bm8e4/256", "mxfp8e4m3")
 MOST = 1.2
 """Bar: seconds of a step with moments in 8 bits over those of float32."""
+MOST_LOOP = 1.02
+"""Bar: seconds of an update of the training loop over those of a plain loop."""
 
 
 def steps(numbers: int) -> dict[str, Callable[[], object]]:
@@ -70,6 +76,56 @@ def updates(width: int, batch: int) -> dict[str, Callable[[], object]]:
     return {f"update, {name}": passes(GPT(config).train()) for name, config in kinds.items()}
 
 
+@contextmanager
+def loops(width: int) -> Iterator[dict[str, Callable[[], object]]]:
+    """Give an update of the benchmark's baseline by the training loop, and by a plain loop with the same optimizer."""
+    import torch
+    from octavo.models.gpt import GPT
+    from octavo.systems.language.language_config import AdamW
+    from octavo.systems.language.language_presets import preset
+    from octavo.systems.language.language_scales import Scale
+    from octavo.systems.language.language_task import LanguageTask
+    from octavo.systems.language.token_data import prepare
+    from octavo.train import grouped
+    from octavo.train.distributed import join
+    from octavo.train.precision import Precision
+    from octavo.train.update import Updater
+
+    with tempfile.TemporaryDirectory() as folder, join("cpu") as processes:
+        text = Path(folder, "text.txt")
+        text.write_text("".join(f"{number} times {number} is {number * number}.\n" for number in range(2000)))
+        data = prepare(text, Path(folder, "data"), vocabulary=300, validation_tokens=128)
+        scale = Scale(
+            vocabulary=data.vocabulary, end_of_text=data.end, width=width, layers=4, heads=4, modern_heads=2,
+            context=128, batch=4, tokens=1 << 20, micro_tokens=512, validation_tokens=128, learning_rate=0.004,
+        )  # fmt: skip
+        config = preset("nocap_baseline", scale)
+        rows, context = config.phases[0].batch, config.context
+        ids = torch.randint(0, data.vocabulary, (64, rows, context + 1))
+        loop = config.train_config(device="cpu")
+        ours, plain = GPT(config.model).train(), GPT(config.model).train()
+        task = LanguageTask(data, config, loop, {})
+        task.batch = lambda step, *_: {"ids": ids[step % 64, :, :-1], "targets": ids[step % 64, :, 1:], "window": None}
+        updater = Updater(
+            ours, task, loop, processes=processes, precision=Precision("fp32", processes.device),
+            optimizer=grouped(config.optimizer.groups(ours, loop.steps))(ours, loop),
+        )  # fmt: skip
+        optimizer = torch.optim.AdamW(
+            plain.parameters(), lr=config.optimizer.learning_rate, betas=AdamW().betas, weight_decay=0.1, fused=True
+        )
+        steps_ours, steps_plain = itertools.count(), itertools.count()
+
+        def update() -> None:
+            step = next(steps_plain)
+            optimizer.zero_grad(set_to_none=True)
+            total, _ = plain(ids[step % 64, :, :-1], ids[step % 64, :, 1:])
+            (total / (rows * context)).backward()
+            optimizer.step()
+            total.item()
+
+        yield {"loop, plain": update, "loop, ours": lambda: updater(next(steps_ours))}
+
+
 def main() -> int:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -91,22 +147,24 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(args.threads)
     _core.set_num_threads(args.threads)
     torch.manual_seed(0)
-    timed = steps(args.numbers) | updates(args.width, args.batch)
-    for call in timed.values():
-        call()
-    samples, loads = harness.quiet_rounds(
-        args.rounds, args.force, lambda _: {name: harness.timed(call) for name, call in timed.items()}
-    )
+    with loops(args.width) as both:
+        timed = steps(args.numbers) | updates(args.width, args.batch) | both
+        for call in timed.values():
+            call()
+        samples, loads = harness.quiet_rounds(
+            args.rounds, args.force, lambda _: {name: harness.timed(call) for name, call in timed.items()}
+        )
     middle = {name: median(sample[name] for sample in samples) for name in timed}
     rows, bars = [], []
     for name, seconds in middle.items():
         kind = name.partition(" ")[0]
-        base = middle["AdamW fp32" if kind == "AdamW" else "update, plain"]
+        base = middle["AdamW fp32" if kind == "AdamW" else f"{kind} plain"]
         rows.append({"what": name, "ms": round(1e3 * seconds, 3), "times the plain one": round(seconds / base, 3)})
-        if kind == "AdamW" and name != "AdamW fp32":
+        most, what = (MOST_LOOP, "a plain loop") if kind == "loop," else (MOST, "fp32")
+        if name == "loop, ours" or (kind == "AdamW" and name != "AdamW fp32"):
             ratio = seconds / base
-            verdict = "pass" if ratio <= MOST else "miss"
-            bars.append({"bar": f"{name}: at most {MOST}x fp32", "value": round(ratio, 3), "verdict": verdict})
+            verdict = "pass" if ratio <= most else "miss"
+            bars.append({"bar": f"{name}: at most {most}x {what}", "value": round(ratio, 3), "verdict": verdict})
     report = {
         "machine": harness.facts(loads),
         "torch": torch.__version__,

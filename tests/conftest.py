@@ -99,7 +99,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run a test that is marked ``alone`` in a process of its own, which no other test has started threads in."""
     if pyfuncitem.get_closest_marker("alone") is None or ALONE in os.environ:
         return None
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", pyfuncitem.nodeid]
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "", "-p", "no:cacheprovider", pyfuncitem.nodeid]
     environment = {**os.environ, ALONE: "1", "PYTEST_ADDOPTS": ""}
     for name in [name for name in environment if name.startswith("PYTEST_XDIST")]:
         del environment[name]

@@ -68,3 +68,11 @@ def test_no_module_is_spared_by_the_type_checker():
     assert mypy["strict"] is True
     for override in mypy["overrides"]:
         assert not [name for name in override["module"] if name.startswith("octavo")], override
+
+
+def test_ci_calls_the_test_command_of_the_readme_to_the_character():
+    """Another command would see other failures: of one process and of several, in one order and in another."""
+    (command,) = re.findall(r"^(pip install .* && pytest.*)$", text("README.md"), re.MULTILINE)
+    assert command in [line.strip() for line in text(".ci/run").splitlines()]
+    options = toml("pyproject.toml")["tool"]["pytest"]["ini_options"]["addopts"].split()
+    assert "--random-order" in options and options[options.index("-n") + 1] == "auto"
