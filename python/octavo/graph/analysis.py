@@ -20,6 +20,7 @@ from octavo.graph.operator_work import work_of
 from octavo.graph.records import plain
 from octavo.graph.tensor_statistics import Statistics
 from octavo.nn.format_layer import FormatLayer
+from octavo.nn.model_copies import shared_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.recipe.sites import join
 
@@ -201,6 +202,7 @@ def tensor_statistics(
             seen[name] = Statistics()
             seen[name].add(parameter, name)
     kinds = dict.fromkeys(seen, "weight")
+    model = shared_copy(model)
     layers = list(_layers(model))
 
     def watch(path: str) -> Any:

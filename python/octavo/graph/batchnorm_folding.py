@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from typing import Any
 
@@ -19,6 +18,7 @@ from octavo.graph.model_passes import Pass, Supplies, TransformReport, register_
 from octavo.graph.records import Node
 from octavo.late_binding import late
 from octavo.nn.folded_norm import FoldedNorm
+from octavo.nn.model_copies import deep_copy
 
 _NORMS = ("aten.batch_norm", "aten.native_batch_norm", "aten._native_batch_norm_legit_no_training")
 
@@ -38,7 +38,7 @@ def fold_batchnorm(model: nn.Module, inputs: Any, *, inplace: bool = False) -> t
     Raises ModelError for a model in training, whose normalization depends on the batch, and where ``torch.export``
     refuses the model.
     """
-    model = model if inplace else copy.deepcopy(model)
+    model = model if inplace else deep_copy(model)
     norms = [(path, module) for path, module in model.named_modules() if isinstance(module, _BatchNorm)]
     training = next((path for path, norm in norms if norm.training), None)
     if training is not None:

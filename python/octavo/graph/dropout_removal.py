@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import re
@@ -21,6 +20,7 @@ from octavo.graph.capture import capture
 from octavo.graph.model_graph import Graph
 from octavo.graph.model_passes import Pass, Supplies, TransformReport, register_pass
 from octavo.graph.records import Node
+from octavo.nn.model_copies import deep_copy
 from octavo.recipe.sites import join
 
 _NAMES = re.compile(r"dropout|pdrop$")
@@ -71,7 +71,7 @@ def remove_dropout(model: nn.Module, inputs: Any = None, *, inplace: bool = Fals
     training, and the forward of modules that call drop-out as a function is wrapped; without inputs such calls stay,
     with the share that their module gives them. State-dict names stay. Batch normalization keeps its training mode.
     """
-    model = model if inplace else copy.deepcopy(model)
+    model = model if inplace else deep_copy(model)
     rows: list[tuple[str, str, str]] = []
     for path, module in list(model.named_modules(remove_duplicate=False)):
         for name, child in list(module._modules.items()):

@@ -18,6 +18,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from octavo.batches import call_on, map_leaves
 from octavo.errors import ModelError
+from octavo.nn.model_copies import shared_copy
 
 Names = Mapping[str, Sequence[str | None]]
 """Names of the dimensions of each input, None for one that is fixed."""
@@ -224,8 +225,8 @@ def _quiet() -> Iterator[None]:
 def exported(model: nn.Module, given: Given) -> Any:
     """Return the program that ``torch.export`` makes of a model, in the model's mode, without gradients.
 
-    Parameters and buffers are replaced by fake tensors while it works: nothing is computed and nothing changes.
-    Whatever ``torch.export`` raises passes.
+    Parameters and buffers of a copy are replaced by fake tensors while it works: nothing is computed, and the model is
+    not written. Whatever ``torch.export`` raises passes.
     """
     from torch.export import Dim, export
 
@@ -234,4 +235,4 @@ def exported(model: nn.Module, given: Given) -> Any:
         for symbols in given.symbols
     )
     with _quiet(), torch.no_grad():
-        return export(_Call(model, given), given.tensors, dynamic_shapes={"tensors": dims}, strict=False)
+        return export(_Call(shared_copy(model), given), given.tensors, dynamic_shapes={"tensors": dims}, strict=False)

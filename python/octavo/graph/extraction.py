@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from octavo.batches import call_on, tensors_in
 from octavo.errors import ModelError
 from octavo.graph.analysis import in_mode
 from octavo.graph.model_passes import Pass, Supplies, TransformReport, register_pass
+from octavo.nn.model_copies import deep_copy, shared_copy
 from octavo.recipe.sites import dtype_name
 
 
@@ -47,7 +47,7 @@ def extract(
         for kind, name, value in (*named, ("output", "", output)):
             for tensor in tensors_in(value):
                 rows.append((kind, name, " x ".join(map(str, tensor.shape)) or "scalar", dtype_name(tensor.dtype)))
-    made = module if inplace else copy.deepcopy(module)
+    made = module if inplace else deep_copy(module)
     return made, TransformReport(("kind", "argument", "shape", "dtype"), tuple(rows))
 
 
@@ -75,6 +75,7 @@ class _Enough(Exception):
 @torch.no_grad()
 def _called(model: nn.Module, path: str, inputs: Any) -> tuple[dict[str, Any], Any]:
     """Return the arguments and the output of the first call of a module."""
+    model = shared_copy(model)
     module = _module(model, path)
     found: list[Any] = []
 

@@ -6,7 +6,6 @@ it up there, and imports none of them. A pass of one's own is registered with :f
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Mapping
@@ -20,6 +19,7 @@ from octavo.errors import DTypeError, ModelError, OctavoError
 from octavo.graph.analysis import Report
 from octavo.graph.capture import capture
 from octavo.graph.model_graph import Graph
+from octavo.nn.model_copies import deep_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 
@@ -129,7 +129,7 @@ class Pass:
         supplies = Supplies(inputs, calibration)
         if self.stage is None:
             return self.run(model, given, supplies)
-        return self.run(model if inplace else copy.deepcopy(model), given, supplies)
+        return self.run(model if inplace else deep_copy(model), given, supplies)
 
 
 def _frozen(value: Any) -> Any:

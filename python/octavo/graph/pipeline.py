@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +14,7 @@ from octavo._reading import parse_json, read_text
 from octavo.batches import Batches
 from octavo.errors import ModelError
 from octavo.graph.model_passes import Pass, Supplies, find_pass, plain_config, require_order, require_stage
+from octavo.nn.model_copies import deep_copy
 from octavo.recipe.toml import read_toml, write_toml
 
 _MOST = 1 << 20  # bytes of a file of a pipeline
@@ -121,7 +121,7 @@ class Pipeline:
         for step in self.steps:
             require_stage(step.run, model)
         if not inplace:
-            model = copy.deepcopy(model)
+            model = deep_copy(model)
         supplies = Supplies(inputs, None if calibration is None else Batches(calibration))
         reports, settled = [], []
         for step in self.steps:

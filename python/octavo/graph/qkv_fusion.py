@@ -22,6 +22,7 @@ from octavo.graph.model_graph import Graph
 from octavo.graph.model_passes import Pass, Supplies, TransformReport, register_pass
 from octavo.graph.records import Node
 from octavo.nn.joined_linear import join_layers
+from octavo.nn.model_copies import deep_copy
 
 _ATTENTION = ("scaled_dot_product", "softmax")
 _ROUNDS, _FEWEST, _SECONDS = 41, 5, 0.3
@@ -57,7 +58,7 @@ def fuse_qkv(
     model.
     """
     config = FuseQkvConfig(groups)
-    model = model if inplace else copy.deepcopy(model)
+    model = model if inplace else deep_copy(model)
     if config.groups is not None:
         rows = []
         for text in config.groups:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ from octavo.lora.adapter import ATTRIBUTE, Adapter, Adapters, adapters
 from octavo.lora.lora_config import LoraConfig
 from octavo.lora.select import as_linear, target_paths, trained_paths
 from octavo.nn import PackedLinear
+from octavo.nn.model_copies import deep_copy
 
 DEFAULT = "default"
 
@@ -62,7 +62,7 @@ def add_empty(model: nn.Module, config: LoraConfig, name: str, *, inplace: bool)
     for path in paths:
         _check_rank(path, as_linear(model.get_submodule(path)), config.rank)
     if not inplace:
-        model = copy.deepcopy(model)
+        model = deep_copy(model)
     for path in paths:
         layer = as_linear(model.get_submodule(path))
         own = getattr(layer, ATTRIBUTE, None)

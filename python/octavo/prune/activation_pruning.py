@@ -6,7 +6,6 @@ input as it comes, as MASE's toolkit prunes by default; every forward pass pays 
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Iterable
 from statistics import median
@@ -21,6 +20,7 @@ from octavo.errors import CalibrationError, ModelError
 from octavo.graph import Report
 from octavo.graph.tensor_statistics import Statistics
 from octavo.nn.input_threshold import InputThreshold, input_thresholds
+from octavo.nn.model_copies import deep_copy, shared_copy
 from octavo.prune.target_layers import Targets, check_sparsity, selected_layers
 from octavo.quant.calibration import run, undisturbed
 
@@ -56,7 +56,7 @@ def prune_activations(
     if method == "calibrated" and calibration is None:
         raise CalibrationError("method calibrated needs data; give calibration=batches, or take method='quantile'")
     if not inplace:
-        model = copy.deepcopy(model)
+        model = deep_copy(model)
     restore_activations(model)
     found = (
         _thresholds(model, paths, share, Batches(calibration, samples), Stages(progress))
@@ -104,6 +104,7 @@ def activation_report(model: nn.Module, batches: Iterable[Any], *, repeats: int 
     here, after one pass each; zeros among activations save no time by themselves. Raises ModelError where no layer has
     a threshold.
     """
+    model = shared_copy(model)
     layers = list(input_thresholds(model))
     if not layers:
         raise ModelError(f"{type(model).__name__}: no layer has a threshold; octavo.prune.prune_activations makes them")

@@ -16,6 +16,7 @@ from octavo.graph.analysis import Report
 from octavo.graph.example_inputs import example_inputs
 from octavo.graph.exporting import held_tensors
 from octavo.nn.masks import masked_layers
+from octavo.nn.model_copies import deep_copy, shared_copy
 from octavo.nn.registry import format_layers
 from octavo.prune.configured_sizes import configure
 from octavo.prune.dead_units import constants, unread
@@ -66,11 +67,10 @@ def compact_model(model: nn.Module, inputs: Any = None, *, inplace: bool = False
     _refuse_layers(model)
     if inplace:
         compact_model(model, inputs)  # what refuses does so before the model is changed
-    other = copy.deepcopy(model)
-    dense, compact = (other, model) if inplace else (model, other)
+    dense, compact = (deep_copy(model), model) if inplace else (shared_copy(model), deep_copy(model))
     if next(masked_layers(compact), None) is not None:
         fold_model(compact, inplace=True)
-    modes = {module: module.training for module in (*dense.modules(), *compact.modules())}
+    modes = {module: module.training for module in compact.modules()}
     dense.eval()
     compact.eval()
     try:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch import nn
 
 from octavo.errors import DTypeError, ModelError
 from octavo.nn.masks import masked_layers, unwatch
+from octavo.nn.model_copies import deep_copy
 
 
 def fold_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
@@ -22,7 +21,7 @@ def fold_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     if next(masked_layers(model), None) is None:
         raise ModelError(f"{type(model).__name__}: no layer has masks; octavo.prune_model makes them")
     if not inplace:
-        model = copy.deepcopy(model)
+        model = deep_copy(model)
     for _, layer, own in list(masked_layers(model)):
         own.detach(layer)
     unwatch(model)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +14,7 @@ from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, ModelError
 from octavo.nn.masks import ATTRIBUTE, Masks, masks_of, require_zero, watch_tied
+from octavo.nn.model_copies import deep_copy
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.prune.granularity import Granularity, MatrixUnits, Units
@@ -95,7 +95,7 @@ def prune_model(
     if kind.is_structure:
         pruning = replace(pruning, groups=tuple(groups(model, inputs, kinds=[cast("Kind", kind.kind)])))
     if not inplace:
-        model = copy.deepcopy(model)
+        model = deep_copy(model)
     units = pruning.units(model)
     if schedule is None:
         pruning.prune(model, units, Stages(progress))

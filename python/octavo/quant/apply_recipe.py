@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, DTypeError, OctavoError
+from octavo.nn.model_copies import deep_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
@@ -68,7 +68,7 @@ def quantize_model(
     batches = None if calibration is None else Batches(calibration, samples, tokenizer=tokenizer)
     show = Stages(progress)
     if not inplace:
-        model = copy.deepcopy(model)
+        model = deep_copy(model)
     elif "" in plan:
         raise DTypeError(f"inplace=True cannot replace the {type(model).__name__} itself; take what is returned")
     replacement = Replacement(model, plan, given)
@@ -100,7 +100,7 @@ def prepare_model(model: nn.Module, recipe: Any, *, inplace: bool = False) -> nn
     CalibrationError where the recipe names a calibration.
     """
     plan = plan_of(model, recipe)
-    return Replacement(model if inplace else copy.deepcopy(model), plan).apply()
+    return Replacement(model if inplace else deep_copy(model), plan).apply()
 
 
 def check_weights(model: nn.Module, plan: Plan, recipe: str | None = None) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 from torch import Tensor, nn
 
 from octavo.errors import DTypeError, ModelError, OctavoError
 from octavo.nn import PackedEmbedding, PackedLayer, QuantLayer
 from octavo.nn.masks import Masks
+from octavo.nn.model_copies import deep_copy
 from octavo.nn.registry import kind_of
 from octavo.quant.save_pretrained import write_our_folders
 from octavo.tensor import PackedTensor
@@ -47,7 +46,7 @@ def pack_model(model: nn.Module, *, sparse: bool = False, inplace: bool = False)
     for twins in shared.values() if sparse else ():
         leave_out_zeros(twins)
     if not inplace:
-        model = copy.deepcopy(model, packed)  # the packed layers stand for copies of the others
+        model = deep_copy(model, packed)  # the packed layers stand for copies of the others
         write_our_folders(model)
         return model
     for path, layer in list(model.named_modules(remove_duplicate=False)):

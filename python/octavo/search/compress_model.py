@@ -17,6 +17,7 @@ from octavo.display.progress import Report
 from octavo.errors import CalibrationError, ConfigError, DTypeError
 from octavo.folder.save_load import fill_folder
 from octavo.folder.weight_files import PACKED_NAME
+from octavo.nn.model_copies import shared_copy
 from octavo.quant.calibration import undisturbed
 from octavo.recipe import Recipe
 from octavo.report.compression_report import write_report
@@ -115,8 +116,9 @@ def compress_model(
     ``journal``: a folder; the same call goes on where it was stopped, whatever ended it. ``evaluate`` is known there by
     its name and source: give another folder where what it calls changes.
 
-    ``model`` is not changed. The order of layers and formats, formats that never help, and test data change nothing.
-    Raises ConfigError for goals that are none or that no format reaches, FormatError for formats and recipes,
+    ``model`` is never written: a copy of its modules, over the memory of its parameters, is measured, and other threads
+    may call ``model`` meanwhile. The order of layers and formats, formats that never help, and test data change
+    nothing. Raises ConfigError for goals that are none or that no format reaches, FormatError for formats and recipes,
     CalibrationError for data that the model cannot take, naming batch, argument and layer; all before work starts.
     """
     if not isinstance(model, nn.Module):
@@ -151,6 +153,7 @@ def job_of(
 ) -> Job:
     """Return the job of :func:`compress_model`'s arguments. Raises CalibrationError for data that holds nothing."""
     batches, held = _cut(list(Batches(data, samples, tokenizer=tokenizer)), evaluate is None)
+    model = shared_copy(model)
     quality = _as_quality(evaluate) if evaluate is not None else _agreeing(model, Batches(held))
     with undisturbed(model):
         call_numbered(model, batches[0], 0)

@@ -59,8 +59,8 @@ def forward_costs(before: nn.Module, after: nn.Module, batch: Any) -> list[dict[
 
 def latencies(models: Mapping[str, nn.Module], batch: Any) -> dict[str, dict[str, Any]]:
     """Return median and quartiles of the seconds of forward passes of models, which take turns."""
-    with evaluating(*models.values()):
-        return seconds_in_turn({name: partial(call_on, model, batch) for name, model in models.items()})
+    with evaluating(*models.values()) as own:
+        return seconds_in_turn({name: partial(call_on, model, batch) for name, model in zip(models, own, strict=True)})
 
 
 def resized(batch: Any, size: int) -> Any:
@@ -100,7 +100,7 @@ def quartiles(values: list[float]) -> dict[str, Any]:
 
 def peak_bytes(model: nn.Module, batch: Any) -> int:
     """Return the bytes of a model's tensors, and the most of tensors that were alive at once in a call."""
-    with evaluating(model):
+    with evaluating(model) as (model,):
         call_on(model, batch)
         with _Alive((*model.parameters(), *model.buffers(), *tensors_in(batch))) as alive:
             call_on(model, batch)

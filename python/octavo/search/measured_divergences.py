@@ -18,6 +18,7 @@ from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError
 from octavo.formats import Format
 from octavo.graph.tensor_statistics import Statistics
+from octavo.nn.model_copies import shared_copy
 from octavo.quant.calibration import Products, undisturbed
 from octavo.recipe.rule import KEEP, read_spec, spec_text
 from octavo.recipe.sites import Site
@@ -65,7 +66,8 @@ def measure_sensitivity(
 
     Only what comes after the changed layer runs; ``notes`` of the result tell where that was not possible. ``workers``:
     processes that measure, forks of this one with a thread each; for models on the CPU. ``journal``:
-    a folder, or an open Journal: what was measured is found there again, after ``kill -9`` too. The model is as it was.
+    a folder, or an open Journal: what was measured is found there again, after ``kill -9`` too. The model is never
+    written: a copy of its modules, over the memory of its parameters, is measured.
 
     Raises ConfigError, FormatError, ModelError and DTypeError for arguments that do not fit, CalibrationError for
     batches that the model cannot take.
@@ -80,6 +82,7 @@ def measure_sensitivity(
         raise ConfigError(f"method is {method!r}; accepted are {', '.join(METHODS)}")
     check_workers(workers)
     data = list(Batches(batches, samples))
+    model = shared_copy(model)
     found = find_groups(model, data[0], roles, share, exclude)
     show = Stages(progress)
     with undisturbed(model):
@@ -194,7 +197,7 @@ class _Run:
 
 @contextmanager
 def _changed(model: nn.Module, found: LayerGroup, made: dict[Site, Any]) -> Iterator[None]:
-    """Put rounded weights in place of a group's, or round its inputs, inside."""
+    """Put rounded weights in place of a group's, or round its inputs, inside: of the copy that is measured."""
     with ExitStack() as stack:
         for site, one in made.items():
             if found.group.role == "weight":

@@ -18,6 +18,7 @@ from octavo.batches import call_numbered, call_on, samples_of
 from octavo.cuda.machine import computer, cpu, versions
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError, OctavoError
+from octavo.nn.model_copies import shared_copy
 from octavo.nn.registry import kind_of
 from octavo.quant.pack_layers import pack_layer
 from octavo.recipe.rule import KEEP, read_spec
@@ -53,12 +54,13 @@ def measure_latency(
     if any(group.role != "weight" for group in sensitivity.groups):
         raise ConfigError("latencies are of weights in formats; give a sensitivity of roles=('weight',)")
     paths = [path for group in sensitivity.groups for path in group.layers]
+    model = shared_copy(model)
     try:
         layers = {path: model.get_submodule(path) for path in paths}
     except AttributeError as error:
         raise ConfigError(f"the sensitivity is of another model: {error}") from None
     show = Stages(progress)
-    with evaluating(model), ExitStack() as stack:
+    with evaluating(model.eval()), ExitStack() as stack:
         journal = table if isinstance(table, Journal) or table is None else stack.enter_context(Journal(table))
         entries = _entries(layers, _calls(model, batch, layers))
         specs = [None if text == KEEP else read_spec(text) for text in sensitivity.formats]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.folder.stored_tensors import stored_state
+from octavo.nn.model_copies import deep_copy
 from octavo.recipe.sites import Site, model_sites
 from octavo.search.layer_sensitivity import Sensitivity
 
@@ -48,7 +48,7 @@ def peer_bytes(model: nn.Module, peer: Peer, tensors: Sequence[str]) -> int:
 
 def peer_model(model: nn.Module, peer: Peer, tensors: Sequence[str]) -> nn.Module:
     """Return a float model whose tensors have the values that a peer's format gives them; ``model`` stays."""
-    made = copy.deepcopy(model)
+    made = deep_copy(model)
     held = {site.path: site for site in model_sites(made) if site.tensor is not None}
     with torch.no_grad():
         for site in _unique(held, tensors):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from octavo.batches import Batches, call_numbered
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError
+from octavo.nn.model_copies import shared_copy
 from octavo.nn.registry import kind_of
 from octavo.quant.algorithms.bias import correct_bias_model
 from octavo.quant.apply_recipe import quantize_model
@@ -88,7 +89,8 @@ def tune(
     ``methods``, tried in this order: ``gptq`` and ``hqq`` on all weights whose format takes them, and where that does
     not help on one format after the other; ``bias`` corrects biases. Each is judged by the divergence from the float
     model (``output`` and ``divergence`` as for :func:`measure_sensitivity`) on the last quarter of the batches, which
-    the solvers do not see where there are two batches or more. Formats, and so bytes, stay as they are.
+    the solvers do not see where there are two batches or more. Formats, and so bytes, stay as they are, and so does
+    ``model``: copies are run.
 
     Raises ConfigError for other methods and an assignment that does not fit, and what quantize_model raises.
     """
@@ -96,6 +98,7 @@ def tune(
         if method not in METHODS:
             raise ConfigError(f"method {method!r} is none; accepted are {', '.join(METHODS)}")
     data = list(Batches(batches, samples))
+    model = shared_copy(model)
     held = max(len(data) // 4, 1) if len(data) > 1 else 0
     solved, judged = data[: len(data) - held], data[len(data) - held :] if held else data
     loss_of = _judge(model, judged, output, divergence)

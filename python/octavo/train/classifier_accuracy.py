@@ -45,7 +45,7 @@ def classifier_accuracy(
     order = sorted(range(len(data)), key=lambda row: (len(data.texts[row]), row))
     right = [False] * len(data)
     done = 0
-    with evaluating(model):
+    with evaluating(model) as (model,):
         for number, start in enumerate(range(0, len(order), batch_size)):
             rows = order[start : start + batch_size]
             batch = tokenizer(

@@ -118,7 +118,7 @@ def exact_nll(
             f"{type(model).__name__} is trained on a bound and has no exact loss; octavo.train.likelihood_bound "
             "and octavo eval estimate the bound"
         )
-    with evaluating(model):
+    with evaluating(model) as (model,):
         if _gives_losses(model):
             _check_head(model, ids, context)
         guard = _leak(model, ids, context)

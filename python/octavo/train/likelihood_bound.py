@@ -72,7 +72,8 @@ def likelihood_bound(
     windows = list(windows_of(len(ids), context, context))
     device = device_of(model)
     sums: list[list[float]] = []
-    with evaluating(model):
+    with evaluating(model) as (model,):
+        objective = model.objective
         guard = _guard(model, objective, ids[: context + 1].to(device))
         if not guard <= LEAK:
             raise ModelError(f"{type(model).__name__}: predictions move by {guard:.2g} nats when hidden tokens change")

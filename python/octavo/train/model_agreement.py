@@ -40,7 +40,7 @@ def agreement(
     values: list[float] = []
     same = 0
     parts: list[bytes] = []
-    with evaluating(model, reference):
+    with evaluating(model, reference) as (model, reference):
         for number, batch in enumerate(batches):
             parts += [_bytes(tensor) for tensor in tensors_in(arguments_of(reference, batch))]
             kind, before = read_output(call_numbered(reference, batch, number, "batch"), batch)

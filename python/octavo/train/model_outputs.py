@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from octavo.batches import tensors_in
 from octavo.errors import ModelError
+from octavo.nn.model_copies import shared_copy
 from octavo.train.randomness import undisturbed
 
 Kind = Literal["logits", "embedding"]
@@ -63,14 +64,35 @@ def mean_over_tokens(hidden_BTD: Tensor, mask_BT: Tensor | None) -> Tensor:
 
 
 @contextmanager
-def evaluating(*models: nn.Module) -> Iterator[None]:
-    """Evaluate inside, without gradients; modes and random numbers are as before afterwards."""
-    modes = {module: module.training for model in models for module in model.modules()}
-    for model in models:
+def evaluating(*models: nn.Module) -> Iterator[tuple[nn.Module, ...]]:
+    """Yield the models in evaluation, without gradients; random numbers are as before afterwards.
+
+    A model that is in evaluation stands for itself, of another a copy over its parameters' memory does, so that who
+    trains it meanwhile does not see its mode change. Models that are compiled, scripted or distributed do not copy:
+    their own modes change, and are as before afterwards.
+    """
+    own = tuple(
+        shared_copy(model).eval() if any(module.training for module in model.modules()) and _is_plain(model) else model
+        for model in models
+    )
+    modes = {module: module.training for model in own for module in model.modules()}
+    for model in own:
         model.eval()
     try:
         with undisturbed(), torch.inference_mode():
-            yield
+            yield own
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+_WRAPPERS = ("torch._dynamo", "torch.distributed", "torch.jit", "torch.nn.parallel")
+
+
+def _is_plain(model: nn.Module) -> bool:
+    """Whether a model consists of modules alone: what holds processes, compiled or scripted code is no plain copy."""
+    return not any(
+        getattr(module, "_compiled_call_impl", None) is not None
+        or any(base.__module__.startswith(_WRAPPERS) for base in type(module).__mro__)
+        for module in model.modules()
+    )

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import DTypeError, ModelError, NonFiniteError, ShapeError
+from octavo.nn.model_copies import shared_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.registry import kind_of
 from octavo.quant.algorithms.walk import run_to, stages
@@ -61,7 +62,7 @@ def correct_bias_model(
     for given, what in ((model, "model"), (reference, "reference")):
         if not isinstance(given, nn.Module):
             raise DTypeError(f"{what} is a {type(given).__name__}; accepted is a torch.nn.Module")
-    batches, show = Batches(calibration, samples), Stages(progress)
+    batches, show, reference = Batches(calibration, samples), Stages(progress), shared_copy(reference)
     layers = {name: layer for name, layer in model.named_modules() if _is_layer(layer)}
     twins = {name: layer for name, layer in reference.named_modules() if _is_layer(layer) and name in layers}
     if not twins:

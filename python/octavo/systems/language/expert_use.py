@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from octavo.data import BytePairTokenizer
 from octavo.data.document_files import files_below, pieces
@@ -51,20 +51,23 @@ def expert_use(model: GPT, sources: Mapping[str, Tensor], *, context: int, batch
     ``sources``: ids, int64, one dimension, by name; read in windows of ``context`` as evaluation does. Raises
     ModelError for a model without mixtures, DataError for a source of fewer than two ids.
     """
-    parts = {name: part for name, part in model.named_modules() if isinstance(part, MixtureFeedForward | MixedMixer)}
-    if not parts:
+    if not _mixtures(model):
         raise ModelError("the model has no mixture; octavo train gpt --preset moe_8 trains one that has")
     found = []
     for source, ids in sources.items():
         if ids.ndim != 1 or len(ids) < 2:
             raise DataError(f"source {source!r}: ids have shape {tuple(ids.shape)}; accepted is [2 and more]")
-        with evaluating(model), _counting(parts) as loads:
+        with evaluating(model) as (seen,), _counting(_mixtures(seen)) as loads:
             for part in batches_of(list(windows_of(len(ids), context, context)), batch_size):
-                model.hidden(torch.stack([ids[first:end] for first, end, _ in part]))
+                cast("GPT", seen).hidden(torch.stack([ids[first:end] for first, end, _ in part]))
         for name, load_E in loads.items():
             shares = tuple((load_E / load_E.sum()).tolist())
             found.append(ExpertUse(source, name, len(ids) - 1, shares))
     return found
+
+
+def _mixtures(model: nn.Module) -> dict[str, MixtureFeedForward | MixedMixer]:
+    return {name: part for name, part in model.named_modules() if isinstance(part, MixtureFeedForward | MixedMixer)}
 
 
 def information(uses: Sequence[ExpertUse]) -> dict[str, float]:
