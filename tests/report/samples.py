@@ -65,6 +65,8 @@ def compression(blocks=6, formats=FORMATS, seed=0):
         ],
         "front": {"metric": {"label": "accuracy", "unit": "share", "better": "higher", "before": 0.8842}, "loss": {"label": "KL of logits", "unit": "nats"}, "points": points},
         "prediction": {"unit": "nats", "label": "KL of logits", "pairs": pairs, "rank_correlation": 0.971, "method": "additive"},
+        "changed": {"count": 872, "worse": 14, "better": 4, "rows": [
+            {"text": f"a film that takes {number} hours", "before": "positive", "after": "negative", "expected": "positive"} for number in range(10)]},
         "sensitivity": {"measure": "KL of logits", "unit": "nats", "samples": 64, "tokens": 32, "formats": list(formats), "groups": groups, "loss": losses, "chosen": chosen,
                         "fast": {"measure": "Fisher", "rank_correlation": 0.93}},
         "layers": layers,
@@ -74,7 +76,7 @@ def compression(blocks=6, formats=FORMATS, seed=0):
         "machine": {"cpu": "AMD EPYC 9B14", "threads": 2, "simd": "avx512", "memory_bytes": 25_769_803_776, "system": "Linux"},
         "versions": {"octavo": "0.5.0", "torch": "2.9.0", "python": "3.11.2"}, "seeds": {"calibration": 0, "order": 0},
         "commands": ["octavo compress --model minilm --budget 4.5 --data sst2/ -o small", "octavo report small"],
-        "data": [{"split": "calibration", "source": "64 training sentences", "count": 64, "reads": 1, "digest": "5d" * 32}, {"split": "validation", "source": "training sentences held out", "count": 1000, "reads": 12}, {"split": "test", "source": "sst2_dev.tsv", "count": 872, "reads": 1}],
+        "data": [{"split": "calibration", "source": "64 training sentences", "count": 64, "reads": 1, "digest": "5d" * 32}, {"split": "validation", "source": "training sentences held out", "count": 1000, "reads": 12}, {"split": "test", "source": "sentences of sst2_dev.tsv", "count": 872, "reads": 1}],
         "effort": [{"what": "sensitivity", "value": 43.1, "unit": "s"}, {"what": "evaluations", "value": 12, "unit": ""}],
         "notes": [], "missing": {},
     }  # fmt: skip

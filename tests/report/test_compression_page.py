@@ -90,7 +90,7 @@ def test_the_page_works_in_a_browser_and_its_console_is_silent(tmp_path):
     assert said == []
     assert seen["title"] == "minilm: compression report" and seen["h1"].startswith("minilm: 7.22 times smaller")
     assert seen["parts"] == ["metrics", "front", "layers", "sensitivity", "prediction", "table", "histograms",
-                             "rejected", "data", "commands"]  # fmt: skip
+                             "changed", "rejected", "data", "commands"]  # fmt: skip
     assert seen["tiles"] == ["88.19\u00a0%", "12.59\u00a0MB", "4.43", "4.71\u00a0ms"] and not seen["absent"]
     layers, groups = report["layers"], report["sensitivity"]["groups"]
     assert seen["rows"] == len(layers) == seen["cells"] + 1  # a norm's vector has no cell
@@ -115,7 +115,7 @@ def test_hostile_texts_and_missing_parts_are_shown_as_they_are(make, tmp_path):
         assert len(seen["absent"]) == len(seen["parts"]) == 9 and not seen["tiles"]
         assert all("not asked for" in text for text in seen["absent"])
     else:
-        assert HOSTILE in seen["h1"] and len(seen["parts"]) == 10
+        assert HOSTILE in seen["h1"] and len(seen["parts"]) == 11
 
 
 @browser
@@ -125,6 +125,51 @@ def test_a_phone_shows_the_page_without_overflow(tmp_path):
         folder.mkdir()
         seen, said = open_in_frame(compression_page(make()), folder, NARROW, 360)
         assert said == [] and seen == {"flat": True, "width": 360, "small": True, "beyond": []}
+
+
+SIGNS = """{
+const seen = {}, texts = selector => [...document.querySelectorAll(selector)].map(it => it.textContent);
+seen.names = texts("#prediction .name"); seen.guides = document.querySelectorAll("#prediction .guide").length;
+seen.lead = texts("#prediction .lead")[0]; seen.heading = texts("#prediction h3")[0];
+seen.heads = texts("#rejected thead th"); seen.changed = texts("#changed tbody tr").length; seen.bad = texts("#changed .bad").length;
+seen.machine = texts("#metrics p.soft.small").join(" ");
+seen.boxes = [...document.querySelectorAll(".wide")].map(it => (it.dispatchEvent(new Event("scroll")), { cut: it.scrollWidth - it.clientWidth > 2 || it.scrollHeight - it.clientHeight > 2, faded: it.matches(".right, .below"), told: it.nextElementSibling.textContent }));
+document.body.replaceChildren(JSON.stringify(seen));
+}"""
+
+
+@browser
+@pytest.mark.parametrize("width", [1280, 500])
+def test_a_table_that_is_cut_fades_and_says_how_it_scrolls(width, tmp_path):
+    seen, said = open_in_browser(
+        compression_page(check_report(compression())), tmp_path, SIGNS, f"--window-size={width},900"
+    )
+    assert said == [] and any(box["cut"] for box in seen["boxes"]) and not all(box["cut"] for box in seen["boxes"])
+    for box in seen["boxes"]:
+        assert box["cut"] == box["faded"] == ("scrolls" in box["told"])
+    assert "AMD EPYC 9B14" in seen["machine"] and (seen["changed"], seen["bad"]) == (10, 10)
+
+
+@browser
+def test_a_prediction_of_another_unit_has_two_axes_and_no_diagonal(tmp_path):
+    report = compression()
+    (pair, *_) = report["prediction"]["pairs"]
+    report["prediction"] |= {
+        "measured": {"label": "errors (1 - accuracy)", "unit": "share"},
+        "pairs": [pair | {"measured": 0.12}],
+    }
+    report["rejected"] = [{key: it for key, it in one.items() if key != "bits"} for one in report["rejected"]]
+    seen, said = open_in_browser(compression_page(check_report(report)), tmp_path, SIGNS, "--window-size=1280,900")
+    assert said == [] and seen["guides"] == 0 and "predicted exactly" not in seen["lead"]
+    assert seen["names"] == ["predicted KL of logits (nats)", "measured errors (1 - accuracy)"]
+    assert "1 point ·" in seen["heading"] and "rank correlation 0.971" in seen["heading"]
+    assert seen["heads"] == ["what", "bytes", "accuracy", "why not"]  # no column without a value
+    (tmp_path / "alike").mkdir()
+    seen, _ = open_in_browser(
+        compression_page(check_report(compression())), tmp_path / "alike", SIGNS, "--window-size=1280,900"
+    )
+    assert seen["guides"] == 1 and "predicted exactly" in seen["lead"]
+    assert seen["names"] == ["predicted KL of logits (nats)", "measured KL of logits (nats)"]
 
 
 @browser

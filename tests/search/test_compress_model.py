@@ -431,3 +431,58 @@ def test_a_weight_that_another_holder_keeps_is_priced_as_it_is_packed():
     wanted = octavo.graph.capture(model, ids).costs("int4:g32").weight_bytes
     packed = octavo.pack_model(octavo.quantize_model(model, "int4:g32", progress=False))
     assert wanted == octavo.graph.capture(packed, ids).costs().weight_bytes == stored_bytes(packed)
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("goal", [{"budget": 4.9}, {"budget": None, "max_loss": 0.01}], ids=str)
+def test_what_was_not_chosen_has_a_true_reason_and_all_its_values(goal):
+    """Over the budget, over the bound, or worse: recomputed from the values beside it."""
+    found = compressed(**goal)
+    report, best, before = found.report, found.found.chosen, found.found.before
+    trials = [trial for trial in found.found.trials if trial is not best]
+    rows = report["rejected"][: len(trials)]
+    assert rows
+    for trial, row in zip(trials, rows, strict=True):
+        assert row["bits"] == pytest.approx(8 * row["bytes"] / report["model"]["parameters"])
+        if "over the budget" in row["why"]:
+            assert row["bits"] > 4.9
+        elif "loses more than the bound" in row["why"]:
+            assert trial.quality.loss - before.loss > 0.01
+        elif "bytes more" in row["why"]:
+            assert trial.nbytes > best.nbytes
+        else:
+            assert "worse" in row["why"] and trial.quality.loss > best.quality.loss
+    assert report["machine"]["cpu"] and report["machine"]["simd"]
+
+
+def test_the_prediction_has_one_unit_or_two_axes(result):
+    alike = result.report["prediction"]
+    assert "measured" not in alike and alike["unit"] == "nats"  # KL, added up and measured
+    other = compressed(evaluate=lambda model: -float((model(data(1)[0]) - Net()(data(1)[0])).square().mean()))
+    assert other.report["prediction"]["measured"]["label"].startswith("loss of ")
+    assert other.report["prediction"]["label"] == alike["label"]
+    assert all("measured_loss" not in point for point in other.report["front"]["points"])
+
+
+def test_examples_that_changed_are_those_that_lost_most():
+    from octavo.search.changed_examples import SHOWN, changed_examples
+    from octavo.search.compression_job import Examples
+    from octavo.train.measurement import mean_of, share_of
+
+    texts = [f"text {number}" for number in range(40)]
+    old, new = [number % 3 > 0 for number in range(40)], [number % 4 > 0 for number in range(40)]
+    before, after = share_of("exact match", old, "x"), share_of("exact match", new, "x")
+    told = Examples(texts, lambda model, places: [f"{model}{place}" for place in places], [str(n) for n in range(40)])
+    found = changed_examples(told, "a", "b", before, after)
+    worse = [place for place in range(40) if old[place] and not new[place]]
+    assert (found["worse"], found["better"]) == (len(worse), sum(b and not a for a, b in zip(old, new, strict=True)))
+    shown = [int(row["expected"]) for row in found["rows"]]
+    assert len(shown) == SHOWN and shown[: len(worse)] == worse[:SHOWN]
+    assert found["rows"][0] == {"text": f"text {worse[0]}", "before": f"a{worse[0]}", "after": f"b{worse[0]}", "expected": str(worse[0])}  # fmt: skip
+    losses = [mean_of("KL", values, "min", "x") for values in ([0.0] * 40, [number / 100 for number in range(40)])]
+    found = changed_examples(Examples(texts), "a", "b", *losses)
+    assert [row["after"] for row in found["rows"]] == [f"KL {number / 100:.4g}" for number in range(39, 29, -1)]
+    assert changed_examples(Examples(texts[:5]), "a", "b", *losses) is None  # values of tokens
+    assert changed_examples(told, "a", "b", before, before) is None

@@ -42,7 +42,8 @@ PARTS: dict[str, Any] = {
         "points": [_POINT],
     },
     "prediction": {
-        "unit": str, "label": str, "pairs": [{"label": str, "predicted": NUMBER, "measured": NUMBER}],
+        "unit": str, "label": str, "measured?": {"label": str, "unit": str},
+        "pairs": [{"label": str, "predicted": NUMBER, "measured": NUMBER}],
         "rank_correlation?": NUMBER, "method?": str, "told?": str,
     },
     "sensitivity": {
@@ -80,6 +81,10 @@ _REPORT: dict[str, Any] = {
         "sentence?": str,
     },
     "notes?": [str],
+    "changed?": {
+        "count": int, "worse": int, "better": int,
+        "rows": [{"text": str, "before": str, "after": str, "expected?": str}],
+    },
     "missing?": {"*": str},
     **{f"{part}?": fields for part, fields in PARTS.items()},
 }  # fmt: skip

@@ -29,16 +29,16 @@ const frontCharts = (place, front) => {
 };
 
 const predictionChart = (place, found) => {
-  const told = [`${found.pairs.length} points`];
+  const told = [`${found.pairs.length} ${found.pairs.length === 1 ? "point" : "points"}`], other = found.measured, measured = other || { label: found.label, unit: found.unit };
   if (found.rank_correlation !== undefined && found.rank_correlation !== null) told.unshift(`rank correlation ${found.rank_correlation.toFixed(3).replace("-", "−")}`);
   if (found.method) told.push(`${found.method} prediction`);
   if (found.told) told.push(found.told);
-  const box = make("div", "pair"), panel = make("div"), side = make("div"), unit = found.unit && found.unit !== "share" ? ` (${found.unit})` : ""; place.append(box); box.append(panel, side);
+  const box = make("div", "pair"), panel = make("div"), side = make("div"), named = it => it.label + (it.unit && it.unit !== "share" ? ` (${it.unit})` : ""); place.append(box); box.append(panel, side);
   panel.append(make("h3", "", told.join(" · ")));
   const log = found.pairs.every(pair => pair.predicted > 0 && pair.measured > 0);
-  chart(panel, { label: "Prediction against measurement", height: 340, diagonal: true, x: { label: `predicted ${found.label}${unit}`, unit: found.unit, log }, y: { label: `measured ${found.label}${unit}`, unit: found.unit, log }, series: [{ name: "points", marker: "circle", colour: 0, points: found.pairs.map(pair => ({ x: pair.predicted, y: pair.measured, told: `${pair.label}\npredicted ${shown(pair.predicted, found.unit)}\nmeasured ${shown(pair.measured, found.unit)}` })) }] });
-  const body = table(side, [{ label: "point" }, { label: "predicted", number: true }, { label: "measured", number: true }], "Prediction and measurement"); side.lastChild.classList.add("tall");
-  for (const pair of found.pairs) { const tr = make("tr"); tr.append(cell("td", pair.label), cell("td", shown(pair.predicted, found.unit), "number"), cell("td", shown(pair.measured, found.unit), "number")); body.append(tr); }
+  chart(panel, { label: "Prediction against measurement", height: 340, diagonal: !other, x: { label: `predicted ${named(found)}`, unit: found.unit, log }, y: { label: `measured ${named(measured)}`, unit: measured.unit, log }, series: [{ name: "points", marker: "circle", colour: 0, points: found.pairs.map(pair => ({ x: pair.predicted, y: pair.measured, told: `${pair.label}\npredicted ${found.label}: ${shown(pair.predicted, found.unit)}\nmeasured ${measured.label}: ${shown(pair.measured, measured.unit)}` })) }] });
+  const body = table(side, [{ label: "point" }, { label: "predicted", number: true }, { label: "measured", number: true }], "Prediction and measurement"); body.closest(".wide").classList.add("tall");
+  for (const pair of found.pairs) { const tr = make("tr"); tr.append(cell("td", pair.label), cell("td", shown(pair.predicted, found.unit), "number"), cell("td", shown(pair.measured, measured.unit), "number")); body.append(tr); }
 };
 
 const histograms = (place, found) => {

@@ -43,7 +43,7 @@ const heatMap = (place, found) => {
   if (found.chosen) { const frame = make("i", "chip framed"); legend.append(frame, make("span", "", "chosen")); }
   place.append(legend);
   const body = table(place, [{ label: "group" }, ...found.formats.map(label => ({ label, number: true }))], `Sensitivity: ${found.measure} by group and format`);
-  place.lastChild.classList.add("tall", "heat"); if (found.groups.length > 60) place.lastChild.classList.add("many");
+  const box = body.closest(".wide"); box.classList.add("tall", "heat"); if (found.groups.length > 60) box.classList.add("many");
   found.groups.forEach((group, at) => {
     const tr = make("tr"), th = path(make("th", "path"), group.name); th.scope = "row"; if (group.paths) th.title = group.paths.slice(0, 12).join("\n") + (group.paths.length > 12 ? `\n… ${group.paths.length} in all` : ""); tr.append(th);
     found.loss[at].forEach((value, column) => {

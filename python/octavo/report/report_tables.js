@@ -7,15 +7,28 @@ const table = (place, heads, caption) => {
   it.append(make("caption", "hidden", caption));
   for (const one of heads) { const th = cell("th", one.label, one.number ? "number" : ""); th.scope = "col"; head.append(th); }
   top.append(head); it.append(top, body); box.append(it); place.append(box);
+  scrolls(box);
   return body;
+};
+// A box that does not show all fades out on the side where more is, and a line below says how it scrolls.
+const scrolls = box => {
+  const told = make("p", "soft small more"); box.after(told); told.setAttribute("aria-hidden", "true");
+  const look = () => {
+    const wide = box.scrollWidth - box.clientWidth > 2, high = box.scrollHeight - box.clientHeight > 2;
+    box.classList.toggle("right", wide && box.scrollLeft + box.clientWidth < box.scrollWidth - 2);
+    box.classList.toggle("below", high && box.scrollTop + box.clientHeight < box.scrollHeight - 2);
+    told.textContent = wide && high ? "↔ ↕ scrolls both ways" : wide ? "↔ scrolls sideways: more columns" : high ? "↕ scrolls: more rows" : "";
+  };
+  box.addEventListener("scroll", look, { passive: true });
+  const watch = new ResizeObserver(look); watch.observe(box); watch.observe(box.firstChild);
 };
 
 // columns: label, number, value (of a row, to sort by), text or node (of a row, to show), wide (a long text).
 const sortable = (place, columns, rows, caption) => {
   const bar = make("div", "tools"), input = make("input"), told = make("span", "soft"), body = table(place, columns, caption), heads = body.parentElement.querySelectorAll("th");
-  place.lastChild.classList.add("tall", "sorted");
+  body.closest(".wide").classList.add("tall", "sorted");
   input.type = "search"; input.placeholder = "Filter rows"; input.setAttribute("aria-label", "Filter rows by a text");
-  bar.append(input, told); place.insertBefore(bar, place.lastChild);
+  bar.append(input, told); place.insertBefore(bar, body.closest(".wide"));
   const lines = rows.map((row, at) => ({ row, at, values: columns.map(column => column.value(row)), text: columns.map(column => column.number ? "" : String(column.value(row) ?? "")).join(" ").toLowerCase() }));
   let by = -1, down = false;
   const build = line => {

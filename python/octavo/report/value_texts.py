@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.display.numbers import size
@@ -53,7 +53,7 @@ def verdict_sentence(report: Mapping[str, Any]) -> str:
     costs = {row["key"]: row for row in report.get("costs") or () if row.get("after")}
     parts = [_size_part(costs)]
     if report.get("metrics"):
-        parts.append(_metric_part(report["metrics"][0]))
+        parts.append(_metric_part(report["metrics"][0], report.get("data") or ()))
     parts.append(_speed_part(costs))
     told = "; ".join(part for part in parts if part) or "nothing was measured"
     missed = ""
@@ -78,17 +78,27 @@ def _size_part(costs: Mapping[str, Mapping[str, Any]]) -> str:
     return f"{_times(before / after, 'smaller', 'larger')} ({inside})"
 
 
-def _metric_part(row: Mapping[str, Any]) -> str:
+def _metric_part(row: Mapping[str, Any], data: Sequence[Mapping[str, Any]]) -> str:
     if not row.get("after"):
         return f"{row['label']} is missing: {row['missing']}"
     after = value_text(row["after"]["value"], row["unit"])
     difference = row_difference(row)
     if difference is None or not row.get("before"):
-        return f"{row['label']} {after}"
+        return f"{row['label']} {after}{_basis(row, data)}"
     return (
         f"{row['label']} {value_text(row['before']['value'], row['unit'])} to {after}, "
-        f"{difference_text(difference, row['unit'])}"
+        f"{difference_text(difference, row['unit'])}{_basis(row, data)}"
     )
+
+
+def _basis(row: Mapping[str, Any], data: Sequence[Mapping[str, Any]]) -> str:
+    """Return on what a metric was measured, such as ``, on 16 built-in sentences``; empty where it is not told."""
+    split = next((it for it in data if it["split"] == row.get("split")), None)
+    count = (split or {}).get("count") or row["after"].get("count")
+    if not count:
+        return ""
+    source = str(split["source"]).removeprefix("other ") if split else "example" if count == 1 else "examples"
+    return f", on {count:,} {source}"
 
 
 def _speed_part(costs: Mapping[str, Mapping[str, Any]]) -> str:

@@ -21,6 +21,7 @@ from octavo.nn.model_copies import shared_copy
 from octavo.quant.calibration import undisturbed
 from octavo.recipe import Recipe
 from octavo.report.compression_report import write_report
+from octavo.search.changed_examples import changed_examples
 from octavo.search.compression_facts import report_of
 from octavo.search.compression_flow import Flow
 from octavo.search.compression_job import (
@@ -220,24 +221,31 @@ def run_job(
             flow.compare(found, peers)
         say("packing the chosen model", 0.94)
         packed = flow.built(found.chosen, found)
-        size, tested = _final(job, packed, say, stack)
+        size, tested, changed = _final(job, packed, say, stack)
         say("writing the report", 0.99)
-        report = report_of(job, goal, found, packed, file_bytes=size, tested=tested, command=command)
+        report = report_of(
+            job, goal, found, packed, file_bytes=size, tested=tested, changed=changed, command=command
+        )  # fmt: skip
     return Compressed(packed, found.chosen.recipe, report, found, job)
 
 
 def _final(
     job: Job, packed: nn.Module, say: Callable[[str, float], object], stack: ExitStack
-) -> tuple[int, tuple[Measurement, Measurement] | None]:
-    """Write the model once to know its file, and open the test data, once, for the float and the packed model."""
+) -> tuple[int, tuple[Measurement, Measurement] | None, dict[str, Any] | None]:
+    """Write the model once to know its file, and open the test data, once, for the float and the packed model.
+
+    Returns the bytes of the file, what both models reached, and examples whose answer changed, for the report.
+    """
     folder = stack.enter_context(folders.scratch())
     size = job.write(packed, folder).stat().st_size
     if job.test is None:
-        return size, None
+        return size, None, None
     say("testing the float model", 0.95)
     before = job.test(job.model)
     say("testing the packed model", 0.97)
-    return size, (before, job.test(packed if job.read is None else job.read(folder)))
+    read = packed if job.read is None else job.read(folder)
+    tested = before, job.test(read)
+    return size, tested, None if job.examples is None else changed_examples(job.examples, job.model, read, *tested)
 
 
 def write_model(model: nn.Module, folder: Path) -> Path:

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from octavo import __version__
+from octavo.cuda.machine import cpu
 from octavo.recipe.rule import KEEP
-from octavo.report.value_texts import value_text
+from octavo.report.value_texts import difference_text, value_text
 from octavo.search.compression_job import Goal, Job
 from octavo.search.compression_trials import Found, PeerTrial, Trial
 from octavo.search.measured_costs import cost_row, forward_costs
@@ -22,6 +23,11 @@ from octavo.search.verification import ENOUGH
 from octavo.train.measurement import Measurement
 
 _UNITS = {"accuracy": "share", "exact match": "share", "KL": "nats"}
+# What a measured loss is, and its unit, by the metric: of a share what is missing to 1.
+_MEASURED = {
+    "accuracy": ("errors (1 - accuracy)", "share"), "exact match": ("errors (1 - exact match)", "share"),
+    "cosine": ("1 - cosine", ""), "perplexity": ("log perplexity", "nats"), "KL": ("KL", "nats"),
+}  # fmt: skip
 _LOSSES = {"kl": ("KL of scores", "nats"), "cosine": ("1 - cosine", ""), "mse": ("squared error", "")}
 _WORST = 6
 
@@ -34,9 +40,13 @@ def report_of(
     *,
     file_bytes: int,
     tested: tuple[Measurement, Measurement] | None,
+    changed: dict[str, Any] | None,
     command: str | None,
 ) -> dict[str, Any]:
-    """Return the report of a finished compression. ``tested``: the float model and ``packed``, on test data."""
+    """Return the report of a finished compression.
+
+    ``tested``: the float model and ``packed``, on test data. ``changed``: test examples whose answer changed.
+    """
     chosen = found.chosen
     assert chosen is not None
     parameters = sum(parameter.numel() for parameter in job.model.parameters())
@@ -49,9 +59,10 @@ def report_of(
         "verdict": _verdict(job, goal, found, chosen, parameters),
         "metrics": _metrics(found, chosen, tested),
         "costs": _costs(job, goal, found, packed, file_bytes),
-        "rejected": _rejected(found, chosen),
+        "changed": changed,
+        "rejected": _rejected(goal, found, chosen, parameters),
         "versions": _versions(),
-        "machine": {"system": sys.platform, "threads": torch.get_num_threads()},
+        "machine": _machine(),
         "seeds": {"sampling": "none: nothing is drawn at random"}
         | ({} if found.training is None else {"training": found.training.config.seed}),
         "commands": [command] if command else ["octavo.compress_model(...)"],
@@ -222,7 +233,6 @@ def _front(found: Found, chosen: Trial) -> dict[str, Any]:
                 "bytes": trial.nbytes,
                 "bits": 8 * trial.nbytes / parameters,
                 "measured": value_of(trial.quality),
-                "measured_loss": trial.quality.loss,
                 "chosen": trial is chosen,
                 "trained": trial.start is not None,
             }
@@ -232,7 +242,7 @@ def _front(found: Found, chosen: Trial) -> dict[str, Any]:
     points += [
         {
             "series": "peer", "label": trial.label, "bytes": trial.nbytes, "bits": 8 * trial.nbytes / parameters,
-            "measured": value_of(trial.quality), "measured_loss": trial.quality.loss,
+            "measured": value_of(trial.quality),
         }
         for trial in found.peers
     ]  # fmt: skip
@@ -265,12 +275,19 @@ def _prediction(found: Found, missing: dict[str, str]) -> dict[str, Any] | None:
         missing["prediction"] = "no point of the front was evaluated"
         return None
     label, unit = _LOSSES.get(found.sensitivity.divergence, (found.sensitivity.divergence, ""))
-    return {
-        "unit": unit,
-        "label": f"predicted: {label}; measured: loss of {found.before.metric}",
-        "pairs": pairs,
-        "method": "additive",
-    } | ({} if found.correlation is None else {"rank_correlation": found.correlation})
+    metric = found.before.metric
+    measured_label, measured_unit = _MEASURED.get(metric, (f"loss of {metric}", ""))
+    alike = metric.lower() == found.sensitivity.divergence
+    return (
+        {
+            "unit": unit,
+            "label": label,
+            "pairs": pairs,
+            "method": "additive",
+        }
+        | ({} if alike else {"measured": {"label": measured_label, "unit": measured_unit}})
+        | ({} if found.correlation is None else {"rank_correlation": found.correlation})
+    )
 
 
 def _sensitivity(job: Job, found: Found, chosen: Trial) -> dict[str, Any]:
@@ -294,17 +311,17 @@ def _sensitivity(job: Job, found: Found, chosen: Trial) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rejected(found: Found, chosen: Trial) -> list[dict[str, Any]]:
+def _rejected(goal: Goal, found: Found, chosen: Trial, parameters: int) -> list[dict[str, Any]]:
     rows = []
     for trial in found.trials:
         if trial is chosen:
             continue
-        better = "worse than" if trial.quality.loss > chosen.quality.loss else "not better than"
         rows.append(
             {
                 "what": trial.label if trial.series != "uniform" else f"{trial.label} for all layers",
-                "why": f"{better} the chosen one, or over the budget",
+                "why": _why_not(goal, found, trial, chosen, parameters),
                 "bytes": trial.nbytes,
+                "bits": 8 * trial.nbytes / parameters,
                 "measured": value_of(trial.quality),
             }
         )
@@ -315,6 +332,46 @@ def _rejected(found: Found, chosen: Trial) -> list[dict[str, Any]]:
                 why = f"a divergence of {step['loss']:.3e} on calibration data held out, without it no more"
                 rows.append({"what": f"{step['method']}{told}", "why": why})
     return rows + [{"what": what, "why": why} for what, why in found.refused]
+
+
+def _why_not(goal: Goal, found: Found, trial: Trial, chosen: Trial, parameters: int) -> str:
+    """Return why a trial was not chosen: the bound that it does not keep, or what the chosen one has before it."""
+    most = goal.most_bytes(parameters)
+    if trial.nbytes > most:
+        over = (
+            f"{8 * (trial.nbytes - most) / parameters:.2g} bits"
+            if goal.unit == "bits"
+            else f"{trial.nbytes - most:,.0f} bytes"
+        )
+        return f"over the budget by {over}"
+    if goal.latency is not None and trial.seconds is not None and trial.seconds > goal.latency:
+        return f"over the bound of the latency: {value_text(trial.seconds, 's')}"
+    if goal.max_loss is not None and trial.quality.loss - found.before.loss > goal.max_loss:
+        return "loses more than the bound allows"
+    if goal.max_loss is not None and trial.nbytes > chosen.nbytes:
+        return f"{trial.nbytes - chosen.nbytes:,} bytes more than the chosen one"
+    if trial.quality.loss > chosen.quality.loss:
+        unit = _UNITS.get(chosen.quality.metric, "")
+        change = {"value": trial.quality.value - chosen.quality.value}
+        return f"{trial.quality.metric} is worse than that of the chosen one: {difference_text(change, unit)}"
+    return (
+        f"as good as the chosen one, {trial.nbytes - chosen.nbytes:,} bytes more"
+        if trial.nbytes > chosen.nbytes
+        else "as good as the chosen one, whose recipe comes first in order"
+    )
+
+
+def _machine() -> dict[str, Any]:
+    """Return what the models ran on: other processors and numbers of threads sum in another order."""
+    facts = cpu()
+    return {
+        "cpu": facts["name"],
+        "simd": facts["simd_level"],
+        "torch": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+        "kernel threads": facts["threads"],
+        "system": sys.platform,
+    }
 
 
 def _layers(job: Job, found: Found, chosen: Trial, packed: nn.Module, missing: dict[str, str]) -> dict[str, Any]:

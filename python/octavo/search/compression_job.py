@@ -43,14 +43,28 @@ class DataFacts:
 
 
 @dataclass(frozen=True)
+class Examples:
+    """Test examples as people read them, in the order of the values that ``Job.test`` measures.
+
+    ``texts``: what a model is asked. ``answers``: a model's answers to the examples at some places; None: the measured
+    value stands for the answer. ``expected``: the right answers; None where there are none.
+    """
+
+    texts: Sequence[str]
+    answers: Callable[[nn.Module, Sequence[int]], Sequence[str]] | None = None
+    expected: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
 class Job:
     """A model to compress, and everything that depends on what it is for.
 
     ``model``: float; it is not changed. ``batches``: calibration data. ``evaluate``: the quality of a packed model, or
     of the float one, on validation data: it chooses. ``test``: the same on data that nothing was chosen by, called for
-    the float model and for the final one alone; None where there is none. ``measures``: what the quality is, for
-    people. ``write``: writes a packed model into a folder that is there and empty, and returns the file with its
-    weights. ``read``: reads the model of such a folder, which is then tested; None: the model that was written is.
+    the float model and for the final one alone; None where there is none. ``examples``: those of ``test``, of which
+    the report shows some whose answer changed. ``measures``: what the quality is, for people. ``write``: writes a
+    packed model into a folder that is there and empty, and returns the file with its weights. ``read``: reads the model
+    of such a folder, which is then tested; None: the model that was written is.
     ``identity``: plain values that tell this model and data from others, for the journal. ``file_bytes``: of the float
     model's file. ``share``, ``exclude``: selectors of layers with one format together, and of layers that stay as is.
     ``output``, ``divergence``: what sensitivities compare, and how (:func:`octavo.search.measure_sensitivity`).
@@ -69,6 +83,7 @@ class Job:
     identity: dict[str, Any]
     read: Callable[[Path], nn.Module] | None = None
     test: Quality | None = None
+    examples: Examples | None = None
     task: str = ""
     file_bytes: int | None = None
     data: Sequence[DataFacts] = ()

@@ -24,7 +24,7 @@ from octavo.folder.pack_folder import write_folder
 from octavo.folder.save_load import load_model
 from octavo.folder.weight_files import Checkpoint, layers_of
 from octavo.search.compress_model import AGREEMENT
-from octavo.search.compression_job import DataFacts, Job, Quality
+from octavo.search.compression_job import DataFacts, Examples, Job, Quality
 from octavo.search.function_identity import batches_digest, model_digest
 from octavo.search.short_training import BatchTask, Loss, Training, distillation, short_config
 from octavo.systems.sentences.examples import SENTENCES
@@ -32,7 +32,7 @@ from octavo.systems.text_models import TextModel, labelled_for, open_text_model,
 from octavo.train.evaluate_model import context_of, evaluate, text_ids
 from octavo.train.measurement import digest_of
 from octavo.train.model_agreement import agreement
-from octavo.train.model_outputs import read_output
+from octavo.train.model_outputs import evaluating, read_output
 
 #: Texts or windows that calibrate, and the most that validate and test.
 CALIBRATED, VALIDATED, TESTED = 128, 1000, 10_000
@@ -67,7 +67,7 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None) -> 
         parts = _language(opened, data, test)
     else:
         parts = _agreement(opened, data, test)
-    calibration, quality, tested, measures, facts, (trained, loss, told) = parts
+    calibration, quality, tested, measures, facts, examples, (trained, loss, told) = parts
 
     def read(folder: Path) -> nn.Module:
         return load_model(folder).float()
@@ -84,6 +84,7 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None) -> 
         batches=Batches(calibration),
         evaluate=quality,
         test=tested,
+        examples=examples,
         measures=measures,
         task=_TASKS[opened.task],
         write=lambda model, folder: write_folder(source, folder, model),
@@ -99,7 +100,9 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None) -> 
 _Row = TypeVar("_Row")
 # What makes batches with what they are trained to, the loss of one, and what it is, for people.
 Trained = tuple[Callable[[], list[tuple[dict[str, Tensor], Tensor | None]]], Loss, str]
-Parts = tuple[list[dict[str, Tensor]], Quality, Quality | None, str, tuple[DataFacts, ...], Trained]
+Parts = tuple[
+    list[dict[str, Tensor]], Quality, Quality | None, str, tuple[DataFacts, ...], Examples | None, Trained
+]  # fmt: skip
 
 
 def _class_loss(model: nn.Module, batch: tuple[dict[str, Tensor], Tensor]) -> Tensor:
@@ -143,8 +146,24 @@ def _classifier(opened: TextModel, data: Path, test: Path | None) -> Parts:
         (lambda model: evaluate(model, reported, tokenizer=opened.tokenizer)) if len(reported) else None,
         "accuracy on labelled texts",
         facts,
+        _labelled_examples(opened, reported),
         (trained, _class_loss, f"cross-entropy of the labels of {len(rows):,} texts"),
     )
+
+
+def _labelled_examples(opened: TextModel, data: Sentences) -> Examples:
+    names = getattr(getattr(opened.model, "config", None), "id2label", None) or {}
+
+    def named(label: int) -> str:
+        return str(names.get(label, label))
+
+    def answers(model: nn.Module, places: Sequence[int]) -> list[str]:
+        with evaluating(model):
+            batches = opened.batches([data.texts[place] for place in places], size=_BATCH)
+            scores = [read_output(call_on(model, batch), batch)[1] for batch in batches]
+        return [named(int(label)) for part in scores for label in part.argmax(-1)]
+
+    return Examples(data.texts, answers, [named(label) for label in data.labels])
 
 
 def _language(opened: TextModel, data: Path, test: Path | None) -> Parts:
@@ -172,6 +191,7 @@ def _language(opened: TextModel, data: Path, test: Path | None) -> Parts:
         lambda model: evaluate(model, reported, context=context),
         f"perplexity, windows of {context} tokens, each token predicted once",
         facts,
+        None,  # its values are of tokens
         (
             lambda: [(row, None) for row in rows],
             _token_loss,
@@ -206,7 +226,9 @@ def _agreement(opened: TextModel, data: Path | None, test: Path | None) -> Parts
         return [(batch, None) for batch in opened.batches(more, size=size, tokens=tokens)]
 
     trained = pairs, _distilled(opened.model), f"divergence from the original model on {len(more):,} texts"
-    return batches[0], agrees(batches[1]), agrees(batches[2]) if third else None, AGREEMENT, facts, trained
+    tested = agrees(batches[2]) if third else None
+    examples = Examples(third) if opened.task != "language" else None  # whose values are of tokens
+    return batches[0], agrees(batches[1]), tested, AGREEMENT, facts, examples, trained
 
 
 def _cut(rows: Sequence[tuple[str, int]], *, reported: bool) -> list[list[tuple[str, int]]]:

@@ -14,7 +14,7 @@ from octavo.data import CharTokenizer
 from octavo.engine.native_engine import Engine
 from octavo.errors import OctavoError
 from octavo.models.seq2seq import PAD, Seq2Seq
-from octavo.search.compression_job import DataFacts, Job
+from octavo.search.compression_job import DataFacts, Examples, Job
 from octavo.search.function_identity import model_digest
 from octavo.search.short_training import Training, distillation, short_config
 from octavo.systems.polynomials.accuracy import EncodedLines, measure
@@ -66,6 +66,11 @@ def polynomial_job(name: str, folder: Path, *, lines: int = TEST) -> Job:
         batches=Batches(batches),
         evaluate=lambda model: writer.exact(model, validation),
         test=lambda model: writer.exact(model, test),
+        examples=Examples(
+            [line.partition("=")[0] for line in test],
+            lambda model, places: writer.answers(model, [test[place] for place in places]),
+            [line.partition("=")[2] for line in test],
+        ),
         measures="exact match: every character of the answer, by the native engine",
         task="expanding polynomials that do not occur in training",
         write=writer.write,
@@ -136,6 +141,12 @@ class _Writer:
             found = measure(Engine.load(folder).expand, lines)
         wrong = {left for left, _, _ in found.wrong}
         return share_of("exact match", [line.partition("=")[0] not in wrong for line in lines], digest_of(lines))
+
+    def answers(self, view: nn.Module, lines: Sequence[str]) -> list[str]:
+        """Return the answers to the left sides of lines."""
+        with folders.scratch() as folder:
+            self.write(view, folder)
+            return Engine.load(folder).expand([line.partition("=")[0] for line in lines])
 
     def costs(self, before: nn.Module, after: nn.Module, lines: Sequence[str]) -> list[dict[str, Any]]:
         """Return what both models cost in the engine."""
