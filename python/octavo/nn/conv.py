@@ -47,9 +47,14 @@ class _QuantConv(QuantLayer):
         """Return a layer that shares the Parameters, hooks and mode of ``conv``. Raises DTypeError, FormatError."""
         return cls.from_layer(conv, plan, what)
 
+    @property
+    def has_input_rows(self) -> bool:
+        """Whether one matrix multiplies every patch: with groups there are several."""
+        return self.groups == 1
+
     def input_rows(self, x: Tensor) -> Tensor:
         """The patches ``[n, in * kernel]`` that the weight matrix multiplies. Raises FormatError for groups."""
-        if self.groups > 1:
+        if not self.has_input_rows:
             return super().input_rows(x)
         flat = len(self.kernel_size) == 1
         if x.ndim == len(self.kernel_size) + 1:

@@ -61,6 +61,11 @@ class QuantLinear(QuantLayer, nn.Linear):  # type: ignore[misc] # weight and bia
         """Return a layer that shares the Parameters, hooks and mode of ``linear``. Raises DTypeError, FormatError."""
         return cls.from_layer(linear, plan, what)
 
+    @property
+    def has_input_rows(self) -> bool:
+        """True: the weight multiplies every vector along the last axis."""
+        return True
+
     def input_rows(self, x: Tensor) -> Tensor:
         """The vectors ``[n, K]`` that the weight matrix multiplies."""
         return x.flatten(0, -2) if x.ndim > 1 else x[None]
@@ -101,6 +106,7 @@ class QuantTransposedLinear(QuantLayer):
     def _weight_of(self, matrix: Tensor) -> Tensor:
         return matrix.t()
 
+    has_input_rows = QuantLinear.has_input_rows
     input_rows = QuantLinear.input_rows
     _factors = QuantLinear._factors
 

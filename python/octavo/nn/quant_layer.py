@@ -243,6 +243,11 @@ class QuantLayer(FormatLayer):
             held = self._own("weight")
             held.copy_(self._weight_of(matrix.to(held.dtype)))
 
+    @property
+    def has_input_rows(self) -> bool:
+        """Whether one matrix multiplies the layer's input, so that :meth:`input_rows` has vectors to give."""
+        return False
+
     def input_rows(self, x: Tensor) -> Tensor:
         """The vectors ``[n, K]`` that the weight matrix multiplies. Raises FormatError where there are none."""
         raise FormatError(f"a {type(self).__name__} has no one matrix that multiplies its input; take @mse or @hqq")

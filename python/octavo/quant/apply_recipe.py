@@ -9,7 +9,7 @@ from torch import nn
 
 from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
-from octavo.errors import CalibrationError, DTypeError, OctavoError
+from octavo.errors import CalibrationError, DTypeError, FormatError, OctavoError
 from octavo.nn.model_copies import deep_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
@@ -147,6 +147,11 @@ def _check(replacement: Replacement, batches: Batches | None) -> None:
             raise CalibrationError(
                 f"{path}: '{layer.weight_quantizer.spec}' needs inputs of the layer; give quantize_model "
                 f"calibration=batches, or take @hqq or @mse, which need none"
+            )
+        if layer.weight_quantizer is not None and _method(layer) == "gptq" and not layer.has_input_rows:
+            raise FormatError(
+                f"{path}: '{layer.weight_quantizer.spec}': no one matrix multiplies the input of a "
+                f"{type(layer).__name__} such as this; take @mse or @hqq"
             )
         if _method(layer) in _SOLVED and (shared := _shared(replacement, layer, path)):
             raise DTypeError(

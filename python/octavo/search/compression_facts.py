@@ -331,6 +331,8 @@ def _rejected(goal: Goal, found: Found, chosen: Trial, parameters: int) -> list[
                 told = f" on {', '.join(step['formats'])}" if step["formats"] else ""
                 why = f"a divergence of {step['loss']:.3e} on calibration data held out, without it no more"
                 rows.append({"what": f"{step['method']}{told}", "why": why})
+        # Journals of earlier versions do not tell.
+        rows += [{"what": what, "why": f"left out: {why}"} for what, why in tuned.get("left_out", ())]
     return rows + [{"what": what, "why": why} for what, why in found.refused]
 
 

@@ -366,7 +366,8 @@ class Flow:
             steps = [
                 {"method": s.method, "formats": list(s.formats), "loss": s.loss, "kept": s.kept} for s in tuned.steps
             ]
-            row = {"recipe": str(tuned.recipe), "before": tuned.before, "loss": tuned.loss, "steps": steps}
+            row = {"recipe": str(tuned.recipe), "before": tuned.before, "loss": tuned.loss, "steps": steps,
+                   "left_out": [list(each) for each in tuned.left_out]}  # fmt: skip
             record = self.journal.add(settings, row=row)
         row = record["row"]
         found.tuned.append(row)

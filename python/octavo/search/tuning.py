@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from octavo.batches import Batches, call_numbered
 from octavo.display.progress import Report, Stages
-from octavo.errors import ConfigError
+from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, ModelError, NonFiniteError
 from octavo.nn.model_copies import shared_copy
 from octavo.nn.registry import kind_of
 from octavo.quant.algorithms.bias import correct_bias_model
@@ -24,11 +24,14 @@ from octavo.search.assignment_recipe import recipe_of
 from octavo.search.front import Point
 from octavo.search.layer_sensitivity import Group, Sensitivity
 from octavo.search.output_divergence import Output, Reader, reader_of
+from octavo.search.rounded_layers import simulated
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 METHODS = ("gptq", "hqq", "bias")
+_UNFIT = (CalibrationError, DTypeError, FormatError, ModelError, NonFiniteError)  # of a method, where rounding works
+_FEW = 4  # layers in a line
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ class Tuned:
     """The result of :func:`tune`. ``model``: quantized, not packed. ``recipe``: gives its formats and solvers.
 
     ``before``, ``loss``: divergence from the float model without any method, and with those that were kept. Corrected
-    biases are in the model alone, no recipe gives them.
+    biases are in the model alone, no recipe gives them. ``left_out``: methods that do not fit a layer or a model, each
+    with the reason.
     """
 
     model: nn.Module
@@ -54,6 +58,7 @@ class Tuned:
     before: float
     loss: float
     steps: tuple[Step, ...]
+    left_out: tuple[tuple[str, str], ...] = ()
 
     def to_table(self) -> Table:
         """Return one row for each attempt."""
@@ -66,10 +71,10 @@ class Tuned:
         return rows
 
     def __str__(self) -> str:
-        """Return the table as plain text."""
+        """Return the table as plain text, and a line for each method that was left out."""
         from octavo.display.console import plain_text
 
-        return plain_text(self.to_table())
+        return "\n".join([plain_text(self.to_table()), *(f"{what}: left out, {why}" for what, why in self.left_out)])
 
 
 def tune(
@@ -113,28 +118,74 @@ def tune(
     best = built(choice)
     before = loss = loss_of(best)
     steps: list[Step] = []
+    left_out: list[tuple[str, str]] = []
     with show.stage("tuning", len(methods)) as advance:
         for method in methods:
-            if method == "bias":
-                corrected = built(choice)
-                correct_bias_model(corrected, model, solved, samples=None, progress=False)
-                now = loss_of(corrected)
-                steps.append(Step(method, (), now, now < loss))
-                best, loss = (corrected, now) if now < loss else (best, loss)
-            else:
-                groups = [
-                    group
-                    for group in sensitivity.groups
-                    if group.role == "weight" and (method != "gptq" or called.issuperset(group.layers))
-                ]
-                choice, best, loss = _solver(model, groups, method, choice, best, loss, built, loss_of, steps)
+            try:
+                if method == "bias":
+                    corrected = built(choice)
+                    correct_bias_model(corrected, model, solved, samples=None, progress=False)
+                    now = loss_of(corrected)
+                    steps.append(Step(method, (), now, now < loss))
+                    best, loss = (corrected, now) if now < loss else (best, loss)
+                else:
+                    changes = _changes(model, sensitivity.groups, method, choice, called, left_out)
+                    choice, best, loss = _solver(changes, method, choice, best, loss, built, loss_of, steps)
+            except _UNFIT as error:  # the model without the method was built before
+                left_out.append((method, str(error)))
             advance()
-    return Tuned(best, recipe_of(choice, sensitivity), before, loss, tuple(steps))
+    return Tuned(best, recipe_of(choice, sensitivity), before, loss, tuple(steps), tuple(left_out))
+
+
+def _changes(
+    model: nn.Module,
+    groups: Sequence[Group],
+    method: str,
+    choice: Mapping[str, str],
+    called: set[str],
+    left_out: list[tuple[str, str]],
+) -> dict[str, str]:
+    """Return the format with a solver of each group that can have it; of the others ``left_out`` is told why not."""
+    found: dict[str, str] = {}
+    reasons: dict[str, list[str]] = {}
+    for group in groups:
+        spec = None if choice[group.name] == KEEP else read_spec(choice[group.name])
+        solved_before = spec is not None and spec.calibration is not None and spec.calibration.method in METHODS
+        if group.role != "weight" or spec is None or solved_before:
+            continue
+        solved = Spec(spec.format, Calibration(method))
+        if (reason := _unfit(model, group, solved, method, called)) is None:
+            found[group.name] = str(solved)
+        else:
+            reasons.setdefault(reason, []).append(group.name)
+    for reason, names in reasons.items():
+        more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+        left_out.append((f"{method} on {', '.join(names[:_FEW])}{more}", reason))
+    return found
+
+
+def _unfit(model: nn.Module, group: Group, solved: Spec, method: str, called: set[str]) -> str | None:
+    """Return why a group cannot have a solver, None where it can."""
+    if (problem := misfit("weight", solved)) is not None:
+        return problem
+    if len(group.tensors) != len(group.layers):
+        return "the weight is tied: it would change for every layer that reads it"
+    if method != "gptq":
+        return None
+    if not called.issuperset(group.layers):
+        return "no batch reaches the layer, whose inputs it needs"
+    for layer in group.layers:
+        module = model.get_submodule(layer)
+        kind = kind_of(module)
+        if kind is None or kind.is_lookup:
+            return "rows that are looked up have no inputs to solve for"
+        if not simulated(module, Spec(solved.format), layer).has_input_rows:
+            return "no one matrix multiplies the layer's input"
+    return None
 
 
 def _solver(
-    model: nn.Module,
-    groups: Sequence[Group],
+    changes: Mapping[str, str],
     method: str,
     choice: dict[str, str],
     best: nn.Module,
@@ -144,9 +195,6 @@ def _solver(
     steps: list[Step],
 ) -> tuple[dict[str, str], nn.Module, float]:
     """Try a solver on all formats at once, and where that does not help on one after the other."""
-    changes = {
-        group.name: text for group in groups if (text := _with(model, group, choice[group.name], method)) is not None
-    }
     formats = tuple(dict.fromkeys(choice[name] for name in changes))
     for tried in [formats, *((one,) for one in formats if len(formats) > 1)] if formats else []:
         candidate = choice | {name: text for name, text in changes.items() if choice[name] in tried}
@@ -175,20 +223,6 @@ def _called(model: nn.Module, batches: Sequence[Any]) -> set[str]:
         for handle in handles:
             handle.remove()
     return found
-
-
-def _with(model: nn.Module, group: Group, text: str, method: str) -> str | None:
-    """Return a group's format with a solver; None where it has one, or cannot have it."""
-    spec = None if text == KEEP else read_spec(text)
-    if spec is None or (spec.calibration is not None and spec.calibration.method in METHODS):
-        return None
-    solved = Spec(spec.format, Calibration(method))
-    kinds = [kind_of(model.get_submodule(layer)) for layer in group.layers]
-    lookup = any(kind is None or kind.is_lookup for kind in kinds)
-    # Of a tied weight gptq would change every reader; rows that are looked up have no inputs to solve for.
-    if misfit("weight", solved) is not None or len(group.tensors) != len(group.layers) or (method == "gptq" and lookup):
-        return None
-    return str(solved)
 
 
 def _judge(
