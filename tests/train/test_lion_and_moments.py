@@ -396,6 +396,39 @@ def test_the_native_update_refuses_parts_that_are_not_those_of_its_weights():
     assert not weights.any()
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("beta", [0.0, 0.1, 0.49, 0.5, 0.9])
+def test_a_gradient_after_a_huge_one_is_not_lost(form, beta):
+    """The first moment is ``beta m + (1 - beta) g``, however much larger m was."""
+    torch.manual_seed(0)
+    weight = nn.Parameter(torch.zeros(SMALLEST))
+    optimizer = optimizer_of(weight, moments=form, learning_rate=1e-3, betas=(beta, 0.9))
+    gradients = [torch.full((SMALLEST,), 1e12), torch.randn(SMALLEST)]
+    wanted = torch.zeros(SMALLEST, dtype=torch.float64)
+    for gradient in gradients:
+        weight.grad = gradient.clone()
+        optimizer.step()
+        wanted = beta * wanted + (1 - beta) * gradient.double()
+    held = torch.empty(SMALLEST)
+    Moment(optimizer.state[weight], "exp_avg", weight, form, signed=True).read(0, held)
+    again = torch.empty(SMALLEST)
+    twin = Moment({}, "exp_avg", weight, form, signed=True)
+    twin.write(0, wanted.float())
+    twin.read(0, again)
+    # Codes of what was wanted, or one beside it where the moment before was rounded.
+    assert (held - again).abs().max() <= (0 if beta == 0 else 0.15) * wanted.abs().max()
+    assert held.count_nonzero() > SMALLEST / 2
+
+
+def test_steps_and_betas_outside_of_their_range_are_refused():
+    parts = [encode(torch.zeros(256), "bm8e4/256").parts[:2] for _ in range(2)]
+    for step, betas, message in [(0, (0.9, 0.95), "step is 0"), (-1, (0.9, 0.95), "step is -1"),
+                                 (1, (1.0, 0.95), "betas"), (1, (0.9, 1.5), "betas"), (1, (float("nan"), 0.9), "betas")]:  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            adamw_in_codes(torch.zeros(256), torch.ones(256), *parts, "bm8e4/256", step=step, lr=1e-3, betas=betas,
+                           eps=1e-8, weight_decay=0.0)  # fmt: skip
+
+
 def test_a_gradient_of_infinity_leaves_moments_that_their_format_holds():
     weight = nn.Parameter(torch.zeros(SMALLEST))
     weight.grad = torch.zeros(SMALLEST)

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from octavo import _core
+from octavo.errors import ConfigError
 from octavo.formats import core
 from octavo.ops._checks import check_out
 from octavo.tensor import part_specs
@@ -36,10 +37,15 @@ def adamw_in_codes(
     scales of a moment, as :func:`octavo.encode` makes them of ``N`` values; ``format``: blocks that divide 256 values,
     without zero points or second-level scales. Or ``dynamic8``: codes uint8 ``[N]``, and the largest magnitude of every
     256 values, float32; a block with a value that is not finite becomes NaN. ``step``: the number of this update, from
-    1 on; the others are those of :class:`torch.optim.AdamW`. Every operation on a value is float32, rounded once.
-    Raises FormatError and ShapeError. Source: Loshchilov and Hutter 2019, algorithm 2; Dettmers et al. 2021, section
-    2.2.
+    1 on; the others are those of :class:`torch.optim.AdamW`. Every operation on a value is float32, rounded once: the
+    first moment becomes ``m + (1 - betas[0]) (g - m)``, which for ``betas[0]`` below a half loses what of g is smaller
+    than the last bit of m. Raises ConfigError for a step or betas outside of their range, FormatError and ShapeError.
+    Source: Loshchilov and Hutter 2019, algorithm 2; Dettmers et al. 2021, section 2.2.
     """
+    if step < 1:
+        raise ConfigError(f"step is {step!r}; updates are numbered from 1 on: give step=1 for the first")
+    if not all(0 <= beta < 1 for beta in betas):
+        raise ConfigError(f"betas are {betas!r}; accepted are two numbers of at least 0 and below 1")
     count = weights_N.numel()
     if format == DYNAMIC:
         fmt = None

@@ -27,6 +27,9 @@ SMALLEST = 4096
 # Numbers that are decoded at once: the float32 copies stay in a cache. Whole blocks of every format.
 _CHUNK = 1 << 18
 _DECADES = 7
+# Of the first moment. Below it the native operation, which adds (1 - beta) (g - m) to m, rounds a gradient away that is
+# small beside m although m becomes it, nearly; torch's update starts from g there.
+_LEAST_KEPT = 0.5
 
 
 def check_moments(form: str | None) -> None:
@@ -153,7 +156,8 @@ class Moment:
 def update(group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None:
     """Make AdamW's update of one parameter whose moments are codes: decoded, updated in float32, encoded again.
 
-    One native operation for float32 on a CPU; else parts that a cache holds, with torch's update.
+    One native operation for float32 on a CPU, where the first moment keeps at least half of itself; else parts that a
+    cache holds, with torch's update.
 
     ``group``: its settings. ``state``: of the parameter; ``step`` and codes of zeros are made where it is empty.
     """
@@ -165,7 +169,7 @@ def update(group: dict[str, Any], weight: Tensor, state: dict[str, Any]) -> None
     own = weight.detach()
     dense = own.contiguous()
     flat, slopes = dense.view(-1), weight.grad.contiguous().view(-1)
-    if _is_native(flat, slopes):
+    if _is_native(flat, slopes) and group["betas"][0] >= _LEAST_KEPT:
         settings = {name: group[name] for name in ("lr", "betas", "eps", "weight_decay")}
         count = int(state["step"].item()) + 1
         adamw_in_codes(flat, slopes, first.parts(), second.parts(), group["moments"], step=count, **settings)
