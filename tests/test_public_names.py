@@ -55,6 +55,19 @@ def test_names_of_the_pages_work_after_one_import():
     assert resolves(NAMES) == ""
 
 
+def test_everything_that_the_package_calls_a_module_is_imported_as_one():
+    """``from octavo.linear import packed_linear`` works where ``octavo.linear.packed_linear`` does."""
+    code = (
+        "import importlib, types, octavo\n"
+        "modules = [name for name in dir(octavo) if isinstance(getattr(octavo, name), types.ModuleType)]\n"
+        "assert {'gemm', 'linear', 'search'} <= set(modules)\n"
+        "for name in modules: assert importlib.import_module(f'octavo.{name}') is getattr(octavo, name), name\n"
+        "from octavo.linear import kernel, packed_linear\n"
+        "from octavo.gemm import int8_gemm\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("name", ["gemm.int8_gemm", "linear.packed_linear", "lora.insert"])
 def test_a_room_is_there_in_a_process_that_has_touched_nothing_else(name):
     assert resolves([name]) == ""

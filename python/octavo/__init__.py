@@ -64,7 +64,9 @@ if _TYPE_CHECKING:
     from octavo import data as data
     from octavo import engine as engine
     from octavo import folder as folder
+    from octavo import gemm as gemm
     from octavo import graph as graph
+    from octavo import linear as linear
     from octavo import lora as lora
     from octavo import models as models
     from octavo import nn as nn
@@ -84,8 +86,6 @@ if _TYPE_CHECKING:
     from octavo.engine.native_engine import Engine
     from octavo.folder.layer_costs import explain
     from octavo.folder.save_load import load_model, save_model
-    from octavo.ops import gemm as gemm
-    from octavo.ops import linear as linear
     from octavo.ops.codec import decode, encode, quantize
     from octavo.prune.prune_model import prune_model
     from octavo.quant.apply_recipe import quantize_model
@@ -120,10 +120,9 @@ _LAZY = {
 }
 
 _MODULES = (
-    "compat", "container", "cuda", "data", "engine", "folder", "graph", "lora", "models", "nn", "ops", "prune",
-    "quant", "recipe", "report", "search", "studies", "systems", "tensor", "train",
+    "compat", "container", "cuda", "data", "engine", "folder", "gemm", "graph", "linear", "lora", "models", "nn", "ops",
+    "prune", "quant", "recipe", "report", "search", "studies", "systems", "tensor", "train",
 )  # fmt: skip
-_ALIASES = {"gemm": "octavo.ops.gemm", "linear": "octavo.ops.linear"}
 
 __all__ = [
     "BypassWarning",
@@ -203,10 +202,10 @@ def __getattr__(name: str) -> object:
         value = getattr(_import_module(_LAZY[name]), name)
         globals()[name] = value
         return value
-    if name in _MODULES or name in _ALIASES:
-        return _import_module(_ALIASES.get(name, f"octavo.{name}"))
+    if name in _MODULES:
+        return _import_module(f"octavo.{name}")
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES, *_ALIASES, "errors"})
+    return sorted({*__all__, *_MODULES, "errors"})
