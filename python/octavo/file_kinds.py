@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import struct
 
@@ -11,6 +12,7 @@ SAFETENSORS, SHARD = "a safetensors file", "a shard of tokens"
 GGUF, PICKLE, TORCH_ZIP = "a GGUF file", "a pickle", "a zip archive with a pickle, as torch.save writes"
 NPY, NPZ = "a NumPy array (.npy)", "a zip archive of NumPy arrays (.npz)"
 LFS_POINTER = "a pointer of Git LFS, whose file was not downloaded"
+JSON, HTML = "a JSON text", "an HTML page"
 """Some of the names that :func:`kind_of` gives."""
 
 # First bytes, and what a file that begins with them is called. The order decides: a longer beginning comes first.
@@ -32,6 +34,7 @@ _BEGINNINGS = (
     (struct.pack("<ii", 20240520, 1), SHARD),
 )
 _ZIP = b"PK\x03\x04"
+_PLAIN = bytes(byte for byte in range(256) if byte >= 32 or byte in b"\t\n\v\f\r\x1b")
 _MOST_HEADER = 100_000_000  # bytes of the header of a safetensors file
 
 
@@ -55,8 +58,21 @@ def kind_of(head: bytes) -> str | None:
         return SAFETENSORS
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if start[:9].lower() == b"<!doctype" or start[:5].lower() == b"<html":
-        return "an HTML page"
-    return "a JSON text" if _is_json(start) else None
+        return HTML
+    return JSON if _is_json(start) else None
+
+
+def kind_of_binary(head: bytes) -> str | None:
+    """Return what a file that begins with ``head`` is where it is no text in UTF-8, nor in bytes alike; None for text.
+
+    ``head``: as for :func:`kind_of`. A text may begin with the letters by which a kind is known, such as ``GGUF``.
+    """
+    kind = kind_of(head)
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "a text in UTF-16"
+    if b"\0" in head:
+        return kind or "binary data"
+    return None if kind in (JSON, HTML) or (kind != LFS_POINTER and _is_plain(head)) else kind
 
 
 def kind_of_file(path: str | os.PathLike[str]) -> str | None:
@@ -76,6 +92,15 @@ def _kind_of_zip(head: bytes) -> str:
     if member.endswith((b"data.pkl", b".format_version")):
         return TORCH_ZIP
     return "a zip archive"
+
+
+def _is_plain(head: bytes) -> bool:
+    """Whether it is UTF-8, cut anywhere, without control characters but those of white space and of terminals."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return not head.translate(None, delete=_PLAIN)
 
 
 def _is_json(start: bytes) -> bool:

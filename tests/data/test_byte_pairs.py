@@ -224,6 +224,43 @@ def test_streams_give_ids_as_soon_as_they_are_certain(learned):
     assert stream.feed("next").size == 0 and learned["gpt2"].decode(stream.finish()) == "next"
 
 
+def test_a_stream_that_refused_a_text_begins_another_one(learned):
+    tokenizer = learned["gpt2"]
+    stream = tokenizer.stream()
+    assert stream.feed(END).size == 0
+    with pytest.raises(DataError, match="special token"):
+        stream.finish()
+    with pytest.raises(DataError, match="special token"):
+        stream.feed(f"a {END} and more text")
+    with pytest.raises(DTypeError):
+        stream.feed(7)
+    ids = [stream.feed("an or"), stream.feed("dinary text"), stream.finish()]
+    assert np.concatenate(ids).tolist() == tokenizer.encode("an ordinary text").tolist()
+    assert stream.finish().size == 0
+
+
+@given(st.lists(st.integers(-2, 9), max_size=5))
+def test_offsets_are_from_0_to_the_end_and_never_fall(learned, offsets):
+    ids = learned["gpt2"].encode("12345678")
+    texts = learned["gpt2"].decode_batch
+    if offsets and offsets[0] == 0 and offsets[-1] == ids.size and all(a <= b for a, b in pairwise(offsets)):
+        assert "".join(texts(ids, offsets)) == "12345678"
+    else:
+        with pytest.raises(ShapeError, match="offsets"):
+            texts(ids, offsets)
+
+
+def test_one_text_is_one_document(tmp_path):
+    text = corpus(5000)
+    wanted = BytePairTokenizer.train([text], 300)
+    for one in (text, text.encode(), bytearray(text.encode()), memoryview(text.encode())):
+        assert BytePairTokenizer.train(one, 300) == wanted
+    (tmp_path / "a.txt").write_text(text)
+    for path in (tmp_path / "a.txt", str(tmp_path / "a.txt")):
+        assert BytePairTokenizer.train_files(path, 300) == wanted
+    assert BytePairTokenizer.train(text, 300, special="<|endoftext|>") == wanted
+
+
 def test_ids_do_not_depend_on_threads_or_batches(learned):
     texts = [corpus(size, size) for size in (0, 10, 1000, 200_000, 5)] + [
         "",

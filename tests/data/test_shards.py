@@ -206,12 +206,15 @@ def test_loaders_refuse_what_they_cannot_read(tmp_path):
         ({"batch": 0}, "batch 0"),
         ({"context": -1}, "context -1"),
         ({"rank": 1}, "rank 1 of 1"),
+        ({"end": 10}, "end 10; accepted are ids below the vocabulary, 10"),
+        ({"end": -1}, "end -1"),
+        ({"vocabulary": 0}, "vocabulary 0"),
         ({"context": 5000}, "take 10001"),
     ]:
         with pytest.raises(DataError, match=told):
             TokenLoader(tmp_path, **{**good, **change})
     with pytest.raises(DataError, match="id 9 at place 0; accepted are ids below 9"):
-        next(TokenLoader(tmp_path, **{**good, "vocabulary": 9}))
+        next(TokenLoader(tmp_path, **{**good, "vocabulary": 9, "end": 8}))
     with pytest.raises(DataError, match="split 'val'"):
         TokenLoader(tmp_path, split="val", **good)
     with pytest.raises(FileNotFoundError):

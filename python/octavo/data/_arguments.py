@@ -1,11 +1,18 @@
 """Arguments for the Rust core: addresses of arrays, and checked whole numbers."""
 
+import os
+from collections.abc import Iterable, Sequence
 from operator import index
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
 
 from numpy.typing import NDArray
 
 from octavo.errors import DataError, DTypeError
+
+T = TypeVar("T")
+Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+"""A path, or several."""
 
 
 def address(array: NDArray[Any]) -> int:
@@ -17,11 +24,29 @@ def whole(name: str, value: int) -> int:
     """Return a whole number that Rust can take; raises DataError for others, DTypeError for what is no number."""
     try:
         number = index(value)
-    except TypeError as error:
-        raise DTypeError(f"{name} is a {type(value).__name__}; accepted are whole numbers") from error
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool):
+        raise DTypeError(f"{name} is a {type(value).__name__}; accepted are whole numbers")
     if not 0 <= number < 2**64:
         raise DataError(f"{name} {number}; accepted are 0 to 2**64 - 1")
     return number
+
+
+def listed(name: str, values: Iterable[T], accepted: str) -> list[T]:
+    """Return the items of an iterable other than a text; raises DTypeError for what is none."""
+    if isinstance(values, str | bytes | bytearray | memoryview):
+        raise DTypeError(f"{name} is one {type(values).__name__}; accepted is {accepted}")
+    try:
+        items = iter(values)
+    except TypeError:  # an array without dimensions has the method that iter asks for
+        raise DTypeError(f"{name} is a {type(values).__name__}; accepted is {accepted}") from None
+    return list(items)
+
+
+def paths_of(paths: Paths) -> list[Path]:
+    """Return a path, or several, as a list."""
+    return [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
 
 
 def check_text(name: str, text: str) -> None:

@@ -7,14 +7,23 @@ import io
 import lzma
 import os
 import zlib
+from contextlib import suppress
 from typing import IO, Any
 
+from octavo import file_kinds
+from octavo._reading import check_regular
 from octavo._streams import naming
+from octavo.errors import DataError
 
 XZ, GZIP = b"\xfd7zXZ\0", b"\x1f\x8b"
 #: What reading compressed data raises where it is damaged, cut off, or followed by something else.
 DAMAGED = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 
+# What to do with a file that is no text, by octavo.file_kinds.
+_WAYS_OUT = {
+    file_kinds.SHARD: ", which octavo.data.read_shard reads and octavo train gpt, by its folder",
+    file_kinds.LFS_POINTER: " (git lfs pull downloads it)",
+}
 _CHUNK = 1 << 17
 # Bytes that a decoder may take; `xz -9` needs 65 MiB.
 _MEMORY = 512 << 20
@@ -25,12 +34,11 @@ class Source(io.RawIOBase):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         """Open a file. Raises OSErrors."""
+        self._name = os.fspath(path)
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed by close
-        self.first = b""
-        with naming(self._file):
-            while len(self.first) < len(XZ) and (piece := self._file.read(len(XZ) - len(self.first))):
-                self.first += piece
-        self._ahead, self.position = self.first, 0
+        self.first = self._ahead = b""
+        self.position = 0
+        self._look(len(XZ))
 
     def readable(self) -> bool:
         """Return True."""
@@ -52,14 +60,40 @@ class Source(io.RawIOBase):
         self._file.close()
         super().close()
 
-    def content(self) -> IO[bytes]:
+    def content(self) -> io.BufferedReader:
         """Return the content, decompressed if the first bytes say so; reading raises DAMAGED where it is not whole."""
-        if self.first == XZ:
+        if self.first[: len(XZ)] == XZ:
             return io.BufferedReader(_Xz(self), _CHUNK)
         plain = io.BufferedReader(self, _CHUNK)
         if self.first[: len(GZIP)] == GZIP:
             return io.BufferedReader(gzip.GzipFile(fileobj=plain), _CHUNK)
         return plain
+
+    def text(self) -> IO[bytes]:
+        """Return the content where it may be a text. Raises DataError that says what it is otherwise, and DAMAGED."""
+        self._look(file_kinds.HEAD)
+        content = self.content()
+        kind = file_kinds.kind_of_binary(content.peek(file_kinds.HEAD)[: file_kinds.HEAD])
+        if kind is not None:
+            raise DataError(f"{self._name}: {kind}{_WAYS_OUT.get(kind, '')}; accepted are texts, plain, .gz or .xz")
+        return content
+
+    def _look(self, size: int) -> None:
+        """Let ``first`` be the first ``size`` bytes, or all of a shorter file; before anything is read."""
+        with naming(self._file):
+            while len(self.first) < size and (piece := self._file.read(size - len(self.first))):
+                self.first += piece
+        self._ahead = self.first
+
+
+def check_text_file(path: str | os.PathLike[str]) -> None:
+    """Refuse what is no file of text by a DataError that says what it is. Raises OSErrors.
+
+    Compressed data that is damaged is left to who reads on.
+    """
+    check_regular(path, DataError)
+    with Source(path) as source, suppress(*DAMAGED):
+        source.text()
 
 
 class _Xz(io.RawIOBase):

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from octavo import _core, files
 from octavo._reading import VOCABULARY_BYTES, read_bytes
-from octavo.data._arguments import address, check_text
+from octavo.data._arguments import Paths, address, check_text
 from octavo.data.learn_byte_pairs import Tell, learn, learn_from_files
 from octavo.errors import DataError, DTypeError, ShapeError
 
@@ -85,31 +85,34 @@ class BytePairTokenizer:
     @classmethod
     def train(
         cls,
-        texts: Iterable[Text],
+        texts: Text | Iterable[Text],
         size: int,
         *,
         pattern: str = "gpt2",
-        special: Sequence[str] = ("<|endoftext|>",),
+        special: str | Sequence[str] = ("<|endoftext|>",),
         least: int = 2,
         tell: Tell | None = None,
     ) -> BytePairTokenizer:
         """Learn a vocabulary of ``size`` ids from texts, each a document; counted in parallel, the same on any machine.
 
-        ``special`` tokens get the last ids, and are no part of the texts where they occur in them. ``least``: how often
-        a pair has to occur to become a token; where there are too few of these the vocabulary stays smaller. ``tell``
-        is called with the progress. Raises DataError.
+        ``texts``: one text is one document. ``special`` tokens, one or several, get the last ids, and are no part of
+        the texts where they occur in them. ``least``: how often a pair has to occur to become a token; where there are
+        too few of these the vocabulary stays smaller. ``tell`` is called with the progress. Raises DataError.
         """
+        if isinstance(texts, str | bytes | bytearray | memoryview):
+            texts = [texts]
         contents = (_bytes(f"text {number}", text) for number, text in enumerate(texts))
-        return cls(learn(contents, size, pattern=pattern, special=special, least=least, tell=tell))
+        tokens = [special] if isinstance(special, str) else special
+        return cls(learn(contents, size, pattern=pattern, special=tokens, least=least, tell=tell))
 
     @classmethod
     def train_files(
         cls,
-        paths: Sequence[_Path],
+        paths: Paths,
         size: int,
         *,
         pattern: str = "gpt2",
-        special: Sequence[str] = ("<|endoftext|>",),
+        special: str | Sequence[str] = ("<|endoftext|>",),
         least: int = 2,
         journal: _Path | None = None,
         tell: Tell | None = None,
@@ -120,8 +123,9 @@ class BytePairTokenizer:
         plain or ``.xz`` or ``.gz``, or folders of them. ``journal``: a file for the counts; after a kill the same call
         goes on with it, and it is removed at the end. Raises DataError, OSErrors.
         """
+        tokens = [special] if isinstance(special, str) else special
         return cls(
-            learn_from_files(paths, size, pattern=pattern, special=special, least=least, journal=journal, tell=tell)
+            learn_from_files(paths, size, pattern=pattern, special=tokens, least=least, journal=journal, tell=tell)
         )
 
     @classmethod
@@ -160,6 +164,11 @@ class BytePairTokenizer:
     def special(self) -> dict[str, int]:
         """Special tokens and their ids."""
         return {content: number for content, number, is_special in self._core.added if is_special}
+
+    @property
+    def around(self) -> tuple[list[int], list[int]]:
+        """Ids that the file puts before and behind those of a text, where it is asked for them."""
+        return self._core.around
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -221,14 +230,7 @@ class BytePairTokenizer:
 
         Raises DataError with the column (from 1) for a number that is no id, ShapeError, DTypeError.
         """
-        array = np.asarray(ids)
-        if array.ndim != 1:
-            raise ShapeError(f"ids of shape {array.shape}; accepted is one row of ids, [N]")
-        if array.dtype not in (np.uint16, np.uint32, np.int64):
-            if array.size and (array.dtype.kind not in "iu" or array.dtype == np.uint64):
-                raise DTypeError(f"ids of dtype {array.dtype}; accepted are integers of up to 64 bits with a sign")
-            array = array.astype(np.int64)
-        array = np.ascontiguousarray(array)
+        array = np.ascontiguousarray(_ids(ids))
         return self._core.decode((address(array), array.size), array.itemsize)
 
     def decode(self, ids: object, *, errors: str = "replace") -> str:
@@ -239,13 +241,22 @@ class BytePairTokenizer:
         return self.decode_bytes(ids).decode("utf-8", errors)
 
     def decode_batch(self, ids: object, offsets: object, *, errors: str = "replace") -> list[str]:
-        """Translate the ids of :meth:`encode_batch` back to texts."""
-        rows, places = np.asarray(ids), np.asarray(offsets)
-        if places.ndim != 1 or not places.size or places[0] != 0 or places[-1] != rows.size:
+        """Translate the ids of :meth:`encode_batch` back to texts.
+
+        ``offsets``: where each text begins, and the number of all ids at last. Raises ShapeError for offsets that fall
+        or are not from 0 to the number of ids, and as :meth:`decode`.
+        """
+        rows, places = _ids(ids), np.asarray(offsets)
+        if places.ndim != 1 or not places.size or places.dtype.kind not in "iu":
             raise ShapeError(
-                f"offsets of shape {places.shape}; accepted are those of {rows.size} ids, from 0 to their end"
+                f"offsets of shape {places.shape} and dtype {places.dtype}; accepted are whole numbers, [N]"
             )
-        return [self.decode(rows[begin:end], errors=errors) for begin, end in pairwise(places)]
+        begins = [int(place) for place in places]
+        if begins[0] != 0 or begins[-1] != rows.size or begins != sorted(begins):
+            raise ShapeError(
+                f"offsets fall, or are not from 0 to {rows.size}, the number of ids; pass those of encode_batch"
+            )
+        return [self.decode(rows[begin:end], errors=errors) for begin, end in pairwise(begins)]
 
     def stream(self, *, special: Special = "refuse", dtype: DTypeLike | None = None) -> BytePairStream:
         """Begin a text that comes in pieces; see :class:`BytePairStream`."""
@@ -295,17 +306,20 @@ class BytePairStream:
         self._kept = b""
 
     def feed(self, piece: Text) -> NDArray[Any]:
-        """Add a piece, which may end inside a character if it is of bytes; returns the ids that are certain now."""
-        text = self._kept + _bytes("piece", piece)
+        """Add a piece, which may end inside a character if it is of bytes; returns the ids that are certain now.
+
+        Raises as :meth:`BytePairTokenizer.encode`. A refused text is dropped, and the next piece begins another one.
+        """
+        text, self._kept = self._kept + _bytes("piece", piece), b""
         end = self._tokenizer._core.settled(text, _how(self._special))
         ids = self._encode(text[:end])
         self._kept = text[end:]
         return ids
 
     def finish(self) -> NDArray[Any]:
-        """End the text; returns the rest of its ids. The next piece begins another text."""
-        ids, self._kept = self._encode(self._kept), b""
-        return ids
+        """End the text; returns the rest of its ids, or raises as :meth:`feed`. The next piece begins another text."""
+        text, self._kept = self._kept, b""
+        return self._encode(text)
 
     def _encode(self, text: bytes) -> NDArray[Any]:
         return self._tokenizer.encode(text, special=self._special, dtype=self._dtype)
@@ -313,6 +327,18 @@ class BytePairStream:
 
 def _from_json(text: bytes) -> BytePairTokenizer:
     return BytePairTokenizer(_core._BytePairs.from_json(text))
+
+
+def _ids(ids: object) -> NDArray[Any]:
+    """Return ids [N] as uint16, uint32 or int64. Raises ShapeError, DTypeError."""
+    array = np.asarray(ids)
+    if array.ndim != 1:
+        raise ShapeError(f"ids of shape {array.shape}; accepted is one row of ids, [N]")
+    if array.dtype in (np.uint16, np.uint32, np.int64):
+        return array
+    if array.size and (array.dtype.kind not in "iu" or array.dtype == np.uint64):
+        raise DTypeError(f"ids of dtype {array.dtype}; accepted are integers of up to 64 bits with a sign")
+    return array.astype(np.int64)
 
 
 def _how(special: str) -> int:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from octavo._reading import check_regular, member, parse_json
-from octavo.data._files import DAMAGED, Source
+from octavo.data._arguments import Paths, paths_of
+from octavo.data._files import DAMAGED, Source, check_text_file
 from octavo.errors import DataError, OctavoError
 
 SEPARATOR = b"<|endoftext|>"
@@ -38,7 +39,7 @@ def pieces(path: str | os.PathLike[str], start: int = 0) -> Iterator[Piece]:
     check_regular(path, DataError)
     source = Source(path)
     try:
-        with source, source.content() as content:
+        with source, source.text() as content:
             at = 0
             while at < start:
                 passed = len(content.read(min(_BLOCK, start - at)))
@@ -50,13 +51,13 @@ def pieces(path: str | os.PathLike[str], start: int = 0) -> Iterator[Piece]:
         raise DataError(f"{os.fspath(path)}: damaged or cut off: {error}") from error
 
 
-def files_below(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
-    """Return the files of some paths in order: a folder stands for its files ``*.txt*`` and ``*.jsonl*``, sorted.
+def files_below(paths: Paths) -> list[Path]:
+    """Return the files of a path or several in order: a folder stands for its ``*.txt*`` and ``*.jsonl*``, sorted.
 
-    Raises DataError for a folder without any and for no paths, OSErrors for a path that is missing.
+    Raises DataError for a folder without any, for no paths, and for a file that is no text, with what it is; OSErrors.
     """
     found = []
-    for path in map(Path, paths):
+    for path in paths_of(paths):
         if not path.is_dir():
             os.stat(path)
             found.append(path)
@@ -67,6 +68,8 @@ def files_below(paths: Sequence[str | os.PathLike[str]]) -> list[Path]:
         found += inside
     if not found:
         raise DataError("no files of text; give one or more")
+    for path in found:
+        check_text_file(path)
     return found
 
 

@@ -109,12 +109,15 @@ def _is_whole(text: str) -> bool:
 
 
 def text_lines(path: Path, accepted: str) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file of UTF-8 with their numbers, from 1 on; lines end at a line feed alone."""
+    """Yield the lines of a file of UTF-8 with their numbers, from 1 on; lines end at a line feed alone.
+
+    Raises DataError for a file that is no text, with what it is, and for other bytes than UTF-8; OSErrors.
+    """
     with Source(path) as source:
-        if path.suffix == ".xz" and source.first != XZ:
+        if path.suffix == ".xz" and source.first[: len(XZ)] != XZ:
             raise DataError(f"{path}: not an xz file; name it without .xz if it is plain text")
         try:
-            with source.content() as file:
+            with source.text() as file:
                 content = file.read().removeprefix(BOM_UTF8)
         except DAMAGED as error:
             raise DataError(f"{path}: compressed data is damaged or cut off: {error}") from None

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from octavo import _core, files
 from octavo._reading import check_regular, parse_json
-from octavo.data._arguments import check_text, whole
+from octavo.data._arguments import Paths, check_text, whole
 from octavo.data.document_files import files_below, identity, pieces
 from octavo.errors import DataError, OctavoError
 
@@ -38,7 +38,7 @@ def learn(
 
 
 def learn_from_files(
-    paths: Sequence[str | os.PathLike[str]],
+    paths: Paths,
     size: int,
     *,
     pattern: str,
@@ -77,6 +77,7 @@ def learn_from_files(
 
 
 def _counts(size: int, pattern: str, special: Sequence[str]) -> _core._PieceCounts:
+    check_text("pattern", pattern)
     for token in special:
         check_text("special token", token)
         if not token:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from octavo import files
 from octavo._reading import check_regular
+from octavo.data._arguments import Paths, paths_of
 from octavo.errors import DataError, DTypeError, ShapeError
 
 MAGIC: Final = 20240520
@@ -91,22 +91,20 @@ def check_ids(name: str, ids: NDArray[np.uint16], vocabulary: int) -> None:
             raise DataError(f"{name}: id {ids[at]} at place {at}; accepted are ids below {vocabulary}")
 
 
-def find_shards(
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], split: str | None = None
-) -> list[Path]:
+def find_shards(paths: Paths, split: str | None = None) -> list[Path]:
     """Return shards in the order of their names: files as they are given, of folders all ``*.bin``.
 
     ``split``: ``train`` or ``val``: of a folder only files with ``_train_`` or ``_val_`` in their names. Raises
     DataError where there are none, OSErrors.
     """
-    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    given = paths_of(paths)
     found: list[Path] = []
-    for path in map(Path, given):
+    for path in given:
         if path.is_dir():
             found += sorted(
                 file
                 for file in path.iterdir()
-                if file.suffix == ".bin" and (split is None or re.search(rf"(^|_){split}(_|\.)", file.name))
+                if file.suffix == ".bin" and (split is None or re.search(rf"(^|_){re.escape(split)}(_|\.)", file.name))
             )
         else:
             os.stat(path)

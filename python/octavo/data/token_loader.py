@@ -18,9 +18,10 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.data._arguments import whole
+from octavo._reading import shown
+from octavo.data._arguments import Paths, whole
 from octavo.data.shards import check_ids, document_starts, find_shards, read_shard
-from octavo.errors import DataError
+from octavo.errors import DataError, DTypeError
 
 Order: TypeAlias = Literal["reference", "documents", "easy_first"]
 ORDERS: Final = ("reference", "documents", "easy_first")
@@ -53,7 +54,8 @@ class TokenLoader:
     """Batches of windows without an end; ``next(loader)``, or a loop.
 
     ``paths``: shards, or folders of them. ``batch``: rows of a batch; ``context``: tokens of a row. ``vocabulary``: ids
-    from this number on are refused when their shard is opened. ``end``: the token that every document begins with.
+    from this number on are refused when their shard is opened. ``end``: the token that every document begins with, an
+    id below ``vocabulary``.
     ``order``: reference, documents or easy_first; ``seed``: of the order of documents. ``tokens``: the first of all
     shards, which alone are read, None for all of them: an order by difficulty takes those that a run will train on.
     ``rank`` of ``ranks`` processes takes its part of each ``ranks * batch`` rows. Raises DataError at once for broken
@@ -62,7 +64,7 @@ class TokenLoader:
 
     def __init__(
         self,
-        paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        paths: Paths,
         *,
         batch: int,
         context: int,
@@ -78,9 +80,11 @@ class TokenLoader:
         """Check every header."""
         if order not in ORDERS:
             raise DataError(f"order {order!r}; accepted are {', '.join(map(repr, ORDERS))}")
-        for name, value in (("batch", batch), ("context", context), ("ranks", ranks)):
+        for name, value in (("batch", batch), ("context", context), ("ranks", ranks), ("vocabulary", vocabulary)):
             if whole(name, value) < 1:
                 raise DataError(f"{name} {value}; accepted are 1 and more")
+        if whole("end", end) >= vocabulary:
+            raise DataError(f"end {end}; accepted are ids below the vocabulary, {vocabulary}")
         if not 0 <= whole("rank", rank) < ranks:
             raise DataError(f"rank {rank} of {ranks}; accepted are 0 to {ranks - 1}")
         self.files = find_shards(paths, split)
@@ -90,7 +94,7 @@ class TokenLoader:
         self._shards = _first([read_shard(path) for path in self.files], tokens)
         self._checked = [False] * len(self.files)
         self._lengths = [len(shard) for shard in self._shards]
-        most = max(self._lengths) if order == "reference" else sum(self._lengths)
+        most = max(self._runs)
         if most < self.window + 1:
             raise DataError(
                 f"{self.files[0]} and {len(self.files) - 1} more: {most} tokens in a row; a batch of "
@@ -145,13 +149,16 @@ class TokenLoader:
     def restore(self, state: dict[str, Any]) -> None:
         """Go to where another loader of the same shards stood. Raises DataError for other shards, orders or windows."""
         mine = self.state()
+        if not isinstance(state, dict):
+            raise DTypeError(f"state is a {type(state).__name__}; accepted is what state() of a loader returned")
         for name in ("order", "seed", "window", "lengths"):
             if name not in state or state[name] != mine[name]:
-                raise DataError(f"state: {name} is {state.get(name)!r}; this loader has {mine[name]!r}")
+                raise DataError(f"state: {name} is {shown(state.get(name))}; this loader has {shown(mine[name])}")
         values = {
             name: whole(f"state: {name}", state.get(name, -1)) for name in ("shard", "at", "epoch", "tokens", "dropped")
         }
-        if values["shard"] >= len(self.files) or values["at"] > sum(self._lengths):
+        lengths = self._runs
+        if values["shard"] >= len(lengths) or values["at"] > lengths[values["shard"]]:
             raise DataError(f"state: shard {values['shard']}, token {values['at']}: outside of these shards")
         self._shard, self._at, self._epoch = values["shard"], values["at"], values["epoch"]
         self._tokens, self._dropped, self._documents = values["tokens"], values["dropped"], None
@@ -168,7 +175,7 @@ class TokenLoader:
 
     def skip(self, batches: int) -> None:
         """Pass over batches as if they had been read, in a time that does not grow with their number."""
-        lengths = self._lengths if self.order == "reference" else [self.total]
+        lengths = self._runs
         self._tokens += whole("batches", batches) * self.window
         inside = [max(0, length - 1) // self.window for length in lengths]
         while batches:
@@ -185,6 +192,11 @@ class TokenLoader:
             self._epoch += 1 + epochs
             self._dropped += epochs * (sum(lengths) - sum(inside) * self.window)
             batches -= epochs * sum(inside)
+
+    @property
+    def _runs(self) -> list[int]:
+        """Tokens in a row: of each shard in the reference order, else of all documents one behind the other."""
+        return self._lengths if self.order == "reference" else [self.total]
 
     def _open(self, shard: int) -> NDArray[np.uint16]:
         ids = self._shards[shard]

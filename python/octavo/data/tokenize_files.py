@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from octavo import files
 from octavo._reading import member, read_json
-from octavo.data._arguments import whole
+from octavo.data._arguments import Paths, whole
 from octavo.data.byte_pairs import BytePairTokenizer
 from octavo.data.document_files import SEPARATOR, files_below, identity, pieces
 from octavo.data.shards import MOST_TOKENS, shard_tokens, write_shard
@@ -80,7 +80,7 @@ class _Part(NamedTuple):
 
 
 def write_shards(
-    sources: Sequence[str | os.PathLike[str]],
+    sources: Paths,
     folder: str | os.PathLike[str],
     tokenizer: BytePairTokenizer,
     *,
@@ -133,7 +133,7 @@ def write_shards(
             last = replace(last, documents=last.documents + 1, nbytes=last.nbytes + part.nbytes)
     writer.flush(replace(last, file=len(paths), start=0, passed=0))
     if not sum(entry["tokens"] for entry in done):
-        raise DataError(f"{', '.join(str(path) for path in sources)}: no document in them")
+        raise DataError(f"{', '.join(map(str, paths))}: no document in them")
     index = ShardIndex(
         tokens=sum(entry["tokens"] for entry in done),
         documents=last.documents,
@@ -149,9 +149,7 @@ def write_shards(
     return index
 
 
-def count_tokens(
-    sources: Sequence[str | os.PathLike[str]], tokenizer: BytePairTokenizer, *, tell: Tell | None = None
-) -> TokenCount:
+def count_tokens(sources: Paths, tokenizer: BytePairTokenizer, *, tell: Tell | None = None) -> TokenCount:
     """Return how many ids and documents files hold, as :func:`write_shards` would write them."""
     paths = files_below(sources)
     tokens = documents = nbytes = 0
