@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -208,8 +209,40 @@ def folder(tmp_path_factory):
     return path
 
 
-def run(*arguments, fails=False):
-    result = CliRunner().invoke(app, ["generate", *map(str, arguments)])
+def llama(path, *, template=True, bos="<|begin|>", eos="<|end|>", hole=False):
+    """Write a Llama of transformers with a tokenizer, whose template begins every text with <|begin|>; return the model.
+
+    ``hole``: ids that the tokenizer has no token for come before its special tokens.
+    """
+    transformers, tokenizers = pytest.importorskip("transformers"), pytest.importorskip("tokenizers")
+    text = "the cat sat on the mat. the dog ran in the fog. " * 40
+    path.mkdir()
+    content = json.loads(
+        BytePairTokenizer.train(text, 280, pattern="llama3", special=["<|begin|>", "<|end|>"]).to_json()
+    )
+    for token in content["added_tokens"]:
+        token["id"] += 40 * hole
+    (path / "tokenizer.json").write_text(json.dumps(content))
+    special = BytePairTokenizer.load(path).special
+    if template:
+        peer = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+        peer.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<|begin|> $A", special_tokens=[("<|begin|>", special["<|begin|>"])]
+        )
+        peer.save(str(path / "tokenizer.json"))
+    config = transformers.LlamaConfig(
+        vocab_size=max(special.values()) + 1, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, intermediate_size=96, max_position_embeddings=80, initializer_range=0.3,
+        bos_token_id=special.get(bos), eos_token_id=special.get(eos),
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(config).eval()
+    model.save_pretrained(path)
+    return model
+
+
+def run(*arguments, fails=False, given=None):
+    result = CliRunner().invoke(app, ["generate", *map(str, arguments)], input=given)
     assert (result.exit_code != 0) == fails, f"{result.output}\n{result.exception!r}"
     return result.output
 
@@ -229,6 +262,114 @@ def test_pieces_are_the_text_and_end_before_a_stop(folder):
     stop = whole[len(whole) // 2 :][:3]
     assert decoder.generate("the cat", hot, tokens=90, stop=[stop, "never there"]) == whole[: whole.index(stop)]
     assert isinstance(decoder.generate("", hot, tokens=3), str)
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_prompts_have_the_ids_that_transformers_gives_them(tmp_path, template):
+    """Those around a text that the template of tokenizer.json names; an empty prompt begins as generate does."""
+    model = llama(tmp_path / "m", template=template)
+    import transformers
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
+    decoder = Decoder.load(tmp_path / "m")
+    prompts = ["the cat", "the", "a dog in the fog", ""]
+    for prompt in prompts:
+        given = tokenizer(prompt, return_tensors="pt").input_ids.long() if prompt or template else None
+        whole = model.generate(given, do_sample=False, max_new_tokens=30)[0].tolist()
+        wanted = whole[1 if given is None else given.shape[1] :]
+        assert template or given is None or given[0, 0] != model.config.bos_token_id
+        wanted = wanted[: wanted.index(model.config.eos_token_id)] if model.config.eos_token_id in wanted else wanted
+        assert decoder.generate(prompt, tokens=30) == decoder.tokenizer.decode(wanted)
+    together = decoder.generate(prompts, tokens=30)
+    assert together == [decoder.generate(prompt, tokens=30) for prompt in prompts]
+    written = decoder.generate("<|begin|>the cat", tokens=30, special="allow")
+    assert not template or written == together[0]  # once is enough
+
+
+def test_an_empty_prompt_begins_with_bos_and_without_one_with_eos(tmp_path):
+    for name, options, first in (
+        ("both", {}, "<|begin|>"),
+        ("end", {"bos": None}, "<|end|>"),
+        ("neither", {"bos": None, "eos": None}, None),
+    ):
+        llama(tmp_path / name, template=False, **options)
+        decoder = Decoder.load(tmp_path / name)
+        if first is None:
+            with pytest.raises(DataError, match="give a prompt"):
+                decoder.generate("")
+        else:
+            stop = options.get("eos", "<|end|>")
+            ids = decoder.generate_ids([[decoder.tokenizer.special[first]]], tokens=20)
+            assert stop and decoder.generate("", tokens=20) == decoder.tokenizer.decode([t for (t,) in ids])
+
+
+def test_ids_without_a_token_are_shown_and_end_nothing(tmp_path):
+    llama(tmp_path / "m", hole=True, template=False)
+    decoder = Decoder.load(tmp_path / "m")
+    prompt, shown = decoder.tokenizer.encode("the"), 0
+    for seed in range(12):
+        hot = Sampling(temperature=5.0, seed=seed)
+        ids = [token for (token,) in decoder.generate_ids([prompt], hot, tokens=40)]
+        tokens = split_at_none(decoder.tokenizer._core.token(number) for number in ids)
+        wanted = "\ufffd".join(b"".join(part).decode("utf-8", "replace") for part in tokens)
+        shown += len(tokens) - 1
+        assert "".join(decoder.stream("the", hot, tokens=40)) == wanted
+        assert decoder.generate(["the"], hot, tokens=40) == [wanted]
+    assert shown > 10
+
+
+def split_at_none(items):
+    parts = [[]]
+    for item in items:
+        if item is None:
+            parts.append([])
+        else:
+            parts[-1].append(item)
+    return parts
+
+
+def test_a_stop_is_a_text_or_several(folder):
+    decoder = Decoder.load(folder)
+    hot = Sampling(temperature=1.0, seed=4)
+    whole = decoder.generate("the cat", hot, tokens=90)
+    stop = whole[len(whole) // 2 :][:3]
+    until = whole[: whole.index(stop)]
+    for given in (stop, [stop], (stop, "never there")):
+        assert decoder.generate("the cat", hot, tokens=90, stop=given) == until
+        assert decoder.generate(["the cat"], hot, tokens=90, stop=given) == [until]
+        assert "".join(decoder.stream("the cat", hot, tokens=90, stop=given)) == until
+    for nothing in (None, (), []):
+        assert decoder.generate("the cat", hot, tokens=90, stop=nothing) == whole
+        assert decoder.generate(["the cat"], hot, tokens=90, stop=nothing) == [whole]
+    for wrong in ([5], 5, "", [""], [None], b"x", {"a": 1}):
+        for prompt in ("the cat", ["the cat"]):
+            with pytest.raises(SettingError, match="stop is"):
+                decoder.generate(prompt, stop=wrong)
+
+
+def test_prompts_are_read_from_standard_input_a_line_each(folder):
+    alone = run(folder, "the cat", "--tokens", "9")
+    assert run(folder, "--tokens", "9", given="the cat\n") == alone
+    assert run(folder, "the cat", "--tokens", "9", given="the dog\n") == alone  # an argument goes first
+    found = json.loads(run(folder, "--tokens", "9", "--json", given="\ufeffthe cat\r\n\nthe dog"))
+    assert [one["prompt"] for one in found["texts"]] == ["the cat", "", "the dog"]
+    assert f"the cat{found['texts'][0]['text']}\n" == alone
+    assert run(folder, "--tokens", "9", given="") == run(folder, "", "--tokens", "9")
+    assert "standard input" in CliRunner().invoke(app, ["generate", "--help"]).output
+    refused = CliRunner().invoke(app, ["generate", str(folder)], input=b"\xff\n")
+    assert refused.exit_code != 0 and "no UTF-8" in f"{refused.output}{refused.exception}"
+    import pty
+
+    ours, theirs = pty.openpty()  # a terminal is not waited for
+    told = subprocess.run(
+        [sys.executable, "-m", "octavo", "generate", folder, "--tokens", "9"],
+        stdin=theirs,
+        capture_output=True,
+        timeout=120,
+    )
+    assert told.returncode == 0 and told.stdout.decode() == run(folder, "", "--tokens", "9"), told.stderr
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_special_tokens_are_refused_unless_allowed(folder):
@@ -306,9 +447,26 @@ def test_prompts_and_options_are_checked_before_work(tmp_path):
         ([[VOCABULARY]], DataError),
         ([[-1]], DataError),
         (["ab"], octavo.DTypeError),
+        ([[1.5]], octavo.DTypeError),
+        ([[True]], octavo.DTypeError),
+        ([1], octavo.DTypeError),
+        (5, octavo.DTypeError),
+        (None, octavo.DTypeError),
+        (np.ones(3), octavo.DTypeError),
     ):
         with pytest.raises(error):
             next(decoder.generate_ids(prompts))
+    for wrong, error in (
+        ([VOCABULARY], DataError),
+        ([-1], DataError),
+        ("text", octavo.DTypeError),
+        (5, octavo.DTypeError),
+    ):
+        with pytest.raises(error, match="stop"):
+            decoder.generate_ids([[1]], stop=wrong)
+    for wrong in (None, 5, "greedy"):
+        with pytest.raises(octavo.DTypeError, match="sampling"):
+            decoder.generate_ids([[1]], wrong)
     with pytest.raises(DataError, match=r"tokenizer\.json"):
         decoder.generate("a text")
     for wrong in ({"temperature": -1.0}, {"top_p": 0.0}, {"top_k": 1.5}, {"seed": -1}, {"temperature": float("nan")}):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from octavo.cli._app import JsonOption
+from octavo.cli._standard_input import standard_lines
 
 if TYPE_CHECKING:
     import numpy as np
 
 MOST_SHOWN = 100  # texts in a table, which has a column for each
-_READ = 1 << 16
 
 
 def run(
@@ -46,7 +45,7 @@ def run(
     from octavo.errors import DataError
     from octavo.files import whole
 
-    lines = texts or _standard_lines()
+    lines = texts or standard_lines()
     if not lines:
         raise DataError("no text to embed; give some after FOLDER, or lines on standard input")
     if len(lines) > MOST_SHOWN and out is None and not json:
@@ -70,22 +69,6 @@ def run(
     for number, (text, cosines) in enumerate(zip(lines, vectors @ vectors.T, strict=True), 1):
         rows.add_row(f"{number}  {text}", *(f"{cosine:.3f}" for cosine in cosines))
     print_table(shown, rows)
-
-
-def _standard_lines() -> list[str]:
-    """Return the lines of standard input, whatever it is. Raises DataError for other bytes than UTF-8, OSErrors."""
-    from octavo._streams import read_first, read_some
-    from octavo.errors import DataError
-
-    data = bytearray(read_first(sys.stdin.buffer, _READ))
-    while more := read_some(sys.stdin.buffer, _READ) if data else b"":
-        data += more
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"standard input: byte {error.start} is no UTF-8; accepted is text in UTF-8") from None
-    # Not splitlines: form feeds and the like end no line, and one text would become two.
-    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
 
 
 def _npy(vectors: np.ndarray) -> memoryview:

@@ -5,19 +5,25 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from octavo._reading import read_json
 from octavo.cli._app import JsonOption
+from octavo.cli._standard_input import standard_lines
 from octavo.errors import OctavoError
 
 
 def run(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A folder of a language model, packed or not.")],
     prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="[PROMPT]...", help="Texts to continue; none begins a document.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[PROMPT]...",
+            help="Texts to continue; without any, the lines of standard input, where it is no terminal. An empty one "
+            "begins a document.",
+        ),
     ] = None,
     tokens: Annotated[
         int | None, typer.Option(min=1, help="Tokens at most.  [default: 128, or as many as fit]", show_default=False)
@@ -42,7 +48,8 @@ def run(
     FOLDER is one of a GPT of Octavo, or of GPT-2 or Llama of transformers, packed by `octavo pack` or not;
     packed weights are multiplied as they are, so that fewer bits are faster. A text ends with the model's end
     of text, before a --stop text, or after --tokens. Several prompts are continued together; --json prints
-    prompts, texts and the seconds that they took.
+    prompts, texts and the seconds that they took. Without a PROMPT, every line of standard input is one; a text of
+    several lines is given in quotes. A terminal is not read from: a document is begun.
 
     A model that was trained by masked diffusion reveals tokens in steps, not from left to right: it is sampled
     through torch, from its folder as it was trained; --top-k, --top-p and --stop are not for it.
@@ -53,6 +60,7 @@ def run(
       octavo pack model -o small --recipe int4:g32
       octavo generate small "Once upon a time" --temperature 0.8 --top-p 0.95 --seed 7 --tokens 200
       octavo generate small "Q: why? A:" "Q: when? A:" --stop "Q:" --json
+      octavo generate small < prompts.txt
     """
     from octavo.display.console import print_json
     from octavo.engine.native_decoder import Decoder, Sampling
@@ -61,20 +69,18 @@ def run(
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     if special not in ("allow", "refuse", "split"):
         raise SettingError(f"--special is {special!r}; accepted are allow, refuse and split")
+    texts = prompts or (None if sys.stdin.isatty() else standard_lines()) or [""]
     if _is_diffusion(folder):
         if top_k or top_p != 1 or stop or special != "refuse":
             raise SettingError(
                 "--top-k, --top-p, --stop and --special are for autoregressive models; FOLDER is of masked diffusion"
             )
-        _reveal(
-            folder, prompts or [""], tokens=tokens or 64, steps=steps, temperature=temperature, seed=seed, json=json
-        )
+        _reveal(folder, texts, tokens=tokens or 64, steps=steps, temperature=temperature, seed=seed, json=json)
         return
     if steps:
         raise SettingError(f"--steps is {steps}; accepted is 0, for FOLDER is of no masked diffusion")
     decoder = Decoder.load(folder)
-    texts, stops = prompts or [""], stop or []
-    options = {"tokens": tokens, "stop": stops, "special": special}
+    options: dict[str, Any] = {"tokens": tokens, "stop": stop, "special": special}
     if json or len(texts) > 1:
         begin = time.perf_counter()
         found = decoder.generate(texts, sampling, **options)
@@ -90,7 +96,7 @@ def run(
         for text, more in zip(texts, found, strict=True):
             _write(f"{text}{more}\n")
         return
-    pieces = decoder.stream(texts[0], sampling, **options)  # type: ignore[arg-type]
+    pieces = decoder.stream(texts[0], sampling, **options)
     _write(texts[0])
     for piece in pieces:
         _write(piece)

@@ -7,10 +7,11 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 from octavo import _core
-from octavo._reading import read_json
+from octavo._reading import read_json, shown
+from octavo.data._arguments import listed, whole
 from octavo.errors import ContainerError, DataError, DTypeError, RangeError, SettingError
 from octavo.folder.weight_files import held
 
@@ -46,11 +47,11 @@ class Sampling:
         for name, accepted in (("temperature", "from 0 to 10000"), ("top_p", "above 0, up to 1")):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not _fits(name, value):
-                raise SettingError(f"{name} is {value!r}; accepted are numbers {accepted}")
+                raise SettingError(f"{name} is {shown(value)}; accepted are numbers {accepted}")
         for name in ("top_k", "seed"):
             value = getattr(self, name)
             if type(value) is not int or not 0 <= value < 2**63:
-                raise SettingError(f"{name} is {value!r}; accepted are whole numbers from 0")
+                raise SettingError(f"{name} is {shown(value)}; accepted are whole numbers from 0")
 
 
 def _fits(name: str, value: float) -> bool:
@@ -69,12 +70,17 @@ class Decoder:
     """
 
     def __init__(
-        self, core: _core._Decoder, path: Path, tokenizer: BytePairTokenizer | None, ends: tuple[int, ...]
+        self,
+        core: _core._Decoder,
+        path: Path,
+        tokenizer: BytePairTokenizer | None,
+        begin: int | None,
+        ends: tuple[int, ...],
     ) -> None:
         """Wrap a loaded decoder; :meth:`load` makes one. Raises DTypeError for other objects."""
         if not isinstance(core, _core._Decoder):
             raise DTypeError(f"core is a {type(core).__name__}; use Decoder.load")
-        self._core, self._path, self._tokenizer, self._ends = core, path, tokenizer, ends
+        self._core, self._path, self._tokenizer, self._begin, self._ends = core, path, tokenizer, begin, ends
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Decoder:
@@ -94,7 +100,7 @@ class Decoder:
         tokenizer = _tokenizer(folder)
         if tokenizer is not None and tokenizer.size > core.vocabulary:
             raise DataError(f"{folder}: a tokenizer of {tokenizer.size} ids; the model has {core.vocabulary}")
-        return cls(core, folder, tokenizer, _ends(folder, core.vocabulary))
+        return cls(core, folder, tokenizer, *_borders(folder, core.vocabulary))
 
     @property
     def vocabulary(self) -> int:
@@ -147,16 +153,20 @@ class Decoder:
         """Continue prompts of ids, all at once: yields the next id of each, None for those that have ended.
 
         ``tokens``: of each continuation at most; default :data:`TOKENS` or as many as there are positions for.
-        ``stop``: ids that end a text and are not given; default: the end of text of ``config.json``. ``cache``: False
-        computes every token from all before it, to the same bits. Every prompt has draws of its own.
+        ``stop``: ids that end a text and are not given, none for ``()``; default: the end of text of ``config.json``.
+        ``cache``: False computes every token from all before it, to the same bits. Every prompt has draws of its own.
 
         Raises DTypeError and DataError for what are no ids of this model, RangeError where prompt and ``tokens`` pass
         the model's positions, SettingError, ContainerError for weights that give no finite scores.
         """
+        if not isinstance(sampling, Sampling):
+            raise DTypeError(f"sampling is a {type(sampling).__name__}; accepted is an octavo.Sampling")
+        if not isinstance(cache, bool):
+            raise DTypeError(f"cache is a {type(cache).__name__}; accepted are True and False")
         checked = self._checked(prompts, tokens)
         count = self._count(checked, tokens)
-        ends = set(self._ends if stop is None else stop)
-        return self._continued(checked, sampling, count, ends, cache)
+        ends = self._ends if stop is None else self._numbers(stop, "stop")
+        return self._continued(checked, sampling, count, set(ends), cache)
 
     def _continued(
         self, prompts: list[list[int]], sampling: Sampling, tokens: int, ends: set[int], cache: bool
@@ -184,64 +194,93 @@ class Decoder:
         sampling: Sampling = GREEDY,
         *,
         tokens: int | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] | None = None,
         special: Special = "refuse",
     ) -> Iterator[str]:
         """Continue a text: yields what follows it in pieces of whole characters, as it comes.
 
-        An empty prompt begins a document. ``stop``: texts before the first of which the continuation ends. ``special``:
-        what special tokens in the prompt are, as for :meth:`octavo.data.BytePairTokenizer.encode`. All else is as
-        for :meth:`generate_ids`. Raises as it does, and DataError for a folder without a tokenizer.
+        A prompt gets the tokens that ``tokenizer.json`` puts around a text, as transformers gives it; one that begins
+        with them gets no second ones. An empty prompt begins a document. ``stop``: a text, or several, before the first
+        of which the continuation ends. ``special``: what special tokens in the prompt are, as for
+        :meth:`octavo.data.BytePairTokenizer.encode`. An id that the tokenizer has no token for is U+FFFD. All else is
+        as for :meth:`generate_ids`. Raises as it does, and DataError for a folder without a tokenizer.
         """
-        if isinstance(stop, str) or not all(isinstance(one, str) and one for one in stop):
-            raise SettingError(f"stop is {stop!r}; accepted is a list of texts")
+        stops = _stops(stop)
         ids = self.generate_ids([self._ids(prompt, special)], sampling, tokens=tokens)
-        pieces = _characters(self.tokenizer, (token for (token,) in ids if token is not None))
-        return _until(pieces, tuple(stop))
+        return _until(_characters(self.tokenizer, (token for (token,) in ids if token is not None)), stops)
 
     @overload
-    def generate(self, prompt: str, sampling: Sampling = ..., **options: Any) -> str: ...
+    def generate(
+        self,
+        prompt: str,
+        sampling: Sampling = ...,
+        *,
+        tokens: int | None = ...,
+        stop: str | Sequence[str] | None = ...,
+        special: Special = ...,
+    ) -> str: ...
     @overload
-    def generate(self, prompt: Sequence[str], sampling: Sampling = ..., **options: Any) -> list[str]: ...
-    def generate(self, prompt: str | Sequence[str], sampling: Sampling = GREEDY, **options: Any) -> str | list[str]:
+    def generate(
+        self,
+        prompt: Sequence[str],
+        sampling: Sampling = ...,
+        *,
+        tokens: int | None = ...,
+        stop: str | Sequence[str] | None = ...,
+        special: Special = ...,
+    ) -> list[str]: ...
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        sampling: Sampling = GREEDY,
+        *,
+        tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        special: Special = "refuse",
+    ) -> str | list[str]:
         """Return what follows a prompt, or each of several, which are continued together.
 
-        ``options``: ``tokens``, ``stop`` and ``special`` as for :meth:`stream`. Raises as it does.
+        ``tokens``, ``stop`` and ``special`` are as for :meth:`stream`. Raises as it does.
         """
         if isinstance(prompt, str):
-            return "".join(self.stream(prompt, sampling, **options))
-        stop, special = options.pop("stop", ()), options.pop("special", "refuse")
-        prompts = [self._ids(one, special) for one in prompt]
+            return "".join(self.stream(prompt, sampling, tokens=tokens, stop=stop, special=special))
+        stops = _stops(stop)
+        prompts = [self._ids(one, special) for one in listed("prompt", prompt, "a text or a list of texts")]
         found: list[list[int]] = [[] for _ in prompts]
-        for following in self.generate_ids(prompts, sampling, **options):
+        for following in self.generate_ids(prompts, sampling, tokens=tokens):
             for row, token in zip(found, following, strict=True):
                 row += [] if token is None else [token]
-        return ["".join(_until(_characters(self.tokenizer, row), tuple(stop))) for row in found]
+        return ["".join(_until(_characters(self.tokenizer, row), stops)) for row in found]
 
     def _ids(self, prompt: str, special: Special) -> list[int]:
         if not isinstance(prompt, str):
             raise DTypeError(f"prompt is a {type(prompt).__name__}; accepted is a text")
-        if prompt:
-            return [int(number) for number in self.tokenizer.encode(prompt, special=special)]
-        if not self._ends:
+        before, behind = self.tokenizer.around
+        ids = self.tokenizer.encode(prompt, special=special).tolist()
+        ids = [*(() if ids[: len(before)] == before else before), *ids, *behind]
+        if ids:
+            return ids
+        if self._begin is None:
             raise DataError("prompt is empty, and config.json names no token that begins a text; give a prompt")
-        return [self._ends[0]]
+        return [self._begin]
 
     def _checked(self, prompts: Iterable[Sequence[int]], tokens: int | None) -> list[list[int]]:
         if tokens is not None and (type(tokens) is not int or tokens < 1):
-            raise SettingError(f"tokens is {tokens!r}; accepted is a whole number from 1")
+            raise SettingError(f"tokens is {shown(tokens)}; accepted is a whole number from 1")
         checked = []
-        for at, prompt in enumerate(prompts):
-            try:
-                ids = [int(number) for number in prompt]
-            except (TypeError, ValueError):
-                raise DTypeError(f"prompt {at} is a {type(prompt).__name__}; accepted is a list of ids") from None
-            wrong = next((number for number in ids if not 0 <= number < self.vocabulary), None)
-            if wrong is not None or not ids:
-                what = "has no ids" if wrong is None else f"has id {wrong}"
-                raise DataError(f"prompt {at} {what}; accepted is one id or more below {self.vocabulary}")
-            checked.append(ids)
+        for at, prompt in enumerate(listed("prompts", prompts, "a list of lists of ids")):
+            checked.append(self._numbers(prompt, f"prompt {at}"))
+            if not checked[-1]:
+                raise DataError(f"prompt {at} has no ids; accepted is one id or more below {self.vocabulary}")
         return checked
+
+    def _numbers(self, ids: Iterable[int], what: str) -> list[int]:
+        """Return ids as whole numbers. Raises DTypeError for what is no list of them, DataError for others."""
+        numbers = [whole(f"{what}: id", number) for number in listed(what, ids, "a list of ids")]
+        wrong = next((number for number in numbers if number >= self.vocabulary), None)
+        if wrong is not None:
+            raise DataError(f"{what} has id {wrong}; accepted are ids below {self.vocabulary}")
+        return numbers
 
     def _count(self, prompts: list[list[int]], tokens: int | None) -> int:
         longest, positions = max(map(len, prompts), default=0), self.positions
@@ -271,22 +310,37 @@ def _tokenizer(folder: Path) -> BytePairTokenizer | None:
     return None
 
 
-def _ends(folder: Path, vocabulary: int) -> tuple[int, ...]:
-    """Return the ids that end a text, as the configuration names them."""
+def _borders(folder: Path, vocabulary: int) -> tuple[int | None, tuple[int, ...]]:
+    """Return the id that begins a text and those that end one, as the configuration names them.
+
+    Where it names none that begins, as one of :mod:`octavo.models.gpt` never does, documents begin with their end.
+    """
     values = read_json(folder / "config.json", finite=False)
-    given = values.get("end_of_text", values.get("eos_token_id"))
-    numbers = given if isinstance(given, list) else [given]
-    return tuple(number for number in numbers if type(number) is int and 0 <= number < vocabulary)
+
+    def named(*names: str) -> tuple[int, ...]:
+        given = next((values[name] for name in names if name in values), None)
+        numbers = given if isinstance(given, list) else [given]
+        return tuple(number for number in numbers if type(number) is int and 0 <= number < vocabulary)
+
+    ends = named("end_of_text", "eos_token_id")
+    begins = (*named("bos_token_id"), *ends)
+    return begins[0] if begins else None, ends
+
+
+def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the texts before which a continuation ends. Raises SettingError for what is no text."""
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if isinstance(stops, bytes) or not isinstance(stops, Sequence) or not all(isinstance(s, str) and s for s in stops):
+        raise SettingError(f"stop is {shown(stop)}; accepted are a text and a list of texts, none of them empty")
+    return tuple(stops)
 
 
 def _characters(tokenizer: BytePairTokenizer, ids: Iterable[int]) -> Iterator[str]:
     """Yield texts of whole characters; ids that the tokenizer has no token for are U+FFFD."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     for number in ids:
-        known = number < tokenizer.size
-        text = (
-            decoder.decode(tokenizer.decode_bytes([number])) if known else decoder.decode(b"", final=True) + _REPLACED
-        )
+        token = tokenizer._core.token(number)
+        text = decoder.decode(b"", final=True) + _REPLACED if token is None else decoder.decode(token)
         if text:
             yield text
     if text := decoder.decode(b"", final=True):

@@ -1,0 +1,23 @@
+"""Texts on standard input, a line each."""
+
+from __future__ import annotations
+
+import sys
+
+from octavo._streams import read_first, read_some
+from octavo.errors import DataError
+
+_READ = 1 << 16
+
+
+def standard_lines() -> list[str]:
+    """Return the lines of standard input, whatever it is. Raises DataError for other bytes than UTF-8, OSErrors."""
+    data = bytearray(read_first(sys.stdin.buffer, _READ))
+    while more := read_some(sys.stdin.buffer, _READ) if data else b"":
+        data += more
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"standard input: byte {error.start} is no UTF-8; accepted is text in UTF-8") from None
+    # Not splitlines: form feeds and the like end no line, and one text would become two.
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")] if text else []
