@@ -216,3 +216,18 @@ def test_refused(error, match, attempt):
     with pytest.raises(error, match=match):
         attempt(model)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("dead", [1, 14, 27, 28])
+def test_outliers_are_measured_against_channels_that_are_alive(dead):
+    model = roughened(Block())
+    with torch.no_grad():
+        for norm in (model.norm, model.second_norm):
+            norm.weight[:dead] = 0
+            norm.bias[:dead] = 0
+            norm.weight[dead:].fill_(1.0)
+            norm.weight[-1] *= 100.0 if dead < 28 else 0.0
+    report = smooth_model(model, [torch.randn(8, 28)], progress=False)
+    assert report.folds
+    for fold in report.folds:
+        assert 1 <= fold.after <= fold.before <= 1000

@@ -27,7 +27,7 @@ class Fold:
     norm: str
     consumers: tuple[str, ...]
     scales: Tensor  # [channels]
-    before: float  # largest magnitude of the norm's output over the median of the channels' largest
+    before: float  # largest magnitude of the norm's output over the median of the channels' largest that are not 0
     after: float
 
 
@@ -133,7 +133,8 @@ def _fold(
 
 
 def _outlier(largest: Tensor) -> float:
-    return (largest.max() / largest.median().clamp(min=torch.finfo(torch.float32).tiny)).item()
+    live = largest[largest > 0]  # a median of 0, where half of the channels are dead, would measure nothing
+    return (live.max() / live.median()).item() if len(live) else 1.0
 
 
 @torch.no_grad()
