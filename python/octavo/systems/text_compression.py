@@ -98,6 +98,8 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None) -> 
 
 
 _Row = TypeVar("_Row")
+# Calls that guard one of the many measurements that choose; those that are reported have all.
+_GUARD = 8
 # What makes batches with what they are trained to, the loss of one, and what it is, for people.
 Trained = tuple[Callable[[], list[tuple[dict[str, Tensor], Tensor | None]]], Loss, str]
 Parts = tuple[
@@ -187,7 +189,7 @@ def _language(opened: TextModel, data: Path, test: Path | None) -> Parts:
     )
     return (
         rows,
-        lambda model: evaluate(model, chosen, context=context),
+        lambda model: evaluate(model, chosen, context=context, guard_calls=_GUARD),
         lambda model: evaluate(model, reported, context=context),
         f"perplexity, windows of {context} tokens, each token predicted once",
         facts,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import Any
+from dataclasses import asdict
+from typing import Any, Literal
 
 from torch import nn
 
@@ -33,6 +34,8 @@ def evaluate(
     tokens: int | None = None,
     max_tokens: int = LONGEST,
     samples: int | None = None,
+    leaks: Literal["refuse", "report"] = "refuse",
+    guard_calls: int | None = None,
     progress: Callable[[int, int], object] = lambda *_: None,
 ) -> Measurement:
     """Measure a model: perplexity on a text, accuracy on labelled texts, or agreement with another model.
@@ -40,7 +43,9 @@ def evaluate(
     - ``data`` a text, which ``tokenizer`` (of transformers) turns into ids, or the ids themselves, in one dimension:
       the **perplexity** of a causal model, exact (:func:`octavo.train.exact_nll`): every token but the first is
       predicted once, in windows of ``context`` tokens (default: what the model's configuration takes, up to 1024),
-      ``stride`` apart (default: ``context``); at most ``tokens`` of them.
+      ``stride`` apart (default: ``context``); at most ``tokens`` of them. ``leaks``: ``refuse`` a model whose losses
+      move with what they must not see, or ``report`` by how much; ``guard_calls``: of the model for that at most
+      (default: 40, or a twentieth of the others).
     - ``data`` labelled texts, a :class:`octavo.data.Sentences` or a list of ``(text, label)`` pairs, with a
       ``tokenizer``: the **accuracy** of a classifier, of texts cut at ``max_tokens``.
     - ``against`` another model, ``data`` batches for both, or texts with a ``tokenizer``: the **agreement** of scores
@@ -74,7 +79,10 @@ def evaluate(
             "against=, batches"
         )
     length = context_of(model) if context is None else context
-    found = exact_nll(model, ids, context=length, stride=stride, tokens=tokens, nbytes=nbytes, progress=progress)
+    found = exact_nll(
+        model, ids, context=length, stride=stride, tokens=tokens, nbytes=nbytes, leaks=leaks, guard_calls=guard_calls,
+        progress=progress,
+    )  # fmt: skip
     return perplexity_of(found)
 
 
@@ -86,7 +94,7 @@ def perplexity_of(found: ValLoss) -> Measurement:
     setup = {"context": found.context, "stride": found.stride, "windows": len(found.window_nats)}
     return Measurement(
         "perplexity", found.perplexity, low, high, "min", found.tokens, found.window_nats, found.source_hash,
-        tuple(map(float, found.window_tokens)), details, setup,
+        tuple(map(float, found.window_tokens)), details, setup, {"moved": found.guard, **asdict(found.checked)},
     )  # fmt: skip
 
 

@@ -12,8 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from octavo.errors import DataError, ModelError, NonFiniteError
-from octavo.train.exact_nll import LEAK, batches_of, device_of, stream_ids, windows_of
+from octavo.train.loss_guard import LEAK
 from octavo.train.model_outputs import evaluating
+from octavo.train.token_windows import (
+    batch_of,
+    batches_of,
+    check_vocabulary,
+    check_whole,
+    device_of,
+    shortened,
+    stream_ids,
+    windows_of,
+)
 
 _MAKER = object()  # likelihood_bound alone makes a Bound
 
@@ -63,11 +73,11 @@ def likelihood_bound(
     objective: Any = getattr(model, "objective", None)
     if not hasattr(objective, "bound"):
         raise ModelError(f"{type(model).__name__} has no bound on its likelihood; octavo.train.exact_nll measures it")
-    ids = stream_ids(stream)
-    if tokens is not None:
-        ids = ids[: tokens + 1]
-    if len(ids) < 2 or context < 1 or draws < 1:
-        raise DataError(f"{len(ids)} ids, context {context}, {draws} draws; accepted are 2 ids, and 1 and more")
+    ids = shortened(stream_ids(stream), tokens)
+    context, draws, batch_size = (
+        check_whole(name, value) for name, value in (("context", context), ("draws", draws), ("batch_size", batch_size))
+    )
+    check_vocabulary(model, ids)
     generator = torch.Generator().manual_seed(seed)
     windows = list(windows_of(len(ids), context, context))
     device = device_of(model)
@@ -78,8 +88,7 @@ def likelihood_bound(
         if not guard <= LEAK:
             raise ModelError(f"{type(model).__name__}: predictions move by {guard:.2g} nats when hidden tokens change")
         for part in batches_of(windows, batch_size):
-            inputs = torch.stack([ids[first:end] for first, end, _ in part]).to(device)
-            targets = torch.stack([ids[first + 1 : end + 1] for first, end, _ in part]).to(device)
+            inputs, targets = (some.to(device) for some in batch_of(ids, part))
             found = [objective.bound(model, inputs, targets, generator).double().cpu() for _ in range(draws)]
             sums += torch.stack(found, 1).tolist()
             progress(len(sums), len(windows))

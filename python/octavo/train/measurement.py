@@ -23,7 +23,8 @@ class Measurement:
     more is better. ``count``: examples (of a perplexity: tokens). ``values``: of each example; ``weights``: how much
     each counts in their mean, None for all alike. ``examples``: SHA-256 of the examples in their order: values of two
     models pair where it is equal. ``details``: further numbers of the same pass. ``setup``: what the number depends on,
-    such as context and stride.
+    such as context and stride. ``checked``: of a perplexity, how much of the evaluation its guard made again
+    (:class:`octavo.train.loss_guard.Checked`), with ``moved``, the largest movement of a loss in nats.
     """
 
     metric: str
@@ -37,6 +38,7 @@ class Measurement:
     weights: tuple[float, ...] | None = field(default=None, repr=False)
     details: Mapping[str, float] = field(default_factory=dict)
     setup: Mapping[str, Any] = field(default_factory=dict)
+    checked: Mapping[str, float | None] = field(default_factory=dict)
 
     @property
     def loss(self) -> float:
@@ -67,6 +69,7 @@ class Measurement:
             "count": self.count,
             "details": dict(self.details),
             "setup": dict(self.setup),
+            "checked": dict(self.checked),
             "examples": self.examples,
         }
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.batches import tensors_in
-from octavo.errors import ModelError
+from octavo.errors import DTypeError, ModelError
 from octavo.nn.model_copies import shared_copy
 from octavo.train.randomness import undisturbed
 
@@ -84,6 +84,16 @@ def evaluating(*models: nn.Module) -> Iterator[tuple[nn.Module, ...]]:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+def measured_copy(model: nn.Module) -> nn.Module | None:
+    """Return a copy of a model in evaluation, over its parameters' memory; None for one that cannot be copied."""
+    if not _is_plain(model):
+        return None
+    try:
+        return shared_copy(model).eval()
+    except DTypeError:
+        return None
 
 
 _WRAPPERS = ("torch._dynamo", "torch.distributed", "torch.jit", "torch.nn.parallel")

@@ -19,8 +19,8 @@ from octavo.errors import DataError, ModelError
 from octavo.models.gpt import GPT
 from octavo.models.gpt.mixed_mixers import MixedMixer
 from octavo.models.gpt.mixture_of_experts import MixtureFeedForward, choices
-from octavo.train.exact_nll import batches_of, windows_of
 from octavo.train.model_outputs import evaluating
+from octavo.train.token_windows import batches_of, windows_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def validation_record(loss: ValLoss) -> dict[str, Any]:
     if not isinstance(loss, ValLoss):
         raise TypeError(f"a validation is a ValLoss, got {type(loss).__name__}")
     names = ("nats", "bits_per_byte", "tokens", "context", "stride", "guard", "source_hash")
-    return {name: getattr(loss, name) for name in names}
+    return {name: getattr(loss, name) for name in names} | {"checked": asdict(loss.checked)}
 
 
 def validation_facts(report: LanguageReport) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from octavo.train.stages import stage_at
 
 NATS, BOUND = "validation_nats", "validation_bound"
 """Names of what a validation gives in the record of a run; a bound compares with no loss."""
+# Calls that guard a validation on the way; the last one has all.
+_GUARD = 8
 # Sequences of training that a reallocation of words counts its costs on.
 _COUNTED = 512
 
@@ -89,8 +91,8 @@ class LanguageTask:
     def validate(self, model: Any, *, last: bool = False) -> ValLoss | Bound:
         """Return the whole result of a validation: a bound where the objective has no exact loss.
 
-        ``last``: of the run; it trains where the configuration says so. Raises ContractError for a model whose store of
-        text holds that of the validation.
+        ``last``: of the run; it trains where the configuration says so, and is checked in full. Raises ContractError
+        for a model whose store of text holds that of the validation.
         """
         self._fill_memory(model)
         if hasattr(model.objective, "bound"):
@@ -103,6 +105,7 @@ class LanguageTask:
             context=self._context,
             nbytes=self._data.nbytes(self._validation),
             batch_size=max(1, 4096 // self._context),
+            guard_calls=None if last else _GUARD,
         )
 
     def reported(self, model: Any) -> float | None:
