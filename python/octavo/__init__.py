@@ -177,6 +177,7 @@ _settings.start()
 _late_binding.bind(
     {
         **_LAZY,
+        "describe_checkpoint": "octavo.folder.described_checkpoint",
         "dumps": "octavo.container",
         "float_kinds": "octavo.nn.registry",
         "kind_of": "octavo.nn.registry",
@@ -190,8 +191,9 @@ _late_binding.bind(
         "pass_pack": "octavo.quant.quant_passes:PACK",
         "pass_prune": "octavo.prune.prune_passes:PRUNE",
         "pass_quantize": "octavo.quant.quant_passes:QUANTIZE",
+        "refuse_packed_weights": "octavo.folder.described_checkpoint",
         "shipped_folder": "octavo.systems.polynomials.shipped",
-        "write_our_folders": "octavo.quant.save_pretrained",
+        "use_our_methods": "octavo.quant.transformers_methods",
     }
 )
 

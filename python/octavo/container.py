@@ -112,13 +112,14 @@ def save(
     ``metadata``: strings of the user's own; keys that begin with ``octavo.`` are reserved. ``overwrite=False`` refuses
     an existing file. The order in the file depends on names and dtypes alone, so equal content gives equal bytes.
 
-    Raises DTypeError for other objects and dtypes, ContainerError for names that clash or exceed the limits, both
-    before anything is written; FileExistsError and other OSErrors. On an error an older file stays as it was. Source:
-    FORMATS.md section 5.
+    Raises DTypeError for other objects and dtypes, ContainerError for names that clash, exceed the limits or are no
+    text that UTF-8 has, both before anything is written; FileExistsError and other OSErrors. On an error an older file
+    stays as it was. Source: FORMATS.md section 5.
     """
+    place = files.path_text(path)
     with files.native(path):
         files.sweep_native(path)
-        _write(tensors, os.fspath(path), metadata, overwrite)
+        _write(tensors, place, metadata, overwrite)
 
 
 def dumps(tensors: Mapping[str, Storable], *, metadata: Mapping[str, str] | None = None) -> bytes:
@@ -138,10 +139,13 @@ def _write(
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise DTypeError(f"metadata {key!r}: {value!r} is not a string for a string")
+        _refuse_halves(key, "metadata key {}")
+        _refuse_halves(value, f"metadata {key!a}: value {{}}")
     plain, packed = [], []
     for name, tensor in tensors.items():
         if not isinstance(name, str):
             raise DTypeError(f"{name!r} is a {type(name).__name__}; names of tensors are strings")
+        _refuse_halves(name, "tensor name {}")
         if _is_packed(tensor):
             parts = tensor.held_parts
             if any(not part.is_cpu for part in parts):
@@ -169,6 +173,15 @@ def _write(
         return writer.finish()
     finally:
         writer.abandon()  # after finish there is nothing to give up
+
+
+def _refuse_halves(text: str, what: str) -> None:
+    """Refuse a text that UTF-8 has no bytes for; ``what`` is the text of the error, with ``{}`` for this one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        told = what.format(ascii(text if len(text) <= 80 else f"{text[:77]}..."))
+        raise ContainerError(f"{told}: half of a surrogate pair, which is no character; write the character") from None
 
 
 class _Room:
@@ -273,7 +286,7 @@ def load(
 
 def _reader(path: str | os.PathLike[str], mmap: bool) -> Any:
     """Open a file. Raises ContainerError, which says what the file is where its first bytes tell another kind."""
-    name = os.fspath(path)
+    name = files.path_text(path)
     try:
         return _core._ContainerReader(name, mmap)
     except ContainerError:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from octavo import locks
+from octavo.errors import ContainerError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -30,6 +31,18 @@ _OURS = re.compile(r"\.(?P<name>.+)\.\d+-[0-9a-f]{8}\.octavo\.(?P<kind>tmp|old)"
 _STREAMS = re.compile(r"/dev/(stdin|stdout|stderr|fd/.*)|/proc/.*")
 _NATIVE = re.compile(r"\(os error (\d+)\)(?: at path \".*\")?$", re.DOTALL)
 _LONGEST = 200  # bytes of a name that a temporary one repeats; file systems allow 255 in all
+
+
+def path_text(path: str | os.PathLike[str]) -> str:
+    """Return a path as text. Raises ContainerError for half of a surrogate pair, which no name in a folder holds."""
+    text = os.fspath(path)
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise ContainerError(
+            f"{text!a}: half of a surrogate pair, which no name of a file or folder holds; write the character"
+        ) from None
+    return text
 
 
 @contextmanager
@@ -44,7 +57,7 @@ def whole(path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb") -> Iter
     """
     if mode not in ("wb", "w"):
         raise ValueError(f"mode is {mode!r}; accepted are 'wb' and 'w'")
-    given = os.fspath(path)
+    given = path_text(path)
     try:
         old = os.stat(given)
     except OSError:
@@ -90,7 +103,7 @@ def write(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 def appended(path: str | os.PathLike[str], mode: Literal["wb", "w"] = "wb") -> IO[Any]:
     """Open a file for more at its end, made if it is missing. Its OSErrors name ``path``, those of a full disk, too."""
-    given = os.fspath(path)
+    given = path_text(path)
     return _opened(os.open(given, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666), given, mode)
 
 

@@ -41,7 +41,7 @@ def whole(path: str | os.PathLike[str], *, owned: Collection[str] = (), overwrit
 
     Raises FileExistsError, NotADirectoryError and other OSErrors; what was there is then as it was.
     """
-    target = os.path.realpath(os.fspath(path))
+    target = os.path.realpath(files.path_text(path))
     parent = os.path.dirname(target)
     if os.path.lexists(target) and not os.path.isdir(target):
         raise NotADirectoryError(20, "Not a directory", os.fspath(path))

@@ -135,7 +135,7 @@ def test_encoders_with_other_parts_are_compressed(octavo, tiny_bert, tmp_path, s
     import octavo as package
 
     loaded = package.load_model(tmp_path / "small")
-    assert type(loaded) is type(model)
+    assert isinstance(loaded, type(model))
     assert loaded.base_model.pooler is None
     package.save_model(loaded, tmp_path / "again")
     assert package.load_model(tmp_path / "again").base_model.pooler is None

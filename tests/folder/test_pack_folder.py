@@ -90,7 +90,7 @@ def test_the_file_is_that_of_pack_model(tmp_path, architecture, dtype):
         assert written[0] == written[1], recipe
     loaded = octavo.load_model(tmp_path / "x0")
     packed = octavo.load_model(tmp_path / "y0")
-    assert type(loaded) is type(model)
+    assert isinstance(loaded, type(model))
     with torch.inference_mode():
         assert torch.equal(first(loaded(**inputs)), first(packed(**inputs)))
 
@@ -143,7 +143,7 @@ def test_the_file_of_other_kinds_is_that_of_pack_model(tmp_path, what):
     model = octavo.quantize_model(kind.from_pretrained(tmp_path / "m"), "mxint8", progress=False)
     octavo.save_model(octavo.pack_model(model), tmp_path / "y")
     assert (tmp_path / "x" / PACKED_NAME).read_bytes() == (tmp_path / "y" / PACKED_NAME).read_bytes()
-    assert type(octavo.load_model(tmp_path / "x")) is kind
+    assert isinstance(octavo.load_model(tmp_path / "x"), kind)
 
 
 def test_weights_that_transformers_computes_are_packed_as_tensors(tmp_path):
@@ -281,7 +281,7 @@ def test_a_checkpoint_of_another_head_or_none_is_the_model_it_holds(tmp_path):
     base.save_pretrained(tmp_path / "base")
     (tmp_path / "base" / "config.json").write_text(json.dumps(config))  # names BertForMaskedLM
     octavo_command("pack", tmp_path / "base", "-o", tmp_path / "x")
-    assert type(octavo.load_model(tmp_path / "x")) is transformers.BertModel
+    assert isinstance(octavo.load_model(tmp_path / "x"), transformers.BertModel)
     tensors = container.load(tmp_path / "m" / "model.safetensors") | {"cls.seq_relationship.weight": torch.ones(2, 32)}
     old = {name.replace("LayerNorm.weight", "LayerNorm.gamma"): tensor for name, tensor in tensors.items()}
     container.save(old, tmp_path / "m" / "model.safetensors", metadata={"format": "pt"})
@@ -388,7 +388,7 @@ def test_folders_of_01_are_loaded_or_refused_with_the_command_that_converts_them
     command = re.search(r"octavo (pack \S+ -o) NEW", str(caught.value))[1]
     octavo_command(*command.split(), tmp_path / "again")
     again = octavo.load_model(tmp_path / "again")
-    assert type(again) is transformers.GPT2LMHeadModel
+    assert isinstance(again, transformers.GPT2LMHeadModel)
     assert str(again.transformer.h[0].attn.c_attn.format) == "mxfp6e2m3"
     assert "already packed" in octavo_command("pack", tmp_path / "again", "-o", tmp_path / "twice", code=2)
     assert "already packed" in octavo_command("pack", old, "-o", tmp_path / "twice", "--recipe", "mxint8", code=2)
@@ -404,7 +404,7 @@ def test_a_model_that_is_not_known_is_packed_as_tensors_and_says_so(tmp_path, mo
     with pytest.raises(ContainerError, match=r"holds tensors but no model.*bort.*octavo.load reads"):
         octavo.load_model(tmp_path / "x")
     (tmp_path / "x" / "config.json").write_text(json.dumps(config))
-    assert type(octavo.load_model(tmp_path / "x")) is transformers.BertModel
+    assert isinstance(octavo.load_model(tmp_path / "x"), transformers.BertModel)
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     (tmp_path / "m" / "config.json").write_text(json.dumps(config))
     assert "needs transformers" in octavo_command("pack", tmp_path / "m", "-o", tmp_path / "y")

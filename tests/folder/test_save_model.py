@@ -421,7 +421,7 @@ def hugging(tmp_path_factory):
 def test_models_of_transformers_load_from_their_folder_alone(hugging):
     model, folder = hugging
     loaded = octavo.load_model(folder)
-    assert type(loaded) is type(model) and not loaded.training
+    assert isinstance(loaded, type(model)) and not loaded.training
     with torch.no_grad():
         assert torch.equal(loaded(IDS).logits, model(IDS).logits)
     decoder = loaded.get_output_embeddings()

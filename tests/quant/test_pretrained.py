@@ -1,4 +1,4 @@
-"""save_pretrained of quantized models of transformers: the folder that octavo.load_model reads, or an error."""
+"""What models of transformers do with quantized layers: what they write octavo.load_model reads; ties, sizes, counts."""
 
 import copy
 import gc
@@ -9,6 +9,7 @@ import octavo
 import pytest
 import torch
 from octavo import ContainerError, ModelError
+from octavo.quant.transformers_methods import OurMethods
 
 transformers = pytest.importorskip("transformers")
 
@@ -50,8 +51,12 @@ def test_what_is_written_loads_with_the_same_outputs(way, tmp_path):
     assert torch.equal(logits(loaded), logits(model))
     loaded.save_pretrained(tmp_path / "again", max_shard_size="50GB")
     assert torch.equal(logits(octavo.load_model(tmp_path / "again")), logits(model))
-    with pytest.raises(OSError, match="no file named"):  # nothing for transformers to start from random weights with
-        transformers.BertForMaskedLM.from_pretrained(tmp_path / "model")
+    if way == "simulated":
+        plain = transformers.BertForMaskedLM.from_pretrained(tmp_path / "model")
+        assert all(torch.equal(value, model.state_dict()[key]) for key, value in plain.state_dict().items())
+    else:
+        with pytest.raises(OSError, match="no file named"):  # nothing to start from random weights with
+            transformers.BertForMaskedLM.from_pretrained(tmp_path / "model")
 
 
 def test_a_copy_writes_itself(tmp_path):
@@ -74,15 +79,40 @@ def test_parts_that_are_models_write_themselves(tmp_path):
 
 
 def test_what_would_change_the_file_is_refused(tmp_path):
-    model = simulated()
+    model = octavo.pack_model(simulated())
     for options in ({"state_dict": model.state_dict()}, {"push_to_hub": True}, {"variant": "fp16"}):
         with pytest.raises(ModelError, match=f"without {next(iter(options))}; .*octavo.load_model"):
             model.save_pretrained(tmp_path / "model", **options)
+    with pytest.raises(ModelError, match="without push_to_hub"):
+        simulated().save_pretrained(tmp_path / "model", push_to_hub=True)
     model.save_pretrained(tmp_path / "model", is_main_process=False)
     assert not (tmp_path / "model").exists()
     bert().save_pretrained(tmp_path / "float")
     with pytest.raises(ContainerError, match="ambiguous"):
         model.save_pretrained(tmp_path / "float")
+    model.save_pretrained(tmp_path / "packed")
+    with pytest.raises(ContainerError, match="ambiguous"):
+        simulated().save_pretrained(tmp_path / "packed")
+
+
+def test_a_model_that_nobody_holds_writes_itself(tmp_path):
+    expected = logits(octavo.pack_model(simulated()))
+    octavo.pack_model(simulated()).save_pretrained(tmp_path / "packed")
+    simulated().save_pretrained(tmp_path / "simulated")
+    octavo.load_model(tmp_path / "packed").save_pretrained(tmp_path / "again")
+    assert torch.equal(logits(octavo.load_model(tmp_path / "packed")), expected)
+    assert torch.equal(logits(octavo.load_model(tmp_path / "again")), expected)
+    assert torch.equal(logits(octavo.load_model(tmp_path / "simulated")), logits(simulated()))
+
+
+def test_a_state_dict_that_is_given_is_written(tmp_path):
+    """As Trainer does it where a model is spread over processes."""
+    model = simulated()
+    other = {name: value + 1 if value.is_floating_point() else value for name, value in model.state_dict().items()}
+    model.save_pretrained(tmp_path, state_dict=dict(other))
+    assert torch.equal(
+        octavo.load_model(tmp_path).bert.embeddings.LayerNorm.weight, other["bert.embeddings.LayerNorm.weight"]
+    )
 
 
 def test_push_to_hub_uploads_our_folder(monkeypatch):
@@ -134,7 +164,7 @@ def test_models_of_other_libraries_around_it_keep_their_own():
             return "mine"
 
     around = octavo.quantize_model(Around(), "mxint8", progress=False)
-    assert around.save_pretrained("nowhere") == "mine" and "save_pretrained" in vars(around.model)
+    assert around.save_pretrained("nowhere") == "mine" and isinstance(around.model, OurMethods)
 
 
 def test_float_models_and_failures_keep_their_own():
@@ -142,4 +172,118 @@ def test_float_models_and_failures_keep_their_own():
     with pytest.raises(octavo.CalibrationError):
         octavo.quantize_model(model, "int8 ; type:Linear int8 input=int8@minmax", inplace=True, progress=False)
     octavo.quantize_model(model, "", inplace=True, progress=False)
-    assert "save_pretrained" not in vars(model)
+    assert type(model) is transformers.BertForMaskedLM
+
+
+TIED = {"tie_word_embeddings": True}
+
+
+def gpt2():
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        vocab_size=50, n_embd=32, n_head=4, n_layer=1, n_positions=32, bos_token_id=1, eos_token_id=2, **TIED
+    ))  # fmt: skip
+
+
+def llama():
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, **TIED
+    ))  # fmt: skip
+
+
+def t5():
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(
+        vocab_size=50, d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, decoder_start_token_id=0, **TIED
+    ))  # fmt: skip
+
+
+def vit():
+    return transformers.ViTForImageClassification(transformers.ViTConfig(
+        image_size=16, patch_size=8, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4
+    ))  # fmt: skip
+
+
+MODELS = {"bert": bert, "gpt2": gpt2, "llama": llama, "t5": t5, "vit": vit}
+WITH_TOKENS = [name for name in MODELS if name != "vit"]
+
+
+def packed(name):
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    return model, octavo.pack_model(octavo.quantize_model(model, "mxint8", progress=False))
+
+
+def inputs(name):
+    if name == "vit":
+        return {"pixel_values": torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))}
+    return {"input_ids": IDS, "decoder_input_ids": IDS} if name == "t5" else {"input_ids": IDS}
+
+
+@pytest.mark.filterwarnings("ignore::octavo.BypassWarning")
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_what_other_packages_ask_of_a_model_is_answered(name):
+    """As lm-eval, Trainer and pipelines do: ties, counts, devices, dtypes, copies."""
+    model, small = packed(name)
+    expected = small(**inputs(name)).logits
+    small.tie_weights()  # lm-eval does it
+    small.tie_weights(recompute_mapping=False)
+    assert torch.equal(small(**inputs(name)).logits, expected)
+    more = 50 if name == "bert" else 0  # packing ends the tie of two biases of its head
+    assert small.num_parameters() == model.num_parameters() + more
+    assert small.num_parameters(exclude_embeddings=True) == model.num_parameters(exclude_embeddings=True) + more
+    assert small.num_parameters(only_trainable=True) < model.num_parameters()
+    assert (small.device, small.dtype) == (model.device, model.dtype)
+    assert small.get_memory_footprint() < 0.5 * model.get_memory_footprint()
+    for copied in (copy.deepcopy(small), pickle.loads(pickle.dumps(small)), copy.copy(small)):
+        assert isinstance(copied, type(model)) and torch.equal(copied(**inputs(name)).logits, expected)
+    half = copy.deepcopy(small).to(torch.bfloat16)
+    assert half.dtype == torch.bfloat16
+    whole = {key: x.bfloat16() if x.is_floating_point() else x for key, x in inputs(name).items()}
+    assert half(**whole).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.filterwarnings("ignore::octavo.BypassWarning")
+@pytest.mark.parametrize("name", WITH_TOKENS)
+def test_tables_of_tokens_tell_their_size_and_keep_it(name):
+    model, small = packed(name)
+    for quantized in (small, octavo.quantize_model(model, "mxint8", progress=False)):
+        table = quantized.get_input_embeddings()
+        assert (table.weight.shape, table.weight.device, table.weight.dtype) == ((50, 32), model.device, model.dtype)
+        assert quantized.get_output_embeddings() is None or len(quantized.get_output_embeddings().weight) == 50
+        for same in ((), (50,)):
+            assert quantized.resize_token_embeddings(*same) is table
+        for other in ((60,), (None, 64), (50, 64)):
+            with pytest.raises(ModelError, match=r"of 50 rows keeps them; .*float model, then octavo.quantize_model"):
+                quantized.resize_token_embeddings(*other)
+    model.resize_token_embeddings(60)
+    assert octavo.quantize_model(model, "mxint8", progress=False).get_input_embeddings().weight.shape == (60, 32)
+    if name != "bert":
+        assert small.generate(IDS[:, :4], max_new_tokens=3, do_sample=False).shape[0] == 2
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_without_values_are_refused_by_name(name):
+    """Tensors on the meta device, before any work."""
+    torch.manual_seed(0)
+    empty = MODELS[name]().to("meta")
+    first = next(key for key, _ in empty.named_parameters())
+    batch = [inputs(name)]
+    doors = [
+        lambda: octavo.quantize_model(empty, "mxint8", progress=False),
+        lambda: octavo.save_model(empty, "nowhere"),
+        lambda: octavo.prune_model(empty, 0.5, progress=False),
+        lambda: octavo.prune.compact_model(empty, batch[0]),
+        lambda: octavo.compress_model(empty, data=batch, progress=False),
+        lambda: octavo.search.measure_sensitivity(empty, batch, formats=["mxint8"], progress=False),
+    ]
+    for door in doors:
+        with pytest.raises(ModelError, match=f"{first}: on the meta device.*load_model"):
+            door()
+    _, small = packed(name)
+    rounded = octavo.quantize_model(MODELS[name](), "mxint8", progress=False)
+    part = next(key for key, layer in rounded.named_modules() if isinstance(layer, octavo.nn.QuantLayer))
+    rounded.get_submodule(part).to("meta")
+    with pytest.raises(ModelError, match=f"{part}.weight: on the meta device"):
+        octavo.pack_model(rounded)
+    with pytest.raises(ModelError, match="on the meta device"):
+        octavo.save_model(small.to("meta"), "nowhere")

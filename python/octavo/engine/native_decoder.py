@@ -13,6 +13,7 @@ from octavo import _core
 from octavo._reading import read_json, shown
 from octavo.data._arguments import listed, whole
 from octavo.errors import ContainerError, DataError, DTypeError, RangeError, SettingError
+from octavo.files import path_text
 from octavo.folder.weight_files import held
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Decoder:
         layers that are simulated and not packed, and for a folder that holds the weights of two models; DataError for a
         tokenizer of more ids than the model has; OSErrors.
         """
-        folder = Path(os.fspath(path))
+        folder = Path(path_text(path))
         names = held(folder)
         if len(names) > 1:
             raise ContainerError(f"{folder}: holds {' and '.join(names)}; keep the one that is meant")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from octavo import _core
 from octavo.errors import ContainerError, DataError, DTypeError, ModelError, SettingError
+from octavo.files import path_text
 from octavo.folder.weight_files import held
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class Encoder:
         ContainerError naming the file and the field, layer or tensor for another architecture, for layers that are
         simulated and not packed, and for a folder that holds the weights of two models; OSErrors.
         """
-        folder = Path(os.fspath(path))
+        folder = Path(path_text(path))
         names = held(folder)
         if len(names) > 1:
             raise ContainerError(f"{folder}: holds {' and '.join(names)}; keep the one that is meant")

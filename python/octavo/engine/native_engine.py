@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol, overload
+from typing import IO, Any, Literal, Protocol, get_args, overload
 
 from octavo import _core
 from octavo._streams import read_first, read_some, write_all
 from octavo.cuda.device_names import torch_device
 from octavo.errors import ContainerError, DataError, DTypeError, SettingError
-from octavo.files import whole
+from octavo.files import path_text, whole
 from octavo.folder.own_kinds import refuse_compacted, stated_kind
 from octavo.late_binding import late
 
@@ -87,8 +87,11 @@ class Engine:
         """
         if threads is not None and (type(threads) is not int or not 1 <= threads <= _MOST):
             raise SettingError(f"threads is {threads!r}; accepted is a whole number from 1 to {_MOST}, or None")
+        for option, value, known in (("precision", precision, Precision), ("route", route, Route)):
+            if value not in get_args(known):
+                raise SettingError(f"unknown {option} {value!a}; accepted are {', '.join(get_args(known))}")
         place = None if str(device) == "cpu" else torch_device(device)
-        folder = late("shipped_folder")() if path is None else Path(os.fspath(path))
+        folder = late("shipped_folder")() if path is None else Path(path_text(path))
         if place is not None:
             return late("load_cuda_engine")(folder, place, precision, route, threads or 0)
         refuse_compacted(folder, "the engine")

@@ -6,10 +6,12 @@ import os
 import shutil
 import stat
 from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
 from octavo.errors import ContainerError
+from octavo.folder.own_kinds import CONFIG as CONFIG
 from octavo.folder.own_kinds import drop_variants, own_model
 
 # Files that hold weights, in whatever form, or that only a pickle reader opens: nothing of them travels.
@@ -20,8 +22,49 @@ WEIGHTS = {
 ACCURACY, REPORTS, README = "accuracy.json", ("report.json", "report.html", "report.md"), "README.md"
 MEASURED = (ACCURACY, *REPORTS, README)
 """Files that state what was measured with the weights beside them: accuracies, and reports of ``octavo compress``."""
+TOKENIZER_TEXTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+VOCABULARIES = (
+    "tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
+    "sentencepiece.bpe.model", "sentencepiece.model", "spm.model", "spm_char.model", "source.spm", "target.spm",
+    "bpe.codes", "byte_maps.json", "dict.txt", "emoji.json", "entity_vocab.json", "normalizer.json",
+    "prophetnet.tokenizer", "target_vocab.json", "vocab-src.json", "vocab-tgt.json", "word_pronunciation.json",
+    "word_shape.json",
+)  # fmt: skip
+"""Files that tokenizers of transformers are made of."""
+_TEMPLATES = "additional_chat_templates"
+_BELONGING = (
+    *TOKENIZER_TEXTS, *VOCABULARIES, "*.tiktoken", "tekken.json",
+    "chat_template.jinja", "chat_template.json", f"{_TEMPLATES}/*.jinja",
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json",
+    "audio_tokenizer_config.json",
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "[0-9]_*/config.json",
+    "LICENSE*", "LICENCE*", "COPYING*", "NOTICE*", "USE_POLICY*",
+)  # fmt: skip
+"""Places, in a model's folder, of files that belong to the model: tokenizer, chat templates, processors of images and
+sounds, modules of sentence-transformers, licenses."""
 #: Bytes of one file and of all, how many there may be, and how deep their folders: configurations, tokenizers, a page.
 MOST_BYTES, MOST_TOGETHER, MOST_FILES, DEPTH = 1 << 28, 1 << 30, 10_000, 16
+
+
+def belongs(place: Path) -> bool:
+    """Whether a file belongs to a model, beside weights and configuration, by its place in the model's folder.
+
+    Every writer of a model takes those along; what copies a folder takes :func:`companions`, other files too.
+    """
+    patterns = (pattern.split("/") for pattern in _BELONGING)
+    return any(len(pattern) == len(place.parts) and all(map(fnmatchcase, place.parts, pattern)) for pattern in patterns)
+
+
+def belonging(folder: Path) -> list[str]:
+    """Return the places of the files of a folder that belong to its model, in order; none where there is no folder."""
+    found = []
+    for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
+        if (folder / name).is_dir() and not (folder / name).is_symlink():
+            inside = (Path(name, other) for other in sorted(os.listdir(folder / name)))
+            found += [place.as_posix() for place in inside if belongs(place)]
+        elif belongs(Path(name)):
+            found.append(name)
+    return found
 
 
 def companions(folder: Path, skip: Collection[str] = WEIGHTS) -> dict[Path, Path]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from octavo import container, files, folders
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
-from octavo.folder.carried_tokenizer import carry_tokenizer, write_tokenizer
+from octavo.folder.carried_files import carry_files, replaced_files, write_files
 from octavo.folder.companion_files import measurements
 from octavo.folder.folded_layers import FOLDED, attach_folded
 from octavo.folder.own_kinds import SHAPE, config_text, described, own_model
@@ -36,17 +36,18 @@ from octavo.folder.structure import (
 )
 from octavo.folder.transformers_door import CONFIG
 from octavo.folder.undescribed import fitting, infer_structure, own_skeleton
-from octavo.folder.weight_files import CONFIGURATIONS, PACKED_NAME, RECIPE, Checkpoint, held
+from octavo.folder.weight_files import CONFIGURATIONS, OF_TENSORS, PACKED_NAME, RECIPE, Checkpoint, held
 from octavo.lora import adapters
 from octavo.nn import PackedLayer, attention
 from octavo.nn.folded_norm import folded_norms
 from octavo.nn.former_names import current_names
 from octavo.nn.input_threshold import input_thresholds
 from octavo.nn.masks import masked_layers
+from octavo.nn.meta_tensors import refuse_meta
 from octavo.prune.sizes import KEY as SIZES
 from octavo.prune.sizes import note_sizes, shrink, sizes_of
 from octavo.quant.apply_recipe import prepare_model
-from octavo.quant.save_pretrained import write_our_folders
+from octavo.quant.transformers_methods import use_our_methods
 from octavo.recipe.note import note_recipe, noted_recipe
 from octavo.tensor import PackedTensor
 
@@ -58,8 +59,10 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
     its name; tied tensors once. Its metadata say which layers are packed or simulated, and how, and the recipe where
     one gave the whole model its formats. The folder appears complete or not at all: of one that is there, weights and
     configuration are replaced in one step, whatever ends the process, measurements of the old weights
-    (``accuracy.json``) removed, and other files kept. The tokenizer of the folder
-    that a model was loaded from is written beside it. ``overwrite=False`` refuses a folder that is there.
+    (``accuracy.json``) removed, and other files kept. What belongs to a model beside its weights (tokenizer, chat
+    templates, processors, licenses) is written, too: from the folder that :func:`load_model` read it from, or that
+    ``from_pretrained`` did, the Hub's cache included; the latter's not where ``path`` has a tokenizer already.
+    ``overwrite=False`` refuses a folder that is there.
 
     Raises DTypeError for what is no module; ModelError for what a file cannot hold: adapters, state that is no tensor;
     ContainerError where the path is a file or holds weights under another name; FileExistsError and other OSErrors.
@@ -70,9 +73,11 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
     _check_target(target, overwrite)
     stored = _collect(model)
     with folders.whole(
-        target, owned={PACKED_NAME, *CONFIGURATIONS, SHAPE, *measurements(target)}, overwrite=overwrite
+        target,
+        owned={PACKED_NAME, *CONFIGURATIONS, SHAPE, *measurements(target), *replaced_files(model, target)},
+        overwrite=overwrite,
     ) as folder:
-        _write(model, folder, stored)
+        _write(model, folder, stored, target)
 
 
 def save_weights(model: nn.Module, file: Path, metadata: Mapping[str, str]) -> None:
@@ -103,7 +108,7 @@ def load_model(
     source = Checkpoint.open(path)
     loaded = _load(source, model, mmap)
     if source.is_folder:
-        carry_tokenizer(loaded, source.path)
+        carry_files(loaded, source.path)
     return loaded
 
 
@@ -113,7 +118,7 @@ def _load(source: Checkpoint, model: nn.Module | Callable[[], nn.Module] | None,
     own = own_model(source.folder) if model is None or text is None else None
     if text is None and own is None and model is None and source.has_config:
         return _load_undescribed(source, mmap)
-    if len(source.files) != 1:
+    if len(source.files) != 1 and text is None:
         raise ContainerError(f"{source.path}: {len(source.files)} files of weights; save_model writes one")
     file = source.files[0]
     # Folders of our networks that nothing describes, such as those of 0.1, are told by their configuration.
@@ -130,22 +135,22 @@ def _load(source: Checkpoint, model: nn.Module | Callable[[], nn.Module] | None,
         model = build(model)
     if structure is not None and SIZES in structure:
         note_sizes(shrink(model, structure[SIZES], str(file)), structure[SIZES])
-    tensors = current_names(container.load(file, mmap=mmap))
+    tensors = current_names(source.tensors(mmap=mmap))
     return _filled(model, structure or describe_packed(model, tensors), tensors, file, metadata.get(RECIPE))
 
 
 def fill_folder(model: nn.Module, folder: Path) -> None:
     """Write what :func:`save_model` writes into a folder that is there and being filled. Raises as it does."""
-    _write(model, folder, _collect(model))
+    _write(model, folder, _collect(model), folder)
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-def _write(model: nn.Module, folder: Path, stored: _Stored) -> None:
+def _write(model: nn.Module, folder: Path, stored: _Stored, target: Path) -> None:
     _save_weights(stored, folder / PACKED_NAME)
     write_config(model, folder)
-    write_tokenizer(model, folder)
+    write_files(model, folder, target)
 
 
 def _check_target(target: Path, overwrite: bool) -> None:
@@ -170,30 +175,40 @@ class _Stored:
 def _collect(model: nn.Module) -> _Stored:
     _refuse_adapters(model)
     _refuse_thresholds(model)
+    refuse_meta(model, "save_model")
     values, ties = stored_state(model)
     for name, value in values.items():
         if not isinstance(value, Tensor | PackedTensor):
             raise ModelError(f"{name}: state that is a {type(value).__name__}; files hold tensors alone")
-        if value.device.type == "meta":
-            raise ModelError(f"{name}: on the meta device, without values to save")
+    return _Stored(values, describe_model(model, ties), noted_recipe(model))
+
+
+def describe_model(model: nn.Module, ties: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the file of a model says about it; ``ties``: names of tensors, and what each is tied to in the file.
+
+    Raises ModelError for layers that no file holds.
+    """
     described = {path: describe_layer(path, layer) for path, layer in described_layers(model).items()}
-    structure = {"version": VERSION, "class": type(model).__name__, "layers": described, "ties": ties}
+    structure = {"version": VERSION, "class": type(model).__name__, "layers": described, "ties": dict(ties)}
     if masked := [_join(path, name) for path, _, own in masked_layers(model) for name in own.names()]:
         structure[MASKED] = masked
     if folded := folded_norms(model):
         structure[FOLDED] = folded
     if (sizes := sizes_of(model)) is not None and getattr(model, "config", None) is None:
         structure[SIZES] = sizes
-    return _Stored(values, structure, noted_recipe(model))
+    return structure
+
+
+def model_metadata(structure: Mapping[str, Any], recipe: str | None) -> dict[str, str]:
+    """Return the metadata of a model's file."""
+    # transformers refuses weights without a format.
+    told = {"format": "pt", KEY: json.dumps(structure)}
+    return told if recipe is None else {**told, RECIPE: recipe}
 
 
 def _save_weights(stored: _Stored, file: Path, more: Mapping[str, str] | None = None) -> None:
-    # transformers refuses weights without a format.
-    metadata = {**(more or {}), "format": "pt", KEY: json.dumps(stored.structure)}
-    metadata.pop(RECIPE, None)
-    if stored.recipe is not None:
-        metadata[RECIPE] = stored.recipe
-    container.save(stored.tensors, file, metadata=metadata)
+    others = {key: value for key, value in (more or {}).items() if key not in OF_TENSORS}
+    container.save(stored.tensors, file, metadata={**others, **model_metadata(stored.structure, stored.recipe)})
 
 
 def _refuse_adapters(model: nn.Module) -> None:
@@ -263,7 +278,7 @@ def _filled(
     except ContainerError as error:
         raise error if str(error).startswith(str(what)) else ContainerError(f"{what}: {error}") from None
     note_recipe(filled, recipe)
-    write_our_folders(filled)
+    use_our_methods(filled)
     return filled
 
 

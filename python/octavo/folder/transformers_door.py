@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from octavo import folders
 from octavo._reading import VOCABULARY_BYTES, parse_json, read_bytes, read_json, shown
 from octavo.errors import ContainerError, ModelError, OctavoError
+from octavo.folder.companion_files import TOKENIZER_TEXTS, VOCABULARIES
 from octavo.folder.own_kinds import CONFIG as CONFIG
 from octavo.folder.size_limits import Extent
 from octavo.folder.tokenizer_growth import check_growth
-from octavo.folder.weight_files import TOKENIZER_TEXTS, VOCABULARIES
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from octavo import container, folders
 from octavo._reading import INDEX_BYTES, member, parse_json, read_json, shown
 from octavo.errors import ContainerError
-from octavo.folder.companion_files import WEIGHTS, copy_companions, measurements
+from octavo.folder.companion_files import WEIGHTS, belonging, copy_companions, measurements
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,18 +25,12 @@ PACKED_NAME = "model.octavo.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
 CONFIGURATIONS = ("config.json", "generation_config.json")
 """Files of a model folder that belong to its weights: they are never kept beside those of another model."""
-TOKENIZER_TEXTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-VOCABULARIES = (
-    "tokenizer.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model", "spiece.model",
-    "sentencepiece.bpe.model", "source.spm", "target.spm",
-)  # fmt: skip
-"""Files of tokenizers; whatever else lies in a folder no tokenizer is made of."""
-TRAVELLING = (*CONFIGURATIONS, *TOKENIZER_TEXTS, *VOCABULARIES)
-"""Files that a command copies with the weights: those of another model do not stay beside them."""
 STRUCTURE = "structure"
 """Key in a file's metadata, under which :func:`octavo.save_model` describes the layers that its tensors belong to."""
 RECIPE = "recipe"
 """Key in a file's metadata with the text of the recipe that gave its tensors their formats."""
+OF_TENSORS = (STRUCTURE, RECIPE)
+"""Keys that hold for the very tensors of a file."""
 _NAMES = (PLAIN_NAME, INDEX_NAME, PACKED_NAME)
 
 
@@ -213,7 +207,7 @@ def write(
 
 def replaced(target: Path, *names: str) -> set[str]:
     """Return which files of a folder belong to the model that is there: those and ``names`` go when it is replaced."""
-    return {*names, *TRAVELLING, *measurements(target)}
+    return {*names, *CONFIGURATIONS, *(Path(place).parts[0] for place in belonging(target)), *measurements(target)}
 
 
 def fill_folder(

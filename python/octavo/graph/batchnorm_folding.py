@@ -56,7 +56,7 @@ def fold_batchnorm(model: nn.Module, inputs: Any, *, inplace: bool = False) -> t
                 parent, _, name = place.rpartition(".")
                 setattr(model.get_submodule(parent), name, FoldedNorm().train(norm.training))
         rows.append((path, layer_path, "folded" if kept is None else f"stays: {kept}"))
-    late("write_our_folders")(model)
+    late("use_our_methods")(model)
     return model, TransformReport(_COLUMNS, tuple(rows))
 
 

@@ -103,8 +103,8 @@ def _options(axis: object, **texts: object) -> None:
     if not isinstance(axis, int) or not -(2**31) < axis < 2**31:
         raise ShapeError(f"axis is {axis!r}; accepted are integers within the tensor's dimensions")
     for name, text in texts.items():
-        if not isinstance(text, str):
-            raise FormatError(f"{name} is {text!r}; accepted are texts, see the documentation")
+        if not isinstance(text, str) or not text.isascii():
+            raise FormatError(f"{name} is {text!a}; accepted are texts, see the documentation")
 
 
 def from_numpy(x: np.ndarray, what: str) -> Tensor:
@@ -134,6 +134,8 @@ def _text(format: Format | str) -> str:
         return format.text
     if not isinstance(format, str):
         raise FormatError(f"a format is a Format or a text such as 'mxint8', got {type(format).__name__}")
+    if not format.isascii():  # torch refuses half of a surrogate pair in an argument with an error of its own
+        core(format)
     return format
 
 

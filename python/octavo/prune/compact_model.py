@@ -16,6 +16,7 @@ from octavo.graph.analysis import Report
 from octavo.graph.example_inputs import example_inputs
 from octavo.graph.exporting import held_tensors
 from octavo.nn.masks import masked_layers
+from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import deep_copy, shared_copy
 from octavo.nn.registry import format_layers
 from octavo.prune.configured_sizes import configure
@@ -64,6 +65,7 @@ def compact_model(model: nn.Module, inputs: Any = None, *, inplace: bool = False
     """
     if not isinstance(model, nn.Module):
         raise DTypeError(f"compact_model takes a torch.nn.Module, got {type(model).__name__}")
+    refuse_meta(model, "compact_model")
     _refuse_layers(model)
     if inplace:
         compact_model(model, inputs)  # what refuses does so before the model is changed
@@ -208,8 +210,6 @@ def _varied(model: nn.Module, inputs: Any) -> Any:
 @torch.no_grad()
 def _check(dense: nn.Module, compact: nn.Module, inputs: Any) -> None:
     """Compare the outputs before and after. Raises ModelError where they differ, or where the class cannot run."""
-    if any(parameter.is_meta for parameter in dense.parameters()):
-        return
     if isinstance(inputs, Mapping) and getattr(getattr(dense, "config", None), "use_cache", False):
         inputs = {"use_cache": False, **inputs}
     before = held_tensors(call_on(dense, inputs))

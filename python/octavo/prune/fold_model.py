@@ -6,6 +6,7 @@ from torch import nn
 
 from octavo.errors import DTypeError, ModelError
 from octavo.nn.masks import masked_layers, unwatch
+from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import deep_copy
 
 
@@ -20,6 +21,7 @@ def fold_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
         raise DTypeError(f"fold_model folds a torch.nn.Module, got {type(model).__name__}")
     if next(masked_layers(model), None) is None:
         raise ModelError(f"{type(model).__name__}: no layer has masks; octavo.prune_model makes them")
+    refuse_meta(model, "fold_model")
     if not inplace:
         model = deep_copy(model)
     for _, layer, own in list(masked_layers(model)):

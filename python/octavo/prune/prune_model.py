@@ -14,6 +14,7 @@ from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, ModelError
 from octavo.nn.masks import ATTRIBUTE, Masks, masks_of, require_zero, watch_tied
+from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import deep_copy
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
@@ -92,6 +93,7 @@ def prune_model(
         samples, loss,
     )  # fmt: skip
     selected_layers(model, targets, pruning.sparsity)  # refused before a copy is made
+    refuse_meta(model, "prune_model")
     if kind.is_structure:
         pruning = replace(pruning, groups=tuple(groups(model, inputs, kinds=[cast("Kind", kind.kind)])))
     if not inplace:

@@ -10,6 +10,7 @@ from torch import nn
 from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, DTypeError, FormatError, OctavoError
+from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import deep_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
@@ -56,13 +57,15 @@ def quantize_model(
     Warns (CoverageWarning) where a recipe leaves more than half of the parameters as they are;
     :func:`octavo.quant.coverage` tells which, and why. The first forward pass, in calibration or after it, warns
     (BypassWarning) of quantized layers that the model did not use, and gives the rule that keeps them. A model of
-    transformers writes the folder of :func:`octavo.save_model` with ``save_pretrained``.
+    transformers writes checkpoints of transformers with ``save_pretrained``, which :func:`octavo.load_model` reads with
+    their quantizers.
 
-    Raises FormatError and DTypeError for what a recipe cannot mean or a layer cannot hold, CalibrationError for data
-    that is missing, did not reach a layer, or cannot be taken, with the batch, the argument and the layer,
-    NonFiniteError for NaN or infinity on the way, all with the layer's name.
+    Raises FormatError and DTypeError for what a recipe cannot mean or a layer cannot hold, ModelError for tensors on
+    the meta device, CalibrationError for data that is missing, did not reach a layer, or cannot be taken, with the
+    batch, the argument and the layer, NonFiniteError for NaN or infinity on the way, all with the layer's name.
     """
     plan = plan_of(model, recipe)
+    refuse_meta(model, "quantize_model")
     given = None if plan is recipe else str(Recipe.of(recipe))
     text = None if _is_quantized(model) else given
     batches = None if calibration is None else Batches(calibration, samples, tokenizer=tokenizer)

@@ -7,9 +7,10 @@ from torch import Tensor, nn
 from octavo.errors import DTypeError, ModelError, OctavoError
 from octavo.nn import PackedEmbedding, PackedLayer, QuantLayer
 from octavo.nn.masks import Masks
+from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import deep_copy
 from octavo.nn.registry import kind_of
-from octavo.quant.save_pretrained import write_our_folders
+from octavo.quant.transformers_methods import use_our_methods
 from octavo.tensor import PackedTensor
 
 
@@ -25,8 +26,9 @@ def pack_model(model: nn.Module, *, sparse: bool = False, inplace: bool = False)
     tells). Tables of embeddings, whose rows are read one by one, keep all codes.
     ``inplace=False`` leaves ``model`` as it is; dense weights are not copied on the way.
 
-    Raises ModelError where there is nothing to pack, or for a layer that cannot be packed, naming it and the way out,
-    DTypeError for what is no module, and NonFiniteError for weights that are not finite, before the model is changed.
+    Raises ModelError where there is nothing to pack, for tensors on the meta device, or for a layer that cannot be
+    packed, naming it and the way out, DTypeError for what is no module, and NonFiniteError for weights that are not
+    finite, before the model is changed.
     """
     if not isinstance(model, nn.Module):
         raise DTypeError(f"pack_model packs a torch.nn.Module, got {type(model).__name__}")
@@ -37,6 +39,7 @@ def pack_model(model: nn.Module, *, sparse: bool = False, inplace: bool = False)
         raise ModelError(
             f"{type(model).__name__}: no simulated layer with a quantized weight; octavo.quantize_model makes them"
         )
+    refuse_meta(model, "pack_model")
     packed: dict[int, nn.Module] = {}
     shared: dict[int, list[PackedLayer]] = {}
     for path, layer in layers.items():
@@ -47,13 +50,13 @@ def pack_model(model: nn.Module, *, sparse: bool = False, inplace: bool = False)
         leave_out_zeros(twins)
     if not inplace:
         model = deep_copy(model, packed)  # the packed layers stand for copies of the others
-        write_our_folders(model)
+        use_our_methods(model)
         return model
     for path, layer in list(model.named_modules(remove_duplicate=False)):
         if id(layer) in packed and path:
             parent, _, name = path.rpartition(".")
             setattr(model.get_submodule(parent), name, packed[id(layer)])
-    write_our_folders(model)
+    use_our_methods(model)
     return packed.get(id(model), model)
 
 

@@ -12,7 +12,7 @@ from octavo.errors import DTypeError, FormatError
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.quant_layer import NO_PLAIN_WEIGHT, QuantLayer, has_plain_weight, recomputed
 from octavo.nn.registry import float_kinds, kind_of
-from octavo.quant.save_pretrained import write_our_folders
+from octavo.quant.transformers_methods import Former, use_our_methods
 from octavo.recipe import Recipe
 from octavo.recipe.spec import LayerPlan
 
@@ -60,6 +60,7 @@ class Replacement:
         self.layers: dict[str, nn.Module] = {}
         self._new: dict[int, nn.Module] = {}
         self._before: list[tuple[dict[str, Any], str, Any]] = []
+        self._classes: Former = []
         _refuse_computed({path: modules[path] for path in plan}, recipe)
         for path, given in plan.items():
             module = modules[path]
@@ -87,7 +88,7 @@ class Replacement:
         for module in self.model.modules():
             if isinstance(module, nn.TransformerEncoder) and any(isinstance(m, QuantLayer) for m in module.modules()):
                 self._set(vars(module), "use_nested_tensor", False)
-        write_our_folders(self.model, self._set)
+        self._classes = use_our_methods(self.model)
         return self._new.get(id(self.model), self.model)
 
     def undo(self) -> None:
@@ -98,6 +99,9 @@ class Replacement:
             else:
                 registry[name] = before
         self._before.clear()
+        for module, former in self._classes:
+            module.__class__ = former
+        self._classes.clear()
 
     def _set(self, registry: dict[str, Any], name: str, value: Any) -> None:
         self._before.append((registry, name, registry.get(name, _ABSENT)))

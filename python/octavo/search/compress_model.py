@@ -17,6 +17,7 @@ from octavo.display.progress import Report
 from octavo.errors import CalibrationError, ConfigError, DTypeError
 from octavo.folder.save_load import fill_folder
 from octavo.folder.weight_files import PACKED_NAME
+from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import shared_copy
 from octavo.quant.calibration import undisturbed
 from octavo.recipe import Recipe
@@ -124,6 +125,7 @@ def compress_model(
     """
     if not isinstance(model, nn.Module):
         raise DTypeError(f"compress_model compresses a torch.nn.Module, got {type(model).__name__}")
+    refuse_meta(model, "compress_model")
     if budget is None and nbytes is None and max_loss is None and latency is None:
         budget = BUDGET
     goal = Goal(budget, nbytes, max_loss, latency, latency_batch)

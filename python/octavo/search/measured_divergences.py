@@ -18,6 +18,7 @@ from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError
 from octavo.formats import Format
 from octavo.graph.tensor_statistics import Statistics
+from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import shared_copy
 from octavo.quant.calibration import Products, undisturbed
 from octavo.recipe.rule import KEEP, read_spec, spec_text
@@ -81,6 +82,7 @@ def measure_sensitivity(
     if method not in METHODS:
         raise ConfigError(f"method is {method!r}; accepted are {', '.join(METHODS)}")
     check_workers(workers)
+    refuse_meta(model, "measure_sensitivity")
     data = list(Batches(batches, samples))
     model = shared_copy(model)
     found = find_groups(model, data[0], roles, share, exclude)

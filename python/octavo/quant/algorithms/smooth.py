@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import DTypeError, FormatError, NonFiniteError
+from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.quant_layer import QuantLayer
 from octavo.quant.algorithms.consumers import Consumer, find_consumers, is_norm
 from octavo.quant.calibration import run, undisturbed
@@ -69,6 +70,7 @@ def smooth_model(
     """
     if not isinstance(model, nn.Module):
         raise DTypeError(f"model is a {type(model).__name__}; accepted is a torch.nn.Module")
+    refuse_meta(model, "smooth_model")
     if not (isinstance(strength, int | float) and 0 <= strength <= 1):
         raise FormatError(f"strength is {strength!r}; accepted are numbers from 0 to 1")
     for name, module in model.named_modules():

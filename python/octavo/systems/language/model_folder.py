@@ -7,7 +7,7 @@ from pathlib import Path
 
 from octavo.data import BytePairTokenizer
 from octavo.errors import DataError
-from octavo.folder.carried_tokenizer import hold_tokenizer
+from octavo.folder.carried_files import hold_files
 from octavo.folder.own_kinds import own_model
 from octavo.folder.save_load import load_model, save_model
 from octavo.models.gpt import GPT
@@ -25,7 +25,7 @@ def save_language_model(path: str | os.PathLike[str], model: GPT, tokenizer: Byt
     """
     if tokenizer.size > model.config.vocabulary:
         raise DataError(f"tokenizer of {tokenizer.size} ids; the model has {model.config.vocabulary}")
-    hold_tokenizer(model, {TOKENIZER: tokenizer.to_json().encode()})
+    hold_files(model, {TOKENIZER: tokenizer.to_json().encode()})
     save_model(model, path)
 
 

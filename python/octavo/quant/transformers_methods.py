@@ -1,0 +1,162 @@
+"""Methods of models of transformers with quantized, packed or folded layers: saving, tying, counting, resizing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from torch import nn
+
+from octavo.errors import ModelError
+from octavo.late_binding import late
+from octavo.nn.folded_norm import FoldedNorm
+from octavo.nn.format_layer import FormatLayer
+from octavo.nn.packed_layer import PackedLayer
+
+Former = list[tuple[nn.Module, type[nn.Module]]]
+"""Modules whose class was changed, and the class they had."""
+# Of transformers' save_pretrained; they change nothing in the one file of packed models.
+_NO_MATTER = {"max_shard_size", "token", "save_peft_format", "save_original_format", "safe_serialization"}
+
+
+def use_our_methods(model: nn.Module) -> Former:
+    """Give every model of transformers inside ``model`` that has layers of ours the methods of :class:`OurMethods`.
+
+    Its class becomes a subclass of the same name, for methods must hold the model that they are called on, as
+    ``pack_model(m).save_pretrained(folder)`` does. Returns the modules whose class was changed, with their former one.
+    """
+    loaded = sys.modules.get("transformers.modeling_utils")
+    if loaded is None:  # so no module is of its class
+        return []
+    changed: Former = []
+    for module in model.modules():
+        # Its own models alone: those of peft, around them, write adapters.
+        if isinstance(module, loaded.PreTrainedModel) and not isinstance(module, OurMethods) and _has_ours(module):
+            changed.append((module, type(module)))
+            module.__class__ = _with_our_methods(type(module))
+    return changed
+
+
+class OurMethods:
+    """Methods that stand before those of a model of transformers; without layers of ours it does as its class does."""
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        is_main_process: bool = True,
+        state_dict: dict[str, Any] | None = None,
+        push_to_hub: bool = False,
+        **options: Any,
+    ) -> None:
+        """Write a folder that :func:`octavo.load_model` reads, on the main process.
+
+        A simulated model is written as transformers writes it, so that ``from_pretrained`` reads its float weights and
+        ``Trainer`` its checkpoints; the file says how its layers round. Of packed or folded layers, whose names
+        transformers would pass over to start from random weights, the folder is that of :func:`octavo.save_model`.
+
+        Raises ModelError for ``push_to_hub`` (the method of that name works), of packed models also for ``state_dict``
+        and options that would change the file; ContainerError where the folder holds another model's weights; else as
+        :func:`octavo.save_model`.
+        """
+        assert isinstance(self, nn.Module)
+        above: Any = super()
+        if not _has_ours(self):
+            above.save_pretrained(save_directory, is_main_process, state_dict, push_to_hub, **options)
+            return
+        packed = is_stored_otherwise(self)
+        given = {"state_dict": packed and state_dict is not None, "push_to_hub": push_to_hub}
+        refused = [name for name, on in given.items() if on]
+        refused += [name for name, value in options.items() if packed and name not in _NO_MATTER and value]
+        if refused:
+            how = "is written by octavo.save_model" if packed else "is written to a folder"
+            raise ModelError(
+                f"{type(self).__name__}.save_pretrained: this model {how}, without {', '.join(refused)}; leave that "
+                "out, and load the folder with octavo.load_model"
+            )
+        if packed:
+            if is_main_process:
+                late("save_model")(self, save_directory)
+            return
+        late("refuse_packed_weights")(save_directory)
+        # The model's own names: those of older checkpoints, which some models write, Trainer does not find again.
+        above.save_pretrained(save_directory, is_main_process, state_dict, **{"save_original_format": False, **options})
+        if is_main_process:
+            late("describe_checkpoint")(self, save_directory)
+
+    def tie_weights(self, *args: Any, **kwargs: Any) -> None:
+        """Tie as transformers does; weights that are packed share their codes where they were tied, and stay so."""
+        assert isinstance(self, nn.Module)
+        if not any(isinstance(module, PackedLayer) for module in self.modules()):
+            above: Any = super()
+            above.tie_weights(*args, **kwargs)
+
+    def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+        """Return the number of parameters as transformers counts them, elements of packed weights included."""
+        assert isinstance(self, nn.Module)
+        above: Any = super()
+        counted: int = above.num_parameters(only_trainable, exclude_embeddings)
+        if only_trainable:
+            return counted
+        layers = [layer for layer in self.modules() if isinstance(layer, PackedLayer)]
+        packed = {id(layer.weight_codes): layer.packed_weight.numel() for layer in layers}
+        for layer in layers if exclude_embeddings else ():
+            if layer.replaces is nn.Embedding:  # a head that is tied to the table goes with it, as in a float model
+                packed[id(layer.weight_codes)] = 0
+        return counted + sum(packed.values())
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Module:
+        """Return the table of tokens. Raises ModelError for another number of rows where table or head has a format."""
+        assert isinstance(self, nn.Module)
+        above: Any = super()
+        tables = [found for found in (above.get_input_embeddings(), above.get_output_embeddings()) if found is not None]
+        ours = next((table for table in tables if isinstance(table, FormatLayer)), None)
+        if ours is None:
+            resized: nn.Module = above.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+            return resized
+        rows = len(ours.packed_weight) if isinstance(ours, PackedLayer) else len(ours.weight)  # type: ignore[arg-type]
+        if new_num_tokens in (None, rows) and pad_to_multiple_of is None:
+            table: nn.Module = tables[0]
+            return table
+        raise ModelError(
+            f"{type(self).__name__}.resize_token_embeddings: a {type(ours).__name__} of {rows} rows keeps them; call "
+            "resize_token_embeddings on the float model, then octavo.quantize_model and octavo.pack_model"
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        """Pickle by the class of transformers, which other processes know."""
+        made = super().__reduce_ex__(protocol)
+        assert isinstance(made, tuple)  # a module is no global name
+        return _made, (_theirs(type(self)),), *made[2:]
+
+
+def is_stored_otherwise(model: nn.Module) -> bool:
+    """Whether a model has layers whose state transformers' own loading does not know: packed or folded ones."""
+    return any(isinstance(module, PackedLayer | FoldedNorm) for module in model.modules())
+
+
+def _has_ours(model: nn.Module) -> bool:
+    return any(isinstance(module, FormatLayer | FoldedNorm) for module in model.modules())
+
+
+_classes: dict[type, type[nn.Module]] = {}
+
+
+def _with_our_methods(cls: type[nn.Module]) -> type[nn.Module]:
+    if cls not in _classes:
+        named = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
+        _classes[cls] = type(cls.__name__, (OurMethods, cls), named)
+    return _classes[cls]
+
+
+def _theirs(cls: type) -> type:
+    """Return the class of a model before it was given our methods."""
+    return next((theirs for theirs, ours in _classes.items() if ours is cls), cls)
+
+
+def _made(cls: type[nn.Module]) -> nn.Module:
+    """Return a model without content, to be unpickled or copied."""
+    ours = _with_our_methods(cls)
+    return ours.__new__(ours)
