@@ -158,6 +158,70 @@ def test_the_readme_is_short_and_has_the_two_commands():
     assert commands[:2] == ["pip install . && octavo compress", 'pip install ".[test]" && pytest']
 
 
+# --- figures --------------------------------------------------------------------------------------------------------
+
+FIGURES = runpy.run_path(str(ROOT / "docs" / "figures.py"))
+MEASURED = re.compile(
+    r"\d[\d,.]*(?: ?%| [kM]B\b| [GT]B/s| ms\b| us\b| s\b| tokens/s| tokens a second| points\b| nats\b| times\b|x\b)"
+)
+SOURCES = re.compile(r"<!-- figures: ([^>]+?) -->")
+DEFINITIONS = {  # numbers with a unit that nothing measured: bounds, shares and levels by definition
+    "95 %", "99.5 %", "0.1 %", "31 %", "13 %", "26 %",
+}  # fmt: skip
+
+
+def paragraphs(document: Path) -> list[str]:
+    """Paragraphs, tables and items of lists, without blocks of code."""
+    return [piece for part in re.split(r"\n\n+", prose(document)) for piece in re.split(r"\n(?=- )", part)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_marked_figures_are_those_of_the_file(document):
+    text = document.read_text(encoding="utf-8")
+    assert FIGURES["with_figures"](text, FIGURES["figures"]()) == text, "run: python docs/figures.py"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name)
+def test_every_figure_says_where_it_comes_from(document):
+    known = FIGURES["figures"]()
+    for paragraph in paragraphs(document):
+        groups = [group for found in SOURCES.findall(paragraph) for group in found.split(", ")]
+        assert [group for group in groups if group not in known] == [], f"{name(document)}: {paragraph[:80]}"
+        rest = FIGURES["MARKED"].sub("", paragraph)
+        found = [figure for figure in MEASURED.findall(rest) if figure not in DEFINITIONS]
+        assert groups or not found, f"{name(document)}: {found} of '{paragraph[:80]}' have no <!-- figure: ... -->"
+        values = [figure for group in groups for figure in known[group].get("figures", {}).values()]
+        for shown in re.findall(r"(\d[\d,]*\.\d+) %", rest) if values else ():
+            written = {FIGURES["written"](it["value"], shown, "%") for it in values if it["unit"] == "share"}
+            points = {f"{it['value']:.{len(shown.partition('.')[2])}f}" for it in values if it["unit"] == "points"}
+            assert shown in written | points, f"{name(document)}: {shown} % is no figure of {', '.join(groups)}"
+
+
+def test_every_group_of_figures_has_its_command_and_its_processor():
+    for group, facts in FIGURES["figures"]().items():
+        assert facts["command"] and facts["processor"], group
+        assert (ROOT / facts.get("source", "README.md")).is_file(), group
+        assert "date" in facts or "source" in facts, group
+
+
+def test_slow_blocks_show_no_figure_that_depends_on_the_processor():
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            if block.is_slow and block.kind == "console":
+                shown = block.body.partition("\n")[2]
+                assert MEASURED.findall(shown) == [], f"{name(document)}: {shown}"
+
+
+def test_a_figure_that_changed_is_rewritten_with_its_decimals_and_unit():
+    known = {"run": {"figures": {"share": {"value": 0.98765}, "size": {"value": 317_380}, "change": {"value": -0.184}}}}
+    text = "a 99.05 %<!-- figure: run / share --> 2.1 kB<!-- figure: run / size --> +0.10<!-- figure: run / change -->"
+    assert FIGURES["with_figures"](text, known) == (
+        "a 98.77 %<!-- figure: run / share --> 317.4 kB<!-- figure: run / size --> -0.18<!-- figure: run / change -->"
+    )
+    with pytest.raises(KeyError):
+        FIGURES["with_figures"]("1<!-- figure: run / other -->", known)
+
+
 def test_the_picture_shows_the_recorded_figures():
     drawing = runpy.run_path(str(ROOT / "docs" / "accuracy.py"))
     with drawing["FIGURES"].open(newline="") as file:

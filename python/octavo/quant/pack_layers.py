@@ -18,9 +18,11 @@ def pack_model(model: nn.Module, *, sparse: bool = False, inplace: bool = False)
     """Return the model with its quantized weights as codes: what :func:`octavo.quantize_model` simulates, in bytes.
 
     Every simulated layer whose weight has a format becomes a packed one of the same path, mode and hooks; its dense
-    weight goes. Outputs are those of the simulated model in evaluation: bit for bit on the integer path, else up to the
-    order in which products are summed, and what follows where that tips the rounding of a later input. Weights that are
-    tied and have one format are packed once and stay shared. Layers that round only activations stay as they are.
+    weight goes. Outputs are those of the simulated model in evaluation: bit for bit on the integer path, else in
+    float32 up to the order in which products are summed, and what follows where that tips the rounding of a later
+    input. In bfloat16 and float16 weights are multiplied as their codes stand for them, not rounded to that dtype
+    before. Weights that are tied and have one format are packed once and stay shared. Layers that round only
+    activations stay as they are.
     ``sparse``: leave out codes that are 0 where that takes fewer bytes, as in weights that were pruned; products of few
     rows read such codes as they are where the machine has a kernel, others expand them first (:func:`octavo.explain`
     tells). Tables of embeddings, whose rows are read one by one, keep all codes.

@@ -116,7 +116,8 @@ def _nothing(rule: Rule, sites: Iterable[Site], kind: str) -> str:
         hint = "; rules are separated by ';'"
     elif near := difflib.get_close_matches(selector.pattern, ROLES, n=1):
         hint = f"; is the role {near[0]!r} meant?"
-    names = ", ".join(_nearest(selector.pattern, paths)) or "none"
+    usable = [site.module if kind == "layer" else site.path for site in sites if site.problem is None]
+    names = ", ".join(_nearest(selector.pattern, usable)) or "none"
     return f"rule '{rule}' matches no {kind}; nearest names: {names}{hint}"
 
 

@@ -99,7 +99,10 @@ class Space:
 
         def pick(axis: Axis) -> Any:
             if axis.name not in left:
-                raise SettingError(f"{self.name}: the point {dict(point)} has no {axis.name!r}")
+                unknown = [str(name) for name in left if name not in {other.name for other in self.axes}]
+                near = difflib.get_close_matches(axis.name, unknown, n=1)
+                hint = f"; did you mean {axis.name!r} by {near[0]!r}?" if near else ""
+                raise SettingError(f"{self.name}: the point {dict(point)} has no {axis.name!r}{hint}")
             choice = left.pop(axis.name)
             if choice not in axis.choices:
                 raise SettingError(f"{axis.name} is {choice!r}; accepted are {', '.join(map(repr, axis.choices))}")
@@ -107,9 +110,7 @@ class Space:
 
         found = self.choose(pick)
         if left:
-            near = difflib.get_close_matches(next(iter(left)), [axis.name for axis in self.axes], n=1)
-            hint = f"; did you mean {near[0]!r}?" if near and near[0] not in point else ""
-            raise SettingError(f"{self.name}: the point has {next(iter(left))!r}, an axis that is not there{hint}")
+            raise SettingError(f"{self.name}: the point has {next(iter(left))!r}, an axis that is not there")
         for constraint in self.constraints:
             if not constraint.holds(found):
                 raise SettingError(f"{self.name}: {found} is left out; accepted are points where {constraint.says}")
