@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, overload
 
 from octavo import _core
 from octavo._reading import read_json, shown
-from octavo.data._arguments import listed, whole
 from octavo.errors import ContainerError, DataError, DTypeError, RangeError, SettingError
 from octavo.files import path_text
 from octavo.folder.weight_files import held
@@ -245,6 +244,8 @@ class Decoder:
         """
         if isinstance(prompt, str):
             return "".join(self.stream(prompt, sampling, tokens=tokens, stop=stop, special=special))
+        from octavo.data._arguments import listed
+
         stops = _stops(stop)
         prompts = [self._ids(one, special) for one in listed("prompt", prompt, "a text or a list of texts")]
         found: list[list[int]] = [[] for _ in prompts]
@@ -266,6 +267,8 @@ class Decoder:
         return [self._begin]
 
     def _checked(self, prompts: Iterable[Sequence[int]], tokens: int | None) -> list[list[int]]:
+        from octavo.data._arguments import listed
+
         if tokens is not None and (type(tokens) is not int or tokens < 1):
             raise SettingError(f"tokens is {shown(tokens)}; accepted is a whole number from 1")
         checked = []
@@ -277,6 +280,8 @@ class Decoder:
 
     def _numbers(self, ids: Iterable[int], what: str) -> list[int]:
         """Return ids as whole numbers. Raises DTypeError for what is no list of them, DataError for others."""
+        from octavo.data._arguments import listed, whole
+
         numbers = [whole(f"{what}: id", number) for number in listed(what, ids, "a list of ids")]
         wrong = next((number for number in numbers if number >= self.vocabulary), None)
         if wrong is not None:
