@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Mapping
-from typing import Any
+from typing import IO, Any
 
 from octavo.errors import ContainerError, OctavoError
 
@@ -21,6 +21,7 @@ CONFIG_BYTES, INDEX_BYTES, VOCABULARY_BYTES, RECORD_BYTES = 1 << 24, 1 << 25, 1 
 #: Nesting of a JSON text, and values in it: a value takes about 100 bytes once it is read, whatever its text takes.
 DEPTH, VALUES = 64, 1_000_000
 
+_BLANK = b" \t\r\n\0"
 _STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # also where it does not end: no character is looked at twice
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _KINDS = {dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number", bool: "a boolean"}
@@ -164,6 +165,23 @@ def _check_extent(text: str, what: str, most: int, error: type[OctavoError]) -> 
                 raise error(f"{what}: not JSON of up to {DEPTH} levels; write it flatter")
     if opened + text.count(",") > most and len(re.findall(r"[\[{,]", _STRING.sub("", text))) > most:
         raise error(f"{what}: not JSON of up to {most} values; write it shorter")
+
+
+def end_of_lines(file: IO[bytes]) -> int:
+    """Return the bytes of a file of lines up to the end of its last whole line that is not blank.
+
+    What follows is of a write that a kill, a full disk or a power failure cut off: a line without its end, or lines of
+    blanks and zero bytes.
+    """
+    end = size = file.seek(0, os.SEEK_END)
+    block, tail = 1 << 16, b""
+    while end and not tail.rstrip(_BLANK).count(b"\n"):
+        start = max(end - block, 0)
+        file.seek(start)
+        tail, end, block = file.read(end - start) + tail, start, 2 * block
+    whole = tail[: tail.rfind(b"\n") + 1].rstrip(_BLANK)
+    line_end = tail.find(b"\n", len(whole))
+    return size - len(tail) + (line_end + 1 if whole else 0)
 
 
 def member(

@@ -102,6 +102,10 @@ class OctavoWarning(UserWarning):
     """Base of what Octavo warns of: a result that is right, but may not be what was meant."""
 
 
+class IdentityWarning(OctavoWarning):
+    """Something whose content a journal cannot read, so that it does not answer from what was measured before."""
+
+
 class BypassWarning(OctavoWarning):
     """Quantized layers that a forward pass did not use, or whose activations it did not round.
 

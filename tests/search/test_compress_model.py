@@ -8,11 +8,21 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 
 import octavo
 import pytest
 import torch
-from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, ModelError, NonFiniteError, TaskError
+from octavo.errors import (
+    CalibrationError,
+    ConfigError,
+    DTypeError,
+    FormatError,
+    IdentityWarning,
+    ModelError,
+    NonFiniteError,
+    TaskError,
+)
 from octavo.report.compression_report import read_report
 from octavo.search import compression_trials
 from octavo.search.compression_job import stored_bytes
@@ -182,17 +192,29 @@ def scored(source):
     return space["score"]
 
 
-def test_a_journal_knows_an_evaluation_by_its_source(tmp_path):
+def test_a_journal_knows_an_evaluation_by_its_code(tmp_path):
     def values():
         records = map(json.loads, (tmp_path / "study.jsonl").read_text().splitlines())
         return [record["row"] for record in records if record["settings"].get("what") == "before"]
 
     for source, count in [("return 1.0", 1), ("return 1.0", 1), ("return 2.0", 2)]:
         score = scored(f"def score(model):\n    {source}\n")
-        result = compressed(evaluate=score, journal=tmp_path, fast=True)
-        assert len(values()) == count and not any("source" in note for note in result.report["notes"])
-    result = compressed(evaluate=eval("lambda model: 1.0"), fast=True)
-    assert any("by its name alone" in note for note in result.report["notes"])
+        compressed(evaluate=score, journal=tmp_path, fast=True)
+        assert len(values()) == count
+    compressed(evaluate=eval("lambda model: 2.0"), journal=tmp_path, fast=True)
+    assert len(values()) == 2, "a function without a source is known by its byte code"
+
+
+def test_an_evaluation_that_cannot_be_known_is_named_and_measured_anew(tmp_path):
+    stream = (2.0 for _ in range(100))
+    for count in (1, 2):
+        with pytest.warns(IdentityWarning, match="evaluate closure 'stream' content, a generator"):
+            compressed(evaluate=lambda model: next(stream), recipe="nf4", journal=tmp_path)
+        settings = [json.loads(line)["settings"] for line in (tmp_path / "study.jsonl").read_text().splitlines()]
+        assert [one["what"] for one in settings].count("before") == count
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", IdentityWarning)
+        compressed(evaluate=lambda model: next(stream), recipe="nf4")  # no journal asks
 
 
 def test_qualities_are_numbers_or_measurements():

@@ -197,12 +197,12 @@ def _changed(job: Job, exclude: tuple[str, ...], share: tuple[str, ...], prune: 
     import copy
 
     from octavo.prune import fold_model, prune_model
-    from octavo.search.function_identity import model_digest
+    from octavo.search.function_identity import identity_of
 
     pruned = fold_model(prune_model(copy.deepcopy(job.model), prune))
     note = f"{100 * prune:g}% of the weights were set to 0 first, by magnitude; 'before' is the pruned model"
     return replace(
-        job, model=pruned, identity={**job.identity, "model": model_digest(pruned)}, notes=(*job.notes, note)
+        job, model=pruned, identity={**job.identity, **identity_of(pruned=pruned).digests}, notes=(*job.notes, note)
     )  # fmt: skip
 
 

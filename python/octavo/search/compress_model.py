@@ -37,7 +37,7 @@ from octavo.search.compression_job import (
 )
 from octavo.search.compression_trials import Found
 from octavo.search.forked_workers import check_workers
-from octavo.search.function_identity import batches_digest, function_identity, model_digest
+from octavo.search.function_identity import identity_of, warn_of_unknown
 from octavo.search.journal import Journal
 from octavo.search.peers import Peer
 from octavo.search.short_training import BatchTask, Loss, Training, distillation, rate_of, short_config
@@ -115,8 +115,10 @@ def compress_model(
     a tensor of one value; or True: the divergence from ``model``, which needs no labels.
     ``workers``: processes that measure sensitivities and points, forks of this one with a thread each, to the same end.
     ``peers``: formats of other libraries (:func:`octavo.compat.peer_formats.peers`), evaluated at the same bytes.
-    ``journal``: a folder; the same call goes on where it was stopped, whatever ended it. ``evaluate`` is known there by
-    its name and source: give another folder where what it calls changes.
+    ``journal``: a folder; the same call goes on where it was stopped, whatever ended it. The
+    model, ``data``, ``evaluate`` and the loss are known there by content: weights, buffers, attributes, code, what it
+    closes over, the globals and files that it names; where any of it cannot be read, as of a generator, an
+    IdentityWarning names it, and nothing is answered from before.
 
     ``model`` is never written: a copy of its modules, over the memory of its parameters, is measured, and other threads
     may call ``model`` meanwhile. The order of layers and formats, formats that never help, and test data change
@@ -158,9 +160,11 @@ def job_of(
     batches, held = _cut(list(Batches(data, samples, tokenizer=tokenizer)), evaluate is None)
     model = shared_copy(model)
     quality = _as_quality(evaluate) if evaluate is not None else _agreeing(model, Batches(held))
+    # A function of the user's sees which layers are in training; the agreement is measured in evaluation.
+    known = None if evaluate is None else identity_of(model=model, data=[batches, held], evaluate=evaluate)
     with undisturbed(model):
+        known = known or identity_of(model=model, data=[batches, held], evaluate="agreement")
         call_numbered(model, batches[0], 0)
-    known, has_source = ("agreement", True) if evaluate is None else function_identity(evaluate)
     return Job(
         name=name or type(model).__name__,
         model=model,
@@ -169,12 +173,8 @@ def job_of(
         test=None if test is None else _as_quality(test),
         measures="the quality that was given" if evaluate else AGREEMENT,
         write=write_model,
-        identity={
-            "model": model_digest(model),
-            "data": batches_digest(model, [*batches, *held]),
-            "evaluate": known,
-        },
-        notes=() if has_source else (f"the journal knows {known} by its name alone: its source was not found",),
+        identity={**known.digests},
+        unknown=known.unknown,
         training=lambda steps: _training(model, batches, loss, steps),
         data=_facts(batches, held, evaluate is not None, test is not None),
         share=tuple(share),
@@ -213,6 +213,8 @@ def run_job(
         recipe.plan(job.model)
     say = tell or _teller(progress)
     with ExitStack() as stack:
+        if journal is not None:
+            warn_of_unknown((*job.unknown, *(() if training is None else training.unknown)))
         place = Path(journal) if journal is not None else stack.enter_context(folders.scratch())
         place.mkdir(parents=True, exist_ok=True)
         kept = stack.enter_context(Journal(place))
@@ -295,12 +297,12 @@ def _as_quality(evaluate: Callable[[nn.Module], Any]) -> Quality:
 def _training(model: nn.Module, batches: list[Any], loss: Loss | None, steps: int | None) -> Training:
     config = short_config(steps, learning_rate=rate_of(model), device="cuda" if _is_on_cuda(model) else "cpu")
     if loss is None:
-        told, known = "divergence from the original model", "distillation"
+        told = "divergence from the original model"
     else:
-        known, _ = function_identity(loss)
         told = f"the loss {getattr(loss, '__name__', type(loss).__name__)}"
+    known = identity_of(loss="distillation" if loss is None else loss, data=batches)
     task = BatchTask(batches, distillation(model) if loss is None else loss)
-    return Training(task, config, told, {"loss": known, "data": batches_digest(model, batches)})
+    return Training(task, config, told, {**known.digests}, known.unknown)
 
 
 def _is_on_cuda(model: nn.Module) -> bool:

@@ -25,11 +25,12 @@ from octavo.search.compression_job import Goal, Job, canonical, packed_model
 from octavo.search.compression_trials import Found, PeerTrial, Trial, timed
 from octavo.search.forked_workers import measured_by
 from octavo.search.front import Front, Point
+from octavo.search.function_identity import identity_of
 from octavo.search.journal import Journal, identity
 from octavo.search.layer_sensitivity import Sensitivity
 from octavo.search.measured_costs import latencies, resized
 from octavo.search.measured_divergences import measure_sensitivity
-from octavo.search.measured_latencies import measure_latency
+from octavo.search.measured_latencies import machine, measure_latency
 from octavo.search.peers import Peer, nearest, peer_model, weights_of
 from octavo.search.short_training import Training, train_short
 from octavo.search.tuning import tune
@@ -107,7 +108,10 @@ class Flow:
         with timed(found, "peers"):
             for peer, nbytes in nearest(self.job.model, peers, found.chosen.nbytes + self.job.saved, tensors):
                 self.tell(f"evaluating {peer.label}", 0.93)
-                settings = {**self.job.identity, "what": "peer", "peer": peer.label}
+                settings = {
+                    **self.job.identity, "what": "peer", "peer": peer.label, "tensors": tensors,
+                    **identity_of(how=peer).digests,
+                }  # fmt: skip
                 quality = self._measured(settings, partial(quality_of, peer))
                 found.peers.append(PeerTrial(peer.label, nbytes - self.job.saved, quality))
 
@@ -144,6 +148,7 @@ class Flow:
             samples=self.job.samples,
             workers=self.workers,
             journal=self.journal,
+            subject=identity(self.job.identity),
             progress=progress,
         )
         return replace(found, fixed_nbytes=found.fixed_nbytes - self.job.saved)
@@ -268,7 +273,7 @@ class Flow:
         if trial.start is not None and found.training is not None:
             settings["training"] = _told(found.training)
         if self.goal.latency is not None:
-            settings["timed"] = self.goal.samples
+            settings["timed"] = [self.goal.samples, machine()]
         return settings
 
     def _row(self, found: Found, trial: Trial) -> dict[str, Any] | str:
@@ -356,7 +361,10 @@ class Flow:
     ) -> tuple[Recipe, list[str]]:
         """Return the recipe of a point with the solvers that help, and their names."""
         base = str(recipe_of(point, sensitivity))
-        settings = {**self.job.identity, "what": "tuned", "recipe": base, "methods": list(methods)}
+        settings = {
+            **self.job.identity, "what": "tuned", "recipe": base, "methods": list(methods),
+            "choice": dict(sorted(point.choice.items())),
+        }  # fmt: skip
         record = self.journal.find(settings, "row")
         if record is None:
             tuned = tune(
@@ -378,7 +386,9 @@ class Flow:
     def _train(self, start: Trial, training: Training) -> nn.Module:
         """Return the trained model of a trial, quantized; a run that was stopped goes on."""
         model = self.job.quantized(start.recipe, corrected=start.corrected)
-        name = identity({"recipe": str(start.recipe), "corrected": start.corrected, **_told(training)})
+        name = identity(
+            {**self.job.identity, "recipe": str(start.recipe), "corrected": start.corrected, **_told(training)}
+        )
         steps = training.config.steps
 
         def advance(step: int) -> None:

@@ -65,7 +65,8 @@ class Job:
     the report shows some whose answer changed. ``measures``: what the quality is, for people. ``write``: writes a
     packed model into a folder that is there and empty, and returns the file with its weights. ``read``: reads the model
     of such a folder, which is then tested; None: the model that was written is.
-    ``identity``: plain values that tell this model and data from others, for the journal. ``file_bytes``: of the float
+    ``identity``: plain values that tell this model, data and evaluation from others, for the journal; ``unknown``: what
+    of them has no identity, as :class:`octavo.search.function_identity.Identity` says it. ``file_bytes``: of the float
     model's file. ``share``, ``exclude``: selectors of layers with one format together, and of layers that stay as is.
     ``output``, ``divergence``: what sensitivities compare, and how (:func:`octavo.search.measure_sensitivity`).
     ``half_vectors``: ``write`` stores vectors in two bytes a value. ``costs``: rows of the report, of the float and the
@@ -97,6 +98,7 @@ class Job:
     costs: Callable[[nn.Module, nn.Module], list[dict[str, Any]]] | None = None
     training: Callable[[int | None], Training] | None = None
     formats: tuple[str, ...] = FORMATS
+    unknown: tuple[str, ...] = ()
 
     @property
     def saved(self) -> int:

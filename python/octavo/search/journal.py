@@ -1,11 +1,13 @@
 """The journal of a study: one line of JSON for each finished point, found again by its identity.
 
 A line is on the disk before the next point begins, so that ``kill -9`` loses the point in work and nothing else. A last
-line that was cut off is dropped when the journal is opened again.
+line that was cut off, or is blank, is dropped when the journal is opened again; any other line that is no record is
+refused, and nothing is changed.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo import files
-from octavo._reading import RECORD_BYTES, check_regular, member, parse_json, shown
+from octavo._reading import RECORD_BYTES, check_regular, end_of_lines, member, parse_json, shown
 from octavo.errors import DataError, OctavoError
 from octavo.locks import FolderLock
 
@@ -112,9 +114,7 @@ class Journal:
         if nbytes > RECORD_BYTES:
             raise DataError(f"{self.path}: {nbytes} bytes; accepted are up to {RECORD_BYTES}, move the file away")
         content = self.path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole < len(content):
-            self._file.truncate(whole)
+        whole = end_of_lines(io.BytesIO(content))
         for number, line in enumerate(content[:whole].split(b"\n")[:-1], start=1):
             try:
                 record = parse_json(line.decode(), str(self.path))
@@ -124,3 +124,5 @@ class Journal:
                 self._found[record["id"]] = record
             except (OctavoError, UnicodeDecodeError):
                 raise DataError(f"{self.path}: line {number} is no record of a study; move the file away") from None
+        if whole < len(content):
+            self._file.truncate(whole)

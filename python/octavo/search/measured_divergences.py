@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from octavo.recipe.sites import Site
 from octavo.recipe.spec import Spec
 from octavo.search.fisher_scores import fisher_scores
 from octavo.search.forked_workers import check_workers, measured_by
-from octavo.search.function_identity import batches_digest, function_identity, model_digest
+from octavo.search.function_identity import identity_of, warn_of_unknown
 from octavo.search.journal import Journal
 from octavo.search.layer_groups import Found, LayerGroup, find_groups
 from octavo.search.layer_sensitivity import ROLES, Sensitivity
@@ -52,6 +51,7 @@ def measure_sensitivity(
     samples: int | None = 128,
     workers: int = 1,
     journal: Journal | Path | str | None = None,
+    subject: str = "",
     progress: bool | Report = True,
 ) -> Sensitivity:
     """Return what every format costs every group of layers of a float model, in loss and in bytes.
@@ -67,8 +67,10 @@ def measure_sensitivity(
 
     Only what comes after the changed layer runs; ``notes`` of the result tell where that was not possible. ``workers``:
     processes that measure, forks of this one with a thread each; for models on the CPU. ``journal``:
-    a folder, or an open Journal: what was measured is found there again, after ``kill -9`` too. The model is never
-    written: a copy of its modules, over the memory of its parameters, is measured.
+    a folder, or an open Journal: what was measured is found there again, after ``kill -9`` too. ``subject``: a
+    text that names the model, the data and ``output`` there; without it they are known by content, and an
+    IdentityWarning names what has none that can be read. The model is never written: a copy of its modules, over the
+    memory of its parameters, is measured.
 
     Raises ConfigError, FormatError, ModelError and DTypeError for arguments that do not fit, CalibrationError for
     batches that the model cannot take.
@@ -88,11 +90,15 @@ def measure_sensitivity(
     found = find_groups(model, data[0], roles, share, exclude)
     show = Stages(progress)
     with undisturbed(model):
+        if journal is not None and method != "fisher" and not subject:
+            known = identity_of(model=model, data=data, output=output)
+            warn_of_unknown(known.unknown)
+            subject = str(known)
         run = _Run(model, data, found, specs, output, divergence, show)
         if method == "fisher":
             loss = fisher_scores(model, data, found.groups, run.passes.reader, run.rounded, specs, show)
         else:
-            loss = _measured(run, journal, show, workers)
+            loss = _measured(run, journal, subject, show, workers)
     return Sensitivity(
         groups=tuple(group.group for group in found.groups),
         formats=(*(spec_text(spec) for spec in specs), KEEP),
@@ -137,8 +143,7 @@ class _Run:
         divergence: str | None, show: Stages,
     ) -> None:  # fmt: skip
         """Run the batches through the float model."""
-        self.model, self.found, self.specs, self.output = model, found, specs, output
-        self.batches = batches
+        self.model, self.found, self.specs = model, found, specs
         self._seen: dict[str, Statistics] = {}
         self._hessians: tuple[LayerGroup | None, dict[str, Tensor]] = (None, {})
         layers = {model.get_submodule(site.module): site for group in found.groups for site in group.sites}
@@ -228,7 +233,9 @@ def _hooked(modules: Sequence[nn.Module], see: Callable[[nn.Module, Tensor], Non
             handle.remove()
 
 
-def _measured(run: _Run, given: Journal | Path | str | None, show: Stages, workers: int) -> np.ndarray[Any, Any]:
+def _measured(
+    run: _Run, given: Journal | Path | str | None, subject: str, show: Stages, workers: int
+) -> np.ndarray[Any, Any]:
     """Measure group after group, format after format, what the journal does not hold yet."""
     groups, specs = run.found.groups, run.specs
     loss = np.full((len(groups), len(specs)), math.nan)
@@ -242,7 +249,6 @@ def _measured(run: _Run, given: Journal | Path | str | None, show: Stages, worke
 
     with ExitStack() as stack:
         journal = given if isinstance(given, Journal) or given is None else stack.enter_context(Journal(given))
-        subject = _subject(run) if journal is not None else ""
         advance = stack.enter_context(show.stage("measuring sensitivity", loss.size))
         left = []
         for row, column in np.ndindex(loss.shape):
@@ -259,9 +265,3 @@ def _measured(run: _Run, given: Journal | Path | str | None, show: Stages, worke
             loss[row, column] = value
             advance()
     return loss
-
-
-def _subject(run: _Run) -> str:
-    """Return a hash of the model's code and parameters, the data and the function that reads outputs."""
-    read = "" if run.output is None else function_identity(run.output)[0]
-    return sha256(f"{model_digest(run.model)} {batches_digest(run.model, run.batches)} {read}".encode()).hexdigest()

@@ -27,13 +27,15 @@ STEPS = 200
 class Training:
     """A short training: ``task``, as :mod:`octavo.train` takes it; ``config``; ``told``: the loss, for people.
 
-    ``identity``: plain values that tell the loss and its data from others, for the journal.
+    ``identity``: plain values that tell the loss and its data from others, for the journal; ``unknown``: what of them
+    has no identity.
     """
 
     task: Any
     config: TrainConfig
     told: str
     identity: dict[str, Any]
+    unknown: tuple[str, ...] = ()
 
 
 def short_config(steps: int | None = None, *, learning_rate: float, batch_size: int = 1, **changes: Any) -> TrainConfig:

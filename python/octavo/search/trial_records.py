@@ -17,7 +17,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from octavo import __version__
-from octavo.errors import SettingError
+from octavo._reading import member
+from octavo.errors import DataError, SettingError
 from octavo.search import trial_claims
 from octavo.search.space import Point
 from octavo.search.trial_storage import optuna_package, quiet
@@ -30,6 +31,8 @@ STUDY = "octavo"
 """Attribute of a study with what it is about; of a trial with its proposal."""
 IDENTITY = "identity"
 CLAIM, FACTS, FATE, FOUND = "claim", "facts", "fate", "found"
+# What a trial's attribute of ours holds.
+_TOLD: dict[str, type] = {"spec": dict, "identity": str, "ask": int, "memory": dict}
 #: How a trial ended that has no value: it is another's (withdrawn), or its worker ended before it did (abandoned).
 WITHDRAWN, ABANDONED = "withdrawn", "abandoned"
 #: How a build ended. ``failed``: training diverged, and would again.
@@ -94,7 +97,11 @@ class StudyTrials:
                 )
         # Optuna's own wrapper, which reads the trials of a database that have ended only once.
         self.study, self.id, self.storage = study, study._study_id, study._storage
-        begun = study.user_attrs.get(STUDY)
+        begun = (
+            member(study.user_attrs, STUDY, dict, f"study {name!r}", error=DataError)
+            if STUDY in study.user_attrs
+            else None
+        )
         if begun is None and about is not None:
             study.set_user_attr(STUDY, dict(about))
         self.about: dict[str, Any] = dict(begun or about or {})
@@ -145,7 +152,8 @@ class StudyTrials:
     def next_ask(self) -> int:
         """Return the number of the ask after the last one of which there is a trial."""
         for trial in self._trials[self._asks_of :]:
-            self._asks = max(self._asks, trial.user_attrs.get(STUDY, {}).get("ask", -1) + 1)
+            told = self._told(trial)
+            self._asks = max(self._asks, -1 if told is None else told["ask"] + 1)
         self._asks_of = len(self._trials)
         return self._asks
 
@@ -173,8 +181,7 @@ class StudyTrials:
     def abandoned(self) -> Proposal | None:
         """Return a trial whose worker has ended before it; of several workers that ask, one at a time gets it."""
         for trial in self.running():
-            told = trial.user_attrs.get(STUDY)
-            if told is None or trial_claims.stands(trial.user_attrs.get(CLAIM)):
+            if self._told(trial) is None or trial_claims.stands(trial.user_attrs.get(CLAIM)):
                 continue
             self.withdraw(trial._trial_id, ABANDONED)
         alive = self.claimed()
@@ -278,8 +285,8 @@ class StudyTrials:
 
         Trials that others put into the study are none of ours.
         """
-        told = trial.user_attrs.get(STUDY)
-        if not isinstance(told, dict):
+        told = self._told(trial)
+        if told is None:
             return None
         fate = trial.user_attrs.get(FATE)
         if trial.state == self._states.FAIL and fate != FAILED:
@@ -295,6 +302,16 @@ class StudyTrials:
             None if trial.values is None else tuple(trial.values), trial.user_attrs.get(FACTS, {}),
             trial.user_attrs.get(FOUND), told["ask"], told["memory"], dict(trial.intermediate_values),
         )  # fmt: skip
+
+    def _told(self, trial: FrozenTrial) -> dict[str, Any] | None:
+        """Return what a trial was created with, None of others' trials. Raises DataError for what is no proposal."""
+        if STUDY not in trial.user_attrs:
+            return None
+        what = f"study {self.name!r}, trial {trial.number}"
+        told: dict[str, Any] = member(trial.user_attrs, STUDY, dict, what, error=DataError)
+        for key, kind in _TOLD.items():
+            member(told, key, kind, f"{what}: {STUDY}", error=DataError)
+        return told
 
     def _identity(self, trial: FrozenTrial) -> str | None:
         return trial.user_attrs.get(IDENTITY)

@@ -8,15 +8,16 @@ and a line that a kill cut off is taken away before the next is written.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.errors import DataError, PackageError, SettingError
+from octavo._reading import check_regular, end_of_lines, member, parse_json
+from octavo.errors import DataError, OctavoError, PackageError, SettingError
 
 if TYPE_CHECKING:
     from optuna.storages import BaseStorage
@@ -24,6 +25,21 @@ if TYPE_CHECKING:
 NAME = "trials.jsonl"
 """The journal file in a study's folder."""
 POSTGRESQL = "postgresql://"
+# Fields of all records of Optuna's journal, and of each operation, as of version 3 and 4.
+_FIELDS: dict[str, Any] = {"worker_id": str}
+_OPERATIONS: dict[int, dict[str, Any]] = {
+    0: {"study_name": str, "directions": list},
+    1: {"study_id": int},
+    2: {"study_id": int, "user_attr": dict},
+    3: {"study_id": int, "system_attr": dict},
+    4: {"study_id": int},
+    5: {"trial_id": int, "param_name": str, "param_value_internal": (int, float), "distribution": str},
+    6: {"trial_id": int, "state": int},
+    7: {"trial_id": int, "step": int, "intermediate_value": (int, float, type(None))},
+    8: {"trial_id": int, "user_attr": dict},
+    9: {"trial_id": int, "system_attr": dict},
+}
+_ENDS, _STATES = 6, 5  # the operation that ends a trial, and the states that a trial may have
 _ATTEMPTS = 5  # to make the tables of a new database, which other workers make at the same time
 
 
@@ -63,13 +79,14 @@ def open_storage(where: str | Path | BaseStorage) -> BaseStorage:
         path = Path(where)
         path = path / NAME if path.is_dir() or not path.suffix else path
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock: Any = _KernelLock(path)
-        with lock:
-            pass  # a line that was cut off is taken away before it is read
+        file: Any = _TrialsFile(path)
         try:
-            return optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path), lock))
-        except (ValueError, KeyError, AssertionError) as error:
-            raise DataError(f"{path}: is no journal of Optuna ({error}); move the file away") from None
+            storage: BaseStorage = optuna.storages.JournalStorage(file)
+        except OctavoError:
+            raise
+        except Exception as error:  # Optuna's own replay: a record of another kind fails in many ways
+            raise file.damaged(file.line, f"{type(error).__name__}: {error}") from None
+        return storage
 
 
 def _database(url: str) -> BaseStorage:
@@ -98,47 +115,80 @@ def _database(url: str) -> BaseStorage:
     raise AssertionError("not reached")
 
 
-class _KernelLock:
-    """Optuna's lock of a journal file, as one of the kernel; it repairs the end of the file when it is taken.
+class _TrialsFile:
+    """Optuna's journal of trials in a file: a line of JSON for each change, which storages replay.
 
-    Optuna's own is a file that a killed worker leaves behind, and that others wait 30 s for.
+    The lock is one of the kernel, beside the file. Optuna's own is a file that a killed worker leaves behind, and that
+    others wait 30 s for. ``line``: the number of the line that was read last.
     """
 
     def __init__(self, path: Path) -> None:
-        self._journal, self._path = path, path.with_name(f"{path.name}.lock")
-        self._held = threading.local()
+        """Make the file where it is missing; refuse what is no regular file."""
+        self.path, self.line = path, 0
+        self._lock = path.with_name(f"{path.name}.lock")
+        self._read = (0, 0)  # lines that were read, and where the next one begins
+        with path.open("ab"):
+            check_regular(path, DataError)
 
-    def acquire(self) -> bool:
-        """Wait for the lock."""
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        self._held.descriptor = descriptor
-        _repair(self._journal)
-        return True
+    def damaged(self, line: int, why: str) -> DataError:
+        """Return the error of a line that is no record of Optuna."""
+        return DataError(
+            f"{self.path}: line {line} is no record of Optuna's journal ({why}); move the file away, or remove the line"
+        )
 
-    def release(self) -> None:
-        """Give the lock back."""
-        os.close(self._held.descriptor)
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """Yield the records after so many, up to a last line that is blank or has no end: another may be writing it.
 
-    def __enter__(self) -> None:
-        self.acquire()
+        Raises DataError with the line for one that is no record.
+        """
+        number, place = self._read if self._read[0] <= log_number_from else (0, 0)
+        with self.path.open("rb") as file:
+            end = end_of_lines(file)
+            file.seek(place)
+            while place < end:
+                line = file.readline()
+                number, place = number + 1, place + len(line)
+                if number > log_number_from:
+                    self.line = number
+                    record = self._record(number, line)
+                    self._read = (number, place)
+                    yield record
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Write records, whole and on the disk before this returns."""
+        content = b"".join(json.dumps(log, separators=(",", ":")).encode() + b"\n" for log in logs)
+        with self._locked(), self.path.open("ab") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _record(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            record = parse_json(line.decode(), "record", finite=False, error=DataError)
+            operation = member(record, "op_code", int, "record", error=DataError)
+            for key, kind in (_FIELDS | _OPERATIONS.get(operation, {})).items():
+                member(record, key, kind, "record", error=DataError)
+        except (DataError, UnicodeDecodeError) as error:
+            raise self.damaged(number, str(error)) from None
+        if operation == _ENDS and record["state"] not in range(_STATES):
+            raise self.damaged(number, f"state is {record['state']}")
+        return dict(record)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the lock; a last line that was cut off is taken away first."""
+        descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _repair(self.path)
+            yield
+        finally:
+            os.close(descriptor)
 
 
 def _repair(path: Path) -> None:
-    """Take away a last line without an end, which a kill or a full disk left."""
-    try:
-        file = path.open("r+b")
-    except FileNotFoundError:
-        return
-    with file:
-        end = file.seek(0, os.SEEK_END)
-        if end == 0:
-            return
-        file.seek(end - 1)
-        if file.read(1) == b"\n":
-            return
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
+    """Take away what a kill or a full disk left at the end: a line without an end, or blank ones."""
+    with path.open("a+b") as file:
+        whole = end_of_lines(file)
+        if whole < file.seek(0, os.SEEK_END):
+            file.truncate(whole)

@@ -16,7 +16,7 @@ import numpy as np
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError, NonFiniteError
 from octavo.search.front import Point
-from octavo.search.function_identity import function_identity
+from octavo.search.function_identity import identity_of, warn_of_unknown
 from octavo.search.journal import Journal
 from octavo.search.layer_sensitivity import Sensitivity
 from octavo.search.rank_correlation import rank_correlation
@@ -117,7 +117,8 @@ def verify(
     ``evaluate``: its loss, lower is better, such as one minus accuracy. ``pairs``: asked for where the rank correlation
     is below 0.8; terms of :func:`pair_terms`, which are added to the predictions of all points. ``journal``: a folder,
     or an open Journal, and ``subject``, which names model, data and evaluation: what was measured is found there again.
-    Without ``subject`` the code of both functions stands for them, which does not know the data they read.
+    Without ``subject`` both functions are known by content, with all that they close over and read; an IdentityWarning
+    names what has none that can be read.
 
     Raises ConfigError without points, NonFiniteError for a loss that is NaN or infinite.
     """
@@ -127,7 +128,10 @@ def verify(
     rows = []
     with ExitStack() as stack:
         held = journal if isinstance(journal, Journal) or journal is None else stack.enter_context(Journal(journal))
-        subject = subject or f"{function_identity(build)[0]} {function_identity(evaluate)[0]}"
+        if held is not None and not subject:
+            known = identity_of(build=build, evaluate=evaluate)
+            warn_of_unknown(known.unknown)
+            subject = str(known)
         advance = stack.enter_context(Stages(progress).stage("measuring points", len(given)))
         for point in given:
             settings = {"verified": subject, "choice": dict(sorted(point.choice.items()))}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
-from hashlib import sha256
 from typing import Any, Protocol
 
 import torch
@@ -15,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.data.labelled import Split
+from octavo.search.function_identity import identity_of
 from octavo.systems.polynomials.accuracy import EncodedLines, exact_match
 from octavo.systems.polynomials.data import splits
 from octavo.systems.polynomials.line_task import PolynomialTask
 from octavo.systems.polynomials.shipped import load_shipped
 from octavo.systems.polynomials.train_configs import SPLIT_SEED, TEST, VALIDATION
-from octavo.systems.sentences.classifier.kinds import LONGEST, TextClassifier
+from octavo.systems.sentences.classifier.kinds import TextClassifier
 from octavo.systems.sentences.classifier.texts import ClassifierTask, scores
 from octavo.systems.sentences.classifier.training_run import Hyperparameters
 
@@ -95,9 +95,8 @@ class ClassifierSubject:
         self._judged = self._parts["validation"].sample(judged, seed=0)
         self._before = functional.log_softmax(scores(self._model, self._judged), -1)
         self.blueprint = made.blueprint()
-        self.identity = {"model": name, "weights": digest(self._model), "data": split.digest(), "judged": judged}
-        if made.length != LONGEST:  # the length of all models of 0.1, whose journals go on
-            self.identity["length"] = made.length
+        self.identity = {"model": name, "data": split.digest(), "judged": judged}
+        self.identity |= identity_of(weights=self._model, ids=[self._train, self._parts]).digests
         self.held_out, self.texts = split.held_out, len(split.train)
 
     def model(self) -> nn.Module:
@@ -155,7 +154,8 @@ class PolynomialSubject:
         self._judged = EncodedLines.of(self._data.validation[:judged], self._tokenizer)
         self._before = self._log_probabilities(self._model)
         self.blueprint = {"kind": self.name, "config": self._model.config.as_dict()}
-        self.identity = {"model": self.name, "weights": digest(self._model), "lines": lines, "judged": judged}
+        self.identity = {"model": self.name, "lines": lines, "judged": judged}
+        self.identity |= identity_of(weights=self._model, ids=[self._parts, self._judged]).digests
 
     def model(self) -> nn.Module:
         """Return a copy of the float32 model."""
@@ -193,9 +193,5 @@ class PolynomialSubject:
 
 
 def digest(model: nn.Module) -> str:
-    """Return a SHA-256 of names and values of all parameters and buffers."""
-    total = sha256()
-    for name, tensor in model.state_dict().items():
-        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return total.hexdigest()
+    """Return a SHA-256 of everything that decides what a model computes."""
+    return identity_of(weights=model).digests["weights"]

@@ -25,7 +25,7 @@ from octavo.folder.save_load import load_model
 from octavo.folder.weight_files import Checkpoint, layers_of
 from octavo.search.compress_model import AGREEMENT
 from octavo.search.compression_job import DataFacts, Examples, Job, Quality
-from octavo.search.function_identity import batches_digest, model_digest
+from octavo.search.function_identity import identity_of
 from octavo.search.short_training import BatchTask, Loss, Training, distillation, short_config
 from octavo.systems.sentences.examples import SENTENCES
 from octavo.systems.text_models import TextModel, labelled_for, open_text_model, read_texts
@@ -74,9 +74,11 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None) -> 
 
     def training(steps: int | None) -> Training:
         batches = trained()
-        digest = batches_digest(opened.model, [batch for batch, _ in batches])
+        known = identity_of(loss=told, data=batches)
         config = short_config(steps, learning_rate=RATES[opened.task])
-        return Training(BatchTask(batches, loss), config, told, {"loss": told, "data": digest})
+        return Training(BatchTask(batches, loss), config, told, {**known.digests}, known.unknown)
+
+    known = identity_of(model=opened.model, data=calibration, evaluate=quality)
 
     return Job(
         name=given,
@@ -89,7 +91,8 @@ def text_job(given: str, data: Path | None = None, test: Path | None = None) -> 
         task=_TASKS[opened.task],
         write=lambda model, folder: write_folder(source, folder, model),
         read=read,
-        identity={"model": model_digest(opened.model), "data": [vars(f) for f in facts if f.split != "test"]},
+        identity={**known.digests},
+        unknown=known.unknown,
         file_bytes=source.nbytes,
         data=facts,
         samples=CALIBRATED,
@@ -130,7 +133,7 @@ def _classifier(opened: TextModel, data: Path, test: Path | None) -> Parts:
     first, second, third = _cut(list(zip(given.texts, given.labels, strict=True)), reported=test is not None)
     tested = third if test is None else list(zip(*_pairs(labelled_for(opened, test)), strict=True))
     _enough(data, first, second)
-    chosen, reported = _sentences(second[:VALIDATED]), _sentences(tested[:TESTED])
+    chosen, reported, tokenizer = _sentences(second[:VALIDATED]), _sentences(tested[:TESTED]), opened.tokenizer
     texts = [text for text, _ in first[:CALIBRATED]]
     rows = _to_train_on(first, second)
 
@@ -144,8 +147,8 @@ def _classifier(opened: TextModel, data: Path, test: Path | None) -> Parts:
     facts = _facts(data, test, texts, chosen.texts, reported.texts)
     return (
         opened.batches(texts),
-        lambda model: evaluate(model, chosen, tokenizer=opened.tokenizer),
-        (lambda model: evaluate(model, reported, tokenizer=opened.tokenizer)) if len(reported) else None,
+        lambda model: evaluate(model, chosen, tokenizer=tokenizer),
+        (lambda model: evaluate(model, reported, tokenizer=tokenizer)) if len(reported) else None,
         "accuracy on labelled texts",
         facts,
         _labelled_examples(opened, reported),
@@ -219,8 +222,10 @@ def _agreement(opened: TextModel, data: Path | None, test: Path | None) -> Parts
     batches = [opened.batches(part, size=size, tokens=tokens) if part else [] for part in (first, second, third)]
     facts = _facts(data, test, first, second, third)
 
+    reference = opened.model
+
     def agrees(part: list[dict[str, Tensor]]) -> Quality:
-        return lambda model: agreement(model, opened.model, Batches(part))
+        return lambda model: agreement(model, reference, Batches(part))
 
     more = _to_train_on(texts[0], texts[1])
 

@@ -15,7 +15,7 @@ from octavo.engine.native_engine import Engine
 from octavo.errors import OctavoError
 from octavo.models.seq2seq import PAD, Seq2Seq
 from octavo.search.compression_job import DataFacts, Examples, Job
-from octavo.search.function_identity import model_digest
+from octavo.search.function_identity import identity_of
 from octavo.search.short_training import Training, distillation, short_config
 from octavo.systems.polynomials.accuracy import EncodedLines, measure
 from octavo.systems.polynomials.data import Splits, Stream, splits
@@ -60,6 +60,7 @@ def polynomial_job(name: str, folder: Path, *, lines: int = TEST) -> Job:
     ]
     writer = _Writer(network, tokenizer)
     view = matrix_view(network)
+    known = identity_of(model=network, data=[batches, validation], tokenizer=tokenizer)
     return Job(
         name=name,
         model=view,
@@ -74,7 +75,8 @@ def polynomial_job(name: str, folder: Path, *, lines: int = TEST) -> Job:
         measures="exact match: every character of the answer, by the native engine",
         task="expanding polynomials that do not occur in training",
         write=writer.write,
-        identity={"model": model_digest(network), "data": f"{SPLIT_SEED} {TRIED} {CALIBRATED}"},
+        identity={**known.digests},
+        unknown=known.unknown,
         file_bytes=sum(4 * parameter.numel() for parameter in network.parameters()),
         data=(
             DataFacts("calibration", "training lines of the generator", CALIBRATED),
