@@ -124,7 +124,8 @@ def _entries(layers: dict[str, nn.Module], calls: Sequence[_Call]) -> list[_Entr
         weight = layer.weight
         assert isinstance(weight, Tensor)  # groups hold such layers alone
         key = {
-            "class": type(layer).__name__, "weight": f"{weight.dtype} {tuple(weight.shape)}", "inputs": shapes,
+            "class": f"{type(layer).__module__}.{type(layer).__qualname__}",
+            "weight": f"{weight.dtype} {tuple(weight.shape)}", "inputs": shapes,
             "bias": isinstance(getattr(layer, "bias", None), Tensor), "options": layer.extra_repr(),
         }  # fmt: skip
         entry = entries.setdefault(str(key), _Entry(key, (args, kwargs)))

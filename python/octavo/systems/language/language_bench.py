@@ -109,12 +109,17 @@ def run_bench(plan: BenchPlan, data: Path, folder: Path, *, tell: Tell = lambda 
         lines = read_lines(folder)
         told = {"data": data.name, "scale": plan.scale, "whole_tokens": scale.tokens}
         told |= {"validation_tokens": scale.validation_tokens, "compile": plan.compile}
-        done = {(line["arm"], line["budget"], line["seed"]) for line in lines}
+        done = {(line["arm"], line["budget"], line["seed"]): line for line in lines}
         for key in plan.runs():
-            if key in done:
-                continue
             name, text, seed = key
             config = _with_budget(configs[name], Budget.parse(text), scale, name, speeds)
+            if key in done:
+                if done[key].get("config_sha256") != _config_digest(config):
+                    raise DataError(
+                        f"{folder / RESULTS}: the arm {name!r} has another configuration now than in its line of "
+                        f"{text}, seed {seed}; name another folder"
+                    )
+                continue
             tell(f"{name}, {text}, seed {seed}: {config.tokens:,} tokens")
             line = _run(folder, config, tokens, key, plan.device) | told
             with files.appended(folder / RESULTS, "w") as file:
@@ -201,6 +206,10 @@ def _speeds(
     return known
 
 
+def _config_digest(config: LanguageConfig) -> str:
+    return hashlib.sha256(json.dumps(config.as_dict(), sort_keys=True).encode()).hexdigest()
+
+
 def _with_budget(
     config: LanguageConfig, budget: Budget, scale: Scale, name: str, speeds: dict[str, float]
 ) -> LanguageConfig:
@@ -218,8 +227,7 @@ def _run(
     place = folder / RUNS / slug
     begin = time.time()
     line: dict[str, Any] = {"arm": name, "budget": budget, "seed": seed, "source_sha256": source_hash()}
-    written = json.dumps(config.as_dict(), sort_keys=True)
-    line |= {"config_sha256": hashlib.sha256(written.encode()).hexdigest(), "began": begin}
+    line |= {"config_sha256": _config_digest(config), "began": begin}
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     try:
