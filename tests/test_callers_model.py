@@ -6,6 +6,7 @@ of whatever copy, the caller's model is compared with how it was.
 
 import inspect
 import random
+import sys
 import threading
 
 import numpy as np
@@ -315,6 +316,36 @@ def test_another_thread_calls_the_model_meanwhile(call):
         done.set()
         thread.join()
     assert calls and not wrong
+
+
+def captured(model, place):
+    return str(graph.capture(model, (torch.zeros(2, 4 + place, dtype=torch.long),)))
+
+
+def quantized_so(model, place):
+    recipe = f"type:Linear int{4 - place}:g16@gptq"
+    return [bits(value) for value in octavo.quantize_model(model, recipe, calibration=data(), progress=False)
+            .state_dict().values()]  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore::octavo.OctavoWarning")
+@pytest.mark.parametrize("call", [captured, quantized_so])
+def test_calls_in_several_threads_give_what_each_gives_alone(call):
+    """What is printed goes where it went before, too: a capture keeps the output of torch to itself."""
+    alone = [call(still(), place) for place in range(3)]
+    model, out = still(), sys.stdout
+    before, together = snapshot(model), [None] * 3
+
+    def into(place):
+        together[place] = call(model, place)
+
+    threads = [threading.Thread(target=into, args=(place,)) for place in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert together == alone and sys.stdout is out
+    assert_untouched(model, before)
 
 
 def test_two_calls_on_one_model_give_what_each_gives_alone():

@@ -257,3 +257,9 @@ def test_attributes_and_modules_of_any_kind_are_captured():
     assert capture(torch.jit.script(nn.Linear(4, 4)), torch.randn(2, 4)).model_class
     with pytest.raises(ModelError, match="the module that was traced"):
         capture(torch.jit.trace(nn.Linear(4, 4), torch.randn(2, 4)), torch.randn(2, 4))
+
+
+def test_a_traced_module_whose_hooks_are_lists_is_captured():
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    assert isinstance(vars(traced)["_replace_hooks"], list)
+    assert capture(traced, torch.zeros(2, 4)).operators()

@@ -105,7 +105,11 @@ def _state(model: nn.Module) -> tuple[Any, ...]:
             if tensor is not None and not is_lazy(tensor)
         ]
         attributes = [(name, _value(value)) for name, value in held.items() if name not in _REGISTRIES]
-        hooks = [tuple(map(id, registry.values())) for name, registry in held.items() if name.endswith("hooks")]
+        hooks = [
+            tuple(map(id, registry.values()))
+            for name, registry in held.items()
+            if name.endswith("hooks") and isinstance(registry, Mapping)  # others keep lists, among their attributes
+        ]
         forward = getattr(type(module), "forward", None)  # a scripted module has its own alone
         told.append((path, type(module), id(forward), own, attributes, hooks))
     return (torch.__version__, repr(told))

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from threading import RLock
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -19,6 +20,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from octavo.batches import call_on, map_leaves
 from octavo.errors import ModelError
 from octavo.nn.model_copies import shared_copy
+
+_ONE_AT_A_TIME = RLock()  # torch.export keeps its state, and what is printed is redirected, for the whole process
 
 Names = Mapping[str, Sequence[str | None]]
 """Names of the dimensions of each input, None for one that is fixed."""
@@ -234,5 +237,5 @@ def exported(model: nn.Module, given: Given) -> Any:
         {number: Dim.AUTO for number, symbol in enumerate(symbols) if symbol is not None} or None
         for symbols in given.symbols
     )
-    with _quiet(), torch.no_grad():
+    with _ONE_AT_A_TIME, _quiet(), torch.no_grad():
         return export(_Call(shared_copy(model), given), given.tensors, dynamic_shapes={"tensors": dims}, strict=False)
