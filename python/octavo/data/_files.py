@@ -60,7 +60,7 @@ class Source(io.RawIOBase):
         self._file.close()
         super().close()
 
-    def content(self) -> io.BufferedReader:
+    def content(self) -> io.BufferedReader[Any]:
         """Return the content, decompressed if the first bytes say so; reading raises DAMAGED where it is not whole."""
         if self.first[: len(XZ)] == XZ:
             return io.BufferedReader(_Xz(self), _CHUNK)

@@ -210,7 +210,7 @@ class Decoder:
         return _until(_characters(self.tokenizer, (token for (token,) in ids if token is not None)), stops)
 
     @overload
-    def generate(
+    def generate(  # type: ignore[overload-overlap]  # to mypy, a text is a sequence of texts, too
         self,
         prompt: str,
         sampling: Sampling = ...,
