@@ -55,6 +55,7 @@ __all__ = [
     "_cuda_seq2seq_scratch",
     "_cuda_warmup",
     "_decode",
+    "_digest",
     "_encode",
     "_fit_scales",
     "_gptq_block",
@@ -162,6 +163,7 @@ def _encode(
     nonfinite: str,
     given: _Parts | None,
 ) -> None: ...
+def _digest(parts: Sequence[tuple[int, int]]) -> str: ...
 def _decode(
     format: Format, dtype_code: int, shape: Sequence[SupportsIndex], axis: SupportsIndex, parts: _Parts, out: int
 ) -> None: ...
@@ -343,6 +345,7 @@ class _ContainerReader:
     @property
     def file_bytes(self) -> int: ...
     def read_into(self, stored: str, address: int, count: int) -> None: ...
+    def verify(self) -> None: ...
     if sys.version_info >= (3, 12):
         def __buffer__(self, flags: int, /) -> memoryview: ...
 

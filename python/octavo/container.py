@@ -129,6 +129,31 @@ def dumps(tensors: Mapping[str, Storable], *, metadata: Mapping[str, str] | None
     return data
 
 
+def digests(tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, str]:
+    """Return the digest of each tensor: XXH3, 64 bits, of the bytes that :func:`save` writes of it, as 16 hex digits.
+
+    Raises DTypeError as :func:`save`. Source: FORMATS.md section 5.
+    """
+    found = {}
+    for name, tensor in tensors.items():
+        if _is_packed(tensor):
+            parts = [_plain_memory(part) for part in tensor.held_parts]
+        else:
+            _describe(name, tensor)
+            parts = [_plain_memory(tensor)]
+        found[name] = _core._digest([_span(part) for part in parts])
+    return found
+
+
+def verify(path: str | os.PathLike[str]) -> None:
+    """Compare every tensor of a file with the digest that its metadata state under ``digests``; others pass.
+
+    Reads the whole file. Raises ContainerError naming the tensor whose bytes are others, as they are where two tensors
+    were exchanged or bytes damaged, or where the file is not valid; OSError. Source: FORMATS.md section 5.
+    """
+    _reader(path, False).verify()
+
+
 def _write(
     tensors: Mapping[str, Storable], path: str | None, metadata: Mapping[str, str] | None, overwrite: bool
 ) -> bytes | None:

@@ -50,6 +50,7 @@ def run(
 
     source = Checkpoint.open(path)
     check_target(source, out, PLAIN_NAME, force=force)
+    source.verify()
     tensors = source.tensors()
     packed = [tensor for tensor in tensors.values() if isinstance(tensor, PackedTensor)]
     with progress("unpacking", sum(tensor.nbytes for tensor in packed)) as done:

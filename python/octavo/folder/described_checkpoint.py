@@ -46,5 +46,5 @@ def describe_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> None:
     tied = {name: kept[first] for first, group in groups.items() for name in group if name not in written}
     structure = describe_model(model, {name: first for name, first in tied.items() if first is not None})
     tensors = container.load(source.files[0], mmap=True)
-    about = model_metadata(structure, noted_recipe(model))
+    about = model_metadata(structure, noted_recipe(model), container.digests(tensors))
     container.save(tensors, source.files[0], metadata=about)

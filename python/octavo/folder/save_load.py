@@ -36,7 +36,7 @@ from octavo.folder.structure import (
 )
 from octavo.folder.transformers_door import CONFIG
 from octavo.folder.undescribed import fitting, infer_structure, own_skeleton
-from octavo.folder.weight_files import CONFIGURATIONS, OF_TENSORS, PACKED_NAME, RECIPE, Checkpoint, held
+from octavo.folder.weight_files import CONFIGURATIONS, DIGESTS, OF_TENSORS, PACKED_NAME, RECIPE, Checkpoint, held
 from octavo.lora import adapters
 from octavo.nn import PackedLayer, attention
 from octavo.nn.folded_norm import folded_norms
@@ -120,6 +120,8 @@ def _load(source: Checkpoint, model: nn.Module | Callable[[], nn.Module] | None,
         return _load_undescribed(source, mmap)
     if len(source.files) != 1 and text is None:
         raise ContainerError(f"{source.path}: {len(source.files)} files of weights; save_model writes one")
+    if not mmap:
+        source.verify()
     file = source.files[0]
     # Folders of our networks that nothing describes, such as those of 0.1, are told by their configuration.
     structure = None if text is None and own is not None else read_structure(file, text)
@@ -199,16 +201,17 @@ def describe_model(model: nn.Module, ties: Mapping[str, str]) -> dict[str, Any]:
     return structure
 
 
-def model_metadata(structure: Mapping[str, Any], recipe: str | None) -> dict[str, str]:
+def model_metadata(structure: Mapping[str, Any], recipe: str | None, digests: Mapping[str, str]) -> dict[str, str]:
     """Return the metadata of a model's file."""
     # transformers refuses weights without a format.
-    told = {"format": "pt", KEY: json.dumps(structure)}
+    told = {"format": "pt", KEY: json.dumps(structure), DIGESTS: json.dumps(digests)}
     return told if recipe is None else {**told, RECIPE: recipe}
 
 
 def _save_weights(stored: _Stored, file: Path, more: Mapping[str, str] | None = None) -> None:
     others = {key: value for key, value in (more or {}).items() if key not in OF_TENSORS}
-    container.save(stored.tensors, file, metadata={**others, **model_metadata(stored.structure, stored.recipe)})
+    told = model_metadata(stored.structure, stored.recipe, container.digests(stored.tensors))
+    container.save(stored.tensors, file, metadata={**others, **told})
 
 
 def _refuse_adapters(model: nn.Module) -> None:

@@ -29,7 +29,9 @@ STRUCTURE = "structure"
 """Key in a file's metadata, under which :func:`octavo.save_model` describes the layers that its tensors belong to."""
 RECIPE = "recipe"
 """Key in a file's metadata with the text of the recipe that gave its tensors their formats."""
-OF_TENSORS = (STRUCTURE, RECIPE)
+DIGESTS = "digests"
+"""Key in a file's metadata of the digests of its tensors, by name: :func:`octavo.container.digests`."""
+OF_TENSORS = (STRUCTURE, RECIPE, DIGESTS)
 """Keys that hold for the very tensors of a file."""
 _NAMES = (PLAIN_NAME, INDEX_NAME, PACKED_NAME)
 
@@ -101,6 +103,14 @@ class Checkpoint:
                 raise ContainerError(f"{file}: tensor {min(twice)} is in another shard, too")
             merged.update(loaded)
         return merged
+
+    def verify(self) -> None:
+        """Compare the tensors with the digests that their files state; files without them pass.
+
+        Raises ContainerError naming file and tensor.
+        """
+        for file in self.files:
+            container.verify(file)
 
     def entries(self) -> list[container.TensorEntry]:
         """List what the files hold, from their headers alone; torch is not loaded."""
@@ -234,6 +244,7 @@ def _save(
     from octavo.tensor import PackedTensor
 
     metadata = {"format": "pt", **source.metadata()}  # transformers refuses weights without it
+    metadata.pop(DIGESTS, None)
     was_packed = layers_of(source) or any(entry.format for entry in source.entries())
     if was_packed or any(isinstance(tensor, PackedTensor) for tensor in tensors.values()):
         for key in (STRUCTURE, RECIPE):  # of the tensors as they were

@@ -18,6 +18,7 @@ mod line;
 mod options;
 mod packed;
 mod schema;
+mod sizes;
 mod stream;
 mod tensors;
 #[cfg(test)]

@@ -34,7 +34,9 @@ struct Shard {
 
 impl Shard {
     fn open(path: &Path) -> Result<Self> {
-        Ok(Self { reader: Reader::open(path, false)?, place: path.display().to_string() })
+        let reader = Reader::open(path, false)?;
+        reader.verify()?;
+        Ok(Self { reader, place: path.display().to_string() })
     }
 
     fn entries(&self) -> &BTreeMap<String, Entry> {

@@ -99,6 +99,17 @@ impl ContainerWriter {
     }
 }
 
+/// The digest of a tensor whose parts lie at these addresses, in the order of a file.
+#[pyfunction]
+#[pyo3(name = "_digest")]
+pub(crate) fn digest(py: Python<'_>, parts: Vec<Span>) -> PyResult<String> {
+    enter(py, || {
+        // SAFETY: `container.py` passes contiguous tensors on the CPU with their bytes and keeps them alive during the call.
+        let parts = parts.iter().map(|part| unsafe { slice(part.0, part.1, "a part") });
+        Ok(octavo_core::container::digest(parts.collect::<Result<Vec<_>>>()?))
+    })
+}
+
 fn finished() -> Error {
     Error::container("this writer is finished")
 }
@@ -162,6 +173,10 @@ impl ContainerReader {
     #[getter]
     fn is_octavo(&self) -> bool {
         self.0.index().is_octavo()
+    }
+    /// Compares the bytes of all tensors with the digests of the metadata, where there are some.
+    fn verify(&self, py: Python<'_>) -> PyResult<()> {
+        enter(py, || self.0.verify())
     }
     /// Bytes of the whole container.
     #[getter]

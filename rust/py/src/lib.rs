@@ -28,7 +28,7 @@ mod _core {
     #[pymodule_export]
     use super::codec::{adamw, decode, encode, pack, pass_marked, quantize, quantize_backward, unpack};
     #[pymodule_export]
-    use super::container::{ContainerReader, ContainerWriter};
+    use super::container::{ContainerReader, ContainerWriter, digest};
     #[pymodule_export]
     use super::cuda::codec::{cuda_decode, cuda_encode, cuda_quantize, cuda_quantize_backward, cuda_scratch};
     #[pymodule_export]

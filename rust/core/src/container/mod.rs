@@ -7,6 +7,7 @@
 //! shapes, bytes and offsets of every tensor, then the keys `octavo.*`, then the parts of every packed tensor. The
 //! limits are the constants of [`limits`].
 
+mod digest;
 mod header;
 mod index;
 pub mod limits;
@@ -16,6 +17,7 @@ mod read;
 mod tests;
 mod write;
 
+pub use digest::{DIGESTS, digest};
 pub use index::{Entry, Index, Part};
 pub use packing::Packing;
 pub use read::Reader;

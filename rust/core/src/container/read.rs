@@ -85,14 +85,7 @@ impl Reader {
     }
 
     fn new(source: Source, bytes: u64, place: String) -> Result<Self> {
-        let at_place = |error: Error| match error {
-            Error::Container(fault) if !place.is_empty() => {
-                ContainerError::At { place: place.clone(), fault: Box::new(fault) }.into()
-            }
-            Error::Io { context, source } if context.is_empty() => Error::Io { context: place.clone(), source },
-            other => other,
-        };
-        let index = read_index(&source, bytes).map_err(at_place)?;
+        let index = read_index(&source, bytes).map_err(|error| at_place(&place, error))?;
         Ok(Self { index, source, place })
     }
 
@@ -143,8 +136,23 @@ impl Reader {
         matches!(self.source, Source::Map(_))
     }
 
+    /// The error with the path in front, where there is one.
+    pub(super) fn at_place(&self, error: Error) -> Error {
+        at_place(&self.place, error)
+    }
+
     fn part(&self, stored: &str) -> Result<&Part> {
         self.index.part(stored).ok_or_else(|| refuse_tensor(stored, TensorFault::Missing))
+    }
+}
+
+fn at_place(place: &str, error: Error) -> Error {
+    match error {
+        Error::Container(fault) if !place.is_empty() => {
+            ContainerError::At { place: place.to_owned(), fault: Box::new(fault) }.into()
+        }
+        Error::Io { context, source } if context.is_empty() => Error::Io { context: place.to_owned(), source },
+        other => other,
     }
 }
 

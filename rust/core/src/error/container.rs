@@ -109,6 +109,9 @@ pub enum ContainerError {
         /// The beginning that is reserved.
         prefix: &'static str,
     },
+    /// Digests that are no JSON object of texts.
+    #[error("metadata key 'digests': {0}")]
+    Digests(String),
     /// No dtype of safetensors has this name; the text lists those that there are.
     #[error("{0}")]
     UnknownDtype(String),
@@ -285,6 +288,17 @@ pub enum TensorFault {
     /// More bytes than this machine can address.
     #[error("{0}")]
     Address(#[source] std::num::TryFromIntError),
+    /// Other bytes than those that were written under the name.
+    #[error("its bytes have the digest {found}, the file states {stated}: they are damaged, or those of another tensor; copy or write the file again")]
+    Digest {
+        /// Digest of the bytes.
+        found: String,
+        /// Digest in the metadata, escaped and cut.
+        stated: String,
+    },
+    /// A tensor without a digest in a file that states digests.
+    #[error("has no digest, which the file states of its tensors; write the file again")]
+    NoDigest,
     /// The tensor is there already.
     #[error("is given twice")]
     Twice,

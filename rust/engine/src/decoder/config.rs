@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::compacted::{self, SIZES};
 use super::plan::{BlockPlan, Cap, HeadPlan, NormPlan, Plan, RotaryKind, RotaryPlan};
 use crate::config::{FILE, whole};
 use crate::error::{ModelFault, Result, in_file, refuse};
@@ -39,18 +40,19 @@ fn parse(text: &[u8]) -> Result<(Family, Plan)> {
     let content: Value = serde_json::from_slice(text).map_err(|error| refuse(error.to_string()))?;
     let Value::Object(content) = content else { return Err(refuse("not a JSON object")) };
     let fields = Fields { of: &content, name: "" };
-    if content.contains_key("octavo_sizes") {
-        return Err(refuse("octavo_sizes: heads or neurons were taken out; the native decoder runs whole networks"));
-    }
-    match (fields.text("kind")?, fields.text("model_type")?) {
-        (Some("gpt"), None) => Ok((Family::Own, own(&fields)?)),
-        (None, Some("gpt2")) => Ok((Family::Gpt2, gpt2(&fields)?)),
-        (None, Some("llama")) => Ok((Family::Llama, llama(&fields)?)),
+    let (family, mut plan) = match (fields.text("kind")?, fields.text("model_type")?) {
+        (Some("gpt"), None) => (Family::Own, own(&fields)?),
+        (None, Some("gpt2")) => (Family::Gpt2, gpt2(&fields)?),
+        (None, Some("llama")) => (Family::Llama, llama(&fields)?),
         (kind, model) => {
             let found = kind.or(model).map_or_else(|| "of no kind".to_owned(), |name| format!("of '{}'", shown(name)));
-            Err(refuse(format!("{found}; the native decoder runs gpt of Octavo, gpt2 and llama of transformers")))
+            return Err(refuse(format!("{found}; the native decoder runs gpt of Octavo, gpt2 and llama of transformers")));
         }
+    };
+    if let Some(sizes) = fields.get(SIZES) {
+        compacted::cut(&mut plan, family, sizes)?;
     }
+    Ok((family, plan))
 }
 
 /// The fields of an object, for messages with the name of the object before theirs.

@@ -5,6 +5,7 @@
 
 mod attention;
 mod cache;
+mod compacted;
 mod config;
 mod generation;
 mod names;

@@ -2,7 +2,6 @@
 
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -11,6 +10,7 @@ use crate::config::{FILE, whole};
 use crate::error::{ModelFault, Result, in_file, refuse};
 use crate::file;
 use crate::layers::Activation;
+use crate::sizes::Sizes;
 
 /// Most bytes of the file.
 const MOST_BYTES: u64 = 1 << 20;
@@ -35,18 +35,6 @@ pub(super) struct Config {
 pub(super) struct Block {
     pub(super) heads: usize,
     pub(super) inner: usize,
-}
-
-/// The sizes of a compacted model, as `octavo.prune.compact_model` notes them.
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Sizes {
-    /// Shapes of parameters.
-    #[serde(default)]
-    weights: BTreeMap<String, Vec<u64>>,
-    /// Attributes of modules.
-    #[serde(default)]
-    numbers: BTreeMap<String, BTreeMap<String, u64>>,
 }
 
 /// The content of the file; transformers writes many more fields, which change nothing here.
