@@ -114,6 +114,7 @@ def test_every_export_of_the_core_is_known_here():
     raw = {
         "_adamw",
         "_decode",
+        "_digest",
         "_encode",
         "_fit_scales",
         "_gptq_block",
@@ -221,6 +222,15 @@ RAW = {
 def test_null_addresses_are_refused(name):
     with pytest.raises(octavo.ShapeError, match="null pointer"):
         getattr(_core, name)(*RAW[name])
+
+
+def test_addresses_of_a_digest_that_are_none_are_refused():
+    """Any other address may be one of bytes, which have no alignment."""
+    with pytest.raises(octavo.ShapeError, match="null pointer"):
+        _core._digest([(0, 3)])
+    for wrong in ([(-1, 3)], [(1.5, 3)], [("a", 3)], [(2**64, 3)], [(1, 2**63)], [(0,)], [0], 0, None):
+        assert_exception(_core._digest, wrong)
+    assert _core._digest([(0, 0)]) == _core._digest([])
 
 
 @pytest.mark.parametrize("name", list(RAW))
