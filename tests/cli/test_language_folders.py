@@ -41,6 +41,27 @@ def test_the_perplexity_of_a_file_is_that_of_exact_nll(octavo, folder, name):
     assert found["value"] == pytest.approx(exact_nll(model, ids, context=64, tokens=1000).perplexity, rel=1e-6)
 
 
+def test_tokens_read_no_more_of_a_file_than_they_need_and_tell_what_was_checked(octavo, folder, tmp_path):
+    """What is damaged behind the tokens is not read; their number is that of the whole text's beginning."""
+    text = (folder / "text.txt").read_bytes()
+    (tmp_path / "text.txt").write_bytes(text[:40_000] + b"\xff")
+    given = ("--context", 64, "--tokens", 500, "--json")
+    found, whole = (
+        json.loads(octavo("eval", folder / "float", "--data", path, *given).stdout)
+        for path in (tmp_path / "text.txt", folder / "text.txt")
+    )
+    assert found["value"] == whole["value"] and found["count"] == 500 and found["examples"] == whole["examples"]
+    assert found["checked"]["batches"] <= 40 and found["checked"]["cuts"] > 200 and found["checked"]["moved"] < 1e-3
+    shown = octavo("eval", folder / "float", "--data", folder / "text.txt", *given[:-1]).stdout
+    assert f"{found['checked']['cuts']} cuts" in " ".join(shown.split())
+    assert "not UTF-8" in octavo("eval", folder / "float", "--data", tmp_path / "text.txt", code=2).output
+    assert (
+        "--tokens is -5"
+        in octavo("eval", folder / "float", *given[:2], "--data", folder / "text.txt", "--tokens", -5, code=2).output
+    )
+    assert "--leaks" in octavo("eval", folder / "float", "--data", folder / "text.txt", "--leaks", "no", code=2).output
+
+
 def test_a_packed_model_agrees_with_its_float_one(octavo, folder):
     given = ("--against", folder / "float", "--data", folder / "text.txt", "--json")
     found = json.loads(octavo("eval", folder / "packed", *given).stdout)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import octavo
 import pytest
 import torch
@@ -64,6 +65,7 @@ def test_every_token_is_predicted_once_from_its_window(context, stride):
     measured = octavo.evaluate(model, IDS, context=context, stride=stride)
     assert measured.value == pytest.approx(math.exp(found.nats), rel=1e-12)
     assert measured.setup["context"] == context and measured.setup["stride"] == stride
+    assert measured.checked["cuts"] > 0 and 0 < measured.checked["batches"] <= 40
 
 
 def test_modes_and_random_numbers_stay():
@@ -106,16 +108,59 @@ def test_scores_need_not_be_normalized():
     ("ids", "options", "reason"),
     [
         (IDS[:1], {}, "1 tokens"),
+        ([], {}, "0 tokens"),
         (IDS, {"stride": 9}, "stride 9"),
+        (IDS, {"stride": 0}, "stride is 0"),
+        (IDS, {"stride": 2.0}, r"stride is 2\.0"),
         (IDS, {"context": 0}, "context is 0"),
-        (IDS.float(), {}, "whole numbers"),
-        (IDS + VOCABULARY, {}, "id|index out of range"),
+        (IDS, {"context": True}, "context is True"),
+        (IDS, {"context": "8"}, "context is '8'"),
+        (IDS, {"tokens": -5}, "tokens is -5"),
+        (IDS, {"tokens": 0}, "tokens is 0"),
+        (IDS, {"tokens": 1.5}, r"tokens is 1\.5"),
+        (IDS, {"batch_size": 0}, "batch_size is 0"),
+        (IDS, {"guard_calls": 0}, "guard_calls is 0"),
+        (IDS, {"leaks": "ignore"}, "accepted are 'refuse' and 'report'"),
+        (IDS.float(), {}, "whole numbers.*float32"),
+        (IDS > 3, {}, "whole numbers.*bool"),
+        (IDS.to(torch.complex64), {}, "whole numbers.*complex64"),
+        (IDS.float().numpy(), {}, "whole numbers.*float32"),
+        ((IDS + 0.5).tolist(), {}, "whole numbers.*float64"),
+        ((IDS > 3).numpy(), {}, "whole numbers.*bool"),
+        (IDS.numpy().astype(complex), {}, "whole numbers.*complex128"),
+        ([1, 2, None], {}, "whole numbers.*object"),
+        ([1, 2**70], {}, "whole numbers.*object"),
+        (np.array([1, 2**63], np.uint64), {}, "whole numbers.*9223372036854775808"),
+        ([[1, 2], [3]], {}, "whole numbers"),
+        (IDS[None], {}, r"shape \(1, 50\)"),
+        ([1, 2, -1, 3], {}, "-1 at position 2"),
+        (b"text", {}, "whole numbers"),
+        (IDS + VOCABULARY, {}, r"id up to \d+"),
         ("text", {}, "octavo.evaluate takes texts"),
     ],
+    ids=str,
 )
 def test_streams_that_make_no_windows_are_refused(ids, options, reason):
-    with pytest.raises((DataError, IndexError), match=reason):
+    with pytest.raises(DataError, match=reason):
         exact_nll(Causal(), ids, **{"context": 8, **options})
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint16, np.int32, np.uint64])
+def test_whole_numbers_of_any_kind_are_ids(dtype):
+    wanted = exact_nll(Causal(), IDS, context=8).nats
+    assert exact_nll(Causal(), IDS.numpy().astype(dtype), context=8).nats == wanted
+    assert exact_nll(Causal(), IDS.to(torch.uint8), context=8).nats == wanted
+
+
+def test_windows_and_ids_beyond_the_tables_of_a_model_are_refused_before_work_starts():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 13, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes))
+    assert exact_nll(gpt2, IDS[:17], context=99).tokens == 16  # no window is longer than 16
+    with pytest.raises(DataError, match=r"windows of 17 tokens.*has 16 positions; give context=16"):
+        exact_nll(gpt2, IDS, context=17)
+    with pytest.raises(DataError, match="id 13 is beyond the 13 ids of GPT2LMHeadModel"):
+        exact_nll(gpt2, [*IDS.tolist(), 13], context=8)
 
 
 def test_scores_that_are_none_are_refused():
@@ -163,6 +208,8 @@ def test_accuracy_is_counted_text_by_text():
 def test_labels_beyond_the_classes_and_other_models_are_refused():
     with pytest.raises(DataError, match="label 5; Words has the classes 0 to 1"):
         octavo.evaluate(Words(), [("1", 5)], tokenizer=tokenizer)
+    with pytest.raises(DataError, match="text 3 has the label -1; Words has the classes 0 to 1"):
+        octavo.evaluate(Words(), [("1", 1), ("2", 0), ("3", -1)], tokenizer=tokenizer)
     with pytest.raises(ModelError, match="need a classifier"):
         octavo.evaluate(nn.Embedding(3, 3), [("1", 1)], tokenizer=lambda texts, **_: {"input": torch.tensor([[1]])})
     with pytest.raises(CalibrationError, match=r"batch 0.*no argument 'colour'"):
@@ -226,7 +273,9 @@ def test_measurements_survive_storage():
         Measurement.restored({"metric": "x"})
 
 
-@pytest.mark.parametrize("windows", [{"context": 8}, {"stride": 4}, {"tokens": 9}])
+@pytest.mark.parametrize(
+    "windows", [{"context": 8}, {"stride": 4}, {"tokens": 9}, {"leaks": "report"}, {"guard_calls": 9}]
+)
 def test_windows_are_of_a_perplexity_alone(windows):
     """Where no perplexity is measured a window would say nothing: it is refused by name."""
     model = nn.Linear(2, 2)

@@ -6,7 +6,7 @@ import json as jsonlib
 import math
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -14,7 +14,7 @@ from octavo.cli._app import JsonOption
 from octavo.errors import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from octavo.systems.polynomials.evaluate import Mistake
     from octavo.train import Bound
@@ -42,7 +42,16 @@ def run(
     stride: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens from window to window.  [default: the context]")
     ] = None,
-    tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of the text at most.")] = None,
+    tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of the text at most; no more of the file is read.")
+    ] = None,
+    leaks: Annotated[
+        str,
+        typer.Option(
+            metavar="refuse|report",
+            help="A model whose losses move with what they must not see is refused, or measured and the movement told.",
+        ),
+    ] = "refuse",
     folder: Annotated[
         Path | None, typer.Option("--model", metavar="FOLDER", help="polynomials: an exported model.")
     ] = None,
@@ -89,7 +98,9 @@ def run(
         raise SettingError("--model, --beam, --mistakes and --out are of polynomials; leave them out")
     from octavo.train.measurement import Measurement
 
-    found = _measured(model, data, against, context, stride, tokens)
+    if leaks not in ("refuse", "report"):
+        raise SettingError(f"--leaks is {leaks!r}; accepted are refuse and report")
+    found = _measured(model, data, against, context, stride, tokens, leaks)  # type: ignore[arg-type] # checked
     if isinstance(found, Measurement):
         _show(found, model, data, against, json)
     else:
@@ -97,9 +108,14 @@ def run(
 
 
 def _measured(
-    model: str, data: Path, against: str | None, context: int | None, stride: int | None, tokens: int | None
+    model: str,
+    data: Path,
+    against: str | None,
+    context: int | None,
+    stride: int | None,
+    tokens: int | None,
+    leaks: Literal["refuse", "report"],
 ) -> Measurement | Bound:
-    from octavo.data.labelled_files import read_text_file
     from octavo.display.progress import Bar
     from octavo.systems.text_models import check_task, labelled_for, open_text_model, read_texts
     from octavo.train import likelihood_bound
@@ -116,21 +132,43 @@ def _measured(
             other, mine = open_text_model(against), open_text_model(model)
             return evaluate(
                 mine.model, other.batches(texts), against=other.model, context=context, stride=stride, tokens=tokens,
-                progress=show,
+                leaks=leaks, progress=show,
             )  # fmt: skip
         opened = open_text_model(model)
         check_task(opened)
         if hasattr(getattr(opened.model, "objective", None), "bound"):
-            if stride is not None:
-                raise SettingError("--stride is of an exact perplexity; MODEL has a bound on it alone: leave it out")
-            ids = text_ids(opened.tokenizer, read_text_file(data))
+            if stride is not None or leaks != "refuse":
+                raise SettingError(
+                    "--stride and --leaks are of an exact perplexity; MODEL has a bound on it alone: leave them out"
+                )
+            ids = text_ids(opened.tokenizer, _text(opened.tokenizer, data, tokens))
             length = context_of(opened.model) if context is None else context
             return likelihood_bound(opened.model, ids, context=length, tokens=tokens, progress=show)
-        given: Any = read_text_file(data) if opened.task == "language" else labelled_for(opened, data)
+        is_text = opened.task == "language"
+        given: Any = _text(opened.tokenizer, data, tokens) if is_text else labelled_for(opened, data)
         return evaluate(
             opened.model, given, tokenizer=opened.tokenizer, context=context, stride=stride, tokens=tokens,
-            progress=show,
+            leaks=leaks, progress=show,
         )  # fmt: skip
+
+
+# Tokens behind those that are measured: where a text is cut, its last tokens are not those of the whole.
+_BEHIND = 256
+
+
+def _text(tokenizer: Any, data: Path, tokens: int | None) -> str:
+    """Return the text of a file, or as much of it as gives ``tokens``."""
+    from octavo.data.labelled_files import TEXT_BYTES, read_text_file
+    from octavo.train.evaluate_model import text_ids
+    from octavo.train.token_windows import check_whole
+
+    if tokens is None:
+        return read_text_file(data, way_out="give --tokens N to measure its beginning")
+    wanted = check_whole("--tokens", tokens) + _BEHIND
+    return read_text_file(
+        data, lambda text: len(text_ids(tokenizer, text)) > wanted, nbytes=min(8 * wanted, TEXT_BYTES),
+        way_out="give a smaller --tokens",
+    )  # fmt: skip
 
 
 def _show(found: Measurement, model: str, data: Path, against: str | None, json: bool) -> None:
@@ -149,6 +187,17 @@ def _show(found: Measurement, model: str, data: Path, against: str | None, json:
     stdout.print(f"{'examples':18} {found.count:,}")
     for name, value in {**found.details, **found.setup}.items():
         stdout.print(f"{name:18} {value:,.6g}")
+    if found.checked:
+        stdout.print(f"{'checked':18} {_checked(found.checked)}")
+
+
+def _checked(checked: Mapping[str, float | None]) -> str:
+    """Return how much of an evaluation its guard made again, for people."""
+    moved = "nothing to change" if checked["moved"] is None else f"losses moved by {checked['moved']:.2g} nats at most"
+    return (
+        f"{checked['windows']:,} windows, {checked['cuts']:,} cuts, {checked['positions']:,} losses made again in "
+        f"{checked['batches']:,} batches: {moved}"
+    )
 
 
 def _show_bound(found: Bound, model: str, data: Path, json: bool) -> None:

@@ -8,7 +8,7 @@ import lzma
 import os
 import zlib
 from contextlib import suppress
-from typing import IO, Any
+from typing import Any
 
 from octavo import file_kinds
 from octavo._reading import check_regular
@@ -69,7 +69,7 @@ class Source(io.RawIOBase):
             return io.BufferedReader(gzip.GzipFile(fileobj=plain), _CHUNK)
         return plain
 
-    def text(self) -> IO[bytes]:
+    def text(self) -> io.BufferedReader:
         """Return the content where it may be a text. Raises DataError that says what it is otherwise, and DAMAGED."""
         self._look(file_kinds.HEAD)
         content = self.content()

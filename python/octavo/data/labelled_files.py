@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 from codecs import BOM_UTF8
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from octavo._reading import parse_json, shown
@@ -15,6 +16,8 @@ from octavo.errors import DataError
 _TEXTS, _LABELS = ("text", "sentence", "content", "review"), ("label", "labels", "class")
 _ACCEPTED = "lines 'label<TAB>text' or 'text<TAB>label' (.tsv), or JSON objects with 'text' and 'label' (.jsonl)"
 _MOST = 999_999  # a label, where no model says less
+#: Bytes of a text that is read at once, decompressed: tokens take 40 bytes each in Python.
+TEXT_BYTES = 1 << 27
 
 
 def read_labelled(path: Path | str, classes: Mapping[str, int] | None = None) -> Sentences:
@@ -85,7 +88,8 @@ def _columns(path: Path) -> list[tuple[int, str, str]]:
 
 def _numbered(path: Path, rows: Sequence[tuple[int, str, str]], classes: Mapping[str, int] | None) -> tuple[int, ...]:
     found = [label for _, _, label in rows]
-    names = classes or {name: place for place, name in enumerate(sorted(set(found)))}
+    named = {label for label in found if not (_is_whole(label) and int(label) < 0)}  # -1: of no class
+    names = classes or {name: place for place, name in enumerate(sorted(named))}
     # Values of a configuration may be texts.
     alike = {name.lower(): int(number) for name, number in names.items()}
     # Where numbers name classes, as stars of reviews may, names go first.
@@ -111,28 +115,69 @@ def _is_whole(text: str) -> bool:
 def text_lines(path: Path, accepted: str) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file of UTF-8 with their numbers, from 1 on; lines end at a line feed alone.
 
-    Raises DataError for a file that is no text, with what it is, and for other bytes than UTF-8; OSErrors.
+    Raises DataError for a file that is no text, with what it is, for other bytes than UTF-8, and for more than
+    ``TEXT_BYTES``, compressed or not; OSErrors.
     """
+    text, _ = next(text_beginnings(path, TEXT_BYTES, accepted))
+    for number, line in enumerate(text.split("\n"), start=1):
+        yield number, line.removesuffix("\r")
+
+
+def text_beginnings(
+    path: Path, nbytes: int, accepted: str = "a text in UTF-8", way_out: str = "give a smaller file"
+) -> Iterator[tuple[str, bool]]:
+    """Yield the beginning of a text, and whether it is the whole, twice as long every time, from ``nbytes`` on.
+
+    No more of the file is read, or decompressed, than what is yielded. ``way_out``: from a text that is longer than
+    ``TEXT_BYTES``. Raises as :func:`text_lines`.
+    """
+    content = b""
     with Source(path) as source:
         if path.suffix == ".xz" and source.first[: len(XZ)] != XZ:
             raise DataError(f"{path}: not an xz file; name it without .xz if it is plain text")
         try:
             with source.text() as file:
-                content = file.read().removeprefix(BOM_UTF8)
+                while True:
+                    wanted = min(nbytes, TEXT_BYTES)
+                    content += file.read(wanted - len(content))
+                    is_whole = len(content) < wanted or not file.peek(1)
+                    if not is_whole and wanted == TEXT_BYTES:
+                        raise DataError(f"{path}: more than {TEXT_BYTES:,} bytes of text; {way_out}")
+                    yield _decoded(path, content, accepted, is_whole), is_whole
+                    if is_whole:
+                        return
+                    nbytes *= 2
         except DAMAGED as error:
             raise DataError(f"{path}: compressed data is damaged or cut off: {error}") from None
+
+
+def _decoded(path: Path, content: bytes, accepted: str, is_whole: bool) -> str:
+    """Return a text; of a beginning without the part of a character at its end."""
+    content = content.removeprefix(BOM_UTF8)
     try:
-        text = content.decode("utf-8")
+        return codecs.utf_8_decode(content, "strict", is_whole)[0]
     except UnicodeDecodeError as error:
         bad = content[: error.start].count(b"\n") + 1
         raise DataError(f"{path}: line {bad} is not UTF-8; accepted are {accepted}") from None
-    for number, line in enumerate(text.split("\n"), start=1):
-        yield number, line.removesuffix("\r")
 
 
-def read_text_file(path: Path | str) -> str:
-    """Read a plain text in UTF-8, compressed (``.xz``, ``.gz``) or not. Raises DataError naming the line, OSError."""
-    text = "\n".join(line for _, line in text_lines(Path(path), "a text in UTF-8"))
+def read_text_file(
+    path: Path | str,
+    enough: Callable[[str], bool] | None = None,
+    *,
+    nbytes: int = TEXT_BYTES,
+    way_out: str = "give a smaller file",
+) -> str:
+    """Read a plain text in UTF-8, compressed (``.xz``, ``.gz``) or not, whole or as much of it as is ``enough``.
+
+    ``nbytes``: that are read first; twice as many where they are not enough. ``way_out``: from a text of more than
+    ``TEXT_BYTES``. Raises DataError naming the line, OSError.
+    """
+    text = ""
+    for beginning, is_whole in text_beginnings(Path(path), nbytes, way_out=way_out):
+        text = "\n".join(line.removesuffix("\r") for line in beginning.split("\n"))
+        if is_whole or enough is None or enough(text):
+            break
     if not text.strip():
         raise DataError(f"{path}: no text in it")
     return text

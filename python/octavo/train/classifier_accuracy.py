@@ -36,8 +36,8 @@ def classifier_accuracy(
     are read together; a text's value does not depend on the others, but for the order of sums. Evaluation mode, without
     gradients.
 
-    Raises ModelError for a model that gives no scores of classes, DataError for labels beyond them, CalibrationError
-    for a batch that the model cannot take, naming batch and layer.
+    Raises ModelError for a model that gives no scores of classes, DataError for labels that are none of them, naming
+    the text, CalibrationError for a batch that the model cannot take, naming batch and layer.
     """
     if not len(data):
         raise DataError("accuracy needs labelled texts, got none")
@@ -57,15 +57,20 @@ def classifier_accuracy(
             )
             scores = _scores(model, call_numbered(model, dict(batch), number, "batch"), len(rows))
             labels = torch.tensor([data.labels[row] for row in rows])
-            if int(labels.max()) >= scores.shape[-1]:
-                raise DataError(
-                    f"label {int(labels.max())}; {type(model).__name__} has the classes 0 to {scores.shape[-1] - 1}"
-                )
+            if not number:
+                _check_labels(data, scores.shape[-1], type(model).__name__)
             for row, equal in zip(rows, (scores.argmax(-1).cpu() == labels).tolist(), strict=True):
                 right[row] = equal
             done += len(rows)
             progress(done, len(order))
     return share_of("accuracy", right, data.digest(), setup={"max_tokens": longest})
+
+
+def _check_labels(data: Sentences, classes: int, name: str) -> None:
+    """Raise DataError for the first label that is none of a model's classes."""
+    for number, label in enumerate(data.labels, 1):
+        if not 0 <= label < classes:
+            raise DataError(f"text {number} has the label {label}; {name} has the classes 0 to {classes - 1}")
 
 
 def _scores(model: nn.Module, given: Any, rows: int) -> Tensor:

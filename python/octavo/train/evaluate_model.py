@@ -58,7 +58,15 @@ def evaluate(
     if not isinstance(model, nn.Module):
         raise DTypeError(f"evaluate measures a torch.nn.Module, got {type(model).__name__}")
     windows = [
-        name for name, value in (("context", context), ("stride", stride), ("tokens", tokens)) if value is not None
+        name
+        for name, value in (
+            ("context", context),
+            ("stride", stride),
+            ("tokens", tokens),
+            ("leaks", None if leaks == "refuse" else leaks),
+            ("guard_calls", guard_calls),
+        )
+        if value is not None
     ]
     if windows and (against is not None or _labelled(data) is not None):
         raise SettingError(f"{', '.join(windows)}: of a perplexity, not of agreement or accuracy; leave out")
