@@ -44,7 +44,7 @@ fuzz_target!(|bytes: &[u8]| {
             BytePairs::from_merges(&file[..end], file.get(end + 1..).unwrap_or(&[]), pattern)
         }
         _ => {
-            let mut counts = PieceCounts::new(pattern, &["<|end|>".to_owned()]);
+            let mut counts = PieceCounts::new(pattern, &["<|end|>".to_owned()]).expect("a token of 7 bytes");
             data(counts.restore(file));
             counts.add(text).expect("texts are counted");
             let mut learner = Learner::new(&counts, 300, &["<|end|>".to_owned()], 1).expect("a size above 257");

@@ -154,7 +154,7 @@ pub(crate) struct PieceCounts(Counts);
 impl PieceCounts {
     #[new]
     fn new(py: Python<'_>, name: &str, special: Vec<String>) -> PyResult<Self> {
-        enter(py, || Ok(Self(Counts::new(pattern(name)?, &special))))
+        enter(py, || Counts::new(pattern(name)?, &special).map(Self))
     }
     /// Counts the pieces of a text.
     fn add(&mut self, py: Python<'_>, text: PyBackedBytes) -> PyResult<()> {

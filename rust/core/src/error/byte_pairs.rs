@@ -12,6 +12,14 @@ pub enum BytePairFault {
         /// The largest number accepted.
         limit: usize,
     },
+    /// Added tokens beyond the limit.
+    #[error("added tokens of {bytes} bytes; accepted are at most {limit} together")]
+    AddedBytes {
+        /// Bytes of all of them.
+        bytes: usize,
+        /// The largest number accepted.
+        limit: usize,
+    },
     /// A vocabulary without tokens.
     #[error("a vocabulary without tokens")]
     NoTokens,

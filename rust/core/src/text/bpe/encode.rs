@@ -154,22 +154,18 @@ impl BytePairs {
     /// Adds the parts of a text: added tokens, and what stands between them in chunks.
     fn plan(&self, number: usize, text: &[u8], special: Special, items: &mut Vec<(usize, Item)>) -> Result<()> {
         let mut at = 0;
-        loop {
-            let found = self.added.find(text, at, special);
-            if let Some((place, token)) = found.filter(|(_, token)| token.special && special == Special::Refuse) {
+        let plain = |part| chunks(self.parts.pattern, text, part, CHUNK).map(|chunk| (number, Item::Text(chunk)));
+        for (begin, token) in self.added.find(text, special) {
+            if token.special && special == Special::Refuse {
                 let token = shown(token.content.as_bytes());
-                return Err(DataError::from(BytePairFault::Special { text: number, place, token }).into());
+                return Err(DataError::from(BytePairFault::Special { text: number, place: begin, token }).into());
             }
-            let end = found.map_or(text.len(), |(begin, _)| begin);
-            while at < end {
-                let next = chunk_end(self.parts.pattern, &text[..end], at, CHUNK);
-                items.push((number, Item::Text(at..next)));
-                at = next;
-            }
-            let Some((begin, token)) = found else { return Ok(()) };
+            items.extend(plain(at..begin));
             items.push((number, Item::Token(token.id)));
             at = begin + token.content.len();
         }
+        items.extend(plain(at..text.len()));
+        Ok(())
     }
 
     /// The ids of some parts, and how many belong to which text.
@@ -275,22 +271,29 @@ impl Scratch {
     }
 }
 
-/// Where a part of a text without added tokens ends that begins at `at` and has `size` bytes or more, if there is a place to
-/// cut.
-pub(super) fn chunk_end(pattern: Pattern, text: &[u8], at: usize, size: usize) -> usize {
-    let end = text.len();
-    if end - at <= size { end } else { (at + size..end).find(|&place| pattern.parts_at(text, place)).unwrap_or(end) }
+/// A part of a text without added tokens in chunks of `size` bytes, or of more where there is no place to cut.
+pub(super) fn chunks(
+    pattern: Pattern,
+    text: &[u8],
+    part: Range<usize>,
+    size: usize,
+) -> impl Iterator<Item = Range<usize>> {
+    let Range { start: mut at, end } = part;
+    let text = &text[..end];
+    std::iter::from_fn(move || {
+        let begin = at;
+        let is_last = end - begin <= size;
+        let cut = || (begin + size..end).find(|&place| pattern.parts_at(text, place)).unwrap_or(end);
+        at = if is_last { end } else { cut() };
+        (begin < end).then_some(begin..at)
+    })
 }
 
 /// [`BytePairs::settled`].
 pub(super) fn settled(pattern: Pattern, added: &AddedTokens, text: &[u8], special: Special) -> usize {
     let limit = (text.len() + 1).saturating_sub(added.longest(special).max(1));
-    let mut taken = Vec::new();
-    let mut at = 0;
-    while let Some((begin, token)) = added.find(text, at, special) {
-        at = begin + token.content.len();
-        taken.push(begin..at);
-    }
+    let taken: Vec<Range<usize>> =
+        added.find(text, special).map(|(begin, token)| begin..begin + token.content.len()).collect();
     let is_free = |place: usize| match taken.get(taken.partition_point(|token| token.end <= place)) {
         Some(token) => token.start >= place,
         None => true,

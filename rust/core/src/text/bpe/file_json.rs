@@ -106,7 +106,7 @@ impl BytePairs {
                 let accepted = "tokens without single_word, lstrip, rstrip, and without normalized under a normalizer";
                 return Err(refuse("added_tokens", &format!("{content:?}"), accepted));
             }
-            added.push(Added { content, id, special });
+            added.push(Added { content, id, special, normalized });
         }
         let mut pairs = Vec::with_capacity(model.merges.len());
         for pair in model.merges {
@@ -150,9 +150,9 @@ impl BytePairs {
         let added: Vec<Value> = parts
             .added
             .iter()
-            .map(|Added { content, id, special }| {
+            .map(|Added { content, id, special, normalized }| {
                 json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
-                       "normalized": false, "special": special})
+                       "normalized": normalized, "special": special})
             })
             .collect();
         let bytes = |regex: bool| json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": regex});

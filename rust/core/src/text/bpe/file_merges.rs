@@ -48,7 +48,7 @@ impl BytePairs {
         for (id, token) in tokens {
             match String::from_utf8(token) {
                 Ok(content) if content.chars().count() > 1 && !made.contains(&id) => {
-                    added.push(Added { content, id, special: true });
+                    added.push(Added { content, id, special: true, normalized: false });
                 }
                 Ok(content) => _ = kept.insert(id, content.into_bytes()),
                 Err(other) => _ = kept.insert(id, other.into_bytes()),

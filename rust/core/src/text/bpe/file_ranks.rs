@@ -33,7 +33,10 @@ impl BytePairs {
                 return Err(DataError::from(BytePairFault::Twice { token: name, id: rank }).into());
             }
         }
-        let added = special.into_iter().map(|(content, id)| Added { content, id, special: true }).collect::<Vec<_>>();
+        let added = special
+            .into_iter()
+            .map(|(content, id)| Added { content, id, special: true, normalized: false })
+            .collect::<Vec<_>>();
         if let Some(both) = added.iter().find(|token| tokens.contains_key(&token.id)) {
             let token = shown(both.content.as_bytes());
             return Err(DataError::from(BytePairFault::Twice { token, id: both.id }).into());

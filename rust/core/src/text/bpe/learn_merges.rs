@@ -252,7 +252,9 @@ impl Learner {
     /// [`crate::Error::Data`] for special tokens that are empty or there twice.
     pub fn finish(&self) -> Result<BytePairs> {
         let added = (self.tokens.len() as u32..).zip(&self.special);
-        let added = added.map(|(id, content)| Added { content: content.clone(), id, special: true }).collect();
+        let added = added
+            .map(|(id, content)| Added { content: content.clone(), id, special: true, normalized: false })
+            .collect();
         BytePairs::new(Parts {
             tokens: (0..).zip(&self.tokens).map(|(id, token)| (id, token.clone())).collect::<BTreeMap<_, _>>(),
             order: Order::Merges { merges: self.merges.clone(), whole: false },

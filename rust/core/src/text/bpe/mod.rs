@@ -74,7 +74,6 @@ impl BytePairs {
 
     /// The id of a token of these bytes, an added one first.
     pub fn id(&self, token: &[u8]) -> Option<u32> {
-        let added = self.added.all().iter().find(|added| added.content.as_bytes() == token);
-        added.map(|added| added.id).or_else(|| Some(self.tokens.id(token)).filter(|&id| id != token_table::NONE))
+        self.added.id(token).or_else(|| Some(self.tokens.id(token)).filter(|&id| id != token_table::NONE))
     }
 }

@@ -2,7 +2,7 @@
 
 use super::special_tokens::{Added, AddedTokens, Special};
 use super::token_table::hash;
-use super::{BytePairs, Pattern, encode};
+use super::{Pattern, encode};
 use crate::error::{BytePairFault, DataError, Result};
 use crate::pool;
 
@@ -84,10 +84,14 @@ pub struct PieceCounts {
 
 impl PieceCounts {
     /// No texts yet. `special`: tokens that are no part of the texts around them and are not counted.
-    pub fn new(pattern: Pattern, special: &[String]) -> Self {
-        let token = |(id, content): (u32, &String)| Added { content: content.clone(), id, special: true };
-        let special = AddedTokens::new((0..).zip(special).map(token).collect());
-        Self { pattern, special, table: Table::default(), total: 0 }
+    ///
+    /// # Errors
+    /// [`crate::Error::Data`] for an empty one, and for more bytes of them than are accepted.
+    pub fn new(pattern: Pattern, special: &[String]) -> Result<Self> {
+        let token =
+            |(id, content): (u32, &String)| Added { content: content.clone(), id, special: true, normalized: false };
+        let special = AddedTokens::new((0..).zip(special).map(token).collect())?;
+        Ok(Self { pattern, special, table: Table::default(), total: 0 })
     }
 
     /// How texts are cut.
@@ -119,17 +123,12 @@ impl PieceCounts {
     pub fn add(&mut self, text: &[u8]) -> Result<()> {
         let mut parts = Vec::new();
         let mut at = 0;
-        loop {
-            let found = self.special.find(text, at, Special::Allow);
-            let end = found.map_or(text.len(), |(begin, _)| begin);
-            while at < end {
-                let next = encode::chunk_end(self.pattern, &text[..end], at, CHUNK);
-                parts.push(&text[at..next]);
-                at = next;
-            }
-            let Some((begin, token)) = found else { break };
+        let plain = |part| encode::chunks(self.pattern, text, part, CHUNK).map(|chunk| &text[chunk]);
+        for (begin, token) in self.special.find(text, Special::Allow) {
+            parts.extend(plain(at..begin));
             at = begin + token.content.len();
         }
+        parts.extend(plain(at..text.len()));
         // Texts of many short documents are counted together.
         let mut jobs: Vec<Vec<&[u8]>> = Vec::new();
         let mut room = 0usize;
@@ -210,13 +209,5 @@ impl PieceCounts {
         }
         (self.table, self.total) = (table, u64::from_le_bytes(*total));
         Ok(())
-    }
-}
-
-impl BytePairs {
-    /// Counts for a vocabulary that cuts texts as this one does.
-    pub fn piece_counts(&self) -> PieceCounts {
-        let special = self.parts().added.iter().map(|token| token.content.clone()).collect::<Vec<_>>();
-        PieceCounts::new(self.parts().pattern, &special)
     }
 }

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::character_classes::{Classes, is_white};
+use super::special_tokens::AddedTokens;
 use super::vocabulary::{Order, Parts};
 use super::{Added, BytePairs, Learner, Pattern, PieceCounts, Special};
 
@@ -20,8 +21,11 @@ fn toy(order_by_rank: bool, pattern: Pattern) -> BytePairs {
         }
     }
     let order = if order_by_rank { Order::Ranks } else { Order::Merges { merges, whole: false } };
-    let added = ["<|end|>", "<|e"].map(str::to_owned);
-    let added = (1000..).zip(added).map(|(id, content)| Added { content, id, special: true }).collect();
+    let added = [("<|end|>", true, false), ("<|e", true, false), ("1<|", false, true), ("中国a", false, false)];
+    let added = (1000..)
+        .zip(added)
+        .map(|(id, (content, special, normalized))| Added { content: content.to_owned(), id, special, normalized })
+        .collect();
     BytePairs::new(Parts { tokens, order, pattern, added, composed: false, around: Default::default() }).unwrap()
 }
 
@@ -57,6 +61,43 @@ fn text() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(part, 0..12).prop_map(|parts| parts.concat())
 }
 
+fn added() -> impl Strategy<Value = Vec<Added>> {
+    let tokens = prop::collection::btree_map("[ab<é]{1,4}", (any::<bool>(), any::<bool>()), 0..12);
+    tokens.prop_map(|tokens| {
+        let token = |(id, (content, (special, normalized)))| Added { content, id, special, normalized };
+        (0..).zip(tokens).map(token).collect()
+    })
+}
+
+/// The definition: of the tokens that begin first the longest, then from its end on; `normalized` ones between the others.
+fn found_by_scan(added: &[Added], text: &[u8], special: Special) -> Vec<(usize, u32)> {
+    let scan = |from: usize, to: usize, normalized: bool| {
+        let (mut at, mut found) = (from, Vec::new());
+        while at < to {
+            let is_here = |token: &&Added| {
+                let is_wanted = token.normalized == normalized && !(token.special && special == Special::Split);
+                is_wanted && text[at..to].starts_with(token.content.as_bytes())
+            };
+            match added.iter().filter(is_here).max_by_key(|token| token.content.len()) {
+                Some(token) => {
+                    found.push((at, token.id));
+                    at += token.content.len();
+                }
+                None => at += 1,
+            }
+        }
+        found
+    };
+    let (mut at, mut found) = (0, Vec::new());
+    for (begin, id) in scan(0, text.len(), false) {
+        found.extend(scan(at, begin, true));
+        found.push((begin, id));
+        at = begin + added[id as usize].content.len();
+    }
+    found.extend(scan(at, text.len(), true));
+    found
+}
+
 fn pattern() -> impl Strategy<Value = Pattern> {
     prop::sample::select(Pattern::ALL.to_vec())
 }
@@ -68,6 +109,18 @@ proptest! {
         let (mut links, mut out) = Default::default();
         tokenizer.merges.piece(piece.as_bytes(), &mut links, &mut out);
         prop_assert_eq!(out, reference(&tokenizer, piece.as_bytes()));
+    }
+
+    #[test]
+    fn added_tokens_are_found_as_a_plain_scan_finds_them(added in added(), text in "[ab<éx]{0,40}") {
+        let tokens = AddedTokens::new(added.clone()).unwrap();
+        for special in [Special::Allow, Special::Refuse, Special::Split] {
+            let found: Vec<_> = tokens.find(text.as_bytes(), special).map(|(at, token)| (at, token.id)).collect();
+            prop_assert_eq!(found, found_by_scan(&added, text.as_bytes(), special));
+        }
+        for token in &added {
+            prop_assert_eq!(tokens.id(token.content.as_bytes()), Some(token.id));
+        }
     }
 
     #[test]
@@ -112,7 +165,7 @@ proptest! {
 
     #[test]
     fn learned_merges_are_the_most_frequent_pairs(text in text(), pattern in pattern()) {
-        let mut counts = PieceCounts::new(pattern, &["<|end|>".to_owned()]);
+        let mut counts = PieceCounts::new(pattern, &["<|end|>".to_owned()]).unwrap();
         counts.add(&text).unwrap();
         let mut learner = Learner::new(&counts, 290, &["<|end|>".to_owned()], 1).unwrap();
         learner.advance(usize::MAX);
@@ -146,7 +199,7 @@ proptest! {
                 }
             }
         }
-        let mut again = PieceCounts::new(pattern, &["<|end|>".to_owned()]);
+        let mut again = PieceCounts::new(pattern, &["<|end|>".to_owned()]).unwrap();
         again.restore(&counts.save()).unwrap();
         prop_assert_eq!(again.sorted(), counts.sorted());
         prop_assert!(again.restore(&counts.save()[1..]).is_err());
@@ -220,6 +273,8 @@ fn parts_that_contradict_themselves_are_refused() {
         parts(|parts| parts.order = Order::Merges { merges: vec![(1, 2, 999)], whole: false }).contains("no token")
     );
     assert!(parts(|parts| parts.added[1].id = 1000).contains("is there twice"));
+    assert!(parts(|parts| parts.added[1].content.clear()).contains("id 1001 is empty"));
+    assert!(parts(|parts| parts.added[1].content = "x".repeat(1 << 23)).contains("accepted are at most 4194304"));
     assert!(parts(|parts| parts.around.0.push(5555)).contains("no token"));
     let no_byte = |parts: &mut Parts| {
         parts.order = Order::Ranks;

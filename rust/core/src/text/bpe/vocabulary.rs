@@ -51,10 +51,12 @@ impl BytePairs {
     ///
     /// # Errors
     /// [`crate::Error::Data`] for no tokens, for ids or ranks beyond the limits, for two tokens of one id, for empty tokens,
-    /// for merges of ids that are no tokens or do not become what they say, and for an order of ranks without all bytes.
+    /// for merges of ids that are no tokens or do not become what they say, for too many bytes of added tokens, and for an order
+    /// of ranks without all bytes.
     pub fn new(mut parts: Parts) -> Result<Self> {
         parts.added.sort_by_key(|token| token.id);
         check(&parts)?;
+        let added = AddedTokens::new(parts.added.clone())?;
         let largest = parts.tokens.keys().copied().chain(parts.added.iter().map(|token| token.id)).max();
         let mut found: Vec<&[u8]> = vec![&[]; largest.map_or(0, |id| id as usize + 1)];
         for (&id, token) in &parts.tokens {
@@ -84,7 +86,6 @@ impl BytePairs {
         }
         let short = decode::short_tokens(&tokens);
         let lengths = decode::lengths(&short);
-        let added = AddedTokens::new(parts.added.clone());
         Ok(Self { parts, tokens, merges, added, short, lengths, missing, idle: Mutex::default() })
     }
 }
@@ -102,9 +103,6 @@ fn check(parts: &Parts) -> Result<()> {
     }
     let (mut ids, mut contents) = (BTreeSet::new(), BTreeSet::new());
     for token in &parts.added {
-        if token.content.is_empty() {
-            return refuse(BytePairFault::Empty { id: token.id });
-        }
         if !ids.insert(token.id) || !contents.insert(&token.content) {
             return refuse(BytePairFault::Twice { token: shown(token.content.as_bytes()), id: token.id });
         }
