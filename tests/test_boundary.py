@@ -113,14 +113,18 @@ def test_every_export_of_the_core_is_known_here():
     """A new export comes with its place in these tests."""
     raw = {
         "_adamw",
+        "_add_outer_products",
         "_decode",
         "_digest",
         "_encode",
+        "_factor",
+        "_feed_back",
         "_fit_scales",
         "_gptq_block",
         "_huge_pages",
         "_integer_linear",
         "_linear_kernel",
+        "_losses",
         "_pack",
         "_packed_embedding",
         "_packed_linear",
@@ -136,6 +140,7 @@ def test_every_export_of_the_core_is_known_here():
         "_sparse_linear",
         "_sparse_starts",
         "_sparse_takes",
+        "_take_squares",
         "_unpack",
         "_use_openmp",
         "_BytePairs",
@@ -215,6 +220,11 @@ RAW = {
     "_sparse_linear": (_core.Format("mxint8"), 0, 2, 3, 4, 0, (0, 0, 0, 0), (0, 0, 0, 0), None, 0),
     "_gptq_block": (_core.Format("int4:g32"), "floor", 2, 3, 1, 0, 0, 0, 0, 0, 0, (0, 0, 1.0)),
     "_fit_scales": (_core.Format("int4:g32"), 2, 3, 1, 0, 0, 0.7, 2, (0, 0, 1.0)),
+    "_add_outer_products": (2, 3, 0, 0),
+    "_factor": (3, 0),
+    "_feed_back": (2, 3, 1, 2, 0, 0, 0),
+    "_losses": (2, 3, 0, 0, 0, 0.1, 0),
+    "_take_squares": (2, 3, 0, 0.1, 0),
 }  # fmt: skip
 
 
@@ -253,6 +263,11 @@ def test_garbage_in_one_argument_of_a_raw_function_raises_an_exception(name):
         "_sparse_linear": (5, 6, 7, 8, 9),
         "_gptq_block": tuple(range(5, 12)),
         "_fit_scales": (4, 5, 8),
+        "_add_outer_products": (2, 3),
+        "_factor": (1,),
+        "_feed_back": (4, 5, 6),
+        "_losses": (2, 3, 4, 6),
+        "_take_squares": (2, 4),
     }.get(name, (3, 4))
     for position in range(len(good)):
         if position in addresses:

@@ -35,6 +35,7 @@ ORDER = [
     "tensor_parts",
     "tensor_entry",
     "tensor",
+    "fixed_order",
     "batches",
     "container",
     "recipe",

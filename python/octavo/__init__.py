@@ -34,6 +34,7 @@ from octavo._core import __version__
 from octavo.errors import (
     BypassWarning,
     CalibrationError,
+    CalibrationWarning,
     ContainerError,
     CoverageWarning,
     CudaError,
@@ -128,6 +129,7 @@ _MODULES = (
 __all__ = [
     "BypassWarning",
     "CalibrationError",
+    "CalibrationWarning",
     "ContainerError",
     "CoverageWarning",
     "CudaError",

@@ -32,6 +32,7 @@ __all__ = [
     "_PolynomialStream",
     "__version__",
     "_adamw",
+    "_add_outer_products",
     "_cuda_archs",
     "_cuda_configure",
     "_cuda_decode",
@@ -57,11 +58,14 @@ __all__ = [
     "_decode",
     "_digest",
     "_encode",
+    "_factor",
+    "_feed_back",
     "_fit_scales",
     "_gptq_block",
     "_huge_pages",
     "_integer_linear",
     "_linear_kernel",
+    "_losses",
     "_pack",
     "_packed_embedding",
     "_packed_linear",
@@ -79,6 +83,7 @@ __all__ = [
     "_sparse_linear",
     "_sparse_starts",
     "_sparse_takes",
+    "_take_squares",
     "_unpack",
     "_use_openmp",
     "debug_build",
@@ -226,6 +231,11 @@ def _fit_scales(
     iterations: int,
     scales: tuple[int, int, float],
 ) -> None: ...
+def _add_outer_products(rows: int, k: int, x: int, sums: int) -> None: ...
+def _factor(k: int, h: int) -> bool: ...
+def _feed_back(rows: int, k: int, start: int, columns: int, values: int, errors: int, feedback: int) -> None: ...
+def _losses(rows: int, k: int, errors: int, feedback: int, costs: int, damping: float, loss: int) -> None: ...
+def _take_squares(rows: int, k: int, errors: int, factor: float, loss: int) -> None: ...
 def _pack(width: int, rows: int, k: int, codes: int, out: int) -> None: ...
 def _unpack(width: int, rows: int, k: int, packed: int, out: int) -> None: ...
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -19,7 +20,7 @@ from octavo.errors import CalibrationError, DataError, OctavoError
 #: Names under which data sets give the answer that a model is trained to.
 LABELS = ("labels", "label", "target", "targets", "y")
 _ENDLESS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-# Texts that are tokenized together, and their tokens at most.
+# Texts of one length that make a batch, and the tokens of a text at most.
 _TEXTS, _TOKENS = 16, 256
 
 
@@ -41,6 +42,44 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
         return map_leaves(function, dict(item)) if isinstance(item, Mapping) else function(item)
 
     return tree_map(leaf, tree)
+
+
+def named_leaves(tree: Any, model: nn.Module | None = None) -> list[tuple[str, Any]]:
+    """Return everything in nested mappings, tuples and lists, each with the key or the position that leads to it.
+
+    ``model``: positions of the outermost tuple or list, and the one argument, are named as its ``forward`` names them.
+    """
+    names = [] if model is None else list(_parameters(model) or {})
+
+    def walk(name: str, item: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(item, Mapping):
+            for key, value in item.items():
+                yield from walk(str(key), value)
+        elif isinstance(item, tuple | list):
+            for place, value in enumerate(item):
+                yield from walk(f"{name}.{place}", value)
+        else:
+            yield name, item
+
+    if isinstance(tree, tuple | list):
+        named = [*names, *map(str, range(len(names), len(tree)))]
+        return [found for name, value in zip(named, tree, strict=False) for found in walk(name, value)]
+    return list(walk(names[0] if names else "", tree))
+
+
+def replaced_leaves(tree: Any, leaves: Sequence[Any]) -> Any:
+    """Return a tree with other leaves, in the order of :func:`named_leaves`; mappings become dicts."""
+    left = iter(leaves)
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, Mapping):
+            return {key: walk(value) for key, value in item.items()}
+        if isinstance(item, tuple | list):
+            made = [walk(value) for value in item]
+            return type(item)(*made) if hasattr(item, "_fields") else type(item)(made)
+        return next(left)
+
+    return walk(tree)
 
 
 # --- calls ----------------------------------------------------------------------------------------------------------
@@ -211,7 +250,7 @@ class Batches:
             if tokenizer is None:
                 raise CalibrationError("calibration is a list of texts; give the tokenizer that makes ids of them, too")
             given = tokenized(given, tokenizer, samples)
-        self._given, self._samples = given, samples
+        self._given, self.samples = given, samples
         once = iter(given) is given
         self._source: Any = given if once else None
         self._kept: list[Any] | None = [] if once or _is_loader(given) else None
@@ -223,7 +262,7 @@ class Batches:
         for batch in self._given if self._kept is None else self._replayed(self._kept):
             yield batch
             seen += samples_of(batch)
-            if self._samples is not None and seen >= self._samples:
+            if self.samples is not None and seen >= self.samples:
                 break
         self._read = True
         if not seen:
@@ -261,28 +300,25 @@ def _is_loader(given: Any) -> bool:
 
 
 def tokenized(texts: Sequence[str], tokenizer: Any, samples: int | None = None) -> list[dict[str, Any]]:
-    """Return texts as batches of 16: what a tokenizer of transformers gives, padded, at most 256 tokens each.
+    """Return what a tokenizer of transformers gives for texts, at most 256 tokens each, without padding.
+
+    Up to 16 texts of one length make a batch; lengths come in the order in which they occur first.
 
     Raises DataError for a tokenizer that cannot be called so.
     """
-    chosen = list(islice(texts, samples))
     longest = min(getattr(tokenizer, "model_max_length", _TOKENS), _TOKENS)
-    padding = getattr(tokenizer, "pad_token", None) is not None
-    size = _TEXTS if padding else 1
-    batches = []
-    for start in range(0, len(chosen), size):
+    alike: dict[Any, list[dict[str, Any]]] = {}
+    for number, text in enumerate(islice(texts, samples)):
         try:
-            ids = tokenizer(
-                chosen[start : start + size],
-                padding=padding,
-                truncation=True,
-                max_length=longest,
-                return_tensors="pt",
-            )
+            ids = dict(tokenizer([text], padding=False, truncation=True, max_length=longest, return_tensors="pt"))
         except (TypeError, ValueError) as error:
             raise DataError(
-                f"the tokenizer, a {type(tokenizer).__name__}, refuses text {start}: {error}; "
+                f"the tokenizer, a {type(tokenizer).__name__}, refuses text {number}: {error}; "
                 "accepted is a tokenizer of transformers"
             ) from None
-        batches.append(dict(ids))
-    return batches
+        alike.setdefault(tuple((name, value.shape) for name, value in ids.items()), []).append(ids)
+    return [
+        {name: torch.cat([ids[name] for ids in group[start : start + _TEXTS]]) for name in group[0]}
+        for group in alike.values()
+        for start in range(0, len(group), _TEXTS)
+    ]

@@ -122,6 +122,18 @@ class CoverageWarning(OctavoWarning):
     """A recipe that leaves more than half of a model's parameters as they are."""
 
 
+class CalibrationWarning(OctavoWarning):
+    """Layers of which calibration saw nothing but zeros, or weights that a format makes 0 altogether.
+
+    ``layers``: their paths.
+    """
+
+    def __init__(self, message: str = "", layers: tuple[str, ...] = ()) -> None:
+        """Keep the message and the paths."""
+        super().__init__(message)
+        self.layers = layers
+
+
 class PackageError(OctavoError, ImportError):
     """An optional package that was asked for and is not installed."""
 

@@ -93,7 +93,7 @@ def test_modes_hooks_and_progress():
     correct_bias_model(poor, model, batches(), progress=lambda *stage: told.append(stage))
     assert poor.training and not model.training
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in (*model.modules(), *poor.modules()))
-    assert told[:3] == [("running the reference", i, 3) for i in (1, 2, 3)]
+    assert told[0] == ("running the reference", 1, 1)  # three batches of samples of one shape
     assert told[-1] == ("correcting biases", 3, 3)
 
 

@@ -127,7 +127,8 @@ def test_as_many_batches_are_read_as_hold_the_samples():
 
     limited = quantize_model(Model(), W8A8, calibration=batches(), samples=7)
     assert len(read) == 3  # of 3 samples each
-    assert same(state(limited), state(quantize_model(Model(), W8A8, calibration=data(10)[:3], samples=None)))
+    samples = torch.cat(data(10))[:7]
+    assert same(state(limited), state(quantize_model(Model(), W8A8, calibration=[samples], samples=None)))
 
 
 def test_the_root_may_be_a_layer():
@@ -148,7 +149,7 @@ def test_a_quantized_model_is_quantized_again_from_its_float_weights():
 def test_progress_is_told_to_a_function():
     told = []
     quantize_model(Model(), W8A8 + "; mix int4@mse", calibration=data(), progress=lambda *stage: told.append(stage))
-    assert told == [("calibrating activations", n + 1, 4) for n in range(4)] + [("choosing weight scales", 1, 1)]
+    assert told == [("calibrating activations", 1, 1), ("choosing weight scales", 1, 1)]
 
 
 def test_a_whole_layer_in_integers_is_what_its_codes_say():

@@ -248,7 +248,7 @@ def test_training_brings_the_packed_model_nearer_to_the_float_one():
     assert after.series == "trained" and after.quality.value < 0.8 * after.start.quality.value  # KL, less is better
     assert found.report["metrics"][0]["others"]["before training"]["value"] == after.start.quality.value
     assert any("weights were trained" in note for note in found.report["notes"])
-    assert octavo.evaluate(found.model, data(6)[1::3], against=Net()).value == after.quality.value
+    assert octavo.evaluate(found.model, [torch.cat(data(6))[1::3]], against=Net()).value == after.quality.value
 
 
 def test_training_takes_a_loss_of_ones_own():
@@ -417,9 +417,9 @@ def test_a_goal_that_excluded_layers_do_not_reach_is_refused_before_work(exclude
     assert not done
 
 
-def test_a_report_says_that_the_only_batch_calibrates_and_measures():
-    done = octavo.compress_model(Activated(torch.relu).eval(), 8, data=some_data(1), progress=False)
-    assert "the batch that calibrates" in {part["split"]: part["source"] for part in done.report["data"]}["validation"]
+def test_a_report_says_that_the_only_sample_calibrates_and_measures():
+    done = octavo.compress_model(Activated(torch.relu).eval(), 8, data=[some_data(1)[0][:1]], progress=False)
+    assert "the sample that calibrates" in {part["split"]: part["source"] for part in done.report["data"]}["validation"]
 
 
 def test_goals_of_zero_are_told_by_name():

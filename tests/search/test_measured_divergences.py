@@ -199,7 +199,7 @@ def test_a_journal_gives_back_what_was_measured(model, tmp_path):
     many, lines = len(calls), (tmp_path / "study.jsonl").read_bytes().splitlines(keepends=True)
     calls.clear()
     again = measure_sensitivity(model, batches(), ["int4:g16", "mxfp4"], journal=tmp_path, progress=False)
-    assert np.array_equal(first.loss, again.loss) and len(calls) < 10 < many
+    assert np.array_equal(first.loss, again.loss) and len(calls) < 15 < many
     # Killed in the midst of a line: the rest is measured.
     (tmp_path / "study.jsonl").write_bytes(b"".join(lines[:5]) + lines[5][:20])
     resumed = measure_sensitivity(model, batches(), ["int4:g16", "mxfp4"], journal=tmp_path, progress=False)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from octavo.errors import NonFiniteError
+from octavo.fixed_order import ordered_sum
 
 # Magnitudes are counted by the upper bits of their float32: the exponent and ten bits of the mantissa, so that a bin is
 # a thousandth of its values wide. The histogram holds the 16 binades below the largest magnitude.
@@ -78,13 +81,13 @@ class Statistics:
     def mean(self) -> float:
         """Return the mean, to the stated error of the histogram; 0 before anything was added."""
         values, counts = self.histogram()
-        return float((values.double() * counts).sum() / max(self.count, 1))
+        return float(ordered_sum(values.double() * counts)) / max(self.count, 1)
 
     def deviation(self) -> float:
         """Return the standard deviation of all numbers, to the stated error of the histogram."""
         values, counts = self.histogram()
         centred = values.double() - self.mean()
-        return float(((centred * centred * counts).sum() / max(self.count, 1)).sqrt())
+        return math.sqrt(float(ordered_sum(centred * centred * counts)) / max(self.count, 1))
 
     def quantile(self, share: float) -> float:
         """Return the least value that a share of all numbers, 0 to 1, lies at or below, to the stated error."""

@@ -22,7 +22,8 @@ from octavo.graph.tensor_statistics import Statistics
 from octavo.nn.input_threshold import InputThreshold, input_thresholds
 from octavo.nn.model_copies import deep_copy, shared_copy
 from octavo.prune.target_layers import Targets, check_sparsity, selected_layers
-from octavo.quant.calibration import run, undisturbed
+from octavo.quant.calibration import run, seen_of, undisturbed
+from octavo.train.unpadded_samples import unpadded
 
 METHODS = ("calibrated", "quantile")
 
@@ -77,10 +78,12 @@ def restore_activations(model: nn.Module) -> None:
 def _thresholds(model: nn.Module, paths: list[str], share: float, batches: Batches, show: Stages) -> dict[str, float]:
     """Return the quantile of the magnitudes that reach each layer."""
     seen = {path: Statistics() for path in paths}
+    batches = unpadded(model, batches)
 
     def watch(path: str) -> Any:
         def see(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
-            seen[path].add((arguments[0] if arguments else next(iter(keywords.values()))).detach().abs(), path)
+            x = arguments[0] if arguments else next(iter(keywords.values()))
+            seen[path].add(seen_of(x.detach()).abs(), path)
 
         return see
 

@@ -20,11 +20,13 @@ from torch import Tensor, nn
 from octavo.batches import Batches, call_on
 from octavo.display.progress import Stages
 from octavo.errors import CalibrationError, FormatError, ModelError
+from octavo.fixed_order import ordered_sum
 from octavo.nn.registry import kind_of
 from octavo.prune.granularity import MatrixUnits, Units
 from octavo.prune.target_layers import Target
-from octavo.quant.calibration import run, undisturbed
+from octavo.quant.calibration import run, seen_of, undisturbed
 from octavo.recipe.sites import join
+from octavo.train.unpadded_samples import unpadded
 
 CRITERIA = ("magnitude", "random", "wanda", "taylor", "movement")
 GATHERED = ("taylor", "movement")  # scores that training gathers
@@ -96,18 +98,19 @@ def input_norms(
     Raises ModelError for layers whose input no one matrix multiplies, CalibrationError for layers that were not called.
     """
     sums: dict[str, Tensor] = {}
+    batches = unpadded(model, batches)
 
     def watch(target: Target) -> Any:
         def see(layer: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
             x = arguments[0] if arguments else next(iter(keywords.values()))
             try:
-                rows = target.view.input_rows(x.detach().float())
+                rows = target.view.input_rows(seen_of(x.detach()).float())
             except FormatError:
                 raise ModelError(
                     f"{target.path}: wanda weighs inputs that one matrix multiplies, and those of this "
                     f"{target.kind} are none; take magnitude, or leave it out of targets"
                 ) from None
-            found = rows.double().square().sum(0)
+            found = ordered_sum(rows.double().square(), 0)
             sums[target.path] = sums[target.path] + found if target.path in sums else found
 
         return see

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import CalibrationError, FormatError
+from octavo.fixed_order import logarithm, ordered_sum
 from octavo.formats import Format
 from octavo.graph.tensor_statistics import Statistics
 from octavo.ops.codec import encode, quantize
@@ -118,7 +119,7 @@ def _mse(fmt: Format, seen: Statistics, full: Range) -> Range:
         key = scales.numpy().tobytes() + (b"" if zeros is None else zeros.numpy().tobytes())
         if key not in errors:
             rounded = quantize_to(values, fmt, (scales, zeros))
-            errors[key] = float(((rounded.double() - values).square() * weights).sum())
+            errors[key] = float(ordered_sum((rounded.double() - values).square() * weights))
         return errors[key]
 
     low, high = full
@@ -149,24 +150,24 @@ def _kl(fmt: Format, seen: Statistics, full: Range) -> Range:
     width = 2 * seen.largest / _KL_BINS
     places = ((values / width).floor().long() + _KL_BINS // 2).clamp(0, _KL_BINS - 1)
     masses = torch.zeros(_KL_BINS, dtype=torch.float64).index_add_(0, places, counts.double())
-    masses /= masses.sum()
+    masses /= ordered_sum(masses)
     middles = ((torch.arange(_KL_BINS) - _KL_BINS // 2 + 0.5) * width).float()
 
     def divergence(ends: Range) -> float:
         inside = (middles >= ends[0]) & (middles <= ends[1])
         kept = masses[inside]
         clipped = kept.clone()
-        clipped[0] += masses[middles < ends[0]].sum()
-        clipped[-1] += masses[middles > ends[1]].sum()
+        clipped[0] += ordered_sum(masses[middles < ends[0]])
+        clipped[-1] += ordered_sum(masses[middles > ends[1]])
         rounded = quantize_to(middles[inside], fmt, scales_of(fmt, ends))
         _, groups = rounded.unique(return_inverse=True)
         size = int(groups.max()) + 1
         mass = torch.zeros(size, dtype=torch.float64).index_add_(0, groups, kept)
         filled = torch.zeros(size, dtype=torch.float64).index_add_(0, groups, (kept > 0).double())
         spread = torch.where(kept > 0, (mass / filled.clamp(min=1))[groups], 0.0)
-        spread = (spread / spread.sum().clamp(min=_KL_LEAST)).clamp(min=_KL_LEAST)
+        spread = (spread / ordered_sum(spread).clamp(min=_KL_LEAST)).clamp(min=_KL_LEAST)
         there = clipped > 0
-        return float((clipped[there] * (clipped[there] / spread[there]).log()).sum())
+        return float(ordered_sum(clipped[there] * logarithm(clipped[there] / spread[there])))
 
     return min(_thresholds(full, width), key=divergence)
 

@@ -22,8 +22,10 @@ from octavo.quant.calibration import activation_quantizers, observe
 from octavo.quant.coverage_report import tell_coverage
 from octavo.quant.replace_layers import Plan, Replacement, plan_of
 from octavo.quant.weight_scales import weight_scales
+from octavo.quant.zeros import warn_of_silent, warn_of_vanished
 from octavo.recipe import Recipe
 from octavo.recipe.note import note_recipe
+from octavo.train.unpadded_samples import unpadded
 
 _SOLVED = ("gptq", "hqq")
 
@@ -51,14 +53,22 @@ def quantize_model(
     that is quantized; or a function of (stage, done, total).
 
     Parameters, ties, hooks, modes, dtypes and devices stay; so do state-dict names, to which scales are added. If
-    anything fails the model is as it was. The order of calibration batches changes no bit of any scale, but for gptq,
-    whose Hessians are float sums.
+    anything fails the model is as it was.
+
+    Positions that the ``attention_mask`` of a batch hides count nowhere. Samples are calibrated on without padding,
+    those of one shape together: how they are grouped into batches and padded changes no bit, nor does the number of
+    threads, nor the order of batches but for gptq, whose Hessians are float sums
+    (:func:`octavo.train.unpadded_samples.unpadded`).
+
 
     Warns (CoverageWarning) where a recipe leaves more than half of the parameters as they are;
     :func:`octavo.quant.coverage` tells which, and why. The first forward pass, in calibration or after it, warns
     (BypassWarning) of quantized layers that the model did not use, and gives the rule that keeps them. A model of
     transformers writes checkpoints of transformers with ``save_pretrained``, which :func:`octavo.load_model` reads with
     their quantizers.
+
+    Warns (CalibrationWarning) of inputs that were nothing but zeros on all data, and of weights that are nothing but 0
+    in their format.
 
     Raises FormatError and DTypeError for what a recipe cannot mean or a layer cannot hold, ModelError for tensors on
     the meta device, CalibrationError for data that is missing, did not reach a layer, or cannot be taken, with the
@@ -76,6 +86,8 @@ def quantize_model(
         raise DTypeError(f"inplace=True cannot replace the {type(model).__name__} itself; take what is returned")
     replacement = Replacement(model, plan, given)
     _check(replacement, batches)
+    if batches is not None and _needs_data(replacement):
+        batches = unpadded(model, batches)
     try:
         quantized = replacement.apply()
         watch_first_pass(quantized)
@@ -87,6 +99,9 @@ def quantize_model(
     if plan is not recipe:  # a plan names each layer, a recipe means the model
         tell_coverage(quantized, show)
     warn_of_shared(quantized)
+    warn_of_vanished(
+        quantized, [(path, layer) for path, layer in replacement.layers.items() if isinstance(layer, QuantLayer)]
+    )
     note_recipe(quantized, text)
     return quantized
 
@@ -163,6 +178,13 @@ def _check(replacement: Replacement, batches: Batches | None) -> None:
             )
 
 
+def _needs_data(replacement: Replacement) -> bool:
+    tops = list(replacement.layers.values())
+    return any(_method(top) == "gptq" for top in tops) or any(
+        quantizer.wants_scales for top in tops for quantizer in activation_quantizers(top)
+    )
+
+
 def _shared(replacement: Replacement, layer: QuantLayer, path: str) -> str | None:
     """Return the name of a weight of another module that is this layer's and would be changed under it.
 
@@ -193,9 +215,11 @@ def _calibrate(model: nn.Module, replacement: Replacement, batches: Batches | No
     wanted = [quantizer for top in layers for quantizer in activation_quantizers(top) if quantizer.wants_scales]
     if wanted:
         assert batches is not None  # checked before any work
-        for quantizer, seen in observe(model, wanted, batches, show).items():
+        found = observe(model, wanted, batches, show)
+        for quantizer, seen in found.items():
             quantizer.set_scales(*activation_scales(quantizer.spec, seen, quantizer.what))
             _learn(quantizer)
+        warn_of_silent([quantizer.what for quantizer, seen in found.items() if seen.count and seen.largest == 0])
     weighing = [layer for layer in layers if isinstance(layer, QuantLayer)]
     weighted = [layer for layer in weighing if _method(layer) is not None and _method(layer) not in _SOLVED]
     with show.stage("choosing weight scales", len(weighted)) as advance:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from octavo import _core
 from octavo.batches import Batches, call_numbered
 from octavo.display.progress import Stages
 from octavo.errors import CalibrationError
+from octavo.fixed_order import one_thread
 from octavo.graph.tensor_statistics import Statistics
 from octavo.nn.int32_bias import Int32Bias
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
+from octavo.train.unpadded_samples import masks_of
 
 
 def run(model: nn.Module, batches: Batches, show: Stages, label: str) -> None:
@@ -27,19 +31,54 @@ def run(model: nn.Module, batches: Batches, show: Stages, label: str) -> None:
 
 
 def call(model: nn.Module, batch: Any, number: int) -> Any:
-    """Return what ``model`` gives for one batch. Raises as :func:`octavo.batches.call_numbered`."""
-    return call_numbered(model, batch, number)
+    """Return what ``model`` gives for one batch, whose masks :func:`seen_of` knows meanwhile.
+
+    Raises as :func:`octavo.batches.call_numbered`.
+    """
+    with counting(model, batch):
+        return call_numbered(model, batch, number)
+
+
+_masks: ContextVar[tuple[Tensor, ...]] = ContextVar("masks", default=())
+
+
+@contextmanager
+def counting(model: nn.Module, batch: Any) -> Iterator[None]:
+    """Have :func:`seen_of` know the masks of a batch inside."""
+    masks = masks_of(model, batch).values()
+    token = _masks.set(tuple(mask.bool() for mask in masks if not bool(mask.all())))
+    try:
+        yield
+    finally:
+        _masks.reset(token)
+
+
+def seen_of(x: Tensor) -> Tensor:
+    """Return the positions of a layer's input that no mask of the batch hides.
+
+    ``x``: ``[samples, positions, ...]`` or ``[samples * positions, ...]``, where a mask of the batch is ``[samples,
+    positions]``: as ``[seen, ...]``. Others come back as they are.
+    """
+    for mask in _masks.get():
+        if x.shape[:2] == mask.shape:
+            return x[mask.to(x.device)]
+        if x.ndim == 2 and len(x) == mask.numel():
+            return x[mask.flatten().to(x.device)]
+    return x
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluate inside; modes, buffers, random numbers and switches of quantizers are as before afterwards."""
+    """Evaluate inside, torch in one thread: the same results whatever number it has.
+
+    Modes, buffers, random numbers and switches of quantizers are as before afterwards.
+    """
     modes = {module: module.training for module in model.modules()}
     switches = {module: module.enabled for module in model.modules() if isinstance(module, Quantizer | Int32Bias)}
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers() if not buffer.is_meta]
     model.eval()
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), one_thread():
             yield
     finally:
         for module, training in modes.items():
@@ -71,7 +110,7 @@ def observe(model: nn.Module, wanted: list[Quantizer], batches: Batches, show: S
     seen = {quantizer: Statistics() for quantizer in wanted}
 
     def see(quantizer: Quantizer, arguments: tuple[Tensor, ...]) -> None:
-        seen[quantizer].add(arguments[0], quantizer.what)
+        seen[quantizer].add(seen_of(arguments[0]), quantizer.what)
 
     with undisturbed(model), hooked(wanted, see):
         for module in model.modules():
@@ -82,19 +121,22 @@ def observe(model: nn.Module, wanted: list[Quantizer], batches: Batches, show: S
 
 
 class Products:
-    """Sums of outer products of a layer's input vectors, in float64."""
+    """Sums of outer products of a layer's input vectors, in float64, vector after vector.
+
+    The same on any processor and any number of threads, and however the vectors are shared out among calls.
+    """
 
     def __init__(self, layer: QuantLayer) -> None:
         """Begin with nothing seen."""
         self.layer, self.n = layer, 0
         k = layer.weight_matrix().shape[1]
-        self.sums = torch.zeros(k, k, dtype=torch.float64)
+        self.sums = torch.zeros(k, k, dtype=torch.float64)  # the upper triangle
 
     def add(self, x: Tensor) -> None:
-        """Add the vectors of an input."""
-        rows = self.layer.input_rows(x.detach().float())
+        """Add the vectors of an input, those that no mask hides."""
+        rows = self.layer.input_rows(seen_of(x.detach())).to("cpu", torch.float32).contiguous()
         self.n += len(rows)
-        self.sums += rows.T @ rows
+        _core._add_outer_products(len(rows), len(self.sums), rows.data_ptr(), self.sums.data_ptr())
 
     def hessian(self) -> Tensor:
         """Return ``2/n X^T X`` ``[K, K]`` of the n vectors, float32. Raises CalibrationError where there are none."""
@@ -105,7 +147,8 @@ class Products:
                 f"{quantizer.what}: '{quantizer.spec}' got no calibration data: "
                 "the layer was never called; leave it out of the recipe, or give batches that reach it"
             )
-        return (self.sums * (2 / self.n)).float()
+        upper = self.sums.triu()
+        return ((upper + upper.triu(1).T) * (2 / self.n)).float()
 
 
 @contextmanager

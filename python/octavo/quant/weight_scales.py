@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import FormatError
+from octavo.fixed_order import ordered_sum
 from octavo.formats import Format
 from octavo.graph.tensor_statistics import Statistics
 from octavo.ops.codec import encode
@@ -140,4 +141,7 @@ def _errors(x: Tensor, fmt: Format, scales: Tensor, zeros: Tensor | None) -> Ten
     """Squared error of each group, in float64."""
     rounded = torch.ops.octavo.quantize_plain.default(x, str(fmt), -1, "floor", scales, zeros, None)
     groups = zip(_groups(x, fmt, 0.0).split(_CHUNK, 1), _groups(rounded, fmt, 0.0).split(_CHUNK, 1), strict=True)
-    return sum((a.double() - b).square().sum(1) for a, b in groups)
+    total = torch.zeros((), dtype=torch.float64)
+    for a, b in groups:
+        total = total + ordered_sum((a.double() - b).square())
+    return total

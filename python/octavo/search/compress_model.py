@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from octavo import files, folders
-from octavo.batches import Batches, call_numbered
+from octavo.batches import Batches, call_numbered, samples_of
 from octavo.display.progress import Report
-from octavo.errors import CalibrationError, ConfigError, DTypeError
+from octavo.errors import ConfigError, DTypeError
 from octavo.folder.save_load import fill_folder
 from octavo.folder.weight_files import PACKED_NAME
 from octavo.nn.meta_tensors import refuse_meta
@@ -43,10 +43,12 @@ from octavo.search.peers import Peer
 from octavo.search.short_training import BatchTask, Loss, Training, distillation, rate_of, short_config
 from octavo.train.measurement import Measurement, mean_of
 from octavo.train.model_agreement import agreement
+from octavo.train.unpadded_samples import parted, unpadded
 
 RECIPE, JSON, HTML = "recipe.toml", "report.json", "report.html"
 #: The budget where no goal is given: bits for each parameter.
 BUDGET = 4.5
+_HELD = 3  # of so many samples one measures agreement
 #: What is measured where nobody says what is right.
 AGREEMENT = "agreement with the original model: no labels were given"
 
@@ -157,8 +159,9 @@ def job_of(
     name: str | None = None,
 ) -> Job:
     """Return the job of :func:`compress_model`'s arguments. Raises CalibrationError for data that holds nothing."""
-    batches, held = _cut(list(Batches(data, samples, tokenizer=tokenizer)), evaluate is None)
     model = shared_copy(model)
+    given = Batches(data, samples, tokenizer=tokenizer)
+    batches, held = parted(model, given, _HELD) if evaluate is None else (list(unpadded(model, given)), [])
     quality = _as_quality(evaluate) if evaluate is not None else _agreeing(model, Batches(held))
     # A function of the user's sees which layers are in training; the agreement is measured in evaluation.
     known = None if evaluate is None else identity_of(model=model, data=[batches, held], evaluate=evaluate)
@@ -264,17 +267,6 @@ def write_evidence(folder: Path, recipe: Recipe, report: dict[str, Any]) -> None
     write_report(folder, report)
 
 
-def _cut(batches: list[Any], hold: bool) -> tuple[list[Any], list[Any]]:
-    """Return batches to calibrate on and batches to measure agreement on: every third, where nothing else measures."""
-    if not batches:
-        raise CalibrationError("data holds no batch; give at least one")
-    if not hold:
-        return batches, []
-    if len(batches) == 1:
-        return batches, batches
-    return [batch for place, batch in enumerate(batches) if place % 3 != 1], batches[1::3]
-
-
 def _agreeing(model: nn.Module, batches: Batches) -> Quality:
     return lambda other: agreement(other, model, batches)
 
@@ -310,13 +302,13 @@ def _is_on_cuda(model: nn.Module) -> bool:
 
 
 def _facts(batches: list[Any], held: list[Any], labelled: bool, tested: bool) -> list[DataFacts]:
-    facts = [DataFacts("calibration", f"{len(batches)} batches that were given")]
-    if held and held[0] is batches[0]:
-        return [*facts, DataFacts("validation", "the batch that calibrates: one was given; give two or more")]
+    facts = [DataFacts("calibration", "samples that were given", sum(map(samples_of, batches)))]
+    if held is batches:
+        return [*facts, DataFacts("validation", "the sample that calibrates: one was given; give two or more")]
     facts.append(
         DataFacts("validation", "the function evaluate")
         if labelled
-        else DataFacts("validation", f"{len(held)} batches")
+        else DataFacts("validation", "other samples that were given", sum(map(samples_of, held)))
     )
     return facts + ([DataFacts("test", "the function test")] if tested else [])
 

@@ -109,6 +109,13 @@ def _notes(job: Job, found: Found) -> list[str]:
         notes.append(
             f"trained through its formats for {found.training.config.steps:,} updates; loss: {found.training.told}"
         )
+    same = "calibration and solvers give the same bytes on any number of threads"
+    if found.training is not None:
+        same += " (a training, which runs on all threads of torch, does not)"
+    notes.append(
+        f"{same}; on another processor the float model's own products may differ in their last bits, and a tensor or a "
+        "choice with them"
+    )
     return notes
 
 

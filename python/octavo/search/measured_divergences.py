@@ -19,7 +19,7 @@ from octavo.formats import Format
 from octavo.graph.tensor_statistics import Statistics
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import shared_copy
-from octavo.quant.calibration import Products, undisturbed
+from octavo.quant.calibration import Products, seen_of, undisturbed
 from octavo.recipe.rule import KEEP, read_spec, spec_text
 from octavo.recipe.sites import Site
 from octavo.recipe.spec import Spec
@@ -32,6 +32,7 @@ from octavo.search.layer_sensitivity import ROLES, Sensitivity
 from octavo.search.output_divergence import Output
 from octavo.search.rounded_layers import input_of, input_quantizer, rounded_weight, rounds_input, simulated
 from octavo.search.shared_passes import SharedPasses
+from octavo.train.unpadded_samples import unpadded
 
 METHODS = ("divergence", "fisher")
 _FORMAT_TEXT = 4  # bytes of a static scale, beside the text of its format
@@ -84,9 +85,9 @@ def measure_sensitivity(
     if method not in METHODS:
         raise ConfigError(f"method is {method!r}; accepted are {', '.join(METHODS)}")
     check_workers(workers)
-    refuse_meta(model, "measure_sensitivity")
-    data = list(Batches(batches, samples))
     model = shared_copy(model)
+    refuse_meta(model, "measure_sensitivity")
+    data = list(unpadded(model, Batches(batches, samples)))
     found = find_groups(model, data[0], roles, share, exclude)
     show = Stages(progress)
     with undisturbed(model):
@@ -156,7 +157,7 @@ class _Run:
                     pass
 
     def _see(self, path: str, x: Tensor) -> None:
-        self._seen.setdefault(path, Statistics()).add(x, f"{path}: input")
+        self._seen.setdefault(path, Statistics()).add(seen_of(x), f"{path}: input")
 
     def modules(self, found: LayerGroup) -> list[nn.Module]:
         """Return the layers of a group."""

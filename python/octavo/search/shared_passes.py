@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from octavo.batches import call_numbered, map_leaves, tensors_in
 from octavo.errors import NonFiniteError
+from octavo.quant.calibration import counting
 from octavo.search.output_divergence import Output, Reader, reader_of
 
 _MOST_BYTES = 2 << 30  # of cached outputs
@@ -50,7 +51,7 @@ class SharedPasses:
         self._ends: dict[nn.Module, int] = {}
         kept = self._order(list(layers))
         for number, batch in enumerate(batches):
-            with self._caching(kept):
+            with self._caching(kept), counting(self.model, batch):
                 given = call_numbered(model, batch, number)
             if not number:
                 self.reader = reader_of(given, batch, output, divergence)
@@ -84,7 +85,7 @@ class SharedPasses:
         """Yield the rows of outputs, batch by batch, of the model as it is now."""
         stubs = self._before(changed)
         for number, batch in enumerate(self.batches):
-            with _standing_in({module: self._cached[module][number] for module in stubs}):
+            with _standing_in({module: self._cached[module][number] for module in stubs}), counting(self.model, batch):
                 given = call_numbered(self.model, batch, number)
             yield self.reader.rows(given, batch)
 

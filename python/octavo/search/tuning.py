@@ -25,6 +25,7 @@ from octavo.search.front import Point
 from octavo.search.layer_sensitivity import Group, Sensitivity
 from octavo.search.output_divergence import Output, Reader, reader_of
 from octavo.search.rounded_layers import simulated
+from octavo.train.unpadded_samples import parted
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 METHODS = ("gptq", "hqq", "bias")
 _UNFIT = (CalibrationError, DTypeError, FormatError, ModelError, NonFiniteError)  # of a method, where rounding works
 _FEW = 4  # layers in a line
+_HELD = 4  # of so many samples one judges
 
 
 @dataclass(frozen=True)
@@ -93,19 +95,17 @@ def tune(
 
     ``methods``, tried in this order: ``gptq`` and ``hqq`` on all weights whose format takes them, and where that does
     not help on one format after the other; ``bias`` corrects biases. Each is judged by the divergence from the float
-    model (``output`` and ``divergence`` as for :func:`measure_sensitivity`) on the last quarter of the batches, which
-    the solvers do not see where there are two batches or more. Formats, and so bytes, stay as they are, and so does
-    ``model``: copies are run.
+    model (``output`` and ``divergence`` as for :func:`measure_sensitivity`) on every fourth sample, which the solvers
+    do not see where there are two samples or more. Formats, and so bytes, stay as they
+    are, and so does ``model``: copies are run.
 
     Raises ConfigError for other methods and an assignment that does not fit, and what quantize_model raises.
     """
     for method in methods:
         if method not in METHODS:
             raise ConfigError(f"method {method!r} is none; accepted are {', '.join(METHODS)}")
-    data = list(Batches(batches, samples))
     model = shared_copy(model)
-    held = max(len(data) // 4, 1) if len(data) > 1 else 0
-    solved, judged = data[: len(data) - held], data[len(data) - held :] if held else data
+    solved, judged = parted(model, Batches(batches, samples), _HELD)
     loss_of = _judge(model, judged, output, divergence)
     choice = dict(point.choice if isinstance(point, Point) else point)
     show = Stages(progress)

@@ -11,8 +11,10 @@ from torch.nn import functional
 
 from octavo.batches import Batches, arguments_of, call_numbered, tensors_in
 from octavo.errors import ModelError, NonFiniteError
+from octavo.fixed_order import one_thread
 from octavo.train.measurement import Measurement, digest_of, mean_of
 from octavo.train.model_outputs import evaluating, read_output
+from octavo.train.unpadded_samples import unpadded
 
 _NEIGHBOURS = 5000  # embeddings whose neighbours are compared: the table of similarities stays at 200 MB
 
@@ -40,7 +42,8 @@ def agreement(
     values: list[float] = []
     same = 0
     parts: list[bytes] = []
-    with evaluating(model, reference) as (model, reference):
+    batches = unpadded(reference, batches)
+    with evaluating(model, reference) as (model, reference), one_thread():
         for number, batch in enumerate(batches):
             parts += [_bytes(tensor) for tensor in tensors_in(arguments_of(reference, batch))]
             kind, before = read_output(call_numbered(reference, batch, number, "batch"), batch)

@@ -21,10 +21,10 @@ def read_output(given: Any, batch: Any) -> tuple[Kind, Tensor]:
     """Return what an output is, and one row of float64 for everything that is compared: ``[rows, V]``.
 
     ``logits`` of a model of transformers, or a tensor, are scores: of tokens where they have three dimensions, without
-    those that the batch's ``attention_mask`` hides. ``last_hidden_state`` is an embedding: its mean over the tokens of
-    the mask. Raises ModelError for anything else.
+    those that the batch's ``attention_mask`` hides, of a decoder its ``decoder_attention_mask``. ``last_hidden_state``
+    is an embedding: its mean over the tokens of the mask. Raises ModelError for anything else.
     """
-    mask = attention_mask(batch)
+    mask = attention_mask(batch) if decoder_mask(batch) is None else decoder_mask(batch)
     logits = given if isinstance(given, Tensor) else getattr(given, "logits", None)
     if isinstance(logits, Tensor) and logits.is_floating_point() and logits.ndim >= 2:
         return "logits", rows_of(logits, mask)
@@ -42,9 +42,18 @@ def read_output(given: Any, batch: Any) -> tuple[Kind, Tensor]:
 
 def attention_mask(batch: Any) -> Tensor | None:
     """Return the ``attention_mask`` of a mapping, or of the first mapping in a tuple or list of inputs and labels."""
+    return _named(batch, "attention_mask")
+
+
+def decoder_mask(batch: Any) -> Tensor | None:
+    """Return the ``decoder_attention_mask`` of a mapping, or of the first mapping in a tuple or list."""
+    return _named(batch, "decoder_attention_mask")
+
+
+def _named(batch: Any, name: str) -> Tensor | None:
     parts = batch if isinstance(batch, tuple | list) else (batch,)
     given = next((part for part in parts if isinstance(part, Mapping)), None)
-    mask = None if given is None else given.get("attention_mask")
+    mask = None if given is None else given.get(name)
     return mask if isinstance(mask, Tensor) else None
 
 
@@ -72,7 +81,7 @@ def evaluating(*models: nn.Module) -> Iterator[tuple[nn.Module, ...]]:
     their own modes change, and are as before afterwards.
     """
     own = tuple(
-        shared_copy(model).eval() if any(module.training for module in model.modules()) and _is_plain(model) else model
+        shared_copy(model).eval() if any(module.training for module in model.modules()) and is_plain(model) else model
         for model in models
     )
     modes = {module: module.training for model in own for module in model.modules()}
@@ -88,7 +97,7 @@ def evaluating(*models: nn.Module) -> Iterator[tuple[nn.Module, ...]]:
 
 def measured_copy(model: nn.Module) -> nn.Module | None:
     """Return a copy of a model in evaluation, over its parameters' memory; None for one that cannot be copied."""
-    if not _is_plain(model):
+    if not is_plain(model):
         return None
     try:
         return shared_copy(model).eval()
@@ -99,7 +108,7 @@ def measured_copy(model: nn.Module) -> nn.Module | None:
 _WRAPPERS = ("torch._dynamo", "torch.distributed", "torch.jit", "torch.nn.parallel")
 
 
-def _is_plain(model: nn.Module) -> bool:
+def is_plain(model: nn.Module) -> bool:
     """Whether a model consists of modules alone: what holds processes, compiled or scripted code is no plain copy."""
     return not any(
         getattr(module, "_compiled_call_impl", None) is not None

@@ -59,7 +59,7 @@ mod _core {
     #[pymodule_export]
     use super::settings::{force_simd, huge_pages, num_threads, set_num_threads, simd_level, use_openmp};
     #[pymodule_export]
-    use super::solve::{fit, gptq};
+    use super::solve::{factored, fed_back, fit, gptq, lost, outer_products, squares_taken};
     #[pymodule_export]
     use super::sparse::{
         sparse_compress, sparse_count, sparse_expand, sparse_kernel, sparse_linear, sparse_starts, sparse_takes,

@@ -1,7 +1,9 @@
 //! GPTQ and fitted scales on addresses. `octavo.quant.algorithms` is the only caller.
 
 use octavo_core::Format as CoreFormat;
-use octavo_core::solve::{Block, ScaleTable, fit_scales, gptq_block};
+use octavo_core::solve::{
+    Block, ScaleTable, add_outer_products, factor, feed_back, fit_scales, gptq_block, losses, take_squares,
+};
 use octavo_core::{Error, Result};
 use pyo3::prelude::*;
 
@@ -120,5 +122,104 @@ pub(crate) fn fit(
             let (x, weights) = (slice(x, all, "x")?, slice(weights, each, "weights")?);
             fit_scales(format.0, x, rows, weights, power, iterations, table(scales, sizes)?)
         }
+    })
+}
+
+/// Adds the outer products of `rows` rows of float32 to the upper triangle of float64 sums `[k, k]`.
+#[pyfunction]
+#[pyo3(name = "_add_outer_products")]
+pub(crate) fn outer_products(py: Python<'_>, rows: usize, k: usize, x: usize, sums: usize) -> PyResult<()> {
+    enter(py, || {
+        let (all, square) = (count(rows, k)?, count(k, k)?);
+        apart(&[Memory::of::<f64>("sums", sums, square)], &[Memory::of::<f32>("x", x, all)])?;
+        // SAFETY: as in `gptq`, of `calibration.py`.
+        unsafe { add_outer_products(slice(x, all, "x")?, k, slice_mut(sums, square, "sums")?) }
+    })
+}
+
+/// Factors a float64 matrix `[k, k]` in place, its upper triangle; false where it is not positive definite.
+#[pyfunction]
+#[pyo3(name = "_factor")]
+pub(crate) fn factored(py: Python<'_>, k: usize, h: usize) -> PyResult<bool> {
+    enter(py, || {
+        let square = count(k, k)?;
+        // SAFETY: as in `gptq`.
+        unsafe { factor(slice_mut(h, square, "h")?, k) }
+    })
+}
+
+/// Adds to `columns` columns of values `[rows, columns]`, which begin at column `start` of k, what the errors of earlier
+/// columns feed back.
+#[pyfunction]
+#[pyo3(name = "_feed_back")]
+#[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
+pub(crate) fn fed_back(
+    py: Python<'_>,
+    rows: usize,
+    k: usize,
+    start: usize,
+    columns: usize,
+    values: usize,
+    errors: usize,
+    feedback: usize,
+) -> PyResult<()> {
+    enter(py, || {
+        let (own, all, square) = (count(rows, columns)?, count(rows, k)?, count(k, k)?);
+        let read = [Memory::of::<f32>("errors", errors, all), Memory::of::<f32>("feedback", feedback, square)];
+        apart(&[Memory::of::<f32>("values", values, own)], &read)?;
+        // SAFETY: as in `gptq`.
+        unsafe {
+            let (errors, feedback) = (slice(errors, all, "errors")?, slice(feedback, square, "feedback")?);
+            feed_back(slice_mut(values, own, "values")?, errors, feedback, k, start)
+        }
+    })
+}
+
+/// Writes what each row of errors costs to `loss`, float64.
+#[pyfunction]
+#[pyo3(name = "_losses")]
+#[expect(clippy::too_many_arguments, reason = "one flat call is what the boundary is for")]
+pub(crate) fn lost(
+    py: Python<'_>,
+    rows: usize,
+    k: usize,
+    errors: usize,
+    feedback: usize,
+    costs: usize,
+    damping: f64,
+    loss: usize,
+) -> PyResult<()> {
+    enter(py, || {
+        let (all, square) = (count(rows, k)?, count(k, k)?);
+        let read = [
+            Memory::of::<f32>("errors", errors, all),
+            Memory::of::<f32>("feedback", feedback, square),
+            Memory::of::<f32>("costs", costs, k),
+        ];
+        apart(&[Memory::of::<f64>("loss", loss, rows)], &read)?;
+        // SAFETY: as in `gptq`.
+        unsafe {
+            let (errors, feedback) = (slice(errors, all, "errors")?, slice(feedback, square, "feedback")?);
+            losses(errors, feedback, slice(costs, k, "costs")?, damping, slice_mut(loss, rows, "loss")?)
+        }
+    })
+}
+
+/// Takes `factor` times the sum of squares of each row from `loss`, float64.
+#[pyfunction]
+#[pyo3(name = "_take_squares")]
+pub(crate) fn squares_taken(
+    py: Python<'_>,
+    rows: usize,
+    k: usize,
+    errors: usize,
+    factor: f64,
+    loss: usize,
+) -> PyResult<()> {
+    enter(py, || {
+        let all = count(rows, k)?;
+        apart(&[Memory::of::<f64>("loss", loss, rows)], &[Memory::of::<f32>("errors", errors, all)])?;
+        // SAFETY: as in `gptq`.
+        unsafe { take_squares(slice(errors, all, "errors")?, k, factor, slice_mut(loss, rows, "loss")?) }
     })
 }

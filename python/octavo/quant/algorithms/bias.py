@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import DTypeError, ModelError, NonFiniteError, ShapeError
+from octavo.fixed_order import ordered_sum
 from octavo.nn.model_copies import shared_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.registry import kind_of
 from octavo.quant.algorithms.walk import run_to, stages
-from octavo.quant.calibration import run, undisturbed
+from octavo.quant.calibration import run, seen_of, undisturbed
+from octavo.train.unpadded_samples import unpadded
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ def correct_bias_model(
         if any(isinstance(module, PackedLayer) for module in (*model.modules(), *reference.modules())):
             why = "a packed layer's bias is fixed; correct the model before octavo.pack_model"
         raise ModelError(f"model and reference have no linear layer or convolution of the same name; {why}")
+    batches = unpadded(reference, batches)
     without = tuple(name for name in twins if layers[name].bias is None) if not create else ()
     targets = {name: layers[name] for name in twins if name not in without}
     with undisturbed(reference), _observed({name: twins[name] for name in targets}) as means:
@@ -115,8 +118,9 @@ class _Mean:
         self.sum, self.count = torch.zeros(1, dtype=torch.float64), 0
 
     def add(self, name: str, axis: int, output: Tensor) -> None:
-        rows = output.detach().movedim(axis, -1).flatten(0, -2) if output.ndim > 1 else output.detach()[None]
-        sums = rows.double().sum(0)
+        output = seen_of(output.detach()) if axis == -1 else output.detach()
+        rows = output.movedim(axis, -1).flatten(0, -2) if output.ndim > 1 else output[None]
+        sums = ordered_sum(rows.double(), 0)
         if not torch.isfinite(sums).all():
             raise NonFiniteError(f"{name}: the outputs hold NaN or infinity; calibrate with finite data")
         self.sum, self.count = self.sum + sums, self.count + len(rows)

@@ -18,8 +18,6 @@ ORDERS = ("natural", "descending")
 
 # Groups up to this size choose their scales when they are entered, inside one block; larger ones before.
 _LARGEST_ENTERED = 1024
-# A block of columns for rounding to nearest, which has no order to keep: large products are fast.
-_WIDE = 512
 _REFITS = 8  # refits of a real scale that is chosen before
 _LEAST_DAMP = 1e-8  # where a singular H came without; raised tenfold until it is enough, up to H's mean diagonal
 
@@ -64,7 +62,7 @@ def gptq(
     worse = ~(loss < plain)
     if worse.any():
         if fmt.granularity == "tensor" and not table.equals(nearest):  # rows cannot have scales of their own
-            worse.fill_(not loss.sum() < plain.sum())
+            worse.fill_(not math.fsum(loss.tolist()) < math.fsum(plain.tolist()))
         values[worse] = rounded[worse]
         table.take(nearest, worse)
     return Solution.of(table.encode(values.view(w.shape), w.dtype))
@@ -93,7 +91,7 @@ def _checked_hessian(hessian: Tensor, k: int) -> Tensor:
     diagonal = moments.diagonal()
     if k and diagonal.min() < 0:
         raise DataError(f"gptq: hessian's diagonal holds {diagonal.min():g}; sums of squares are not negative")
-    mean = diagonal.mean().item() if k else 0.0
+    mean = _mean(diagonal) if k else 0.0
     if k and (moments - moments.T).abs_().max() > 1e-3 * diagonal.max():
         raise DataError("gptq: hessian is not symmetric; pass X'X of the layer's inputs")
     # Entries that are small beside the diagonal may be what is left where a small square underflowed.
@@ -130,13 +128,13 @@ class _Problem:
 
     def loss(self, values: Tensor) -> Tensor:
         """Return ``(w - q) H (w - q)'`` of each row, without the damping, float64."""
-        errors = self.ordered(self.weight - values)
-        loss = torch.zeros(len(errors), dtype=torch.float64)
-        for start in range(0, errors.shape[1], _WIDE):
-            end = min(start + _WIDE, errors.shape[1])
-            fed = errors[:, :end] @ self.feedback[:end, start:end]
-            loss += (fed.square_() @ self.costs[start:end]).double()
-        return loss - self.damping * errors.square().sum(1).double()
+        errors = self.ordered(self.weight - values).contiguous()
+        rows, k = errors.shape
+        loss = torch.empty(rows, dtype=torch.float64)
+        _core._losses(
+            rows, k, errors.data_ptr(), self.feedback.data_ptr(), self.costs.data_ptr(), self.damping, loss.data_ptr()
+        )
+        return loss
 
     def solve(self, nearest: PackedTensor, block: int, scale: str) -> tuple[Tensor, Table, Tensor]:
         """Return values ``[N, K]`` that are representable up to an ulp, their scales, and the loss of each row."""
@@ -167,7 +165,8 @@ class _Problem:
             end = min(start + block, k)
             left = weight[:, start:end].clone(memory_format=torch.contiguous_format)
             # Errors of all earlier blocks at once; inside the block the core feeds them back column by column.
-            now = torch.addmm(left, errors[:, :start], self.feedback[:start, start:end]) if start else left.clone()
+            now = left.clone()
+            _core._feed_back(rows, k, start, end - start, now.data_ptr(), errors.data_ptr(), self.feedback.data_ptr())
             inside = self.feedback[start:end, start:end].T.contiguous()
             costs, columns = self.costs[start:end], groups[start:end]
             _core._gptq_block(
@@ -175,24 +174,28 @@ class _Problem:
                 inside.data_ptr(), costs.data_ptr(), columns.data_ptr(), loss.data_ptr(), table.addresses,
             )  # fmt: skip
             errors[:, start:end], values[:, start:end] = left, now
-        return values, loss - self.damping * errors.square().sum(1).double()
+        _core._take_squares(rows, k, errors.data_ptr(), self.damping, loss.data_ptr())
+        return values, loss
 
 
 def _factors(moments: Tensor, damp: float) -> tuple[Tensor, Tensor, float]:
     """Factor ``H + damping = (I + M) D (I + M)'``; return I + M and D as float32, and the damping."""
-    mean = moments.diagonal().mean().item()
+    mean = _mean(moments.diagonal())
     damping = damp * mean
-    # From the last column to the first: the Cholesky factor of the reversed matrix, reversed, is upper.
-    reverse = moments.flip(0, 1)
+    # From the last column to the first: the factor of the reversed matrix, U'U, gives U' reversed, which is upper.
+    reverse = moments.flip(0, 1).contiguous()
     while True:
         damped = reverse.clone()
         damped.diagonal().add_(damping)
         damped.diagonal().masked_fill_(damped.diagonal() == 0, mean or 1.0)  # nothing comes from or goes to these
-        lower, info = torch.linalg.cholesky_ex(damped)
-        if info == 0:
-            upper = lower.flip(0, 1)
+        if _core._factor(len(damped), damped.data_ptr()):
+            upper = damped.triu().T.flip(0, 1)
             root = upper.diagonal()
-            return (upper / root).float(), root.square().float(), damping
+            return (upper / root).float().contiguous(), root.square().float().contiguous(), damping
         damping = max(10 * damping, _LEAST_DAMP * mean)
         if not 0 < damping <= mean:
             raise DataError("gptq: hessian is not positive semidefinite; pass X'X of the layer's inputs")
+
+
+def _mean(values: Tensor) -> float:
+    return math.fsum(values.tolist()) / len(values)  # rounded once: the same everywhere

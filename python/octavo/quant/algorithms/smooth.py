@@ -15,7 +15,8 @@ from octavo.errors import DTypeError, FormatError, NonFiniteError
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.quant_layer import QuantLayer
 from octavo.quant.algorithms.consumers import Consumer, find_consumers, is_norm
-from octavo.quant.calibration import run, undisturbed
+from octavo.quant.calibration import run, seen_of, undisturbed
+from octavo.train.unpadded_samples import unpadded
 
 _LEAST = 1e-5  # smallest largest magnitude of a weight's column that counts as one
 _WIDEST = 1e4  # largest factor between the scales of two channels and 1
@@ -76,7 +77,7 @@ def smooth_model(
     for name, module in model.named_modules():
         if isinstance(module, QuantLayer):
             raise DTypeError(f"{name} is quantized already, with scales of its weight as it is; smooth the float model")
-    batches, show = Batches(calibration, samples), Stages(progress)
+    batches, show = unpadded(model, Batches(calibration, samples)), Stages(progress)
     names = {module: name for name, module in model.named_modules()}
     norms = [module for module in names if is_norm(module)]
     with undisturbed(model):
@@ -101,7 +102,7 @@ def _largest(
     largest: dict[nn.Module, Tensor] = {}
 
     def see(norm: nn.Module, _: Any, output: Tensor) -> None:
-        now = output.detach().reshape(-1, output.shape[-1]).abs().amax(0).float()
+        now = seen_of(output.detach()).reshape(-1, output.shape[-1]).abs().amax(0).float()
         if not torch.isfinite(now).all():
             raise NonFiniteError(f"{names[norm]}: the output holds NaN or infinity; calibrate with finite data")
         largest[norm] = torch.maximum(largest[norm], now) if norm in largest else now

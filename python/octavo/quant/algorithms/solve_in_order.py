@@ -13,6 +13,7 @@ from octavo.errors import OctavoError
 from octavo.nn.quant_layer import QuantLayer
 from octavo.quant.algorithms.walk import run_to, stages
 from octavo.quant.calibration import Products, hooked, undisturbed
+from octavo.quant.zeros import warn_of_silent
 
 
 def solve_weights(model: nn.Module, layers: list[QuantLayer], batches: Batches | None, show: Stages) -> None:
@@ -42,6 +43,7 @@ def solve_weights(model: nn.Module, layers: list[QuantLayer], batches: Batches |
 
 def _solve_in_order(model: nn.Module, layers: list[QuantLayer], batches: Batches, advance: Any) -> None:
     with undisturbed(model):
+        silent: list[str] = []
         for layer in layers:
             _enable(layer, False)
         for stage in stages(model, layers, batches):
@@ -54,10 +56,18 @@ def _solve_in_order(model: nn.Module, layers: list[QuantLayer], batches: Batches
 
             with hooked(stage.layers, see):
                 run_to(model, batches, stage)
+            silent += [_what(layer) for layer in staged if products[layer].n and not products[layer].sums.any()]
             for layer in staged:
                 _solve(layer, layer.weight_matrix().detach(), products[layer].hessian())
                 _enable(layer, True)
                 advance()
+        warn_of_silent(silent)
+
+
+def _what(layer: QuantLayer) -> str:
+    quantizer = layer.weight_quantizer
+    assert quantizer is not None  # its spec asks for the method
+    return f"{quantizer.what.partition(':')[0]}: input"
 
 
 def _is_gptq(layer: QuantLayer) -> bool:

@@ -13,6 +13,8 @@ pub type Floats = Line<f32, LANES>;
 pub type Sums = Line<i32, LANES>;
 /// 32 halves: float16 or bfloat16 as their bits.
 pub type Halves = Line<u16, 32>;
+/// 16 float64: two cache lines.
+pub type Doubles = Line<f64, LANES>;
 /// 64 bytes.
 pub type Bytes = Line<u8, 64>;
 

@@ -21,6 +21,6 @@ pub use dispatch::{Job, fast};
 pub use lanes::{Avx2, Avx512};
 pub use lanes::{Lanes, Proven, Scalar};
 pub use level::Level;
-pub use line::{Bytes, Floats, Halves, Line, Sums};
+pub use line::{Bytes, Doubles, Floats, Halves, Line, Sums};
 #[cfg(target_arch = "x86_64")]
 pub use tiles::amx;

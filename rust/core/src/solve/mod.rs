@@ -1,14 +1,17 @@
-//! Choosing codes and scales by more than rounding to nearest: error feedback (GPTQ) and fitted scales (HQQ).
+//! Choosing codes and scales by more than rounding to nearest: error feedback (GPTQ) and fitted scales (HQQ); and the sums
+//! that GPTQ stands on.
 //!
 //! Both work on float32 matrices whose rows are quantized along the columns. They choose scales, in their storage type,
 //! and values that these scales can represent up to an ulp; the codec makes the final codes.
 //!
-//! `reference` is the definition, in plain scalar code that calls nothing fast; `gptq` and `fit` run it in lanes.
+//! `reference` is the definition, in plain scalar code that calls nothing fast; `gptq`, `fit` and `wide_sums` run it in
+//! lanes.
 
 mod fit;
 mod gptq;
 mod reference;
 mod round;
+mod wide_sums;
 
 use crate::codec::check_len;
 use crate::codec::chooser::{RawScale, ScaleRule, load_scale, store_scale};
@@ -21,6 +24,7 @@ use crate::simd::Level;
 use fit::Fit;
 use gptq::{Choose, Shared, Tile};
 use round::Numbers;
+pub use wide_sums::{add_outer_products, factor, feed_back, losses, take_squares};
 
 /// Rows that are solved together, one a lane.
 const ROWS: usize = crate::simd::LANES;

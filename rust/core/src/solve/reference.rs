@@ -5,6 +5,7 @@
 
 use super::fit::{Moments, Query};
 use super::round::Numbers;
+use super::wide_sums::{ELIMINATED, Sixteen, Tile};
 use crate::codec::grid::{GroupScale, level_sum};
 use crate::float::{LANES, to_f32_saturating, tree_sum};
 
@@ -184,6 +185,31 @@ pub(super) fn measure(query: &Query<'_>, scale: &GroupScale) -> Moments {
         all = all.plus(&Moments::of(sums.map(|lanes| f64::from(tree_sum(lanes)))));
     }
     all
+}
+
+/// The products of all elements of a line of `left` with all of the same line of `right`, added to the sums of a tile
+/// line after line, or taken away.
+pub(super) fn terms(sums: &mut Tile, left: &[Sixteen], right: &[Sixteen], take: bool) {
+    for (left, right) in left.iter().zip(right) {
+        for (sums, a) in sums.iter_mut().zip(left.0) {
+            for (sum, b) in sums.0.iter_mut().zip(right.0) {
+                if take { *sum -= a * b } else { *sum += a * b }
+            }
+        }
+    }
+}
+
+/// Lines of a factor, by the block to the left of them: each over the pivot, then taken from those below.
+pub(super) fn eliminate(lines: &mut [Sixteen], block: &[[f64; ELIMINATED]]) {
+    for j in 0..lines.len() {
+        let own = lines[j].0.map(|v| v / block[j][j]);
+        lines[j].0 = own;
+        for (line, a) in lines[j + 1..].iter_mut().zip(&block[j][j + 1..]) {
+            for (v, own) in line.0.iter_mut().zip(own) {
+                *v -= a * own;
+            }
+        }
+    }
 }
 
 #[cfg(test)]

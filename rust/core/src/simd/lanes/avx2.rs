@@ -318,4 +318,26 @@ unsafe impl Lanes for Avx2 {
         }
         lanes
     }
+    #[inline(always)]
+    unsafe fn splat_d(v: f64) -> [__m256d; 4] {
+        unsafe { [_mm256_set1_pd(v); 4] }
+    }
+    #[inline(always)]
+    unsafe fn add_exact_d(c: [__m256d; 4], a: [__m256d; 4], b: [__m256d; 4]) -> [__m256d; 4] {
+        std::array::from_fn(|i| unsafe { _mm256_fmadd_pd(a[i], b[i], c[i]) })
+    }
+    #[inline(always)]
+    unsafe fn take_d(c: [__m256d; 4], a: [__m256d; 4], b: [__m256d; 4]) -> [__m256d; 4] {
+        std::array::from_fn(|i| unsafe { _mm256_sub_pd(c[i], _mm256_mul_pd(a[i], b[i])) })
+    }
+    #[inline(always)]
+    unsafe fn load_d(p: *const f64) -> [__m256d; 4] {
+        std::array::from_fn(|i| unsafe { _mm256_loadu_pd(p.add(4 * i)) })
+    }
+    #[inline(always)]
+    unsafe fn store_d(p: *mut f64, v: [__m256d; 4]) {
+        for (i, quarter) in v.into_iter().enumerate() {
+            unsafe { _mm256_storeu_pd(p.add(4 * i), quarter) };
+        }
+    }
 }

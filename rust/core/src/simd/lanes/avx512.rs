@@ -337,4 +337,29 @@ unsafe impl Lanes for Avx512 {
         }
         lanes
     }
+    #[inline(always)]
+    unsafe fn splat_d(v: f64) -> [__m512d; 2] {
+        unsafe { [_mm512_set1_pd(v); 2] }
+    }
+    #[inline(always)]
+    unsafe fn add_exact_d(c: [__m512d; 2], a: [__m512d; 2], b: [__m512d; 2]) -> [__m512d; 2] {
+        unsafe { [_mm512_fmadd_pd(a[0], b[0], c[0]), _mm512_fmadd_pd(a[1], b[1], c[1])] }
+    }
+    #[inline(always)]
+    unsafe fn take_d(c: [__m512d; 2], a: [__m512d; 2], b: [__m512d; 2]) -> [__m512d; 2] {
+        unsafe {
+            [_mm512_sub_pd(c[0], _mm512_mul_pd(a[0], b[0])), _mm512_sub_pd(c[1], _mm512_mul_pd(a[1], b[1]))]
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_d(p: *const f64) -> [__m512d; 2] {
+        unsafe { [_mm512_loadu_pd(p), _mm512_loadu_pd(p.add(8))] }
+    }
+    #[inline(always)]
+    unsafe fn store_d(p: *mut f64, v: [__m512d; 2]) {
+        unsafe {
+            _mm512_storeu_pd(p, v[0]);
+            _mm512_storeu_pd(p.add(8), v[1]);
+        }
+    }
 }

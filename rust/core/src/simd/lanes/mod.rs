@@ -135,7 +135,19 @@ pub unsafe trait Lanes: Copy + Send + Sync + 'static {
         /// `(a - b) / c` in float64, rounded to float32.
         fn range_over(a: Self::F, b: Self::F, c: f64) -> Self::F;
         fn to_array(sum: Self::D) -> [f64; LANES];
+        fn splat_d(v: f64) -> Self::D;
+        /// `a * b + c`, for products that float64 holds: the rounding is that of the sum alone.
+        fn add_exact_d(c: Self::D, a: Self::D, b: Self::D) -> Self::D;
+        /// `c - a * b` with two roundings.
+        fn take_d(c: Self::D, a: Self::D, b: Self::D) -> Self::D;
     }
+
+    /// # Safety
+    /// The processor must have the features of this level; 16 values must be readable at `p`.
+    unsafe fn load_d(p: *const f64) -> Self::D;
+    /// # Safety
+    /// The processor must have the features of this level; 16 values must be writable at `p`.
+    unsafe fn store_d(p: *mut f64, v: Self::D);
 
     /// Low bytes of the lanes.
     ///

@@ -1,7 +1,7 @@
 //! The operations of [`Lanes`] as safe methods of a value that proves the instructions.
 
 use super::Lanes;
-use crate::simd::{Floats, Sums};
+use crate::simd::{Doubles, Floats, Sums};
 
 /// Methods that hand their registers to the function of the same name.
 macro_rules! methods {
@@ -35,8 +35,26 @@ pub trait Proven: Lanes {
         // SAFETY: as above; integers pass through as bits.
         unsafe { <Self as Lanes>::bits(<Self as Lanes>::load(from.0.as_ptr().cast())) }
     }
+    /// The lanes of a line of float64.
+    #[inline(always)]
+    fn load_d(self, from: &Doubles) -> Self::D {
+        // SAFETY: as above.
+        unsafe { <Self as Lanes>::load_d(from.0.as_ptr()) }
+    }
+    /// Writes a line of float64.
+    #[inline(always)]
+    fn store_d(self, v: Self::D, to: &mut Doubles) {
+        // SAFETY: as above.
+        unsafe { <Self as Lanes>::store_d(to.0.as_mut_ptr(), v) };
+    }
 
     methods! {
+        /// The float64 in all lanes.
+        splat_d = splat_d(v: f64) -> Self::D;
+        /// `a * b + c`, for products that float64 holds.
+        add_exact_d = add_exact_d(c: Self::D, a: Self::D, b: Self::D) -> Self::D;
+        /// `c - a * b` with two roundings.
+        take_d = take_d(c: Self::D, a: Self::D, b: Self::D) -> Self::D;
         /// The value in all lanes.
         splat = splat(v: f32) -> Self::F;
         /// The integer in all lanes.

@@ -119,6 +119,20 @@ unsafe impl Lanes for Scalar {
         accumulate_squares(sum: D, v: F) -> D = each(sum, v, |sum, v| sum + f64::from(v) * f64::from(v));
         range_over(a: F, b: F, c: f64) -> F = each(a, b, |a, b| ((f64::from(a) - f64::from(b)) / c) as f32);
         to_array(sum: D) -> [f64; LANES] = sum;
+        splat_d(v: f64) -> D = [v; LANES];
+        add_exact_d(c: D, a: D, b: D) -> D = std::array::from_fn(|i| c[i] + a[i] * b[i]);
+        take_d(c: D, a: D, b: D) -> D = std::array::from_fn(|i| c[i] - a[i] * b[i]);
+    }
+
+    #[inline(always)]
+    unsafe fn load_d(p: *const f64) -> D {
+        // SAFETY: as the caller promises.
+        unsafe { p.cast::<D>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store_d(p: *mut f64, v: D) {
+        // SAFETY: as the caller promises.
+        unsafe { p.cast::<D>().write_unaligned(v) }
     }
 
     #[inline(always)]

@@ -129,6 +129,9 @@ impl All<'_> {
             V::fence();
             let mut part = [7.0f32; LANES];
             V::store_part(part.as_mut_ptr(), finite, 5);
+            let wide = |v: V::D| V::to_array(v).map(|v| (v.to_bits() ^ v.to_bits() >> 32) as u32);
+            let mut stored = [0.0f64; LANES];
+            V::store_d(stored.as_mut_ptr(), sums);
             vec![
                 ("store_u8", bytes.map(u32::from)),
                 ("store_u16", halves.map(u32::from)),
@@ -145,6 +148,9 @@ impl All<'_> {
                 ("reduce_max_f", [(V::reduce_max_f(finite) + 0.0).to_bits(); LANES]),
                 ("to_array", V::to_array(sums).map(|sum| sum.to_bits() as u32)),
                 ("to_array, upper half", V::to_array(sums).map(|sum| (sum.to_bits() >> 32) as u32)),
+                ("add_exact_d", wide(V::add_exact_d(sums, V::splat_d(-1.25), V::accumulate(V::zero_d(), finite)))),
+                ("take_d", wide(V::take_d(V::load_d(V::to_array(sums).as_ptr()), V::splat_d(0.1), sums))),
+                ("store_d", stored.map(|v| v.to_bits() as u32)),
                 ("range_over", V::store_i(V::bits(V::range_over(finite, V::splat(-3.0), 255.0)))),
             ]
         }
