@@ -289,7 +289,9 @@ pub enum TensorFault {
     #[error("{0}")]
     Address(#[source] std::num::TryFromIntError),
     /// Other bytes than those that were written under the name.
-    #[error("its bytes have the digest {found}, the file states {stated}: they are damaged, or those of another tensor; copy or write the file again")]
+    #[error(
+        "its bytes have the digest {found}, the file states {stated}: they are damaged, or those of another tensor; copy or write the file again"
+    )]
     Digest {
         /// Digest of the bytes.
         found: String,

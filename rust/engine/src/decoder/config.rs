@@ -46,7 +46,9 @@ fn parse(text: &[u8]) -> Result<(Family, Plan)> {
         (None, Some("llama")) => (Family::Llama, llama(&fields)?),
         (kind, model) => {
             let found = kind.or(model).map_or_else(|| "of no kind".to_owned(), |name| format!("of '{}'", shown(name)));
-            return Err(refuse(format!("{found}; the native decoder runs gpt of Octavo, gpt2 and llama of transformers")));
+            return Err(refuse(format!(
+                "{found}; the native decoder runs gpt of Octavo, gpt2 and llama of transformers"
+            )));
         }
     };
     if let Some(sizes) = fields.get(SIZES) {

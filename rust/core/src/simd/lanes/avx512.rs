@@ -347,9 +347,7 @@ unsafe impl Lanes for Avx512 {
     }
     #[inline(always)]
     unsafe fn take_d(c: [__m512d; 2], a: [__m512d; 2], b: [__m512d; 2]) -> [__m512d; 2] {
-        unsafe {
-            [_mm512_sub_pd(c[0], _mm512_mul_pd(a[0], b[0])), _mm512_sub_pd(c[1], _mm512_mul_pd(a[1], b[1]))]
-        }
+        unsafe { [_mm512_sub_pd(c[0], _mm512_mul_pd(a[0], b[0])), _mm512_sub_pd(c[1], _mm512_mul_pd(a[1], b[1]))] }
     }
     #[inline(always)]
     unsafe fn load_d(p: *const f64) -> [__m512d; 2] {
