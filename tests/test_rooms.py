@@ -21,6 +21,7 @@ ORDER = [
     "_memory",
     "_fresh",
     "_reading",
+    "arguments",
     "_streams",
     "locks",
     "file_kinds",

@@ -207,6 +207,6 @@ def shown(value: object) -> str:
     """Return a foreign value for a message: escaped, and cut at 80 characters."""
     try:
         text = ascii(value)
-    except (ValueError, RecursionError):  # numbers of thousands of digits; nesting
+    except Exception:  # numbers of thousands of digits, nesting, an object whose text is an error
         text = f"a {type(value).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."

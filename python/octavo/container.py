@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from octavo import _core, file_kinds, files
+from octavo.arguments import checks_arguments
 from octavo.errors import ContainerError, DTypeError, ShapeError
 from octavo.tensor_entry import TensorEntry as TensorEntry
 
@@ -97,6 +98,7 @@ class Deferred:
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
+@checks_arguments
 def save(
     tensors: Mapping[str, Storable],
     path: str | os.PathLike[str],
@@ -289,6 +291,7 @@ def _span(data: Any) -> tuple[int, int]:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
+@checks_arguments
 def load(
     path: str | os.PathLike[str], *, mmap: bool = False, names: Iterable[str] | None = None
 ) -> dict[str, Tensor | PackedTensor]:
@@ -345,6 +348,7 @@ def loads_one(data: bytes) -> Tensor | PackedTensor:
     return next(iter(tensors.values()))
 
 
+@checks_arguments
 def inspect(path: str | os.PathLike[str]) -> list[TensorEntry]:
     """List what a container, or any safetensors file, holds, ordered by name.
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from octavo import _core, foreign_names
+from octavo._reading import shown
 from octavo.errors import FormatError, ShapeError
 
 
@@ -100,7 +101,9 @@ class Format:
         try:
             return self.core.bits_per_element(k)
         except (OverflowError, TypeError) as error:
-            raise ShapeError(f"'{self}': a row of {k!r} elements; accepted are whole numbers of at least 0") from error
+            raise ShapeError(
+                f"'{self}': a row of {shown(k)} elements; accepted are whole numbers of at least 0"
+            ) from error
 
     def nbytes(self, shape: tuple[int, ...], axis: int = -1) -> int:
         """Bytes of a tensor of this shape: codes, scales, zero points, padding. Raises ShapeError."""
@@ -108,7 +111,8 @@ class Format:
             return self.core.nbytes(list(shape), axis)
         except (OverflowError, TypeError) as error:
             raise ShapeError(
-                f"'{self}': shape {shape!r} along axis {axis!r}; accepted are whole numbers from 0 that fit memory"
+                f"'{self}': shape {shown(shape)} along axis {shown(axis)}; accepted are whole numbers from 0 that fit "
+                "memory"
             ) from error
 
     @property

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from octavo import _core
 from octavo._memory import check_held
+from octavo._reading import shown
+from octavo.arguments import checks_arguments
 from octavo.errors import DTypeError, FormatError, ShapeError
 from octavo.formats import Format
 from octavo.late_binding import late
@@ -77,14 +79,16 @@ class PackedTensor:
         """Check the parts against the format and keep them."""
         if not isinstance(format, Format):
             raise DTypeError(f"format is a {type(format).__name__}; accepted is a Format, such as Format('mxint8')")
-        if dtype not in FLOATS:
-            raise DTypeError(f"logical dtype {dtype}; accepted are float32, float16, bfloat16")
+        if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
+            raise DTypeError(f"logical dtype {shown(dtype)}; accepted are float32, float16, bfloat16")
         try:
             shape = tuple([index(n) for n in shape])
         except TypeError as error:
-            raise ShapeError(f"'{format}': shape {shape!r}; accepted is a tuple of whole numbers") from error
-        if not isinstance(axis, int) or not isinstance(scale, str):
-            raise ShapeError(f"'{format}': axis {axis!r} and scale rule {scale!r}; accepted are an integer and a text")
+            raise ShapeError(f"'{format}': shape {shown(shape)}; accepted is a tuple of whole numbers") from error
+        if not isinstance(axis, int) or isinstance(axis, bool) or not isinstance(scale, str):
+            raise ShapeError(
+                f"'{format}': axis {shown(axis)} and scale rule {shown(scale)}; accepted are an integer and a text"
+            )
         specs = part_specs(format.core, shape, axis)
         for part, (name, kind, part_shape) in zip((codes, scales, zeros, levels), specs, strict=True):
             if not is_plain(part):
@@ -116,6 +120,7 @@ class PackedTensor:
         return packed
 
     @classmethod
+    @checks_arguments
     def of_sparse(
         cls,
         format: Format,
@@ -131,7 +136,7 @@ class PackedTensor:
     ) -> PackedTensor:
         """Return a PackedTensor over sparse codes. Raises FormatError for a format that has none; as the class."""
         refuse_others(format.core)
-        specs = part_specs(format.core, shape, axis)
+        specs = part_specs(format.core, tuple(shape), axis)
         # No memory: an empty tensor stretched to the shape of the dense codes.
         codes = torch.empty((1,) * len(specs[0][2]), dtype=torch.uint8).expand(specs[0][2])
         packed = cls(format, codes, scales, zeros, levels, shape=shape, dtype=dtype, axis=axis, scale=scale)
@@ -182,6 +187,7 @@ class PackedTensor:
         columns = self.shape[self.axis] if self.shape else 1
         return math.prod(n for i, n in enumerate(self.shape) if i != self.axis), columns
 
+    @checks_arguments
     def to_sparse(self, *, if_smaller: bool = False) -> PackedTensor:
         """Return the same tensor with the codes that are 0 left out, and a bit for each element in their place.
 
@@ -305,8 +311,14 @@ class PackedTensor:
         check_held(part, f"{name} of '{self.format}' of shape {self.shape}")
         return part.cpu().contiguous()
 
+    @checks_arguments
     def to(self, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> PackedTensor:
         """Return the same codes with another logical dtype or on another device, where they are dense."""
+        if isinstance(device, str):
+            try:
+                device = torch.device(device)
+            except RuntimeError as error:
+                raise DTypeError(f"device is {shown(device)}; accepted are those of torch: {error}") from None
         if self.sparse is not None and (device is None or torch.device(device).type == "cpu"):
             logical = self._logical() | {"dtype": dtype or self.dtype}
             return PackedTensor.of_sparse(self.format, self.sparse, self.scales, self.zeros, self.levels, **logical)

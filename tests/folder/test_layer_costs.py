@@ -183,5 +183,5 @@ def test_strict_may_be_set_for_the_whole_process(monkeypatch):
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(DTypeError, match=r"explain tells about a torch.nn.Module, got NoneType"):
+    with pytest.raises(DTypeError, match=r"explain: model is None; accepted is a torch.nn.Module"):
         octavo.explain(None)

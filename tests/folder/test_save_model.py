@@ -361,9 +361,9 @@ def test_learned_scales_may_have_turned_around(tmp_path):
 
 
 def test_what_is_no_model_is_refused(saved, tmp_path):
-    with pytest.raises(DTypeError, match=r"save_model writes a torch.nn.Module, got NoneType"):
+    with pytest.raises(DTypeError, match=r"save_model: model is None; accepted is a torch.nn.Module"):
         octavo.save_model(None, tmp_path / "none")
-    with pytest.raises(DTypeError, match=r"load_model fills a torch.nn.Module .*, got int"):
+    with pytest.raises(DTypeError, match=r"load_model: model is 5; accepted is a torch.nn.Module"):
         octavo.load_model(saved, 5)
 
 

@@ -124,5 +124,5 @@ def test_mixtures_of_experts_are_warned_of():
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(DTypeError, match=r"coverage tells about a torch.nn.Module, got dict"):
+    with pytest.raises(DTypeError, match=r"coverage: model is a dict; accepted is a torch.nn.Module"):
         coverage({})

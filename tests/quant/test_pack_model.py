@@ -185,7 +185,7 @@ def test_what_cannot_be_packed_is_refused_by_name():
         octavo.pack_model(off)
     with pytest.raises(ModelError, match=r"blocks.0.attention.query: .*'lora'; fuse and commit"):
         octavo.pack_model(lora.insert(quantized(), rank=2))
-    with pytest.raises(DTypeError, match=r"pack_model packs a torch.nn.Module, got NoneType"):
+    with pytest.raises(DTypeError, match=r"pack_model: model is None; accepted is a torch.nn.Module"):
         octavo.pack_model(None)
 
 

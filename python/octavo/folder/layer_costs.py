@@ -13,9 +13,10 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.display.console import plain_text, table
 from octavo.display.numbers import shape_text, size
-from octavo.errors import DTypeError, ModelError
+from octavo.errors import ModelError
 from octavo.folder.stored_tensors import stored_state
 from octavo.nn import PackedLayer, Quantizer, QuantLayer
 from octavo.nn.registry import kind_of
@@ -130,6 +131,7 @@ class Costs:
         return f"{plain_text(self.table())}\n\n{note}"
 
 
+@checks_arguments
 def explain(model: nn.Module, batch: int = 1) -> Costs:
     """Tell for every layer with a weight which kernel will run, what it reads, and about how long that takes.
 
@@ -140,8 +142,6 @@ def explain(model: nn.Module, batch: int = 1) -> Costs:
 
     Raises ModelError for a batch outside 1 to 2^31, or a model without tensors; DTypeError for what is no module.
     """
-    if not isinstance(model, nn.Module):
-        raise DTypeError(f"explain tells about a torch.nn.Module, got {type(model).__name__}")
     if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= _MOST:
         raise ModelError(f"explain: batch is {batch!r}; accepted are integers from 1 to {_MOST}")
     speed = bandwidth()

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from octavo import container, files, folders
+from octavo.arguments import checks_arguments
 from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
 from octavo.folder.carried_files import carry_files, replaced_files, write_files
 from octavo.folder.companion_files import measurements
@@ -52,6 +53,7 @@ from octavo.recipe.note import note_recipe, noted_recipe
 from octavo.tensor import PackedTensor
 
 
+@checks_arguments
 def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: bool = True) -> None:
     """Write a model to a folder: ``model.octavo.safetensors``, and ``config.json`` of a model of transformers or ours.
 
@@ -67,8 +69,6 @@ def save_model(model: nn.Module, path: str | os.PathLike[str], *, overwrite: boo
     Raises DTypeError for what is no module; ModelError for what a file cannot hold: adapters, state that is no tensor;
     ContainerError where the path is a file or holds weights under another name; FileExistsError and other OSErrors.
     """
-    if not isinstance(model, nn.Module):
-        raise DTypeError(f"save_model writes a torch.nn.Module, got {type(model).__name__}")
     target = Path(path)
     _check_target(target, overwrite)
     stored = _collect(model)
@@ -85,6 +85,7 @@ def save_weights(model: nn.Module, file: Path, metadata: Mapping[str, str]) -> N
     _save_weights(_collect(model), file, metadata)
 
 
+@checks_arguments
 def load_model(
     path: str | os.PathLike[str], model: nn.Module | Callable[[], nn.Module] | None = None, *, mmap: bool = False
 ) -> nn.Module:
@@ -101,10 +102,6 @@ def load_model(
     where the model cannot be built; DTypeError for a ``model`` that is neither; OSError. A model given may be filled in
     part then. Source: FORMATS.md section 5.
     """
-    if model is not None and not isinstance(model, nn.Module) and not callable(model):
-        raise DTypeError(
-            f"load_model fills a torch.nn.Module or what a function without arguments makes, got {type(model).__name__}"
-        )
     source = Checkpoint.open(path)
     loaded = _load(source, model, mmap)
     if source.is_folder:

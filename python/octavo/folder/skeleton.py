@@ -71,7 +71,7 @@ def build(factory: Callable[[], M], extent: Extent | None = None) -> M:
     with _WithoutWeights(extent), nullcontext() if extent is None else extent.watched():
         model = factory()
     if not isinstance(model, nn.Module):
-        raise ModelError(f"the factory returned a {type(model).__name__}; accepted is a torch.nn.Module")
+        raise ModelError(f"model: the factory returned a {type(model).__name__}; accepted is a torch.nn.Module")
     return model
 
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from octavo.batches import call_on, tensors_in
+from octavo.arguments import checks_arguments
+from octavo.batches import call_numbered, tensors_in
 from octavo.display.console import plain_text, table
 from octavo.errors import ModelError
 from octavo.graph.operator_work import work_of
@@ -64,6 +65,7 @@ def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
+@checks_arguments
 def operator_counts(graph: GraphContent) -> Report:
     """Return how often each operator is called, and whether its work is known; most often first.
 
@@ -77,6 +79,7 @@ def operator_counts(graph: GraphContent) -> Report:
     return Report(("operator", ">calls", "work"), rows)
 
 
+@checks_arguments
 def module_counts(graph: GraphContent) -> Report:
     """Return how many modules of each class there are, with their weights; most weights first."""
     modules = Counter(record.module_class for record in graph.modules)
@@ -91,6 +94,7 @@ def module_counts(graph: GraphContent) -> Report:
     return Report(("class", ">modules", ">weights"), tuple((cls, modules[cls], elements[cls]) for cls in order))
 
 
+@checks_arguments
 def block_counts(graph: GraphContent) -> Report:
     """Return the nodes of the module level, equal ones once with their count."""
     rows = [
@@ -101,6 +105,7 @@ def block_counts(graph: GraphContent) -> Report:
     return Report(("module", "class", ">count", ">operators"), tuple(rows))
 
 
+@checks_arguments
 def dead_branches(graph: GraphContent) -> Report:
     """Return what does not count: weights that no operator reads, and operators whose results reach no output.
 
@@ -125,6 +130,7 @@ def dead_branches(graph: GraphContent) -> Report:
     return Report(("kind", "name", "why"), (*rows, *reversed(dead)))
 
 
+@checks_arguments
 def sparsity(model: nn.Module) -> Report:
     """Return for each weight of a model its elements, how many are zero, and their share; packed ones are decoded.
 
@@ -184,6 +190,7 @@ def check_quantiles(quantiles: Sequence[float]) -> None:
         raise ModelError(f"quantiles: {wrong[0]!r} is no share; give numbers from 0 to 1")
 
 
+@checks_arguments
 def tensor_statistics(
     model: nn.Module, batches: Iterable[Any] = (), *, quantiles: Sequence[float] = (0.001, 0.5, 0.999)
 ) -> Report:
@@ -217,8 +224,8 @@ def tensor_statistics(
     handles = [module.register_forward_hook(watch(path)) for path, module in layers]
     try:
         with in_mode(model, False), torch.no_grad():
-            for batch in batches:
-                call_on(model, batch)
+            for number, batch in enumerate(batches):
+                call_numbered(model, batch, number, "batch")
     finally:
         for handle in handles:
             handle.remove()

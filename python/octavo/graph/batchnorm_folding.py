@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
+from octavo.arguments import checks_arguments
 from octavo.errors import ModelError
 from octavo.graph.analysis_passes import NoOptions
 from octavo.graph.capture import capture
@@ -24,6 +25,7 @@ _NORMS = ("aten.batch_norm", "aten.native_batch_norm", "aten._native_batch_norm_
 
 
 @torch.no_grad()
+@checks_arguments
 def fold_batchnorm(model: nn.Module, inputs: Any, *, inplace: bool = False) -> tuple[nn.Module, TransformReport]:
     """Return the model with each batch normalization that follows a layer folded into its weight and bias.
 

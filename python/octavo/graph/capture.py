@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from octavo.errors import DTypeError
+from octavo.arguments import checks_arguments
 from octavo.graph.exporting import Given, Names, exported, take
 from octavo.graph.model_graph import Graph
 from octavo.graph.model_records import ModelRecords, model_records
@@ -21,6 +21,7 @@ _MOST_REASON = 600  # characters of what torch.export says
 _cache: WeakKeyDictionary[nn.Module, tuple[Any, Graph]] = WeakKeyDictionary()
 
 
+@checks_arguments
 def capture(model: nn.Module, inputs: Any, *, dimensions: Names | None = None) -> Graph:
     """Return the graph of a model: its operators, tensors and modules, without running it.
 
@@ -37,8 +38,6 @@ def capture(model: nn.Module, inputs: Any, *, dimensions: Names | None = None) -
 
     Raises ModelError for inputs that do not fit the model's ``forward``, DTypeError for what is no module.
     """
-    if not isinstance(model, nn.Module):
-        raise DTypeError(f"capture takes a torch.nn.Module, got {type(model).__name__}")
     given = take(model, inputs, dimensions)
     key = (_state(model), given.key())
     kept = _cache.get(model)

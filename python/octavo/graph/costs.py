@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from octavo.arguments import checks_arguments
 from octavo.display.console import table
 from octavo.display.numbers import size
 from octavo.errors import ModelError
@@ -106,6 +107,7 @@ class Costs:
 
         return self.resident_bytes + sympy.Max(*most, evaluate=False)
 
+    @checks_arguments
     def at(self, **sizes: int) -> Totals:
         """Return the costs at sizes such as ``batch=8, sequence=128``; those not given are as the inputs had them.
 
@@ -129,6 +131,7 @@ class Costs:
         }
         return Totals(**numbers, weight_bytes=self.weight_bytes, peak_bytes=peak)
 
+    @checks_arguments
     def by_module(self, graph: GraphContent) -> dict[str, NodeCost]:
         """Return the costs added up by the nodes of the module level."""
         place = {inner: node.module_path for node in graph.module_nodes for inner in node.nodes}
@@ -138,6 +141,7 @@ class Costs:
         classes = {node.module_path: node.module_class for node in graph.module_nodes}
         return {path: _added(path, classes[path], rows) for path, rows in groups.items()}
 
+    @checks_arguments
     def as_dict(self, **sizes: int) -> dict[str, Any]:
         """Return plain values: symbolic costs as texts, and numbers at sizes."""
         names = ("macs", "elementwise", "bitops", "weight_bytes", "traffic_bytes", "peak_bytes")
@@ -153,10 +157,12 @@ class Costs:
             "missing": list(self.missing),
         }
 
+    @checks_arguments
     def to_json(self, **sizes: int) -> str:
         """Return :meth:`as_dict` as JSON."""
         return json.dumps(self.as_dict(**sizes), indent=2)
 
+    @checks_arguments
     def to_table(self, **sizes: int) -> Table:
         """Return the totals at sizes as a table."""
         totals = self.at(**sizes)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from octavo.arguments import checks_arguments
 from octavo.display.console import plain_text, table
 from octavo.graph.records import ModuleNode, Node, TensorRecord, plain
 from octavo.recipe.sites import dtype_name
@@ -82,6 +83,7 @@ class Difference:
         return plain_text(self.to_table()) if self else "no difference"
 
 
+@checks_arguments
 def diff(a: Graph, b: Graph) -> Difference:
     """Return what graph ``b`` has more, less and otherwise than ``a``.
 

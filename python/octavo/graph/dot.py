@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
+from octavo.arguments import checks_arguments
 from octavo.graph.graph_content import GraphContent
 from octavo.graph.records import ModuleNode, Node
 
 
+@checks_arguments
 def to_dot(graph: GraphContent, level: Literal["module", "operator"] = "module") -> str:
     """Return a graph as DOT: a box for each node of a level, an arrow for each tensor that one makes and another reads.
 

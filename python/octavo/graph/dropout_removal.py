@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
+from octavo.arguments import checks_arguments
 from octavo.graph.analysis import in_mode
 from octavo.graph.analysis_passes import NoOptions
 from octavo.graph.capture import capture
@@ -63,6 +64,7 @@ def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 @torch.no_grad()
+@checks_arguments
 def remove_dropout(model: nn.Module, inputs: Any = None, *, inplace: bool = False) -> tuple[nn.Module, TransformReport]:
     """Return the model without drop-out, and what was removed: outputs in training are those of evaluation.
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from octavo.batches import call_on, tensors_in
+from octavo.arguments import checks_arguments
+from octavo.batches import call_numbered, tensors_in
 from octavo.errors import ModelError
 from octavo.graph.analysis import in_mode
 from octavo.graph.model_passes import Pass, Supplies, TransformReport, register_pass
@@ -30,6 +31,7 @@ class ExtractConfig:
             raise ModelError(f"path is {self.path!r}; give the path of a module, such as 'encoder.layer.0'")
 
 
+@checks_arguments
 def extract(
     model: nn.Module, path: str, inputs: Any = None, *, inplace: bool = False
 ) -> tuple[nn.Module, TransformReport]:
@@ -51,6 +53,7 @@ def extract(
     return made, TransformReport(("kind", "argument", "shape", "dtype"), tuple(rows))
 
 
+@checks_arguments
 def module_inputs(model: nn.Module, path: str, inputs: Any) -> dict[str, Any]:
     """Return what the module of a path is called with, by the names of its forward's arguments.
 
@@ -93,7 +96,7 @@ def _called(model: nn.Module, path: str, inputs: Any) -> tuple[dict[str, Any], A
     handle = module.register_forward_hook(hook, with_kwargs=True)
     try:
         with in_mode(model, False):
-            call_on(model, inputs)
+            call_numbered(model, inputs, 0, "inputs, batch")
     except _Enough:
         pass
     finally:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from octavo.arguments import checks_arguments
 from octavo.graph.costs import Costs, costs_of
 from octavo.graph.graph_content import GraphContent
 from octavo.graph.software_view import software_of
@@ -31,6 +32,7 @@ class Graph(GraphContent):
             for node, row in zip(self.nodes, self.costs().rows, strict=True)
         }
 
+    @checks_arguments
     def software(self, model: nn.Module, batches: Iterable[Any] = ()) -> Mapping[str, Mapping[str, Any]]:
         """By node: ``args`` and ``results``, each tensor with ``statistics`` and ``sparsity``, and ``calibration``.
 
@@ -42,6 +44,7 @@ class Graph(GraphContent):
         """
         return software_of(self, model, batches)
 
+    @checks_arguments
     def costs(self, recipe: Recipe | str | Mapping[str, Any] | None = None) -> Costs:
         """Return what the graph costs, symbolic in its sizes.
 

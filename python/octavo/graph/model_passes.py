@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from octavo import late_binding
+from octavo.arguments import check_fields, checks_arguments
 from octavo.errors import DTypeError, ModelError, OctavoError
 from octavo.graph.analysis import Report
 from octavo.graph.capture import capture
@@ -41,6 +42,11 @@ class Supplies:
     inputs: Any = None
     calibration: Iterable[Any] | None = None
 
+    def __post_init__(self) -> None:
+        """Check the kinds."""
+        check_fields(self)
+
+    @checks_arguments
     def graph(self, model: nn.Module, name: str) -> Graph:
         """Return the graph of a model on ``inputs``. Raises ModelError where there are none; ``name``: of the pass."""
         if self.inputs is None:
@@ -76,6 +82,7 @@ class Pass:
 
     def __post_init__(self) -> None:
         """Check the stages."""
+        check_fields(self)
         for stage in (self.stage, *self.also_after, *self.also_on):
             if stage is not None and stage not in STAGES:
                 raise ModelError(f"pass {self.name}: unknown stage {stage!r}; accepted are {', '.join(STAGES)}")
@@ -204,6 +211,7 @@ def _too_late(this: Pass, stage: str | None, allowed: tuple[str, ...]) -> bool:
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
+@checks_arguments
 def register_pass(this: Pass) -> Pass:
     """Make a pass known by its name, and return it. Raises ModelError for a name that is taken."""
     if this.name in pass_names():
@@ -217,6 +225,7 @@ def pass_names() -> list[str]:
     return sorted({*_registered, *(name.removeprefix(_PREFIX) for name in late_binding.bound(_PREFIX))})
 
 
+@checks_arguments
 def find_pass(name: str) -> Pass:
     """Return the pass of a name. Raises ModelError for one that is not known, with the nearest one that is."""
     if name in _registered:

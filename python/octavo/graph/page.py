@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from octavo.arguments import checks_arguments
 from octavo.display.numbers import shape_text, size
 from octavo.graph.costs import Costs, NodeCost
 from octavo.graph.formats_of import Formats, formats_of
@@ -29,6 +30,7 @@ MEASURES = (
 _TOLD = 48  # characters of a symbolic cost that a page shows
 
 
+@checks_arguments
 def to_html(graph: Graph, recipe: Recipe | str | Mapping[str, Any] | None = None, **sizes: int) -> str:
     """Return one file of HTML: totals, and the modules as a tree that folds, coloured by cost or bits.
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from octavo._reading import parse_json, read_text
+from octavo._reading import parse_json, read_text, shown
+from octavo.arguments import checks_arguments
 from octavo.batches import Batches
 from octavo.errors import ModelError
 from octavo.graph.model_passes import Pass, Supplies, find_pass, plain_config, require_order, require_stage
@@ -41,7 +42,7 @@ class Step:
             name, config = given, {}
         if not isinstance(name, str):
             raise ModelError(
-                f"a step of a pipeline is {given!r}; accepted are the name of a pass, (name, configuration) and "
+                f"a step of a pipeline is {shown(given)}; accepted are the name of a pass, (name, configuration) and "
                 "{'pass': name, ...}"
             )
         found = find_pass(name)
@@ -95,6 +96,7 @@ class Pipeline:
 
     steps: tuple[Step, ...]
 
+    @checks_arguments
     def __init__(self, steps: Iterable[Any] = ()) -> None:
         """Take steps: names, pairs of name and configuration, or dictionaries."""
         if isinstance(steps, str | Mapping):
@@ -103,6 +105,7 @@ class Pipeline:
         require_order(step.run for step in given)
         object.__setattr__(self, "steps", given)
 
+    @checks_arguments
     def run(
         self,
         model: nn.Module,
@@ -147,6 +150,7 @@ class Pipeline:
         return cls(given)
 
     @classmethod
+    @checks_arguments
     def from_dict(cls, given: Mapping[str, Any]) -> Pipeline:
         """Read ``{"passes": [{"pass": NAME, OPTION: VALUE, ...}]}``."""
         steps = given.get("passes") if isinstance(given, Mapping) else None
@@ -155,11 +159,13 @@ class Pipeline:
         return cls(steps)
 
     @classmethod
+    @checks_arguments
     def from_json(cls, given: str | os.PathLike[str]) -> Pipeline:
         """Read JSON, a text or the path of a file."""
         return cls.from_dict(parse_json(_text(given), "pipeline", error=ModelError))
 
     @classmethod
+    @checks_arguments
     def from_toml(cls, given: str | os.PathLike[str]) -> Pipeline:
         """Read TOML, a text or the path of a file: one ``[[passes]]`` table a pass."""
         return cls.from_dict(read_toml(_text(given), "pipeline", "passes", error=ModelError))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.batches import call_on
 from octavo.errors import ModelError
 from octavo.graph.analysis import in_mode
@@ -43,6 +44,7 @@ class FuseQkvConfig:
                                  "as in 'layer.0.attention:query,key,value'")  # fmt: skip
 
 
+@checks_arguments
 def fuse_qkv(
     model: nn.Module, inputs: Any = None, *, groups: tuple[str, ...] | None = None, inplace: bool = False
 ) -> tuple[nn.Module, TransformReport]:

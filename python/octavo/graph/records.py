@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from octavo.arguments import checks_arguments
 from octavo.errors import ModelError
 from octavo.recipe.sites import dtype_name
 
@@ -55,6 +56,7 @@ class TensorRecord:
         """Number of elements; symbolic where the shape is."""
         return math.prod(self.shape)
 
+    @checks_arguments
     def shape_at(self, **sizes: int) -> tuple[int, ...]:
         """Return the shape at given sizes, such as ``batch=8, sequence=128``. Raises ModelError for one that lacks."""
         return tuple(at(size, sizes) for size in self.shape)
@@ -100,6 +102,7 @@ class Node:
         """Names of the tensors that it reads, each once, in order."""
         return tuple(dict.fromkeys(ref.name for ref in refs(tuple(self.arguments.values()))))
 
+    @checks_arguments
     def named(self, argument: str) -> str | None:
         """Return the name of the tensor that an argument is; None where it is none."""
         given = self.arguments.get(argument)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from octavo.arguments import checks_arguments
 from octavo.lora.lora_config import LoraConfig
 
 ATTRIBUTE = "lora"
@@ -99,6 +100,7 @@ def _add_update(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
     return y + getattr(own, own.active)(x).to(y.dtype)
 
 
+@checks_arguments
 def adapters(model: nn.Module) -> dict[str, Adapters]:
     """Return the adapters of each adapted layer by the layer's path, in the order of the model's modules."""
     suffix = f".{ATTRIBUTE}"

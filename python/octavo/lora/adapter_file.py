@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from octavo import container
 from octavo._reading import parse_json
+from octavo.arguments import checks_arguments
 from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.lora.adapter import ATTRIBUTE, Adapters, adapters
 from octavo.lora.insert import DEFAULT, add_empty
@@ -25,6 +26,7 @@ from octavo.tensor import PackedTensor
 _CONFIG, _BASE, _NAME = "lora.config", "lora.base", "lora.name"
 
 
+@checks_arguments
 def save_adapters(
     model: nn.Module, path: str | os.PathLike[str], *, name: str | None = None, overwrite: bool = True
 ) -> None:
@@ -49,6 +51,7 @@ def save_adapters(
     container.save(tensors, path, metadata=metadata, overwrite=overwrite)
 
 
+@checks_arguments
 def load_adapters(
     model: nn.Module, path: str | os.PathLike[str], *, name: str | None = None, inplace: bool = False
 ) -> nn.Module:
@@ -89,6 +92,7 @@ def load_adapters(
     return made
 
 
+@checks_arguments
 def base_hash(model: nn.Module, config: LoraConfig | None = None) -> str:
     """Return the SHA-256, in hexadecimal, of the model's state without adapters and without what ``config`` trains.
 
@@ -108,6 +112,8 @@ def base_hash(model: nn.Module, config: LoraConfig | None = None) -> str:
             continue
         value = state[key]
         if isinstance(value, Tensor):
+            if value.is_meta:
+                raise ModelError(f"{key}: the weight is on the meta device, which holds no values; load them first")
             digest.update(f"{key}\0{value.dtype}\0{tuple(value.shape)}\0".encode())
             digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

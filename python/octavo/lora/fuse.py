@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.batches import call_on, tensors_in
+from octavo.arguments import checks_arguments
+from octavo.batches import call_numbered, tensors_in
 from octavo.errors import ModelError, NonFiniteError, OctavoError
 from octavo.lora.adapter import Adapters, Kept, adapters
 from octavo.lora.insert import refuse_fused
@@ -46,6 +47,7 @@ class FuseReport:
 
 
 @torch.no_grad()
+@checks_arguments
 def fuse(model: nn.Module, *, samples: Any = None) -> FuseReport:
     """Add the active adapter to the weights of its layers, in place, and let it rest.
 
@@ -85,6 +87,7 @@ def _refuse_masks(model: nn.Module, layers: Mapping[str, Adapters]) -> None:
 
 
 @torch.no_grad()
+@checks_arguments
 def unfuse(model: nn.Module) -> None:
     """Undo :func:`fuse`, in place: the weights are the tensors from before it, and the adapter works again.
 
@@ -93,6 +96,7 @@ def unfuse(model: nn.Module) -> None:
     _restore(model, _fused(model, "unfuse"))
 
 
+@checks_arguments
 def commit(model: nn.Module) -> None:
     """Make :func:`fuse` final, in place: adapters and kept weights go, and plain layers of the old names remain.
 
@@ -215,7 +219,7 @@ def _outputs(model: nn.Module, batch: Any) -> list[Tensor]:
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        out = call_on(model, batch)
+        out = call_numbered(model, batch, 0, "samples, batch")
     finally:
         for module, mode in modes.items():
             module.training = mode

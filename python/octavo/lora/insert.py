@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from octavo.arguments import checks_arguments
 from octavo.errors import DTypeError, ModelError
 from octavo.lora.adapter import ATTRIBUTE, Adapter, Adapters, adapters
 from octavo.lora.lora_config import LoraConfig
@@ -18,6 +19,7 @@ from octavo.nn.model_copies import deep_copy
 DEFAULT = "default"
 
 
+@checks_arguments
 def insert(
     model: nn.Module,
     config: LoraConfig | Mapping[str, Any] | None = None,
@@ -76,6 +78,7 @@ def add_empty(model: nn.Module, config: LoraConfig, name: str, *, inplace: bool)
     return model
 
 
+@checks_arguments
 def activate(model: nn.Module, name: str | None) -> None:
     """Let the adapter ``name`` work and be trained, and no other; None: the model as it was before any adapter.
 

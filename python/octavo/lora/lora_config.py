@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from octavo._reading import shown
+from octavo.arguments import checks_arguments, is_finite
 from octavo.errors import DTypeError, ModelError
 
 
@@ -34,14 +36,14 @@ class LoraConfig:
     def __post_init__(self) -> None:
         """Check the values; one selector may be given without a list."""
         if not isinstance(self.rank, int) or isinstance(self.rank, bool) or self.rank < 1:
-            raise ModelError(f"lora: rank is {self.rank!r}; accepted are integers from 1")
+            raise ModelError(f"lora: rank is {shown(self.rank)}; accepted are integers from 1")
         alpha = self.rank if self.alpha is None else self.alpha
-        if not _is_number(alpha) or not math.isfinite(alpha):
-            raise ModelError(f"lora: alpha is {self.alpha!r}; accepted are finite numbers")
-        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
-            raise ModelError(f"lora: dropout is {self.dropout!r}; accepted are numbers from 0 to below 1")
+        if not is_finite(alpha):
+            raise ModelError(f"lora: alpha is {shown(self.alpha)}; accepted are finite numbers")
+        if not is_finite(self.dropout) or not 0 <= self.dropout < 1:
+            raise ModelError(f"lora: dropout is {shown(self.dropout)}; accepted are numbers from 0 to below 1")
         if not isinstance(self.rslora, bool):
-            raise ModelError(f"lora: rslora is {self.rslora!r}; accepted are True and False")
+            raise ModelError(f"lora: rslora is {shown(self.rslora)}; accepted are True and False")
         for key in ("targets", "train"):
             object.__setattr__(self, key, _selectors(key, getattr(self, key)))
         if not self.targets:
@@ -50,6 +52,7 @@ class LoraConfig:
         object.__setattr__(self, "dropout", float(self.dropout))
 
     @classmethod
+    @checks_arguments
     def of(cls, config: LoraConfig | Mapping[str, Any] | None = None, **options: Any) -> LoraConfig:
         """Return a configuration from one, a mapping, or options that add to it.
 
@@ -81,13 +84,9 @@ class LoraConfig:
         return asdict(self) | {"targets": list(self.targets), "train": list(self.train)}
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _selectors(key: str, value: object) -> tuple[str, ...]:
     """Return one selector or several as a tuple of texts."""
     given = (value,) if isinstance(value, str) else value
     if not isinstance(given, tuple | list) or not all(isinstance(text, str) for text in given):
-        raise ModelError(f"lora: {key} is {value!r}; accepted are a selector or a list of selectors")
+        raise ModelError(f"lora: {key} is {shown(value)}; accepted are a selector or a list of selectors")
     return tuple(given)

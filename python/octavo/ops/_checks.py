@@ -12,6 +12,7 @@ from torch import library as registry
 
 from octavo import _core
 from octavo._memory import check_held, overlap, refuse_overlap
+from octavo._reading import shown
 from octavo.errors import DTypeError, FormatError, NonFiniteError, ShapeError
 from octavo.tensor import FLOATS, SCALE_DTYPES, part_specs
 
@@ -140,8 +141,8 @@ def without_none(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def check_ste(ste: object) -> None:
     """Refuse an unknown gradient of the rounding. Raises FormatError."""
-    if ste not in STES:
-        raise FormatError(f"unknown ste {ste!r}; accepted are {', '.join(STES)}")
+    if not isinstance(ste, str) or ste not in STES:
+        raise FormatError(f"unknown ste {shown(ste)}; accepted are {', '.join(STES)}")
 
 
 def float_code(dtype: torch.dtype, format: str) -> int:

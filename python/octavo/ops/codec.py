@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from octavo import _core
+from octavo._reading import shown
 from octavo.errors import DTypeError, FormatError, ShapeError
 from octavo.formats import Format, core
 from octavo.ops import _derivatives, _fakes, codec_cpu, codec_cuda
@@ -101,10 +102,10 @@ def _part(value: object, what: str) -> Tensor | None:
 def _options(axis: object, **texts: object) -> None:
     """Refuse an axis that is no integer and options that are no text."""
     if not isinstance(axis, int) or not -(2**31) < axis < 2**31:
-        raise ShapeError(f"axis is {axis!r}; accepted are integers within the tensor's dimensions")
+        raise ShapeError(f"axis is {shown(axis)}; accepted are integers within the tensor's dimensions")
     for name, text in texts.items():
         if not isinstance(text, str) or not text.isascii():
-            raise FormatError(f"{name} is {text!a}; accepted are texts, see the documentation")
+            raise FormatError(f"{name} is {shown(text)}; accepted are texts, see the documentation")
 
 
 def from_numpy(x: np.ndarray, what: str) -> Tensor:
@@ -286,8 +287,8 @@ def decode(packed: PackedTensor, *, dtype: torch.dtype | None = None, out: Tenso
         torch.ops.octavo.decode_out.default(*parts, packed.format.text, packed.shape, packed.axis, out=out)
         return out
     wanted = packed.dtype if dtype is None else dtype
-    if wanted not in FLOATS:
-        raise DTypeError(f"decode to {wanted}; accepted are float32, float16, bfloat16")
+    if not isinstance(wanted, torch.dtype) or wanted not in FLOATS:
+        raise DTypeError(f"decode to dtype {shown(wanted)}; accepted are float32, float16, bfloat16")
     text, shape = packed.format.text, packed.shape
     decoded: Tensor = torch.ops.octavo.decode.default(*parts, text, shape, packed.axis, wanted)
     return decoded

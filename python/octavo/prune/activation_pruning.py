@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.batches import Batches
 from octavo.display.progress import Report as Progress
 from octavo.display.progress import Stages
@@ -28,6 +29,7 @@ from octavo.train.unpadded_samples import unpadded
 METHODS = ("calibrated", "quantile")
 
 
+@checks_arguments
 def prune_activations(
     model: nn.Module,
     sparsity: float,
@@ -69,6 +71,7 @@ def prune_activations(
     return model
 
 
+@checks_arguments
 def restore_activations(model: nn.Module) -> None:
     """Take the thresholds of :func:`prune_activations` off a model, in place."""
     for _, layer, own in list(input_thresholds(model)):
@@ -100,6 +103,7 @@ def _thresholds(model: nn.Module, paths: list[str], share: float, batches: Batch
     return {path: statistics.quantile(share) for path, statistics in seen.items()}
 
 
+@checks_arguments
 def activation_report(model: nn.Module, batches: Iterable[Any], *, repeats: int = 5) -> Report:
     """Return for each layer with a threshold the share of its inputs that was 0 and that it made 0, over ``batches``.
 
@@ -107,6 +111,8 @@ def activation_report(model: nn.Module, batches: Iterable[Any], *, repeats: int 
     here, after one pass each; zeros among activations save no time by themselves. Raises ModelError where no layer has
     a threshold.
     """
+    if repeats < 1:
+        raise ModelError(f"repeats is {repeats}; accepted are whole numbers of at least 1")
     model = shared_copy(model)
     layers = list(input_thresholds(model))
     if not layers:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.batches import call_on
-from octavo.errors import DTypeError, ModelError
+from octavo.errors import ModelError
 from octavo.graph.analysis import Report
 from octavo.graph.example_inputs import example_inputs
 from octavo.graph.exporting import held_tensors
@@ -43,6 +44,7 @@ class CompactReport(Report):
         return f"{super().__str__()}\nparameters: {before:,} -> {after:,} ({after / max(before, 1):.1%})"
 
 
+@checks_arguments
 def compact_model(model: nn.Module, inputs: Any = None, *, inplace: bool = False) -> tuple[nn.Module, CompactReport]:
     """Take heads, feed-forward neurons and layers out of a model that reach nothing, and tell what went.
 
@@ -63,8 +65,6 @@ def compact_model(model: nn.Module, inputs: Any = None, *, inplace: bool = False
     Raises DTypeError for what is no module, ModelError for a model that is quantized, packed or has adapters, whose
     structure is not known, or whose class cannot run with other sizes.
     """
-    if not isinstance(model, nn.Module):
-        raise DTypeError(f"compact_model takes a torch.nn.Module, got {type(model).__name__}")
     refuse_meta(model, "compact_model")
     _refuse_layers(model)
     if inplace:

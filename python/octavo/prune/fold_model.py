@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import nn
 
-from octavo.errors import DTypeError, ModelError
+from octavo.arguments import checks_arguments
+from octavo.errors import ModelError
 from octavo.nn.masks import masked_layers, unwatch
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import deep_copy
 
 
+@checks_arguments
 def fold_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     """Return the model with its pruned weights as plain zeros, without masks, hooks or scores.
 
@@ -17,8 +19,6 @@ def fold_model(model: nn.Module, *, inplace: bool = False) -> nn.Module:
     zeros again. ``inplace=False`` leaves ``model`` as it is. Raises DTypeError for what is no module, ModelError where
     there are no masks.
     """
-    if not isinstance(model, nn.Module):
-        raise DTypeError(f"fold_model folds a torch.nn.Module, got {type(model).__name__}")
     if next(masked_layers(model), None) is None:
         raise ModelError(f"{type(model).__name__}: no layer has masks; octavo.prune_model makes them")
     refuse_meta(model, "fold_model")

@@ -18,6 +18,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.errors import ModelError
 from octavo.graph import Graph, capture
 from octavo.graph.example_inputs import example_inputs
@@ -37,6 +38,7 @@ class Slice:
     dim: int
     indices: Tensor
 
+    @checks_arguments
     def of(self, tensor: Tensor) -> Tensor:
         """Return the values of the slice in a tensor of the parameter's shape, a copy."""
         return tensor.index_select(self.dim, self.indices.to(tensor.device))
@@ -62,6 +64,7 @@ class Place:
     dim: int
     indices: Tensor
 
+    @checks_arguments
     def slice(self, unit: int) -> Slice:
         """Return the slice of one unit."""
         return Slice(self.name, self.dim, self.indices[unit])
@@ -115,6 +118,7 @@ class Structure:
     refused: dict[str, str]
 
 
+@checks_arguments
 def groups(
     model: nn.Module,
     inputs: Any = None,
@@ -132,6 +136,8 @@ def groups(
     of the kinds asked for, telling what mixes the units, and where the model cannot be captured.
     """
     found = structure(model, inputs, query_heads=query_heads)
+    if not kinds:
+        raise ModelError("kinds is empty; accepted are head, neuron and layer")
     chosen = [group for group in found.groups if group.kind in kinds]
     if not chosen:
         told = "; ".join(f"{path}: {why}" for path, why in list(found.refused.items())[:4])
@@ -141,6 +147,7 @@ def groups(
     return chosen
 
 
+@checks_arguments
 def structure(model: nn.Module, inputs: Any = None, *, query_heads: bool = False) -> Structure:
     """Return all dependency groups of a model, and what was refused. Raises ModelError where it cannot be captured."""
     graph = fixed_graph(model, example_inputs(model) if inputs is None else inputs)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, ModelError
@@ -44,6 +45,7 @@ from octavo.prune.target_layers import Sparsity, Targets, check_sparsity, select
 _NOTE = "_octavo_pruning"
 
 
+@checks_arguments
 def prune_model(
     model: nn.Module,
     sparsity: Sparsity | None = None,
@@ -108,6 +110,7 @@ def prune_model(
     return model
 
 
+@checks_arguments
 def callback(model: nn.Module) -> Pruning:
     """Return what prunes ``model`` in training, a callback of :func:`octavo.train.train`.
 

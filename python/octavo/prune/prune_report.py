@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from octavo.arguments import checks_arguments
 from octavo.display.console import plain_text
 from octavo.graph import Report
 from octavo.nn.masks import Masks, masked_layers
@@ -93,6 +94,7 @@ class PruneReport:
         return plain_text(self.to_table())
 
 
+@checks_arguments
 def report(model: nn.Module) -> PruneReport:
     """Return what the masks of a model prune. :func:`octavo.graph.sparsity` counts zeros without masks."""
     tensors, nbytes = [], 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.arguments import check_fields, checks_arguments
 from octavo.errors import ModelError
 
 
@@ -20,7 +21,8 @@ class Cubic:
     initial: float = 0.0
 
     def __post_init__(self) -> None:
-        """Check the values. Raises ModelError."""
+        """Check the values. Raises ModelError, and DTypeError for other kinds."""
+        check_fields(self)
         _check(self, "steps", "every")
         if not 0 <= self.initial < 1:
             raise ModelError(f"Cubic: initial is {self.initial!r}; accepted are shares from 0 to below 1")
@@ -30,6 +32,7 @@ class Cubic:
         """The step from which on the sparsity is final."""
         return self.start + self.steps
 
+    @checks_arguments
     def share(self, step: int, final: float) -> float | None:
         """Return the sparsity that ``step`` brings, None where it changes nothing."""
         since = step - self.start
@@ -50,7 +53,8 @@ class Iterative:
     start: int = 0
 
     def __post_init__(self) -> None:
-        """Check the values. Raises ModelError."""
+        """Check the values. Raises ModelError, and DTypeError for other kinds."""
+        check_fields(self)
         _check(self, "rounds", "every")
 
     @property
@@ -58,6 +62,7 @@ class Iterative:
         """The step from which on the sparsity is final."""
         return self.start + (self.rounds - 1) * self.every
 
+    @checks_arguments
     def share(self, step: int, final: float) -> float | None:
         """Return the sparsity that ``step`` brings, None where it changes nothing."""
         number, rest = divmod(step - self.start, self.every)
@@ -72,7 +77,7 @@ Schedule = Cubic | Iterative
 def _check(schedule: object, *names: str) -> None:
     for name, least in (*((name, 1) for name in names), ("start", 0)):
         value = getattr(schedule, name)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if value < least:
             raise ModelError(
                 f"{type(schedule).__name__}: {name} is {value!r}; accepted are whole numbers of at least {least}"
             )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from octavo._reading import shown
 from octavo.errors import DTypeError, FormatError, ModelError
 from octavo.nn.masks import masked_layers
 from octavo.nn.packed_layer import PackedLayer
@@ -68,7 +69,7 @@ class Target:
 def check_sparsity(value: object, what: str = "sparsity") -> float:
     """Return a share from 0 to below 1. Raises ModelError."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < 1:
-        raise ModelError(f"{what} is {value!r}; accepted are shares from 0 to below 1")
+        raise ModelError(f"{what} is {shown(value)}; accepted are shares from 0 to below 1")
     return float(value)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from octavo.arguments import checks_arguments
 from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, DTypeError, FormatError, OctavoError
@@ -30,6 +31,7 @@ from octavo.train.unpadded_samples import unpadded
 _SOLVED = ("gptq", "hqq")
 
 
+@checks_arguments
 def quantize_model(
     model: nn.Module,
     recipe: Any,
@@ -111,6 +113,7 @@ def _is_quantized(model: nn.Module) -> bool:
     return any(isinstance(module, QuantLayer | Quantizer | PackedLayer) for module in model.modules())
 
 
+@checks_arguments
 def prepare_model(model: nn.Module, recipe: Any, *, inplace: bool = False) -> nn.Module:
     """Return ``model`` with quantized layers that have no scales yet, for ``load_state_dict`` of a quantized model.
 
@@ -246,6 +249,7 @@ def _learn(quantizer: Quantizer) -> None:
         quantizer.learn()
 
 
+@checks_arguments
 def freeze_scales(model: nn.Module) -> nn.Module:
     """Fix every weight's scales as they are now and end the learning of learned ones; return ``model``.
 

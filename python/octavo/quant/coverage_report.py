@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.display.progress import Stages
-from octavo.errors import CoverageWarning, DTypeError
+from octavo.errors import CoverageWarning
 from octavo.nn import PackedLayer, Quantizer
 from octavo.quant.bypass import bypassed
 from octavo.recipe.sites import Site, join, model_sites
@@ -144,14 +145,13 @@ class Coverage:
         return f"{plain_text(self.to_table())}\n\n{self.summary()}"
 
 
+@checks_arguments
 def coverage(model: nn.Module) -> Coverage:
     """Return what share of a model's parameters is quantized, simulated or packed, and why the rest is not.
 
     Print it, or read ``share`` and ``tensors``. Raises DTypeError for what is no module, ShapeError for parameters that
     have no shape yet.
     """
-    if not isinstance(model, nn.Module):
-        raise DTypeError(f"coverage tells about a torch.nn.Module, got {type(model).__name__}")
     unused = set(bypassed(model))
     reasons = {id(site.tensor): _reason(site) for site in reversed(model_sites(model)) if site.tensor is not None}
     tensors: dict[int, TensorCoverage] = {}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
+from octavo.arguments import checks_arguments
 from octavo.errors import FormatError, ModelError
 from octavo.nn.masks import require_zero
 from octavo.nn.quant_layer import QuantLayer
@@ -33,6 +34,7 @@ class FormatSchedule:
     would have to change their number; ModelError for a model without such quantizers.
     """
 
+    @checks_arguments
     def __init__(self, formats: Mapping[int, str | Spec], *, roles: Sequence[str] = ("weight",)) -> None:
         """Read the formats."""
         if not formats:
@@ -50,11 +52,13 @@ class FormatSchedule:
                 raise FormatError(f"step {step}: {given!r}; accepted are formats and formats with minmax, mse or kl")
             self._specs[step] = spec
 
+    @checks_arguments
     def at(self, step: int) -> Spec | None:
         """Return the format of a step; None before the first."""
         reached = [start for start in self._specs if start <= step]
         return self._specs[reached[-1]] if reached else None
 
+    @checks_arguments
     def step(self, model: nn.Module) -> None:
         """Give ``model`` the formats of the next step, beginning with step 0."""
         self(model, self.steps_made)

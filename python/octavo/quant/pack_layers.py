@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from octavo.errors import DTypeError, ModelError, OctavoError
+from octavo.arguments import checks_arguments
+from octavo.errors import ModelError, OctavoError
 from octavo.nn import PackedEmbedding, PackedLayer, QuantLayer
 from octavo.nn.masks import Masks
 from octavo.nn.meta_tensors import refuse_meta
@@ -14,6 +15,7 @@ from octavo.quant.transformers_methods import use_our_methods
 from octavo.tensor import PackedTensor
 
 
+@checks_arguments
 def pack_model(model: nn.Module, *, sparse: bool = False, inplace: bool = False) -> nn.Module:
     """Return the model with its quantized weights as codes: what :func:`octavo.quantize_model` simulates, in bytes.
 
@@ -32,8 +34,6 @@ def pack_model(model: nn.Module, *, sparse: bool = False, inplace: bool = False)
     packed, naming it and the way out, DTypeError for what is no module, and NonFiniteError for weights that are not
     finite, before the model is changed.
     """
-    if not isinstance(model, nn.Module):
-        raise DTypeError(f"pack_model packs a torch.nn.Module, got {type(model).__name__}")
     layers = {
         path: layer for path, layer in model.named_modules() if isinstance(layer, QuantLayer) and _has_weight(layer)
     }

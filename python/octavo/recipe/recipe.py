@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from octavo._reading import parse_json, read_text
+from octavo.arguments import checks_arguments
 from octavo.errors import FormatError
 from octavo.recipe.rule import RULE_KEYS, Rule
 from octavo.recipe.text import parse_rules
@@ -38,6 +39,7 @@ class Recipe:
 
     rules: tuple[Rule, ...]
 
+    @checks_arguments
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         """Take rules in order."""
         given = tuple(rules)
@@ -49,6 +51,7 @@ class Recipe:
     # --- written forms ----------------------------------------------------------------------------------------------
 
     @classmethod
+    @checks_arguments
     def of(cls, given: Recipe | str | Mapping[str, Any] | os.PathLike[str]) -> Recipe:
         """Return the recipe that is given: itself, its short text, its dictionary, or the path of its TOML file."""
         if isinstance(given, Recipe):
@@ -58,6 +61,7 @@ class Recipe:
         return cls.from_toml(given) if isinstance(given, os.PathLike) else cls.parse(given)
 
     @classmethod
+    @checks_arguments
     def parse(cls, text: str) -> Recipe:
         """Read the short text: ``"int4:g32; encoder.**.query weight=mxint8 input=mxint8; last:Linear keep"``."""
         return cls(parse_rules(text))
@@ -71,6 +75,7 @@ class Recipe:
         return cls(_rule(number, table) for number, table in enumerate(rules, 1))
 
     @classmethod
+    @checks_arguments
     def from_json(cls, text: str) -> Recipe:
         """Read the JSON text of :meth:`as_dict`."""
         if not isinstance(text, str):
@@ -78,6 +83,7 @@ class Recipe:
         return cls.from_dict(parse_json(text, "recipe", error=FormatError))
 
     @classmethod
+    @checks_arguments
     def from_toml(cls, given: str | os.PathLike[str]) -> Recipe:
         """Read TOML, a text or the path of a file: one ``[[rules]]`` table a rule. Raises OSError, too."""
         text = read_text(given, _MOST, error=FormatError) if isinstance(given, os.PathLike) else given
@@ -101,6 +107,7 @@ class Recipe:
 
     # --- what it decides --------------------------------------------------------------------------------------------
 
+    @checks_arguments
     def plan(self, model: nn.Module) -> dict[str, LayerPlan]:
         """Return what each layer of a model gets, in the order of ``named_modules()``; those kept are left out.
 
@@ -115,6 +122,7 @@ class Recipe:
 
         return layer_plans(decide_model(self.rules, model))
 
+    @checks_arguments
     def explain(self, model: nn.Module) -> Explanation:
         """Return who got what from which rule, what no rule reached, and the bytes; it prints as a table.
 
@@ -124,6 +132,7 @@ class Recipe:
 
         return explain(self.rules, model)
 
+    @checks_arguments
     def assign(self, tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, Spec | None]:
         """Return what each tensor of a checkpoint gets, in the order of ``tensors``; None where it is kept.
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from octavo._reading import shown
 from octavo.errors import FormatError
 from octavo.formats import Format
 from octavo.recipe.fit import misfit
@@ -58,7 +59,7 @@ class Rule:
             role: value for role, value in zip(ROLES, (weight, input, output, bias), strict=True) if value is not None
         }
         if not isinstance(keep, bool):
-            raise FormatError(f"keep is {keep!r}; accepted are true and false")
+            raise FormatError(f"keep is {shown(keep)}; accepted are true and false")
         if keep and given:
             raise FormatError(f"a rule keeps all tensors or gives formats, got keep and {', '.join(given)}")
         if keep:
@@ -100,7 +101,7 @@ def read_spec(given: Given) -> Spec | None:
     if isinstance(given, Format):
         return Spec(given)
     if not isinstance(given, str):
-        raise FormatError(f"a format is a text such as 'int8@mse', got {given!r}")
+        raise FormatError(f"a format is a text such as 'int8@mse', got {shown(given)}")
     text = given.strip()
     if text == KEEP:
         return None

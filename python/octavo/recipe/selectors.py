@@ -7,6 +7,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
+from octavo._reading import shown
+from octavo.arguments import checks_arguments
 from octavo.errors import FormatError
 
 KINDS = ("type", "name", "glob", "regex")
@@ -35,16 +37,16 @@ class Selector:
 
     def __post_init__(self) -> None:
         """Check kind, pattern and pick."""
-        if self.pick is not None and self.pick not in PICKS:
-            raise FormatError(f"unknown pick {self.pick!r}; accepted are {' and '.join(PICKS)}")
+        if self.pick is not None and not (isinstance(self.pick, str) and self.pick in PICKS):
+            raise FormatError(f"unknown pick {shown(self.pick)}; accepted are {' and '.join(PICKS)}")
         if self.kind is None:
             if self.pattern or self.pick:
-                raise FormatError(f"{self.pick or self.pattern!r} needs a selector, such as 'last:Linear'")
+                raise FormatError(f"{shown(self.pick or self.pattern)} needs a selector, such as 'last:Linear'")
             return
-        if self.kind not in KINDS:
-            raise FormatError(f"unknown selector {self.kind!r}; accepted are {', '.join(KINDS)}")
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
+            raise FormatError(f"unknown selector {shown(self.kind)}; accepted are {', '.join(KINDS)}")
         if not isinstance(self.pattern, str) or not self.pattern:
-            raise FormatError(f"selector '{self.kind}' needs a pattern, got {self.pattern!r}")
+            raise FormatError(f"selector '{self.kind}' needs a pattern, got {shown(self.pattern)}")
         if self.kind in ("glob", "regex"):
             _expression(self.kind, self.pattern)
         if self.kind == "type" and not self.pattern.isidentifier():
@@ -69,10 +71,12 @@ class Selector:
         """True for one path written out in full."""
         return self.kind == "name" or (self.kind == "glob" and not _WILD.search(self.pattern))
 
+    @checks_arguments
     def matches_type(self, classes: Collection[str]) -> bool:
         """Tell whether a layer of these class names, its bases included, is meant."""
         return self.kind == "type" and self.pattern in classes
 
+    @checks_arguments
     def matches_path(self, path: str) -> bool:
         """Tell whether a path is meant."""
         if not self.is_path:

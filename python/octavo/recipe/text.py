@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from octavo.arguments import checks_arguments
 from octavo.errors import FormatError
 from octavo.recipe.rule import KEEP, Rule, is_given, read_spec
 from octavo.recipe.selectors import KINDS, PICKS, Selector
@@ -42,6 +43,7 @@ def parse_rules(text: str) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
+@checks_arguments
 def parse_selector(text: str) -> Selector:
     """Read a selector alone, such as ``last:Linear`` or ``encoder.*.query``. Raises FormatError."""
     options = _read_selector(text.strip())

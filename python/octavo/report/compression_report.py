@@ -14,6 +14,7 @@ from typing import Any
 
 from octavo import files
 from octavo._reading import RECORD_BYTES, read_json, shown
+from octavo.arguments import checks_arguments
 from octavo.errors import DataError
 from octavo.report.compression_page import compression_page
 from octavo.report.plain_fields import NUMBER, check_fields
@@ -90,6 +91,7 @@ _REPORT: dict[str, Any] = {
 }  # fmt: skip
 
 
+@checks_arguments
 def check_report(report: object, what: str = "report") -> dict[str, Any]:
     """Return the report, which is whole: every part is there or named in ``missing`` with its reason.
 
@@ -160,6 +162,7 @@ def _check_histogram(found: Mapping[str, Any], what: str) -> None:
         )
 
 
+@checks_arguments
 def read_report(path: Path | str) -> dict[str, Any]:
     """Return the report of a folder or file. Raises DataError for what is no report, OSErrors."""
     given = Path(path)
@@ -169,6 +172,7 @@ def read_report(path: Path | str) -> dict[str, Any]:
     return check_report(read_json(file, RECORD_BYTES, error=DataError), str(file))
 
 
+@checks_arguments
 def write_report(folder: Path | str, report: Mapping[str, Any]) -> list[Path]:
     """Write ``report.json`` and the page ``report.html`` into a folder, made if it is missing, and return their paths.
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from octavo.arguments import checks_arguments
 from octavo.errors import ConfigError, FormatError
 from octavo.recipe.rule import KEEP, read_spec, spec_text
 from octavo.recipe.text import parse_selector
@@ -15,6 +16,7 @@ from octavo.search.additive_optimum import MOST_BOUNDS, Floats, Item, solve
 from octavo.search.front import Front
 from octavo.search.latency_table import LatencyTable
 from octavo.search.layer_sensitivity import INPUT, Group, Sensitivity
+from octavo.search.number_arrays import number_array
 
 _EXACT = 1 << 14  # assignments of the groups so far up to which every one that is not dominated is kept
 _CELLS = {
@@ -27,6 +29,7 @@ _UNITS = ("bytes", "bitops")
 _FLOAT_BITS = 32
 
 
+@checks_arguments
 def allocate(
     sensitivity: Sensitivity,
     *,
@@ -114,10 +117,7 @@ def _number(name: str, value: Any) -> float:
 
 
 def _checked(sensitivity: Sensitivity, given: Any, what: str) -> Floats:
-    try:
-        table = np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{what} is no array of numbers: {error}") from None
+    table = number_array(given, what, error=ConfigError)
     if table.shape != sensitivity.loss.shape:
         raise ConfigError(f"{what} has shape {table.shape}; accepted is {sensitivity.loss.shape}, groups times formats")
     needed = table[~np.isnan(sensitivity.loss)]

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
+from octavo.arguments import checks_arguments
 from octavo.errors import ConfigError
 from octavo.recipe import Recipe, Rule
 from octavo.recipe.rule import KEEP
@@ -19,6 +20,7 @@ _WILD = re.compile(r"[*?\[]")
 Given = tuple[str | None, ...]  # the format text of each role, in the order of ROLES; None: the layer has no such role
 
 
+@checks_arguments
 def recipe_of(point: Point | Mapping[str, str], sensitivity: Sensitivity) -> Recipe:
     """Return the recipe that gives each group of layers its format of ``point``: a Point, or format texts by group.
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from octavo import files, folders
+from octavo.arguments import checks_arguments
 from octavo.batches import Batches, call_numbered, samples_of
 from octavo.display.progress import Report
 from octavo.errors import ConfigError, DTypeError
@@ -39,6 +39,7 @@ from octavo.search.compression_trials import Found
 from octavo.search.forked_workers import check_workers
 from octavo.search.function_identity import identity_of, warn_of_unknown
 from octavo.search.journal import Journal
+from octavo.search.number_arrays import returned_number
 from octavo.search.peers import Peer
 from octavo.search.short_training import BatchTask, Loss, Training, distillation, rate_of, short_config
 from octavo.train.measurement import Measurement, mean_of
@@ -63,6 +64,7 @@ class Compressed:
     found: Found = field(repr=False)
     job: Job = field(repr=False)
 
+    @checks_arguments
     def save(self, folder: Path | str, *, overwrite: bool = False) -> Path:
         """Write the model folder with ``recipe.toml``, ``report.html`` and ``report.json``, whole or not at all.
 
@@ -75,6 +77,7 @@ class Compressed:
         return target
 
 
+@checks_arguments
 def compress_model(
     model: nn.Module,
     budget: float | None = None,
@@ -127,8 +130,6 @@ def compress_model(
     nothing. Raises ConfigError for goals that are none or that no format reaches, FormatError for formats and recipes,
     CalibrationError for data that the model cannot take, naming batch, argument and layer; all before work starts.
     """
-    if not isinstance(model, nn.Module):
-        raise DTypeError(f"compress_model compresses a torch.nn.Module, got {type(model).__name__}")
     refuse_meta(model, "compress_model")
     if budget is None and nbytes is None and max_loss is None and latency is None:
         budget = BUDGET
@@ -276,12 +277,10 @@ def _as_quality(evaluate: Callable[[nn.Module], Any]) -> Quality:
         found = evaluate(model)
         if isinstance(found, Measurement):
             return found
-        if isinstance(found, bool) or not isinstance(found, int | float | torch.Tensor):
-            raise DTypeError(
-                f"evaluate returned a {type(found).__name__}; accepted are a number of which more is better, and what "
-                "octavo.evaluate returns"
-            )
-        return mean_of("quality", [float(found)], "max", "one number of a function")
+        number = returned_number(
+            found, "evaluate", "a number of which more is better, and what octavo.evaluate returns"
+        )
+        return mean_of("quality", [number], "max", "one number of a function")
 
     return quality
 

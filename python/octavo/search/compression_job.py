@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from octavo.arguments import is_finite
 from octavo.batches import Batches
 from octavo.errors import ConfigError, ModelError, OctavoError
 from octavo.folder.stored_tensors import stored_state
@@ -156,11 +157,7 @@ class Goal:
             self._check(name, value)
 
     def _check(self, name: str, value: float) -> None:
-        if (
-            not isinstance(value, int | float)
-            or not math.isfinite(value)
-            or (value <= 0 if name != "max_loss" else value < 0)
-        ):
+        if not is_finite(value) or (value <= 0 if name != "max_loss" else value < 0):
             least = "of at least" if name == "max_loss" else "above"
             raise ConfigError(f"{name} is {value!r}; accepted are numbers {least} 0")
 

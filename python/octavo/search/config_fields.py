@@ -7,12 +7,14 @@ import inspect
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any
 
+from octavo.arguments import checks_arguments
 from octavo.errors import SettingError
 
 # Facts about the library that wrote a configuration, which no model is built from.
 _NO_SIZES = ("transformers_version", "_name_or_path", "architectures")
 
 
+@checks_arguments
 def config_spec(config_class: type[Any], **values: Any) -> dict[str, Any]:
     """Return the complete configuration of a class with these fields set, as plain JSON values, with its class's name.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.arguments import checks_arguments
 from octavo.errors import ConfigError
 from octavo.search.layer_sensitivity import Sensitivity
 
@@ -89,6 +90,7 @@ class Front:
             float(self.cost[place]),
         )
 
+    @checks_arguments
     def at(
         self,
         *,
@@ -117,6 +119,7 @@ class Front:
         aim = self.cost if name == "loss" else self.loss
         return self[int(inside[np.argmin(aim[inside])])]
 
+    @checks_arguments
     def spread(self, count: int = 10, *, bits: tuple[float, float] | None = None) -> tuple[Point, ...]:
         """Return up to ``count`` different points, evenly apart in the logarithm of their bytes.
 
@@ -124,7 +127,9 @@ class Front:
         """
         low, high = (float(self.bits.min()), float(self.bits.max())) if bits is None else bits
         inside = np.flatnonzero((self.bits >= low) & (self.bits <= high))
-        if not len(inside) or count < 1:
+        if count < 1:
+            raise ConfigError(f"count is {count}; accepted are whole numbers of at least 1")
+        if not len(inside):
             raise ConfigError(
                 f"no point of the front has {low:g} to {high:g} bits; it has {self.bits.min():g} to {self.bits.max():g}"
             )
@@ -133,11 +138,14 @@ class Front:
         chosen = {int(inside[np.argmin(np.abs(places - place))]) for place in wanted}
         return tuple(self[place] for place in sorted(chosen))
 
+    @checks_arguments
     def knees(self, count: int = 3) -> tuple[Point, ...]:
         """Return up to ``count`` points after which more bytes buy less: one in each of as many ranges of bytes.
 
         In each range the point furthest below the line from its first to its last, both axes logarithmic.
         """
+        if count < 1:
+            raise ConfigError(f"count is {count}; accepted are whole numbers of at least 1")
         kept = np.flatnonzero(self.loss > 0)
         if len(kept) < 3:
             return tuple(self[int(place)] for place in kept)
@@ -152,6 +160,7 @@ class Front:
             found.add(int(kept[inside[np.argmax(line - y[inside])]]))
         return tuple(self[place] for place in sorted(found))
 
+    @checks_arguments
     def to_table(self, count: int = 12) -> Table:
         """Return some points as rows: bits, bytes, predicted loss, and how many parameters have each format."""
         from octavo.display.console import table
@@ -162,6 +171,7 @@ class Front:
             rows.add_row(f"{point.bits:.2f}", size(point.nbytes), f"{point.loss:.3e}", self.mix(point))
         return rows
 
+    @checks_arguments
     def mix(self, point: Point) -> str:
         """Return the shares of the parameters in groups that each format has at a point, the largest first."""
         shares: dict[str, int] = {}
@@ -174,6 +184,7 @@ class Front:
             if held
         )
 
+    @checks_arguments
     def to_json(self, count: int | None = None) -> str:
         """Return the points as JSON, all or ``count`` of them spread over the front."""
         points: Any = self.points if count is None else self.spread(count)

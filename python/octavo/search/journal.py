@@ -18,6 +18,7 @@ from typing import Any
 
 from octavo import files
 from octavo._reading import RECORD_BYTES, check_regular, end_of_lines, member, parse_json, shown
+from octavo.arguments import checks_arguments
 from octavo.errors import DataError, OctavoError
 from octavo.locks import FolderLock
 
@@ -47,6 +48,7 @@ class Journal:
     ``with Journal(folder) as journal``: one process at a time; a second one is refused.
     """
 
+    @checks_arguments
     def __init__(self, folder: Path | str) -> None:
         """Name the folder; nothing is opened yet."""
         self.path = Path(folder) / NAME

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.arguments import check_fields, checks_arguments
 from octavo.errors import DataError
 from octavo.search.layer_sensitivity import Sensitivity
+from octavo.search.number_arrays import number_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +30,14 @@ class LatencyTable:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        seconds = np.array(self.seconds, dtype=np.float64)
+        seconds = number_array(self.seconds, "a latency table: seconds")
+        object.__setattr__(self, "seconds", seconds)
+        check_fields(self)
         if seconds.ndim != 2 or np.isinf(seconds).any() or (seconds < 0).any() or not min(self.rest, self.whole) >= 0:
             raise DataError("a latency table holds seconds of at least 0, [groups, formats], NaN for what cannot be")
         seconds.flags.writeable = False
-        object.__setattr__(self, "seconds", seconds)
 
+    @checks_arguments
     def predict(self, choice: Mapping[str, str], sensitivity: Sensitivity) -> float:
         """Return the seconds of an assignment: the sum over its groups, and the rest."""
         columns = {text: column for column, text in enumerate(sensitivity.formats)}

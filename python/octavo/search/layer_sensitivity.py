@@ -12,8 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo._reading import member, parse_json
+from octavo.arguments import check_fields, checks_arguments
 from octavo.errors import DataError
 from octavo.recipe.rule import KEEP
+from octavo.search.number_arrays import number_array
 from octavo.search.rank_correlation import rank_correlation
 
 if TYPE_CHECKING:
@@ -66,13 +68,16 @@ class Sensitivity:
 
     def __post_init__(self) -> None:
         """Check shapes, names and values."""
+        loss = number_array(self.loss, "sensitivity: loss")
+        nbytes = number_array(self.nbytes, "sensitivity: nbytes", whole=True)
+        for name, values in (("loss", loss), ("nbytes", nbytes)):
+            values.flags.writeable = False
+            object.__setattr__(self, name, values)
+        check_fields(self)
         shape = (len(self.groups), len(self.formats))
-        loss, nbytes = np.array(self.loss, dtype=np.float64), np.array(self.nbytes, dtype=np.int64)
         for name, values in (("loss", loss), ("nbytes", nbytes)):
             if values.shape != shape:
                 raise DataError(f"sensitivity: {name} has shape {values.shape}; groups and formats are {shape}")
-            values.flags.writeable = False
-            object.__setattr__(self, name, values)
         if not self.formats or self.formats[-1] != KEEP or len(set(self.formats)) != len(self.formats):
             raise DataError(f"sensitivity: formats are {self.formats}; accepted are different ones, the last '{KEEP}'")
         if len({group.name for group in self.groups}) != len(self.groups):
@@ -84,10 +89,12 @@ class Sensitivity:
         if (nbytes < 0).any() or self.fixed_nbytes < 0 or self.parameters < 1:
             raise DataError("sensitivity: bytes are at least 0, and a model has parameters")
 
+    @checks_arguments
     def bits(self, nbytes: int) -> float:
         """Return the bits that ``nbytes`` bytes are for each parameter of the model."""
         return 8 * nbytes / self.parameters
 
+    @checks_arguments
     def agreement(self, other: Sensitivity) -> float:
         """Return the rank correlation of the losses of the groups and formats that both have, ``keep`` left out."""
         rows = {group.name: row for row, group in enumerate(other.groups)}
@@ -138,6 +145,7 @@ class Sensitivity:
         return json.dumps(told | {name: getattr(self, name) for name in rest}, indent=1, ensure_ascii=False)
 
     @classmethod
+    @checks_arguments
     def from_json(cls, text: str) -> Sensitivity:
         """Read what :meth:`to_json` wrote. Raises DataError for anything else."""
         if not isinstance(text, str):

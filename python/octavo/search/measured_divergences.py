@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError
@@ -38,6 +39,7 @@ METHODS = ("divergence", "fisher")
 _FORMAT_TEXT = 4  # bytes of a static scale, beside the text of its format
 
 
+@checks_arguments
 def measure_sensitivity(
     model: nn.Module,
     batches: Iterable[Any],

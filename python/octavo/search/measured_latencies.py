@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.batches import call_numbered, call_on, samples_of
 from octavo.cuda.machine import computer, cpu, versions
 from octavo.display.progress import Report, Stages
@@ -33,6 +34,7 @@ _COPIES = 4  # layers of one shape that are called one after the other, so that 
 _ROUNDS, _BURST_S, _MOST_S = 9, 2e-3, 0.25  # timings of an entry, and seconds of a burst and of an entry
 
 
+@checks_arguments
 def measure_latency(
     model: nn.Module,
     batch: Any,
@@ -61,8 +63,8 @@ def measure_latency(
         raise ConfigError(f"the sensitivity is of another model: {error}") from None
     show = Stages(progress)
     with evaluating(model.eval()), ExitStack() as stack:
-        journal = table if isinstance(table, Journal) or table is None else stack.enter_context(Journal(table))
         entries = _entries(layers, _calls(model, batch, layers))
+        journal = table if isinstance(table, Journal) or table is None else stack.enter_context(Journal(table))
         specs = [None if text == KEEP else read_spec(text) for text in sensitivity.formats]
         kept = _Kept(journal)
         with show.stage("measuring latencies of layers", len(entries)) as advance:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.arguments import check_fields, checks_arguments, is_finite
 from octavo.errors import ModelError, NonFiniteError, SettingError
 
 DIRECTIONS = ("max", "min")
@@ -21,10 +21,14 @@ class Objective:
 
     def __post_init__(self) -> None:
         """Check the goal."""
+        check_fields(self)
+        if not self.metric:
+            raise SettingError("the metric of an objective is empty; accepted is a name, such as 'accuracy'")
         if self.goal not in DIRECTIONS:
             raise SettingError(f"the goal of {self.metric!r} is {self.goal!r}; accepted are {', '.join(DIRECTIONS)}")
 
     @classmethod
+    @checks_arguments
     def of(cls, given: Objective | str) -> Objective:
         """Return an objective, or the one that a text such as ``accuracy`` or ``bytes min`` says."""
         if isinstance(given, Objective):
@@ -32,6 +36,7 @@ class Objective:
         metric, _, goal = given.strip().partition(" ")
         return cls(metric, goal.strip() or "max")
 
+    @checks_arguments
     def better(self, value: float, other: float) -> bool:
         """Tell whether a value is better than another."""
         return value > other if self.goal == "max" else value < other
@@ -62,7 +67,7 @@ def values_of(objectives: Sequence[Objective], facts: Mapping[str, Any], what: s
         value = facts[objective.metric]
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ModelError(f"{what}: {objective.metric} is a {type(value).__name__}; accepted is a number")
-        if not math.isfinite(value):
+        if not is_finite(value):
             raise NonFiniteError(f"{what}: {objective.metric} is {value}; accepted are finite numbers")
         values.append(float(value))
     return values

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
+from octavo.arguments import check_fields, checks_arguments
 from octavo.errors import SettingError
 from octavo.search.objectives import Objective
 from octavo.search.space import Axis, Point, Space
@@ -36,9 +37,10 @@ class Sampler:
 
     def __post_init__(self) -> None:
         """Check name and options."""
+        check_fields(self)
         if self.name not in SAMPLERS:
             raise SettingError(f"unknown sampler {self.name!r}; accepted are {', '.join(SAMPLERS)}")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
+        if self.seed < 0:
             raise SettingError(f"the seed of a sampler is {self.seed!r}; accepted are whole numbers from 0 on")
         for option in self.options:
             if option not in _OPTIONS[self.name]:
@@ -51,10 +53,12 @@ class Sampler:
         """Return name, seed and options, plain values."""
         return {"name": self.name, "seed": self.seed, "options": dict(self.options)}
 
+    @checks_arguments
     def number(self, ask: int) -> int:
         """Return the seed of an ask: 32 bits."""
         return int.from_bytes(sha256(f"{self.seed} {ask}".encode()).digest()[:4], "big")
 
+    @checks_arguments
     def made(self, ask: int) -> Any:
         """Return Optuna's sampler for one ask."""
         samplers = optuna_package().samplers

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from octavo.arguments import check, checks_arguments
 from octavo.errors import NonFiniteError, SettingError
 from octavo.search.journal import identity
 from octavo.search.objectives import Objective, objectives_of, values_of
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from optuna.storages import BaseStorage
 
 REPEATS = 20  # known points in a row after which a random unseen one is taken
+_LONGEST_LEASE_S = 10**6
 _POLL_S = 0.2  # between two looks at trials of other workers, of which one may have to be taken over
 
 #: Why a search ended: it made as many trials as it was to, there was no unseen point left, or it was asked to.
@@ -61,6 +63,7 @@ class Build:
     folder: Path | None
     _report: Callable[[int, float], bool] = field(repr=False)
 
+    @checks_arguments
     def report(self, step: int, value: float) -> None:
         """Tell the value of the objective on validation after ``step``. Raises StopTrial where the trial is to end."""
         if self._report(step, value):
@@ -106,6 +109,7 @@ class Search:
         return any(goal.better(a, b) for goal, a, b in pairs) and not any(goal.better(b, a) for goal, a, b in pairs)
 
 
+@checks_arguments
 def run_search(
     space: Space,
     evaluate: Callable[[Build], Mapping[str, Any]],
@@ -145,8 +149,8 @@ def run_search(
             raise SettingError(f"{what} is {count!r}; accepted are whole numbers from 1 on, or None")
     if stopping is not None and len(goals) > 1:
         raise SettingError("stopping compares one objective; several were given")
-    if not lease_s >= 1:
-        raise SettingError(f"a lease of {lease_s} s; accepted is 1 s at least")
+    if not 1 <= lease_s <= _LONGEST_LEASE_S:
+        raise SettingError(f"lease_s is {lease_s}; accepted are 1 to {_LONGEST_LEASE_S} s")
     space.check_axes(allow_noop)
     about = {
         "axes": {axis.name: list(axis.choices) for axis in space.axes},
@@ -263,7 +267,9 @@ class _Loop:
         values: list[float] = []
         try:
             try:
-                ended, facts = FINISHED, dict(self.evaluate(build))
+                ended, facts = FINISHED, self.evaluate(build)
+                check(facts, Mapping[str, Any], "what evaluate returned")
+                facts = dict(facts)
             except StopTrial:
                 ended, values = STOPPED, last[-1:]
             except NonFiniteError as error:

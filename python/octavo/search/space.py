@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo._reading import shown
+from octavo.arguments import check_fields, checks_arguments
 from octavo.errors import SettingError
 from octavo.search.journal import identity
 
@@ -37,6 +39,7 @@ class Axis:
 
     def __post_init__(self) -> None:
         """Check the choices."""
+        check_fields(self)
         object.__setattr__(self, "choices", tuple(self.choices))
         if not self.choices:
             raise SettingError(f"axis {self.name!r} has no choices; accepted is one at least")
@@ -59,6 +62,10 @@ class Constraint:
     says: str
     holds: Callable[[Mapping[str, Any]], bool]
 
+    def __post_init__(self) -> None:
+        """Check the kinds."""
+        check_fields(self)
+
 
 @dataclass(frozen=True)
 class Space:
@@ -74,6 +81,7 @@ class Space:
 
     def __post_init__(self) -> None:
         """Check the names of the axes."""
+        check_fields(self)
         names = [axis.name for axis in self.axes]
         for name in names:
             if names.count(name) > 1:
@@ -81,6 +89,7 @@ class Space:
         if not names:
             raise SettingError(f"{self.name} has no axes; accepted is one at least")
 
+    @checks_arguments
     def choose(self, pick: Callable[[Axis], Any]) -> Point:
         """Return the point that ``pick`` makes, called for each axis that exists; constraints are not looked at."""
         point: Point = {}
@@ -89,10 +98,12 @@ class Space:
                 point[axis.name] = pick(axis)
         return point
 
+    @checks_arguments
     def allows(self, point: Mapping[str, Any]) -> bool:
         """Tell whether all constraints hold at a point."""
         return all(constraint.holds(point) for constraint in self.constraints)
 
+    @checks_arguments
     def checked(self, point: Mapping[str, Any]) -> Point:
         """Return a point in the order of the axes. Raises SettingError for one that is not of this space."""
         left = dict(point)
@@ -102,7 +113,7 @@ class Space:
                 unknown = [str(name) for name in left if name not in {other.name for other in self.axes}]
                 near = difflib.get_close_matches(axis.name, unknown, n=1)
                 hint = f"; did you mean {axis.name!r} by {near[0]!r}?" if near else ""
-                raise SettingError(f"{self.name}: the point {dict(point)} has no {axis.name!r}{hint}")
+                raise SettingError(f"{self.name}: the point {shown(dict(point))} has no {axis.name!r}{hint}")
             choice = left.pop(axis.name)
             if choice not in axis.choices:
                 raise SettingError(f"{axis.name} is {choice!r}; accepted are {', '.join(map(repr, axis.choices))}")
@@ -122,6 +133,7 @@ class Space:
             if self.allows(point):
                 yield point
 
+    @checks_arguments
     def draw(self, generator: random.Random) -> Point:
         """Return a point whose choices are drawn one after the other, each with equal probability.
 
@@ -133,6 +145,7 @@ class Space:
                 return point
         raise SettingError(f"{self.name}: no point in {_TRIES} draws keeps to the constraints; loosen them")
 
+    @checks_arguments
     def unseen(self, generator: random.Random, known: Collection[str], context: Mapping[str, Any]) -> Point | None:
         """Return a random point whose :meth:`identity` is not ``known``; None where all points are."""
         for _ in range(_TRIES):
@@ -147,10 +160,12 @@ class Space:
                     left = point
         return left
 
+    @checks_arguments
     def spec(self, point: Mapping[str, Any]) -> dict[str, Any]:
         """Return the complete specification of a point's model."""
         return self.realise(point)
 
+    @checks_arguments
     def identity(self, point: Mapping[str, Any], context: Mapping[str, Any] | None = None) -> str:
         """Return the SHA-256 of a point's specification, and of the ``context`` that its model is measured in.
 
@@ -179,6 +194,7 @@ class Space:
         varied = [axis for axis in self.axes if len(axis.choices) > 1]
         return {axis.name: reason for axis in varied if (reason := self._stands_still(axis, bases))}
 
+    @checks_arguments
     def check_axes(self, allow_noop: Collection[str] = ()) -> None:
         """Refuse a space with axes that change nothing, but for those in ``allow_noop``.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.arguments import check_fields
 from octavo.errors import SettingError
 from octavo.search.trial_storage import optuna_package
 
@@ -26,6 +27,7 @@ class Stopping:
 
     def __post_init__(self) -> None:
         """Check the rule."""
+        check_fields(self)
         if self.rule not in RULES:
             raise SettingError(f"unknown rule of stopping {self.rule!r}; accepted are {', '.join(RULES)}")
         if self.after < 1 or self.keep < 2:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.batches import Batches, call_numbered
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, ModelError, NonFiniteError
@@ -79,6 +80,7 @@ class Tuned:
         return "\n".join([plain_text(self.to_table()), *(f"{what}: left out, {why}" for what, why in self.left_out)])
 
 
+@checks_arguments
 def tune(
     model: nn.Module,
     point: Point | Mapping[str, str],

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from octavo.arguments import check, checks_arguments
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError, NonFiniteError
 from octavo.search.front import Point
 from octavo.search.function_identity import identity_of, warn_of_unknown
 from octavo.search.journal import Journal
 from octavo.search.layer_sensitivity import Sensitivity
+from octavo.search.number_arrays import returned_number
 from octavo.search.rank_correlation import rank_correlation
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class Verification:
         """Whether the prediction orders the points as the truth does, up to a rank correlation of 0.8."""
         return self.correlation >= ENOUGH
 
+    @checks_arguments
     def chosen(self, *, max_loss: float | None = None, nbytes: float | None = None, bits: float | None = None) -> Point:
         """Return the point that measured least within ``nbytes`` or ``bits``, or the smallest within ``max_loss``.
 
@@ -101,6 +104,7 @@ def _bits(row: Verified) -> float:
     return row.point.bits
 
 
+@checks_arguments
 def verify(
     points: Iterable[Point],
     build: Callable[[Point], Any],
@@ -123,6 +127,7 @@ def verify(
     Raises ConfigError without points, NonFiniteError for a loss that is NaN or infinite.
     """
     given = list(points)
+    check(given, list[Point], "verify: points")
     if not given:
         raise ConfigError("no point to verify; take some of a front, as front.spread(10) does")
     rows = []
@@ -137,7 +142,7 @@ def verify(
             settings = {"verified": subject, "choice": dict(sorted(point.choice.items()))}
             record = None if held is None else held.find(settings, "loss")
             if record is None:
-                measured = float(evaluate(build(point)))
+                measured = returned_number(evaluate(build(point)), "evaluate")
                 if not math.isfinite(measured):
                     raise NonFiniteError(
                         f"the loss of a point of {point.bits:.2f} bits is {measured}; accepted are finite ones"
@@ -172,6 +177,7 @@ class Pair:
     loss: float
 
 
+@checks_arguments
 def pair_terms(
     sensitivity: Sensitivity, points: Iterable[Point], together: Callable[[dict[str, str]], float]
 ) -> list[Pair]:
@@ -180,6 +186,8 @@ def pair_terms(
     ``together``: the divergence of the model with some groups in formats, ``{group: format}``, and all others as they
     are. Groups are adjacent as the sensitivity lists them, weights and inputs apart.
     """
+    points = list(points)
+    check(points, list[Point], "pair_terms: points")
     rows = {group.name: row for row, group in enumerate(sensitivity.groups)}
     adjacent = []
     for role in ("weight", "input"):
@@ -195,7 +203,8 @@ def pair_terms(
             for name, text in zip(pair, formats, strict=True)
         ]
         if "keep" not in formats and not np.isnan(alone).any():
-            found.append(Pair(pair, formats, together(dict(zip(pair, formats, strict=True))) - float(sum(alone))))
+            both = returned_number(together(dict(zip(pair, formats, strict=True))), "together")
+            found.append(Pair(pair, formats, both - float(sum(alone))))
     return found
 
 

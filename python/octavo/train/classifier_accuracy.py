@@ -48,14 +48,8 @@ def classifier_accuracy(
     with evaluating(model) as (model,):
         for number, start in enumerate(range(0, len(order), batch_size)):
             rows = order[start : start + batch_size]
-            batch = tokenizer(
-                [data.texts[row] for row in rows],
-                padding=True,
-                truncation=True,
-                max_length=longest,
-                return_tensors="pt",
-            )
-            scores = _scores(model, call_numbered(model, dict(batch), number, "batch"), len(rows))
+            batch = _ids(tokenizer, [data.texts[row] for row in rows], longest)
+            scores = _scores(model, call_numbered(model, batch, number, "batch"), len(rows))
             labels = torch.tensor([data.labels[row] for row in rows])
             if not number:
                 _check_labels(data, scores.shape[-1], type(model).__name__)
@@ -71,6 +65,17 @@ def _check_labels(data: Sentences, classes: int, name: str) -> None:
     for number, label in enumerate(data.labels, 1):
         if not 0 <= label < classes:
             raise DataError(f"text {number} has the label {label}; {name} has the classes 0 to {classes - 1}")
+
+
+def _ids(tokenizer: Tokenizer, texts: list[str], longest: int) -> dict[str, Any]:
+    """Return what a tokenizer of transformers makes of texts. Raises DataError for another one."""
+    try:
+        found = tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
+    except (TypeError, ValueError) as error:
+        raise DataError(f"the tokenizer, a {type(tokenizer).__name__}, refuses a text: {error}") from None
+    if not isinstance(found, Mapping):
+        raise DataError(f"the tokenizer gave a {type(found).__name__}; accepted is a tokenizer of transformers")
+    return dict(found)
 
 
 def _scores(model: nn.Module, given: Any, rows: int) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from torch import nn
 
+from octavo.arguments import checks_arguments
 from octavo.batches import Batches
 from octavo.data import BytePairTokenizer
 from octavo.data.labelled import Sentences
@@ -23,6 +24,7 @@ from octavo.train.model_agreement import agreement
 CONTEXT = 1024
 
 
+@checks_arguments
 def evaluate(
     model: nn.Module,
     data: Any,
@@ -55,8 +57,10 @@ def evaluate(
     DTypeError and DataError for data that is none of these, ModelError for a model that gives something else,
     SettingError for windows where no perplexity is measured.
     """
-    if not isinstance(model, nn.Module):
-        raise DTypeError(f"evaluate measures a torch.nn.Module, got {type(model).__name__}")
+    if tokenizer is not None and not callable(tokenizer) and not hasattr(tokenizer, "encode"):
+        raise DTypeError(
+            f"tokenizer is a {type(tokenizer).__name__}; accepted are those of transformers and octavo.data"
+        )
     windows = [
         name
         for name, value in (
@@ -124,6 +128,10 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
         found = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     except TypeError:  # a tokenizer of another library
         found = tokenizer.encode(text)
+    except KeyError:
+        raise DataError(
+            f"the tokenizer, a {type(tokenizer).__name__}, gives no input_ids; give that of the model"
+        ) from None
     found = getattr(found, "ids", found)
     return found.tolist() if hasattr(found, "tolist") else list(found)
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.errors import DataError, ModelError, NonFiniteError
 from octavo.train.loss_guard import Checked, LossGuard, StreamState
 from octavo.train.model_outputs import evaluating, measured_copy
@@ -68,6 +69,7 @@ class ValLoss:
         """``exp`` of the nats a token."""
         return math.exp(self.nats)
 
+    @checks_arguments
     def minus(self, other: ValLoss) -> float:
         """Return the difference in nats a token. Raises DataError for a loss on other tokens or windows."""
         if self.source_hash != other.source_hash:
@@ -78,6 +80,7 @@ class ValLoss:
         return self.nats - other.nats
 
 
+@checks_arguments
 def exact_nll(
     model: nn.Module,
     stream: Any,

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.errors import DataError, ModelError, NonFiniteError
 from octavo.train.loss_guard import LEAK
 from octavo.train.model_outputs import evaluating
@@ -51,6 +52,7 @@ class Bound:
             raise DataError("a Bound is made by octavo.train.likelihood_bound alone")
 
 
+@checks_arguments
 def likelihood_bound(
     model: nn.Module,
     stream: Any,

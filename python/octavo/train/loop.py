@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo import container, locks
+from octavo.arguments import checks_arguments
 from octavo.display.training_output import Display
 from octavo.errors import CheckpointError, ConfigError, Interrupted, LockedError
 from octavo.train import checkpoint
@@ -22,7 +23,7 @@ from octavo.train.clock import Clock
 from octavo.train.distributed import Processes, join
 from octavo.train.evaluation import evaluate, is_better, value_of
 from octavo.train.interrupt import Interrupt
-from octavo.train.metric_files import Metrics, write_run
+from octavo.train.metric_files import Metrics, board_writer, write_run
 from octavo.train.metric_lines import evaluation_line, train_line
 from octavo.train.optimizer import adamw, check_coverage, check_parameters
 from octavo.train.precision import Precision
@@ -67,6 +68,7 @@ class TrainResult:
         return Interrupted(text, self.signal or signals.SIGINT, told)
 
 
+@checks_arguments
 def train(
     model: nn.Module,
     task: Task,
@@ -105,6 +107,8 @@ def train(
     """
     check_task(task, config)
     check_parameters(model)
+    if tensorboard:
+        board_writer()
     folder = Path(folder)
     with ExitStack() as stack:
         processes = stack.enter_context(join(config.device))

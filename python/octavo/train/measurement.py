@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
+from octavo.arguments import checks_arguments
 from octavo.errors import DataError
 from octavo.train.intervals import weighted_mean, wilson
 
@@ -47,6 +48,7 @@ class Measurement:
             return math.log(self.value) if self.metric == "perplexity" else self.value
         return 1 - self.value
 
+    @checks_arguments
     def difference(self, before: Measurement) -> Difference:
         """Return the mean difference to another model on the same examples, ``self - before``, paired.
 
@@ -79,6 +81,7 @@ class Measurement:
         return {**self.as_dict(), "values": list(self.values), "weights": weights}
 
     @classmethod
+    @checks_arguments
     def restored(cls, content: Mapping[str, Any]) -> Measurement:
         """Return what :meth:`stored` gave. Raises DataError for anything else."""
         try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from octavo import files
 from octavo._reading import RECORD_BYTES, check_own, member, parse_json, read_bytes, read_json
+from octavo.arguments import checks_arguments
 from octavo.cuda.machine import computer, versions
 from octavo.errors import CheckpointError, OctavoError, PackageError
 from octavo.train.distributed import Processes
@@ -42,7 +43,7 @@ class Metrics:
             files.write(path, "".join(line + "\n" for line in _lines_upto(path, upto)))
         self._file = files.appended(path, "w")
         if tensorboard:
-            self._board = _board(folder / "tensorboard", upto)
+            self._board = board_writer()(str(folder / "tensorboard"), purge_step=upto + 1)
 
     def write(self, line: dict[str, Any]) -> None:
         """Append one line, which has at least ``kind`` and ``step``; NaN and infinity are written as null."""
@@ -71,12 +72,14 @@ class Metrics:
         self._file = self._board = None
 
 
+@checks_arguments
 def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
     """Return the lines of a run's ``metrics.jsonl``, without a last one that a killed process left half written."""
     path = Path(folder) / METRICS
     return [parse_json(line, f"{path}: line {number}") for number, line in enumerate(_complete(path), 1)]
 
 
+@checks_arguments
 def without_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return lines of :func:`read_metrics` without seconds and rates: what must be the same in every run."""
     return [{name: value for name, value in line.items() if name != "clock"} for line in lines]
@@ -140,9 +143,10 @@ def _flat(line: dict[str, Any]) -> list[tuple[str, float]]:
     return [(name, value) for name, value in named if isinstance(value, int | float)]
 
 
-def _board(folder: Path, upto: int) -> Any:
+def board_writer() -> Any:
+    """Return torch's class of writers for TensorBoard. Raises PackageError where the package is not installed."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise PackageError("tensorboard=True needs the package tensorboard: pip install tensorboard") from None
-    return SummaryWriter(str(folder), purge_step=upto + 1)
+    return SummaryWriter

@@ -7,10 +7,12 @@ from collections import Counter
 import torch
 from torch import nn
 
+from octavo.arguments import checks_arguments
 from octavo.errors import DTypeError, OptimizerError
 from octavo.train.train_config import TrainConfig
 
 
+@checks_arguments
 def adamw(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """Return AdamW over the parameters of ``model`` that need a gradient.
 
@@ -45,6 +47,8 @@ def check_coverage(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
     Raises OptimizerError with the name of the first parameter that is missing, held twice or foreign.
     """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise OptimizerError(f"optimizer made a {type(optimizer).__name__}; accepted is a torch.optim.Optimizer")
     held = Counter(id(parameter) for group in optimizer.param_groups for parameter in group["params"])
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():

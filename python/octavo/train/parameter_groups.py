@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from octavo.arguments import check_fields, checks_arguments
 from octavo.errors import ConfigError, OptimizerError
 from octavo.nn.registry import kind_of
 from octavo.train.grouped_optimizer import GroupedOptimizer
@@ -47,6 +48,7 @@ class ParameterGroup:
 
     def __post_init__(self) -> None:
         """Check the fields."""
+        check_fields(self)
         if self.rule not in ("adamw", "lion", "muon"):
             raise ConfigError(f"rule is {self.rule!r}; accepted: adamw, lion, muon")
         check_moments(self.moments)
@@ -61,6 +63,7 @@ class ParameterGroup:
             raise ConfigError(f"momentum_warmup is {self.momentum_warmup!r}; accepted: updates, at least 0")
 
 
+@checks_arguments
 def grouped(groups: Sequence[ParameterGroup]) -> Callable[[nn.Module, TrainConfig], torch.optim.Optimizer]:
     """Return what :func:`octavo.train.train` takes as ``optimizer``: one optimizer over these groups.
 
@@ -96,6 +99,7 @@ def assigned(model: nn.Module, groups: Sequence[ParameterGroup]) -> list[dict[st
     return [{"params": some, **one} for some, one in zip(held, settings, strict=True)]
 
 
+@checks_arguments
 def language_groups(
     model: nn.Module,
     *,

@@ -14,15 +14,22 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from octavo.arguments import checks_arguments
+from octavo.errors import SettingError
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+@checks_arguments
 def seed_all(seed: int, rank: int = 0) -> None:
     """Seed the global generators of Python, numpy and torch (CPU and CUDA) from ``seed`` and ``rank``.
 
     Different ranks draw different, reproducible numbers. Call it before a model is built to fix its first weights.
     """
+    for name, value in (("seed", seed), ("rank", rank)):
+        if value < 0:
+            raise SettingError(f"{name} is {value}; accepted are whole numbers of at least 0")
     words = np.random.SeedSequence((seed, rank)).generate_state(4, np.uint32).tolist()
     random.seed(words[0])
     np.random.seed(words[1])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from octavo._reading import shown
+from octavo.arguments import is_finite
 from octavo.errors import ConfigError
 
 
@@ -33,9 +34,9 @@ class Stage:
         for name in ("steps", "batch_size", "context", "accumulation"):
             self._check(name, "a whole number of at least 1", is_whole(getattr(self, name)))
         self._check("window", "None, or a whole number of at least 1", self.window is None or is_whole(self.window))
-        is_rate = isinstance(self.rate, int | float) and not isinstance(self.rate, bool) and 0 < self.rate < math.inf
+        is_rate = is_finite(self.rate) and self.rate > 0
         self._check("rate", "a finite number above 0", is_rate)
-        is_noise = isinstance(self.noise, int | float) and not isinstance(self.noise, bool) and 0 <= self.noise <= 1
+        is_noise = is_finite(self.noise) and 0 <= self.noise <= 1
         self._check("noise", "0 to 1", is_noise)
         self._check("accumulation", f"1 to batch_size, {self.batch_size}", self.accumulation <= self.batch_size)
 
@@ -46,7 +47,7 @@ class Stage:
 
     def _check(self, name: str, accepted: str, holds: bool) -> None:
         if not holds:
-            raise ConfigError(f"{name} of a stage is {getattr(self, name)!r}; accepted: {accepted}")
+            raise ConfigError(f"{name} of a stage is {shown(getattr(self, name))}; accepted: {accepted}")
 
 
 def is_whole(value: object) -> bool:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from octavo._reading import shown
+from octavo.arguments import checks_arguments, is_finite
 from octavo.errors import ConfigError
 from octavo.train.stages import Stage, position, stage_at
 
@@ -84,7 +85,7 @@ class TrainConfig:
         self._whole("warmup", least=0)
         self._whole("seed", least=0)
         for name, allowed in (("schedule", SCHEDULES), ("precision", PRECISIONS), ("device", DEVICES)):
-            if getattr(self, name) not in allowed:
+            if not isinstance(value := getattr(self, name), str) or value not in allowed:
                 self._refuse(name, ", ".join(allowed))
         self._number("learning_rate", "a finite number above 0", lambda value: value > 0)
         self._number("eps", "a finite number above 0", lambda value: value > 0)
@@ -97,7 +98,7 @@ class TrainConfig:
         if self.ema is not None:
             self._number("ema", "None, or above 0 and below 1", lambda value: 0 < value < 1)
         pair = isinstance(self.betas, tuple) and len(self.betas) == 2
-        if not pair or not all(_is_number(beta) and 0 <= beta < 1 for beta in self.betas):
+        if not pair or not all(is_finite(beta) and 0 <= beta < 1 for beta in self.betas):
             self._refuse("betas", "two numbers of at least 0 and below 1")
         if not isinstance(self.compile, bool):
             self._refuse("compile", "True, False")
@@ -119,7 +120,7 @@ class TrainConfig:
             self._refuse("patience", "None where evaluate_every is None: patience counts evaluations")
 
     def _refuse(self, name: str, accepted: str) -> None:
-        raise ConfigError(f"{name} is {getattr(self, name)!r}; accepted: {accepted}")
+        raise ConfigError(f"{name} is {shown(getattr(self, name))}; accepted: {accepted}")
 
     def _whole(self, name: str, *, least: int) -> None:
         value = getattr(self, name)
@@ -128,24 +129,27 @@ class TrainConfig:
 
     def _number(self, name: str, accepted: str, holds: Any) -> None:
         value = getattr(self, name)
-        if not _is_number(value) or not holds(value):
+        if not is_finite(value) or not holds(value):
             self._refuse(name, accepted)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by name, as JSON has them: tuples are lists."""
         return {**asdict(self), "betas": list(self.betas), "stages": [asdict(stage) for stage in self.stages]}
 
+    @checks_arguments
     def stage(self, step: int) -> Stage:
         """Return the stage of update ``step``; without stages all of them are one, of sequences of one token."""
         if self.stages:
             return self.stages[stage_at(self.stages, step)[0]]
         return Stage(steps=self.steps, batch_size=self.batch_size, context=1, accumulation=self.accumulation)
 
+    @checks_arguments
     def position(self, step: int) -> float:
         """Return how far update ``step`` is, in updates: by tokens where there are stages."""
         return position(self.stages, step) if self.stages else step
 
     @classmethod
+    @checks_arguments
     def from_dict(cls, given: Mapping[str, Any]) -> TrainConfig:
         """Build a configuration from :meth:`as_dict`. Raises ConfigError for unknown or missing fields."""
         known = {field.name for field in fields(cls)}
@@ -176,7 +180,3 @@ def differences(saved: TrainConfig, now: TrainConfig) -> list[str]:
     names = saved.binding().keys() | now.binding().keys()
     pairs = [(name, getattr(saved, name), getattr(now, name)) for name in sorted(names)]
     return [f"{name} was {before!r}, is {after!r}" for name, before, after in pairs if before != after]
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

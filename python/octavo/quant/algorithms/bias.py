@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import DTypeError, ModelError, NonFiniteError, ShapeError
@@ -41,6 +42,7 @@ class BiasCorrections:
         return "\n".join([*lines, *(f"{name}: not reached" for name in self.not_reached)])
 
 
+@checks_arguments
 def correct_bias_model(
     model: nn.Module,
     reference: nn.Module,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo import _core
+from octavo.arguments import checks_arguments
 from octavo.errors import DataError, DTypeError, FormatError, NonFiniteError, ShapeError
 from octavo.formats import Format
 from octavo.ops.codec import encode
@@ -22,6 +23,7 @@ _REFITS = 8  # refits of a real scale that is chosen before
 _LEAST_DAMP = 1e-8  # where a singular H came without; raised tenfold until it is enough, up to H's mean diagonal
 
 
+@checks_arguments
 def gptq(
     weight: Tensor,
     hessian: Tensor,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo import _core
+from octavo.arguments import checks_arguments
 from octavo.errors import FormatError
 from octavo.formats import Format
 from octavo.ops.codec import encode
@@ -16,6 +17,7 @@ from octavo.quant.algorithms.solution import Solution, Table, checked_weight
 _MOST = 10_000  # iterations; it converges in tens
 
 
+@checks_arguments
 def hqq(weight: Tensor, format: Format | str, *, iterations: int = 20, p: float = 0.7) -> Solution:
     """Quantize a weight with the scales and zero points of least ``sum |w - q|^p``, found without calibration data.
 

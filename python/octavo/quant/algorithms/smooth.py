@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from octavo.arguments import checks_arguments
 from octavo.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import DTypeError, FormatError, NonFiniteError
@@ -49,6 +50,7 @@ class Smoothing:
         return "\n".join([*lines, *(f"{norm}: left, {reason}" for norm, reason in self.skipped.items())])
 
 
+@checks_arguments
 def smooth_model(
     model: nn.Module,
     calibration: Iterable[Any],
@@ -69,8 +71,6 @@ def smooth_model(
     reads what. ``strength``: 0 to 1. Raises FormatError for another strength, DTypeError for what is no float model,
     CalibrationError without data, NonFiniteError where a norm gives NaN or infinity.
     """
-    if not isinstance(model, nn.Module):
-        raise DTypeError(f"model is a {type(model).__name__}; accepted is a torch.nn.Module")
     refuse_meta(model, "smooth_model")
     if not (isinstance(strength, int | float) and 0 <= strength <= 1):
         raise FormatError(f"strength is {strength!r}; accepted are numbers from 0 to 1")

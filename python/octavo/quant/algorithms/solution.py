@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from octavo.arguments import checks_arguments
 from octavo.errors import DTypeError, FormatError, ShapeError
 from octavo.formats import Format
 from octavo.ops.codec import encode
@@ -28,11 +29,13 @@ class Solution(NamedTuple):
     zeros: Tensor | None
     levels: Tensor | None
 
+    @checks_arguments
     def encode(self, format: Format | str) -> PackedTensor:
         """Return the codes, which decode to ``weight`` bit for bit."""
         return encode(self.weight, format, scales=self.scales, zeros=self.zeros, levels=self.levels)
 
     @classmethod
+    @checks_arguments
     def of(cls, packed: PackedTensor) -> Solution:
         """Return the values and parts of a PackedTensor."""
         core = packed.format.core

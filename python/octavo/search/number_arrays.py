@@ -1,0 +1,44 @@
+"""Numbers from whatever was given or returned for them."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import DataError, DTypeError, OctavoError
+
+
+def number_array(given: Any, what: str, *, whole: bool = False, error: type[OctavoError] = DataError) -> NDArray[Any]:
+    """Return a copy of what was given as an array, float64 or, ``whole``, int64.
+
+    Raises ``error``, naming ``what``, for what holds no numbers, for fractions where ``whole``, and for numbers beyond
+    64 bits.
+    """
+    kinds, accepted = ("biu", "whole numbers of 64 bits") if whole else ("biuf", "numbers")
+    try:
+        found = np.array(given)
+        if found.size and found.dtype.kind not in kinds:
+            raise error(f"{what} is a {type(given).__name__} of {found.dtype}; accepted are arrays of {accepted}")
+        return found.astype(np.int64 if whole else np.float64)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as wrong:
+        if isinstance(wrong, OctavoError):
+            raise
+        raise error(f"{what} is a {type(given).__name__}; accepted are arrays of {accepted}: {wrong}") from None
+
+
+def returned_number(value: Any, function: str, accepted: str = "a number") -> float:
+    """Return the number that a user's function returned: a number of Python or numpy, or a tensor of one value.
+
+    Raises DTypeError, naming the ``function``, for anything else.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if is_number or math.prod(getattr(value, "shape", (0,))) == 1:
+        try:
+            return float(value)
+        except (TypeError, ValueError, OverflowError, RuntimeError):
+            pass
+    raise DTypeError(f"{function} returned a {type(value).__name__}; accepted are {accepted}")
