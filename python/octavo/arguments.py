@@ -32,6 +32,7 @@ R = TypeVar("R")
 
 _PLAIN = (NoneType, bool, int, float, complex, str, bytes)
 _NAMES = {bool: "True or False", int: "a whole number", float: "a number", str: "a text", NoneType: "None"}
+_PLURALS = {bool: "booleans", int: "whole numbers", float: "numbers", str: "texts", NoneType: "None"}
 _WHOLE = range(-(2**63), 2**63)
 
 
@@ -61,7 +62,7 @@ def checks_arguments(function: Callable[P, R]) -> Callable[P, R]:
 
 def check_fields(value: Any) -> None:
     """Check the fields of a dataclass against their annotations. Raises as the wrapper of :func:`checks_arguments`."""
-    kinds = _kinds(type(value))
+    kinds = _kinds(value.__class__)
     for field in fields(value):
         check(getattr(value, field.name), kinds.get(field.name, Any), f"{type(value).__name__}: {field.name}")
 
@@ -75,7 +76,10 @@ def check(value: object, kind: Any, what: str) -> None:
 
 def is_finite(value: object) -> bool:
     """Whether a value is a number that float64 holds: no boolean, NaN or infinity."""
-    return isinstance(value, Real) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _check_parameter(parameter: inspect.Parameter, value: Any, kind: Any, place: str) -> None:
@@ -94,18 +98,22 @@ def _kinds(owner: Any) -> dict[str, Any]:
     """Return the annotations of a function's parameters or of a class's fields; those that cannot be read are Any."""
     found: dict[str, Any] = {}
     for one in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
-        names = _names(one.__module__)
         for name, annotation in inspect.get_annotations(one).items():
-            try:
-                found[name] = eval(annotation, names) if isinstance(annotation, str) else annotation
-            except NameError:
-                found[name] = Any
+            found[name] = _evaluated(annotation, one.__module__) if isinstance(annotation, str) else annotation
     return found
+
+
+def _evaluated(annotation: str, module: str) -> Any:
+    """Return what an annotation of a module says; Any where it cannot be read."""
+    for names in (vars(sys.modules[module]), None):
+        with suppress(NameError):
+            return eval(annotation, _names(module) if names is None else names)
+    return Any
 
 
 @cache
 def _names(module: str) -> dict[str, Any]:
-    """Return the names of a module, those that it imports for type checkers among them."""
+    """Return the names of a module, those that it imports for type checkers among them, which are imported now."""
     names = dict(vars(sys.modules[module]))
     try:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
@@ -228,24 +236,27 @@ def _is_container(origin: Any) -> bool:
     return issubclass(origin, Iterable) and not issubclass(origin, str | bytes)
 
 
-def _accepted(kind: Any) -> str:
+def _accepted(kind: Any, names: Mapping[Any, str] = _NAMES) -> str:
     """Return an annotation in words."""
     origin = get_origin(kind) or kind
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys(map(_accepted, get_args(kind))))
+        return " or ".join(dict.fromkeys(_accepted(one, names) for one in get_args(kind)))
     if origin is Literal:
         return " or ".join(map(repr, get_args(kind)))
-    if kind in _NAMES or kind is None:
-        return _NAMES[kind or NoneType]
+    if kind in names or kind is None:
+        return names[kind or NoneType]
     if _is_path(kind):
         return "a path"
     if origin is Callable:
         return "a function"
-    inner = [one for one in get_args(kind) if one not in (Any, Ellipsis)]
-    name = origin.__name__ if isinstance(origin, type) else str(origin)
+    if _is_container(origin):
+        items = [_accepted(one, _PLURALS) for one in get_args(kind) if one not in (Any, Ellipsis)]
+        name = origin.__name__.lower()
+        return f"{'an' if name[0] in 'aeiou' else 'a'} {name}" + (f" of {' to '.join(items)}" if items else "")
+    name = getattr(origin, "__name__", str(origin))
     if (module := getattr(origin, "__module__", "")).startswith("torch"):
         name = f"torch.nn.{name}" if module.startswith("torch.nn") else f"torch.{name}"
-    return f"a {name}" + (f" of {', '.join(map(_accepted, inner))}" if inner and _is_container(origin) else "")
+    return f"a {name}"
 
 
 def _given(value: object) -> str:

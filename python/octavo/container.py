@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from octavo import _core, file_kinds, files
-from octavo.arguments import checks_arguments
+from octavo.arguments import check
 from octavo.errors import ContainerError, DTypeError, ShapeError
 from octavo.tensor_entry import TensorEntry as TensorEntry
 
@@ -98,7 +98,6 @@ class Deferred:
 # --- writing --------------------------------------------------------------------------------------------------------
 
 
-@checks_arguments
 def save(
     tensors: Mapping[str, Storable],
     path: str | os.PathLike[str],
@@ -119,6 +118,7 @@ def save(
     stays as it was. Source: FORMATS.md section 5.
     """
     place = files.path_text(path)
+    check(overwrite, bool, "save: overwrite")
     with files.native(path):
         files.sweep_native(path)
         _write(tensors, place, metadata, overwrite)
@@ -291,7 +291,6 @@ def _span(data: Any) -> tuple[int, int]:
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
-@checks_arguments
 def load(
     path: str | os.PathLike[str], *, mmap: bool = False, names: Iterable[str] | None = None
 ) -> dict[str, Tensor | PackedTensor]:
@@ -315,6 +314,7 @@ def load(
 def _reader(path: str | os.PathLike[str], mmap: bool) -> Any:
     """Open a file. Raises ContainerError, which says what the file is where its first bytes tell another kind."""
     name = files.path_text(path)
+    check(mmap, bool, "mmap")
     try:
         return _core._ContainerReader(name, mmap)
     except ContainerError:
@@ -348,7 +348,6 @@ def loads_one(data: bytes) -> Tensor | PackedTensor:
     return next(iter(tensors.values()))
 
 
-@checks_arguments
 def inspect(path: str | os.PathLike[str]) -> list[TensorEntry]:
     """List what a container, or any safetensors file, holds, ordered by name.
 
@@ -377,6 +376,7 @@ def _read(reader: Any, mmap: bool, names: Iterable[str] | None) -> dict[str, Ten
 
     if isinstance(names, str):
         raise DTypeError(f"names is the string {names!r}; accepted is a list of names")
+    check(names, Iterable[str] | None, "names")
     wanted = None if names is None else set(names)
     tensors: dict[str, Tensor | PackedTensor] = {}
     for name, fmt, rule, shape, dtype, axis, _, nonzero in reader.entries():

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from octavo import locks
-from octavo.errors import ContainerError
+from octavo.errors import ContainerError, DTypeError
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -34,8 +34,14 @@ _LONGEST = 200  # bytes of a name that a temporary one repeats; file systems all
 
 
 def path_text(path: str | os.PathLike[str]) -> str:
-    """Return a path as text. Raises ContainerError for half of a surrogate pair, which no name in a folder holds."""
+    """Return a path as text. Raises ContainerError for NUL and half of a surrogate pair, which no name in a folder
+    holds, and DTypeError for what is no path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise DTypeError(f"path is a {type(path).__name__}; accepted is a text or a path")
     text = os.fspath(path)
+    if "\0" in text:
+        raise ContainerError(f"path {text!a}: a path holds no NUL")
     try:
         os.fsencode(text)
     except UnicodeEncodeError:

@@ -23,6 +23,11 @@ class Anything:
         pass
 
 
+def some(folder: Path) -> list:
+    """A handful, for calls that take long where they are right."""
+    return [None, -1, math.nan, "\ud800", [None], NoRepr(), torch.ones(3, device="meta")]
+
+
 def few(folder: Path) -> list:
     """One value of every class of faults; new ones at every call, for a function may change or use up what it is given."""
     return [

@@ -8,13 +8,14 @@ import importlib
 import inspect
 import os
 import signal
+import traceback
 import warnings
 from contextlib import contextmanager
 
 import octavo
 import pytest
 import torch
-from arguments.hostile_values import few, many
+from arguments.hostile_values import few, many, some
 from arguments.valid_calls import CALLS, RECORDS, SLOW
 
 ROOMS = ("search", "graph", "prune", "quant", "lora", "recipe", "train", "report")
@@ -105,17 +106,24 @@ def fault(make, at, argument, value):
     except OSError as error:
         return None if written(value)[:20] in str(error) else f"{type(error).__name__}: {error}"
     except BaseException as error:
+        if callable(value) and not is_ours(error):
+            return None
         return f"{type(error).__name__}: {str(error)[:300]}"
 
 
 # What messages call an argument whose name says less.
 NOUNS = {
     "data": ("calibration", "batch", "stream", "text"), "batches": ("batch", "calibration"), "calibration": ("batch",), "budget": ("bits",),
-    "given": ("recipe", "pipeline", "pass", "schedule", "trainconfig"), "text": ("recipe", "json"), "inputs": ("torch.export", "layer", "shape"),
+    "given": ("recipe", "pipeline", "pass", "schedule", "trainconfig", "metric"), "text": ("recipe", "json"), "inputs": ("torch.export", "layer", "shape"),
     "path": ("folder",), "model": ("layer", "weight", "recipe", "fuse"), "context": ("settings",), "content": ("measurement",), "stream": ("ids",), "tokens": ("ids",), "point": ("assignment",), "steps": ("pass",),
     "also_after": ("stage",), "also_on": ("stage",), "weight": ("value",), "config": ("rank", "option"), "samples": ("batch",),
     **dict.fromkeys(("type", "name", "glob", "regex", "kind"), ("selector",)),
 }  # fmt: skip
+
+
+def is_ours(error):
+    """Whether an error was raised in a file of the package, and not in a function that was given to it."""
+    return traceback.extract_tb(error.__traceback__)[-1].filename.startswith(os.path.dirname(octavo.__file__))
 
 
 def names(told, argument, value):
@@ -125,7 +133,7 @@ def names(told, argument, value):
     texts = (" ".join(read(value).split())[:20] for read in (shown, written))
     return (
         any(noun in told.lower() for noun in nouns)
-        or type(value).__name__ in told
+        or getattr(value, "__name__", type(value).__name__) in told
         or any(text and text in told for text in texts)
     )
 
@@ -138,12 +146,16 @@ def written(value):
 
 
 def faults(name, place, values):
-    _, arguments = CALLS[name](place())
+    at = place()
+    _, arguments = CALLS[name](at)
     found = []
     for argument in arguments:
-        for number in range(len(values(place()))):
-            at = place()
-            value = values(at)[number]
+        at = place()
+        empty = listing(at)
+        for value in values(at):
+            if listing(at) != empty:
+                at = place()
+                empty = listing(at)
             if wrong := fault(CALLS[name], at, argument, value):
                 found.append((argument, shown(value), wrong))
     return found
@@ -183,10 +195,10 @@ def test_valid_calls_are_valid_and_have_all_arguments(name, place):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_hostile_arguments_are_refused_by_name(name, place):
-    assert faults(name, place, few if name in SLOW else many) == []
+    assert faults(name, place, some if name in SLOW else few) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(SLOW))
-def test_all_hostile_arguments_of_long_calls_are_refused_by_name(name, place):
+@pytest.mark.parametrize("name", CALLS)
+def test_all_hostile_arguments_are_refused_by_name(name, place):
     assert faults(name, place, many) == []

@@ -74,7 +74,9 @@ def other(rng: random.Random, value: Any) -> Any:
             ]
         )
     if isinstance(value, float):
-        return rng.choice([-value, value * 1e30, float("nan"), float("inf"), int(value), str(value)])
+        return rng.choice(
+            [-value, value * 1e30, float("nan"), float("inf"), int(value) if math.isfinite(value) else 0, str(value)]
+        )
     if isinstance(value, str):
         cut = rng.randrange(len(value) + 1)
         return rng.choice(
@@ -130,8 +132,8 @@ def mutate_value(rng: random.Random, value: Any, times: int = 1) -> Any:
         elif isinstance(holder, dict) and action < 0.9:
             holder[rng.choice(KEYS)] = copy.deepcopy(rng.choice(VALUES))
         elif isinstance(holder, dict):
-            holder[other(rng, last) if isinstance(last, str) and rng.random() < 0.2 else rng.choice(KEYS)] = holder.pop(
-                last
+            holder[str(other(rng, last)) if isinstance(last, str) and rng.random() < 0.2 else rng.choice(KEYS)] = (
+                holder.pop(last)
             )
         else:
             holder.append(copy.deepcopy(rng.choice(VALUES)))

@@ -137,7 +137,7 @@ def test_weights_without_values_are_refused(analysis):
         analysis(nn.LazyLinear(4))
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+@pytest.mark.parametrize("share", [-0.1, 1.5])
 def test_quantiles_are_shares(share):
     with pytest.raises(ModelError, match="give numbers from 0 to 1"):
         tensor_statistics(nn.Linear(4, 4), quantiles=[0.5, share])

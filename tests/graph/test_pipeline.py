@@ -121,7 +121,7 @@ def test_a_model_that_is_too_far_is_refused_before_work_starts():
     with pytest.raises(ModelError, match="has packed layers, and a pass of the stage quantization comes before pack"):
         Pipeline(["sparsity", ("quantize", {"recipe": "int8"})]).run(model, inplace=True)
     assert dict(model.named_modules()) == before
-    with pytest.raises(DTypeError, match=r"takes a torch\.nn\.Module"):
+    with pytest.raises(DTypeError, match=r"accepted is a torch\.nn\.Module"):
         Pipeline(["sparsity"]).run(3)
     with pytest.raises(ModelError, match=r"costs: it follows the model's operators.*give inputs"):
         Pipeline(["costs"]).run(classifier())

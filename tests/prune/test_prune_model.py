@@ -304,7 +304,6 @@ def test_a_format_without_zero_is_refused_by_name():
     [
         ({"sparsity": 1.0}, "sparsity is 1.0"),
         ({"sparsity": -0.1}, "sparsity is -0.1"),
-        ({"sparsity": True}, "sparsity is True"),
         ({"sparsity": None}, "no sparsity given"),
         ({"sparsity": {}}, "empty mapping"),
         ({"sparsity": {"nothing.*": 0.5}}, "'nothing.*' matches no layer"),

@@ -395,7 +395,7 @@ def test_layers_with_another_forward_are_left_out():
 
 
 def test_only_modules_have_plans():
-    with pytest.raises(octavo.DTypeError, match="got dict"):
+    with pytest.raises(octavo.DTypeError, match="model is a dict"):
         Recipe.parse("int8").plan({})
     with pytest.raises(octavo.ShapeError, match="run the model once"):
         Recipe.parse("int8").plan(nn.Sequential(nn.LazyLinear(3)))

@@ -347,7 +347,7 @@ def test_wrong_arguments_are_refused_before_anything_runs(model):
         (lambda: measure_sensitivity(model, data, []), ConfigError, "no format"),
         (lambda: measure_sensitivity(model, data, ["int99"]), FormatError, "int99"),
         (lambda: measure_sensitivity(model, data, ["int8"], roles=("bias",)), ConfigError, "weight and input"),
-        (lambda: measure_sensitivity(model, data, ["int8"], roles="weight"), ConfigError, "weight"),
+        (lambda: measure_sensitivity(model, data, ["int8"], roles="weight"), DTypeError, "roles is 'weight'"),
         (lambda: measure_sensitivity(model, data, ["int8"], method="guess"), ConfigError, "divergence, fisher"),
         (lambda: measure_sensitivity(model, data, ["int8"], divergence="l1"), ConfigError, "kl, cosine, mse"),
         (lambda: measure_sensitivity(model, data, ["int8"], exclude=["zebra"]), ModelError, "zebra"),

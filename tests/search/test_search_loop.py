@@ -237,11 +237,11 @@ def test_the_best_so_far_never_gets_worse():
     ("given", "told"),
     [
         ({"trials": 0}, "trials is 0"),
-        ({"builds": True}, "builds is True"),
+        ({"builds": -1}, "builds is -1"),
         ({"sampler": "annealing"}, "accepted are grid, random, tpe, nsga2"),
         ({"objectives": []}, "one at least"),
         ({"objectives": "accuracy up"}, "accepted are max, min"),
-        ({"lease_s": 0.1}, "1 s at least"),
+        ({"lease_s": 0.1}, "lease_s is 0.1; accepted are 1 to"),
         ({"storage": "mysql://localhost"}, "postgresql://"),
     ],
 )

@@ -96,11 +96,12 @@ class Pipeline:
 
     steps: tuple[Step, ...]
 
-    @checks_arguments
     def __init__(self, steps: Iterable[Any] = ()) -> None:
         """Take steps: names, pairs of name and configuration, or dictionaries."""
-        if isinstance(steps, str | Mapping):
-            raise ModelError(f"a pipeline is a list of passes, got {steps!r}; a file is read by Pipeline.from_toml")
+        if isinstance(steps, str | Mapping) or not isinstance(steps, Iterable):
+            raise ModelError(
+                f"a pipeline is a list of passes, got {shown(steps)}; a file is read by Pipeline.from_toml"
+            )
         given = tuple(map(Step.of, steps))
         require_order(step.run for step in given)
         object.__setattr__(self, "steps", given)

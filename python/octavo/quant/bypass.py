@@ -58,7 +58,7 @@ def warn_of_shared(model: nn.Module) -> None:
             f"{type(model).__name__}: {shared}, too, a Parameter of no layer: where the model reads it by that name it "
             f"is not rounded. Keep {_it(found)} in the recipe: '{rule}'"
         )
-        warnings.warn(BypassWarning(message, tuple(found), rule), stacklevel=3)
+        warnings.warn(BypassWarning(message, tuple(found), rule), stacklevel=4)
 
 
 def bypassed(model: nn.Module) -> list[str]:

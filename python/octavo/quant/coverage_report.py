@@ -167,7 +167,7 @@ def tell_coverage(model: nn.Module, show: Stages) -> None:
     message = f"{type(model).__name__}: {found.summary()}"
     if 0 < found.share < LEAST:
         more = "octavo.quant.coverage(model) lists every parameter, Recipe.explain(model) every rule"
-        warnings.warn(CoverageWarning(f"{message}. {more}"), stacklevel=3)
+        warnings.warn(CoverageWarning(f"{message}. {more}"), stacklevel=4)
     elif found.quantized:
         show.tell(message)
 

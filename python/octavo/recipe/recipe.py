@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from octavo._reading import parse_json, read_text
+from octavo._reading import parse_json, read_text, shown
 from octavo.arguments import checks_arguments
 from octavo.errors import FormatError
 from octavo.recipe.rule import RULE_KEYS, Rule
@@ -39,13 +39,12 @@ class Recipe:
 
     rules: tuple[Rule, ...]
 
-    @checks_arguments
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
         """Take rules in order."""
-        given = tuple(rules)
+        given = tuple(rules) if isinstance(rules, Iterable) else (rules,)
         for rule in given:
             if not isinstance(rule, Rule):
-                raise FormatError(f"a recipe is made of Rule(...), got {rule!r}; a text is read by Recipe.parse")
+                raise FormatError(f"a recipe is made of Rule(...), got {shown(rule)}; a text is read by Recipe.parse")
         object.__setattr__(self, "rules", given)
 
     # --- written forms ----------------------------------------------------------------------------------------------
@@ -180,13 +179,13 @@ class Recipe:
 def _rule(number: int, table: object) -> Rule:
     if not isinstance(table, Mapping):
         raise FormatError(
-            f"rule {number} is {table!r}; accepted is a table like {{'type': 'Linear', 'weight': 'int8'}}"
+            f"rule {number} is {shown(table)}; accepted is a table like {{'type': 'Linear', 'weight': 'int8'}}"
         )
     unknown = sorted(set(table) - set(RULE_KEYS))
     if unknown:
         near = difflib.get_close_matches(str(unknown[0]), RULE_KEYS, n=1)
         hint = f"; did you mean '{near[0]}'?" if near else f"; accepted are {', '.join(RULE_KEYS)}"
-        raise FormatError(f"rule {number}: unknown key {unknown[0]!r}{hint}")
+        raise FormatError(f"rule {number}: unknown key {shown(unknown[0])}{hint}")
     try:
         return Rule(**table)
     except FormatError as error:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo._reading import shown
 from octavo.arguments import check_fields, checks_arguments
-from octavo.errors import DataError
+from octavo.errors import ConfigError, DataError
 from octavo.search.layer_sensitivity import Sensitivity
 from octavo.search.number_arrays import number_array
 
@@ -33,13 +34,20 @@ class LatencyTable:
         seconds = number_array(self.seconds, "a latency table: seconds")
         object.__setattr__(self, "seconds", seconds)
         check_fields(self)
-        if seconds.ndim != 2 or np.isinf(seconds).any() or (seconds < 0).any() or not min(self.rest, self.whole) >= 0:
+        for name, value in (("rest", self.rest), ("whole", self.whole)):
+            if value < 0:
+                raise DataError(f"a latency table: {name} is {value}; accepted are seconds of at least 0")
+        if seconds.ndim != 2 or np.isinf(seconds).any() or (seconds < 0).any():
             raise DataError("a latency table holds seconds of at least 0, [groups, formats], NaN for what cannot be")
         seconds.flags.writeable = False
 
     @checks_arguments
     def predict(self, choice: Mapping[str, str], sensitivity: Sensitivity) -> float:
         """Return the seconds of an assignment: the sum over its groups, and the rest."""
+        for group in sensitivity.groups:
+            if choice.get(group.name) not in sensitivity.formats:
+                told = f"choice gives {group.name!r} the format {shown(choice.get(group.name))}"
+                raise ConfigError(f"{told}; accepted are {', '.join(sensitivity.formats)}")
         columns = {text: column for column, text in enumerate(sensitivity.formats)}
         picks = [self.seconds[row, columns[choice[group.name]]] for row, group in enumerate(sensitivity.groups)]
         return float(np.sum(picks)) + self.rest

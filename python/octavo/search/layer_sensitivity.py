@@ -87,7 +87,7 @@ class Sensitivity:
         if np.isinf(loss).any() or (loss < 0).any() or np.isnan(loss[:, -1]).any():
             raise DataError("sensitivity: losses are finite and at least 0, NaN for what cannot be given; keep has one")
         if (nbytes < 0).any() or self.fixed_nbytes < 0 or self.parameters < 1:
-            raise DataError("sensitivity: bytes are at least 0, and a model has parameters")
+            raise DataError("sensitivity: nbytes and fixed_nbytes are at least 0, and parameters at least 1")
 
     @checks_arguments
     def bits(self, nbytes: int) -> float:

@@ -130,7 +130,7 @@ def text_ids(tokenizer: Any, text: str) -> list[int]:
         found = tokenizer.encode(text)
     except KeyError:
         raise DataError(
-            f"the tokenizer, a {type(tokenizer).__name__}, gives no input_ids; give that of the model"
+            f"the tokenizer, a {type(tokenizer).__name__}, gives no input_ids of a text; give that of the model"
         ) from None
     found = getattr(found, "ids", found)
     return found.tolist() if hasattr(found, "tolist") else list(found)
