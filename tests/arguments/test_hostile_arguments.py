@@ -33,10 +33,11 @@ def public():
             if not callable(thing) or thing in seen or (isinstance(thing, type) and issubclass(thing, BaseException)):
                 continue
             seen.add(thing)
-            if thing.__module__.startswith(ELSEWHERE):
+            if thing.__module__.startswith(ELSEWHERE) or thing is octavo.train.Task:  # a protocol, which users fill
                 continue
             known = f"{room}.{name}".lstrip(".")
-            yield known, thing
+            if parameters(thing):
+                yield known, thing
             for method, given in vars(thing).items() if isinstance(thing, type) else ():
                 bound = getattr(thing, method)
                 if not method.startswith("_") and callable(bound) and parameters(bound, given):
@@ -114,7 +115,7 @@ def fault(make, at, argument, value):
 # What messages call an argument whose name says less.
 NOUNS = {
     "data": ("calibration", "batch", "stream", "text"), "batches": ("batch", "calibration"), "calibration": ("batch",), "budget": ("bits",),
-    "given": ("recipe", "pipeline", "pass", "schedule", "trainconfig", "metric"), "text": ("recipe", "json"), "inputs": ("torch.export", "layer", "shape"),
+    "given": ("recipe", "pipeline", "pass", "schedule", "configuration", "trainconfig", "metric"), "text": ("recipe", "json"), "inputs": ("torch.export", "layer", "shape"),
     "path": ("folder",), "model": ("layer", "weight", "recipe", "fuse"), "context": ("settings",), "content": ("measurement",), "stream": ("ids",), "tokens": ("ids",), "point": ("assignment",), "steps": ("pass",),
     "also_after": ("stage",), "also_on": ("stage",), "weight": ("value",), "config": ("rank", "option"), "samples": ("batch",),
     **dict.fromkeys(("type", "name", "glob", "regex", "kind"), ("selector",)),

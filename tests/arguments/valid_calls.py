@@ -7,12 +7,14 @@ milliseconds, which get fewer values in a fast run.
 
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import octavo
 import torch
 from arguments import models as m
 from octavo import graph, lora, prune, quant, report, search, train
+from octavo.display.progress import Stages
 from octavo.models.classifier import ClassifierConfig
 from octavo.models.gpt import GPT, GPTConfig, MaskedDiffusion
 from octavo.models.gpt.attention_mixer import Attention
@@ -108,7 +110,7 @@ def _(at):
 def _(at):
     return octavo.evaluate, {
         "model": m.text(), "data": m.ids().tolist(), "tokenizer": None, "against": None, "context": 8, "stride": 8, "tokens": 30,
-        "max_tokens": 16, "samples": None, "progress": lambda done, total: None,
+        "max_tokens": 16, "samples": None, "leaks": "refuse", "guard_calls": None, "progress": lambda done, total: None,
     }  # fmt: skip
 
 
@@ -116,7 +118,7 @@ def _(at):
 def _(at):
     return octavo.evaluate, {
         "model": m.text(), "data": [m.ids()[None]], "tokenizer": None, "against": m.text(), "context": None, "stride": None,
-        "tokens": None, "max_tokens": 16, "samples": 2, "progress": lambda done, total: None,
+        "tokens": None, "max_tokens": 16, "samples": 2, "leaks": "refuse", "guard_calls": None, "progress": lambda done, total: None,
     }  # fmt: skip
 
 
@@ -126,7 +128,7 @@ def _(at):
     tokens = lambda texts, **_: {"input": torch.tensor([[ord(one[0]) % 200] for one in texts])}  # noqa: E731
     return octavo.evaluate, {
         "model": model, "data": [("a", 0), ("b", 1)], "tokenizer": tokens, "against": None, "context": None, "stride": None,
-        "tokens": None, "max_tokens": 16, "samples": None, "progress": lambda done, total: None,
+        "tokens": None, "max_tokens": 16, "samples": None, "leaks": "refuse", "guard_calls": None, "progress": lambda done, total: None,
     }  # fmt: skip
 
 
@@ -372,6 +374,34 @@ simple("prune.report", prune.report, model=m.masked())
 simple("prune.structure", prune.structure, model=m.plain(), inputs=m.x(), query_heads=False, slow=True)
 
 
+@valid("prune.Place.slice")
+def _(at):
+    return prune.Place("a", 0, torch.arange(6).view(3, 2)).slice, {"unit": 1}
+
+
+@valid("prune.Slice.of")
+def _(at):
+    return prune.Slice("a", 0, torch.arange(2)).of, {"tensor": torch.ones(4)}
+
+
+def pruning(method, **arguments):
+    """Enter a method of the callback that prunes while a model trains."""
+
+    def make(at):
+        model = prune.prune_model(m.net(), 0.5, schedule=prune.Cubic(10), progress=False)
+        held = prune.callback(model)
+        units = {"units": held.units(model)} if method in ("begin", "prune") else {}
+        return getattr(held, method), {"model": model, **units, **arguments}
+
+    valid(f"prune.Pruning.{method}", slow=True)(make)
+
+
+pruning("units")
+pruning("begin")
+pruning("gradients", step=0)
+pruning("prune", show=Stages(False), step=0)
+
+
 @valid("prune.fold_model")
 def _(at):
     return prune.fold_model, {"model": m.masked(), "inplace": False}
@@ -487,8 +517,10 @@ simple("train.TrainConfig.position", STAGED.position, step=1)
 simple("train.TrainConfig.from_dict", TrainConfig.from_dict, given=STAGED.as_dict())
 simple("train.ValLoss.minus", train.exact_nll(m.text(), m.ids(), context=8).minus, other=train.exact_nll(m.text(), m.ids(), context=8))  # fmt: skip
 simple("train.adamw", train.adamw, model=m.net(), config=CONFIG)
-simple("train.exact_nll", train.exact_nll, model=m.text(), stream=m.ids(), context=8, stride=8, tokens=30, nbytes=40, batch_size=8, leaks="refuse", progress=lambda done, total: None, slow=True)  # fmt: skip
+simple("train.exact_nll", train.exact_nll, model=m.text(), stream=m.ids(), context=8, stride=8, tokens=30, nbytes=40, batch_size=8, leaks="refuse", guard_calls=None, progress=lambda done, total: None, slow=True)  # fmt: skip
 simple("train.grouped", train.grouped, groups=[ParameterGroup(names=("a",))])
+RESULT = train.TrainResult("interrupted", 1, 1, None, None, None, None, {}, Path("run"), 2)
+simple("train.TrainResult.interruption", RESULT.interruption, told=True)
 simple("train.seed_all", train.seed_all, seed=0, rank=0)
 simple("train.without_clock", train.without_clock, lines=[{"step": 1, "seconds": 0.5}])
 simple("report.check_report", report.check_report, report=compression(blocks=1), what="report", slow=True)
@@ -547,5 +579,5 @@ RECORDS = {
     "graph.ModuleRecord", "graph.Node", "graph.NodeCost", "graph.PipelineResult", "graph.Report", "graph.TensorRecord", "graph.Totals",
     "graph.TransformReport", "prune.CompactReport", "prune.Group", "prune.Place", "prune.PruneReport", "prune.PrunedTensor", "prune.Pruning",
     "prune.Slice", "prune.Structure", "prune.Unit", "quant.BiasCorrections", "quant.Coverage", "quant.Smoothing", "quant.Solution",
-    "lora.FuseReport", "lora.FusedLayer", "train.Bound", "train.Task", "train.TrainResult", "train.ValLoss",
+    "lora.FuseReport", "lora.FusedLayer", "train.Bound", "train.TrainResult", "train.ValLoss",
 }  # fmt: skip

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -60,6 +60,7 @@ class Granularity:
         return self.kind in STRUCTURES
 
 
+@runtime_checkable
 class Units(Protocol):
     """The units of one ranking: those of one tensor, or the structures of one module."""
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from octavo.arguments import checks_arguments
-from octavo.errors import ModelError
+from octavo.errors import ModelError, ShapeError
 from octavo.graph import Graph, capture
 from octavo.graph.example_inputs import example_inputs
 from octavo.graph.exporting import take
@@ -40,7 +40,11 @@ class Slice:
 
     @checks_arguments
     def of(self, tensor: Tensor) -> Tensor:
-        """Return the values of the slice in a tensor of the parameter's shape, a copy."""
+        """Return the values of the slice in a tensor of the parameter's shape, a copy. Raises ShapeError for others."""
+        last = int(self.indices.max()) if len(self.indices) else -1
+        if tensor.ndim <= self.dim or tensor.shape[self.dim] <= last:
+            shape = tuple(tensor.shape)
+            raise ShapeError(f"tensor has shape {shape}; accepted are more than {last} places in dimension {self.dim}")
         return tensor.index_select(self.dim, self.indices.to(tensor.device))
 
 

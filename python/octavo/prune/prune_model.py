@@ -161,6 +161,7 @@ class Pruning:
         """Return itself: options do not change, and calibration data is not the model's."""
         return self
 
+    @checks_arguments
     def units(self, model: nn.Module) -> list[Units]:
         """Return the units of every target. Raises as :func:`prune_model` before anything is changed."""
         layers = selected_layers(model, self.targets, self.sparsity)
@@ -174,6 +175,7 @@ class Pruning:
                 _check_format(model, place)
         return list(units)
 
+    @checks_arguments
     def begin(self, model: nn.Module, units: list[Units]) -> None:
         """Give every target a mask, and room for the scores that training gathers."""
         for one in units:
@@ -197,6 +199,7 @@ class Pruning:
         if self.schedule.share(step, 0.0) is not None:
             self.prune(model, self.units(model), Stages(False), step)
 
+    @checks_arguments
     def gradients(self, model: nn.Module, step: int) -> None:
         """Gather scores from gradients of update ``step``, before the optimizer uses them."""
         if self.criterion not in GATHERED or self.schedule is None or step >= self.schedule.last:
@@ -209,6 +212,7 @@ class Pruning:
 
     # --- pruning ----------------------------------------------------------------------------------------------------
 
+    @checks_arguments
     def prune(self, model: nn.Module, units: list[Units], show: Stages, step: int | None = None) -> None:
         """Write the masks that the options ask for, of ``step`` where there is a schedule."""
         with torch.no_grad():

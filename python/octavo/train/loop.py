@@ -62,6 +62,7 @@ class TrainResult:
     folder: Path
     signal: int | None = None
 
+    @checks_arguments
     def interruption(self, *, told: bool) -> Interrupted:
         """Return the error by which a command ends that was interrupted here; ``told``: the run has said so."""
         text = f"interrupted after step {self.step}: the same command goes on from {self.folder}"
