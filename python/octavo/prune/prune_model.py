@@ -240,7 +240,8 @@ class Pruning:
             share = one.sparsity
             if self.schedule is not None and step is not None:
                 grown = self.schedule.share(step, share)
-                assert grown is not None  # the step was asked for
+                if grown is None:
+                    raise ModelError(f"step is {step}: the schedule prunes nothing there")
                 share = grown
             past = one.whole(gone)
             wide = scores if scores.dtype == torch.float64 else scores.float()

@@ -267,9 +267,9 @@ class _Loop:
         values: list[float] = []
         try:
             try:
-                ended, facts = FINISHED, self.evaluate(build)
-                check(facts, Mapping[str, Any], "what evaluate returned")
-                facts = dict(facts)
+                found = self.evaluate(build)
+                check(found, Mapping[str, Any], "what evaluate returned")
+                ended, facts = FINISHED, dict(found)
             except StopTrial:
                 ended, values = STOPPED, last[-1:]
             except NonFiniteError as error:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
-from octavo.arguments import checks_arguments
-from octavo.errors import DataError
+from octavo.arguments import check_fields, checks_arguments, is_finite
+from octavo.errors import DataError, OctavoError
 from octavo.train.intervals import weighted_mean, wilson
 
 Goal = Literal["max", "min"]
@@ -86,11 +86,20 @@ class Measurement:
         """Return what :meth:`stored` gave. Raises DataError for anything else."""
         try:
             weights = content["weights"]
-            return cls(**{
+            found = cls(**{
                 **content, "values": tuple(content["values"]), "weights": None if weights is None else tuple(weights)
             })  # fmt: skip
-        except (KeyError, TypeError) as error:
+            check_fields(found)
+        except (KeyError, TypeError, OctavoError) as error:
             raise DataError(f"no stored measurement: {error}") from None
+        numbers = (found.value, *found.values, *(found.weights or ()))
+        if (
+            not found.values
+            or not all(map(is_finite, numbers))
+            or len(found.weights or found.values) != len(found.values)
+        ):
+            raise DataError("no stored measurement: values and weights are finite, as many as each other, at least one")
+        return found
 
 
 @dataclass(frozen=True)
