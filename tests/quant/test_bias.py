@@ -120,8 +120,8 @@ def other():
 
 
 WRONG = {
-    "model": (DTypeError, "model is a int", lambda q, m: correct_bias_model(3, m, batches())),
-    "reference": (DTypeError, "reference is a NoneType", lambda q, m: correct_bias_model(q, None, batches())),
+    "model": (DTypeError, "model is 3", lambda q, m: correct_bias_model(3, m, batches())),
+    "reference": (DTypeError, "reference is None", lambda q, m: correct_bias_model(q, None, batches())),
     "no batch": (CalibrationError, "no samples", lambda q, m: correct_bias_model(q, m, [])),
     "another": (ShapeError, r"7: the weight has shape \(5, 12\)", lambda q, m: correct_bias_model(q, other(), batches())),
     "NaN": (NonFiniteError, "0: the outputs hold", lambda q, m: correct_bias_model(q, m, [torch.full((1, 3, 6, 6), math.nan)])),

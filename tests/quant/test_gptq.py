@@ -181,7 +181,7 @@ WRONG = {
     "kind of weight": (DTypeError, "weight is a list", lambda w, h: gptq([1.0], h, "int4")),
     "integers": (DTypeError, "torch.int64", lambda w, h: gptq(w.long(), h, "int4")),
     "no dimension": (ShapeError, "no dimensions", lambda w, h: gptq(w[0, 0], h, "int4")),
-    "hessian": (DTypeError, "hessian is list", lambda w, h: gptq(w, [1.0], "int4")),
+    "hessian": (DTypeError, "hessian is a list", lambda w, h: gptq(w, [1.0], "int4")),
     "size": (ShapeError, r"\(95, 95\), expected \(96, 96\)", lambda w, h: gptq(w, h[:95, :95], "int4")),
     "NaN weight": (NonFiniteError, "position 7", lambda w, h: gptq(w.view(-1).index_fill(0, torch.tensor(7), math.nan).view(24, 96), h, "int4")),
     "NaN hessian": (NonFiniteError, "hessian holds NaN", lambda w, h: gptq(w, h * math.nan, "int4")),

@@ -440,11 +440,11 @@ def test_calibration_that_is_no_data_is_refused():
         (data()[0], "calibration is a Tensor; accepted is an iterable of batches"),
         (data()[0].numpy(), "calibration is a ndarray; accepted is an iterable of batches"),
         ({"ids": data()[0]}, "calibration is a dict"),
-        (5, "calibration is a int"),
         ([], "holds no samples"),
         (iter([]), "holds no samples"),
     ):
         refused(CalibrationError, told, W8A8, calibration=given)
+    refused(DTypeError, "calibration is 5; accepted is an iterable or None", W8A8, calibration=5)
     refused(CalibrationError, "samples is 0", W8A8, calibration=data(), samples=0)
 
 

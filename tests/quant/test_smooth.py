@@ -200,8 +200,8 @@ def test_modes_hooks_and_progress():
 
 WRONG = {
     "strength": (FormatError, "strength is 2", lambda m: smooth_model(m, batches(), strength=2)),
-    "NaN strength": (FormatError, "strength is nan", lambda m: smooth_model(m, batches(), strength=math.nan)),
-    "model": (DTypeError, "model is a int", lambda m: smooth_model(3, batches())),
+    "NaN strength": (NonFiniteError, "strength is nan", lambda m: smooth_model(m, batches(), strength=math.nan)),
+    "model": (DTypeError, "model is 3", lambda m: smooth_model(3, batches())),
     "no batch": (CalibrationError, "no samples", lambda m: smooth_model(m, [])),
     "one tensor": (CalibrationError, "iterable of batches", lambda m: smooth_model(m, batches()[0])),
     "NaN": (NonFiniteError, "norm: the output", lambda m: smooth_model(m, [torch.full((1, 2, 28), math.nan)])),

@@ -120,7 +120,7 @@ def test_scores_need_not_be_normalized():
         (IDS, {"tokens": 1.5}, r"tokens is 1\.5"),
         (IDS, {"batch_size": 0}, "batch_size is 0"),
         (IDS, {"guard_calls": 0}, "guard_calls is 0"),
-        (IDS, {"leaks": "ignore"}, "accepted are 'refuse' and 'report'"),
+        (IDS, {"leaks": "ignore"}, "leaks is 'ignore'; accepted are 'refuse', 'report'"),
         (IDS.float(), {}, "whole numbers.*float32"),
         (IDS > 3, {}, "whole numbers.*bool"),
         (IDS.to(torch.complex64), {}, "whole numbers.*complex64"),
@@ -141,7 +141,7 @@ def test_scores_need_not_be_normalized():
     ids=str,
 )
 def test_streams_that_make_no_windows_are_refused(ids, options, reason):
-    with pytest.raises(DataError, match=reason):
+    with pytest.raises(octavo.OctavoError, match=reason):
         exact_nll(Causal(), ids, **{"context": 8, **options})
 
 

@@ -13,7 +13,8 @@ import torch
 from rich.table import Table
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
+from octavo._reading import shown
+from octavo.arguments import check
 from octavo.display.console import plain_text, table
 from octavo.display.numbers import shape_text, size
 from octavo.errors import ModelError
@@ -131,7 +132,6 @@ class Costs:
         return f"{plain_text(self.table())}\n\n{note}"
 
 
-@checks_arguments
 def explain(model: nn.Module, batch: int = 1) -> Costs:
     """Tell for every layer with a weight which kernel will run, what it reads, and about how long that takes.
 
@@ -142,8 +142,9 @@ def explain(model: nn.Module, batch: int = 1) -> Costs:
 
     Raises ModelError for a batch outside 1 to 2^31, or a model without tensors; DTypeError for what is no module.
     """
+    check(model, nn.Module, "explain: model")
     if not isinstance(batch, int) or isinstance(batch, bool) or not 1 <= batch <= _MOST:
-        raise ModelError(f"explain: batch is {batch!r}; accepted are integers from 1 to {_MOST}")
+        raise ModelError(f"explain: batch is {shown(batch)}; accepted are integers from 1 to {_MOST}")
     speed = bandwidth()
     layers = {path: layer for path, layer in model.named_modules() if _has_weight(layer)}
     costs = {path: _cost(path, layer, batch, speed) for path, layer in layers.items()}

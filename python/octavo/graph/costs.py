@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from octavo._reading import shown
 from octavo.arguments import checks_arguments
 from octavo.display.console import table
 from octavo.display.numbers import size
@@ -107,7 +108,6 @@ class Costs:
 
         return self.resident_bytes + sympy.Max(*most, evaluate=False)
 
-    @checks_arguments
     def at(self, **sizes: int) -> Totals:
         """Return the costs at sizes such as ``batch=8, sequence=128``; those not given are as the inputs had them.
 
@@ -119,7 +119,7 @@ class Costs:
             raise ModelError(f"costs: {wrong[0]!r} is no size of this graph; its sizes are {known}")
         for name, value in sizes.items():
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise ModelError(f"costs: {name}={value!r}; give a whole number from 0 up")
+                raise ModelError(f"costs: {name}={shown(value)}; give a whole number from 0 up")
         all_sizes = {**self.sizes, **sizes}
         peak = None
         if "peak_bytes" not in self.missing:
@@ -141,7 +141,6 @@ class Costs:
         classes = {node.module_path: node.module_class for node in graph.module_nodes}
         return {path: _added(path, classes[path], rows) for path, rows in groups.items()}
 
-    @checks_arguments
     def as_dict(self, **sizes: int) -> dict[str, Any]:
         """Return plain values: symbolic costs as texts, and numbers at sizes."""
         names = ("macs", "elementwise", "bitops", "weight_bytes", "traffic_bytes", "peak_bytes")
@@ -157,12 +156,10 @@ class Costs:
             "missing": list(self.missing),
         }
 
-    @checks_arguments
     def to_json(self, **sizes: int) -> str:
         """Return :meth:`as_dict` as JSON."""
         return json.dumps(self.as_dict(**sizes), indent=2)
 
-    @checks_arguments
     def to_table(self, **sizes: int) -> Table:
         """Return the totals at sizes as a table."""
         totals = self.at(**sizes)

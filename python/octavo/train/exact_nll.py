@@ -125,8 +125,6 @@ def exact_nll(
         raise DataError(f"context is {context} and stride {stride}; accepted are strides from 1 up to the context")
     if guard_calls is not None:
         check_whole("guard_calls", guard_calls)
-    if leaks not in ("refuse", "report"):
-        raise DataError(f"leaks is {leaks!r}; accepted are 'refuse' and 'report'")
     ids = shortened(whole, tokens)
     windows = list(windows_of(len(ids), context, stride))
     if hasattr(getattr(model, "objective", None), "bound"):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo import _core
-from octavo.arguments import checks_arguments
+from octavo._reading import shown
 from octavo.errors import FormatError
 from octavo.formats import Format
 from octavo.ops.codec import encode
@@ -17,7 +17,6 @@ from octavo.quant.algorithms.solution import Solution, Table, checked_weight
 _MOST = 10_000  # iterations; it converges in tens
 
 
-@checks_arguments
 def hqq(weight: Tensor, format: Format | str, *, iterations: int = 20, p: float = 0.7) -> Solution:
     """Quantize a weight with the scales and zero points of least ``sum |w - q|^p``, found without calibration data.
 
@@ -33,9 +32,9 @@ def hqq(weight: Tensor, format: Format | str, *, iterations: int = 20, p: float 
     fmt = Format.parse(format)
     x = checked_weight(weight, "hqq")
     if not isinstance(iterations, int) or isinstance(iterations, bool) or not 0 <= iterations <= _MOST:
-        raise FormatError(f"hqq: iterations = {iterations!r}; accepted are whole numbers from 0 to {_MOST}")
+        raise FormatError(f"hqq: iterations = {shown(iterations)}; accepted are whole numbers from 0 to {_MOST}")
     if not (isinstance(p, int | float) and 0 < p <= 2):
-        raise FormatError(f"hqq: p = {p!r}; accepted are numbers above 0 and up to 2")
+        raise FormatError(f"hqq: p = {shown(p)}; accepted are numbers above 0 and up to 2")
     table = Table(encode(x, fmt))
     if x.numel() and table.scales.numel():
         values = x.to(torch.float32).contiguous()
