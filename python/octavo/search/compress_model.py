@@ -14,7 +14,7 @@ from octavo import files, folders
 from octavo.arguments import checks_arguments
 from octavo.batches import Batches, call_numbered, samples_of
 from octavo.display.progress import Report
-from octavo.errors import ConfigError, DTypeError
+from octavo.errors import ConfigError
 from octavo.folder.save_load import fill_folder
 from octavo.folder.weight_files import PACKED_NAME
 from octavo.nn.meta_tensors import refuse_meta
