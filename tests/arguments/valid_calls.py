@@ -252,7 +252,7 @@ def _(at):
 def _(at):
     return search.measure_sensitivity, {
         "model": m.net(), "batches": m.batches(), "formats": ["int4", "int8"], "roles": ("weight",), "share": (), "exclude": (),
-        "method": "divergence", "output": None, "divergence": "mse", "samples": 4, "workers": 1, "journal": at / "journal", "progress": False,
+        "method": "divergence", "output": None, "divergence": "mse", "samples": 4, "workers": 1, "subject": "", "journal": at / "journal", "progress": False,
     }  # fmt: skip
 
 
