@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 
 from octavo import _core, file_kinds, files
+from octavo._reading import shown
 from octavo.arguments import check
 from octavo.errors import ContainerError, DTypeError, ShapeError
 from octavo.tensor_entry import TensorEntry as TensorEntry
@@ -165,13 +166,13 @@ def _write(
         raise DTypeError(f"metadata is a {type(metadata).__name__}; accepted are mappings of strings to strings")
     for key, value in (metadata or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise DTypeError(f"metadata {key!r}: {value!r} is not a string for a string")
+            raise DTypeError(f"metadata {shown(key)}: {shown(value)} is not a string for a string")
         _refuse_halves(key, "metadata key {}")
         _refuse_halves(value, f"metadata {key!a}: value {{}}")
     plain, packed = [], []
     for name, tensor in tensors.items():
         if not isinstance(name, str):
-            raise DTypeError(f"{name!r} is a {type(name).__name__}; names of tensors are strings")
+            raise DTypeError(f"{shown(name)} is a {type(name).__name__}; names of tensors are strings")
         _refuse_halves(name, "tensor name {}")
         if _is_packed(tensor):
             parts = tensor.held_parts

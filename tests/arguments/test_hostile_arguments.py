@@ -116,8 +116,9 @@ def fault(make, at, argument, value):
 NOUNS = {
     "data": ("calibration", "batch", "stream", "text"), "batches": ("batch", "calibration"), "calibration": ("batch",), "budget": ("bits",),
     "given": ("recipe", "pipeline", "pass", "schedule", "configuration", "trainconfig", "metric"), "text": ("recipe", "json"), "inputs": ("torch.export", "layer", "shape"),
-    "path": ("folder",), "model": ("layer", "weight", "recipe", "fuse"), "context": ("settings",), "content": ("measurement",), "stream": ("ids",), "tokens": ("ids",), "point": ("assignment",), "steps": ("pass",),
+    "path": ("folder",), "model": ("layer", "weight", "recipe", "fuse", "adapter", "lora: 'type:linear'"), "context": ("settings",), "content": ("measurement",), "stream": ("ids",), "tokens": ("ids",), "point": ("assignment",), "steps": ("pass",),
     "also_after": ("stage",), "also_on": ("stage",), "weight": ("value",), "config": ("rank", "option"), "samples": ("batch",),
+    "test": ("evaluate",), "share": ("selector",), "exclude": ("selector",), "against": ("model", "agreement"), "train": ("loss",),
     **dict.fromkeys(("type", "name", "glob", "regex", "kind"), ("selector",)),
 }  # fmt: skip
 

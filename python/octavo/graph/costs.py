@@ -118,7 +118,7 @@ class Costs:
             known = ", ".join(self.symbols) or "none"
             raise ModelError(f"costs: {wrong[0]!r} is no size of this graph; its sizes are {known}")
         for name, value in sizes.items():
-            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
                 raise ModelError(f"costs: {name}={shown(value)}; give a whole number from 0 up")
         all_sizes = {**self.sizes, **sizes}
         peak = None

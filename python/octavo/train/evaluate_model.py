@@ -14,6 +14,7 @@ from octavo.batches import Batches
 from octavo.data import BytePairTokenizer
 from octavo.data.labelled import Sentences
 from octavo.errors import DataError, DTypeError, SettingError
+from octavo.nn.meta_tensors import refuse_meta
 from octavo.train.classifier_accuracy import LONGEST, classifier_accuracy
 from octavo.train.exact_nll import ValLoss, exact_nll
 from octavo.train.intervals import weighted_mean
@@ -57,6 +58,8 @@ def evaluate(
     DTypeError and DataError for data that is none of these, ModelError for a model that gives something else,
     SettingError for windows where no perplexity is measured.
     """
+    for one in (model, *(() if against is None else (against,))):
+        refuse_meta(one, "evaluate")
     if tokenizer is not None and not callable(tokenizer) and not hasattr(tokenizer, "encode"):
         raise DTypeError(
             f"tokenizer is a {type(tokenizer).__name__}; accepted are those of transformers and octavo.data"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from octavo.arguments import checks_arguments
 from octavo.errors import DataError, ModelError, NonFiniteError
+from octavo.nn.meta_tensors import refuse_meta
 from octavo.train.loss_guard import Checked, LossGuard, StreamState
 from octavo.train.model_outputs import evaluating, measured_copy
 from octavo.train.token_losses import token_losses
@@ -123,8 +124,10 @@ def exact_nll(
     stride = context if stride is None else check_whole("stride", stride)
     if stride > context:
         raise DataError(f"context is {context} and stride {stride}; accepted are strides from 1 up to the context")
-    if guard_calls is not None:
-        check_whole("guard_calls", guard_calls)
+    for name, value in (("guard_calls", guard_calls), ("nbytes", nbytes)):
+        if value is not None:
+            check_whole(name, value)
+    refuse_meta(model, "exact_nll")
     ids = shortened(whole, tokens)
     windows = list(windows_of(len(ids), context, stride))
     if hasattr(getattr(model, "objective", None), "bound"):

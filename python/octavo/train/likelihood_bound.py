@@ -80,7 +80,7 @@ def likelihood_bound(
         check_whole(name, value) for name, value in (("context", context), ("draws", draws), ("batch_size", batch_size))
     )
     check_vocabulary(model, ids)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int(seed))
     windows = list(windows_of(len(ids), context, context))
     device = device_of(model)
     sums: list[list[float]] = []
