@@ -501,3 +501,11 @@ def test_a_pipe_made_smaller_than_an_answer_is_enough(exported):
     sender.join(30)
     os.close(out)
     assert received == data
+
+
+def test_a_closed_stream_is_an_error_with_its_name():
+    closed = io.BytesIO(b"x")
+    closed.close()
+    for call in (lambda: read_some(closed, 5), lambda: write_all(closed, b"x")):
+        with pytest.raises(OSError, match="it is closed: 'a BytesIO'"):
+            call()

@@ -89,6 +89,10 @@ def naming(stream: Any) -> Iterator[None]:
         name = name_of(stream)
         closed = number == errno.EBADF and name in _STANDARD.values()
         raise OSError(number, "it is closed" if closed else error.strerror or str(error), name) from error
+    except ValueError as error:
+        if not getattr(stream, "closed", False):
+            raise
+        raise OSError(errno.EBADF, "it is closed", name_of(stream)) from error
 
 
 def _read(reader: IO[bytes], size: int) -> Any:

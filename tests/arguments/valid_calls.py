@@ -572,7 +572,6 @@ def language(objective=None):
     return GPT(GPTConfig(vocabulary=7, width=16, pattern="a", mixers={"a": Attention(heads=2)}, **more)).eval()
 
 
-# Decoder, Encoder, Engine and Sampling are swept with the room of engines.
 RECORDS = {
     "search.Build", "search.Front", "search.Group", "search.Point", "search.Search", "search.Tuned", "search.Verification",
     "search.Verified", "graph.Block", "graph.Change", "graph.Costs", "graph.Difference", "graph.Graph", "graph.ModuleNode",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo._reading import shown
 from octavo.errors import CudaUnavailableError, SettingError
 
 if TYPE_CHECKING:
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
 
 def parse_device(name: object) -> tuple[str, int | None]:
     """Return kind and number of a device, given as a text or a ``torch.device``. Raises SettingError for another."""
-    kind, colon, number = str(name).partition(":")
+    text = name if isinstance(name, str) else str(name) if type(name).__module__ == "torch" else ""
+    kind, colon, number = text.partition(":")
     numbered = number.isascii() and number.isdigit() and len(number) < 4
     if (kind, colon) == ("cpu", "") or (kind == "cuda" and bool(colon) == numbered):
         return kind, int(number) if colon else None
-    raise SettingError(f"device is {str(name)!r}; accepted are 'cpu', 'cuda' and 'cuda:N'")
+    raise SettingError(f"device is {shown(name)}; accepted are 'cpu', 'cuda' and 'cuda:N'")
 
 
 def torch_device(name: object) -> torch.device:

@@ -1,13 +1,15 @@
 """Arguments for the Rust core: addresses of arrays, and checked whole numbers."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from operator import index
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-from numpy.typing import NDArray
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
+from octavo._reading import shown
 from octavo.errors import DataError, DTypeError
 
 T = TypeVar("T")
@@ -47,6 +49,33 @@ def listed(name: str, values: Iterable[T], accepted: str) -> list[T]:
 def paths_of(paths: Paths) -> list[Path]:
     """Return a path, or several, as a list."""
     return [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+
+
+def array_of(name: str, values: object) -> NDArray[Any]:
+    """Return an array of what numpy makes one of; raises DTypeError for the rest."""
+    try:
+        return np.asarray(values)
+    except Exception as error:  # of a foreign object, whatever it raises
+        raise DTypeError(f"{name} is a {type(values).__name__}, which numpy makes no array of: {error}") from None
+
+
+def dtype_of(name: str, dtype: DTypeLike, accepted: Collection[type[Any]]) -> np.dtype[Any]:
+    """Return one of the accepted dtypes; raises DTypeError for others, and for what is no dtype."""
+    try:
+        found = np.dtype(dtype)
+    except Exception:  # of a foreign object, whatever it raises
+        found = None
+    if found is None or found not in accepted:
+        told = shown(dtype) if found is None else str(found)
+        raise DTypeError(f"{name} of dtype {told}; accepted are {', '.join(kind.__name__ for kind in accepted)}")
+    return found
+
+
+def flag(name: str, value: object) -> bool:
+    """Return a boolean; raises DTypeError for what is none."""
+    if not isinstance(value, bool | np.bool_):
+        raise DTypeError(f"{name} is a {type(value).__name__}; accepted are True and False")
+    return bool(value)
 
 
 def check_text(name: str, text: str) -> None:

@@ -12,13 +12,16 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from octavo import _core, files
-from octavo._reading import VOCABULARY_BYTES, read_bytes
-from octavo.data._arguments import Paths, address, check_text
+from octavo._reading import VOCABULARY_BYTES, read_bytes, shown
+from octavo.arguments import check, checks_arguments
+from octavo.data._arguments import Paths, address, array_of, check_text, dtype_of, flag, listed
 from octavo.data.learn_byte_pairs import Tell, learn, learn_from_files
 from octavo.errors import DataError, DTypeError, ShapeError
 
 Text: TypeAlias = str | bytes | bytearray | memoryview
 Special: TypeAlias = Literal["allow", "refuse", "split"]
+_DTYPES: Final = (np.uint16, np.uint32, np.int64)
+_ERRORS: Final = ("replace", "ignore", "strict", "backslashreplace", "surrogateescape")
 _SPECIAL: Final = {"allow": 0, "refuse": 1, "split": 2}
 _Path: TypeAlias = str | os.PathLike[str]
 
@@ -44,6 +47,7 @@ class BytePairTokenizer:
         self._core = core
 
     @classmethod
+    @checks_arguments
     def load(cls, path: _Path) -> BytePairTokenizer:
         """Read a ``tokenizer.json``, a file of the package ``tokenizers``, or the one in a model folder ``path``.
 
@@ -55,6 +59,7 @@ class BytePairTokenizer:
         return cls._read(_core._BytePairs.from_json, path)
 
     @classmethod
+    @checks_arguments
     def from_merges(cls, merges: _Path, vocabulary: _Path, *, pattern: str = "gpt2") -> BytePairTokenizer:
         """Read ``vocab.bpe`` (or ``merges.txt``) and ``encoder.json`` (or ``vocab.json``), the files of GPT-2.
 
@@ -64,6 +69,7 @@ class BytePairTokenizer:
         return cls._read(lambda first, second: _core._BytePairs.from_merges(first, second, pattern), merges, vocabulary)
 
     @classmethod
+    @checks_arguments
     def from_tiktoken(
         cls, path: _Path, *, pattern: str = "gpt2", special: Mapping[str, int] | None = None
     ) -> BytePairTokenizer:
@@ -101,11 +107,16 @@ class BytePairTokenizer:
         """
         if isinstance(texts, str | bytes | bytearray | memoryview):
             texts = [texts]
-        contents = (_bytes(f"text {number}", text) for number, text in enumerate(texts))
+        if not isinstance(texts, Iterable):
+            raise DTypeError(f"texts is a {type(texts).__name__}; accepted is a text or an iterable of texts")
+        check(special, str | Sequence[str], "special")
+        check(tell, Tell | None, "tell")
+        contents = (_bytes(f"text {number}", text) for number, text in enumerate(iter(texts)))
         tokens = [special] if isinstance(special, str) else special
         return cls(learn(contents, size, pattern=pattern, special=tokens, least=least, tell=tell))
 
     @classmethod
+    @checks_arguments
     def train_files(
         cls,
         paths: Paths,
@@ -137,6 +148,7 @@ class BytePairTokenizer:
             names = " and ".join(os.fspath(path) for path in paths)
             raise DataError(f"{names}: {error}") from None
 
+    @checks_arguments
     def save(self, path: _Path) -> None:
         """Write a ``tokenizer.json``, which appears whole or not at all, for :meth:`load` and for ``tokenizers``.
 
@@ -177,6 +189,7 @@ class BytePairTokenizer:
 
     def token(self, number: int) -> bytes:
         """Return the bytes of an id. Raises DataError for a number that is none."""
+        check(number, int, "number")
         token = self._core.token(number) if 0 <= number < 2**32 else None
         if token is None:
             raise DataError(f"id {number}; accepted are ids of tokens below {self.size}")
@@ -210,13 +223,12 @@ class BytePairTokenizer:
         Returns the ids of all texts, one text behind the other, [N], and where each begins, [texts + 1] int64: those of
         text ``i`` are ``ids[offsets[i]:offsets[i + 1]]``.
         """
-        kind = self.dtype if dtype is None else np.dtype(dtype)
-        if kind not in (np.uint16, np.uint32, np.int64):
-            raise DTypeError(f"ids of dtype {kind}; accepted are uint16, uint32 and int64")
+        kind = self.dtype if dtype is None else dtype_of("ids", dtype, _DTYPES)
         if isinstance(texts, str | bytes | bytearray | memoryview):
             raise DTypeError("texts is one text; pass a list of texts, or call encode")
-        contents = [_bytes(f"text {number}", text) for number, text in enumerate(texts)]
-        encoded = self._core.encode(contents, _how(special), bool(around))
+        several = listed("texts", texts, "a list of texts")
+        contents = [_bytes(f"text {number}", text) for number, text in enumerate(several)]
+        encoded = self._core.encode(contents, _how(special), flag("around", around))
         ids = np.empty(len(encoded), np.uint32 if kind == np.int64 else kind)
         encoded.put((address(ids), ids.size), ids.itemsize)
         return ids.astype(kind, copy=False), np.array(encoded.offsets, np.int64)
@@ -238,6 +250,8 @@ class BytePairTokenizer:
 
         Raises as :meth:`decode_bytes`; UnicodeDecodeError under ``errors="strict"``.
         """
+        if not isinstance(errors, str) or errors not in _ERRORS:
+            raise DataError(f"errors is {shown(errors)}; accepted are {', '.join(_ERRORS)}")
         return self.decode_bytes(ids).decode("utf-8", errors)
 
     def decode_batch(self, ids: object, offsets: object, *, errors: str = "replace") -> list[str]:
@@ -246,7 +260,7 @@ class BytePairTokenizer:
         ``offsets``: where each text begins, and the number of all ids at last. Raises ShapeError for offsets that fall
         or are not from 0 to the number of ids, and as :meth:`decode`.
         """
-        rows, places = _ids(ids), np.asarray(offsets)
+        rows, places = _ids(ids), array_of("offsets", offsets)
         if places.ndim != 1 or not places.size or places.dtype.kind not in "iu":
             raise ShapeError(
                 f"offsets of shape {places.shape} and dtype {places.dtype}; accepted are whole numbers, [N]"
@@ -268,7 +282,9 @@ class BytePairTokenizer:
         Bytes that are no UTF-8 become U+FFFD.
         """
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for number in ids:
+        if not isinstance(ids, Iterable):
+            raise DTypeError(f"ids is a {type(ids).__name__}; accepted is an iterable of ids")
+        for number in iter(ids):
             if text := decoder.decode(self.decode_bytes([number])):
                 yield text
         if text := decoder.decode(b"", final=True):
@@ -301,7 +317,10 @@ class BytePairStream:
 
     def __init__(self, tokenizer: BytePairTokenizer, special: Special, dtype: DTypeLike | None) -> None:
         """Begin; use :meth:`BytePairTokenizer.stream`."""
+        check(tokenizer, BytePairTokenizer, "tokenizer")
         _how(special)
+        if dtype is not None:
+            dtype_of("ids", dtype, _DTYPES)
         self._tokenizer, self._special, self._dtype = tokenizer, special, dtype
         self._kept = b""
 
@@ -331,10 +350,10 @@ def _from_json(text: bytes) -> BytePairTokenizer:
 
 def _ids(ids: object) -> NDArray[Any]:
     """Return ids [N] as uint16, uint32 or int64. Raises ShapeError, DTypeError."""
-    array = np.asarray(ids)
+    array = array_of("ids", ids)
     if array.ndim != 1:
         raise ShapeError(f"ids of shape {array.shape}; accepted is one row of ids, [N]")
-    if array.dtype in (np.uint16, np.uint32, np.int64):
+    if array.dtype in _DTYPES:
         return array
     if array.size and (array.dtype.kind not in "iu" or array.dtype == np.uint64):
         raise DTypeError(f"ids of dtype {array.dtype}; accepted are integers of up to 64 bits with a sign")
@@ -343,7 +362,7 @@ def _ids(ids: object) -> NDArray[Any]:
 
 def _how(special: str) -> int:
     if not isinstance(special, str) or special not in _SPECIAL:
-        raise DataError(f"special {special!r}; accepted are 'allow', 'refuse' and 'split'")
+        raise DataError(f"special {shown(special)}; accepted are 'allow', 'refuse' and 'split'")
     return _SPECIAL[special]
 
 

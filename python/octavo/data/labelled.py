@@ -6,18 +6,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from octavo.data._arguments import check_text
+from octavo.data._arguments import check_text, listed, whole
+from octavo.errors import DataError
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """Texts and, for each of them, a label from 0 on. Raises DataError for half of a surrogate pair in a text."""
+    """Texts and, for each of them, a label from 0 on.
+
+    Raises DataError for half of a surrogate pair in a text and for another number of labels, DTypeError for what is
+    no text and no whole number.
+    """
 
     texts: tuple[str, ...]
     labels: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Check the texts."""
+        """Check texts and labels."""
+        for name in ("texts", "labels"):
+            object.__setattr__(self, name, tuple(listed(name, getattr(self, name), f"a list of {name}")))
+        if len(self.texts) != len(self.labels):
+            raise DataError(f"{len(self.texts)} texts and {len(self.labels)} labels; accepted is a label for each text")
+        for number, label in enumerate(self.labels, 1):
+            whole(f"label {number} of labels", label)
         for number, text in enumerate(self.texts, 1):
             check_text(f"text {number}", text)
 
@@ -27,7 +38,10 @@ class Sentences:
 
     def pick(self, rows: Sequence[int]) -> Sentences:
         """Return some of the sentences, in the given order."""
-        return Sentences(tuple(self.texts[row] for row in rows), tuple(self.labels[row] for row in rows))
+        places = [whole("a row of rows", row) for row in listed("rows", rows, "a list of rows")]
+        if places and max(places) >= len(self):
+            raise DataError(f"row {max(places)} of rows; accepted are rows below {len(self)}")
+        return Sentences(tuple(self.texts[row] for row in places), tuple(self.labels[row] for row in places))
 
     def digest(self) -> str:
         """Return a SHA-256 of all texts and labels, in hexadecimal."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from octavo._reading import parse_json, shown
+from octavo.arguments import checks_arguments
 from octavo.data._files import DAMAGED, XZ, Source
 from octavo.data.labelled import Sentences
 from octavo.errors import DataError
@@ -20,7 +21,8 @@ _MOST = 999_999  # a label, where no model says less
 TEXT_BYTES = 1 << 27
 
 
-def read_labelled(path: Path | str, classes: Mapping[str, int] | None = None) -> Sentences:
+@checks_arguments
+def read_labelled(path: Path | str, classes: Mapping[str, int | str] | None = None) -> Sentences:
     """Read a file of labelled texts, compressed (``.xz``, ``.gz``) or plain, in UTF-8.
 
     A name that ends in ``.jsonl`` or ``.json`` holds JSON objects, one a line, with ``text`` (or ``sentence``,
@@ -86,10 +88,15 @@ def _columns(path: Path) -> list[tuple[int, str, str]]:
     return [(number, cells[1 - place].strip(), cells[place].strip()) for number, cells in cut]
 
 
-def _numbered(path: Path, rows: Sequence[tuple[int, str, str]], classes: Mapping[str, int] | None) -> tuple[int, ...]:
+def _numbered(
+    path: Path, rows: Sequence[tuple[int, str, str]], classes: Mapping[str, int | str] | None
+) -> tuple[int, ...]:
     found = [label for _, _, label in rows]
+    for name, number in (classes or {}).items():
+        if not _is_whole(str(number)):
+            raise DataError(f"classes[{shown(name)}] is {shown(number)}; accepted are whole numbers")
     named = {label for label in found if not (_is_whole(label) and int(label) < 0)}  # -1: of no class
-    names = classes or {name: place for place, name in enumerate(sorted(named))}
+    names: Mapping[str, int | str] = classes or {name: place for place, name in enumerate(sorted(named))}
     # Values of a configuration may be texts.
     alike = {name.lower(): int(number) for name, number in names.items()}
     # Where numbers name classes, as stars of reviews may, names go first.

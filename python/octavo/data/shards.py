@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from octavo import files
 from octavo._reading import check_regular
-from octavo.data._arguments import Paths, paths_of
+from octavo.arguments import checks_arguments
+from octavo.data._arguments import Paths, array_of, paths_of
 from octavo.errors import DataError, DTypeError, ShapeError
 
 MAGIC: Final = 20240520
@@ -26,12 +27,13 @@ MOST_TOKENS: Final = (1 << 31) - 1
 _CHECKED_AT_ONCE: Final = 1 << 24
 
 
+@checks_arguments
 def write_shard(path: str | os.PathLike[str], ids: object) -> None:
     """Write ids [N] below 65,536 as a shard, which appears whole or not at all.
 
     Raises DataError for larger ids and more than 2**31 - 1 of them, ShapeError, DTypeError, OSErrors.
     """
-    array = np.asarray(ids)
+    array = array_of("ids", ids)
     if array.ndim != 1:
         raise ShapeError(f"ids of shape {array.shape}; accepted is one row of ids, [N]")
     if array.size and array.dtype.kind not in "iu":
@@ -45,6 +47,7 @@ def write_shard(path: str | os.PathLike[str], ids: object) -> None:
         file.write(np.ascontiguousarray(array, "<u2").data)
 
 
+@checks_arguments
 def read_shard(path: str | os.PathLike[str], *, vocabulary: int | None = None) -> NDArray[np.uint16]:
     """Return the ids [N] of a shard, mapped from the file: they take memory as they are read.
 
@@ -54,6 +57,8 @@ def read_shard(path: str | os.PathLike[str], *, vocabulary: int | None = None) -
     count = shard_tokens(path)
     ids: NDArray[np.uint16] = np.memmap(path, "<u2", "r", HEADER_BYTES, (count,)) if count else np.empty(0, np.uint16)
     if vocabulary is not None:
+        if vocabulary < 1:
+            raise DataError(f"vocabulary {vocabulary}; accepted are 1 and more")
         check_ids(os.fspath(path), ids, vocabulary)
     return ids
 
@@ -91,6 +96,7 @@ def check_ids(name: str, ids: NDArray[np.uint16], vocabulary: int) -> None:
             raise DataError(f"{name}: id {ids[at]} at place {at}; accepted are ids below {vocabulary}")
 
 
+@checks_arguments
 def find_shards(paths: Paths, split: str | None = None) -> list[Path]:
     """Return shards in the order of their names: files as they are given, of folders all ``*.bin``.
 

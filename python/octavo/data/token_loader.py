@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo._reading import shown
+from octavo.arguments import checks_arguments
 from octavo.data._arguments import Paths, whole
 from octavo.data.shards import check_ids, document_starts, find_shards, read_shard
 from octavo.errors import DataError, DTypeError
@@ -62,6 +63,7 @@ class TokenLoader:
     shards and for shards without one batch.
     """
 
+    @checks_arguments
     def __init__(
         self,
         paths: Paths,
@@ -70,7 +72,7 @@ class TokenLoader:
         context: int,
         vocabulary: int = 50257,
         end: int = 50256,
-        order: Order = "reference",
+        order: Order | str = "reference",
         split: str | None = None,
         seed: int = 0,
         rank: int = 0,

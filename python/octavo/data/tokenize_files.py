@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from octavo import files
 from octavo._reading import member, read_json
+from octavo.arguments import checks_arguments
 from octavo.data._arguments import Paths, whole
 from octavo.data.byte_pairs import BytePairTokenizer
 from octavo.data.document_files import SEPARATOR, files_below, identity, pieces
@@ -79,6 +80,7 @@ class _Part(NamedTuple):
     nbytes: int
 
 
+@checks_arguments
 def write_shards(
     sources: Paths,
     folder: str | os.PathLike[str],
@@ -149,6 +151,7 @@ def write_shards(
     return index
 
 
+@checks_arguments
 def count_tokens(sources: Paths, tokenizer: BytePairTokenizer, *, tell: Tell | None = None) -> TokenCount:
     """Return how many ids and documents files hold, as :func:`write_shards` would write them."""
     paths = files_below(sources)

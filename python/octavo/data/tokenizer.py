@@ -14,9 +14,12 @@ from numpy.typing import DTypeLike, NDArray
 
 from octavo import _core
 from octavo._reading import check_regular
-from octavo.data._arguments import address, whole
+from octavo.arguments import checks_arguments
+from octavo.data._arguments import address, array_of, dtype_of, flag, whole
 from octavo.errors import DataError, DTypeError, ShapeError
 
+# Bytes of ids that one call gives.
+_MOST: Final = 1 << 46
 Texts = Iterable[str] | bytes | bytearray | memoryview
 
 
@@ -67,11 +70,13 @@ class CharTokenizer:
         return cls._of(_core._CharTokenizer.polynomials())
 
     @classmethod
+    @checks_arguments
     def load(cls, path: str | os.PathLike[str]) -> CharTokenizer:
         """Read a file that :meth:`save` wrote. Raises DataError for any other content, OSErrors."""
         check_regular(path, DataError)
         return cls._of(_core._CharTokenizer.load(path))
 
+    @checks_arguments
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write ``tokenizer.json``, a line of JSON, which appears complete or not at all. Raises OSErrors."""
         self._core.save(path)
@@ -107,16 +112,16 @@ class CharTokenizer:
         line that is too long, for a line feed in a string and for broken UTF-8; DTypeError for other objects and
         dtypes.
         """
-        kind = np.dtype(dtype)
-        if kind not in (np.uint8, np.int64):
-            raise DTypeError(f"ids of dtype {kind}; accepted are uint8 and int64")
+        kind = dtype_of("ids", dtype, (np.uint8, np.int64))
+        around = (flag("start", start), flag("end", end))
         width = None if max_length is None else whole("max_length", max_length)
         text = _text(lines)
         span = _span(text)
         rows, longest = _core._CharTokenizer.measure(span)
-        width = longest + bool(start) + bool(end) if width is None else width
+        width = longest + sum(around) if width is None else width
+        if rows * width * kind.itemsize > _MOST:
+            raise DataError(f"max_length {width}; accepted for {rows} lines are up to {_MOST // rows // kind.itemsize}")
         ids, lengths = np.empty((rows, width), kind), np.empty(rows, np.int64)
-        around = (bool(start), bool(end))
         self._core.encode(span, rows, width, around, kind == np.int64, address(ids), address(lengths))
         return ids, lengths
 
@@ -129,7 +134,7 @@ class CharTokenizer:
         Raises DataError with row and column (counted from 1) for a number that is no id, ShapeError for another number
         of dimensions, DTypeError for other dtypes.
         """
-        array = np.asarray(ids)
+        array = array_of("ids", ids)
         if array.ndim != 2:
             raise ShapeError(f"ids of shape {array.shape}; accepted are rows of ids, [N, L]")
         if array.dtype not in (np.uint8, np.int64):

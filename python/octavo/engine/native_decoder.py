@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 TOKENS = 128
 """Tokens that are generated where no number is given, if the model has positions for them."""
 _PAGE = 64  # positions of a page of the cache
+_MOST = 1 << 31  # tokens
 _REPLACED = "�"
 
 
@@ -255,8 +256,9 @@ class Decoder:
         return ["".join(_until(_characters(self.tokenizer, row), stops)) for row in found]
 
     def _ids(self, prompt: str, special: Special) -> list[int]:
-        if not isinstance(prompt, str):
-            raise DTypeError(f"prompt is a {type(prompt).__name__}; accepted is a text")
+        from octavo.data._arguments import check_text
+
+        check_text("prompt", prompt)
         before, behind = self.tokenizer.around
         ids = self.tokenizer.encode(prompt, special=special).tolist()
         ids = [*(() if ids[: len(before)] == before else before), *ids, *behind]
@@ -269,8 +271,8 @@ class Decoder:
     def _checked(self, prompts: Iterable[Sequence[int]], tokens: int | None) -> list[list[int]]:
         from octavo.data._arguments import listed
 
-        if tokens is not None and (type(tokens) is not int or tokens < 1):
-            raise SettingError(f"tokens is {shown(tokens)}; accepted is a whole number from 1")
+        if tokens is not None and (type(tokens) is not int or not 1 <= tokens < _MOST):
+            raise SettingError(f"tokens is {shown(tokens)}; accepted is a whole number from 1 to {_MOST - 1}")
         checked = []
         for at, prompt in enumerate(listed("prompts", prompts, "a list of lists of ids")):
             checked.append(self._numbers(prompt, f"prompt {at}"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo import _core
+from octavo._reading import shown
 from octavo.errors import ContainerError, DataError, DTypeError, ModelError, SettingError
 from octavo.files import path_text
 from octavo.folder.weight_files import held
@@ -105,7 +106,7 @@ def _blocks(texts: list[str], limit: int) -> Iterator[slice]:
 
 def _checked(texts: Iterable[str], limit: int) -> list[str]:
     if type(limit) is not int or not 1 <= limit < 2**31:
-        raise SettingError(f"limit is {limit!r}; accepted is a whole number of tokens from 1")
+        raise SettingError(f"limit is {shown(limit)}; accepted is a whole number of tokens from 1")
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise DTypeError(f"texts is one {type(texts).__name__}; accepted is a list of strings")
     checked = list(texts)

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol, get_args, overload
 
 from octavo import _core
+from octavo._reading import shown
 from octavo._streams import read_first, read_some, write_all
-from octavo.cuda.device_names import torch_device
+from octavo.arguments import check, checks_arguments
+from octavo.cuda.device_names import parse_device, torch_device
 from octavo.errors import ContainerError, DataError, DTypeError, SettingError
 from octavo.files import path_text, whole
 from octavo.folder.own_kinds import refuse_compacted, stated_kind
@@ -66,7 +68,7 @@ class Engine:
         precision: Precision = "float",
         route: Route = "auto",
         threads: int | None = None,
-        device: str = "cpu",
+        device: object = "cpu",
     ) -> Engine:
         """Load a model folder; None is the model that comes with the package.
 
@@ -86,11 +88,11 @@ class Engine:
         device or model do not allow, OctavoError where the package comes without a model, OSErrors.
         """
         if threads is not None and (type(threads) is not int or not 1 <= threads <= _MOST):
-            raise SettingError(f"threads is {threads!r}; accepted is a whole number from 1 to {_MOST}, or None")
+            raise SettingError(f"threads is {shown(threads)}; accepted is a whole number from 1 to {_MOST}, or None")
         for option, value, known in (("precision", precision, Precision), ("route", route, Route)):
-            if value not in get_args(known):
-                raise SettingError(f"unknown {option} {value!a}; accepted are {', '.join(get_args(known))}")
-        place = None if str(device) == "cpu" else torch_device(device)
+            if not isinstance(value, str) or value not in get_args(known):
+                raise SettingError(f"unknown {option} {shown(value)}; accepted are {', '.join(get_args(known))}")
+        place = None if parse_device(device)[0] == "cpu" else torch_device(device)
         folder = late("shipped_folder")() if path is None else Path(path_text(path))
         if place is not None:
             return late("load_cuda_engine")(folder, place, precision, route, threads or 0)
@@ -146,8 +148,8 @@ class Engine:
 
         Raises SettingError for a beam outside 1 to the vocabulary, or above 1 with precision integer or on a GPU.
         """
-        if errors not in ("raise", "return"):
-            raise SettingError(f"errors is {errors!r}; accepted are 'raise' and 'return'")
+        if not isinstance(errors, str) or errors not in ("raise", "return"):
+            raise SettingError(f"errors is {shown(errors)}; accepted are 'raise' and 'return'")
         rows = _lines(lines)
         halves = _halves(rows)
         for place in halves:
@@ -164,6 +166,7 @@ class Engine:
             answers[place] = DataError(reason)
         return answers
 
+    @checks_arguments
     def expand_file(
         self,
         source: str | os.PathLike[str],
@@ -203,6 +206,9 @@ class Engine:
         be raw or buffered, non-blocking, slow: all answers are written, or an OSError says up to which line they are.
         A mark of UTF-8 (BOM) at the beginning is skipped.
         """
+        check(failed, Callable | None, "failed")
+        check(progress, Callable | None, "progress")
+        check(format, str, "format")
         stream = self._stream(self._check_beam(beam), format)
         lines = errors = nbytes = 0
         read = read_first
@@ -230,7 +236,7 @@ class Engine:
 
     def _check_beam(self, beam: int) -> int:
         if type(beam) is not int or not 1 <= beam <= _MOST:
-            raise SettingError(f"beam is {beam!r}; accepted is a whole number from 1 to the vocabulary")
+            raise SettingError(f"beam is {shown(beam)}; accepted is a whole number from 1 to the vocabulary")
         return beam
 
     def _expand(self, rows: list[str], beam: int) -> tuple[list[str], list[tuple[int, str]]]:
