@@ -95,7 +95,7 @@ class ClassifierSubject:
         self._judged = self._parts["validation"].sample(judged, seed=0)
         self._before = functional.log_softmax(scores(self._model, self._judged), -1)
         self.blueprint = made.blueprint()
-        self.identity = {"model": name, "data": split.digest(), "judged": judged}
+        self.identity = {"model": name, "length": made.length, "data": split.digest(), "judged": judged}
         self.identity |= identity_of(weights=self._model, ids=[self._train, self._parts]).digests
         self.held_out, self.texts = split.held_out, len(split.train)
 
