@@ -52,7 +52,7 @@ class LanguageTask:
             context=first.context,
             vocabulary=data.vocabulary,
             end=data.end,
-            order=config.order,  # type: ignore[arg-type]
+            order=config.order,
             seed=train.seed,
             tokens=sum(stage.tokens for stage in train.stages) + 1 if config.order == "easy_first" else None,
         )
