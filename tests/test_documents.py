@@ -166,7 +166,7 @@ MEASURED = re.compile(
 )
 SOURCES = re.compile(r"<!-- figures: ([^>]+?) -->")
 DEFINITIONS = {  # numbers with a unit that nothing measured: bounds, shares and levels by definition
-    "95 %", "99.5 %", "0.1 %", "31 %", "13 %", "26 %",
+    "95 %", "99.5 %", "0.1 %", "31 %", "13 %", "26 %", "0.001 nats", "0.1 nats",
 }  # fmt: skip
 
 
