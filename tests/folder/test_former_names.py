@@ -23,6 +23,7 @@ def test_a_folder_with_the_former_names_is_loaded(tmp_path):
     file = tmp_path / "model.octavo.safetensors"
     tensors, metadata = octavo.load(file), container.metadata(file)
     metadata[KEY] = with_s(metadata[KEY])
+    del metadata["digests"]  # 0.1 wrote none
     assert any("_quantizer." in name for name in tensors)
     container.save({with_s(name): value for name, value in tensors.items()}, file, metadata=metadata)
     x = torch.randn(3, 32)
