@@ -1,5 +1,6 @@
 """save_model and load_model: what is loaded is what was saved, and what does not fit is refused by name."""
 
+import copy
 import json
 import subprocess
 import sys
@@ -446,7 +447,8 @@ def test_gpt2_layers_that_store_weights_transposed_are_packed(tmp_path):
 
 def test_quantized_attention_of_transformers_is_attached_again(hugging, tmp_path):
     transformers = pytest.importorskip("transformers")
-    model = attention.attach(transformers.BertForMaskedLM(hugging[0].config).eval())
+    config = copy.deepcopy(hugging[0].config)  # attaching writes into it
+    model = attention.attach(transformers.BertForMaskedLM(config).eval())
     batches = [{"input_ids": IDS}]
     recipe = "mxint8; type:QuantAttention input=int8@minmax"
     made = octavo.pack_model(octavo.quantize_model(model, recipe, calibration=batches, progress=False))
