@@ -383,6 +383,13 @@ class Places(nn.Module):
         self.register_buffer("roots", torch.ones(4, dtype=torch.complex64))
 
 
+def undigested(file):
+    """Metadata of a file whose tensors a test exchanges, as 0.1 wrote it: digests would tell first."""
+    metadata = octavo.container.metadata(file)
+    metadata.pop("digests", None)
+    return metadata
+
+
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 DTYPES = [*FLOATS, torch.float64, torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool, torch.complex64]
 
@@ -392,7 +399,7 @@ DTYPES = [*FLOATS, torch.float64, torch.int8, torch.uint8, torch.int32, torch.in
 def test_a_tensor_takes_a_place_of_its_dtype_alone(tmp_path, name, dtype):
     folder = tmp_path / "folder"
     octavo.save_model(Places(), folder)
-    tensors, metadata = octavo.load(folder / PACKED_NAME), octavo.container.metadata(folder / PACKED_NAME)
+    tensors, metadata = octavo.load(folder / PACKED_NAME), undigested(folder / PACKED_NAME)
     wanted = tensors[name].dtype
     tensors[name] = torch.ones(tensors[name].shape, dtype=dtype)
     octavo.save(tensors, folder / PACKED_NAME, metadata=metadata, overwrite=True)
@@ -411,7 +418,7 @@ def test_parts_of_quantized_layers_have_their_dtypes(tmp_path, dtype):
     model = octavo.quantize_model(model, recipe, calibration=[torch.ones(2, 32)], progress=False)
     for packed in (model, octavo.pack_model(model)):
         octavo.save_model(packed, folder)
-        whole, metadata = octavo.load(folder / PACKED_NAME), octavo.container.metadata(folder / PACKED_NAME)
+        whole, metadata = octavo.load(folder / PACKED_NAME), undigested(folder / PACKED_NAME)
         for name, value in whole.items():
             if isinstance(value, torch.Tensor):
                 changed = whole | {name: torch.ones(value.shape, dtype=dtype)}
