@@ -1,7 +1,6 @@
 """Causal language models that cheat in nothing, as many kinds as there are at hand."""
 
 from dataclasses import replace
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import octavo
@@ -122,9 +121,6 @@ class T5Decoder(nn.Module):
     def forward(self, ids):
         text = self.text.expand(len(ids), -1)
         return SimpleNamespace(logits=self.inner(input_ids=text, decoder_input_ids=ids).logits)
-
-
-has_transformers = find_spec("transformers") is not None
 
 
 # --- formats ----------------------------------------------------------------------------------------------------------
