@@ -160,7 +160,7 @@ def test_options_in_messages_are_those_of_a_command():
 
 
 def test_extras_that_messages_install_exist():
-    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = {extra for texts in TEXTS.values() for text in texts for extra in re.findall(r"octavo\[(\w+)\]", text)}
     assert named and named <= set(project["optional-dependencies"])
 

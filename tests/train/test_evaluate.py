@@ -208,7 +208,7 @@ def test_accuracy_is_counted_text_by_text():
 def test_labels_beyond_the_classes_and_other_models_are_refused():
     with pytest.raises(DataError, match="label 5; Words has the classes 0 to 1"):
         octavo.evaluate(Words(), [("1", 5)], tokenizer=tokenizer)
-    with pytest.raises(DataError, match="text 3 has the label -1; Words has the classes 0 to 1"):
+    with pytest.raises(DataError, match="label 3 of labels -1; accepted are 0 to"):
         octavo.evaluate(Words(), [("1", 1), ("2", 0), ("3", -1)], tokenizer=tokenizer)
     with pytest.raises(ModelError, match="need a classifier"):
         octavo.evaluate(nn.Embedding(3, 3), [("1", 1)], tokenizer=lambda texts, **_: {"input": torch.tensor([[1]])})

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from octavo import __version__
-from octavo.cuda.machine import cpu
+from octavo.cuda.machine import computer, cpu
 from octavo.recipe.rule import KEEP
 from octavo.report.value_texts import difference_text, value_text
 from octavo.search.compression_job import Goal, Job
@@ -376,7 +376,7 @@ def _machine() -> dict[str, Any]:
     return {
         "cpu": facts["name"],
         "simd": facts["simd_level"],
-        "torch": torch.backends.cpu.get_cpu_capability(),
+        "torch": computer(torch.device("cpu"))["cpu"],
         "threads": torch.get_num_threads(),
         "kernel threads": facts["threads"],
         "system": sys.platform,

@@ -18,11 +18,15 @@ def number_array(given: Any, what: str, *, whole: bool = False, error: type[Octa
     Raises ``error``, naming ``what``, for what holds no numbers, for fractions where ``whole``, and for numbers beyond
     64 bits.
     """
-    kinds, accepted = ("biu", "whole numbers of 64 bits") if whole else ("biuf", "numbers")
+    accepted = "whole numbers of 64 bits" if whole else "numbers"
     try:
         found = np.array(given)
-        if found.size and found.dtype.kind not in kinds:
+        if found.size and found.dtype.kind not in "biuf":
             raise error(f"{what} is a {type(given).__name__} of {found.dtype}; accepted are arrays of {accepted}")
+        if whole and found.dtype.kind in "uf":
+            fits = (np.floor(found) == found) & (found >= -(2.0**63)) & (found < 2.0**63)  # NaN is equal to nothing
+            if not fits.all():
+                raise error(f"{what} has the value {found[~fits].flat[0]}; accepted are arrays of {accepted}")
         return found.astype(np.int64 if whole else np.float64)
     except (TypeError, ValueError, OverflowError, RuntimeError) as wrong:
         if isinstance(wrong, OctavoError):
