@@ -11,6 +11,7 @@ import itertools
 import re
 import tomllib
 import warnings
+from functools import cache
 from pathlib import Path
 
 import octavo
@@ -97,19 +98,24 @@ def texts_of(path: Path) -> list[str]:
     return found
 
 
-TEXTS = {str(path.relative_to(PACKAGE)): texts_of(path) for path in sorted(PACKAGE.rglob("*.py"))}
+@cache
+def package_texts() -> dict[str, list[str]]:
+    """Return the texts of each file, by its path in the package."""
+    return {str(path.relative_to(PACKAGE)): texts_of(path) for path in sorted(PACKAGE.rglob("*.py"))}
+
+
 NO_ADVICE = ("got {", "took {", "take {taken}", "last target take", "cannot take it", "does not take {", "adds up", "add up to",
              "would drop its submodule", "unless other inputs use", "so that its use", "because {", "alone give differences")  # fmt: skip
 
 
 def test_every_message_with_advice_is_typed_here():
-    for file, texts in TEXTS.items():
+    for file, texts in package_texts().items():
         known = TYPED.get(Path(file).name, []) + ELSEWHERE.get(Path(file).name, [])
         for text in texts:
             if ADVICE.search(text) and not any(part in text for part in NO_ADVICE):
                 assert any(part in text for part in known), f"{file}: type what this advises in a test: {text!r}"
     for name, parts in [*TYPED.items(), *ELSEWHERE.items()]:
-        texts = [text for file, held in TEXTS.items() if Path(file).name == name for text in held]
+        texts = [text for file, held in package_texts().items() if Path(file).name == name for text in held]
         for part in parts:
             assert any(part in text for text in texts), f"{name} has no message with {part!r} any more"
 
@@ -121,7 +127,7 @@ def commands_named() -> list[str]:
     from test_documents import command_line
 
     first = set(command_line().commands)
-    found = {line for texts in TEXTS.values() for text in texts for line in COMMAND.findall(text)}
+    found = {line for texts in package_texts().values() for text in texts for line in COMMAND.findall(text)}
     return sorted(line for line in found if line.split()[0] in first)
 
 
@@ -150,7 +156,7 @@ def test_options_in_messages_are_those_of_a_command():
     known = options(command_line()) | {"--help", "--release", "--arch"}
     named = {
         (file, option)
-        for file, texts in TEXTS.items()
+        for file, texts in package_texts().items()
         for text in texts
         if " " in text
         for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)
@@ -161,13 +167,15 @@ def test_options_in_messages_are_those_of_a_command():
 
 def test_extras_that_messages_install_exist():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    named = {extra for texts in TEXTS.values() for text in texts for extra in re.findall(r"octavo\[(\w+)\]", text)}
+    named = {
+        extra for texts in package_texts().values() for text in texts for extra in re.findall(r"octavo\[(\w+)\]", text)
+    }
     assert named and named <= set(project["optional-dependencies"])
 
 
 def test_functions_that_messages_name_exist():
     name = re.compile(r"(?<![\w./'\"@-])octavo(?:\.[A-Za-z_]\w*)+(?=\(|[ ,;:)]|$)")
-    found = {it for texts in TEXTS.values() for text in texts if " " in text for it in name.findall(text)}
+    found = {it for texts in package_texts().values() for text in texts if " " in text for it in name.findall(text)}
     assert len(found) > 15
     for path in sorted(found):
         if not path.endswith((".safetensors", ".json", ".toml", ".tmp", ".old")):

@@ -308,6 +308,7 @@ def test_a_run_ends_with_the_same_bits_and_leaves_nothing_behind(tmp_path, most)
     assert killed >= LEAST
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_study_ends_with_the_same_results_and_leaves_nothing_behind(tmp_path, most):
     split = signs.load(64, validation=24, test=40)

@@ -14,6 +14,7 @@ import numpy as np
 import oracle
 import pytest
 from oracle import EXAMPLES, decode, encode, parse, quantize
+from quick import spread
 
 VECTORS = Path(os.environ.get("OCTAVO_TEST_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "vectors"
 F32_MAX = oracle.F32_MAX
@@ -460,7 +461,7 @@ def group_of_element(spec, encoded, x):
     return np.broadcast_to(np.arange(rows)[:, None] if spec.scope == "channel" else 0, x.shape)
 
 
-@pytest.mark.parametrize("text", [text for text in EXAMPLES if parse(text).width <= 16])
+@pytest.mark.parametrize("text", spread([text for text in EXAMPLES if parse(text).width <= 16]))
 def test_codes_are_nearest_in_exact_arithmetic(text):
     """No value of the format is nearer to x, and of two equally near the one that section 6, ties, names is taken."""
     spec = parse(text)
@@ -486,7 +487,7 @@ def test_codes_are_nearest_in_exact_arithmetic(text):
         assert code == expected, (value, values[below], values[above])
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_representable_values_are_kept_at_the_same_scales(text):
     for rule in oracle.rules(text):
         encoded = encode(sample(), text, rule=rule)
@@ -499,13 +500,13 @@ def test_representable_values_are_kept_at_the_same_scales(text):
         )
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_axis_moves_the_tensor_and_nothing_else(text):
     x = sample()
     np.testing.assert_array_equal(quantize(x, text), quantize(x.T.copy(), text, axis=0).T)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_codes_fill_their_width_and_pack_to_a_bit_stream(text):
     width = parse(text).width
     codes = encode(sample(), text).codes
@@ -522,7 +523,7 @@ def test_four_bit_codes_put_element_0_in_the_low_nibble():
 
 
 @pytest.mark.parametrize("dtype", list(oracle.LARGEST))
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_infinities_saturate_and_nan_stays(text, dtype):
     x = np.array([np.inf, -np.inf, np.nan, 1, -2, 0], np.float32)
     q = quantize(x, text, dtype=dtype)
@@ -533,7 +534,7 @@ def test_infinities_saturate_and_nan_stays(text, dtype):
     assert_same(q, quantize(replaced, text, dtype=dtype))
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_nan_codes_exist_where_the_specification_names_them(text):
     x = np.array([1, np.nan, -2, 0.5], np.float32)
     spec = parse(text)
@@ -554,7 +555,7 @@ def test_nan_codes_exist_where_the_specification_names_them(text):
         assert np.all(encoded.codes[np.isnan(values)] == 0)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_zeros_encode_as_zero(text):
     spec = parse(text)
     for rule in oracle.rules(text):
@@ -567,7 +568,7 @@ def test_zeros_encode_as_zero(text):
         np.testing.assert_array_equal(decode(encoded, text), np.full((2, 5), expected))
 
 
-@pytest.mark.parametrize("text", [t for t in EXAMPLES if len(oracle.rules(t)) > 1])
+@pytest.mark.parametrize("text", spread([t for t in EXAMPLES if len(oracle.rules(t)) > 1]))
 def test_scale_rules_do_what_they_are_named_for(text):
     """``ceil`` saturates nowhere; ``mse`` is never worse than the default, up to the float32 sums it is chosen by.
 

@@ -68,7 +68,10 @@ def test_everything_that_the_package_calls_a_module_is_imported_as_one():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("name", ["gemm.int8_gemm", "linear.packed_linear", "lora.insert"])
+@pytest.mark.parametrize(
+    "name",
+    ["linear.packed_linear", *(pytest.param(it, marks=pytest.mark.slow) for it in ("gemm.int8_gemm", "lora.insert"))],
+)
 def test_a_room_is_there_in_a_process_that_has_touched_nothing_else(name):
     assert resolves([name]) == ""
 

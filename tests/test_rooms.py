@@ -6,6 +6,7 @@ What a room hands to those below it goes by name through ``octavo.late_binding``
 import ast
 import re
 from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import octavo
@@ -93,14 +94,19 @@ def room_of(module: str) -> str:
     return [*module.split("."), ""][1]
 
 
-GRAPH = {module: imported(ast.parse(path.read_text())) - {module} for module, path in MODULES.items()}
+@cache
+def imports() -> dict[str, set[str]]:
+    """Return which modules each module imports."""
+    return {module: imported(ast.parse(path.read_text())) - {module} for module, path in MODULES.items()}
+
+
 USERS = {"octavo", "octavo.__main__"}  # the package's own files know every room
 
 
 def edges() -> dict[tuple[str, str], list[str]]:
     """Return which rooms import which, with the files that do."""
     found = defaultdict(list)
-    for module, others in GRAPH.items():
+    for module, others in imports().items():
         if module not in USERS:
             for other in others:
                 if room_of(other) != room_of(module):
@@ -153,7 +159,7 @@ def test_only_the_highest_rooms_use_the_package_as_its_users_do():
 def test_no_circle_between_files_but_a_package_and_its_own_parts():
     own = {
         module: {other for other in others - USERS if not module.startswith(f"{other}.")}
-        for module, others in GRAPH.items()
+        for module, others in imports().items()
         if module not in USERS
     }
     assert not circles(own)

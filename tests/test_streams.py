@@ -19,6 +19,7 @@ import pytest
 from octavo._streams import read_some, write_all
 from octavo.engine.native_engine import Engine
 from octavo.errors import DTypeError
+from quick import spread
 
 MAIN = "from octavo.cli import main; main()"
 LINES = 6000  # their answers are more than a pipe or a socket holds
@@ -177,7 +178,9 @@ REST = [(source, sink) for source in INPUTS for sink in OUTPUTS if (source, sink
 
 
 @pytest.mark.parametrize("unbuffered", [False, True], ids=["buffered", "unbuffered"])
-@pytest.mark.parametrize(("source", "sink"), NORMAL + [pytest.param(*pair, marks=pytest.mark.slow) for pair in REST])
+@pytest.mark.parametrize(
+    ("source", "sink"), spread(NORMAL, 2) + [pytest.param(*pair, marks=pytest.mark.slow) for pair in REST]
+)
 def test_all_answers_arrive_or_the_exit_code_says_not(exported, text, answers, tmp_path, source, sink, unbuffered):
     if source == "terminal":
         rows = 40
@@ -189,7 +192,9 @@ def test_all_answers_arrive_or_the_exit_code_says_not(exported, text, answers, t
     check(sink, code, told, received, answers)
 
 
-@pytest.mark.parametrize("unbuffered", [False, True], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    "unbuffered", [pytest.param(False, id="buffered", marks=pytest.mark.slow), pytest.param(True, id="unbuffered")]
+)
 def test_a_closed_descriptor_matters_where_it_is_needed(exported, tmp_path, unbuffered):
     model = ("--model", exported)
     code, told, _ = octavo(("expand", *model), None, Sink("pipe", tmp_path), unbuffered=unbuffered)
@@ -220,7 +225,8 @@ SELDOM = [(command, kind) for command in COMMANDS for kind in ("gone", "slow")]
 
 @pytest.mark.parametrize("unbuffered", [False, True], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
-    ("command", "kind"), OFTEN + SELDOM[:2] + [pytest.param(*pair, marks=pytest.mark.slow) for pair in SELDOM[2:]]
+    ("command", "kind"),
+    spread(OFTEN) + SELDOM[:2] + [pytest.param(*pair, marks=pytest.mark.slow) for pair in SELDOM[2:]],
 )
 def test_no_command_loses_output_in_silence(tmp_path, command, kind, unbuffered):
     args = command.split()

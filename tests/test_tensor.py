@@ -14,6 +14,7 @@ from octavo import DTypeError, Format, PackedTensor, ShapeError, late_binding
 from ops.test_codecs import DTYPES, takes
 from ops.test_laws import assert_same_bits, make
 from oracle import EXAMPLES
+from quick import spread
 
 
 def tensor(shape=(6, 50), kind="normal", dtype="float32", seed=0):
@@ -23,7 +24,7 @@ def tensor(shape=(6, 50), kind="normal", dtype="float32", seed=0):
 # ---------------------------------------------------------------------------------------------------------------- bytes
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_codes_are_the_bit_stream_of_the_specification(text):
     spec = oracle.parse(text)
     for shape, axis in (((5, 67), -1), ((9, 7), 0), ((2, 3, 11), 1), ((13,), 0)):
@@ -41,7 +42,7 @@ def test_codes_are_the_bit_stream_of_the_specification(text):
             np.testing.assert_array_equal(packed.zeros.numpy(), oracle.pack_bits(wanted.zeros, spec.width))
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_scales_have_one_entry_for_each_group(text):
     spec, fmt = oracle.parse(text), Format(text)
     packed = octavo.encode(tensor((2, 6, 50)), text)
@@ -77,7 +78,7 @@ def test_shape_dtype_and_device_are_the_logical_ones():
 # -------------------------------------------------------------------------------------------------------- rows, equality
 
 
-@pytest.mark.parametrize("text", [t for t in EXAMPLES if oracle.parse(t).scope in ("none", "block", "channel")])
+@pytest.mark.parametrize("text", spread([t for t in EXAMPLES if oracle.parse(t).scope in ("none", "block", "channel")]))
 def test_rows_of_a_packed_tensor_are_the_packed_rows(text):
     for shape, axis in (((6, 50), -1), ((6, 3, 21), 1), ((6, 4, 9), -1)):
         x = tensor(shape)
@@ -91,7 +92,7 @@ def test_rows_of_a_packed_tensor_are_the_packed_rows(text):
             assert part.nbytes == Format(text).nbytes(tuple(chosen.shape), axis)
 
 
-@pytest.mark.parametrize("text", [t for t in EXAMPLES if oracle.parse(t).scope == "tensor"])
+@pytest.mark.parametrize("text", spread([t for t in EXAMPLES if oracle.parse(t).scope == "tensor"]))
 def test_rows_keep_a_scale_of_the_tensor(text):
     packed = octavo.encode(tensor(), text)
     assert_same_bits(octavo.decode(packed[2:5]), octavo.decode(packed)[2:5])
@@ -113,7 +114,7 @@ def test_rows_outside_or_not_stored_apart_are_refused():
         packed[::-1]
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_equal_means_every_byte(text):
     packed = octavo.encode(tensor(), text)
     assert packed == octavo.encode(tensor(), text)
@@ -129,7 +130,7 @@ def test_equal_means_every_byte(text):
             assert packed != PackedTensor(packed.format, *parts, shape=packed.shape, dtype=packed.dtype)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_pickled_and_copied_tensors_are_equal(text):
     for x, axis in ((tensor(dtype="bfloat16"), 0), (tensor((2, 3, 40)), 1), (torch.empty(3, 0), -1)):
         packed = octavo.encode(x, text, axis=axis, scale=oracle.rules(text)[-1])
@@ -141,7 +142,7 @@ def test_pickled_and_copied_tensors_are_equal(text):
 # ---------------------------------------------------------------------------------------------------------- conversions
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_to_changes_the_logical_dtype_alone(text, dtype):
     packed = octavo.encode(tensor(kind="wide"), text)

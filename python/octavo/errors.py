@@ -78,6 +78,10 @@ class LockedError(OctavoError, RuntimeError):
     """A folder that another process is at work in; the message names it and who that is."""
 
 
+class WorkerError(OctavoError, RuntimeError):
+    """A worker process was killed: by the system for want of memory, or by hand."""
+
+
 class Interrupted(OctavoError):
     """A signal ended the work, and what was done is saved: the same call goes on. ``signal`` is its number.
 

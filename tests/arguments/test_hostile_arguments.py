@@ -18,6 +18,7 @@ import torch
 from arguments import data_calls  # noqa: F401 - enters its calls
 from arguments.hostile_values import few, many, some
 from arguments.valid_calls import CALLS, RECORDS, SLOW
+from quick import spread
 
 ROOMS = ("search", "graph", "prune", "quant", "lora", "recipe", "train", "report", "data", "engine")
 LIMIT_S = 60
@@ -197,7 +198,7 @@ def test_valid_calls_are_valid_and_have_all_arguments(name, place):
     call(**arguments)
 
 
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", spread(CALLS, 2))
 def test_hostile_arguments_are_refused_by_name(name, place):
     assert faults(name, place, some if name in SLOW else few) == []
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick import spread
 
 BENCHES = Path(__file__).resolve().parents[2] / "benches"
 PROGRAMS = sorted(path.stem for path in BENCHES.glob("[!_]*.py"))
@@ -76,7 +77,7 @@ def test_the_manual_names_every_bench_and_options_it_has(program):
             assert option in told.stdout, f"{program}.py has no {option}"
 
 
-@pytest.mark.parametrize("program", TINY)
+@pytest.mark.parametrize("program", spread(TINY, 6))
 def test_a_tiny_bench_ends_well(program, tmp_path):
     if program in NEED_TRANSFORMERS:
         pytest.importorskip("transformers")

@@ -42,6 +42,7 @@ def test_prebuild_refuses_what_is_no_architecture(octavo):
     assert "architecture 'sm_1' is none" in result.output or "NVRTC" in result.output
 
 
+@pytest.mark.slow
 def test_prebuild_tells_what_it_did(octavo, kernels):
     try:
         _core._cuda_archs()

@@ -2,6 +2,7 @@ import json
 
 import pytest
 from octavo import Format, formats
+from quick import spread
 
 
 def test_every_family_and_format_is_listed(octavo):
@@ -23,7 +24,7 @@ def test_the_json_list_says_what_the_formats_say(octavo):
 UNLISTED = ["fixed32.8", "log9", "mxint8/1", "bm16e8/7", "denorm3e1", "int2"]
 
 
-@pytest.mark.parametrize("fmt", [*map(str, formats()), *UNLISTED])
+@pytest.mark.parametrize("fmt", spread([*map(str, formats()), *UNLISTED], 4))
 def test_every_format_can_be_explained(octavo, fmt):
     output = octavo("formats", fmt).output
     assert output.startswith(f"{fmt} - ")

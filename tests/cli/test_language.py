@@ -59,6 +59,7 @@ def test_the_presets_are_listed(octavo):
     assert all(name in listed for name in ("nocap_baseline", "modern_skips", "lightrnn_reallocated"))
 
 
+@pytest.mark.slow
 def test_a_bench_reports_what_is_there(octavo, tmp_path):
     text = tmp_path / "book.txt"
     text.write_text(END.join(corpus(2500, seed) for seed in range(6)))
@@ -106,6 +107,7 @@ def test_masked_diffusion_is_sampled_through_torch_and_says_so(octavo, tmp_path,
     assert "autoregressive" in octavo("generate", folder, "the", "--top-k", 3, code=2).output
 
 
+@pytest.mark.slow
 def test_a_grid_of_techniques_is_reported_as_a_bench(octavo, tmp_path, book):
     pytest.importorskip("optuna")
     options = ["--data", book, "-o", tmp_path / "b", "--grid", "gqa,long_cooldown", "--trials", 2, "--seeds", 1,

@@ -96,10 +96,12 @@ def test_a_text_of_several_documents_is_measured_with_their_ends(octavo, folder,
     )
 
 
+@pytest.mark.slow
 def test_a_graph_has_the_sizes_of_the_model(octavo, folder):
     assert "symbolic sizes: batch, sequence" in octavo("graph", folder / "float").output
 
 
+@pytest.mark.slow
 def test_a_budget_becomes_a_packed_model_that_generates(octavo, folder, tmp_path):
     given = ("--data", folder / "text.txt", "--budget", 7, "--formats", "nf4,int8:g32", "--fast")
     octavo("compress", "--model", folder / "float", *given, "-o", tmp_path / "small")

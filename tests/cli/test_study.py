@@ -52,7 +52,13 @@ def test_one_command_without_arguments_gives_table_picture_and_journal(octavo, t
     assert len((out / "study.jsonl").read_text().splitlines()) == 5
 
 
-@pytest.mark.parametrize("end, code", [(KeyboardInterrupt(), 130), (SystemExit(143), 143)], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "end, code",
+    [
+        pytest.param(KeyboardInterrupt(), 130, id="SIGINT"),
+        pytest.param(SystemExit(143), 143, id="SIGTERM", marks=pytest.mark.slow),
+    ],
+)
 def test_an_interrupted_study_has_the_exit_code_of_its_signal_and_goes_on(
     octavo, tmp_path, small, monkeypatch, end, code
 ):
@@ -74,6 +80,7 @@ def test_a_second_study_in_a_folder_is_refused(octavo, tmp_path, small):
     assert "another process is at work on this study" in shown and "give another --out" in shown
 
 
+@pytest.mark.slow
 def test_the_same_command_measures_nothing_twice(octavo, tmp_path, small):
     command = ("study", "ptq-qat", *FAST, "--no-qat", "-o", tmp_path / "study")
     first = octavo(*command).stdout
@@ -85,6 +92,7 @@ def test_the_same_command_measures_nothing_twice(octavo, tmp_path, small):
     assert (tmp_path / "study" / "study.jsonl").read_text().startswith(journal)
 
 
+@pytest.mark.slow
 def test_formats_are_compared_on_the_shipped_model(octavo, tmp_path):
     out = tmp_path / "study"
     given = (
@@ -139,6 +147,7 @@ def test_without_matplotlib_there_is_a_table_and_advice(octavo, tmp_path, small,
     assert (tmp_path / "study" / "results.csv").exists() and not list((tmp_path / "study").glob("*.png"))
 
 
+@pytest.mark.slow
 def test_sentences_are_trained_on_and_studied(octavo, tmp_path, data, small):
     run_folder, out = tmp_path / "run", tmp_path / "study"
     report = json.loads(octavo("train", "sst2", "--data", data, "--steps", "3", "-o", run_folder, "--json").stdout)
@@ -152,6 +161,7 @@ def test_sentences_are_trained_on_and_studied(octavo, tmp_path, data, small):
     assert "trained on other texts" in octavo("study", "ptq-qat", *FAST, *given, code=2).output
 
 
+@pytest.mark.slow
 def test_pruned_models_are_compared_with_the_dense_one(octavo, tmp_path, small):
     out = tmp_path / "study"
     command = ("study", "prune", "--sparsities", "0.5", "--scopes", "local", "--seeds", "1", "--no-tune", "-o", out)
@@ -161,6 +171,7 @@ def test_pruned_models_are_compared_with_the_dense_one(octavo, tmp_path, small):
     assert octavo(*command).stdout == first.stdout
 
 
+@pytest.mark.slow
 def test_sensitivity_is_measured_once_and_drawn(octavo, tmp_path, small):
     out = tmp_path / "study"
     command = ("study", "sensitivity", "--formats", "nf4,mxint8", "--samples", "8", "-o", out)
@@ -173,6 +184,7 @@ def test_sensitivity_is_measured_once_and_drawn(octavo, tmp_path, small):
     assert octavo(*command).stdout == first.stdout
 
 
+@pytest.mark.slow
 def test_adapters_are_compared_with_full_fine_tuning(octavo, tmp_path, small):
     """A base that knows one generated task learns another; the same command measures nothing twice."""
     out = tmp_path / "study"
@@ -185,6 +197,7 @@ def test_adapters_are_compared_with_full_fine_tuning(octavo, tmp_path, small):
     assert octavo(*command).stdout == first.stdout
 
 
+@pytest.mark.slow
 def test_reviews_are_trained_on_and_studied_at_their_length(octavo, tmp_path, small):
     """IMDb, with texts held out; the study takes length and held-out texts from the run."""
     folder, run_folder, out = tmp_path / "data", tmp_path / "run", tmp_path / "study"
@@ -325,6 +338,7 @@ def compiled(octavo, out, *more):
     return found
 
 
+@pytest.mark.slow
 def test_models_are_captured_without_a_graph_break(octavo, tmp_path):
     found = compiled(octavo, tmp_path / "study", "--backend", "eager")
     assert found["machine"]["device"] == "cpu" and found["settings"]["backend"] == "eager"

@@ -36,6 +36,7 @@ def test_a_run_leaves_a_model_a_report_and_metrics(octavo, tmp_path, few_lines, 
     assert lines[-1]["step"] == 4
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_not_trained_again(octavo, tmp_path, few_lines):
     """The same command on a finished run tests and exports what is there, bit for bit."""
     args = ("train", "polynomials", *TINY, "-o", tmp_path / "run")
@@ -93,6 +94,7 @@ def test_held_out_lines_may_have_files_of_their_own(octavo, own, tmp_path):
     assert "not measured: there are no test lines" in result.stdout
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_lines(octavo, own):
     file, out = own
     args = ("train", "polynomials", *TINY, "--data", file, "-o", out)

@@ -11,6 +11,7 @@ import torch
 from engine.test_engine import export, lines, make
 from octavo import _core
 from octavo.engine import Engine
+from quick import spread
 
 # Octavo's kernels and float32 differ in the order of summation, and by what parts beyond the 24th bit hold.
 SCORE = 2e-3
@@ -34,7 +35,7 @@ def packed(tmp_path: Path, architecture: str, fmt: str, **config: int) -> tuple[
 
 
 @pytest.mark.parametrize("architecture", ["lstm", "hybrid", "transformer"])
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("fmt", spread(FORMATS))
 def test_packed_and_plain_weights_of_the_same_values_score_alike(tmp_path, architecture, fmt):
     folder, plain, model = packed(tmp_path, architecture, fmt, **WIDE)
     rows = lines(70, model.config.max_source)
@@ -70,7 +71,7 @@ def test_an_answer_depends_on_its_line_alone(tmp_path, architecture, fmt, beam):
     """Equal to the last bit: in any company, in any order, on any number of threads."""
     folder, _, model = packed(tmp_path, architecture, fmt, **WIDE)
     engine = Engine.load(folder, route="general", threads=1)
-    rows = lines(150, model.config.max_source)
+    rows = lines(60, model.config.max_source)
     together = engine._core.expand_scored(rows, beam)
     assert [engine._core.expand_scored([row], beam)[0] for row in rows[:10]] == together[:10]
     assert engine._core.expand_scored(rows[:7], beam) == together[:7]

@@ -11,6 +11,7 @@ from octavo.folder.own_kinds import own_model
 from octavo.folder.structure import DECODED, KEY
 from octavo.models.classifier import Classifier, ClassifierConfig
 from octavo.models.seq2seq import ARCHITECTURES, Seq2SeqConfig, build
+from quick import spread
 from torch import nn
 from typer.testing import CliRunner
 
@@ -154,7 +155,7 @@ RECIPES = (
 
 
 @pytest.mark.filterwarnings("ignore::octavo.CoverageWarning")
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", spread(RECIPES))
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_plan_report_and_file_are_those_of_pack_model(tmp_path, kind, recipe):
     """octavo recipe --model, pack --dry-run, pack, and quantize_model with pack_model: one answer, to the byte."""

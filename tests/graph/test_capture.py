@@ -12,6 +12,7 @@ from octavo import DTypeError, ModelError
 from octavo.batches import call_on
 from octavo.graph import capture
 from octavo.graph.exporting import held_tensors
+from quick import spread
 from torch import nn
 
 
@@ -163,7 +164,7 @@ def tie(model):
     second.weight = first.weight
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", spread(CHANGES))
 def test_a_change_of_the_model_is_captured_again(change):
     model, given = classifier(), tokens(2, 7)
     graph = capture(model, given)

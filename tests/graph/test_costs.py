@@ -8,6 +8,7 @@ from graph.zoo import BERT, classifier, hugging, ids, masked, tokens, vectors
 from octavo import Format, FormatError, ModelError, Recipe
 from octavo.graph import capture, operator_work
 from octavo.graph.costs import NEED_OPERATORS
+from quick import spread
 from torch import nn
 from torch.nn import functional as F
 
@@ -142,7 +143,7 @@ def test_a_transformer_by_its_formula():
 
 @pytest.mark.parametrize(
     "recipe",
-    ["mxint8", "int4:g32 input=mxint8", "type:Linear weight=int8:channel input=int8:channel; last:Linear keep"],
+    spread(["mxint8", "int4:g32 input=mxint8", "type:Linear weight=int8:channel input=int8:channel; last:Linear keep"]),
 )
 def test_a_recipe_prices_what_it_builds(recipe):
     """Multiply-adds, bit operations and bytes: priced, simulated and packed are one."""
@@ -265,7 +266,7 @@ def test_higher_order_operators_are_unknown():
     assert capture(Wrapped(branch), {"x": torch.randn(4, 4)}).costs().unknown == {"higher_order.cond": 1}
 
 
-@pytest.mark.parametrize(("layers", "both", "proj"), [(1, False, 0), (2, True, 0), (1, False, 3), (2, True, 3)])
+@pytest.mark.parametrize(("layers", "both", "proj"), spread([(2, True, 3), (2, True, 0), (1, False, 3), (1, False, 0)]))
 def test_recurrent_layers(layers, both, proj):
     """Each direction of a layer: gates x hidden x (what it is given + what it keeps), and the projection."""
     model = nn.LSTM(6, 8, layers, bidirectional=both, proj_size=proj, batch_first=True)

@@ -144,6 +144,7 @@ def test_fragments_hold_every_weight_once():
     assert flat[32] == 64 and flat[256] == 32 and flat[512] == 8 * 64
 
 
+@pytest.mark.slow
 def test_nearly_all_lines_have_the_answers_of_float(kernels):
     lines = [line.partition("=")[0] for line in splits().test[:2000]]
     model, tokenizer = load_shipped()

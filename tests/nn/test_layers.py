@@ -9,6 +9,7 @@ import torch
 from octavo import DTypeError, Format, FormatError
 from octavo.nn import QuantConv1d, QuantConv2d, QuantEmbedding, QuantLinear
 from octavo.recipe.spec import Calibration, LayerPlan, Spec
+from quick import spread
 from torch import nn
 from torch.nn import functional
 
@@ -51,7 +52,7 @@ CASES = [pytest.param(*case, id=type(case[0]).__name__) for case in cases()]
 
 
 @pytest.mark.parametrize(("layer", "make", "x"), CASES)
-@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("text", spread(FORMATS))
 def test_training_is_the_float_layer_over_rounded_operands(layer, make, x, text):
     quantized = make(layer, plan(weight=text, input="mxint8", bias="fixed16.8", output="bf16")).train()
     rounded = copy.deepcopy(layer)
@@ -69,7 +70,7 @@ def test_an_empty_plan_changes_no_bit(layer, make, x):
     assert torch.equal(make(layer, LayerPlan())(x), layer(x))
 
 
-@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("text", spread(FORMATS))
 def test_gradients_pass_straight_through_every_format(text):
     layer = linear()
     quantized = QuantLinear.from_linear(layer, plan(weight=text, input=text))
@@ -169,7 +170,7 @@ def test_zeros_take_the_integer_path():
 # --- embeddings -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("text", spread(FORMATS))
 @pytest.mark.parametrize("static", [False, True])
 def test_an_embedding_returns_rows_of_the_encoded_table(text, static):
     torch.manual_seed(0)

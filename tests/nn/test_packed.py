@@ -19,6 +19,7 @@ from octavo.nn import (
     QuantLinear,
 )
 from octavo.recipe.spec import INT32, Calibration, LayerPlan, Spec
+from quick import spread
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils import prune
@@ -52,7 +53,7 @@ def assert_close(a, b):
 # --- the same outputs ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("text", spread(FORMATS))
 @pytest.mark.parametrize("k", [96, 37])
 def test_a_packed_layer_is_the_simulated_one(text, k):
     simulated = QuantLinear.from_linear(linear(k), plan(weight=text, output="bf16", bias="fixed16.8")).eval()
@@ -121,7 +122,7 @@ def test_integer_layers_agree_bit_for_bit(weight, x_format, bias, static):
         assert packed.bias.dtype == torch.int32
 
 
-@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("text", spread(FORMATS))
 def test_rows_of_a_table_are_those_of_the_simulated_table(text):
     torch.manual_seed(0)
     simulated = QuantEmbedding.from_embedding(nn.Embedding(23, 40, padding_idx=0), plan(weight=text))

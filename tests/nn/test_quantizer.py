@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from octavo import CalibrationError, DTypeError, Format, FormatError, NonFiniteError, ShapeError
 from octavo.nn import Quantizer
 from octavo.recipe.spec import Calibration, Spec
+from quick import spread
 
 FORMATS = [str(fmt) for fmt in octavo.formats()]
 WITH_SCALES = [text for text in FORMATS if Format(text).scale_type is not None]
@@ -34,7 +35,7 @@ def normal(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("text", spread(FORMATS))
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 99), axis=st.sampled_from([-1, -2]))
 def test_what_is_simulated_is_what_is_encoded(text, kind, seed, axis):
     import numpy as np

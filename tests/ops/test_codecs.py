@@ -6,6 +6,7 @@ import oracle
 import pytest
 import torch
 from conftest import KINDS, at_level, available_levels, sample
+from quick import spread
 
 SHAPES = [(5, 67), (3, 96), (2, 3, 33), (1, 1), (200,), ()]
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -60,7 +61,7 @@ def takes(text, shape):
     return shape or oracle.parse(text).scope not in ("block", "group", "channel")
 
 
-@pytest.mark.parametrize("text", oracle.EXAMPLES)
+@pytest.mark.parametrize("text", spread(oracle.EXAMPLES, 6))
 def test_codes_scales_and_values_equal_the_oracle(text):
     rng = np.random.default_rng(list(text.encode()))
     for rule in oracle.rules(text):
@@ -70,7 +71,7 @@ def test_codes_scales_and_values_equal_the_oracle(text):
                     compare(sample(rng, shape, kind), text, rule, "float32")
 
 
-@pytest.mark.parametrize("text", oracle.EXAMPLES)
+@pytest.mark.parametrize("text", spread(oracle.EXAMPLES))
 def test_sixteen_bit_inputs_equal_the_oracle(text):
     for dtype in ("float16", "bfloat16"):
         rng = np.random.default_rng(list(text.encode()))
@@ -78,7 +79,7 @@ def test_sixteen_bit_inputs_equal_the_oracle(text):
             compare(sample(rng, (5, 67), kind), text, "floor", dtype)
 
 
-@pytest.mark.parametrize("text", oracle.EXAMPLES)
+@pytest.mark.parametrize("text", spread(oracle.EXAMPLES))
 def test_every_axis_equals_the_oracle(text):
     rng = np.random.default_rng(list(text.encode()))
     for axis in (0, 1, -2, -1):

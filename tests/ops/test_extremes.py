@@ -9,6 +9,7 @@ import pytest
 import torch
 from octavo.ops.linear import integer_linear, packed_embedding, packed_linear
 from oracle import EXAMPLES
+from quick import spread
 
 FORMATS = sorted({text for text in EXAMPLES if oracle.parse(text).width <= 32})
 ROWS = [1, 2, 4, 5, 16, 32, 33, 64]
@@ -84,7 +85,7 @@ def weights(kind, n, k):
 WEIGHTS = ["0", "-112", "-126", "-140", "60", "110", "rows", "columns", "zeros"]
 
 
-@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("text", spread(FORMATS, 6))
 def test_products_of_all_magnitudes_are_within_the_bound(text):
     n, k = SHAPE
     x = inputs(k)
@@ -118,7 +119,7 @@ def test_products_of_sixteen_bits_are_within_the_bound(text, dtype, simd):
 SIGNS = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 0.3, -0.3, 1.0, -1.0, -(2.0**-149), 2.0**-149, 5.0, -5.0] * 8)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_a_zero_is_positive_at_every_level(text, simd):
     """quantize equals decode of encode with its sign, and nothing that rounds to the code of zero keeps one."""
     for x in (SIGNS, SIGNS * 2.0**-20, SIGNS * 2.0**20, SIGNS[:2].repeat(48), SIGNS[:7].view(1, 7)):
@@ -175,7 +176,7 @@ def everything(text, x, w):
     return [tensor.view(whole.get(tensor.dtype, tensor.dtype)) for tensor in out]
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_a_callers_floating_point_state_changes_no_bit(text, simd):
     x, w = inputs(160)[:24], weights("rows", 40, 160)
     wanted = everything(text, x, w)

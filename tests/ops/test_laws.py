@@ -20,6 +20,7 @@ from octavo import NonFiniteError, PackedTensor, _core
 from octavo.tensor import SCALE_DTYPES, part_shapes
 from ops.test_codecs import DTYPES, assert_same_parts, assert_same_values, takes
 from oracle import EXAMPLES
+from quick import spread
 
 # Signalling NaN among the inputs: adding 0 to one, as assert_same_values does, is an invalid operation.
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered in add")
@@ -168,7 +169,7 @@ def listed_values(text, scales=None, zeros=None, levels=None):
 # ----------------------------------------------------------------------------------------------- the codec's own laws
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 @few
 @given(case=cases(ANY_KIND))
 def test_quantize_equals_decode_of_encode(text, case):
@@ -181,7 +182,7 @@ def test_quantize_equals_decode_of_encode(text, case):
     assert_same_bits(octavo.quantize(x, text, axis=axis, scale=rule), wanted)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 @few
 @given(case=cases(ANY_KIND))
 def test_nonfinite_inputs_equal_the_oracle(text, case):
@@ -201,7 +202,7 @@ def test_nonfinite_inputs_equal_the_oracle(text, case):
     assert_same_values(q.float().numpy(), oracle.quantize(values, text, rule=rule, dtype=case.dtype))
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 @few
 @given(case=float32_cases)
 def test_quantize_is_idempotent_at_given_scales(text, case):
@@ -226,7 +227,7 @@ def test_quantize_is_idempotent_at_chosen_scales(text, case):
     assert_same_bits(octavo.quantize(q, text, scale=rule), q)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 @few
 @given(case=cases())
 def test_quantize_is_monotone(text, case):
@@ -237,7 +238,7 @@ def test_quantize_is_monotone(text, case):
         assert np.all(np.diff(q) >= 0)
 
 
-@pytest.mark.parametrize("text", [t for t in EXAMPLES if oracle.parse(t).width <= 16])
+@pytest.mark.parametrize("text", spread([t for t in EXAMPLES if oracle.parse(t).width <= 16]))
 def test_representable_values_are_kept(text):
     """values() times a scale, which may round to float32, gives the same bits back."""
     spec, rng = oracle.parse(text), np.random.default_rng(1)
@@ -258,7 +259,7 @@ def test_representable_values_are_kept(text):
         assert_same_values(octavo.quantize(torch.from_numpy(x), text, **parts).numpy(), x)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_values_beyond_the_range_saturate(text):
     spec, rng = oracle.parse(text), np.random.default_rng(2)
     n = one_group(text, 64)
@@ -276,7 +277,7 @@ def test_values_beyond_the_range_saturate(text):
     assert_same_values(octavo.quantize(torch.from_numpy(x), text, **parts).numpy(), wanted)
 
 
-@pytest.mark.parametrize("text", [t for t in EXAMPLES if oracle.parse(t).width <= 16])
+@pytest.mark.parametrize("text", spread([t for t in EXAMPLES if oracle.parse(t).width <= 16]))
 @few
 @given(seed=st.integers(0, 2**32 - 1))
 def test_error_is_at_most_half_a_step_inside_the_range(text, seed):
@@ -297,7 +298,7 @@ def test_error_is_at_most_half_a_step_inside_the_range(text, seed):
     assert np.all((error <= half + rounding)[inside])
 
 
-@pytest.mark.parametrize("text", [t for t in EXAMPLES if oracle.parse(t).scope in ("block", "channel")])
+@pytest.mark.parametrize("text", spread([t for t in EXAMPLES if oracle.parse(t).scope in ("block", "channel")]))
 @few
 @given(case=cases(["normal", "wide", "powers"], ("float32", "bfloat16")))
 def test_groups_look_only_inside_themselves(text, case):
@@ -319,7 +320,7 @@ def test_groups_look_only_inside_themselves(text, case):
     assert_same_bits(after[others], before[others])
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_every_code_and_scale_is_read_as_the_oracle_reads_it(text):
     """Also codes and scales that no encoder writes: NaN blocks, negative zeros, -128 of int8; padding bits are ignored."""
     spec, rng = oracle.parse(text), np.random.default_rng(list(text.encode()))
@@ -359,7 +360,7 @@ def test_every_code_and_scale_is_read_as_the_oracle_reads_it(text):
                     assert_same_values(octavo.decode(packed).float().numpy(), wanted)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 @few
 @given(case=cases())
 def test_axis_moves_the_tensor_and_nothing_else(text, case):
@@ -389,7 +390,7 @@ def assert_same_results(got, wanted):
     assert_same_bits(got[2], wanted[2])
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 @few
 @given(case=cases(ANY_KIND))
 def test_results_do_not_depend_on_simd_level(text, case):
@@ -426,7 +427,7 @@ def digests(text):
     return found
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_results_do_not_depend_on_thread_count(text):
     found = []
     for count in THREADS:
@@ -435,7 +436,7 @@ def test_results_do_not_depend_on_thread_count(text):
     assert all(one == found[0] for one in found)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_results_do_not_depend_on_alignment(text):
     rng = np.random.default_rng(3)
     for dtype in DTYPES:
@@ -453,7 +454,7 @@ def test_results_do_not_depend_on_alignment(text):
             assert_same_bits(octavo.decode(wanted[0], out=out), wanted[1])
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_results_do_not_depend_on_strides(text):
     x = make(np.random.default_rng(4), (6, 40), "normal")
     columns = torch.zeros(40, 6).copy_(x.T).T
@@ -468,7 +469,7 @@ def test_results_do_not_depend_on_strides(text):
     assert_same_results(results(spread, text, "floor"), results(spread.clone(), text, "floor"))
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_results_do_not_depend_on_flushing_of_subnormals(text):
     x = torch.cat([make(np.random.default_rng(5), (3, 40), kind) for kind in ("tiny", "wide", "normal")])
 
@@ -499,7 +500,7 @@ def test_a_callers_flushing_of_subnormals_is_left_as_it_was():
     assert (tiny * 1.0).item() != 0
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_in_place_and_out_equal_a_fresh_result(text):
     rng = np.random.default_rng(6)
     for shape, axis, rules in (
@@ -525,7 +526,7 @@ def test_in_place_and_out_equal_a_fresh_result(text):
 # ------------------------------------------------------------------------------------------------- errors and policies
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_encode_names_the_first_nonfinite_value_in_memory_order(text):
     rng = np.random.default_rng(7)
     for dtype, level in itertools.product(DTYPES, LEVELS):
@@ -555,7 +556,7 @@ def test_the_first_nonfinite_value_of_a_large_tensor_is_named(text, count):
             octavo.encode(x, text, axis=axis)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_nan_changes_nothing_but_its_own_position(text):
     """Against the same tensor with that element absent, where the scale is not a mean over the count."""
     spec = oracle.parse(text)
@@ -574,7 +575,7 @@ def test_nan_changes_nothing_but_its_own_position(text):
 # ------------------------------------------------------------------------------------------------------ shapes and sizes
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_odd_shapes_keep_their_shape(text):
     odd = [(), (0,), (1,), (3, 0), (0, 5), (2, 0, 3), (1, 1, 1), (5, 1), (1, 7), (2, 1, 3, 1, 2)]
     for shape, dtype in itertools.product(odd, DTYPES.values()):
@@ -593,7 +594,7 @@ def test_odd_shapes_keep_their_shape(text):
             assert packed.shape == shape and packed.numel() == x.numel()
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 @few
 @given(shape=st.one_of(shapes, st.tuples(st.integers(0, 5), st.integers(0, 700))), axis=st.integers(-1, 0))
 def test_bits_are_bytes(text, shape, axis):
@@ -629,14 +630,14 @@ def compare_large(x, text, rule):
     assert_same_values(octavo.quantize(x, text, scale=rule).float().numpy(), decoded)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_tensors_of_several_chunks_equal_the_oracle(text):
     rng = np.random.default_rng(list(text.encode()))
     compare_large(make(rng, (2 * CHUNK + 77,), "normal"), text, oracle.rules(text)[0])
     compare_large(make(rng, (3, CHUNK + 5), "wide", "bfloat16"), text, oracle.rules(text)[-1])
 
 
-@pytest.mark.parametrize("text", [t for t in EXAMPLES if oracle.parse(t).scope == "channel"])
+@pytest.mark.parametrize("text", spread([t for t in EXAMPLES if oracle.parse(t).scope == "channel"]))
 def test_rows_longer_than_one_thread_takes_equal_the_oracle(text):
     rng = np.random.default_rng(list(text.encode()))
     compare_large(make(rng, (2, LONG_ROW + 4_321), "normal"), text, "floor")

@@ -8,6 +8,7 @@ from octavo import DTypeError, FormatError, NonFiniteError, RangeError, ShapeErr
 from octavo.ops import linear
 from octavo.ops.linear import integer_linear, packed_embedding, packed_linear
 from oracle import EXAMPLES
+from quick import spread
 
 ops = torch.ops.octavo
 
@@ -49,7 +50,7 @@ def assert_product(y, x, weight, bias=None, *, chunk=1):
 # ------------------------------------------------------------------------------------------------------- float products
 
 
-@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("text", spread(FORMATS))
 def test_a_product_is_that_of_the_decoded_weight(text):
     for seed, (m, n, k) in enumerate(SHAPES):
         weight, bias = octavo.encode(normal(n, k, seed=seed), text), normal(n, seed=seed + 9)
@@ -60,7 +61,7 @@ def test_a_product_is_that_of_the_decoded_weight(text):
         assert_product(packed_linear(x, weight), x, weight)
 
 
-@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("text", spread(FORMATS))
 def test_a_large_product_is_that_of_the_decoded_weight(text):
     for seed, (m, n, k) in enumerate(LARGE_SHAPES):
         weight, bias = octavo.encode(normal(n, k, seed=seed), text), normal(n, seed=seed + 9)
@@ -91,7 +92,7 @@ def test_outliers_cost_no_more_than_in_float32():
     assert_product(packed_linear(x, weight), x, weight)
 
 
-@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("text", spread(FORMATS))
 def test_products_do_not_depend_on_the_simd_level(text):
     m, n, k = SHAPES[1]
     x, weight = normal(m, k), octavo.encode(normal(n, k, seed=1), text)
@@ -262,7 +263,7 @@ def test_integer_sums_do_not_overflow():
 # --------------------------------------------------------------------------------------------------------------- gather
 
 
-@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("text", spread(FORMATS))
 def test_gathered_rows_are_those_of_the_decoded_table(text):
     for width in (40, 33):
         table = octavo.encode(normal(19, width), text)
@@ -283,7 +284,7 @@ def test_ids_outside_the_table_are_refused(wrong):
 # ------------------------------------------------------------------------------------------------------------ contracts
 
 
-@pytest.mark.parametrize("text", ["mxint8", "uint4:g32", "int8", "nvfp4"])
+@pytest.mark.parametrize("text", spread(["mxint8", "uint4:g32", "int8", "nvfp4"], 2))
 def test_ops_keep_the_contract_of_torch_library(text):
     weight, bias = octavo.encode(normal(6, 40), text), normal(6).requires_grad_()
     x = normal(2, 3, 40, seed=1).requires_grad_()

@@ -14,6 +14,7 @@ from octavo.ops.codec import pack_zeros
 from ops.test_codecs import DTYPES
 from ops.test_laws import assert_same_bits, own_scales, random_scales
 from oracle import EXAMPLES
+from quick import spread
 
 OPCHECKED = ["fixed8:channel", "int4:g32", "uint4:g7", "e4m3", "binary2:channel", "mxfp4/12", "nvfp4", "nf4"]
 ops = torch.ops.octavo
@@ -40,7 +41,7 @@ def learnable(text):
 # ------------------------------------------------------------------------------------------------------------ contracts
 
 
-@pytest.mark.parametrize("text", OPCHECKED)
+@pytest.mark.parametrize("text", spread(OPCHECKED))
 def test_ops_keep_the_contract_of_torch_library(text):
     for dtype, axis in ((torch.float32, -1), (torch.bfloat16, 0))[: 2 if text == "int4:g32" else 1]:
         x = normal(6, 40, dtype=dtype, grad=True)
@@ -161,7 +162,7 @@ def gradient(x, text, grad=None, **options):
     return x.grad
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_gradient_is_one_inside_the_range_and_zero_where_it_saturates(text):
     rng = np.random.default_rng(list(text.encode()))
     for dtype in DTYPES:
@@ -177,7 +178,7 @@ def test_gradient_is_one_inside_the_range_and_zero_where_it_saturates(text):
                     np.testing.assert_array_equal(got.float().numpy(), np.where(inside, 3.0, 0.0))
 
 
-@pytest.mark.parametrize("text", [t for t in EXAMPLES if oracle.parse(t).scale not in ("none", "e4m3")])
+@pytest.mark.parametrize("text", spread([t for t in EXAMPLES if oracle.parse(t).scale not in ("none", "e4m3")]))
 def test_gradient_of_given_scales_saturates_at_their_range(text):
     rng = np.random.default_rng(list(text.encode()))
     for axis in (-1, 0):
@@ -190,14 +191,14 @@ def test_gradient_of_given_scales_saturates_at_their_range(text):
             np.testing.assert_array_equal(got.numpy(), np.where(inside, 3.0, 0.0))
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_identity_passes_every_gradient(text):
     x = inputs_for_gradients(np.random.default_rng(0))
     grad = normal(*x.shape, seed=2)
     assert torch.equal(gradient(x, text, grad, ste="identity"), grad)
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_gradients_keep_the_incoming_values(text):
     """Bit for bit where x is inside, also for gradients that are not contiguous."""
     x = inputs_for_gradients(np.random.default_rng(0))
@@ -273,7 +274,7 @@ def test_learned_scales_reduce_the_error(text):
     assert errors[-1] < 0.7 * errors[0]
 
 
-@pytest.mark.parametrize("text", EXAMPLES)
+@pytest.mark.parametrize("text", spread(EXAMPLES))
 def test_every_format_trains(text):
     weight, x = normal(12, 33, grad=True), normal(20, 33, seed=1)
     target = normal(20, 12, seed=2)

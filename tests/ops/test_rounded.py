@@ -8,6 +8,7 @@ from octavo import DTypeError, FormatError, NonFiniteError, ShapeError, _core
 from octavo.ops import linear
 from octavo.ops.linear import integer_linear, packed_linear, rounded_linear
 from oracle import EXAMPLES
+from quick import spread
 
 ops = torch.ops.octavo
 
@@ -175,7 +176,7 @@ def test_integers_by_groups_are_an_integer_product(text, input_format):
 # -------------------------------------------------------------------------------------------------------------- contracts
 
 
-@pytest.mark.parametrize("text", ["mxint8", "uint4:g32", "nvfp4"])
+@pytest.mark.parametrize("text", spread(["mxint8", "uint4:g32", "nvfp4"]))
 @pytest.mark.parametrize("input_format", ["int8:g32", "bf16"])
 def test_ops_keep_the_contract_of_torch_library(text, input_format):
     weight, bias = octavo.encode(normal(6, 40), text), normal(6).requires_grad_()

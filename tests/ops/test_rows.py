@@ -6,6 +6,7 @@ import pytest
 import torch
 from octavo.ops.linear import integer_linear, packed_linear
 from oracle import EXAMPLES
+from quick import spread
 
 FORMATS = sorted({text for text in EXAMPLES if oracle.parse(text).width <= 32})
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -62,7 +63,7 @@ def mixed(rows, k, shift):
     return x[order] + 0.0
 
 
-@pytest.mark.parametrize("text", FORMATS)
+@pytest.mark.parametrize("text", spread(FORMATS))
 def test_a_row_of_any_kind_changes_no_other(text):
     for n, k in SHAPES:
         weight, bias = octavo.encode(normal(n, k, seed=3), text), normal(n, seed=4)
@@ -74,7 +75,7 @@ def test_a_row_of_any_kind_changes_no_other(text):
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize(
-    "text", ["mxint8", "int4:g32", "uint4:g32", "nf4", "nvfp4", "bm8e4/16", "int8:channel", "bf16"]
+    "text", spread(["mxint8", "int4:g32", "uint4:g32", "nf4", "nvfp4", "bm8e4/16", "int8:channel", "bf16"])
 )
 def test_rows_of_sixteen_bits_change_no_other(text, dtype, simd):
     n, k = SHAPES[1]

@@ -9,6 +9,7 @@ from octavo import ContainerError, DTypeError, ModelError
 from octavo.prune import compact_model, groups
 from octavo.prune.sizes import KEY, shrink, sizes_of
 from prune.prune_zoo import MODELS, batch, made, result
+from quick import spread
 from torch import nn
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}  # of the largest output: sums in another order
@@ -71,7 +72,7 @@ def test_a_model_without_zeros_stays_as_it_is(name):
 
 
 @pytest.mark.filterwarnings("ignore::octavo.BypassWarning")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", spread(MODELS))
 def test_what_is_written_is_read(name, tmp_path):
     """Float and packed, by us and by transformers; what was read is written again."""
     model, given = zeroed(name, 5, layers=True)

@@ -16,6 +16,7 @@ from octavo.prune import Cubic, Iterative, callback, fold_model, prune_model, re
 from octavo.train.launch import launch
 from prune.gradual import SCHEDULES, content, gradual, pruned
 from ptrace import needed
+from quick import spread
 from torch import nn
 from train.tiny import Model, Rule
 
@@ -78,7 +79,7 @@ def test_schedules_that_cannot_be_are_refused(make, words):
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", spread(SCHEDULES, 2))
 @pytest.mark.parametrize("criterion", ["magnitude", "random", "wanda", "taylor", "movement"])
 def test_a_gradual_run_ends_with_exactly_the_sparsity_asked_for(tmp_path, criterion, schedule):
     model, seen = pruned(criterion, schedule), []
@@ -168,6 +169,7 @@ def test_a_compiled_run_keeps_pruned_weights_at_0(tmp_path):
     assert report(model).pruned > 0
 
 
+@pytest.mark.slow
 def test_two_processes_prune_the_same_weights(tmp_path):
     assert launch([str(WORKER), "share", str(tmp_path / "run")], 2) == 0
     first, second = (json.loads((tmp_path / f"run.rank{rank}.json").read_text()) for rank in (0, 1))

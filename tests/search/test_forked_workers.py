@@ -63,6 +63,37 @@ else:
 """)
 
 
+def test_workers_end_after_each_error():
+    """Over and over: a worker that is ended amid the sending of its result must not keep the others waiting."""
+    run("""
+from octavo.search.forked_workers import measured_by
+def refuse(point):
+    if point == 3:
+        raise ValueError(point)
+    return point
+for _ in range(20):
+    try:
+        list(measured_by(3, refuse, range(9)))
+    except ValueError:
+        continue
+    raise AssertionError
+""")
+
+
+def test_a_killed_worker_is_named():
+    run("""
+import os, signal
+from octavo.errors import WorkerError
+from octavo.search.forked_workers import measured_by
+try:
+    list(measured_by(2, lambda point: os.kill(os.getpid(), signal.SIGKILL), range(5)))
+except WorkerError as error:
+    assert "one of 2 worker processes was killed" in str(error)
+else:
+    raise AssertionError
+""")
+
+
 def test_one_worker_measures_in_this_process():
     assert list(measured_by(1, lambda _: os.getpid(), [1, 2])) == [(1, os.getpid()), (2, os.getpid())]
 

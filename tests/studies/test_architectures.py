@@ -47,6 +47,7 @@ def run(study, builds, folder):
     return study.run(builds, folder, folder, lambda text, share=None: None)
 
 
+@pytest.mark.slow
 def test_lab32_is_built_once_for_all_samplers_seeds_and_curves(split, tmp_path):
     builds = Counted(split, compression=Compression("type:Linear int8"))
     study = Architectures(seeds=2, trials=32, repeats=2, samplers=("grid", "random"))

@@ -177,6 +177,7 @@ def test_bits_are_those_of_the_bytes(subject):
 # --- accuracy against width -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_study_of_widths_measures_every_point_of_its_table(laboratory, tmp_path):
     study = ptq_qat.PtqQat(("int", "mase"), (4, 8), seeds=2, training=TRAINING)
     rows = study.run(laboratory)
@@ -275,6 +276,7 @@ def test_a_study_of_formats_that_cannot_be_is_refused(given, told):
 # --- memory ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_packed_model_is_counted_measured_and_compared(laboratory):
     """In a process of its own, as the real study; found again after that."""
     study = memory.Memory(("mxint8",), texts=20)

@@ -93,7 +93,9 @@ def test_a_script_and_a_module_run_as_python_runs_them(tmp_path):
     assert (tmp_path / "b").read_text() == "['b', '--y'] __main__\n"
 
 
-@pytest.mark.parametrize("deaf", [False, True], ids=["plain", "ignoring SIGTERM"])
+@pytest.mark.parametrize(
+    "deaf", [pytest.param(False, id="plain", marks=pytest.mark.slow), pytest.param(True, id="ignoring SIGTERM")]
+)
 def test_a_killed_launcher_takes_its_workers_along(tmp_path, started, deaf):
     ignore = "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN)"
     launcher, workers = started(tmp_path, f"{ignore if deaf else ''}\nTELL\ntime.sleep(600)")
@@ -108,7 +110,7 @@ def test_the_pipe_alone_ends_workers_where_the_kernel_sends_no_signal(tmp_path, 
     assert gone(workers)
 
 
-@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("rank", [0, *(pytest.param(rank, marks=pytest.mark.slow) for rank in (1, 2))])
 def test_a_killed_worker_takes_the_others_along(tmp_path, started, rank):
     launcher, workers = started(tmp_path, "TELL\ntime.sleep(600)")
     os.kill(workers[rank], signal.SIGKILL)
@@ -116,7 +118,9 @@ def test_a_killed_worker_takes_the_others_along(tmp_path, started, rank):
     assert b"was ended by SIGKILL; the same command goes on" in launcher.stderr.read()
 
 
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    "number, code", [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_reaches_every_worker_once_and_its_code_comes_back(tmp_path, started, number, code):
     """As a terminal sends it: to the whole group of the launcher, which the workers are not in."""
     count = """

@@ -12,6 +12,7 @@ from octavo.train import ParameterGroup, grouped, train
 from octavo.train.grouped_optimizer import GroupedOptimizer
 from octavo.train.moments_8bit import SMALLEST, Moment, dynamic_codes, dynamic_values, levels
 from octavo.train.parameter_groups import assigned
+from quick import spread
 from torch import nn
 from train.test_resume import Crash, Crashing, assert_same_run
 from train.tiny import Model, Rule, config
@@ -299,7 +300,7 @@ def plain_loss():
     return language_losses(None)
 
 
-@pytest.mark.parametrize("form", ["dynamic8", "bm8e4/256"])
+@pytest.mark.parametrize("form", spread(["dynamic8", "bm8e4/256"], 2))
 def test_three_hundred_updates_end_within_two_percent_of_float32_moments(form, plain_loss):
     assert plain_loss < 2.5  # it has learned: chance is 4.85, the text's own entropy about 1.1
     assert language_losses(form) == pytest.approx(plain_loss, rel=0.02)

@@ -72,6 +72,7 @@ def sine_loss(model, task, draw, count=10):
     return (model(x) - size * torch.sin(x + phase)).square().mean()
 
 
+@pytest.mark.slow
 def test_a_sine_is_learned_in_five_steps_after_many_others():
     """Nichol et al. 2018, section 6.1, in small: five steps of gradient descent from meta-trained weights fit a new sine."""
     draw = torch.Generator().manual_seed(0)

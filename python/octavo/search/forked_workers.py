@@ -9,12 +9,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 import torch
 
 from octavo.children import end_with_parent
-from octavo.errors import ConfigError
+from octavo.errors import ConfigError, WorkerError
 
 _work: list[Callable[[Any], Any]] = []  # of a worker: what it does to a point
 
@@ -32,14 +34,20 @@ def measured_by(workers: int, work: Callable[[Any], Any], points: Sequence[Any])
     """Yield each point with what ``work`` returns of it, in the order of ``points``.
 
     One worker, or one point: in this process. Points and results are plain values. What ``work`` raises is raised here,
-    and the workers end.
+    and the workers end with the points that they are at. Raises WorkerError for a worker that was killed.
     """
     if min(workers, len(points)) < 2:
         yield from ((point, work(point)) for point in points)
         return
     context = multiprocessing.get_context("fork")
-    with context.Pool(min(workers, len(points)), _begin, (work, os.getpid())) as pool:
-        yield from zip(points, pool.imap(_do, points), strict=True)
+    with ProcessPoolExecutor(min(workers, len(points)), context, _begin, (work, os.getpid())) as pool:
+        try:
+            yield from zip(points, pool.map(_do, points), strict=True)
+        except BrokenProcessPool:
+            raise WorkerError(
+                f"one of {workers} worker processes was killed, perhaps for want of memory; the same command goes on "
+                "with the next point, and fewer workers need less memory"
+            ) from None
 
 
 def _begin(work: Callable[[Any], Any], parent: int) -> None:

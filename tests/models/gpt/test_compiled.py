@@ -10,6 +10,7 @@ from octavo.models import gpt
 from octavo.models.gpt import GPT, gpu_code, rotary_positions
 from octavo.models.gpt.presets import PRESETS, preset
 from octavo.models.gpt.softmax_head import padded_nll
+from quick import spread
 from torch.nn import functional
 
 
@@ -18,7 +19,7 @@ def sums(model, ids, targets):
     return total, parts["nll"], parts["tokens"]
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS))
+@pytest.mark.parametrize("name", spread(sorted(PRESETS)))
 @pytest.mark.parametrize("unscored", [0, 5])
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_a_model_is_one_graph_and_scores_what_eager_mode_does(name, unscored, on_gpu, monkeypatch):

@@ -100,6 +100,7 @@ class ExactDenoiser:
         return torch.stack(rows).log()
 
 
+@pytest.mark.slow
 def test_sampling_one_token_a_step_has_the_marginals_of_a_toy_chain():
     """With the exact conditionals and many steps the samples are those of the chain: first token, pairs, and last."""
     denoise, count = ExactDenoiser(3), 1500

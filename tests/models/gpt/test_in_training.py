@@ -350,6 +350,7 @@ def test_a_joined_batch_equals_two_passes(monkeypatch):
     assert parts["nll"].item() == pytest.approx(((own[0] + own[1]) / 2).item(), rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["modern", "modern_skips"])
 def test_a_stream_of_16_bits_is_one_under_autocast_in_training_alone(name):
     torch.manual_seed(0)

@@ -31,6 +31,7 @@ def test_a_combined_arm_has_every_difference_of_its_presets():
         arm("gqa+mla", TINY)
 
 
+@pytest.mark.slow
 def test_a_grid_is_searched_on_the_lines_of_a_bench_and_goes_on(tmp_path, monkeypatch):
     pytest.importorskip("optuna")
     from octavo.systems.language.arm_grid import search_arms

@@ -119,6 +119,7 @@ def test_a_bench_goes_on_where_it_stopped_and_takes_more_arms(tmp_path, monkeypa
         run_bench(plan("muon", tokens=256), text, tmp_path / "b")
 
 
+@pytest.mark.slow
 def test_budgets_of_time_give_each_arm_the_tokens_of_the_same_seconds(tmp_path):
     (tmp_path / "b").mkdir()
     speeds = {BASE: 1000.0, "muon": 500.0, "modern": 2000.0}
@@ -138,6 +139,7 @@ def test_speeds_are_measured_in_turns(tmp_path):
     assert found.keys() == configs.keys() and all(one.tokens_per_s > 0 and one.first_s > 0 for one in found.values())
 
 
+@pytest.mark.slow
 def test_speeds_alone_are_what_budgets_of_time_go_by(tmp_path):
     """Without a run; and an arm whose speed is known needs no run of the baseline in its folder."""
     text = text_file(tmp_path)

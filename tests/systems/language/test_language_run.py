@@ -24,6 +24,7 @@ from octavo.systems.language.language_task import LanguageTask, Progress, Reallo
 from octavo.systems.language.model_folder import load_language_model
 from octavo.systems.language.token_data import prepare, read_folder
 from octavo.train import exact_nll, read_metrics
+from quick import spread
 from systems.language.language_worker import PHASES, TINY, run, staged, text_file, tokens
 
 WORKER = Path(__file__).with_name("language_worker.py")
@@ -149,6 +150,7 @@ def worked(tmp_path, kills, seed):
     assert [code for _, code in reached].count("-9") == kills and reached[-1][1] == "0"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
 def test_a_staged_run_killed_at_random_moments_ends_with_the_same_weights(tmp_path, kills):
     worked(tmp_path, kills, seed=kills)
@@ -160,7 +162,7 @@ def test_a_staged_run_killed_at_random_moments_ends_with_the_same_weights(tmp_pa
 # --- presets ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(PRESETS.keys() - GPU_ONLY))
+@pytest.mark.parametrize("name", spread(sorted(PRESETS.keys() - GPU_ONLY), 6))
 def test_every_preset_trains_and_is_measured(tmp_path, text, name):
     report = run(tmp_path / name, name, text=text, length=3 * 64, evaluate_every=None)
     assert report.validation.nats < 8 and report.validation.guard < 1e-3
@@ -221,7 +223,7 @@ def test_noise_follows_the_stages_of_a_run(text):
 
 
 @pytest.mark.parametrize(
-    "name", ["layer_drop", "random_ltd", "token_dropout", "r_drop", "adam_8bit", "recomputed_context"]
+    "name", spread(["layer_drop", "random_ltd", "token_dropout", "r_drop", "adam_8bit", "recomputed_context"])
 )
 def test_a_noisy_run_that_was_stopped_ends_with_the_same_weights(tmp_path, text, name):
     class Stop(Exception):
@@ -285,6 +287,7 @@ def test_twice_the_context_is_kept_in_the_memory_of_one(name):
     assert long == (plain[0], 2 * plain[1]) and after <= before
 
 
+@pytest.mark.slow
 def test_reallocation_moves_words_and_keeps_them_apart(text):
     config = small(text, "lightrnn_reallocated")
     data, _ = tokens(text)

@@ -10,6 +10,7 @@ from octavo.errors import ContainerError, DataError, DTypeError, FormatError, No
 from octavo.models.seq2seq import HybridSeq2Seq, Seq2SeqConfig, build
 from octavo.systems.polynomials import static
 from octavo.systems.polynomials.static.layout import linears, lstms, norms, site
+from quick import spread
 
 CONFIG = Seq2SeqConfig(
     embedding=8, encoder=6, hidden=12, heads=3, layers=2, feedforward=20, max_source=12, max_target=9
@@ -308,7 +309,7 @@ def test_layers_that_read_the_same_share_their_scale(pair):
     assert len(set(scales.values())) == len({site(name) for name in scales})
 
 
-@pytest.mark.parametrize("method", static.METHODS)
+@pytest.mark.parametrize("method", spread(static.METHODS))
 def test_padding_batches_and_their_order_have_no_influence(pair, method):
     model, _ = pair
     ids = sources(40)
