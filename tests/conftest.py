@@ -1,6 +1,7 @@
 """Shared inputs of the test suite. No network, no GPU; recorded vectors are used where a folder holds them."""
 
 import functools
+import gc
 import os
 import signal
 import subprocess
@@ -57,6 +58,16 @@ def interrupts():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def pytest_collection() -> None:
+    """Nothing that is collected is garbage: the collector would go over a million objects again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -201,6 +201,7 @@ def test_a_saved_model_has_one_configuration_and_its_weights(tmp_path, most):
     assert swept(tmp_path, most, "model", lambda: write(new), lambda: write(old), lambda: write(new)) >= LEAST
 
 
+@pytest.mark.slow
 def test_a_packed_folder_has_the_companions_of_its_weights(tmp_path, most):
     for size in (32, 64):
         source = tmp_path / str(size)

@@ -633,7 +633,7 @@ SQNR_DB = {
 SQNR_TOLERANCE_DB = 0.02  # the figures have two decimals; over 4 million samples the sampling error is below 0.01
 
 
-@pytest.mark.parametrize("text", list(SQNR_DB))
+@pytest.mark.parametrize("text", spread(SQNR_DB))
 def test_error_of_normal_samples_in_blocks_of_32(text):
     generator = np.random.default_rng(20261121)
     signal = noise = 0.0

@@ -179,7 +179,7 @@ REST = [(source, sink) for source in INPUTS for sink in OUTPUTS if (source, sink
 
 @pytest.mark.parametrize("unbuffered", [False, True], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
-    ("source", "sink"), spread(NORMAL, 2) + [pytest.param(*pair, marks=pytest.mark.slow) for pair in REST]
+    ("source", "sink"), spread(NORMAL, 4) + [pytest.param(*pair, marks=pytest.mark.slow) for pair in REST]
 )
 def test_all_answers_arrive_or_the_exit_code_says_not(exported, text, answers, tmp_path, source, sink, unbuffered):
     if source == "terminal":

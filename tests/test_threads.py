@@ -11,6 +11,7 @@ import pytest
 import torch
 from octavo import _core
 from octavo.ops.linear import packed_linear
+from quick import spread
 
 WATCHDOG_S = 30
 
@@ -94,7 +95,7 @@ def python(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("threads", spread([1, 4], 2))
 def test_a_process_ends_amid_the_calls_of_daemon_threads(threads):
     """The calls are the core's own: CPython ends a daemon thread that asks for the interpreter after its end, which
     aborts the process where PyTorch's frames are on the thread's stack, as those of ``x @ x`` in a loop are.
@@ -119,7 +120,7 @@ print("end", flush=True)
     assert (done.returncode, done.stdout) == (0, "end\n"), done.stderr
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", spread([True, False], 2))
 def test_workers_sleep_while_nobody_calls(shared):
     """Those of OpenMP too; where they are held up, some of our own are started besides."""
     done = python(f"""

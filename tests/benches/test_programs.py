@@ -77,7 +77,7 @@ def test_the_manual_names_every_bench_and_options_it_has(program):
             assert option in told.stdout, f"{program}.py has no {option}"
 
 
-@pytest.mark.parametrize("program", spread(TINY, 6))
+@pytest.mark.parametrize("program", spread(TINY, 12))
 def test_a_tiny_bench_ends_well(program, tmp_path):
     if program in NEED_TRANSFORMERS:
         pytest.importorskip("transformers")

@@ -189,7 +189,7 @@ def test_a_full_disk_is_told_in_one_line(octavo, tmp_path, few_lines):
 HOLDING = "import sys; from octavo.locks import FolderLock\nwith FolderLock(sys.argv[1]): print(flush=True); input()"
 
 
-@pytest.mark.parametrize("options", [(), ("--ddp", "2")])
+@pytest.mark.parametrize("options", [(), pytest.param(("--ddp", "2"), marks=pytest.mark.slow)])
 def test_a_second_run_in_a_folder_is_refused(octavo, tmp_path, few_lines, options):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDING, tmp_path / "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from octavo import DataError, DTypeError, ShapeError, _core
 from octavo.data import BytePairTokenizer
+from quick import spread
 
 PATTERNS = ["gpt2", "smollm", "cl100k", "llama3", "qwen2"]
 EXPRESSIONS = {
@@ -156,7 +157,7 @@ def test_tokenizers_gives_the_same_ids(learned, tmp_path, name):
         assert peer.decode(ids.tolist(), skip_special_tokens=False) == text == tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama3"])
+@pytest.mark.parametrize("name", spread(["llama3", "gpt2"], 2))
 def test_every_code_point_has_the_class_of_tiktoken(learned, name):
     peer = tiktoken_of(learned[name])
     texts = every_code_point()

@@ -19,6 +19,7 @@ from octavo.models.seq2seq.cuda_graphs import ROWS, Graphs, Tile
 from octavo.models.seq2seq.folded import FoldedHybrid
 from octavo.systems.polynomials.data import splits
 from octavo.systems.polynomials.shipped import load_shipped, shipped_folder
+from quick import spread
 
 CPU = torch.device("cpu")
 # Share of lines that bfloat16 answers as float does; 0.9993 was measured on 3,000 lines.
@@ -192,7 +193,7 @@ def test_wrong_lines_have_the_native_errors(engine, native, lefts):
 
 
 @pytest.mark.parametrize("form", ["text", "pairs", "json"])
-@pytest.mark.parametrize("size", [1, 50, 1 << 16])
+@pytest.mark.parametrize("size", spread([1, 50, 1 << 16]))
 def test_streams_are_those_of_the_native_engine(engine, native, lefts, form, size):
     long = b"\xc3\xa9" * 400
     odd = b"x+1\n\nq\n\xff\xfe\nx\xc3\n" + long + b"\r\n(x)\r\n" + long + b'y\n"\\\nx\x01'

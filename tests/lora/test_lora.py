@@ -519,6 +519,7 @@ def test_packed_modules_are_adapted_not_trained(model):
         lora.insert(base("packed", model), rank=4, train="name:classifier")
 
 
+@pytest.mark.slow
 def test_adapted_packed_models_compile_without_a_break(model, ids):
     adapted = stir(lora.insert(base("packed", model), rank=2))
     torch._dynamo.reset()

@@ -410,6 +410,7 @@ def test_gradients_reach_every_parameter(config, source, target):
     assert {name for name in model.state_dict() if not name.endswith("attention.key.bias")} <= reached
 
 
+@pytest.mark.slow
 def test_training_fits_a_handful_of_rows(config, source, target):
     if config.feedforward == 1:
         pytest.skip("too narrow to learn 13 rows")

@@ -12,6 +12,7 @@ import oracle
 import pytest
 import torch
 from octavo import PackedTensor
+from quick import spread
 from test_oracle import (
     ELEMENT,
     MASE_CUDA_DECODE_DEVIATIONS,
@@ -181,7 +182,7 @@ def test_mxint8_decode_equals_mase_cuda_but_for_named_pairs():
     assert wrong.sum() == sum(MASE_CUDA_DECODE_DEVIATIONS.values())
 
 
-@pytest.mark.parametrize("text", list(SQNR_DB))
+@pytest.mark.parametrize("text", spread(SQNR_DB))
 def test_error_of_normal_samples_in_blocks_of_32(text):
     """16 million samples: the sampling error is far below the tolerance."""
     generator = torch.Generator().manual_seed(20261121)

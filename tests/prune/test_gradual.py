@@ -176,6 +176,7 @@ def test_two_processes_prune_the_same_weights(tmp_path):
     assert first == second and first["pruned"] == round(0.8 * (512 + 352))
 
 
+@pytest.mark.slow
 @needed
 @pytest.mark.parametrize("kills", [2, pytest.param(20, marks=pytest.mark.slow)])
 def test_kill_9_at_random_moments_ends_with_the_same_bytes(tmp_path, whole, kills):

@@ -268,6 +268,7 @@ def test_training_takes_a_loss_of_ones_own():
         trained(train_steps=0)
 
 
+@pytest.mark.slow
 def test_a_run_killed_while_it_trains_ends_with_the_same_bits(tmp_path):
     wanted, journal = trained(), tmp_path / "journal"
     script = SCRIPT.format(here=os.path.dirname(__file__), call="trained", journal=str(journal))

@@ -6,6 +6,7 @@ import torch
 from octavo import quantize_model
 from octavo.errors import FormatError
 from octavo.search import measure_sensitivity, tune
+from quick import spread
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore::octavo.OctavoWarning")
@@ -95,7 +96,7 @@ def made(name):
     return model, batches
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", spread(KINDS, 2))
 def test_models_of_every_kind_of_layer_are_compressed(name):
     model, batches = made(name)
     found = octavo.compress_model(

@@ -107,6 +107,7 @@ def whole_front():
     return sorted({(a, b) for a, b in pairs if not any(c >= a and d <= b and (c, d) != (a, b) for c, d in pairs)})
 
 
+@pytest.mark.slow
 def test_workers_of_a_database_share_a_grid_and_survive_kills(database, tmp_path):
     killed = kill_at_random(database, tmp_path / "log", kills=2, seed=1)
     found = check(database, tmp_path / "log", killed, POINTS)

@@ -78,6 +78,7 @@ def test_peft_adapts_the_same_layers(subject):
     )
 
 
+@pytest.mark.slow
 def test_every_variant_has_a_row_a_cell_and_a_place_in_the_picture(laboratory):
     study = LoraRanks((4, 2), ("mxint8",), seeds=2, tuning=TUNING)
     rows = study.run(laboratory)

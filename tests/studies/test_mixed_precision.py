@@ -72,6 +72,7 @@ def test_bytes_are_those_of_formats_and_of_what_stays_float(laboratory):
     assert weight_bytes(model, "name:pooler int4:g32") == total - saved
 
 
+@pytest.mark.slow
 def test_searches_and_the_ladder_are_measured_on_the_same_model_once(laboratory, monkeypatch):
     pytest.importorskip("optuna")
     touched = []

@@ -66,6 +66,7 @@ def test_a_quantized_model_is_pruned_before_its_formats(subject):
     assert costs["file_bytes"] is None and costs["packed_bytes"] > 0 and costs["packed_s"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("granularity", ["head", "neuron"])
 def test_what_goes_whole_is_taken_out_before_it_is_timed(subject, granularity):
     """Half of the heads or inner neurons are gone from the file, too."""
@@ -88,6 +89,7 @@ def test_the_baseline_of_the_labs_prunes_the_head_and_inputs(subject):
     assert seen == [pytest.approx(0.5, abs=0.01)]
 
 
+@pytest.mark.slow
 def test_every_point_has_its_row_and_its_place_in_the_picture(laboratory):
     study = Prune((0.75, 0.5), scopes=("local",), seeds=2, tuning=TUNING, baseline="mase")
     rows = study.run(laboratory)

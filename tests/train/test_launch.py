@@ -138,6 +138,7 @@ def test_a_signal_reaches_every_worker_once_and_its_code_comes_back(tmp_path, st
     assert launcher.wait(20) == code and gone(workers)
 
 
+@pytest.mark.slow
 def test_what_a_worker_has_started_ends_with_it_where_another_fails(tmp_path, started):
     grandchild = """
         child = os.fork()

@@ -116,6 +116,7 @@ def test_a_finished_run_is_not_run_again(tmp_path, whole):
     assert_same_run(tmp_path, whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [0.1, *(pytest.param(late, marks=pytest.mark.slow) for late in (0, 0.05, 0.15))])
 def test_of_two_runs_in_one_folder_the_second_is_refused_and_the_first_goes_on(tmp_path, whole, late):
     command = [sys.executable, str(WORKER), "two", str(tmp_path), str(late)]

@@ -49,6 +49,7 @@ def test_losses_do_not_see_what_comes_later():
     assert torch.allclose(-own.gather(-1, targets[..., None])[..., 0], before, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_exact_loss_is_that_of_weights_that_follow_and_leaves_them_as_they_were():
     model, stream = adapted(), text(seed=4)[:97]
     weights = [one.clone() for one in model.model.parameters()]

@@ -26,7 +26,7 @@ from torch import nn
 SMALL = dict(vocabulary=contracts.VOCABULARY, width=32, layers=4, heads=4, end_of_text=0)
 
 
-@pytest.mark.parametrize("one", spread(techniques(), 2), ids=lambda one: f"{one.kind}-{one.name}")
+@pytest.mark.parametrize("one", spread(techniques(), 4), ids=lambda one: f"{one.kind}-{one.name}")
 def test_a_technique_keeps_the_contracts(one):
     contracts.check_technique(one)
 

@@ -162,7 +162,7 @@ def test_a_staged_run_killed_at_random_moments_ends_with_the_same_weights(tmp_pa
 # --- presets ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", spread(sorted(PRESETS.keys() - GPU_ONLY), 6))
+@pytest.mark.parametrize("name", spread(sorted(PRESETS.keys() - GPU_ONLY), 10))
 def test_every_preset_trains_and_is_measured(tmp_path, text, name):
     report = run(tmp_path / name, name, text=text, length=3 * 64, evaluate_every=None)
     assert report.validation.nats < 8 and report.validation.guard < 1e-3
@@ -222,6 +222,7 @@ def test_noise_follows_the_stages_of_a_run(text):
         assert first is None or model.config.in_training.layer_drop == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", spread(["layer_drop", "random_ltd", "token_dropout", "r_drop", "adam_8bit", "recomputed_context"])
 )

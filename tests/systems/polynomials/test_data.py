@@ -327,6 +327,7 @@ def test_splits_of_nothing_and_too_much():
             polynomials.splits(**wrong)
 
 
+@pytest.mark.slow
 def test_lines_of_a_file_are_split_by_content(exercise):
     parts = polynomials.split_lines(exercise, validation=1000, test=2000, seed=3)
     train, validation, test = (set(part) for part in (parts.train, parts.validation, parts.test))
