@@ -69,7 +69,7 @@ def other(rng: random.Random, value: Any) -> Any:
                 value * 1000,
                 value * 10**6,
                 value << 40,
-                float(value),
+                float(value) if abs(value) < 2**1000 else 1e300,
                 str(value),
             ]
         )

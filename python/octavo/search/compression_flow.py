@@ -130,7 +130,8 @@ class Flow:
         record = self.journal.find(settings, "row")
         if record is None:
             record = self.journal.add(settings, row=measure().stored())
-        return Measurement.restored(record["row"])
+        with self.journal.decoding():
+            return Measurement.restored(record["row"])
 
     def _sensitivity(self, fast: bool) -> Sensitivity:
         def progress(stage: str, done: int, total: int) -> None:
@@ -258,9 +259,10 @@ class Flow:
                 found.refused.append((label, row))
                 return None
             record = self.journal.add(settings, row=row)
-        row = dict(record["row"])
-        nbytes, seconds = int(row.pop("nbytes")), row.pop("seconds", None)
-        trial = replace(trial, nbytes=nbytes, seconds=seconds, quality=Measurement.restored(row))
+        with self.journal.decoding():
+            row = dict(record["row"])
+            nbytes, seconds = int(row.pop("nbytes")), row.pop("seconds", None)
+            trial = replace(trial, nbytes=nbytes, seconds=seconds, quality=Measurement.restored(row))
         found.evaluations += 1
         found.trials.append(trial)
         return trial
@@ -378,10 +380,13 @@ class Flow:
                    "left_out": [list(each) for each in tuned.left_out]}  # fmt: skip
             record = self.journal.add(settings, row=row)
         row = record["row"]
-        found.tuned.append(row)
-        return Recipe.of(row["recipe"]), list(
-            dict.fromkeys(step["method"].upper() for step in row["steps"] if step["kept"])
-        )
+        with self.journal.decoding():
+            recipe = Recipe.of(row["recipe"])
+            names = dict.fromkeys(step["method"].upper() for step in row["steps"] if step["kept"])
+            left_out = [[str(what), str(why)] for what, why in row.get("left_out", ())]
+            tuning = {**row, "before": float(row["before"]), "loss": float(row["loss"]), "left_out": left_out}
+        found.tuned.append(tuning)
+        return recipe, list(names)
 
     def _train(self, start: Trial, training: Training) -> nn.Module:
         """Return the trained model of a trial, quantized; a run that was stopped goes on."""

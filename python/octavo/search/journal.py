@@ -11,14 +11,14 @@ import io
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from octavo import files
 from octavo._reading import RECORD_BYTES, check_regular, end_of_lines, member, parse_json, shown
-from octavo.arguments import checks_arguments
+from octavo.arguments import checks_arguments, is_finite
 from octavo.errors import DataError, OctavoError
 from octavo.locks import FolderLock
 
@@ -93,10 +93,24 @@ class Journal:
             return None
         for name in facts:
             value = member(record, name, _FACTS[name], str(self.path), error=DataError)
+            if isinstance(value, int | float) and not is_finite(value):
+                raise DataError(f"{self.path}: {name} is {shown(value)}; accepted are numbers that float64 holds")
             for number in value.values() if name == "result" else ():
                 if type(number) is not int:
                     raise DataError(f"{self.path}: result is {shown(value)}; accepted are whole numbers by name")
         return record
+
+    @contextmanager
+    def decoding(self) -> Iterator[None]:
+        """Make parts of a record that are missing, or are of another kind, a DataError that names the file."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+            if isinstance(error, OctavoError):
+                raise
+            raise DataError(
+                f"{self.path}: a record is not what its reader needs ({type(error).__name__}: {error}); move it away"
+            ) from None
 
     def add(self, settings: Mapping[str, Any], **facts: Any) -> dict[str, Any]:
         """Write the record of a finished point and return it. Raises DataError for facts that are no JSON."""

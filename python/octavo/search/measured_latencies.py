@@ -152,7 +152,7 @@ class _Kept:
             if found is None:
                 wanted[_text(spec)] = spec
             elif found["seconds"] is not None:
-                entry.seconds[_text(spec)] = float(found["seconds"])
+                entry.seconds[_text(spec)] = found["seconds"]
         args, kwargs = entry.given
         calls = {}
         for text, spec in wanted.items():
@@ -172,8 +172,13 @@ class _Kept:
         return {"latency": key, "format": text, "machine": self._machine}
 
     def _find(self, key: dict[str, Any], text: str) -> dict[str, Any] | None:
+        """Return the seconds that the journal holds: a number, or None of a format that the layer cannot have."""
         record = None if self.journal is None else self.journal.find(self._settings(key, text), "row")
-        return None if record is None else dict(record["row"])
+        if self.journal is None or record is None:
+            return None
+        with self.journal.decoding():
+            seconds = record["row"]["seconds"]
+            return {"seconds": None if seconds is None else float(seconds)}
 
     def _add(self, key: dict[str, Any], text: str, seconds: float | None) -> None:
         if self.journal is not None:
