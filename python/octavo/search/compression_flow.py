@@ -262,6 +262,7 @@ class Flow:
         with self.journal.decoding():
             row = dict(record["row"])
             nbytes, seconds = int(row.pop("nbytes")), row.pop("seconds", None)
+            seconds = None if seconds is None else float(seconds)
             trial = replace(trial, nbytes=nbytes, seconds=seconds, quality=Measurement.restored(row))
         found.evaluations += 1
         found.trials.append(trial)

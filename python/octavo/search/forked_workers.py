@@ -45,8 +45,8 @@ def measured_by(workers: int, work: Callable[[Any], Any], points: Sequence[Any])
             yield from zip(points, pool.map(_do, points), strict=True)
         except BrokenProcessPool:
             raise WorkerError(
-                f"one of {workers} worker processes was killed, perhaps for want of memory; the same command goes on "
-                "with the next point, and fewer workers need less memory"
+                f"one of {workers} worker processes was killed, perhaps for want of memory; fewer need less of it, and "
+                "points that a journal holds are not measured again"
             ) from None
 
 

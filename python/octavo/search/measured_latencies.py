@@ -171,8 +171,11 @@ class _Kept:
     def _settings(self, key: dict[str, Any], text: str) -> dict[str, Any]:
         return {"latency": key, "format": text, "machine": self._machine}
 
-    def _find(self, key: dict[str, Any], text: str) -> dict[str, Any] | None:
-        """Return the seconds that the journal holds: a number, or None of a format that the layer cannot have."""
+    def _find(self, key: dict[str, Any], text: str) -> dict[str, float | None] | None:
+        """Return what the journal holds of an entry, None for nothing.
+
+        Its ``seconds`` are None of a format that the layer cannot have.
+        """
         record = None if self.journal is None else self.journal.find(self._settings(key, text), "row")
         if self.journal is None or record is None:
             return None

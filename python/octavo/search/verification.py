@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo._reading import member
 from octavo.arguments import check, checks_arguments
 from octavo.display.progress import Report, Stages
-from octavo.errors import ConfigError, DataError, NonFiniteError
+from octavo.errors import ConfigError, NonFiniteError
 from octavo.search.front import Point
 from octavo.search.function_identity import identity_of, warn_of_unknown
 from octavo.search.journal import Journal
@@ -134,7 +133,6 @@ def verify(
     rows = []
     with ExitStack() as stack:
         held = journal if isinstance(journal, Journal) or journal is None else stack.enter_context(Journal(journal))
-        where = "journal" if held is None else str(held.path)
         if held is not None and not subject:
             known = identity_of(build=build, evaluate=evaluate)
             warn_of_unknown(known.unknown)
@@ -143,7 +141,7 @@ def verify(
         for point in given:
             settings = {"verified": subject, "choice": dict(sorted(point.choice.items()))}
             record = None if held is None else held.find(settings, "loss")
-            if record is None:
+            if held is None or record is None:
                 measured = returned_number(evaluate(build(point)), "evaluate")
                 if not math.isfinite(measured):
                     raise NonFiniteError(
@@ -152,7 +150,8 @@ def verify(
                 if held is not None:
                     held.add(settings, loss=measured)
             else:
-                measured = float(member(record, "loss", (int, float), where, error=DataError))
+                with held.decoding():
+                    measured = float(record["loss"])
             rows.append(Verified(point, point.loss, measured))
             advance()
     plain = Verification(tuple(rows))
