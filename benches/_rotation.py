@@ -100,7 +100,7 @@ def kernel(row: str, m: int, n: int, k: int) -> str:
 def _copy(packed_tensor):
     """Copy to memory of the kind that ``encode`` and ``load_model`` give: large tensors in huge pages."""
     import octavo
-    from octavo._fresh import empty
+    from octavo.tensors.fresh import empty
 
     parts = (empty(part.shape, part.dtype).copy_(part) for part in packed_tensor.parts)
     return octavo.PackedTensor(

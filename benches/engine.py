@@ -36,10 +36,10 @@ MOST_COLD_MS, MOST_WARM_MS = 50.0, 1.0
 def contestants(folder: Path) -> dict[str, Callable[[list[str]], object]]:
     """Functions from left sides to right sides, by name."""
     import torch
-    from octavo import Engine
-    from octavo.folder.own_kinds import own_model
-    from octavo.systems.polynomials.accuracy import expander
-    from octavo.systems.polynomials.export import INTEGER, load_model
+    from octavo.lab.polynomials import Engine
+    from octavo.lab.polynomials.accuracy import expander
+    from octavo.lab.polynomials.export import INTEGER, load_model
+    from octavo.model_folder.model_config import own_model
 
     network, tokenizer = load_model(folder)
     own = own_model(folder)
@@ -61,7 +61,7 @@ def contestants(folder: Path) -> dict[str, Callable[[list[str]], object]]:
 def throughput(folder: Path, rounds: int, force: bool) -> tuple[dict[str, float], list[float]]:
     """Lines a second of every contestant, and the copy bandwidth in GB/s, medians of interleaved rounds."""
     import torch
-    from octavo.systems.polynomials.data import generate
+    from octavo.lab.polynomials.data import generate
 
     lefts = [line.partition("=")[0] for line in generate(max(SMALL.values()), seed=77)]
     calls = contestants(folder)
@@ -84,8 +84,8 @@ def throughput(folder: Path, rounds: int, force: bool) -> tuple[dict[str, float]
 
 def million(folder: Path, lines: int, precision: str) -> float:
     """Seconds from a text file of ``lines`` lines to a text file of their answers."""
-    from octavo import Engine
-    from octavo.systems.polynomials.data import generate
+    from octavo.lab.polynomials import Engine
+    from octavo.lab.polynomials.data import generate
 
     with tempfile.TemporaryDirectory() as scratch:
         given, answers = Path(scratch) / "in.txt", Path(scratch) / "out.txt"
@@ -99,7 +99,7 @@ def million(folder: Path, lines: int, precision: str) -> float:
 
 def warm_ms(folder: Path) -> float:
     """Milliseconds of one line in a process that has done it before."""
-    from octavo import Engine
+    from octavo.lab.polynomials import Engine
 
     engine = Engine.load(folder)
     return 1e3 * median(harness.timed(lambda: engine.expand([LINE])) for _ in range(200))
@@ -107,8 +107,8 @@ def warm_ms(folder: Path) -> float:
 
 def general_ms(folder: Path) -> dict[str, float]:
     """Milliseconds of a call of the general route, which runs every architecture, on one thread and on all."""
-    from octavo import Engine
-    from octavo.systems.polynomials.data import generate
+    from octavo.lab.polynomials import Engine
+    from octavo.lab.polynomials.data import generate
 
     lefts = [line.partition("=")[0] for line in generate(max(lines for lines, _, _ in GENERAL.values()), seed=77)]
     found = {}
@@ -150,10 +150,10 @@ def main() -> int:
     given = parser.parse_args()
     try:
         load = harness.require_quiet(given.force)
-        from octavo.systems.polynomials.shipped import shipped_folder
+        from octavo.lab.polynomials.shipped import shipped_folder
 
         folder = given.model or shipped_folder()
-        cold = {"octavo expand (Python)": [sys.executable, "-m", "octavo", "expand", "--model", str(folder), LINE]}
+        cold = {"octavo lab expand (Python)": [sys.executable, "-m", "octavo", "expand", "--model", str(folder), LINE]}
         if given.binary.exists():
             cold["octavo-expand"] = [str(given.binary), "--model", str(folder)]
         rows = [

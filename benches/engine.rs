@@ -12,7 +12,7 @@ use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use octavo_core::Level;
 use octavo_engine::{Options, Precision, Result};
 
-const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/octavo/systems/polynomials/shipped");
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/octavo/lab/polynomials/shipped");
 /// Several tiles, so that rows follow each other as in a long run.
 const LINES: usize = 1024;
 const PRECISIONS: [Precision; 3] = [Precision::Float, Precision::Bfloat16, Precision::Integer];

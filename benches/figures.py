@@ -17,12 +17,13 @@ import tempfile
 from pathlib import Path
 
 import torch
-from octavo import Engine, __version__
+from octavo import __version__
 from octavo.cuda.machine import cpu
-from octavo.systems.polynomials.accuracy import measure
-from octavo.systems.polynomials.data import splits
-from octavo.systems.polynomials.export import export_model
-from octavo.systems.polynomials.shipped import load_shipped
+from octavo.lab.polynomials import Engine
+from octavo.lab.polynomials.accuracy import measure
+from octavo.lab.polynomials.data import splits
+from octavo.lab.polynomials.export import export_model
+from octavo.lab.polynomials.shipped import load_shipped
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benches" / "results"
@@ -138,7 +139,7 @@ def main() -> None:
         if name in COMPRESSIONS:
             made = {"command": COMPRESSIONS[name], **machine(), "figures": compressed(COMPRESSIONS[name])}
         elif name == "shipped":
-            command = "pytest -m slow tests/systems/polynomials/test_shipped.py -s"
+            command = "pytest -m slow tests/lab/polynomials/test_shipped.py -s"
             made = {"command": command, **machine(), "figures": of_shipped()}
         else:
             file = RESULTS / f"study-{name}.json"

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import _harness as harness
 
 if TYPE_CHECKING:
-    from octavo import Decoder
+    from octavo import TextGenerator
 
 RECIPES = ("int8:g32", "mxint8", "int4:g32", "int4:g32; type:Linear int4:g32 input=int8:g32")
 BARS = {8: 0.75, 4: 0.60}
@@ -31,30 +31,30 @@ READS = 8
 """Reads of a round."""
 
 
-def decoders(recipes: list[str], folder: Path) -> dict[str, Decoder]:
+def decoders(recipes: list[str], folder: Path) -> dict[str, TextGenerator]:
     """Load the decoder of each recipe, whose folder is made if it is not there."""
-    from octavo import Decoder
+    from octavo import TextGenerator
 
     found = {}
     for recipe in recipes:
         place = folder / "".join(letter if letter.isalnum() else "-" for letter in recipe)
         if not (place / "config.json").exists():
             _make(recipe, place)
-        found[recipe] = Decoder.load(place)
+        found[recipe] = TextGenerator.load(place)
     return found
 
 
 def _make(recipe: str, place: Path) -> None:
     import octavo
     import torch
-    from octavo.models.gpt import GPT, nocap_baseline
+    from octavo.lab.language.gpt import GPT, nocap_baseline
 
     torch.manual_seed(0)
     model = octavo.quantize_model(GPT(nocap_baseline()).eval(), recipe, progress=False)
     octavo.save_model(octavo.pack_model(model), place)
 
 
-def grown(decoder: Decoder, positions: int) -> float:
+def grown(decoder: TextGenerator, positions: int) -> float:
     """Seconds a token, from a prompt to all positions."""
     following = decoder.generate_ids([[1] * PROMPT], tokens=positions - PROMPT, stop=())
     next(following)
@@ -64,7 +64,7 @@ def grown(decoder: Decoder, positions: int) -> float:
 
 
 def report(
-    found: dict[str, Decoder], positions: int, read: list[float], times: dict[str, list[float]]
+    found: dict[str, TextGenerator], positions: int, read: list[float], times: dict[str, list[float]]
 ) -> list[dict[str, object]]:
     """One row a recipe."""
     rows: list[dict[str, object]] = []

@@ -32,9 +32,9 @@ def load(folder: Path, rehearsal: Path, vectors: Path, recipe: str | None) -> di
     """
     import octavo
     import torch
-    from octavo.studies.memory_probe import forget_peak, peak, resident
-    from octavo.systems.sentences.examples import SENTENCES
-    from octavo.systems.sentences.text_encoder import Encoder
+    from octavo.compress.examples import SENTENCES
+    from octavo.compress.sentence_encoder import Encoder
+    from octavo.lab.studies.memory_probe import forget_peak, peak, resident
 
     torch.set_num_threads(1)
     ids = torch.ones(1, 4, dtype=torch.int64)
@@ -115,7 +115,7 @@ def main() -> int:
     parser.add_argument("--recipe", default="mxint8", help="what it is packed by")
     harness.add_common_arguments(parser, "memory")
     args = parser.parse_args()
-    from octavo.systems.sentences.text_encoder import find
+    from octavo.compress.sentence_encoder import find
 
     folder = Path(args.model) if Path(args.model).exists() else find(args.model)
     report = {

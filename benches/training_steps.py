@@ -56,7 +56,7 @@ def steps(numbers: int) -> dict[str, Callable[[], object]]:
 def updates(width: int, batch: int) -> dict[str, Callable[[], object]]:
     """Return passes forward and backward of a model of four blocks, by what training does in them."""
     import torch
-    from octavo.models.gpt import GPT, nocap_baseline
+    from octavo.lab.language.gpt import GPT, nocap_baseline
 
     ids = torch.randint(1, 1024, (batch, 128), generator=torch.Generator().manual_seed(0))
 
@@ -80,12 +80,12 @@ def updates(width: int, batch: int) -> dict[str, Callable[[], object]]:
 def loops(width: int) -> Iterator[dict[str, Callable[[], object]]]:
     """Give an update of the benchmark's baseline by the training loop, and by a plain loop with the same optimizer."""
     import torch
-    from octavo.models.gpt import GPT
-    from octavo.systems.language.language_config import AdamW
-    from octavo.systems.language.language_presets import preset
-    from octavo.systems.language.language_scales import Scale
-    from octavo.systems.language.language_task import LanguageTask
-    from octavo.systems.language.token_data import prepare
+    from octavo.lab.language.gpt import GPT
+    from octavo.lab.language.language_config import AdamW
+    from octavo.lab.language.language_presets import preset
+    from octavo.lab.language.language_scales import Scale
+    from octavo.lab.language.language_task import LanguageTask
+    from octavo.lab.language.token_data import prepare
     from octavo.train import grouped
     from octavo.train.distributed import join
     from octavo.train.precision import Precision

@@ -1,6 +1,6 @@
 """Draws docs/accuracy.svg, the picture of README.md, from the recorded figures: ``python docs/accuracy.py``.
 
-Source of the figures: benches/results/study-ptq-minilm.csv, which ``octavo study ptq-qat --model minilm`` wrote.
+Source of the figures: benches/results/study-ptq-minilm.csv, which ``octavo lab study ptq-qat --model minilm`` wrote.
 """
 
 import csv

@@ -45,7 +45,7 @@ def main() -> None:
         command = [sys.executable, "-m", "octavo", "pack", folder, "-o", small, "--recipe", "mxint8"]
         subprocess.run(command, check=True)
         print(octavo.load_model(small).encoder.layer[0].attention.self.query)  # runs in PyTorch, on its codes
-        before, after = (octavo.Encoder.load(path).embed(TEXTS) for path in (folder, small))  # run without torch
+        before, after = (octavo.TextEncoder.load(path).embed(TEXTS) for path in (folder, small))  # run without torch
     print(np.round(after @ after.T, 3))
     print(f"smallest cosine between vectors in float32 and packed: {(before * after).sum(1).min():.4f}")
 

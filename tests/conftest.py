@@ -38,9 +38,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import json
 
     import torch
-    from octavo import container
     from octavo.data import CharTokenizer
-    from octavo.models.seq2seq import Seq2SeqConfig, build
+    from octavo.lab.polynomials.seq2seq import Seq2SeqConfig, build
+    from octavo.tensors import container
 
     folder = tmp_path_factory.mktemp("models") / "hybrid"
     folder.mkdir()

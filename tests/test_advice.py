@@ -17,9 +17,10 @@ from pathlib import Path
 import octavo
 import pytest
 import torch
-from octavo import BypassWarning, FormatError, KernelError, Recipe, foreign_names
+from octavo import FormatError, KernelError, Recipe, UnusedLayerWarning
 from octavo.recipe import Rule
 from octavo.recipe.spec import METHODS, ROLES
+from octavo.tensors import foreign_names
 from test_documents import check_octavo, resolve
 from torch import nn
 
@@ -338,7 +339,7 @@ def test_no_layer_is_said_to_be_bypassed_whose_weight_others_use(recipe):
     for name, model in tied_models().items():
         for make in (octavo.quantize_model, lambda m, r: octavo.pack_model(octavo.quantize_model(m, r))):
             with warnings.catch_warnings():
-                warnings.simplefilter("error", BypassWarning)
+                warnings.simplefilter("error", UnusedLayerWarning)
                 call(make(model, recipe), inputs_of(name))
 
 
@@ -346,7 +347,7 @@ def warned(quantized, given):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         call(quantized, given)
-    return [entry.message for entry in caught if isinstance(entry.message, BypassWarning)]
+    return [entry.message for entry in caught if isinstance(entry.message, UnusedLayerWarning)]
 
 
 def test_the_rule_of_a_bypass_warning_ends_the_warning_and_keeps_tied_weights_rounded():
@@ -369,11 +370,11 @@ def test_the_rule_for_a_weight_that_is_no_layers_parameter_too_is_taken():
             super().__init__()
             self.table = self.embed.weight
 
-    with pytest.warns(BypassWarning, match="a Parameter of no layer") as caught:
+    with pytest.warns(UnusedLayerWarning, match="a Parameter of no layer") as caught:
         octavo.quantize_model(Twice(), "int4:g32", progress=False)
-    (rule,) = {entry.message.rule for entry in caught if isinstance(entry.message, BypassWarning)}
+    (rule,) = {entry.message.rule for entry in caught if isinstance(entry.message, UnusedLayerWarning)}
     with warnings.catch_warnings():
-        warnings.simplefilter("error", BypassWarning)
+        warnings.simplefilter("error", UnusedLayerWarning)
         octavo.quantize_model(Twice(), f"int4:g32; {rule}", progress=False)
 
 
@@ -537,21 +538,21 @@ def pass_options(name):
 
 
 def mase_type(name):
-    from octavo.compat.mase.importer import recipe
+    from octavo.lab.mase.importer import recipe
 
     config = {"name": "integer", "weight_width": 8, "weight_frac_width": 4, "data_in_width": 8, "data_in_frac_width": 4}
     return recipe({"by": "type", name: {"config": {**config, "bias_width": 8, "bias_frac_width": 4}}})
 
 
 def config_field(name):
-    from octavo.models.classifier import ClassifierConfig
-    from octavo.search.config_fields import config_spec
+    from octavo.lab.architectures.config_fields import config_spec
+    from octavo.lab.classifiers import ClassifierConfig
 
     return config_spec(ClassifierConfig, vocabulary=30, **{name: 2})
 
 
 def axis_name(name):
-    from octavo.search import Axis, Space
+    from octavo.lab.architectures import Axis, Space
 
     space = Space([Axis("layers", (1, 2)), Axis("width", (8,), when=lambda point: point["layers"] > 1)], dict)
     return space.checked({"layers": 2, name: 8})
@@ -586,7 +587,7 @@ def test_the_name_that_is_proposed_for_a_misspelt_one_is_taken(kind):
 
 
 def test_the_folder_that_is_named_in_place_of_a_file_is_taken(tmp_path):
-    from octavo.folder.weight_files import Checkpoint
+    from octavo.model_folder.weight_files import Checkpoint
     from octavo.report import read_report
 
     folder = tmp_path / "run"
@@ -620,7 +621,7 @@ def test_the_mapping_that_is_shown_for_an_empty_one_is_taken():
 
 
 def test_the_family_that_is_shown_for_an_unknown_one_is_taken():
-    from octavo.studies.ptq_qat import family
+    from octavo.lab.studies.ptq_qat import family
 
     with pytest.raises(octavo.errors.SettingError, match="such as") as error:
         family("nothing")

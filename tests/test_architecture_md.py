@@ -16,10 +16,10 @@ def test_its_paths_exist():
 
 
 def test_the_table_of_rooms_is_the_order():
-    section = TEXT.split("## Rooms of the Python package")[1].split("\n## ")[0]
+    section = TEXT.split("## Rooms of the Python package")[1].split("\n##")[0]
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    told = [room for cell in cells for room in re.findall(r"`(\w+)`", cell)]
-    assert told == [room for room in test_rooms.ORDER if not room.startswith("_")]
+    rooms = [room for cell in cells for room in re.findall(r"`(\w+)`", cell)]
+    assert rooms == [room for room in test_rooms.ORDER if not room.startswith("_")]
 
 
 SUBJECTS = [

@@ -16,8 +16,8 @@ import octavo
 import pytest
 import torch
 from octavo import Format, InternalError, _core, settings
-from octavo import container as container_module
 from octavo.ops import codec as ops_module
+from octavo.tensors import container as container_module
 
 PACKAGE = Path(octavo.__file__).resolve().parent
 HUGE = 2**62
@@ -320,7 +320,7 @@ def test_garbage_to_the_package_raises_an_exception(name, tmp_path, monkeypatch)
     call = PUBLIC[name]
     assert_exception(call)
     for one in GARBAGE:
-        if isinstance(one, int) and not isinstance(one, bool) and name.startswith("octavo.container"):
+        if isinstance(one, int) and not isinstance(one, bool) and name.startswith("octavo.tensors.container"):
             continue  # an integer may be a file descriptor of this process
         assert_exception(call, one)
         assert_exception(call, one, one)
@@ -548,7 +548,7 @@ def test_changing_the_number_of_threads_meanwhile_is_safe():
 def test_import_loads_neither_torch_nor_numpy():
     done = python(
         "import sys, json, octavo; octavo.formats(); octavo.Format('mxint8').values(); dir(octavo);"
-        "print(json.dumps([m for m in ('torch', 'numpy', 'octavo.ops.codec', 'octavo.tensor') if m in sys.modules]))"
+        "print(json.dumps([m for m in ('torch', 'numpy', 'octavo.ops.codec', 'octavo.tensors.packed_tensor') if m in sys.modules]))"
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == []
@@ -557,18 +557,8 @@ def test_import_loads_neither_torch_nor_numpy():
 def test_every_public_name_is_there():
     done = python("import octavo; print([getattr(octavo, name) for name in octavo.__all__] and 'all')")
     assert done.stdout.strip() == "all", done.stderr
-    names = ["nn.PackedLinear", "quant.gptq", "lora.insert", "compat", "models", "data", "train.train"]
-    names += [
-        "linear.packed_linear",
-        "gemm.int8_gemm",
-        "recipe",
-        "folder",
-        "engine",
-        "ops",
-        "systems",
-        "studies",
-        "cuda",
-    ]
+    names = ["nn.PackedLinear", "quant.gptq", "lora.insert", "lab", "data", "train.train", "linear.packed_linear"]
+    names += ["gemm.int8_gemm", "recipe", "model_folder", "engine", "ops", "compress", "lab.studies", "cuda"]
     done = python("import octavo; " + "; ".join(f"octavo.{name}" for name in names))
     assert done.returncode == 0, done.stderr
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

@@ -238,13 +238,13 @@ IN_PLACE = {
 #: Functions that take no model, or only write it to a file or read it from one; ``likelihood_bound`` stands on what
 #: ``exact_nll`` stands on.
 ELSEWHERE = {
-    "octavo.decode", "octavo.encode", "octavo.formats", "octavo.inspect", "octavo.load", "octavo.load_model",
+    "octavo.decode", "octavo.encode", "octavo.tensors.formats", "octavo.inspect", "octavo.load", "octavo.load_model",
     "octavo.quantize", "octavo.save", "octavo.save_model", "octavo.strict", "search.allocate", "search.config_spec",
-    "search.pair_terms", "search.recipe_of", "search.run_search", "search.verify", "quant.gptq", "quant.hqq",
+    "search.interaction_terms", "search.to_recipe", "search.run_search", "search.verify", "quant.gptq", "quant.hqq",
     "graph.block_counts", "graph.dead_branches", "graph.diff", "graph.find_pass", "graph.module_counts",
     "graph.operator_counts", "graph.pass_names", "graph.register_pass", "graph.to_dot", "graph.to_html",
     "lora.save_adapters", "train.adamw", "train.grouped", "train.language_groups", "train.likelihood_bound",
-    "train.read_metrics", "train.seed_all", "train.without_clock",
+    "train.read_metrics", "train.seed_all", "train.strip_timings",
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ import typer
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-MANUAL = sorted((ROOT / "docs").glob("*.md"))
+MANUAL = sorted((ROOT / "docs").rglob("*.md"))
 DOCUMENTS = [README, *MANUAL]
 OTHERS = [ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "SECURITY")]  # named, not run
 MOST_README_LINES = 150

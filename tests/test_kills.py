@@ -13,21 +13,22 @@ from types import SimpleNamespace
 import octavo
 import pytest
 import torch
-from octavo import container, files, folders
 from octavo.cli import app
 from octavo.data import CharTokenizer
-from octavo.models.classifier import Classifier, ClassifierConfig
-from octavo.models.seq2seq import Seq2SeqConfig, build
+from octavo.lab.classifiers import Classifier, ClassifierConfig
+from octavo.lab.classifiers.kinds import tiny_classifier, vocabulary_of
+from octavo.lab.classifiers.training_run import Hyperparameters
+from octavo.lab.polynomials import compression as polynomials
+from octavo.lab.polynomials import export
+from octavo.lab.polynomials.data import Splits, signs
+from octavo.lab.polynomials.seq2seq import Seq2SeqConfig, build
+from octavo.lab.studies import result_files as studies
+from octavo.lab.studies.measured_points import Laboratory, Point, Training
+from octavo.lab.studies.subject import ClassifierSubject
 from octavo.search.journal import NAME, Journal
-from octavo.studies import result_files as studies
-from octavo.studies.measured_points import Laboratory, Point, Training
-from octavo.studies.subject import ClassifierSubject
-from octavo.systems.polynomials import compression as polynomials
-from octavo.systems.polynomials import export
-from octavo.systems.polynomials.data import Splits, signs
-from octavo.systems.sentences.classifier.kinds import tiny_classifier, vocabulary_of
-from octavo.systems.sentences.classifier.training_run import Hyperparameters
-from octavo.train import checkpoint, read_metrics, seed_all, without_clock
+from octavo.storage import files, folders
+from octavo.tensors import container
+from octavo.train import checkpoint, read_metrics, seed_all, strip_timings
 from ptrace import needed, sweep
 from torch import nn
 from train.tiny import run as train
@@ -288,7 +289,7 @@ def state_of(run):
     held = checkpoint.load(checkpoint.available(run)[0])
     held.pop("clock"), held["state"]["window"].pop("seconds")
     weights = {name: (run / name).read_bytes() for name in ("last.safetensors", "best.safetensors")}
-    return checkpoint.digest(held), weights, without_clock(read_metrics(run))
+    return checkpoint.digest(held), weights, strip_timings(read_metrics(run))
 
 
 @pytest.mark.alone

@@ -17,7 +17,7 @@ PAGES = [
     *sorted((ROOT / "examples").rglob("*.py")),
 ]
 NAME = re.compile(r"(?<![\w./:\"'-])octavo((?:\.[A-Za-z_]\w*)+)")
-KEYS = {".safetensors", ".version", ".tensor.NAME"}  # parts of file names, and keys of metadata
+KEYS = {".safetensors", ".version", ".tensor.NAME", ".subjects"}  # of file names, metadata, entry points
 
 
 def told(text: str) -> set[str]:
@@ -48,7 +48,7 @@ def test_the_pages_name_enough():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_of_the_pages_is_that_of_a_room_or_public(name):
-    assert name.split(".")[1] in dir(octavo)
+    assert name.split(".")[1] in {*dir(octavo), *octavo.__all__}
 
 
 def test_names_of_the_pages_work_after_one_import():
@@ -78,6 +78,19 @@ def test_a_room_is_there_in_a_process_that_has_touched_nothing_else(name):
 
 def test_every_name_of_dir_is_there():
     assert resolves(dir(octavo)) == ""
+
+
+def test_dir_is_short_enough_to_read():
+    assert len(dir(octavo)) <= 55
+    assert {"OctavoError", "errors"} <= set(dir(octavo)) and "FormatError" not in dir(octavo)
+
+
+@pytest.mark.parametrize("name", octavo._FORMER)
+def test_former_names_warn_and_say_what_they_are_now(name):
+    with pytest.warns(FutureWarning, match=f"octavo.{name} is octavo.* now") as caught:
+        thing = getattr(octavo, name)
+    now = re.search(r" is ([\w.]+) now", str(caught[0].message))
+    assert now and pydoc.locate(now[1]) is thing
 
 
 def test_help_shows_the_map():

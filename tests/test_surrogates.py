@@ -8,23 +8,23 @@ X = torch.zeros(2, 32)
 HALF = "\ud800"
 HALVES = {
     "name": lambda at: octavo.save({HALF: X}, at / "x"),
-    "name of a packed tensor": lambda at: octavo.container.dumps({f"a{HALF}b": octavo.encode(X, "mxint8")}),
-    "key of metadata": lambda at: octavo.container.dumps({"a": X}, metadata={HALF: "x"}),
-    "value of metadata": lambda at: octavo.container.dumps({"a": X}, metadata={"x": HALF}),
+    "name of a packed tensor": lambda at: octavo.tensors.container.dumps({f"a{HALF}b": octavo.encode(X, "mxint8")}),
+    "key of metadata": lambda at: octavo.tensors.container.dumps({"a": X}, metadata={HALF: "x"}),
+    "value of metadata": lambda at: octavo.tensors.container.dumps({"a": X}, metadata={"x": HALF}),
     "wanted name": lambda at: octavo.load(at / "plain", names=[HALF]),
     "name of a layer": lambda at: octavo.save_model(torch.nn.ModuleDict({HALF: torch.nn.Linear(2, 2)}), at / "m"),
     "save": lambda at: octavo.save({"a": X}, at / HALF),
     "load": lambda at: octavo.load(at / HALF),
     "inspect": lambda at: octavo.inspect(at / HALF),
-    "metadata": lambda at: octavo.container.metadata(at / HALF),
+    "metadata": lambda at: octavo.tensors.container.metadata(at / HALF),
     "save_model": lambda at: octavo.save_model(torch.nn.Linear(2, 2), at / HALF),
     "load_model": lambda at: octavo.load_model(at / HALF),
-    "decoder": lambda at: octavo.Decoder.load(at / HALF),
-    "encoder": lambda at: octavo.Encoder.load(at / HALF),
-    "engine": lambda at: octavo.Engine.load(at / HALF),
-    "precision": lambda at: octavo.Engine.load(precision=HALF),
-    "route": lambda at: octavo.Engine.load(route=HALF),
-    "device": lambda at: octavo.Engine.load(device=HALF),
+    "decoder": lambda at: octavo.TextGenerator.load(at / HALF),
+    "encoder": lambda at: octavo.TextEncoder.load(at / HALF),
+    "engine": lambda at: octavo.lab.polynomials.Engine.load(at / HALF),
+    "precision": lambda at: octavo.lab.polynomials.Engine.load(precision=HALF),
+    "route": lambda at: octavo.lab.polynomials.Engine.load(route=HALF),
+    "device": lambda at: octavo.lab.polynomials.Engine.load(device=HALF),
     "format": lambda at: octavo.Format(HALF),
     "format of a codec": lambda at: octavo.quantize(X, HALF),
     "format of codes": lambda at: octavo.encode(X, HALF),
@@ -46,4 +46,4 @@ def test_half_of_a_surrogate_pair_is_refused_by_a_typed_error(what, tmp_path):
 def test_options_of_the_engine_that_are_none_are_refused(value):
     for option in ("precision", "route"):
         with pytest.raises(octavo.SettingError, match=f"unknown {option} .*accepted are"):
-            octavo.Engine.load(**{option: value})
+            octavo.lab.polynomials.Engine.load(**{option: value})

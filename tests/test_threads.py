@@ -103,7 +103,7 @@ def test_a_process_ends_amid_the_calls_of_daemon_threads(threads):
     done = python(f"""
 import threading, time, torch
 from octavo import _core
-from octavo.formats import core
+from octavo.tensors.formats import core
 _core.set_num_threads({threads})
 x = torch.randn(256, 4096)
 def work():

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from octavo.engine.native_engine import Engine
-from octavo.models.seq2seq.cuda_graphs import Generator
-from octavo.models.seq2seq.folded import FoldedHybrid
-from octavo.models.seq2seq.fused import FusedHybrid
-from octavo.systems.polynomials.data import splits
-from octavo.systems.polynomials.shipped import load_shipped
+from octavo.lab.polynomials.data import splits
+from octavo.lab.polynomials.native_engine import Engine
+from octavo.lab.polynomials.seq2seq.cuda_graphs import Generator
+from octavo.lab.polynomials.seq2seq.folded import FoldedHybrid
+from octavo.lab.polynomials.seq2seq.fused import FusedHybrid
+from octavo.lab.polynomials.shipped import load_shipped
 
 from gpu.bars import Figure
 from gpu.timing import DEVICE, microseconds

@@ -25,11 +25,11 @@ def opened(folder: Path | None) -> tuple[str, nn.Module, Any]:
     torch.manual_seed(0)
     if folder is None:
         try:
-            from octavo.systems.sentences import text_encoder as minilm
+            from octavo.compress import sentence_encoder as minilm
 
             folder = minilm.find(minilm.MINILM)
         except OctavoError:
-            from octavo.systems.polynomials.shipped import load_shipped
+            from octavo.lab.polynomials.shipped import load_shipped
 
             model, _ = load_shipped()
             return "polynomials", model.eval(), (torch.randint(4, 20, (64, 20)), torch.randint(4, 20, (64, 20)))

@@ -12,27 +12,27 @@ pruning                prune (fold_model, compact_model, report, callback, Cubic
 adapters               lora (insert, fuse, commit, save_adapters, load_adapters)
 training               train (train, TrainConfig, Task)
 measuring, compressing evaluate, compress_model
-running without torch  Engine, Encoder, Decoder, Sampling
+running without torch  TextEncoder, TextGenerator, Sampling
 GPUs                   cuda (info, warmup, prebuild)
 =====================  =================================================================================================
 
-Further rooms: data and models (tokenizers, networks), ops (the torch ops), report (reports of compressions), folder
-(model folders), engine, search (journals), systems and studies (whole jobs, questions about formats), compat (rules of
-other libraries). Every error is an OctavoError. ``octavo --help`` lists the commands, ARCHITECTURE.md says where
-everything stands.
+Further rooms: data (readers, tokenizers), ops (the torch ops), tensors (formats, packed tensors, files of tensors),
+report (reports of compressions), model_folder, engine, search (sensitivities, allocation), compress (the main job),
+storage. The laboratory is ``octavo.lab``: our own models and questions about formats. Every error is an OctavoError, in
+``octavo.errors``. ``octavo --help`` lists the commands, ARCHITECTURE.md says where everything stands.
 
 Importing this package loads neither torch nor numpy; they load when a tensor is first touched.
 """
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
+from warnings import warn as _warn
 
 from octavo import _interpreter  # noqa: F401 - refuses subinterpreters before the core is loaded
 from octavo import late_binding as _late_binding
 from octavo import settings as _settings
 from octavo._core import __version__
 from octavo.errors import (
-    BypassWarning,
     CalibrationError,
     CalibrationWarning,
     ContainerError,
@@ -44,7 +44,7 @@ from octavo.errors import (
     FormatError,
     IdentityWarning,
     InternalError,
-    Interrupted,
+    InterruptedRun,
     KernelCompileError,
     KernelError,
     LockedError,
@@ -55,22 +55,22 @@ from octavo.errors import (
     RangeError,
     SettingError,
     ShapeError,
+    UnusedLayerWarning,
 )
-from octavo.formats import Format, formats
 from octavo.settings import strict
+from octavo.tensors.formats import Format, formats
 
 if _TYPE_CHECKING:
-    from octavo import compat as compat
-    from octavo import container as container
+    from octavo import compress as compress
     from octavo import cuda as cuda
     from octavo import data as data
     from octavo import engine as engine
-    from octavo import folder as folder
     from octavo import gemm as gemm
     from octavo import graph as graph
+    from octavo import lab as lab
     from octavo import linear as linear
     from octavo import lora as lora
-    from octavo import models as models
+    from octavo import model_folder as model_folder
     from octavo import nn as nn
     from octavo import ops as ops
     from octavo import prune as prune
@@ -78,56 +78,64 @@ if _TYPE_CHECKING:
     from octavo import recipe as recipe
     from octavo import report as report
     from octavo import search as search
-    from octavo import studies as studies
-    from octavo import systems as systems
-    from octavo import tensor as tensor
+    from octavo import storage as storage
+    from octavo import tensors as tensors
     from octavo import train as train
-    from octavo.container import inspect, load, save
-    from octavo.engine.native_decoder import Decoder, Sampling
-    from octavo.engine.native_encoder import Encoder
-    from octavo.engine.native_engine import Engine
-    from octavo.folder.layer_costs import explain
-    from octavo.folder.save_load import load_model, save_model
+    from octavo.compress.compress_model import compress_model
+    from octavo.engine.text_encoder import TextEncoder
+    from octavo.engine.text_generator import Sampling, TextGenerator
+    from octavo.model_folder.layer_costs import explain
+    from octavo.model_folder.save_load import load_model, save_model
     from octavo.ops.codec import decode, encode, quantize
     from octavo.prune.prune_model import prune_model
     from octavo.quant.apply_recipe import quantize_model
     from octavo.quant.pack_layers import pack_model
     from octavo.recipe import Recipe, Rule
-    from octavo.search.compress_model import compress_model
-    from octavo.tensor import PackedTensor
+    from octavo.tensors.container import inspect, load, save
+    from octavo.tensors.packed_tensor import PackedTensor
     from octavo.train.evaluate_model import evaluate
 
 _LAZY = {
-    "Decoder": "octavo.engine.native_decoder",
-    "Encoder": "octavo.engine.native_encoder",
-    "Engine": "octavo.engine.native_engine",
-    "PackedTensor": "octavo.tensor",
+    "PackedTensor": "octavo.tensors.packed_tensor",
     "Recipe": "octavo.recipe",
     "Rule": "octavo.recipe",
-    "Sampling": "octavo.engine.native_decoder",
-    "compress_model": "octavo.search.compress_model",
+    "Sampling": "octavo.engine.text_generator",
+    "TextEncoder": "octavo.engine.text_encoder",
+    "TextGenerator": "octavo.engine.text_generator",
+    "compress_model": "octavo.compress.compress_model",
     "decode": "octavo.ops.codec",
     "encode": "octavo.ops.codec",
     "evaluate": "octavo.train.evaluate_model",
-    "explain": "octavo.folder.layer_costs",
-    "inspect": "octavo.container",
-    "load": "octavo.container",
-    "load_model": "octavo.folder.save_load",
+    "explain": "octavo.model_folder.layer_costs",
+    "inspect": "octavo.tensors.container",
+    "load": "octavo.tensors.container",
+    "load_model": "octavo.model_folder.save_load",
     "pack_model": "octavo.quant.pack_layers",
     "prune_model": "octavo.prune.prune_model",
     "quantize": "octavo.ops.codec",
     "quantize_model": "octavo.quant.apply_recipe",
-    "save": "octavo.container",
-    "save_model": "octavo.folder.save_load",
+    "save": "octavo.tensors.container",
+    "save_model": "octavo.model_folder.save_load",
 }
 
 _MODULES = (
-    "compat", "container", "cuda", "data", "engine", "folder", "gemm", "graph", "linear", "lora", "models", "nn", "ops",
-    "prune", "quant", "recipe", "report", "search", "studies", "systems", "tensor", "train",
+    "compress", "cuda", "data", "engine", "gemm", "graph", "lab", "linear", "lora", "model_folder", "nn", "ops",
+    "prune", "quant", "recipe", "report", "search", "storage", "tensors", "train",
 )  # fmt: skip
+# Names of 0.1 and what they are now, which warn; they go with the release after this one.
+_FORMER = {
+    "BypassWarning": "octavo.errors.UnusedLayerWarning",
+    "Decoder": "octavo.TextGenerator",
+    "Encoder": "octavo.TextEncoder",
+    "Engine": "octavo.lab.polynomials.native_engine.Engine",
+    "Interrupted": "octavo.errors.InterruptedRun",
+    "container": "octavo.tensors.container",
+    "folder": "octavo.model_folder",
+    "studies": "octavo.lab.studies",
+    "tensor": "octavo.tensors.packed_tensor",
+}
 
 __all__ = [
-    "BypassWarning",
     "CalibrationError",
     "CalibrationWarning",
     "ContainerError",
@@ -136,14 +144,11 @@ __all__ = [
     "CudaUnavailableError",
     "DTypeError",
     "DataError",
-    "Decoder",
-    "Encoder",
-    "Engine",
     "Format",
     "FormatError",
     "IdentityWarning",
     "InternalError",
-    "Interrupted",
+    "InterruptedRun",
     "KernelCompileError",
     "KernelError",
     "LockedError",
@@ -158,6 +163,9 @@ __all__ = [
     "Sampling",
     "SettingError",
     "ShapeError",
+    "TextEncoder",
+    "TextGenerator",
+    "UnusedLayerWarning",
     "__version__",
     "compress_model",
     "decode",
@@ -181,13 +189,11 @@ _settings.start()
 _late_binding.bind(
     {
         **_LAZY,
-        "describe_checkpoint": "octavo.folder.described_checkpoint",
-        "dumps": "octavo.container",
+        "describe_checkpoint": "octavo.model_folder.described_checkpoint",
+        "dumps": "octavo.tensors.container",
         "float_kinds": "octavo.nn.registry",
         "kind_of": "octavo.nn.registry",
-        "load_cuda_engine": "octavo.engine.cuda_engine:load",
-        "load_seq2seq": "octavo.systems.polynomials.export:load_model",
-        "loads_one": "octavo.container",
+        "loads_one": "octavo.tensors.container",
         "pass_compact": "octavo.prune.prune_passes:COMPACT",
         "pass_fold_masks": "octavo.prune.prune_passes:FOLD_MASKS",
         "pass_fuse_lora": "octavo.lora.lora_passes:FUSE_LORA",
@@ -195,8 +201,7 @@ _late_binding.bind(
         "pass_pack": "octavo.quant.quant_passes:PACK",
         "pass_prune": "octavo.prune.prune_passes:PRUNE",
         "pass_quantize": "octavo.quant.quant_passes:QUANTIZE",
-        "refuse_packed_weights": "octavo.folder.described_checkpoint",
-        "shipped_folder": "octavo.systems.polynomials.shipped",
+        "refuse_packed_weights": "octavo.model_folder.described_checkpoint",
         "use_our_methods": "octavo.quant.transformers_methods",
     }
 )
@@ -210,8 +215,16 @@ def __getattr__(name: str) -> object:
         return value
     if name in _MODULES:
         return _import_module(f"octavo.{name}")
+    if name in _FORMER:
+        now = _FORMER[name]
+        _warn(f"octavo.{name} is {now} now; the old name goes with the next release", FutureWarning, 2)
+        place, _, last = now.rpartition(".")
+        return getattr(_import_module(place), last, None) or _import_module(now)
     raise AttributeError(f"module 'octavo' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES, "errors"})
+    """Return the names to begin with: of the errors, which stand in ``octavo.errors``, the one that all are."""
+    errors = _import_module("octavo.errors")
+    names = {name for name in __all__ if name == "OctavoError" or not hasattr(errors, name)}
+    return sorted({*names, *_MODULES, "errors"})

@@ -1,7 +1,7 @@
 """The Rust core. Names with an underscore take addresses; each belongs to one room.
 
 Codecs and products belong to ``octavo.ops``, ``_cuda_*`` to ``octavo.ops``, ``octavo.cuda`` and ``octavo.settings``,
-those of seq2seq to ``octavo.models.seq2seq``.
+those of seq2seq to ``octavo.lab.polynomials.seq2seq``.
 
 Addresses are integers; 0 stands for a part that is not there. Dtype codes: 0 float32, 1 float16, 2 bfloat16. Parts are
 the addresses of codes, scales, zeros and levels; spans are an address and a number of bytes.

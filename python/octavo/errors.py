@@ -82,7 +82,7 @@ class WorkerError(OctavoError, RuntimeError):
     """A worker process was killed: by the system for want of memory, or by hand."""
 
 
-class Interrupted(OctavoError):
+class InterruptedRun(OctavoError):
     """A signal ended the work, and what was done is saved: the same call goes on. ``signal`` is its number.
 
     ``told``: whether a line on stderr has said so already.
@@ -110,7 +110,7 @@ class IdentityWarning(OctavoWarning):
     """Something whose content a journal cannot read, so that it does not answer from what was measured before."""
 
 
-class BypassWarning(OctavoWarning):
+class UnusedLayerWarning(OctavoWarning):
     """Quantized layers that a forward pass did not use, or whose activations it did not round.
 
     ``layers``: their paths. ``rule``: what a recipe says at its end to keep them as they are.

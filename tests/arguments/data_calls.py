@@ -13,8 +13,8 @@ import torch
 from arguments.valid_calls import RECORDS, simple, valid
 from octavo import data
 from octavo.data import BytePairTokenizer, CharTokenizer, TokenLoader, write_shard
-from octavo.models.gpt import GPT, preset
-from octavo.systems.language.model_folder import save_language_model
+from octavo.lab.language.gpt import GPT, preset
+from octavo.lab.language.model_folder import save_language_model
 
 TEXT = "the cat sat on the mat. the dog ran in the fog. " * 9
 BYTES, CHARACTERS = BytePairTokenizer.train(TEXT, 280), CharTokenizer("abc")
@@ -162,7 +162,7 @@ def decoder_folder():
 
 @functools.cache
 def decoder():
-    return octavo.Decoder.load(decoder_folder())
+    return octavo.TextGenerator.load(decoder_folder())
 
 
 @functools.cache
@@ -199,19 +199,19 @@ def encoder_folder():
 
 @functools.cache
 def encoder():
-    return octavo.Encoder.load(encoder_folder())
+    return octavo.TextEncoder.load(encoder_folder())
 
 
 @valid("Decoder")
 def _(at):
     one = decoder()
-    return octavo.Decoder, {"core": one._core, "path": one._path, "tokenizer": BYTES, "begin": 1, "ends": (1,)}
+    return octavo.TextGenerator, {"core": one._core, "path": one._path, "tokenizer": BYTES, "begin": 1, "ends": (1,)}
 
 
 @valid("Decoder.load")
 def _(at):
     shutil.copytree(decoder_folder(), at / "model")
-    return octavo.Decoder.load, {"path": at / "model"}
+    return octavo.TextGenerator.load, {"path": at / "model"}
 
 
 valid("Decoder.scores")(lambda at: (decoder().scores, {"ids": [1, 2]}))
@@ -241,10 +241,10 @@ def _(at):
 @valid("Encoder.load")
 def _(at):
     shutil.copytree(encoder_folder(), at / "model")
-    return octavo.Encoder.load, {"path": at / "model"}
+    return octavo.TextEncoder.load, {"path": at / "model"}
 
 
-valid("Encoder")(lambda at: (octavo.Encoder, {"core": encoder()._core, "path": encoder()._path}))
+valid("Encoder")(lambda at: (octavo.TextEncoder, {"core": encoder()._core, "path": encoder()._path}))
 valid("Encoder.ids")(lambda at: (encoder().ids, {"text": "the cats", "limit": 9}))
 valid("Encoder.embed")(lambda at: (encoder().embed, {"texts": ["the cats", "a cat"], "limit": 9}))
 simple("Sampling", octavo.Sampling, temperature=1.0, top_k=3, top_p=0.5, seed=1)
@@ -252,15 +252,21 @@ simple("Sampling", octavo.Sampling, temperature=1.0, top_k=3, top_p=0.5, seed=1)
 
 @functools.cache
 def engine():
-    return octavo.Engine.load()
+    return octavo.lab.polynomials.Engine.load()
 
 
-valid("Engine")(lambda at: (octavo.Engine, {"core": engine()._core, "path": engine()._path}))
+valid("Engine")(lambda at: (octavo.lab.polynomials.Engine, {"core": engine()._core, "path": engine()._path}))
 
 
 @valid("Engine.load", slow=True)
 def _(at):
-    return octavo.Engine.load, {"path": None, "precision": "float", "route": "auto", "threads": 1, "device": "cpu"}
+    return octavo.lab.polynomials.Engine.load, {
+        "path": None,
+        "precision": "float",
+        "route": "auto",
+        "threads": 1,
+        "device": "cpu",
+    }
 
 
 valid("Engine.expand")(lambda at: (engine().expand, {"lines": ["(x+1)*(x-1)"], "beam": 1, "errors": "raise"}))

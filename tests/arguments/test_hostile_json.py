@@ -22,7 +22,7 @@ MANY = 3_000
 
 def sensitivity(text, at):
     held = search.Sensitivity.from_json(text)
-    search.recipe_of(search.allocate(held)[0], held)
+    search.to_recipe(search.allocate(held)[0], held)
     str(held)
 
 
@@ -51,7 +51,7 @@ def report(text, at):
 
 def metrics(text, at):
     (at / "metrics.jsonl").write_text(text)
-    train.without_clock(train.read_metrics(at))
+    train.strip_timings(train.read_metrics(at))
 
 
 def verified(text, at):

@@ -15,11 +15,12 @@ import torch
 from arguments import models as m
 from octavo import graph, lora, prune, quant, report, search, train
 from octavo.display.progress import Stages
-from octavo.models.classifier import ClassifierConfig
-from octavo.models.gpt import GPT, GPTConfig, MaskedDiffusion
-from octavo.models.gpt.attention_mixer import Attention
+from octavo.lab.architectures import Axis, Constraint, Objective, Sampler, Space, Stopping
+from octavo.lab.classifiers import ClassifierConfig
+from octavo.lab.language.gpt import GPT, GPTConfig, MaskedDiffusion
+from octavo.lab.language.gpt.attention_mixer import Attention
 from octavo.recipe import Selector, parse_selector
-from octavo.search import Axis, Constraint, Objective, Pair, Sampler, Space, Stopping
+from octavo.search import Pair
 from octavo.search.journal import Journal
 from octavo.train import ParameterGroup, Stage, TrainConfig
 from report.samples import compression
@@ -205,7 +206,7 @@ simple("search.Axis", Axis, name="layers", choices=(1, 2), when=lambda point: Tr
 simple("search.Constraint", Constraint, says="there are layers", holds=lambda point: True)
 simple("search.Front.at", m.front().at, nbytes=None, bits=32.0, loss=None, cost=None)
 simple("search.Front.spread", m.front().spread, count=3, bits=(1.0, 32.0))
-simple("search.Front.knees", m.front().knees, count=3)
+simple("search.Front.knee_points", m.front().knee_points, count=3)
 simple("search.Front.to_table", m.front().to_table, count=3)
 simple("search.Front.mix", m.front().mix, point=m.front()[0])
 simple("search.Front.to_json", m.front().to_json, count=3)
@@ -235,8 +236,8 @@ simple("search.Space.check_axes", SPACE.check_axes, allow_noop=("layers",))
 simple("search.allocate", search.allocate, sensitivity=m.sensitivity(), cost="bytes", pins={"first": "int8"}, bounds=None)  # fmt: skip
 simple("search.allocate within bounds", search.allocate, sensitivity=m.sensitivity(), cost=np.ones((2, 3)), pins=None, bounds={"bytes": 1e6})  # fmt: skip
 simple("search.config_spec", search.config_spec, config_class=ClassifierConfig, vocabulary=50)
-simple("search.pair_terms", search.pair_terms, sensitivity=m.sensitivity(), points=[m.front()[0]], together=lambda choice: 0.1)  # fmt: skip
-simple("search.recipe_of", search.recipe_of, point=m.front()[0], sensitivity=m.sensitivity())
+simple("search.interaction_terms", search.interaction_terms, sensitivity=m.sensitivity(), points=[m.front()[0]], together=lambda choice: 0.1)  # fmt: skip
+simple("search.to_recipe", search.to_recipe, point=m.front()[0], sensitivity=m.sensitivity())
 BUILD = search.Build({"layers": 1}, {"layers": 1}, "0" * 64, None, lambda step, value: False)
 simple("search.Build.report", BUILD.report, step=1, value=0.5)
 VERIFIED = search.verify([m.front()[0]], lambda point: point, lambda model: 0.5, progress=False)
@@ -313,8 +314,8 @@ simple("graph.Pipeline.from_json", graph.Pipeline.from_json, given='{"passes": [
 simple("graph.Pipeline.from_toml", graph.Pipeline.from_toml, given='[[passes]]\npass = "remove_dropout"')
 simple("graph.Step", graph.Step, run=PASS, config=PASS.config())
 simple("graph.Step.of", graph.Step.of, given={"pass": "quantize", "recipe": "int8"})
-simple("graph.Supplies", graph.Supplies, inputs=None, calibration=None)
-simple("graph.Supplies.graph", graph.Supplies(m.x()).graph, model=m.net(), name="mine", slow=True)
+simple("graph.PassInputs", graph.PassInputs, inputs=None, calibration=None)
+simple("graph.PassInputs.graph", graph.PassInputs(m.x()).graph, model=m.net(), name="mine", slow=True)
 simple("graph.diff", graph.diff, a=m.graph(), b=m.graph())
 simple("graph.extract", graph.extract, model=m.net(), path="first", inputs=m.x(), inplace=False)
 simple("graph.find_pass", graph.find_pass, name="quantize")
@@ -522,7 +523,7 @@ simple("train.grouped", train.grouped, groups=[ParameterGroup(names=("a",))])
 RESULT = train.TrainResult("interrupted", 1, 1, None, None, None, None, {}, Path("run"), 2)
 simple("train.TrainResult.interruption", RESULT.interruption, told=True)
 simple("train.seed_all", train.seed_all, seed=0, rank=0)
-simple("train.without_clock", train.without_clock, lines=[{"step": 1, "seconds": 0.5}])
+simple("train.strip_timings", train.strip_timings, lines=[{"step": 1, "seconds": 0.5}])
 simple("report.check_report", report.check_report, report=compression(blocks=1), what="report", slow=True)
 
 

@@ -24,15 +24,16 @@ from collections import Counter
 
 import octavo
 import torch
-from octavo import _core, sparse_codes
-from octavo.formats import core
+from octavo import _core
 from octavo.ops import codec as ops  # noqa: F401 register the ops
 from octavo.ops import (
     gemm,  # noqa: F401 register the ops
     linear,  # noqa: F401 register the ops
     sparse,  # noqa: F401 register the ops
 )
-from octavo.tensor import part_specs
+from octavo.tensors import sparse_codes
+from octavo.tensors.formats import core
+from octavo.tensors.packed_tensor import part_specs
 
 PAGE = mmap.PAGESIZE
 ZEROS = torch.zeros

@@ -14,17 +14,17 @@ import octavo
 import torch
 import transformers
 from octavo import lora
+from octavo.compress.text_compression import text_job
 from octavo.data import BytePairTokenizer, CharTokenizer
-from octavo.folder.explain_folder import explain_folder
-from octavo.models.classifier import Classifier, ClassifierConfig
-from octavo.models.gpt import GPT, modern_skips
-from octavo.models.seq2seq import Seq2SeqConfig
-from octavo.models.seq2seq import build as build_seq2seq
+from octavo.lab.classifiers import Classifier, ClassifierConfig
+from octavo.lab.classifiers import kinds as classifiers
+from octavo.lab.language.gpt import GPT, modern_skips
+from octavo.lab.language.model_folder import load_language_model, save_language_model
+from octavo.lab.polynomials import export, static
+from octavo.lab.polynomials.seq2seq import Seq2SeqConfig
+from octavo.lab.polynomials.seq2seq import build as build_seq2seq
+from octavo.model_folder.explain_folder import explain_folder
 from octavo.search.journal import Journal
-from octavo.systems.language.model_folder import load_language_model, save_language_model
-from octavo.systems.polynomials import export, static
-from octavo.systems.sentences.classifier import kinds as classifiers
-from octavo.systems.text_compression import text_job
 from octavo.train import read_metrics
 from torch import nn
 
@@ -279,8 +279,8 @@ def _read_seq2seq(folder: Path) -> None:
 
 
 def _expand(folder: Path) -> None:
-    octavo.Engine.load(folder, threads=1).expand(["(x+1)*(x-2)"], errors="return")
-    octavo.Engine.load(folder, threads=1, precision="integer").expand(["(x+1)*(x-2)"], errors="return")
+    octavo.lab.polynomials.Engine.load(folder, threads=1).expand(["(x+1)*(x-2)"], errors="return")
+    octavo.lab.polynomials.Engine.load(folder, threads=1, precision="integer").expand(["(x+1)*(x-2)"], errors="return")
 
 
 def _read_journal(folder: Path) -> None:

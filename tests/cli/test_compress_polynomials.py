@@ -3,11 +3,11 @@
 import pytest
 import torch
 from octavo.data import CharTokenizer
-from octavo.engine.native_engine import Engine
-from octavo.models.seq2seq import Seq2SeqConfig, build
+from octavo.lab.polynomials import compression, matrix_view
+from octavo.lab.polynomials.export import export_model
+from octavo.lab.polynomials.native_engine import Engine
+from octavo.lab.polynomials.seq2seq import Seq2SeqConfig, build
 from octavo.report.compression_report import read_report
-from octavo.systems.polynomials import compression, matrix_view
-from octavo.systems.polynomials.export import export_model
 
 SMALL = {"embedding": 8, "encoder": 8, "hidden": 16, "heads": 2, "layers": 1, "feedforward": 16}
 

@@ -8,8 +8,8 @@ import sys
 import threading
 
 import pytest
-from octavo.engine.native_engine import Engine
-from octavo.systems.polynomials import data as polynomials
+from octavo.lab.polynomials import data as polynomials
+from octavo.lab.polynomials.native_engine import Engine
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +99,8 @@ def test_torch_and_sympy_are_not_loaded(exported, tmp_path):
 def test_memory_does_not_grow_with_the_file(exported, tmp_path):
     code = f"""
 import os, resource
-from octavo.engine.native_engine import Engine
-from octavo.systems.polynomials.evaluate import evaluate
+from octavo.lab.polynomials.native_engine import Engine
+from octavo.lab.polynomials.evaluate import evaluate
 engine, peaks = Engine.load({str(exported)!r}), []
 for count in (20_000, 200_000):
     with open({str(tmp_path / "lines")!r}, "w") as file:

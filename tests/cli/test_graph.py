@@ -178,8 +178,8 @@ WEIGHTS = "model.octavo.safetensors"
 
 def classifier_folder(path):
     """A classifier of texts with its vocabulary, and beside it the texts, with labels and without."""
-    from octavo.models.classifier import Classifier, ClassifierConfig
-    from octavo.systems.sentences.classifier.kinds import tiny_classifier, vocabulary_of
+    from octavo.lab.classifiers import Classifier, ClassifierConfig
+    from octavo.lab.classifiers.kinds import tiny_classifier, vocabulary_of
 
     texts = [f"a {first} film with {second} pictures" for first in ("good", "bad", "long") for second in ("no", "few")]
     vocabulary = vocabulary_of(texts)
@@ -221,8 +221,8 @@ def test_calibration_batches_of_a_function_are_its_third_value(octavo, made, tmp
 
 def test_lines_calibrate_a_polynomial_model(octavo, tmp_path):
     from octavo.data import CharTokenizer
-    from octavo.models.seq2seq import Seq2SeqConfig, build
-    from octavo.systems.polynomials.export import export_model
+    from octavo.lab.polynomials.export import export_model
+    from octavo.lab.polynomials.seq2seq import Seq2SeqConfig, build
 
     small = {"embedding": 8, "encoder": 8, "hidden": 16, "heads": 2, "layers": 1, "feedforward": 16}
     export_model(build(Seq2SeqConfig(**small)), CharTokenizer.polynomials(), tmp_path / "model", format=None)

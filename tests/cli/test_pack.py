@@ -6,7 +6,8 @@ import re
 import pytest
 import safetensors.torch
 import torch
-from octavo import PackedTensor, container, quantize
+from octavo import PackedTensor, quantize
+from octavo.tensors import container
 
 BITS = {"mxint8": 8.25, "mxfp4": 4.25, "int4:g32": 4.5}
 

@@ -5,8 +5,8 @@ import json
 import octavo as package
 import pytest
 import torch
-from octavo import container
-from octavo.folder.weight_files import PACKED_NAME
+from octavo.model_folder.weight_files import PACKED_NAME
+from octavo.tensors import container
 
 transformers = pytest.importorskip("transformers")
 

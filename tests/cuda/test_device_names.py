@@ -60,7 +60,7 @@ def test_one_file_asks_the_machine_what_it_is():
 
 
 def test_a_run_and_a_study_tell_the_same_machine():
-    from octavo.studies.stopwatch import machine as of_study
+    from octavo.lab.studies.stopwatch import machine as of_study
 
     told, made = machine.computer(torch.device("cpu")), machine.versions()
     assert (

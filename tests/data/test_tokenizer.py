@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from octavo import DataError, DTypeError, InternalError, ShapeError, _core
 from octavo.data import CharTokenizer
-from octavo.systems.polynomials import data as polynomials
+from octavo.lab.polynomials import data as polynomials
 
 texts = st.lists(st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=30), max_size=20)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from octavo import ContainerError, Decoder
 from octavo.cli import app
-from octavo.models.gpt import GPT, Attention, GatedMLP, GPTConfig
+from octavo.lab.language.gpt import GPT, Attention, GatedMLP, GPTConfig
 from typer.testing import CliRunner
 
 pytestmark = pytest.mark.filterwarnings("ignore::octavo.CoverageWarning")

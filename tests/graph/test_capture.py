@@ -9,7 +9,7 @@ import pytest
 import torch
 from graph.zoo import MODELS, classifier, masked, tokens
 from octavo import DTypeError, ModelError
-from octavo.batches import call_on
+from octavo.data.batches import call_on
 from octavo.graph import capture
 from octavo.graph.exporting import held_tensors
 from quick import spread

@@ -1,7 +1,7 @@
 """Costs are what one counts by hand, and the same for a model that is built by a recipe and one that it only prices."""
 
 import octavo
-import octavo.models.gpt  # it registers an op of its own
+import octavo.lab.language.gpt  # it registers an op of its own
 import pytest
 import torch
 from graph.zoo import BERT, classifier, hugging, ids, masked, tokens, vectors

@@ -139,7 +139,7 @@ class Scale:
 
 @pytest.fixture
 def scale():
-    def run(model, config, supplies):
+    def run(model, config, pass_inputs):
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(config.by)

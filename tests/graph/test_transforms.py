@@ -7,9 +7,8 @@ import pytest
 import torch
 from graph.zoo import BERT, LLAMA, MODELS, ResNet, classifier, masked, tokens
 from octavo import ModelError
-from octavo.batches import call_on
-from octavo.folder.unpack_weights import unpack
-from octavo.folder.weight_files import Checkpoint
+from octavo.compress.graph_subjects import _of_folder
+from octavo.data.batches import call_on
 from octavo.graph import (
     Pipeline,
     capture,
@@ -22,8 +21,9 @@ from octavo.graph import (
 from octavo.graph.dropout_removal import dropping, training_graph
 from octavo.graph.exporting import held_tensors
 from octavo.graph.qkv_fusion import candidates
+from octavo.model_folder.unpack_weights import unpack
+from octavo.model_folder.weight_files import Checkpoint
 from octavo.nn.joined_linear import JoinedLinear
-from octavo.systems.graph_subjects import _of_folder
 from torch import nn
 from torch.nn import functional as F
 

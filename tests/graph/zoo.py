@@ -86,13 +86,13 @@ class ResNet(nn.Module):
 
 
 def classifier():
-    from octavo.models.classifier import Classifier, ClassifierConfig
+    from octavo.lab.classifiers import Classifier, ClassifierConfig
 
     return Classifier(ClassifierConfig(vocabulary=61, width=32, feed_forward=48)).eval()
 
 
 def seq2seq():
-    from octavo.models.seq2seq import Seq2SeqConfig, build
+    from octavo.lab.polynomials.seq2seq import Seq2SeqConfig, build
 
     return build(Seq2SeqConfig(embedding=8, encoder=8, hidden=16, feedforward=16)).eval()
 

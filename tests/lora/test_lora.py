@@ -469,7 +469,7 @@ def test_loading_on_another_base_is_refused(model, tmp_path):
 def test_files_that_do_not_fit_are_refused_by_the_tensors_name(model, tmp_path):
     file = tmp_path / "a.safetensors"
     lora.save_adapters(lora.insert(model, rank=4), file)
-    metadata, tensors = octavo.container.metadata(file), octavo.load(file)
+    metadata, tensors = octavo.tensors.container.metadata(file), octavo.load(file)
 
     def written(changed, **changes):
         octavo.save(changed, file, metadata={**metadata, **changes})

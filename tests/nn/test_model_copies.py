@@ -6,7 +6,7 @@ import octavo
 import pytest
 import torch
 from octavo import DTypeError
-from octavo.batches import tensors_in
+from octavo.data.batches import tensors_in
 from octavo.nn.model_copies import deep_copy, shared_copy
 from torch import nn
 from torch.nn.utils import parametrizations, weight_norm

@@ -9,12 +9,12 @@ from pathlib import Path
 import octavo
 import pytest
 import torch
-from octavo import container
-from octavo.folder.unpack_weights import unpack
-from octavo.folder.weight_files import STRUCTURE, Checkpoint
+from octavo.model_folder.unpack_weights import unpack
+from octavo.model_folder.weight_files import STRUCTURE, Checkpoint
 from octavo.nn import PackedLayer, QuantLayer, registry
 from octavo.nn.registry import LayerKind, kind_of, layer_kinds, packed_classes, register, simulated_classes
 from octavo.recipe import Recipe
+from octavo.tensors import container
 from torch import Tensor, nn
 
 PACKAGE = Path(octavo.__file__).parent

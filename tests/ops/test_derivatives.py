@@ -3,9 +3,9 @@
 import octavo
 import pytest
 import torch
-from octavo.formats import core
 from octavo.ops import codec as ops
 from octavo.ops import gemm, linear
+from octavo.tensors.formats import core
 from torch import func
 from torch.autograd import forward_ad
 

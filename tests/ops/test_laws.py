@@ -17,7 +17,7 @@ from conftest import KINDS, at_level, available_levels, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from octavo import NonFiniteError, PackedTensor, _core
-from octavo.tensor import SCALE_DTYPES, part_shapes
+from octavo.tensors.packed_tensor import SCALE_DTYPES, part_shapes
 from ops.test_codecs import DTYPES, assert_same_parts, assert_same_values, takes
 from oracle import EXAMPLES
 from quick import spread

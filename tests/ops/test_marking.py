@@ -8,7 +8,7 @@ import octavo
 import pytest
 import torch
 from conftest import at_level, available_levels
-from octavo.formats import core
+from octavo.tensors.formats import core
 from ops.test_codecs import DTYPES
 from ops.test_ops import random_scales
 from ops.test_passing import normal, pairs

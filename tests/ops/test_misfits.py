@@ -8,11 +8,11 @@ import octavo
 import pytest
 import torch
 from octavo import DTypeError, FormatError, ShapeError, _core
-from octavo.formats import core
 from octavo.ops import codec_cuda as ops_cuda
 from octavo.ops import gemm, linear, linear_cuda, sparse
 from octavo.ops.codec import pack_zeros
-from octavo.tensor import part_specs
+from octavo.tensors.formats import core
+from octavo.tensors.packed_tensor import part_specs
 
 OPS = torch.ops.octavo
 FORMATS = ("mxint8", "int4:g32", "uint4:g32", "nvfp4", "int8:channel", "fixed8:channel", "e4m3", "int8")

@@ -8,8 +8,8 @@ import octavo.ops.codec
 import pytest
 import torch
 from octavo import CudaError, DTypeError, NonFiniteError, ShapeError, _core
-from octavo.formats import core
 from octavo.ops import codec_cuda as ops_cuda
+from octavo.tensors.formats import core
 
 cuda = SimpleNamespace(**ops_cuda.OPS)
 cpu = torch.ops.octavo

@@ -9,7 +9,7 @@ import oracle
 import pytest
 import torch
 from conftest import at_level, available_levels, sample
-from octavo.formats import core
+from octavo.tensors.formats import core
 from ops.test_codecs import DTYPES
 from oracle import EXAMPLES
 from quick import spread

@@ -3,9 +3,10 @@
 import octavo
 import pytest
 import torch
-from octavo import _core, sparse_codes
+from octavo import _core
 from octavo.ops import sparse
 from octavo.ops.linear import packed_linear
+from octavo.tensors import sparse_codes
 
 FORMATS = ["int8:g32", "mxint8", "int8:channel", "int4:g32", "mxfp4", "mxfp6e2m3", "mxfp6e3m2", "nvfp4", "mxfp8e4m3"]
 TAKEN = [str(fmt) for fmt in octavo.formats() if sparse_codes.takes(fmt.core)]

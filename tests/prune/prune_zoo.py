@@ -4,8 +4,8 @@ import random
 
 import pytest
 import torch
-from octavo.models.classifier import Classifier, ClassifierConfig
-from octavo.models.seq2seq import Seq2SeqConfig, network
+from octavo.lab.classifiers import Classifier, ClassifierConfig
+from octavo.lab.polynomials.seq2seq import Seq2SeqConfig, network
 from torch import nn
 
 

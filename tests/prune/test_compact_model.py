@@ -71,7 +71,7 @@ def test_a_model_without_zeros_stays_as_it_is(name):
     assert all(torch.equal(value, model.state_dict()[key]) for key, value in compact.state_dict().items())
 
 
-@pytest.mark.filterwarnings("ignore::octavo.BypassWarning")
+@pytest.mark.filterwarnings("ignore::octavo.UnusedLayerWarning")
 @pytest.mark.parametrize("name", spread(MODELS))
 def test_what_is_written_is_read(name, tmp_path):
     """Float and packed, by us and by transformers; what was read is written again."""

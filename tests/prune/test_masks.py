@@ -6,9 +6,9 @@ import io
 import octavo
 import pytest
 import torch
-from octavo import container
-from octavo.folder.weight_files import PACKED_NAME, STRUCTURE
+from octavo.model_folder.weight_files import PACKED_NAME, STRUCTURE
 from octavo.prune import Cubic, fold_model, prune_model, report
+from octavo.tensors import container
 from torch import nn
 
 

@@ -11,7 +11,7 @@ import warnings
 import octavo
 import pytest
 import torch
-from octavo import BypassWarning, DTypeError, FormatError
+from octavo import DTypeError, FormatError, UnusedLayerWarning
 from torch import nn
 
 FORMATS = ("binary", "ternary")
@@ -221,7 +221,9 @@ def try_layer(model, inputs, path, text, expected):
         except (FormatError, DTypeError) as error:  # no layer that takes formats, or a weight that something computes
             return "named" if path in str(error) else "wrong", 0.0
         found = outputs(simulated, inputs)
-    named = {layer for entry in caught if isinstance(entry.message, BypassWarning) for layer in entry.message.layers}
+    named = {
+        layer for entry in caught if isinstance(entry.message, UnusedLayerWarning) for layer in entry.message.layers
+    }
     apart = gap(outputs(octavo.pack_model(simulated, inplace=True), inputs), found)
     same = all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     return "named" if path in named else "wrong" if same else "changed", apart

@@ -5,7 +5,7 @@ import warnings
 import octavo
 import pytest
 import torch
-from octavo.batches import Batches
+from octavo.data.batches import Batches
 from octavo.quant import correct_bias_model, smooth_model
 from octavo.search import measure_sensitivity
 from octavo.train.unpadded_samples import unpadded

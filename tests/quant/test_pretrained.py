@@ -218,7 +218,7 @@ def inputs(name):
     return {"input_ids": IDS, "decoder_input_ids": IDS} if name == "t5" else {"input_ids": IDS}
 
 
-@pytest.mark.filterwarnings("ignore::octavo.BypassWarning")
+@pytest.mark.filterwarnings("ignore::octavo.UnusedLayerWarning")
 @pytest.mark.parametrize("name", MODELS)
 @torch.no_grad()
 def test_what_other_packages_ask_of_a_model_is_answered(name):
@@ -242,7 +242,7 @@ def test_what_other_packages_ask_of_a_model_is_answered(name):
     assert half(**whole).logits.dtype == torch.bfloat16
 
 
-@pytest.mark.filterwarnings("ignore::octavo.BypassWarning")
+@pytest.mark.filterwarnings("ignore::octavo.UnusedLayerWarning")
 @pytest.mark.parametrize("name", WITH_TOKENS)
 def test_tables_of_tokens_tell_their_size_and_keep_it(name):
     model, small = packed(name)

@@ -7,10 +7,10 @@ import octavo
 import pytest
 import torch
 from octavo import _core
-from octavo.fixed_order import logarithm, one_thread, ordered_sum
 from octavo.quant import gptq, hqq
 from octavo.quant.calibration import Products
 from octavo.search import measure_sensitivity
+from octavo.tensors.fixed_order import logarithm, one_thread, ordered_sum
 from quick import spread
 from torch import nn
 

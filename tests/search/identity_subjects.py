@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from octavo.search.function_identity import identity_of
+from octavo.search.fingerprints import identity_of
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -111,7 +111,7 @@ def tied(seed=0):
 
 
 def own_gpt(seed=0):
-    from octavo.models.gpt import GPT, nocap_baseline
+    from octavo.lab.language.gpt import GPT, nocap_baseline
 
     torch.manual_seed(seed)
     return GPT(nocap_baseline(vocabulary=32, width=64, layers=1, heads=1, end_of_text=0)).eval()

@@ -241,7 +241,7 @@ def test_points_for_verification_are_spread_and_knees_lie_on_the_front():
     assert 8 <= len(points) <= 10 and points[0] == front[0] and points[-1] == front[len(front) - 1]
     between = front.spread(5, bits=(3, 6))
     assert all(3 <= point.bits <= 6 for point in between) and len(between) == 5
-    knees = front.knees(3)
+    knees = front.knee_points(3)
     assert 1 <= len(knees) <= 3 and all(point in front.points for point in knees)
 
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from octavo import Recipe, quantize_model
 from octavo.errors import ConfigError
-from octavo.search import Group, Sensitivity, recipe_of
+from octavo.search import Group, Sensitivity, to_recipe
 from torch import nn
 
 FORMATS = ("int4:g32", "int8", "mxint8@ceil", "keep")
@@ -56,7 +56,7 @@ def test_every_layer_gets_what_was_assigned(data, inputs, kept):
     choice = {
         group.name: data.draw(st.sampled_from(FORMATS if group.role == "weight" else INPUTS)) for group in held.groups
     }
-    recipe = recipe_of(choice, held)
+    recipe = to_recipe(choice, held)
     wanted = {}
     for group in held.groups:
         for layer in group.layers:
@@ -71,28 +71,28 @@ def test_what_is_alike_is_one_rule():
     model = Model()
     held = table(model)
     choice = dict.fromkeys((group.name for group in held.groups), "int4:g32")
-    assert str(recipe_of(choice, held)) == "int4:g32"
+    assert str(to_recipe(choice, held)) == "int4:g32"
     for block in range(3):
         choice[f"blocks.{block}.out"] = "int8"
-    assert str(recipe_of(choice, held)) == "int4:g32; blocks.*.out int8"
+    assert str(to_recipe(choice, held)) == "int4:g32; blocks.*.out int8"
     choice["blocks.1.out"], choice["head"] = "keep", "keep"
-    assert str(recipe_of(choice, held)) == "int4:g32; blocks.*.out int8; blocks.1.out weight=keep; head weight=keep"
-    nothing = recipe_of(dict.fromkeys(choice, "keep"), held)
+    assert str(to_recipe(choice, held)) == "int4:g32; blocks.*.out int8; blocks.1.out weight=keep; head weight=keep"
+    nothing = to_recipe(dict.fromkeys(choice, "keep"), held)
     assert len(nothing) == 0
-    assert quantize_model(model, recipe_of(choice, held), progress=False).blocks[0].out.weight_quantizer is not None
+    assert quantize_model(model, to_recipe(choice, held), progress=False).blocks[0].out.weight_quantizer is not None
 
 
 def test_layers_left_out_stay_as_they_are():
     model = Model()
     held = table(model, kept=("blocks.0.q",))
     choice = dict.fromkeys((group.name for group in held.groups), "int8")
-    assert "blocks.0.q" not in given_formats(model, recipe_of(choice, held))
+    assert "blocks.0.q" not in given_formats(model, to_recipe(choice, held))
 
 
 def test_an_assignment_names_every_group():
     held = table(Model())
     with pytest.raises(ConfigError, match=r"'blocks.0.k' is missing"):
-        recipe_of({"words": "int8"}, held)
+        to_recipe({"words": "int8"}, held)
     choice = dict.fromkeys((group.name for group in held.groups), "int8")
     with pytest.raises(ConfigError, match="'zebra' is no group"):
-        recipe_of(choice | {"zebra": "int8"}, held)
+        to_recipe(choice | {"zebra": "int8"}, held)

@@ -29,9 +29,9 @@ WRONG = [
 def trials(tmp_path_factory):
     """The bytes of a journal of trials, and the function that opens it and returns what it holds."""
     pytest.importorskip("optuna")
-    from octavo.search import trial_storage
-    from octavo.search.search_loop import run_search
-    from search.search_worker import SPACE, measured
+    from lab.architectures.search_worker import SPACE, measured
+    from octavo.lab.architectures import trial_storage
+    from octavo.lab.architectures.search_loop import run_search
 
     def found(folder):
         storage = trial_storage.open_storage(folder)

@@ -18,8 +18,8 @@ import pytest
 import torch
 from octavo.errors import IdentityWarning
 from octavo.search import file_content, measure_sensitivity, object_digest, verify
-from octavo.search.front import Point
-from octavo.search.function_identity import identity_of
+from octavo.search.fingerprints import identity_of
+from octavo.search.pareto_front import Point
 from search import identity_subjects
 from search.identity_subjects import ALL, FUNCTIONS, MODELS, SUBJECTS, TRANSFORMERS, changes, digest
 from torch import nn

@@ -4,17 +4,11 @@ import numpy as np
 import octavo
 import pytest
 import torch
+from octavo.compress import compression_flow
+from octavo.compress.compression_job import Goal
 from octavo.errors import ConfigError, DataError
-from octavo.search import (
-    LatencyTable,
-    allocate,
-    compression_flow,
-    measure_latency,
-    measure_sensitivity,
-    measured_latencies,
-)  # fmt: skip
+from octavo.search import LatencyTable, allocate, measure_latency, measure_sensitivity, measured_latencies
 from octavo.search.bounded_front import bounded_front
-from octavo.search.compression_job import Goal
 from octavo.search.journal import Journal
 from torch import nn
 

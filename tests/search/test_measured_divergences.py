@@ -11,9 +11,9 @@ import torch
 from octavo import explain, pack_model, quantize_model
 from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, ModelError
 from octavo.quant.calibration import undisturbed
-from octavo.search import allocate, measure_sensitivity, recipe_of
+from octavo.search import allocate, measure_sensitivity, to_recipe
 from octavo.search.layer_groups import find_groups
-from octavo.search.shared_passes import SharedPasses
+from octavo.search.prefix_cache import SharedPasses
 from torch import nn
 from torch.nn import functional
 
@@ -176,7 +176,7 @@ def test_bytes_are_those_of_the_packed_model(model):
         }
         choice["words"] = "int4:g16@mse"
         packed = pack_model(
-            quantize_model(model, recipe_of(choice, held), calibration=batches(), progress=False), inplace=True
+            quantize_model(model, to_recipe(choice, held), calibration=batches(), progress=False), inplace=True
         )
         columns = [held.formats.index(choice[group.name]) for group in held.groups]
         assert held.nbytes[range(len(columns)), columns].sum() + held.fixed_nbytes == explain(packed).stored
@@ -288,7 +288,7 @@ def test_models_of_transformers_share_passes(name):
     held = measure_sensitivity(model, data, ["int3:g16"], progress=False)
     assert held.divergence == ("cosine" if name == "bert" else "kl") and np.nanmax(held.loss) > 1e-6
     point = allocate(held).at(bits=16)
-    quantize_model(model, recipe_of(point, held), progress=False)
+    quantize_model(model, to_recipe(point, held), progress=False)
 
 
 class Masked(nn.Module):

@@ -6,7 +6,7 @@ import numpy as np
 import octavo
 import pytest
 import torch
-from octavo.folder.pack_checkpoint import measure
+from octavo.model_folder.pack_checkpoint import measure
 from octavo.report.compression_report import PARTS, check_report
 from octavo.search import Group, Sensitivity
 from octavo.search.report_parts import histogram_rows, layer_rows, sensitivity_part

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from octavo.errors import ConfigError, NonFiniteError
-from octavo.search import Group, Sensitivity, allocate, pair_terms, verify
+from octavo.search import Group, Sensitivity, allocate, interaction_terms, verify
 
 
 def front(groups=6, seed=0):
@@ -56,7 +56,7 @@ def test_pairs_of_adjacent_layers_are_added_where_the_sum_misleads():
 
     found = verify(
         every, lambda point: point.choice, truth, progress=False,
-        pairs=lambda: pair_terms(held.sensitivity, every, truth),
+        pairs=lambda: interaction_terms(held.sensitivity, every, truth),
     )  # fmt: skip
     assert found.correlation == pytest.approx(1) and "pairs of adjacent layers" in found.notes[0]
 

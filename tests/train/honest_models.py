@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import octavo
 import torch
-from octavo.models.gpt import GPT, contracts
-from octavo.models.techniques import techniques
-from octavo.systems.language.language_presets import preset
-from octavo.systems.language.language_scales import SCALES
+from octavo.lab.language.gpt import GPT, contracts
+from octavo.lab.language.language_presets import preset
+from octavo.lab.language.language_scales import SCALES
+from octavo.lab.language.techniques import techniques
 from torch import nn
 
 VOCABULARY, CONTEXT = 64, 24

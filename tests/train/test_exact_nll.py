@@ -3,10 +3,10 @@
 import pytest
 import torch
 from octavo.errors import ContractError, DataError, ModelError
-from octavo.models.gpt import GPT, Attention, GPTConfig, GridSoftmax, GridTable, RowSmoothing, contracts
-from octavo.models.gpt.attention_mixer import AttentionMixer
-from octavo.models.gpt.softmax_head import SoftmaxHead
-from octavo.models.techniques import techniques
+from octavo.lab.language.gpt import GPT, Attention, GPTConfig, GridSoftmax, GridTable, RowSmoothing, contracts
+from octavo.lab.language.gpt.attention_mixer import AttentionMixer
+from octavo.lab.language.gpt.softmax_head import SoftmaxHead
+from octavo.lab.language.techniques import techniques
 from octavo.train import exact_nll
 from torch import nn
 

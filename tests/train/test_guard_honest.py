@@ -3,7 +3,7 @@
 import pytest
 import torch
 from octavo.errors import ModelError
-from octavo.systems.language.language_presets import PRESETS
+from octavo.lab.language.language_presets import PRESETS
 from octavo.train import exact_nll
 from train import honest_models as honest
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from octavo.errors import ConfigError, FormatError, ShapeError
-from octavo.models.gpt import GPT, nocap_baseline
+from octavo.lab.language.gpt import GPT, nocap_baseline
 from octavo.ops import encode
 from octavo.ops.adamw import BLOCK, DYNAMIC, adamw_in_codes
 from octavo.train import ParameterGroup, grouped, train

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from octavo.errors import ConfigError, DTypeError, OptimizerError
-from octavo.models.gpt import GPT, modern, nocap_baseline
+from octavo.lab.language.gpt import GPT, modern, nocap_baseline
 from octavo.train import ParameterGroup, grouped, language_groups
 from octavo.train.grouped_optimizer import GroupedOptimizer, momentum_at
 from octavo.train.learning_rate import momentum_at_rate, rate_factor

@@ -10,8 +10,8 @@ from pathlib import Path
 import octavo
 import pytest
 import torch
-from octavo import locks
-from octavo.train import CheckpointError, ConfigError, checkpoint, read_metrics, train, without_clock
+from octavo.storage import locks
+from octavo.train import CheckpointError, ConfigError, checkpoint, read_metrics, strip_timings, train
 from train.tiny import Model, Rule, config, run
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -31,7 +31,7 @@ def assert_same_run(folder, whole):
         found, expected = octavo.load(folder / name), octavo.load(whole / name)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[key], expected[key]) for key in expected), name
-    assert without_clock(read_metrics(folder)) == without_clock(read_metrics(whole))
+    assert strip_timings(read_metrics(folder)) == strip_timings(read_metrics(whole))
     found, expected = (checkpoint.load(checkpoint.available(at)[0]) for at in (folder, whole))
     for content in (found, expected):
         content.pop("clock"), content["state"]["window"].pop("seconds")

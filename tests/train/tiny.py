@@ -1,7 +1,7 @@
 """A model and a task small enough to train in a second: next-symbol prediction with a rule, and padding of any length."""
 
 import torch
-from octavo.train import TrainConfig, read_metrics, train, without_clock
+from octavo.train import TrainConfig, read_metrics, strip_timings, train
 from torch import nn
 from torch.nn import functional
 
@@ -93,7 +93,7 @@ def run(folder, task=None, model=None, callbacks=(), **changes):
 
 def lines(folder, kind="train"):
     """The lines of one kind, without clocks."""
-    return [line for line in without_clock(read_metrics(folder)) if line["kind"] == kind]
+    return [line for line in strip_timings(read_metrics(folder)) if line["kind"] == kind]
 
 
 def losses(folder):

@@ -13,7 +13,8 @@ import time
 from pathlib import Path
 
 import torch
-from octavo import LockedError, locks
+from octavo import LockedError
+from octavo.storage import locks
 from octavo.train import checkpoint
 from tiny import Model, Rule, run
 

@@ -7,14 +7,12 @@ import typer
 from octavo.cli import (
     _other_packages,
     _process,
-    bench,
     compare,
     compress,
     cuda,
     doctor,
     embed,
     eval,
-    expand,
     formats,
     generate_text,
     graph,
@@ -23,12 +21,11 @@ from octavo.cli import (
     prune,
     recipe,
     report,
-    study,
     tokenize,
-    train,
     unpack,
 )
 from octavo.cli._app import Commands, terminate, version
+from octavo.cli.lab import bench, expand, study, train
 
 app = typer.Typer(
     cls=Commands,
@@ -51,7 +48,7 @@ def _octavo(
     \b
     Start here:
       octavo compress                           pack the shipped model and measure what it lost
-      octavo expand '(7-3*z)*(2*z+5)'           run it
+      octavo lab expand '(7-3*z)*(2*z+5)'       run it
       octavo formats                            every family of number formats
       octavo formats mxfp4                      one format, explained
       octavo compare model.safetensors --formats mxint8,mxfp4,nf4
@@ -64,8 +61,8 @@ def _octavo(
       octavo prune bert/ -o half/ --sparsity 0.5
       octavo graph minilm                       what is in a model, and what it costs
       octavo tokenize train books.txt -o vocabulary/   learn byte pairs, then write shards
-      octavo train gpt --data book.txt          a language model, from any text
-      octavo study ptq-qat                      accuracy against width, on a model trained in a minute
+      octavo lab train gpt --data book.txt      a language model, from any text
+      octavo lab study ptq-qat                  accuracy against width, on a model trained in a minute
       octavo doctor                             what this machine has, and what it lacks
     """
 
@@ -80,16 +77,21 @@ app.command("unpack")(unpack.run)
 app.command("inspect")(inspect.run)
 app.command("compress")(compress.run)
 app.command("report")(report.run)
-app.command("expand", cls=expand.Command)(expand.run)
 app.command("embed")(embed.run)
 app.command("generate")(generate_text.run)
 app.add_typer(tokenize.app, name="tokenize")
-app.add_typer(train.app, name="train")
 app.command("eval", no_args_is_help=True)(eval.run)
-app.add_typer(bench.app, name="bench")
-app.add_typer(study.app, name="study")
 app.add_typer(cuda.app, name="cuda")
 app.command("doctor")(doctor.run)
+
+laboratory = typer.Typer(no_args_is_help=True, help="The laboratory: our own models, and questions about formats.")
+app.add_typer(laboratory, name="lab")
+# Their names of 0.1 are hidden aliases, which go with the next release.
+for group, hidden in ((laboratory, False), (app, True)):
+    group.add_typer(train.app, name="train", hidden=hidden)
+    group.add_typer(bench.app, name="bench", hidden=hidden)
+    group.add_typer(study.app, name="study", hidden=hidden)
+    group.command("expand", cls=expand.Command, hidden=hidden)(expand.run)
 
 
 def main() -> None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from octavo.errors import FormatError, Interrupted, OctavoError
+from octavo.errors import FormatError, InterruptedRun, OctavoError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from octavo.folder.weight_files import Checkpoint
+    from octavo.model_folder.weight_files import Checkpoint
     from octavo.recipe import Recipe
 
 EXIT_ERROR = 2
@@ -33,7 +33,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             typer.echo("interrupted", err=True)
             raise typer.Exit(128 + signal.SIGINT) from None
-        except Interrupted as error:
+        except InterruptedRun as error:
             if not error.told:
                 typer.echo(str(error), err=True)
             raise typer.Exit(128 + error.signal) from None
@@ -90,7 +90,7 @@ def check_out(model: str, out: Path, *, force: bool) -> None:
 
 def tell_left_behind(source: Checkpoint, stdout: Console) -> None:
     """Name the files of a folder that were not copied, since they tell what was measured with its weights."""
-    from octavo.folder.companion_files import measurements
+    from octavo.model_folder.companion_files import measurements
 
     if source.is_folder and (left := measurements(source.folder)):
         stdout.print(f"left behind, for it was measured with the weights of {source.path}: {', '.join(left)}")

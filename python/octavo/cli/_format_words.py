@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from octavo.errors import FormatError
-from octavo.formats import Format
+from octavo.tensors.formats import Format
 
 # Title, and how an element is read, in the order of FORMATS.md section 1.
 FAMILIES = {

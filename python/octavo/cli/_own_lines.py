@@ -1,4 +1,4 @@
-"""Options of ``octavo train polynomials`` for training on lines from a file."""
+"""Options of ``octavo lab train polynomials`` for training on lines from a file."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class OwnLines:
     def read(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Return arguments of ``train_polynomials``, and put the steps of ``--epochs`` into ``changes``.
 
-        Raises DataError as :func:`octavo.systems.polynomials.data.own_lines`, OSErrors.
+        Raises DataError as :func:`octavo.lab.polynomials.data.own_lines`, OSErrors.
         """
         if self.data is None:
             return {}
         from octavo.display.console import console
-        from octavo.systems.polynomials.data import own_lines
-        from octavo.systems.polynomials.train_configs import train_config
+        from octavo.lab.polynomials.data import own_lines
+        from octavo.lab.polynomials.train_configs import train_config
 
         lines = own_lines(self.data, validation=_held(self.validation), test=_held(self.test))
         if self.epochs is not None:

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from octavo._streams import write_all
 from octavo.cli._app import EXIT_ERROR, STDOUT, fail
+from octavo.storage.streams import write_all
 
 # What takes the place of closed descriptors, which the next file would get otherwise: standard input cannot be read,
 # standard output not be written, standard error is thrown away.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from octavo._streams import read_first, read_some
 from octavo.errors import DataError
+from octavo.storage.streams import read_first, read_some
 
 _READ = 1 << 16
 

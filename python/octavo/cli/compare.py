@@ -49,14 +49,14 @@ def run(
     """
     if (path is None) == (model is None):
         raise typer.BadParameter("give either FILE or --model NAME")
+    from octavo.compress.sentence_encoder import find
     from octavo.display.console import console, print_json, print_table
     from octavo.display.progress import progress
-    from octavo.folder.pack_checkpoint import compare_formats
-    from octavo.folder.weight_files import Checkpoint
-    from octavo.folder.weight_tables import comparison_dict, comparison_table
-    from octavo.formats import parse_formats
+    from octavo.model_folder.pack_checkpoint import compare_formats
+    from octavo.model_folder.weight_files import Checkpoint
+    from octavo.model_folder.weight_tables import comparison_dict, comparison_table
     from octavo.recipe.tensor_decisions import select
-    from octavo.systems.sentences.text_encoder import find
+    from octavo.tensors.formats import parse_formats
 
     wanted = parse_formats(formats)
     tensors = Checkpoint.open(path if path is not None else find(model or "")).tensors()

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli._app import ForceOption, JsonOption, check_out, read_recipe, tell_left_behind
+from octavo.compress.by_name import find
 from octavo.errors import OctavoError, SettingError
-from octavo.systems.by_name import POLYNOMIALS, find, is_polynomial
+from octavo.lab.polynomials.shipped import NAME as POLYNOMIALS
+from octavo.lab.polynomials.shipped import is_polynomial
 
 if TYPE_CHECKING:
-    from octavo.search.compression_job import Goal, Job
+    from octavo.compress.compression_job import Goal, Job
 
 
 def run(
@@ -112,10 +114,10 @@ def run(
       octavo compress --model mine.py_module:make --exclude "last:Linear" --fast
       octavo compress --recipe octavo-polynomials/recipe.toml -o again
     """
-    from octavo.formats import parse_formats
+    from octavo.compress.compress_model import BUDGET, run_job
+    from octavo.compress.compression_job import Goal
     from octavo.recipe.rule import read_spec, spec_text
-    from octavo.search.compress_model import BUDGET, run_job
-    from octavo.search.compression_job import Goal
+    from octavo.tensors.formats import parse_formats
 
     if budget is None and nbytes is None and max_loss is None and latency is None:
         budget = BUDGET
@@ -136,7 +138,7 @@ def run(
     if peers:
         from dataclasses import replace
 
-        from octavo.compat.peer_formats import peers as peer_formats
+        from octavo.search.peer_formats import peers as peer_formats
 
         others, absent = peer_formats()
         job = replace(job, notes=(*job.notes, *absent))
@@ -174,16 +176,16 @@ def _run(job: Job, goal: Goal, options: dict[str, Any], kept: Path, run_job: Any
 def _job(model: str, data: Path | None, test: Path | None, lines: int) -> Job:
     """Return the job of a model that a command names."""
     if ":" in model and not Path(model).exists():
-        from octavo.systems.own_compression import own_job
+        from octavo.compress.own_compression import own_job
 
         return own_job(model)
     if is_polynomial(model):
-        from octavo.systems.polynomials.compression import polynomial_job
+        from octavo.lab.polynomials.compression import polynomial_job
 
         if data is not None or test is not None:
             raise SettingError("a polynomial model has its own lines; leave --data and --test out")
         return polynomial_job(model, find(model), lines=lines)
-    from octavo.systems.text_compression import text_job
+    from octavo.compress.text_compression import text_job
 
     return text_job(model, data, test)
 
@@ -197,7 +199,7 @@ def _changed(job: Job, exclude: tuple[str, ...], share: tuple[str, ...], prune: 
     import copy
 
     from octavo.prune import fold_model, prune_model
-    from octavo.search.function_identity import identity_of
+    from octavo.search.fingerprints import identity_of
 
     pruned = fold_model(prune_model(copy.deepcopy(job.model), prune))
     note = f"{100 * prune:g}% of the weights were set to 0 first, by magnitude; 'before' is the pruned model"
@@ -215,7 +217,7 @@ def _check_out(model: str, out: Path, *, force: bool) -> None:
 
 def _show(report: dict[str, Any], model: str, out: Path, json: bool) -> None:
     from octavo.display.console import console, print_json
-    from octavo.folder.weight_files import Checkpoint
+    from octavo.model_folder.weight_files import Checkpoint
     from octavo.report.value_texts import verdict_sentence
 
     if json:

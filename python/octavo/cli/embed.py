@@ -41,9 +41,9 @@ def run(
       octavo embed small -o vectors.npy < lines.txt
     """
     from octavo.display.console import console, print_json, print_table, table
-    from octavo.engine.native_encoder import Encoder
+    from octavo.engine.text_encoder import TextEncoder
     from octavo.errors import DataError
-    from octavo.files import whole
+    from octavo.storage.files import whole
 
     lines = texts or standard_lines()
     if not lines:
@@ -52,7 +52,7 @@ def run(
         raise DataError(
             f"{len(lines)} texts; a table shows up to {MOST_SHOWN}: give -o FILE.npy or --json for their vectors"
         )
-    encoder = Encoder.load(folder)
+    encoder = TextEncoder.load(folder)
     with ExitStack() as stack:
         file = None if out is None else stack.enter_context(whole(out))  # before the work: it may be refused
         vectors = encoder.embed(lines, limit=limit)

@@ -16,7 +16,7 @@ from octavo.errors import SettingError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from octavo.systems.polynomials.evaluate import Mistake
+    from octavo.lab.polynomials.evaluate import Mistake
     from octavo.train import Bound
     from octavo.train.measurement import Measurement
 
@@ -77,7 +77,7 @@ def run(
     labelled texts, lines label<TAB>text or text<TAB>label, or JSON objects with text and label.
     Any model of texts is compared with another one by --against. Intervals are of 95 %.
 
-    polynomials, and folders that octavo train polynomials wrote, get lines left=right, whose right side the native
+    polynomials, and folders that octavo lab train polynomials wrote, get lines left=right, whose right side the native
     engine must give to the last character; a file of any size streams through.
 
     \b
@@ -88,10 +88,10 @@ def run(
       octavo eval polynomials --data lines.txt
       octavo eval polynomials --data lines.txt.xz --model octavo-hybrid/model --mistakes 10
     """
-    from octavo.systems.by_name import POLYNOMIALS, is_polynomial
+    from octavo.lab.polynomials.shipped import NAME, is_polynomial
 
     if is_polynomial(model) and against is None:
-        given = Path(model) if folder is None and model != POLYNOMIALS else folder
+        given = Path(model) if folder is None and model != NAME else folder
         _polynomials(data, given, beam, precision, threads, device, mistakes, out, json)
         return
     if folder is not None or out is not None or mistakes or beam != 1:
@@ -116,8 +116,8 @@ def _measured(
     tokens: int | None,
     leaks: Literal["refuse", "report"],
 ) -> Measurement | Bound:
+    from octavo.compress.text_models import check_task, labelled_for, open_text_model, read_texts
     from octavo.display.progress import Bar
-    from octavo.systems.text_models import check_task, labelled_for, open_text_model, read_texts
     from octavo.train import likelihood_bound
     from octavo.train.evaluate_model import context_of, evaluate, text_ids
 
@@ -235,9 +235,9 @@ def _polynomials(
     model cannot read counts as wrong; one that is no left=right line is an error.
     """
     from octavo.display.console import console, print_json
-    from octavo.engine.native_engine import Engine
-    from octavo.files import whole
-    from octavo.systems.polynomials.evaluate import evaluate
+    from octavo.lab.polynomials.evaluate import evaluate
+    from octavo.lab.polynomials.native_engine import Engine
+    from octavo.storage.files import whole
 
     if mistakes < 0:
         raise SettingError(f"--mistakes is {mistakes}; accepted are 0 and more")

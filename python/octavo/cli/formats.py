@@ -12,7 +12,7 @@ from octavo.cli._app import JsonOption
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from octavo.formats import Format
+    from octavo.tensors.formats import Format
 
 PLOT_WIDTH = 76
 EXAMPLE = [0.02, -0.3, 0.7, 1.0, -1.5, 3.1416, 10.0]
@@ -36,7 +36,7 @@ def run(
     """
     from octavo.cli._format_words import as_dict
     from octavo.display.console import print_json
-    from octavo.formats import Format, formats
+    from octavo.tensors.formats import Format, formats
 
     if text is None:
         listed = formats()

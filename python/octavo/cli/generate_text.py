@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 
-from octavo._reading import read_json
 from octavo.cli._app import JsonOption
 from octavo.cli._standard_input import standard_lines
 from octavo.errors import OctavoError
+from octavo.storage.reading import read_json
 
 
 def run(
@@ -63,7 +63,7 @@ def run(
       octavo generate small < prompts.txt
     """
     from octavo.display.console import print_json
-    from octavo.engine.native_decoder import Decoder, Sampling
+    from octavo.engine.text_generator import Sampling, TextGenerator
     from octavo.errors import SettingError
 
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
@@ -79,7 +79,7 @@ def run(
         return
     if steps:
         raise SettingError(f"--steps is {steps}; accepted is 0, for FOLDER is of no masked diffusion")
-    decoder = Decoder.load(folder)
+    decoder = TextGenerator.load(folder)
     options: dict[str, Any] = {"tokens": tokens, "stop": stop, "special": special}
     if json or len(texts) > 1:
         begin = time.perf_counter()
@@ -117,7 +117,7 @@ def _reveal(
 ) -> None:
     """Sample from masked diffusion, and print as the native decoder's texts are."""
     from octavo.display.console import console, print_json
-    from octavo.systems.language.diffusion_text import DiffusionText
+    from octavo.lab.language.diffusion_text import DiffusionText
 
     console(stderr=True).print(
         "a model of masked diffusion: sampled through torch; the native decoder has no such path"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo import files
 from octavo.cli._app import ForceOption, JsonOption, check_out, read_recipe
+from octavo.storage import files
 
 if TYPE_CHECKING:
     from octavo.graph import Costs, Graph, Pipeline, PipelineResult
@@ -72,12 +72,12 @@ def run(
       octavo graph bert/ --pipeline static.toml --data texts.txt -o bert-static/
       octavo graph mymodels:tagger --dot | dot -Tsvg -o tagger.svg
     """
+    from octavo.compress.graph_subjects import subject
     from octavo.display.console import console, print_json, print_table
     from octavo.errors import ModelError
-    from octavo.folder.save_load import save_model
     from octavo.graph import Pipeline, capture, to_dot, to_html
     from octavo.graph import diff as difference
-    from octavo.systems.graph_subjects import subject
+    from octavo.model_folder.save_load import save_model
 
     if level not in ("module", "operator"):
         raise ModelError(f"--level {level!r}; accepted are module and operator")
@@ -144,8 +144,8 @@ def run(
 
 def _run(passes: Pipeline, model: str, data: Path | None, without: Sequence[str]) -> PipelineResult:
     """Run a pipeline on the model that a command names; data that is missing is told as its option."""
+    from octavo.compress.graph_subjects import pipeline_subject
     from octavo.errors import CalibrationError
-    from octavo.systems.graph_subjects import pipeline_subject
 
     given, inputs, batches = pipeline_subject(model, passes, data, without)
     try:

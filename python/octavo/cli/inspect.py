@@ -30,9 +30,9 @@ def run(
     """
     from octavo.display.console import console, print_json, print_table
     from octavo.display.numbers import size
-    from octavo.folder.own_kinds import stated_sizes
-    from octavo.folder.weight_files import Checkpoint
-    from octavo.folder.weight_tables import entry_dict, entry_table
+    from octavo.model_folder.model_config import stated_sizes
+    from octavo.model_folder.weight_files import Checkpoint
+    from octavo.model_folder.weight_tables import entry_dict, entry_table
 
     source = Checkpoint.open(path)
     entries, metadata, sizes = source.entries(), source.metadata(), stated_sizes(source.folder)

@@ -13,9 +13,9 @@ from octavo.errors import ContainerError, FormatError, ModelError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from octavo.folder.pack_checkpoint import TensorReport
-    from octavo.folder.pack_folder import OpenFolder
-    from octavo.folder.weight_files import Checkpoint
+    from octavo.model_folder.pack_checkpoint import TensorReport
+    from octavo.model_folder.pack_folder import OpenFolder
+    from octavo.model_folder.weight_files import Checkpoint
     from octavo.recipe import Recipe
 
 DEFAULT = "mxint8"
@@ -71,7 +71,7 @@ def run(
       octavo pack pruned/ -o small/ --recipe int8:g32 --sparse
     """
     from octavo.display.console import console
-    from octavo.folder.weight_files import PACKED_NAME, Checkpoint, check_target
+    from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, check_target
 
     rules = None if recipe is None else read_recipe(recipe)
     source = Checkpoint.open(path)
@@ -87,8 +87,8 @@ def run(
 
 def _open(source: Checkpoint, stdout: Console) -> OpenFolder | None:
     """Return the model of a folder; None where its tensors are packed, with a line that says why."""
-    from octavo.folder.explain_folder import TENSORS_ALONE
-    from octavo.folder.pack_folder import OpenFolder
+    from octavo.model_folder.explain_folder import TENSORS_ALONE
+    from octavo.model_folder.pack_folder import OpenFolder
 
     try:
         return OpenFolder.open(source)
@@ -109,7 +109,7 @@ def _pack_model(
     dry_run: bool,
 ) -> None:
     from octavo.display.progress import progress
-    from octavo.folder.pack_folder import save_folder
+    from octavo.model_folder.pack_folder import save_folder
 
     planned = opened.plan(rules)
     _refuse_nothing(source, planned, rules)
@@ -128,8 +128,8 @@ def _pack_tensors(
     source: Checkpoint, rules: Recipe, out: Path, stdout: Console, *, sparse: bool, force: bool, dry_run: bool
 ) -> None:
     from octavo.display.progress import progress
-    from octavo.folder.pack_checkpoint import pack_tensors, plan
-    from octavo.folder.weight_files import PACKED_NAME, RECIPE, write
+    from octavo.model_folder.pack_checkpoint import pack_tensors, plan
+    from octavo.model_folder.weight_files import PACKED_NAME, RECIPE, write
 
     tensors = source.tensors()
     planned = plan(tensors, rules)
@@ -155,7 +155,7 @@ def _refuse_nothing(source: Checkpoint, planned: list[TensorReport], rules: Reci
 def _tell_plan(source: Checkpoint, reports: list[TensorReport], stdout: Console, *, sparse: bool) -> None:
     from octavo.display.console import print_table
     from octavo.display.numbers import size
-    from octavo.folder.weight_tables import packing_table
+    from octavo.model_folder.weight_tables import packing_table
 
     print_table(stdout, packing_table(reports))
     after = sum(report.nbytes for report in reports)
@@ -168,8 +168,8 @@ def _tell_plan(source: Checkpoint, reports: list[TensorReport], stdout: Console,
 def _tell(source: Checkpoint, reports: list[TensorReport], file: Path, stdout: Console) -> None:
     from octavo.display.console import print_table
     from octavo.display.numbers import size
-    from octavo.folder.pack_checkpoint import bits_per_weight
-    from octavo.folder.weight_tables import packing_table
+    from octavo.model_folder.pack_checkpoint import bits_per_weight
+    from octavo.model_folder.weight_tables import packing_table
 
     print_table(stdout, packing_table(reports))
     after = file.stat().st_size

@@ -59,9 +59,9 @@ def run(
     """
     from octavo.display.console import console, print_table
     from octavo.display.numbers import size
-    from octavo.folder.pack_folder import save_folder
-    from octavo.folder.save_load import load_model
-    from octavo.folder.weight_files import PACKED_NAME, Checkpoint, check_target
+    from octavo.model_folder.pack_folder import save_folder
+    from octavo.model_folder.save_load import load_model
+    from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, check_target
     from octavo.prune import compact_model, fold_model, prune_model, report
 
     if criterion not in DATA_FREE:

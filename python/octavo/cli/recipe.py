@@ -52,8 +52,8 @@ def run(
     if model is None:
         print(read.to_json() if json else read.to_toml().rstrip("\n"))
         return
-    from octavo.folder.explain_folder import explain_folder
-    from octavo.systems.by_name import find
+    from octavo.compress.by_name import find
+    from octavo.model_folder.explain_folder import explain_folder
 
     explained = explain_folder(read, find(model))
     if json:

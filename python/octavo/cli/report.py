@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from octavo import files
 from octavo.cli._app import JsonOption
+from octavo.storage import files
 
 if TYPE_CHECKING:
     from rich.table import Table

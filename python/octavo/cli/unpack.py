@@ -44,9 +44,9 @@ def run(
     from octavo.display.console import console
     from octavo.display.numbers import size
     from octavo.display.progress import progress
-    from octavo.folder.unpack_weights import unpacked
-    from octavo.folder.weight_files import PLAIN_NAME, Checkpoint, check_target, write
-    from octavo.tensor import PackedTensor
+    from octavo.model_folder.unpack_weights import unpacked
+    from octavo.model_folder.weight_files import PLAIN_NAME, Checkpoint, check_target, write
+    from octavo.tensors.packed_tensor import PackedTensor
 
     source = Checkpoint.open(path)
     check_target(source, out, PLAIN_NAME, force=force)

@@ -21,7 +21,7 @@ from octavo import _core, errors
 from octavo.errors import InternalError, SettingError
 
 if TYPE_CHECKING:
-    from octavo.formats import Format
+    from octavo.tensors.formats import Format
 
 _Task = tuple[str, str, str, int]  # name, format, architecture, position among the format's programs
 

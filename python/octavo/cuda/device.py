@@ -19,7 +19,7 @@ from octavo import _core
 from octavo.cuda._prebuild import Prebuilt, compile_all
 from octavo.cuda.device_names import parse_device
 from octavo.errors import CudaUnavailableError, DTypeError, FormatError, SettingError
-from octavo.formats import Format, formats
+from octavo.tensors.formats import Format, formats
 
 if TYPE_CHECKING:
     import torch
@@ -135,8 +135,8 @@ def prebuild(
     """Compile kernels into the folder of compiled kernels, in several processes: NVRTC compiles one at a time in each.
 
     ``archs``: such as ``"sm_90a"``; default: those of the GPUs of this machine, without one :data:`COMMON_ARCHS`.
-    ``formats``: default: all that :func:`octavo.formats` lists. ``processes``: default: one a core. ``progress`` is
-    called with kernels done, kernels in all, and the name of the last.
+    ``formats``: default: all that :func:`octavo.tensors.formats` lists. ``processes``: default: one a core.
+    ``progress`` is called with kernels done, kernels in all, and the name of the last.
 
     Needs NVRTC and no GPU. What is there already is not compiled again, whatever process or machine made it.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from octavo._reading import shown
 from octavo.errors import CudaUnavailableError, SettingError
+from octavo.storage.reading import shown
 
 if TYPE_CHECKING:
     import torch

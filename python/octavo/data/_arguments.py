@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from octavo._reading import shown
 from octavo.errors import DataError, DTypeError
+from octavo.storage.reading import shown
 
 T = TypeVar("T")
 Paths: TypeAlias = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]

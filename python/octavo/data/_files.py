@@ -10,18 +10,18 @@ import zlib
 from contextlib import suppress
 from typing import Any
 
-from octavo import file_kinds
-from octavo._reading import check_regular
-from octavo._streams import naming
 from octavo.errors import DataError
+from octavo.storage import file_kinds
+from octavo.storage.reading import check_regular
+from octavo.storage.streams import naming
 
 XZ, GZIP = b"\xfd7zXZ\0", b"\x1f\x8b"
 #: What reading compressed data raises where it is damaged, cut off, or followed by something else.
 DAMAGED = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 
-# What to do with a file that is no text, by octavo.file_kinds.
+# What to do with a file that is no text, by octavo.storage.file_kinds.
 _WAYS_OUT = {
-    file_kinds.SHARD: ", which octavo.data.read_shard reads and octavo train gpt, by its folder",
+    file_kinds.SHARD: ", which octavo.data.read_shard reads and octavo lab train gpt, by its folder",
     file_kinds.LFS_POINTER: " (git lfs pull downloads it)",
 }
 _CHUNK = 1 << 17

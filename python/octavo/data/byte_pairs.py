@@ -11,12 +11,13 @@ from typing import Any, Final, Literal, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from octavo import _core, files
-from octavo._reading import VOCABULARY_BYTES, read_bytes, shown
-from octavo.arguments import check, checks_arguments
+from octavo import _core
 from octavo.data._arguments import Paths, address, array_of, check_text, dtype_of, flag, listed
 from octavo.data.learn_byte_pairs import Tell, learn, learn_from_files
 from octavo.errors import DataError, DTypeError, ShapeError
+from octavo.storage import files
+from octavo.storage.arguments import check, checks_arguments
+from octavo.storage.reading import VOCABULARY_BYTES, read_bytes, shown
 
 Text: TypeAlias = str | bytes | bytearray | memoryview
 Special: TypeAlias = Literal["allow", "refuse", "split"]

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from octavo._reading import check_regular, member, parse_json
 from octavo.data._arguments import Paths, paths_of
 from octavo.data._files import DAMAGED, Source, check_text_file
 from octavo.errors import DataError, OctavoError
+from octavo.storage.reading import check_regular, member, parse_json
 
 SEPARATOR = b"<|endoftext|>"
 _BLOCK = 1 << 22

@@ -8,11 +8,11 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from octavo._reading import parse_json, shown
-from octavo.arguments import checks_arguments
 from octavo.data._files import DAMAGED, XZ, Source
 from octavo.data.labelled import Sentences
 from octavo.errors import DataError
+from octavo.storage.arguments import checks_arguments
+from octavo.storage.reading import parse_json, shown
 
 _TEXTS, _LABELS = ("text", "sentence", "content", "review"), ("label", "labels", "class")
 _ACCEPTED = "lines 'label<TAB>text' or 'text<TAB>label' (.tsv), or JSON objects with 'text' and 'label' (.jsonl)"

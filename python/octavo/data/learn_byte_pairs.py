@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from octavo import _core, files
-from octavo._reading import check_regular, parse_json
+from octavo import _core
 from octavo.data._arguments import Paths, check_text, whole
 from octavo.data.document_files import files_below, identity, pieces
 from octavo.errors import DataError, OctavoError
+from octavo.storage import files
+from octavo.storage.reading import check_regular, parse_json
 
 Tell = Callable[[str, int, int], None]
 """Called with the name of a stage, what is done of it, and its whole: bytes while counting, merges while learning."""

@@ -14,11 +14,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo import files
-from octavo._reading import check_regular
-from octavo.arguments import checks_arguments
 from octavo.data._arguments import Paths, array_of, paths_of
 from octavo.errors import DataError, DTypeError, ShapeError
+from octavo.storage import files
+from octavo.storage.arguments import checks_arguments
+from octavo.storage.reading import check_regular
 
 MAGIC: Final = 20240520
 VERSION: Final = 1

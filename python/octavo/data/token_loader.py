@@ -18,11 +18,11 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo._reading import shown
-from octavo.arguments import checks_arguments
 from octavo.data._arguments import Paths, whole
 from octavo.data.shards import check_ids, document_starts, find_shards, read_shard
 from octavo.errors import DataError, DTypeError
+from octavo.storage.arguments import checks_arguments
+from octavo.storage.reading import shown
 
 Order: TypeAlias = Literal["reference", "documents", "easy_first"]
 ORDERS: Final = ("reference", "documents", "easy_first")

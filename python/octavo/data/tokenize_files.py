@@ -13,14 +13,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo import files
-from octavo._reading import member, read_json
-from octavo.arguments import checks_arguments
 from octavo.data._arguments import Paths, whole
 from octavo.data.byte_pairs import BytePairTokenizer
 from octavo.data.document_files import SEPARATOR, files_below, identity, pieces
 from octavo.data.shards import MOST_TOKENS, shard_tokens, write_shard
 from octavo.errors import DataError
+from octavo.storage import files
+from octavo.storage.arguments import checks_arguments
+from octavo.storage.reading import member, read_json
 
 Tell = Callable[[str, int, int], None]
 """Called with the name of a stage, bytes read, and bytes of all files; compressed files have more than their size."""

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from octavo import _core
-from octavo._reading import check_regular
-from octavo.arguments import checks_arguments
 from octavo.data._arguments import address, array_of, dtype_of, flag, whole
 from octavo.errors import DataError, DTypeError, ShapeError
+from octavo.storage.arguments import checks_arguments
+from octavo.storage.reading import check_regular
 
 # Bytes of ids that one call gives.
 _MOST: Final = 1 << 46
@@ -63,7 +63,7 @@ class CharTokenizer:
 
     @classmethod
     def polynomials(cls) -> CharTokenizer:
-        """Return the vocabulary of :mod:`octavo.systems.polynomials.data`: the 28 characters of both sides of a line.
+        """Return the vocabulary of :mod:`octavo.lab.polynomials.data`: the 28 characters of both sides of a line.
 
         The ``=`` separates the sides and is in neither, so it is not in the vocabulary.
         """

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Final
 
-from octavo import files
-from octavo._reading import VOCABULARY_BYTES, member, read_json, shown
 from octavo.data._arguments import check_text
 from octavo.errors import DataError
+from octavo.storage import files
+from octavo.storage.reading import VOCABULARY_BYTES, member, read_json, shown
 
 TYPE, VERSION = "word", 1  # in files
 

@@ -1,10 +1,9 @@
-"""Exported models run natively, without torch.
+"""Packed models run natively, without torch.
 
-:class:`Engine` expands lines, :class:`Encoder` embeds texts, :class:`Decoder` continues them.
+:class:`TextEncoder` embeds texts, :class:`TextGenerator` continues them.
 """
 
-from octavo.engine.native_decoder import Decoder, Sampling
-from octavo.engine.native_encoder import Encoder
-from octavo.engine.native_engine import Engine, Summary
+from octavo.engine.text_encoder import TextEncoder
+from octavo.engine.text_generator import Sampling, TextGenerator
 
-__all__ = ["Decoder", "Encoder", "Engine", "Sampling", "Summary"]
+__all__ = ["Sampling", "TextEncoder", "TextGenerator"]

@@ -34,7 +34,7 @@ from octavo.graph.dot import to_dot
 from octavo.graph.dropout_removal import remove_dropout
 from octavo.graph.extraction import extract, module_inputs
 from octavo.graph.model_graph import Graph
-from octavo.graph.model_passes import STAGES, Pass, Supplies, TransformReport, find_pass, pass_names, register_pass
+from octavo.graph.model_passes import STAGES, Pass, PassInputs, TransformReport, find_pass, pass_names, register_pass
 from octavo.graph.page import to_html
 from octavo.graph.pipeline import Pipeline, PipelineResult, Step
 from octavo.graph.qkv_fusion import fuse_qkv
@@ -52,12 +52,12 @@ __all__ = [
     "Node",
     "NodeCost",
     "Pass",
+    "PassInputs",
     "Pipeline",
     "PipelineResult",
     "Ref",
     "Report",
     "Step",
-    "Supplies",
     "TensorRecord",
     "Totals",
     "TransformReport",

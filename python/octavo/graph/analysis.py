@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from octavo.arguments import checks_arguments
-from octavo.batches import call_numbered, tensors_in
+from octavo.data.batches import call_numbered, tensors_in
 from octavo.display.console import plain_text, table
 from octavo.errors import ModelError
 from octavo.graph.operator_work import work_of
@@ -24,6 +23,7 @@ from octavo.nn.format_layer import FormatLayer
 from octavo.nn.model_copies import shared_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.recipe.sites import join
+from octavo.storage.arguments import checks_arguments
 
 if TYPE_CHECKING:
     from rich.table import Table

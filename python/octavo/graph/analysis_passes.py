@@ -12,7 +12,7 @@ from octavo.graph import analysis
 from octavo.graph.analysis import Report
 from octavo.graph.costs import Costs
 from octavo.graph.graph_content import GraphContent
-from octavo.graph.model_passes import Pass, Supplies, register_pass
+from octavo.graph.model_passes import Pass, PassInputs, register_pass
 from octavo.recipe import Recipe
 
 
@@ -45,22 +45,22 @@ class StatisticsConfig:
 
 
 def _of_graph(name: str, read: Callable[[GraphContent], Report]) -> None:
-    def run(model: nn.Module, config: NoOptions, supplies: Supplies) -> Report:
-        return read(supplies.graph(model, name))
+    def run(model: nn.Module, config: NoOptions, pass_inputs: PassInputs) -> Report:
+        return read(pass_inputs.graph(model, name))
 
     register_pass(Pass(name, None, NoOptions, run))
 
 
-def _costs(model: nn.Module, config: CostsConfig, supplies: Supplies) -> Costs:
-    return supplies.graph(model, "costs").costs(config.recipe)
+def _costs(model: nn.Module, config: CostsConfig, pass_inputs: PassInputs) -> Costs:
+    return pass_inputs.graph(model, "costs").costs(config.recipe)
 
 
-def _sparsity(model: nn.Module, config: NoOptions, supplies: Supplies) -> Report:
+def _sparsity(model: nn.Module, config: NoOptions, pass_inputs: PassInputs) -> Report:
     return analysis.sparsity(model)
 
 
-def _statistics(model: nn.Module, config: StatisticsConfig, supplies: Supplies) -> Report:
-    batches: Any = () if supplies.calibration is None else supplies.calibration
+def _statistics(model: nn.Module, config: StatisticsConfig, pass_inputs: PassInputs) -> Report:
+    batches: Any = () if pass_inputs.calibration is None else pass_inputs.calibration
     return analysis.tensor_statistics(model, batches, quantiles=config.quantiles)
 
 

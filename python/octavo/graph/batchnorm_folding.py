@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from octavo.arguments import checks_arguments
 from octavo.errors import ModelError
 from octavo.graph.analysis_passes import NoOptions
 from octavo.graph.capture import capture
 from octavo.graph.model_graph import Graph
-from octavo.graph.model_passes import Pass, Supplies, TransformReport, register_pass
+from octavo.graph.model_passes import Pass, PassInputs, TransformReport, register_pass
 from octavo.graph.records import Node
 from octavo.late_binding import late
 from octavo.nn.folded_norm import FoldedNorm
 from octavo.nn.model_copies import deep_copy
+from octavo.storage.arguments import checks_arguments
 
 _NORMS = ("aten.batch_norm", "aten.native_batch_norm", "aten._native_batch_norm_legit_no_training")
 
@@ -137,11 +137,11 @@ def _fold(layer: Any, norm: _BatchNorm) -> None:
     layer.bias = nn.Parameter(((bias - mean) * factor + shift).to(weight.dtype), requires_grad=trained)
 
 
-def _run(model: nn.Module, config: NoOptions, supplies: Supplies) -> tuple[nn.Module, TransformReport]:
+def _run(model: nn.Module, config: NoOptions, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
     if not any(isinstance(module, _BatchNorm) for module in model.modules()):
         return model, TransformReport(_COLUMNS, ())
-    supplies.graph(model, "fold_batchnorm")
-    return fold_batchnorm(model, supplies.inputs, inplace=True)
+    pass_inputs.graph(model, "fold_batchnorm")
+    return fold_batchnorm(model, pass_inputs.inputs, inplace=True)
 
 
 register_pass(Pass("fold_batchnorm", "structure", NoOptions, _run))

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from octavo.arguments import checks_arguments
 from octavo.graph.exporting import Given, Names, exported, take
 from octavo.graph.model_graph import Graph
 from octavo.graph.model_records import ModelRecords, model_records
 from octavo.graph.translate import Translation
+from octavo.storage.arguments import checks_arguments
 
 _MOST_REASON = 600  # characters of what torch.export says
 

@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from octavo._reading import shown
-from octavo.arguments import checks_arguments
 from octavo.display.console import table
 from octavo.display.numbers import size
 from octavo.errors import ModelError
-from octavo.formats import Format
 from octavo.graph.formats_of import Formats, formats_of
 from octavo.graph.liveness import live_bytes
 from octavo.graph.operator_work import Product, is_view, work_of
 from octavo.graph.records import NOTHING, Node, Size, TensorRecord, at, plain
+from octavo.storage.arguments import checks_arguments
+from octavo.storage.reading import shown
+from octavo.tensors.formats import Format
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from octavo.arguments import checks_arguments
 from octavo.display.console import plain_text, table
 from octavo.graph.records import ModuleNode, Node, TensorRecord, plain
 from octavo.recipe.sites import dtype_name
+from octavo.storage.arguments import checks_arguments
 
 if TYPE_CHECKING:
     from rich.table import Table

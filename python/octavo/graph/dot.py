@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from octavo.arguments import checks_arguments
 from octavo.graph.graph_content import GraphContent
 from octavo.graph.records import ModuleNode, Node
+from octavo.storage.arguments import checks_arguments
 
 
 @checks_arguments

@@ -14,15 +14,15 @@ from torch.nn import functional as F
 from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
-from octavo.arguments import checks_arguments
 from octavo.graph.analysis import in_mode
 from octavo.graph.analysis_passes import NoOptions
 from octavo.graph.capture import capture
 from octavo.graph.model_graph import Graph
-from octavo.graph.model_passes import Pass, Supplies, TransformReport, register_pass
+from octavo.graph.model_passes import Pass, PassInputs, TransformReport, register_pass
 from octavo.graph.records import Node
 from octavo.nn.model_copies import deep_copy
 from octavo.recipe.sites import join
+from octavo.storage.arguments import checks_arguments
 
 _NAMES = re.compile(r"dropout|pdrop$")
 _DROPPING = {
@@ -135,8 +135,8 @@ def dropping(graph: Graph) -> dict[str, Node]:
     return found
 
 
-def _run(model: nn.Module, config: NoOptions, supplies: Supplies) -> tuple[nn.Module, TransformReport]:
-    return remove_dropout(model, supplies.inputs, inplace=True)
+def _run(model: nn.Module, config: NoOptions, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
+    return remove_dropout(model, pass_inputs.inputs, inplace=True)
 
 
 register_pass(

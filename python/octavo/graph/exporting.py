@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from octavo.batches import call_on, map_leaves
+from octavo.data.batches import call_on, map_leaves
 from octavo.errors import ModelError
 from octavo.nn.model_copies import shared_copy
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from octavo.arguments import checks_arguments
-from octavo.batches import call_numbered, tensors_in
+from octavo.data.batches import call_numbered, tensors_in
 from octavo.errors import ModelError
 from octavo.graph.analysis import in_mode
-from octavo.graph.model_passes import Pass, Supplies, TransformReport, register_pass
+from octavo.graph.model_passes import Pass, PassInputs, TransformReport, register_pass
 from octavo.nn.model_copies import deep_copy, shared_copy
 from octavo.recipe.sites import dtype_name
+from octavo.storage.arguments import checks_arguments
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,13 @@ def _called(model: nn.Module, path: str, inputs: Any) -> tuple[dict[str, Any], A
     return found[0], found[1]
 
 
-def _run(model: nn.Module, config: ExtractConfig, supplies: Supplies) -> tuple[nn.Module, TransformReport]:
+def _run(model: nn.Module, config: ExtractConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
     """Extract; what follows in a pipeline gets the inputs and batches of the module."""
-    made, report = extract(model, config.path, supplies.inputs, inplace=True)
-    if supplies.calibration is not None:
-        supplies.calibration = list(_each(model, config.path, supplies.calibration))
-    if supplies.inputs is not None:
-        supplies.inputs = module_inputs(model, config.path, supplies.inputs)
+    made, report = extract(model, config.path, pass_inputs.inputs, inplace=True)
+    if pass_inputs.calibration is not None:
+        pass_inputs.calibration = list(_each(model, config.path, pass_inputs.calibration))
+    if pass_inputs.inputs is not None:
+        pass_inputs.inputs = module_inputs(model, config.path, pass_inputs.inputs)
     return made, report
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from octavo.errors import FormatError
-from octavo.formats import Format
 from octavo.graph.records import ModuleRecord, Node, TensorRecord
 from octavo.recipe.model_decisions import decide_sites, layer_plans
 from octavo.recipe.sites import join
+from octavo.tensors.formats import Format
 
 if TYPE_CHECKING:
     from octavo.graph.graph_content import GraphContent

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from octavo.arguments import checks_arguments
 from octavo.graph.costs import Costs, costs_of
 from octavo.graph.graph_content import GraphContent
 from octavo.graph.software_view import software_of
 from octavo.recipe import Recipe
+from octavo.storage.arguments import checks_arguments
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,6 @@ from typing import Any
 from torch import nn
 
 from octavo import late_binding
-from octavo.arguments import check_fields, checks_arguments
 from octavo.errors import DTypeError, ModelError, OctavoError
 from octavo.graph.analysis import Report
 from octavo.graph.capture import capture
@@ -23,6 +22,7 @@ from octavo.graph.model_graph import Graph
 from octavo.nn.model_copies import deep_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
+from octavo.storage.arguments import check_fields, checks_arguments
 
 STAGES = ("structure", "masks", "calibration", "quantization", "training", "fold", "pack")
 """The order of compression: a pass may follow passes of its own stage and of earlier ones."""
@@ -32,7 +32,7 @@ _registered: dict[str, Pass] = {}
 
 
 @dataclass
-class Supplies:
+class PassInputs:
     """What passes read besides their configuration, and what no file of a pipeline holds; extraction changes it.
 
     ``inputs``: as :func:`octavo.graph.capture` takes them, for passes that follow the operators or measure time.
@@ -67,7 +67,7 @@ class Pass:
 
     ``stage``: one of ``STAGES`` of a transform, None of an analysis, which may stand anywhere. ``config``: a frozen
     dataclass of plain values (texts, numbers, booleans, None and tuples of them) that checks itself; None as a default
-    alone, for TOML has no other way to write it. ``run``: ``(model, config, supplies)`` to ``(model, report)`` for a
+    alone, for TOML has no other way to write it. ``run``: ``(model, config, pass_inputs)`` to ``(model, report)`` for a
     transform, which changes the model that it is given, and to a report for an analysis; a report has ``to_table()``
     and ``to_json()``. ``also_after``: later stages that it may follow. ``also_on``: stages that the model it is called
     on may have reached; those of ``also_after`` besides.
@@ -76,7 +76,7 @@ class Pass:
     name: str
     stage: str | None
     config: type
-    run: Callable[[nn.Module, Any, Supplies], Any]
+    run: Callable[[nn.Module, Any, PassInputs], Any]
     also_after: tuple[str, ...] = ()
     also_on: tuple[str, ...] = ()
 
@@ -133,10 +133,10 @@ class Pass:
         """
         given = self.configured(config, **options)
         require_stage(self, model)
-        supplies = Supplies(inputs, calibration)
+        pass_inputs = PassInputs(inputs, calibration)
         if self.stage is None:
-            return self.run(model, given, supplies)
-        return self.run(model if inplace else deep_copy(model), given, supplies)
+            return self.run(model, given, pass_inputs)
+        return self.run(model if inplace else deep_copy(model), given, pass_inputs)
 
 
 def _frozen(value: Any) -> Any:

@@ -116,7 +116,7 @@ def _packed_weight(
 
 
 def _weight(name: str, parameter: Tensor, text: str | None, site: Site | None) -> TensorRecord:
-    from octavo.formats import Format
+    from octavo.tensors.formats import Format
 
     record = _record(name, "weight", parameter)
     if text is None or site is None:

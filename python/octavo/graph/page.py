@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.arguments import checks_arguments
 from octavo.display.numbers import shape_text, size
 from octavo.graph.costs import Costs, NodeCost
 from octavo.graph.formats_of import Formats, formats_of
@@ -17,6 +16,7 @@ from octavo.graph.records import ModuleRecord, Node, at
 from octavo.recipe import Recipe
 from octavo.recipe.sites import dtype_name
 from octavo.report.tree_page import tree_page
+from octavo.storage.arguments import checks_arguments
 
 MEASURES = (
     {"key": "macs", "label": "Multiply-adds", "unit": "", "needs": "operators"},

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import nn
 
-from octavo._reading import parse_json, read_text, shown
-from octavo.arguments import checks_arguments
-from octavo.batches import Batches
+from octavo.data.batches import Batches
 from octavo.errors import ModelError
-from octavo.graph.model_passes import Pass, Supplies, find_pass, plain_config, require_order, require_stage
+from octavo.graph.model_passes import Pass, PassInputs, find_pass, plain_config, require_order, require_stage
 from octavo.nn.model_copies import deep_copy
 from octavo.recipe.toml import read_toml, write_toml
+from octavo.storage.arguments import checks_arguments
+from octavo.storage.reading import parse_json, read_text, shown
 
 _MOST = 1 << 20  # bytes of a file of a pipeline
 
@@ -126,16 +126,16 @@ class Pipeline:
             require_stage(step.run, model)
         if not inplace:
             model = deep_copy(model)
-        supplies = Supplies(inputs, None if calibration is None else Batches(calibration))
+        pass_inputs = PassInputs(inputs, None if calibration is None else Batches(calibration))
         reports, settled = [], []
         for step in self.steps:
             if step.run.stage is None:
-                report = step.run.run(model, step.config, supplies)
+                report = step.run.run(model, step.config, pass_inputs)
             else:
-                model, report = step.run.run(model, step.config, supplies)
+                model, report = step.run.run(model, step.config, pass_inputs)
             reports.append((step.run.name, report))
             settled.append(Step(step.run, getattr(report, "settled", None) or step.config))
-        return PipelineResult(model, tuple(reports), Pipeline(settled), supplies.inputs)
+        return PipelineResult(model, tuple(reports), Pipeline(settled), pass_inputs.inputs)
 
     # --- written forms ----------------------------------------------------------------------------------------------
 

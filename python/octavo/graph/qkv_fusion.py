@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
-from octavo.batches import call_on
+from octavo.data.batches import call_on
 from octavo.errors import ModelError
 from octavo.graph.analysis import in_mode
 from octavo.graph.capture import capture
 from octavo.graph.model_graph import Graph
-from octavo.graph.model_passes import Pass, Supplies, TransformReport, register_pass
+from octavo.graph.model_passes import Pass, PassInputs, TransformReport, register_pass
 from octavo.graph.records import Node
 from octavo.nn.joined_linear import join_layers
 from octavo.nn.model_copies import deep_copy
+from octavo.storage.arguments import checks_arguments
 
 _ATTENTION = ("scaled_dot_product", "softmax")
 _ROUNDS, _FEWEST, _SECONDS = 41, 5, 0.3
@@ -239,8 +239,8 @@ def _by_turns(first: Callable[[], None], second: Callable[[], None]) -> tuple[fl
     return statistics.median(seconds[0]), statistics.median(seconds[1])
 
 
-def _run(model: nn.Module, config: FuseQkvConfig, supplies: Supplies) -> tuple[nn.Module, TransformReport]:
-    return fuse_qkv(model, supplies.inputs, groups=config.groups, inplace=True)
+def _run(model: nn.Module, config: FuseQkvConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
+    return fuse_qkv(model, pass_inputs.inputs, groups=config.groups, inplace=True)
 
 
 register_pass(Pass("fuse_qkv", "structure", FuseQkvConfig, _run))

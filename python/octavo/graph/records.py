@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from octavo.arguments import checks_arguments
 from octavo.errors import ModelError
 from octavo.recipe.sites import dtype_name
+from octavo.storage.arguments import checks_arguments
 
 Size: TypeAlias = Any
 """A size of a tensor: an int, or a sympy expression of ``batch``, ``sequence`` and other symbols."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.errors import NonFiniteError
-from octavo.fixed_order import ordered_sum
+from octavo.tensors.fixed_order import ordered_sum
 
 # Magnitudes are counted by the upper bits of their float32: the exponent and ten bits of the mantissa, so that a bin is
 # a thousandth of its values wide. The histogram holds the 16 binades below the largest magnitude.

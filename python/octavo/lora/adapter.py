@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from octavo.arguments import checks_arguments
 from octavo.lora.lora_config import LoraConfig
+from octavo.storage.arguments import checks_arguments
 
 ATTRIBUTE = "lora"
 

@@ -11,9 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo import container
-from octavo._reading import parse_json
-from octavo.arguments import checks_arguments
 from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.lora.adapter import ATTRIBUTE, Adapters, adapters
 from octavo.lora.insert import DEFAULT, add_empty
@@ -21,7 +18,10 @@ from octavo.lora.lora_config import LoraConfig
 from octavo.lora.select import as_linear, target_paths, trained_paths
 from octavo.nn.packed_layer import FORMAT, PARTS
 from octavo.nn.stored_scales import format_bytes
-from octavo.tensor import PackedTensor
+from octavo.storage.arguments import checks_arguments
+from octavo.storage.reading import parse_json
+from octavo.tensors import container
+from octavo.tensors.packed_tensor import PackedTensor
 
 _CONFIG, _BASE, _NAME = "lora.config", "lora.base", "lora.name"
 

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
-from octavo.batches import call_numbered, tensors_in
+from octavo.data.batches import call_numbered, tensors_in
 from octavo.errors import ModelError, NonFiniteError, OctavoError
 from octavo.lora.adapter import Adapters, Kept, adapters
 from octavo.lora.insert import refuse_fused
 from octavo.nn import PackedLinear, Quantizer, QuantLinear
 from octavo.nn.masks import masked_layers
 from octavo.ops.codec import encode
-from octavo.tensor import PackedTensor
+from octavo.storage.arguments import checks_arguments
+from octavo.tensors.packed_tensor import PackedTensor
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from octavo.arguments import checks_arguments
 from octavo.errors import DTypeError, ModelError
 from octavo.lora.adapter import ATTRIBUTE, Adapter, Adapters, adapters
 from octavo.lora.lora_config import LoraConfig
 from octavo.lora.select import as_linear, target_paths, trained_paths
 from octavo.nn import PackedLinear
 from octavo.nn.model_copies import deep_copy
+from octavo.storage.arguments import checks_arguments
 
 DEFAULT = "default"
 

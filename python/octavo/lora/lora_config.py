@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from octavo._reading import shown
-from octavo.arguments import checks_arguments, is_finite
 from octavo.errors import DTypeError, ModelError
+from octavo.storage.arguments import checks_arguments, is_finite
+from octavo.storage.reading import shown
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from octavo.errors import ModelError
-from octavo.graph.model_passes import Pass, Supplies, TransformReport
+from octavo.graph.model_passes import Pass, PassInputs, TransformReport
 from octavo.lora.adapter import adapters
 from octavo.lora.fuse import commit, fuse
 from octavo.lora.insert import DEFAULT, insert
@@ -40,7 +40,7 @@ class FuseConfig:
     """Fusing has no options."""
 
 
-def _insert(model: nn.Module, config: LoraPassConfig, supplies: Supplies) -> tuple[nn.Module, TransformReport]:
+def _insert(model: nn.Module, config: LoraPassConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
     generator = torch.Generator().manual_seed(config.seed)
     made = insert(model, config.adapter(), name=config.name, inplace=True, generator=generator)
     rows = []
@@ -51,7 +51,7 @@ def _insert(model: nn.Module, config: LoraPassConfig, supplies: Supplies) -> tup
     return made, TransformReport(("layer", ">rank", ">trained"), tuple(rows))
 
 
-def _fuse(model: nn.Module, config: FuseConfig, supplies: Supplies) -> tuple[nn.Module, TransformReport]:
+def _fuse(model: nn.Module, config: FuseConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
     report = fuse(model)
     commit(model)
     rows = tuple((layer.path, layer.format, layer.update, layer.lost, layer.codes_changed) for layer in report.layers)

@@ -14,6 +14,7 @@ from pkgutil import iter_modules
 from octavo.nn import attention, registry
 from octavo.nn.attention import QuantAttention
 from octavo.nn.conv import PackedConv1d, PackedConv2d, QuantConv1d, QuantConv2d
+from octavo.nn.direct_weight_access import rounded_weights
 from octavo.nn.embedding import PackedEmbedding, QuantEmbedding
 from octavo.nn.int32_bias import Int32Bias
 from octavo.nn.linear import PackedLinear, QuantLinear, QuantTransposedLinear
@@ -21,7 +22,6 @@ from octavo.nn.matmul import QuantMatmul, quantized_matmul
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
-from octavo.nn.weight_reads import rounded_weights
 
 __all__ = [
     "Int32Bias",

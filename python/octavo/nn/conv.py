@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo.errors import KernelError, ModelError
-from octavo.formats import Format
 from octavo.nn.packed_layer import PackedLayer, is_strict
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import LayerKind, register
 from octavo.recipe.spec import LayerPlan, Spec
-from octavo.tensor import PackedTensor
+from octavo.tensors.formats import Format
+from octavo.tensors.packed_tensor import PackedTensor
 
 _PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 _GEOMETRY = ("in_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")

@@ -11,14 +11,14 @@ from torch.nn import functional
 
 import octavo.ops.linear  # noqa: F401 registers the ops
 from octavo.errors import ModelError
-from octavo.formats import Format
+from octavo.nn.direct_weight_access import rounded_weights
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import LayerKind, register
-from octavo.nn.weight_reads import rounded_weights
 from octavo.recipe.spec import LayerPlan, Spec
-from octavo.tensor import PackedTensor
+from octavo.tensors.formats import Format
+from octavo.tensors.packed_tensor import PackedTensor
 
 
 class QuantEmbedding(QuantLayer, nn.Embedding):

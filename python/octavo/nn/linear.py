@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from octavo import _core
-from octavo.formats import Format
 from octavo.nn.packed_layer import BITMAP, DECODE, STARTS, PackedLayer, has_transposed_weight
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
@@ -18,8 +17,9 @@ from octavo.nn.registry import LayerKind, register
 from octavo.ops import linear, sparse  # also registers the ops
 from octavo.ops._direct import is_direct
 from octavo.recipe.spec import LayerPlan, Spec
-from octavo.sparse_codes import SparseCodes
-from octavo.tensor import PackedTensor
+from octavo.tensors.formats import Format
+from octavo.tensors.packed_tensor import PackedTensor
+from octavo.tensors.sparse_codes import SparseCodes
 
 # The plain forms have no gradient, and are called in half the time.
 _PACKED, _PACKED_PLAIN = torch.ops.octavo.packed_linear.default, torch.ops.octavo.packed_linear_plain.default

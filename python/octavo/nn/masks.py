@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from octavo.errors import FormatError, ModelError, ShapeError
-from octavo.formats import Format
 from octavo.ops.codec import quantize
+from octavo.tensors.formats import Format
 
 ATTRIBUTE = "masks"
 _SCORES = "_scores"

@@ -7,13 +7,13 @@ from typing import Self
 from torch import Tensor, nn
 
 from octavo.errors import FormatError
-from octavo.formats import Format
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.quant_layer import copied_as
 from octavo.nn.quantizer import Quantizer
 from octavo.nn.registry import LayerKind, register
 from octavo.ops.codec import quantize
 from octavo.recipe.spec import LayerPlan, Spec
+from octavo.tensors.formats import Format
 
 
 def quantized_matmul(a: Tensor, b: Tensor, a_format: Format | str, b_format: Format | str | None = None) -> Tensor:

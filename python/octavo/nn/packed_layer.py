@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from octavo import settings
 from octavo.errors import DTypeError, FormatError, KernelError, ModelError, ShapeError
-from octavo.formats import Format
+from octavo.nn.direct_weight_access import inside_forward, late
 from octavo.nn.int32_bias import Int32Bias
 from octavo.nn.quant_layer import QuantLayer, recomputed
 from octavo.nn.quantizer import Quantizer
@@ -23,13 +23,13 @@ from octavo.nn.weight_buffers import BITMAP as BITMAP
 from octavo.nn.weight_buffers import PARTS as PARTS
 from octavo.nn.weight_buffers import STARTS as STARTS
 from octavo.nn.weight_buffers import WeightBuffers
-from octavo.nn.weight_reads import inside_forward, late
 from octavo.ops.codec import encode
 from octavo.recipe.fit import misfit
 from octavo.recipe.rule import Rule, read_spec
 from octavo.recipe.spec import Calibration, Spec
-from octavo.sparse_codes import expand
-from octavo.tensor import PackedTensor
+from octavo.tensors.formats import Format
+from octavo.tensors.packed_tensor import PackedTensor
+from octavo.tensors.sparse_codes import expand
 
 FORMAT = "weight_format"
 DECODE = "decode + torch"  # the kernel of layers that have none

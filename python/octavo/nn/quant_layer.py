@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from octavo.errors import DTypeError, FormatError
+from octavo.nn.direct_weight_access import guarded, inside_forward, late
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.int32_bias import Int32Bias, Valued, is_int32
 from octavo.nn.joined_linear import JoinedLinear
 from octavo.nn.masks import Masks, require_zero
 from octavo.nn.quantizer import Quantizer
-from octavo.nn.weight_reads import guarded, inside_forward, late
 from octavo.recipe.spec import ROLES, LayerPlan, Spec
 
 M = TypeVar("M", bound=nn.Module)

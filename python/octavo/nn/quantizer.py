@@ -11,10 +11,10 @@ from torch.autograd import forward_ad
 
 import octavo.ops.codec  # noqa: F401 registers torch.ops.octavo
 from octavo.errors import CalibrationError, DTypeError, FormatError, OctavoError, ShapeError
-from octavo.formats import Format
 from octavo.nn.stored_scales import format_bytes, format_text, packed_zeros, stored_scales
 from octavo.recipe.spec import Spec
-from octavo.tensor import PackedTensor
+from octavo.tensors.formats import Format
+from octavo.tensors.packed_tensor import PackedTensor
 
 PARTS = ("scales", "zeros", "levels")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo import _core
 from octavo.errors import DTypeError, ShapeError
-from octavo.tensor import SCALE_DTYPES
+from octavo.tensors.packed_tensor import SCALE_DTYPES
 
 
 def format_bytes(text: str) -> Tensor:

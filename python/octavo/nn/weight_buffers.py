@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ShapeError
-from octavo.formats import Format
 from octavo.nn.format_layer import FormatLayer
-from octavo.sparse_codes import SparseCodes, bitmap_shape, code_bytes, of_parts, popcount, refuse_others
-from octavo.tensor import PackedTensor
-from octavo.tensor_parts import part_specs
+from octavo.tensors.formats import Format
+from octavo.tensors.packed_tensor import PackedTensor
+from octavo.tensors.sparse_codes import SparseCodes, bitmap_shape, code_bytes, of_parts, popcount, refuse_others
+from octavo.tensors.tensor_parts import part_specs
 
 PARTS = ("codes", "scales", "zeros", "levels")
 BITMAP, STARTS = "weight_bitmap", "weight_starts"  # buffers of sparse codes alone

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch import library as registry
 
 from octavo import _core
-from octavo._memory import check_held, overlap, refuse_overlap
-from octavo._reading import shown
 from octavo.errors import DTypeError, FormatError, NonFiniteError, ShapeError
-from octavo.tensor import FLOATS, SCALE_DTYPES, part_specs
+from octavo.storage.reading import shown
+from octavo.tensors.packed_tensor import FLOATS, SCALE_DTYPES, part_specs
+from octavo.tensors.tensor_memory import check_held, overlap, refuse_overlap
 
 CPU = torch.device("cpu")
 STES = ("clipped", "identity")

@@ -16,7 +16,6 @@ from torch import library as registry
 
 from octavo import _core
 from octavo.errors import DTypeError, FormatError, ShapeError
-from octavo.formats import core
 from octavo.ops._checks import NONFINITE, RULES, check_gradient, check_ste, float_code, together, without_none
 from octavo.ops._operands import (
     INTEGER_BIASES,
@@ -28,7 +27,8 @@ from octavo.ops._operands import (
     wrong_gradient,
     wrong_width,
 )
-from octavo.tensor import FLOATS, part_specs, symbolic_specs
+from octavo.tensors.formats import core
+from octavo.tensors.packed_tensor import FLOATS, part_specs, symbolic_specs
 
 Specs: TypeAlias = Sequence[tuple[str, torch.dtype, Sequence[int]]]
 """Name, dtype and shape of each part."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from octavo import _core
-from octavo._memory import check_held
 from octavo.errors import DTypeError, ShapeError
-from octavo.formats import core
 from octavo.ops._checks import readable
-from octavo.tensor import FLOATS, part_specs
+from octavo.tensors.formats import core
+from octavo.tensors.packed_tensor import FLOATS, part_specs
+from octavo.tensors.tensor_memory import check_held
 
 INTEGER_BIASES = {**FLOATS, torch.int32: 3}
 """Dtype codes of the biases of integer products."""

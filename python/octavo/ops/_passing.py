@@ -12,12 +12,12 @@ from torch import Tensor
 from torch.autograd import Function
 
 from octavo import _core
-from octavo._fresh import empty
-from octavo.formats import core
 from octavo.ops._checks import check_ste
 from octavo.ops._direct import is_direct
 from octavo.ops.codec_cpu import quantized, quantized_with_marks
-from octavo.tensor import FLOATS
+from octavo.tensors.formats import core
+from octavo.tensors.fresh import empty
+from octavo.tensors.packed_tensor import FLOATS
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 

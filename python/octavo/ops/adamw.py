@@ -8,9 +8,9 @@ from torch.autograd.graph import increment_version
 
 from octavo import _core
 from octavo.errors import ConfigError
-from octavo.formats import core
 from octavo.ops._checks import check_out
-from octavo.tensor import part_specs
+from octavo.tensors.formats import core
+from octavo.tensors.packed_tensor import part_specs
 
 DYNAMIC = "dynamic8"
 """The form of moments in codes of the dynamic map (:mod:`octavo.train.moments_8bit`), which is no format."""

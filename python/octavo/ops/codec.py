@@ -14,15 +14,15 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from octavo import _core
-from octavo._reading import shown
 from octavo.errors import DTypeError, FormatError, ShapeError
-from octavo.formats import Format, core
 from octavo.ops import _derivatives, _fakes, codec_cpu, codec_cuda
 from octavo.ops._checks import DEVICES, check_ste, register
 from octavo.ops._derivatives import refuse_tangents
 from octavo.ops._passing import passed
 from octavo.ops.codec_cpu import DECODE_ADVICE, ENCODE_ADVICE
-from octavo.tensor import FLOATS, PackedTensor, part_specs
+from octavo.storage.reading import shown
+from octavo.tensors.formats import Format, core
+from octavo.tensors.packed_tensor import FLOATS, PackedTensor, part_specs
 
 if TYPE_CHECKING:
     import numpy as np

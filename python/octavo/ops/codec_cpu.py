@@ -11,8 +11,6 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from octavo import _core
-from octavo._fresh import empty
-from octavo.formats import core
 from octavo.ops._checks import (
     NONE_GIVEN,
     check_decode_out,
@@ -26,7 +24,9 @@ from octavo.ops._checks import (
     stored,
 )
 from octavo.ops._derivatives import refuse_tangents
-from octavo.tensor import Parts, part_specs
+from octavo.tensors.formats import core
+from octavo.tensors.fresh import empty
+from octavo.tensors.packed_tensor import Parts, part_specs
 
 ENCODE_ADVICE = "codes have none; octavo.quantize has the same values and passes derivatives through"
 DECODE_ADVICE = "parts of packed tensors are constants"

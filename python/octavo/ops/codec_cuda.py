@@ -18,9 +18,7 @@ from torch.autograd import forward_ad
 from torch.autograd.graph import increment_version
 
 from octavo import _core
-from octavo._memory import check_held
 from octavo.errors import CudaError, NonFiniteError
-from octavo.formats import core
 from octavo.ops._checks import (
     check_decode_out,
     check_encode_out,
@@ -33,7 +31,9 @@ from octavo.ops._checks import (
     stored,
 )
 from octavo.ops._derivatives import refuse_tangents
-from octavo.tensor import Parts, part_specs
+from octavo.tensors.formats import core
+from octavo.tensors.packed_tensor import Parts, part_specs
+from octavo.tensors.tensor_memory import check_held
 
 Memory: TypeAlias = tuple[int, int]
 """Address and bytes of a tensor."""

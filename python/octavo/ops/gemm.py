@@ -10,13 +10,13 @@ from torch import library as registry
 from torch.autograd import forward_ad
 
 from octavo import _core
-from octavo._memory import check_held
 from octavo.errors import DTypeError, ShapeError
 from octavo.ops._checks import register, together, without_none
 from octavo.ops._derivatives import constant, refuse_tangents
 from octavo.ops.codec_cuda import place
 from octavo.ops.linear_cuda import same_device, scratch_memory
-from octavo.tensor import FLOATS
+from octavo.tensors.packed_tensor import FLOATS
+from octavo.tensors.tensor_memory import check_held
 
 MOST_COLUMNS = 131_071
 """Columns whose products int32 can sum: 131,071 * 128 * 128 < 2^31."""

@@ -16,9 +16,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from octavo import _core
-from octavo._memory import check_held
 from octavo.errors import DTypeError, ShapeError
-from octavo.formats import Format, core
 from octavo.ops import _fakes, linear_cuda
 from octavo.ops._checks import NONE_GIVEN, float_code, given_parts, register
 from octavo.ops._derivatives import (
@@ -42,7 +40,9 @@ from octavo.ops._operands import (
     weight_specs,
     wrong_gradient,
 )
-from octavo.tensor import FLOATS, PackedTensor, Parts
+from octavo.tensors.formats import Format, core
+from octavo.tensors.packed_tensor import FLOATS, PackedTensor, Parts
+from octavo.tensors.tensor_memory import check_held
 
 PANEL = 512
 """Rows of weights that a backward pass decodes at a time: a few megabytes, which the second cache holds."""

@@ -20,9 +20,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from octavo import _core
-from octavo._memory import check_held
 from octavo.errors import DTypeError
-from octavo.formats import core
 from octavo.ops._derivatives import refuse_tangents
 from octavo.ops._operands import (
     INTEGER_BIASES,
@@ -35,7 +33,9 @@ from octavo.ops._operands import (
     weight_specs,
 )
 from octavo.ops.codec_cuda import place
-from octavo.tensor import FLOATS, Parts
+from octavo.tensors.formats import core
+from octavo.tensors.packed_tensor import FLOATS, Parts
+from octavo.tensors.tensor_memory import check_held
 
 PANEL = 1 << 24
 """Weights of a panel that is decoded for torch: 32 MB of bfloat16, which the second cache holds for the product."""

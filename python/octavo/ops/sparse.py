@@ -17,14 +17,14 @@ from torch.autograd import forward_ad
 
 from octavo import _core
 from octavo.errors import DTypeError, ShapeError
-from octavo.formats import core
 from octavo.ops import linear
 from octavo.ops._checks import register
 from octavo.ops._derivatives import constant
 from octavo.ops._operands import addresses as part_addresses
 from octavo.ops._operands import check_bias, checked_bias, inputs, misfit, weight_specs, wrong_width
-from octavo.sparse_codes import SparseCodes, addresses, code_bytes, expand, pieces
-from octavo.tensor import FLOATS
+from octavo.tensors.formats import core
+from octavo.tensors.packed_tensor import FLOATS
+from octavo.tensors.sparse_codes import SparseCodes, addresses, code_bytes, expand, pieces
 
 _library = torch.library.Library("octavo", "FRAGMENT")
 _SPARSE = "Tensor codes, Tensor bitmap, Tensor starts"

@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
-from octavo.batches import Batches
+from octavo.data.batches import Batches
 from octavo.display.progress import Report as Progress
 from octavo.display.progress import Stages
 from octavo.errors import CalibrationError, ModelError
@@ -24,6 +23,7 @@ from octavo.nn.input_threshold import InputThreshold, input_thresholds
 from octavo.nn.model_copies import deep_copy, shared_copy
 from octavo.prune.target_layers import Targets, check_sparsity, selected_layers
 from octavo.quant.calibration import run, seen_of, undisturbed
+from octavo.storage.arguments import checks_arguments
 from octavo.train.unpadded_samples import unpadded
 
 METHODS = ("calibrated", "quantile")

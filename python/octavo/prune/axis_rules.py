@@ -87,7 +87,7 @@ def _one(part: Part) -> Axis:
     return []
 
 
-def divided(flow: Known, node: Node) -> list[Axis] | None:
+def split_rule(flow: Known, node: Node) -> list[Axis] | None:
     """Rule of ``split``, ``chunk`` and ``unbind``: several outputs, each with axes of its own."""
     axes = flow.axes[node.inputs[0]]
     dim = int(node.arguments.get("dim", 0)) % len(axes)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
-from octavo.batches import call_on
+from octavo.data.batches import call_on
 from octavo.errors import ModelError
 from octavo.graph.analysis import Report
 from octavo.graph.example_inputs import example_inputs
@@ -27,6 +26,7 @@ from octavo.prune.groups import Group, structure
 from octavo.prune.removal import Removal, Removed
 from octavo.prune.sizes import fit_layers, resize
 from octavo.prune.stack_depth import remove_layers
+from octavo.storage.arguments import checks_arguments
 
 # Largest difference between the outputs of the model before and after, relative to the largest one.
 _TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}

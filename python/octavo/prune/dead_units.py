@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.batches import call_on
+from octavo.data.batches import call_on
 from octavo.prune.groups import Group, Place
 
 _CONSTANT = 1e-5  # largest relative spread of a number over tokens that differs by rounding alone

@@ -13,7 +13,6 @@ from octavo.graph.operator_work import is_pointwise
 from octavo.prune.axes import INSIDE, Axis, fresh, join, leaves, mix, size_of
 from octavo.prune.axis_rules import (
     concatenated,
-    divided,
     expanded,
     filled,
     mixed_along,
@@ -22,6 +21,7 @@ from octavo.prune.axis_rules import (
     reduced,
     sliced,
     softmaxed,
+    split_rule,
     viewed,
 )
 
@@ -262,7 +262,7 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_PERMUTING, permuted),
     **dict.fromkeys(("expand", "expand_as", "broadcast_to"), expanded),
     **dict.fromkeys(("slice", "select", "narrow"), sliced),
-    **dict.fromkeys(("split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unsafe_split"), divided),
+    **dict.fromkeys(("split", "split_with_sizes", "chunk", "unbind", "tensor_split", "unsafe_split"), split_rule),
     **dict.fromkeys(("cat", "concat", "concatenate"), concatenated),
     **dict.fromkeys(("matmul", "mm", "bmm"), _matmul),
     **dict.fromkeys(_SOFTMAX, softmaxed),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from octavo.arguments import checks_arguments
 from octavo.errors import ModelError
 from octavo.nn.masks import masked_layers, unwatch
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import deep_copy
+from octavo.storage.arguments import checks_arguments
 
 
 @checks_arguments

@@ -18,7 +18,6 @@ from typing import Any, Literal, overload
 import torch
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
 from octavo.errors import ModelError, ShapeError
 from octavo.graph import Graph, capture
 from octavo.graph.example_inputs import example_inputs
@@ -26,6 +25,7 @@ from octavo.graph.exporting import take
 from octavo.prune.axes import INSIDE, Part, leaves
 from octavo.prune.flow import AS_A_WHOLE, Flow
 from octavo.prune.residual import residual_layers
+from octavo.storage.arguments import checks_arguments
 
 Kind = Literal["head", "neuron", "layer"]
 

@@ -17,15 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.batches import Batches, call_on
+from octavo.data.batches import Batches, call_on
 from octavo.display.progress import Stages
 from octavo.errors import CalibrationError, FormatError, ModelError
-from octavo.fixed_order import ordered_sum
 from octavo.nn.registry import kind_of
 from octavo.prune.granularity import MatrixUnits, Units
 from octavo.prune.target_layers import Target
 from octavo.quant.calibration import run, seen_of, undisturbed
 from octavo.recipe.sites import join
+from octavo.tensors.fixed_order import ordered_sum
 from octavo.train.unpadded_samples import unpadded
 
 CRITERIA = ("magnitude", "random", "wanda", "taylor", "movement")

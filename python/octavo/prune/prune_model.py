@@ -10,8 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
-from octavo.batches import Batches
+from octavo.data.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, ModelError
 from octavo.nn.masks import ATTRIBUTE, Masks, masks_of, require_zero, watch_tied
@@ -41,6 +40,7 @@ from octavo.prune.rescale import rescale
 from octavo.prune.sparsity_schedule import Schedule
 from octavo.prune.structure_units import structure_units
 from octavo.prune.target_layers import Sparsity, Targets, check_sparsity, selected_layers, target_of
+from octavo.storage.arguments import checks_arguments
 
 _NOTE = "_octavo_pruning"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from octavo.errors import ModelError
-from octavo.graph.model_passes import Pass, Supplies, TransformReport
+from octavo.graph.model_passes import Pass, PassInputs, TransformReport
 from octavo.prune.compact_model import CompactReport, compact_model
 from octavo.prune.fold_model import fold_model
 from octavo.prune.prune_model import check_options, prune_model
@@ -44,22 +44,22 @@ class FoldConfig:
     """Folding has no options."""
 
 
-def _prune(model: nn.Module, config: PruneConfig, supplies: Supplies) -> tuple[nn.Module, TransformReport]:
+def _prune(model: nn.Module, config: PruneConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
     made = prune_model(
         model, config.sparsity, criterion=config.criterion, granularity=config.granularity, scope=config.scope,
         targets=config.targets or None, floor=config.floor, seed=config.seed, samples=config.samples,
-        calibration=supplies.calibration, inputs=supplies.inputs, inplace=True, progress=False,
+        calibration=pass_inputs.calibration, inputs=pass_inputs.inputs, inplace=True, progress=False,
     )  # fmt: skip
     return made, _report(made)
 
 
-def _fold(model: nn.Module, config: FoldConfig, supplies: Supplies) -> tuple[nn.Module, TransformReport]:
+def _fold(model: nn.Module, config: FoldConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
     told = _report(model)
     return fold_model(model, inplace=True), told
 
 
-def _compact(model: nn.Module, config: CompactConfig, supplies: Supplies) -> tuple[nn.Module, CompactReport]:
-    return compact_model(model, supplies.inputs, inplace=True)
+def _compact(model: nn.Module, config: CompactConfig, pass_inputs: PassInputs) -> tuple[nn.Module, CompactReport]:
+    return compact_model(model, pass_inputs.inputs, inplace=True)
 
 
 def _report(model: nn.Module) -> TransformReport:

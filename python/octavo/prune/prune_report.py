@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from octavo.arguments import checks_arguments
 from octavo.display.console import plain_text
 from octavo.graph import Report
 from octavo.nn.masks import Masks, masked_layers
 from octavo.recipe.sites import join
+from octavo.storage.arguments import checks_arguments
 
 if TYPE_CHECKING:
     from rich.table import Table

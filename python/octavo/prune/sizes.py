@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo._reading import shown
 from octavo.errors import ContainerError
-from octavo.models import SIZES
 from octavo.recipe.sites import join
+from octavo.storage.reading import shown
 
-KEY = SIZES
+KEY = "octavo_sizes"
 NUMBERS = (
     "num_attention_heads", "num_heads", "n_heads", "n_head", "heads", "nhead", "num_key_value_heads",
     "num_key_value_groups", "all_head_size", "inner_dim", "split_size", "intermediate_size",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.arguments import check_fields, checks_arguments
 from octavo.errors import ModelError
+from octavo.storage.arguments import check_fields, checks_arguments
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from octavo._reading import shown
 from octavo.errors import DTypeError, FormatError, ModelError
 from octavo.nn.masks import masked_layers
 from octavo.nn.packed_layer import PackedLayer
@@ -18,6 +17,7 @@ from octavo.recipe.rule import KEEP, Rule
 from octavo.recipe.sites import Site, join, model_sites
 from octavo.recipe.spec import LayerPlan
 from octavo.recipe.text import parse_selector
+from octavo.storage.reading import shown
 
 Targets = str | Sequence[str] | None
 Sparsity = float | Mapping[str, float]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from octavo.errors import CalibrationError, FormatError
-from octavo.fixed_order import logarithm, ordered_sum
-from octavo.formats import Format
 from octavo.graph.tensor_statistics import Statistics
 from octavo.ops.codec import encode, quantize
 from octavo.recipe.spec import Calibration, Spec
+from octavo.tensors.fixed_order import logarithm, ordered_sum
+from octavo.tensors.formats import Format
 
 Scales = tuple[Tensor, Tensor | None]  # scales, packed zeros
 Range = tuple[float, float]

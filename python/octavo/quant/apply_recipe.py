@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from octavo.arguments import checks_arguments
-from octavo.batches import Batches
+from octavo.data.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import CalibrationError, DTypeError, FormatError, OctavoError
 from octavo.nn.meta_tensors import refuse_meta
@@ -18,14 +17,15 @@ from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
 from octavo.quant.activation_scales import activation_scales, check_format
 from octavo.quant.algorithms.solve_in_order import solve_weights
-from octavo.quant.bypass import stop_watching, warn_of_shared, watch_first_pass
 from octavo.quant.calibration import activation_quantizers, observe
 from octavo.quant.coverage_report import tell_coverage
 from octavo.quant.replace_layers import Plan, Replacement, plan_of
+from octavo.quant.unused_layers import stop_watching, warn_of_shared, watch_first_pass
 from octavo.quant.weight_scales import weight_scales
 from octavo.quant.zeros import warn_of_silent, warn_of_vanished
 from octavo.recipe import Recipe
 from octavo.recipe.note import note_recipe
+from octavo.storage.arguments import checks_arguments
 from octavo.train.unpadded_samples import unpadded
 
 _SOLVED = ("gptq", "hqq")
@@ -48,7 +48,7 @@ def quantize_model(
     which as many are used as hold ``samples`` samples (None: all): a list, a ``DataLoader``, labels included, a
     generator, or texts with the ``tokenizer`` of a model of transformers. A mapping is passed as keyword arguments, a
     tuple or list as positional ones, anything else as the one argument; labels that the model does not take are left
-    out (:func:`octavo.batches.arguments_of`). They are needed where the recipe names a calibration
+    out (:func:`octavo.data.batches.arguments_of`). They are needed where the recipe names a calibration
     for an activation (``input=int8@mse``) or ``gptq`` for a weight, and run in eval mode, without gradients: through
     the float model, and for ``gptq`` through the model quantized so far, up to every layer once. ``inplace``: replace
     layers in ``model`` itself; else in a deep copy of it. ``progress``: on a terminal a bar, and a line about the share
@@ -65,7 +65,7 @@ def quantize_model(
 
     Warns (CoverageWarning) where a recipe leaves more than half of the parameters as they are;
     :func:`octavo.quant.coverage` tells which, and why. The first forward pass, in calibration or after it, warns
-    (BypassWarning) of quantized layers that the model did not use, and gives the rule that keeps them. A model of
+    (UnusedLayerWarning) of quantized layers that the model did not use, and gives the rule that keeps them. A model of
     transformers writes checkpoints of transformers with ``save_pretrained``, which :func:`octavo.load_model` reads with
     their quantizers.
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from octavo import _core
-from octavo.batches import Batches, call_numbered
+from octavo.data.batches import Batches, call_numbered
 from octavo.display.progress import Stages
 from octavo.errors import CalibrationError
-from octavo.fixed_order import one_thread
 from octavo.graph.tensor_statistics import Statistics
 from octavo.nn.int32_bias import Int32Bias
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.quantizer import Quantizer
+from octavo.tensors.fixed_order import one_thread
 from octavo.train.unpadded_samples import masks_of
 
 
@@ -33,7 +33,7 @@ def run(model: nn.Module, batches: Batches, show: Stages, label: str) -> None:
 def call(model: nn.Module, batch: Any, number: int) -> Any:
     """Return what ``model`` gives for one batch, whose masks :func:`seen_of` knows meanwhile.
 
-    Raises as :func:`octavo.batches.call_numbered`.
+    Raises as :func:`octavo.data.batches.call_numbered`.
     """
     with counting(model, batch):
         return call_numbered(model, batch, number)

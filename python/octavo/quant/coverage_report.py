@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
 from octavo.display.progress import Stages
 from octavo.errors import CoverageWarning
 from octavo.nn import PackedLayer, Quantizer
-from octavo.quant.bypass import bypassed
+from octavo.quant.unused_layers import bypassed
 from octavo.recipe.sites import Site, join, model_sites
+from octavo.storage.arguments import checks_arguments
 
 if TYPE_CHECKING:
     from rich.table import Table

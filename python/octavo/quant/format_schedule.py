@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from torch import nn
 
-from octavo.arguments import checks_arguments
 from octavo.errors import FormatError, ModelError
 from octavo.nn.masks import require_zero
 from octavo.nn.quant_layer import QuantLayer
@@ -16,6 +15,7 @@ from octavo.quant.apply_recipe import calibrate_weight
 from octavo.quant.weight_scales import weight_scales
 from octavo.recipe.rule import read_spec
 from octavo.recipe.spec import Spec
+from octavo.storage.arguments import checks_arguments
 
 ROLES = ("weight", "input", "output")
 

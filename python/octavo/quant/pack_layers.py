@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
 from octavo.errors import ModelError, OctavoError
 from octavo.nn import PackedEmbedding, PackedLayer, QuantLayer
 from octavo.nn.masks import Masks
@@ -12,7 +11,8 @@ from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import deep_copy
 from octavo.nn.registry import kind_of
 from octavo.quant.transformers_methods import use_our_methods
-from octavo.tensor import PackedTensor
+from octavo.storage.arguments import checks_arguments
+from octavo.tensors.packed_tensor import PackedTensor
 
 
 @checks_arguments

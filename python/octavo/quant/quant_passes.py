@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from octavo.errors import CalibrationError
-from octavo.graph.model_passes import Pass, Supplies, TransformReport
+from octavo.graph.model_passes import Pass, PassInputs, TransformReport
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.quant.apply_recipe import quantize_model
@@ -36,9 +36,9 @@ class PackConfig:
     sparse: bool = False
 
 
-def _quantize(model: nn.Module, config: QuantizeConfig, supplies: Supplies) -> tuple[nn.Module, TransformReport]:
+def _quantize(model: nn.Module, config: QuantizeConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
     made = quantize_model(
-        model, config.recipe, calibration=supplies.calibration, samples=config.samples, inplace=True, progress=False
+        model, config.recipe, calibration=pass_inputs.calibration, samples=config.samples, inplace=True, progress=False
     )
     rows = []
     for path, layer in made.named_modules():
@@ -49,7 +49,7 @@ def _quantize(model: nn.Module, config: QuantizeConfig, supplies: Supplies) -> t
     return made, TransformReport(("layer", "class", "weight", "input", "output"), tuple(rows))
 
 
-def _pack(model: nn.Module, config: PackConfig, supplies: Supplies) -> tuple[nn.Module, TransformReport]:
+def _pack(model: nn.Module, config: PackConfig, pass_inputs: PassInputs) -> tuple[nn.Module, TransformReport]:
     made = pack_model(model, sparse=config.sparse, inplace=True)
     rows = tuple(
         (path, type(layer).__name__, str(layer.format), layer.packed_weight.nbytes)

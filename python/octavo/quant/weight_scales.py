@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from octavo.errors import FormatError
-from octavo.fixed_order import ordered_sum
-from octavo.formats import Format
 from octavo.graph.tensor_statistics import Statistics
 from octavo.ops.codec import encode
 from octavo.quant.activation_scales import activation_scales, quantile_share
 from octavo.recipe.spec import Spec
-from octavo.tensor import PackedTensor
+from octavo.tensors.fixed_order import ordered_sum
+from octavo.tensors.formats import Format
+from octavo.tensors.packed_tensor import PackedTensor
 
 Scales = tuple[Tensor, Tensor | None, Tensor | None]  # scales, packed zeros, levels
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from octavo.errors import FormatError
-from octavo.formats import Format
 from octavo.recipe.rule import Rule
 from octavo.recipe.selectors import Selector
 from octavo.recipe.sites import Site, default_layers
 from octavo.recipe.spec import ROLES, Spec
+from octavo.tensors.formats import Format
 
 
 @dataclass

@@ -16,7 +16,7 @@ from octavo.recipe.tensor_decisions import decide_tensors
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from octavo.tensor import PackedTensor
+    from octavo.tensors.packed_tensor import PackedTensor
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,19 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from octavo._reading import parse_json, read_text, shown
-from octavo.arguments import checks_arguments
 from octavo.errors import FormatError
 from octavo.recipe.rule import RULE_KEYS, Rule
 from octavo.recipe.text import parse_rules
 from octavo.recipe.toml import read_toml, write_toml
+from octavo.storage.arguments import checks_arguments
+from octavo.storage.reading import parse_json, read_text, shown
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from octavo.recipe.explanation import Explanation
     from octavo.recipe.spec import LayerPlan, Spec
-    from octavo.tensor import PackedTensor
+    from octavo.tensors.packed_tensor import PackedTensor
 
 # Bytes of a recipe's file: a rule for each of ten thousand layers.
 _MOST = 1 << 20

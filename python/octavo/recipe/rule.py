@@ -6,12 +6,12 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from octavo._reading import shown
 from octavo.errors import FormatError
-from octavo.formats import Format
 from octavo.recipe.fit import misfit
 from octavo.recipe.selectors import KINDS, PICKS, Selector
 from octavo.recipe.spec import BLOCK_RULES, INT32, ROLES, Calibration, Spec
+from octavo.storage.reading import shown
+from octavo.tensors.formats import Format
 
 KEEP = "keep"
 RULE_KEYS = (*KINDS, "pick", *ROLES, "keep")

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 
-from octavo._reading import shown
-from octavo.arguments import checks_arguments
 from octavo.errors import FormatError
+from octavo.storage.arguments import checks_arguments
+from octavo.storage.reading import shown
 
 KINDS = ("type", "name", "glob", "regex")
 PICKS = ("first", "last")

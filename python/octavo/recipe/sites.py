@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from octavo.errors import DTypeError, ModelError, ShapeError
-from octavo.formats import Format
 from octavo.late_binding import late
 from octavo.recipe.spec import ROLES
-from octavo.tensor import FLOATS, PackedTensor
+from octavo.tensors.formats import Format
+from octavo.tensors.packed_tensor import FLOATS, PackedTensor
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from octavo.errors import FormatError
-from octavo.formats import Format
+from octavo.tensors.formats import Format
 
 ROLES = ("weight", "input", "output", "bias")
 METHODS = ("minmax", "quantile", "mse", "kl", "lsq", "gptq", "hqq")

@@ -11,7 +11,7 @@ from octavo.recipe.decide import Decision, decide
 from octavo.recipe.rule import Rule
 from octavo.recipe.sites import tensor_sites
 from octavo.recipe.spec import INT32, Spec
-from octavo.tensor import PackedTensor
+from octavo.tensors.packed_tensor import PackedTensor
 
 
 def decide_tensors(rules: Sequence[Rule], tensors: Mapping[str, Tensor | PackedTensor]) -> list[Decision]:

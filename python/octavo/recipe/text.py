@@ -15,11 +15,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from octavo.arguments import checks_arguments
 from octavo.errors import FormatError
 from octavo.recipe.rule import KEEP, Rule, is_given, read_spec
 from octavo.recipe.selectors import KINDS, PICKS, Selector
 from octavo.recipe.spec import ROLES
+from octavo.storage.arguments import checks_arguments
 
 # Runs of anything but the separators, quoted parts included.
 _RULES = re.compile(r'(?:[^;"]|"[^"]*")*')

@@ -12,12 +12,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from octavo import files
-from octavo._reading import RECORD_BYTES, read_json, shown
-from octavo.arguments import checks_arguments
 from octavo.errors import DataError
 from octavo.report.compression_page import compression_page
 from octavo.report.plain_fields import NUMBER, check_fields
+from octavo.storage import files
+from octavo.storage.arguments import checks_arguments
+from octavo.storage.reading import RECORD_BYTES, read_json, shown
 
 SCHEMA, VERSION = "octavo.report", 1
 JSON, HTML = "report.json", "report.html"

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from octavo._reading import shown
 from octavo.errors import DataError
+from octavo.storage.reading import shown
 
 NUMBER = (int, float)
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false", dict: "an object",

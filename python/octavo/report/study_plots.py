@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo import files
 from octavo.errors import PackageError
+from octavo.storage import files
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

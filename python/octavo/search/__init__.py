@@ -1,8 +1,7 @@
 """Choosing formats: what each costs where, the best assignment for every budget, and whether the prediction holds.
 
 ``measure_sensitivity`` measures what groups of layers lose in formats, ``measure_latency`` what they take. ``allocate``
-finds the assignment of least predicted loss for every budget, ``recipe_of`` makes a recipe of one. ``run_search``
-chooses models: it builds points of a ``Space``, each once, as a sampler of Optuna proposes them. Parts are imported
+finds the assignment of least predicted loss for every budget, ``to_recipe`` makes a recipe of one. Parts are imported
 when they are first asked for.
 """
 
@@ -14,75 +13,49 @@ from octavo.late_binding import parts_on_demand
 
 if _TYPE_CHECKING:
     from octavo.search.allocation import allocate
-    from octavo.search.assignment_recipe import recipe_of
-    from octavo.search.config_fields import config_spec
-    from octavo.search.front import Front, Point
+    from octavo.search.assignment_recipe import to_recipe
     from octavo.search.latency_table import LatencyTable
     from octavo.search.layer_sensitivity import Group, Sensitivity
     from octavo.search.measured_divergences import measure_sensitivity
     from octavo.search.measured_latencies import measure_latency
-    from octavo.search.objectives import Objective
-    from octavo.search.samplers import Sampler
-    from octavo.search.search_loop import Build, Search, run_search
-    from octavo.search.space import Axis, Constraint, Space
-    from octavo.search.stopping import Stopping
-    from octavo.search.tuning import Tuned, tune
-    from octavo.search.verification import Pair, Verification, Verified, pair_terms, verify
+    from octavo.search.pareto_front import Front, Point
+    from octavo.search.refine import Tuned, tune
+    from octavo.search.verification import Pair, Verification, Verified, interaction_terms, verify
 
 _LAZY = {
-    "Axis": "octavo.search.space",
-    "Build": "octavo.search.search_loop",
-    "Constraint": "octavo.search.space",
-    "Front": "octavo.search.front",
+    "Front": "octavo.search.pareto_front",
     "Group": "octavo.search.layer_sensitivity",
     "LatencyTable": "octavo.search.latency_table",
-    "Objective": "octavo.search.objectives",
     "Pair": "octavo.search.verification",
-    "Point": "octavo.search.front",
-    "Sampler": "octavo.search.samplers",
-    "Search": "octavo.search.search_loop",
+    "Point": "octavo.search.pareto_front",
     "Sensitivity": "octavo.search.layer_sensitivity",
-    "Space": "octavo.search.space",
-    "Stopping": "octavo.search.stopping",
-    "Tuned": "octavo.search.tuning",
+    "Tuned": "octavo.search.refine",
     "Verification": "octavo.search.verification",
     "Verified": "octavo.search.verification",
     "allocate": "octavo.search.allocation",
-    "config_spec": "octavo.search.config_fields",
     "measure_latency": "octavo.search.measured_latencies",
     "measure_sensitivity": "octavo.search.measured_divergences",
-    "pair_terms": "octavo.search.verification",
-    "recipe_of": "octavo.search.assignment_recipe",
-    "run_search": "octavo.search.search_loop",
-    "tune": "octavo.search.tuning",
+    "interaction_terms": "octavo.search.verification",
+    "to_recipe": "octavo.search.assignment_recipe",
+    "tune": "octavo.search.refine",
     "verify": "octavo.search.verification",
 }
 
 __all__ = [
-    "Axis",
-    "Build",
-    "Constraint",
     "Front",
     "Group",
     "LatencyTable",
-    "Objective",
     "Pair",
     "Point",
-    "Sampler",
-    "Search",
     "Sensitivity",
-    "Space",
-    "Stopping",
     "Tuned",
     "Verification",
     "Verified",
     "allocate",
-    "config_spec",
+    "interaction_terms",
     "measure_latency",
     "measure_sensitivity",
-    "pair_terms",
-    "recipe_of",
-    "run_search",
+    "to_recipe",
     "tune",
     "verify",
 ]

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from octavo.arguments import checks_arguments
 from octavo.errors import ConfigError, FormatError
 from octavo.recipe.rule import KEEP, read_spec, spec_text
 from octavo.recipe.text import parse_selector
-from octavo.search.additive_optimum import MOST_BOUNDS, Floats, Item, solve
-from octavo.search.front import Front
+from octavo.search.knapsack import MOST_BOUNDS, Floats, Item, solve
 from octavo.search.latency_table import LatencyTable
 from octavo.search.layer_sensitivity import INPUT, Group, Sensitivity
 from octavo.search.number_arrays import number_array
+from octavo.search.pareto_front import Front
+from octavo.storage.arguments import checks_arguments
 
 _EXACT = 1 << 14  # assignments of the groups so far up to which every one that is not dominated is kept
 _CELLS = {

@@ -1,4 +1,4 @@
-"""recipe_of: an assignment of formats to groups becomes an ordinary recipe, of few rules."""
+"""to_recipe: an assignment of formats to groups becomes an ordinary recipe, of few rules."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from octavo.arguments import checks_arguments
 from octavo.errors import ConfigError
 from octavo.recipe import Recipe, Rule
 from octavo.recipe.rule import KEEP
 from octavo.recipe.selectors import Selector
-from octavo.search.front import Point
 from octavo.search.layer_sensitivity import ROLES, Sensitivity
+from octavo.search.pareto_front import Point
+from octavo.storage.arguments import checks_arguments
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a path that is a number
 _WILD = re.compile(r"[*?\[]")
@@ -21,7 +21,7 @@ Given = tuple[str | None, ...]  # the format text of each role, in the order of 
 
 
 @checks_arguments
-def recipe_of(point: Point | Mapping[str, str], sensitivity: Sensitivity) -> Recipe:
+def to_recipe(point: Point | Mapping[str, str], sensitivity: Sensitivity) -> Recipe:
     """Return the recipe that gives each group of layers its format of ``point``: a Point, or format texts by group.
 
     First a rule for all layers, if most have one format; then one for each set of layers whose paths differ in numbers

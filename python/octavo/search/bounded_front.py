@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo.errors import ConfigError
 from octavo.search.allocation import allocate
-from octavo.search.front import Front
+from octavo.search.pareto_front import Front
 
 BUDGETS = 24
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from octavo.batches import call_numbered
+from octavo.data.batches import call_numbered
 from octavo.display.progress import Stages
 from octavo.search.layer_groups import LayerGroup
 from octavo.search.output_divergence import Reader

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from octavo.children import end_with_parent
 from octavo.errors import ConfigError, WorkerError
+from octavo.storage.children import end_with_parent
 
 _work: list[Callable[[Any], Any]] = []  # of a worker: what it does to a point
 

@@ -16,11 +16,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from octavo import files
-from octavo._reading import RECORD_BYTES, check_regular, end_of_lines, member, parse_json, shown
-from octavo.arguments import checks_arguments, is_finite
 from octavo.errors import DataError, OctavoError
-from octavo.locks import FolderLock
+from octavo.storage import files
+from octavo.storage.arguments import checks_arguments, is_finite
+from octavo.storage.locks import FolderLock
+from octavo.storage.reading import RECORD_BYTES, check_regular, end_of_lines, member, parse_json, shown
 
 NAME = "study.jsonl"
 # Facts of records that studies read again, and their kinds.

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo._reading import shown
-from octavo.arguments import check_fields, checks_arguments
 from octavo.errors import ConfigError, DataError
 from octavo.search.layer_sensitivity import Sensitivity
 from octavo.search.number_arrays import number_array
+from octavo.storage.arguments import check_fields, checks_arguments
+from octavo.storage.reading import shown
 
 
 @dataclass(frozen=True, eq=False)

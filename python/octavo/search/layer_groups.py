@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from octavo.batches import call_numbered, samples_of
+from octavo.data.batches import call_numbered, samples_of
 from octavo.errors import DTypeError, FormatError, ModelError
-from octavo.folder.stored_tensors import stored_state
+from octavo.model_folder.stored_tensors import stored_state
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.quant_layer import QuantLayer
 from octavo.nn.registry import kind_of

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo._reading import member, parse_json
-from octavo.arguments import check_fields, checks_arguments
 from octavo.errors import DataError
 from octavo.recipe.rule import KEEP
 from octavo.search.number_arrays import number_array
 from octavo.search.rank_correlation import rank_correlation
+from octavo.storage.arguments import check_fields, checks_arguments
+from octavo.storage.reading import member, parse_json
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.batches import call_on, map_leaves, tensors_in
+from octavo.data.batches import call_on, map_leaves, tensors_in
 from octavo.train.model_outputs import evaluating
 
 #: Samples of the calls that a report tells.

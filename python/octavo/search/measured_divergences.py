@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
-from octavo.batches import Batches
+from octavo.data.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError
-from octavo.formats import Format
 from octavo.graph.tensor_statistics import Statistics
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.model_copies import shared_copy
@@ -24,15 +22,17 @@ from octavo.quant.calibration import Products, seen_of, undisturbed
 from octavo.recipe.rule import KEEP, read_spec, spec_text
 from octavo.recipe.sites import Site
 from octavo.recipe.spec import Spec
+from octavo.search.fingerprints import identity_of, warn_of_unknown
 from octavo.search.fisher_scores import fisher_scores
 from octavo.search.forked_workers import check_workers, measured_by
-from octavo.search.function_identity import identity_of, warn_of_unknown
 from octavo.search.journal import Journal
 from octavo.search.layer_groups import Found, LayerGroup, find_groups
 from octavo.search.layer_sensitivity import ROLES, Sensitivity
 from octavo.search.output_divergence import Output
+from octavo.search.prefix_cache import SharedPasses
 from octavo.search.rounded_layers import input_of, input_quantizer, rounded_weight, rounds_input, simulated
-from octavo.search.shared_passes import SharedPasses
+from octavo.storage.arguments import checks_arguments
+from octavo.tensors.formats import Format
 from octavo.train.unpadded_samples import unpadded
 
 METHODS = ("divergence", "fisher")

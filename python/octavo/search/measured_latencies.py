@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
-from octavo.batches import call_numbered, call_on, samples_of
 from octavo.cuda.machine import computer, cpu, versions
+from octavo.data.batches import call_numbered, call_on, samples_of
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError, OctavoError
 from octavo.nn.model_copies import shared_copy
@@ -28,6 +27,7 @@ from octavo.search.journal import Journal
 from octavo.search.latency_table import LatencyTable
 from octavo.search.layer_sensitivity import Sensitivity
 from octavo.search.rounded_layers import simulated
+from octavo.storage.arguments import checks_arguments
 from octavo.train.model_outputs import evaluating
 
 _COPIES = 4  # layers of one shape that are called one after the other, so that no weight stays in the nearest cache

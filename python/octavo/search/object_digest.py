@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from octavo.batches import Batches
+from octavo.data.batches import Batches
 from octavo.search.code_content import library_name, versions
 from octavo.search.file_content import array_parts, file_named, file_parts, tensor_parts
 from octavo.search.object_parts import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from octavo.folder.stored_tensors import stored_state
+from octavo.model_folder.stored_tensors import stored_state
 from octavo.nn.model_copies import deep_copy
 from octavo.recipe.sites import Site, model_sites
 from octavo.search.layer_sensitivity import Sensitivity

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from octavo.errors import OctavoError
-from octavo.folder.pack_checkpoint import measure
-from octavo.folder.stored_tensors import stored_state
+from octavo.model_folder.pack_checkpoint import measure
+from octavo.model_folder.stored_tensors import stored_state
 from octavo.nn import PackedLayer
 from octavo.ops.codec import quantize
 from octavo.recipe.rule import KEEP
 from octavo.recipe.sites import dtype_name, is_transposed
-from octavo.tensor import PackedTensor
+from octavo.tensors.packed_tensor import PackedTensor
 
 if TYPE_CHECKING:
     from octavo.recipe import Recipe
-    from octavo.search.front import Point
     from octavo.search.layer_sensitivity import Sensitivity
+    from octavo.search.pareto_front import Point
 
 _DEVIATIONS = 6.0  # of a weight's values that a histogram shows; what lies beyond counts in its outermost bins
 _RAMP = 8192  # values that are rounded to find those of a format

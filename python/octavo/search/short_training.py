@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.batches import call_on
+from octavo.data.batches import call_on
 from octavo.errors import ConfigError, TaskError
 from octavo.search.output_divergence import Output, reader_of
 from octavo.train.loop import train
@@ -114,7 +114,7 @@ def train_short(model: nn.Module, training: Training, folder: Path, advance: Cal
     """Train a quantized model in place, or take up the run in ``folder`` where it was stopped.
 
     ``advance`` hears the number of each update. The same bits come out however often it was stopped, with the same
-    number of threads. Raises Interrupted on SIGINT and SIGTERM, and as :func:`octavo.train.train`.
+    number of threads. Raises InterruptedRun on SIGINT and SIGTERM, and as :func:`octavo.train.train`.
     """
 
     def hear(_: nn.Module, step: int) -> None:

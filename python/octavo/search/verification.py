@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.arguments import check, checks_arguments
 from octavo.display.progress import Report, Stages
 from octavo.errors import ConfigError, NonFiniteError
-from octavo.search.front import Point
-from octavo.search.function_identity import identity_of, warn_of_unknown
+from octavo.search.fingerprints import identity_of, warn_of_unknown
 from octavo.search.journal import Journal
 from octavo.search.layer_sensitivity import Sensitivity
 from octavo.search.number_arrays import returned_number
+from octavo.search.pareto_front import Point
 from octavo.search.rank_correlation import rank_correlation
+from octavo.storage.arguments import check, checks_arguments
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -117,12 +117,12 @@ def verify(
 ) -> Verification:
     """Return what points of a front lose in truth: each is built and evaluated, one after the other.
 
-    ``build``: the model of a point, such as ``pack_model(quantize_model(model, recipe_of(point, sensitivity)))``.
+    ``build``: the model of a point, such as ``pack_model(quantize_model(model, to_recipe(point, sensitivity)))``.
     ``evaluate``: its loss, lower is better, such as one minus accuracy. ``pairs``: asked for where the rank correlation
-    is below 0.8; terms of :func:`pair_terms`, which are added to the predictions of all points. ``journal``: a folder,
-    or an open Journal, and ``subject``, which names model, data and evaluation: what was measured is found there again.
-    Without ``subject`` both functions are known by content, with all that they close over and read; an IdentityWarning
-    names what has none that can be read.
+    is below 0.8; terms of :func:`interaction_terms`, which are added to the predictions of all points. ``journal``: a
+    folder, or an open Journal, and ``subject``, which names model, data and evaluation: what was measured is found
+    there again. Without ``subject`` both functions are known by content, with all that they close over and read; an
+    IdentityWarning names what has none that can be read.
 
     Raises ConfigError without points, NonFiniteError for a loss that is NaN or infinite.
     """
@@ -179,7 +179,7 @@ class Pair:
 
 
 @checks_arguments
-def pair_terms(
+def interaction_terms(
     sensitivity: Sensitivity, points: Iterable[Point], together: Callable[[dict[str, str]], float]
 ) -> list[Pair]:
     """Return the terms of adjacent groups in the formats that ``points`` give them.
@@ -188,7 +188,7 @@ def pair_terms(
     are. Groups are adjacent as the sensitivity lists them, weights and inputs apart.
     """
     points = list(points)
-    check(points, list[Point], "pair_terms: points")
+    check(points, list[Point], "interaction_terms: points")
     rows = {group.name: row for row, group in enumerate(sensitivity.groups)}
     adjacent = []
     for role in ("weight", "input"):

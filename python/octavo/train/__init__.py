@@ -29,7 +29,7 @@ from octavo.train.exact_nll import ValLoss, exact_nll
 from octavo.train.likelihood_bound import Bound, likelihood_bound
 from octavo.train.loop import TrainResult, train
 from octavo.train.measurement import Measurement
-from octavo.train.metric_files import read_metrics, without_clock
+from octavo.train.metric_files import read_metrics, strip_timings
 from octavo.train.optimizer import adamw
 from octavo.train.parameter_groups import ParameterGroup, grouped, language_groups
 from octavo.train.randomness import seed_all
@@ -58,6 +58,6 @@ __all__ = [
     "likelihood_bound",
     "read_metrics",
     "seed_all",
+    "strip_timings",
     "train",
-    "without_clock",
 ]

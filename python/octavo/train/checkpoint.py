@@ -17,10 +17,10 @@ from typing import IO, Any, cast
 import torch
 from torch import Tensor
 
-from octavo import files
-from octavo._reading import check_regular
 from octavo.errors import CheckpointError
 from octavo.nn.former_names import current_names
+from octavo.storage import files
+from octavo.storage.reading import check_regular
 from octavo.train.checkpoint_outline import check_content, check_frame
 
 FOLDER = "checkpoints"

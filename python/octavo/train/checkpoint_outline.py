@@ -17,8 +17,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
-from octavo._reading import shown
 from octavo.errors import CheckpointError, OctavoError
+from octavo.storage.reading import shown
 from octavo.train.run_counters import State, Window
 
 # Globals that the pickle in a checkpoint may name: tensors, and the dict of hooks that torch stores with each.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.batches import call_numbered
+from octavo.data.batches import call_numbered
 from octavo.data.labelled import Sentences
 from octavo.errors import DataError, ModelError
 from octavo.train.measurement import Measurement, share_of

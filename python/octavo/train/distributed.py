@@ -16,9 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from octavo import children
 from octavo.cuda.device_names import torch_device
 from octavo.errors import ConfigError, CudaUnavailableError
+from octavo.storage import children
 
 _T = TypeVar("_T")
 

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from torch import nn
 
-from octavo.arguments import checks_arguments
-from octavo.batches import Batches
 from octavo.data import BytePairTokenizer
+from octavo.data.batches import Batches
 from octavo.data.labelled import Sentences
 from octavo.errors import DataError, DTypeError, SettingError
 from octavo.nn.meta_tensors import refuse_meta
+from octavo.storage.arguments import checks_arguments
 from octavo.train.classifier_accuracy import LONGEST, classifier_accuracy
 from octavo.train.exact_nll import ValLoss, exact_nll
 from octavo.train.intervals import weighted_mean

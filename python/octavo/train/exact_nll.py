@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
 from octavo.errors import DataError, ModelError, NonFiniteError
 from octavo.nn.meta_tensors import refuse_meta
+from octavo.storage.arguments import checks_arguments
 from octavo.train.loss_guard import Checked, LossGuard, StreamState
 from octavo.train.model_outputs import evaluating, measured_copy
 from octavo.train.token_losses import token_losses
@@ -99,8 +99,8 @@ def exact_nll(
 
     ``model``: called with ids ``[B, T]`` int64, it gives scores ``[B, T, V]`` of the next token, as a tensor or as
     ``.logits``; they are normalized here, in float64. A model with methods ``nll(ids, targets)`` and
-    ``log_probs(ids)``, as those of :mod:`octavo.models.gpt`, gives its own losses instead, from a head that need not
-    look at the whole vocabulary. No objective of training is asked. ``stream``: ids, one dimension. ``context``:
+    ``log_probs(ids)``, as those of :mod:`octavo.lab.language.gpt`, gives its own losses instead, from a head that need
+    not look at the whole vocabulary. No objective of training is asked. ``stream``: ids, one dimension. ``context``:
     tokens that a window shows. ``stride``: how far the next window begins; where less than ``context``, a window
     predicts its last ``stride`` tokens, all of them with ``context - stride`` tokens before and more. ``tokens``:
     predicted at most. ``nbytes``: of the text that the whole stream encodes. ``progress``: called with the windows

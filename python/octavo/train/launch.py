@@ -1,7 +1,7 @@
 """Starts the processes of a run on this machine, as torchrun does but without its agent.
 
 The parent passes signals on and returns their exit code itself. Workers find each other through a store that the
-parent holds, and end when it ends (:mod:`octavo.children`).
+parent holds, and end when it ends (:mod:`octavo.storage.children`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from octavo import children
+from octavo.storage import children
 
 # Seconds of grace before workers are killed: after one of them has failed, and after one has ended on a signal.
 _AFTER_FAILURE, _AFTER_SIGNAL = 5.0, 120.0

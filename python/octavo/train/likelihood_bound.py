@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
 from octavo.errors import DataError, ModelError, NonFiniteError
+from octavo.storage.arguments import checks_arguments
 from octavo.train.loss_guard import LEAK
 from octavo.train.model_outputs import evaluating
 from octavo.train.token_windows import (

@@ -13,10 +13,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from octavo import container, locks
-from octavo.arguments import checks_arguments
 from octavo.display.training_output import Display
-from octavo.errors import CheckpointError, ConfigError, Interrupted, LockedError
+from octavo.errors import CheckpointError, ConfigError, InterruptedRun, LockedError
+from octavo.storage import locks
+from octavo.storage.arguments import checks_arguments
+from octavo.tensors import container
 from octavo.train import checkpoint
 from octavo.train.checkpoint_content import CheckpointContent
 from octavo.train.clock import Clock
@@ -63,10 +64,10 @@ class TrainResult:
     signal: int | None = None
 
     @checks_arguments
-    def interruption(self, *, told: bool) -> Interrupted:
+    def interruption(self, *, told: bool) -> InterruptedRun:
         """Return the error by which a command ends that was interrupted here; ``told``: the run has said so."""
         text = f"interrupted after step {self.step}: the same command goes on from {self.folder}"
-        return Interrupted(text, self.signal or signals.SIGINT, told)
+        return InterruptedRun(text, self.signal or signals.SIGINT, told)
 
 
 @checks_arguments

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Literal
 
-from octavo.arguments import check_fields, checks_arguments, is_finite
 from octavo.errors import DataError, OctavoError
+from octavo.storage.arguments import check_fields, checks_arguments, is_finite
 from octavo.train.intervals import weighted_mean, wilson
 
 Goal = Literal["max", "min"]

@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from octavo import files
-from octavo._reading import RECORD_BYTES, check_own, member, parse_json, read_bytes, read_json
-from octavo.arguments import checks_arguments
 from octavo.cuda.machine import computer, versions
 from octavo.errors import CheckpointError, OctavoError, PackageError
+from octavo.storage import files
+from octavo.storage.arguments import checks_arguments
+from octavo.storage.reading import RECORD_BYTES, check_own, member, parse_json, read_bytes, read_json
 from octavo.train.distributed import Processes
 from octavo.train.train_config import TrainConfig
 
@@ -80,7 +80,7 @@ def read_metrics(folder: Path | str) -> list[dict[str, Any]]:
 
 
 @checks_arguments
-def without_clock(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def strip_timings(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return lines of :func:`read_metrics` without seconds and rates: what must be the same in every run."""
     return [{name: value for name, value in line.items() if name != "clock"} for line in lines]
 

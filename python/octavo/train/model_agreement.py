@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from octavo.batches import Batches, arguments_of, call_numbered, tensors_in
+from octavo.data.batches import Batches, arguments_of, call_numbered, tensors_in
 from octavo.errors import ModelError, NonFiniteError
-from octavo.fixed_order import one_thread
+from octavo.tensors.fixed_order import one_thread
 from octavo.train.measurement import Measurement, digest_of, mean_of
 from octavo.train.model_outputs import evaluating, read_output
 from octavo.train.unpadded_samples import unpadded

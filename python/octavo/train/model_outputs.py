@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from octavo.batches import tensors_in
+from octavo.data.batches import tensors_in
 from octavo.errors import DTypeError, ModelError
 from octavo.nn.model_copies import shared_copy
 from octavo.train.randomness import undisturbed

@@ -16,10 +16,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from octavo.errors import ConfigError, FormatError
-from octavo.formats import Format
 from octavo.ops import decode, encode
 from octavo.ops.adamw import BLOCK, DYNAMIC, adamw_in_codes
-from octavo.tensor import PackedTensor
+from octavo.tensors.formats import Format
+from octavo.tensors.packed_tensor import PackedTensor
 from octavo.train.fused_adamw import fused_adamw
 
 # Tensors of fewer numbers keep moments in float32: they are few bytes, and vectors train less well.

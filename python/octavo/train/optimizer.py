@@ -7,8 +7,8 @@ from collections import Counter
 import torch
 from torch import nn
 
-from octavo.arguments import checks_arguments
 from octavo.errors import DTypeError, OptimizerError
+from octavo.storage.arguments import checks_arguments
 from octavo.train.train_config import TrainConfig
 
 

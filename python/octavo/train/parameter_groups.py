@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from octavo.arguments import check_fields, checks_arguments
 from octavo.errors import ConfigError, OptimizerError
 from octavo.nn.registry import kind_of
+from octavo.storage.arguments import check_fields, checks_arguments
 from octavo.train.grouped_optimizer import GroupedOptimizer
 from octavo.train.moments_8bit import check_moments
 from octavo.train.train_config import TrainConfig

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from octavo.arguments import checks_arguments
 from octavo.errors import SettingError
+from octavo.storage.arguments import checks_arguments
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo._reading import shown
-from octavo.arguments import is_finite
 from octavo.errors import ConfigError
+from octavo.storage.arguments import is_finite
+from octavo.storage.reading import shown
 
 
 @dataclass(frozen=True, kw_only=True)

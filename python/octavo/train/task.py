@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from octavo.batches import map_leaves
+from octavo.data.batches import map_leaves
 from octavo.errors import ConfigError, TaskError
 from octavo.train.train_config import TrainConfig
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.batches import Batches, call_on, named_leaves, replaced_leaves, tensors_in
-from octavo.fixed_order import one_thread
+from octavo.data.batches import Batches, call_on, named_leaves, replaced_leaves, tensors_in
 from octavo.nn.model_copies import shared_copy
+from octavo.tensors.fixed_order import one_thread
 from octavo.train.model_outputs import evaluating, is_plain
 
 #: Masks by the name of their argument, and the beginning of the names of what they mask besides.

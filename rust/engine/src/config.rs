@@ -23,7 +23,7 @@ const FORMER_VARIANTS: [(&str, &str); 1] = [("integer", "integer.safetensors")];
 /// What the folder holds, the value of the field `kind`.
 const KIND: &str = "seq2seq";
 
-/// Which model it is; `octavo.models.seq2seq` defines them.
+/// Which model it is; `octavo.lab.polynomials.seq2seq` defines them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
     /// LSTM encoder-decoder with additive attention.

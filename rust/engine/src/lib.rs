@@ -1,7 +1,7 @@
 //! octavo-engine: inference of packed models without Python, on candle and octavo-core.
 //!
 //! [`Engine::load`] reads the folder of a sequence-to-sequence model, [`Engine::expand`] answers lines,
-//! [`Engine::expand_stream`] any number of them. The models are defined in Python (`octavo.models.seq2seq`); the general
+//! [`Engine::expand_stream`] any number of them. The models are defined in Python (`octavo.lab.polynomials.seq2seq`); the general
 //! route runs all of them. A crate above this one may offer [`Kernels`] that are written for one architecture.
 //! [`Encoder`] turns texts into vectors, [`Decoder`] continues them.
 

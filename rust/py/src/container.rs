@@ -1,4 +1,4 @@
-//! The container on addresses. `octavo/container.py` is the only caller; the names are private to the package.
+//! The container on addresses. `octavo/tensors/container.py` is the only caller; the names are private to the package.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};

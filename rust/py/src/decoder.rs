@@ -1,4 +1,4 @@
-//! The decoder. `octavo/engine/native_decoder.py` is the only caller; the names are private to the package.
+//! The decoder. `octavo/engine/text_generator.py` is the only caller; the names are private to the package.
 
 use std::path::PathBuf;
 use std::sync::Arc;

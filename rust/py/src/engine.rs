@@ -1,4 +1,4 @@
-//! The engine. `octavo/engine/native_engine.py` is the only caller; the names are private to the package.
+//! The engine. `octavo/lab/polynomials/native_engine.py` is the only caller; the names are private to the package.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Lines of polynomials. `octavo/systems/polynomials` is the only caller; the names are private to the package.
+//! Lines of polynomials. `octavo/lab/polynomials` is the only caller; the names are private to the package.
 
 use octavo_polynomials::{Factors, Generator, Kind, Result};
 use pyo3::prelude::*;
@@ -72,7 +72,7 @@ impl PolynomialStream {
     ) -> PyResult<(usize, usize)> {
         enter(py, || {
             apart(&[Memory::new("source", source.0, source.1), Memory::new("target", target.0, target.1)], &[])?;
-            // SAFETY: `octavo.systems.polynomials.data` passes two arrays of its own with their sizes and keeps them alive; they are apart.
+            // SAFETY: `octavo.lab.polynomials.data` passes two arrays of its own with their sizes and keeps them alive; they are apart.
             let (source, target) =
                 unsafe { (slice_mut(source.0, source.1, "source")?, slice_mut(target.0, target.1, "target")?) };
             Ok(self.0.batch(start, count, &tokenizer.0, source, target, pad_to)?)

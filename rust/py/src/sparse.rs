@@ -1,4 +1,4 @@
-//! Sparse codes on addresses. `octavo/sparse_codes.py` and `octavo/ops/sparse.py` are the only callers; the names are
+//! Sparse codes on addresses. `octavo/tensors/sparse_codes.py` and `octavo/ops/sparse.py` are the only callers; the names are
 //! private to the package.
 
 use octavo_core::linear::{SparseMatrix, multiply_sparse, sparse_kernel as core_kernel};

@@ -10,16 +10,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
-from octavo.batches import Batches
+from octavo.data.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import DTypeError, ModelError, NonFiniteError, ShapeError
-from octavo.fixed_order import ordered_sum
 from octavo.nn.model_copies import shared_copy
 from octavo.nn.packed_layer import PackedLayer
 from octavo.nn.registry import kind_of
 from octavo.quant.algorithms.walk import run_to, stages
 from octavo.quant.calibration import run, seen_of, undisturbed
+from octavo.storage.arguments import checks_arguments
+from octavo.tensors.fixed_order import ordered_sum
 from octavo.train.unpadded_samples import unpadded
 
 

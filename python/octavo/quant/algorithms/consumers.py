@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from octavo.batches import tensors_in
+from octavo.data.batches import tensors_in
 from octavo.quant.calibration import call
 from octavo.recipe.sites import is_transposed
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from octavo import _core
-from octavo.arguments import checks_arguments
 from octavo.errors import DataError, DTypeError, FormatError, NonFiniteError, ShapeError
-from octavo.formats import Format
 from octavo.ops.codec import encode
 from octavo.quant.algorithms.solution import Solution, Table, checked_rule, checked_weight
-from octavo.tensor import PackedTensor
+from octavo.storage.arguments import checks_arguments
+from octavo.tensors.formats import Format
+from octavo.tensors.packed_tensor import PackedTensor
 
 ORDERS = ("natural", "descending")
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from octavo import _core
-from octavo._reading import shown
 from octavo.errors import FormatError
-from octavo.formats import Format
 from octavo.ops.codec import encode
 from octavo.quant.algorithms.solution import Solution, Table, checked_weight
+from octavo.storage.reading import shown
+from octavo.tensors.formats import Format
 
 _MOST = 10_000  # iterations; it converges in tens
 

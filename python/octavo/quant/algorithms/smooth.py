@@ -9,14 +9,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from octavo.arguments import checks_arguments
-from octavo.batches import Batches
+from octavo.data.batches import Batches
 from octavo.display.progress import Report, Stages
 from octavo.errors import DTypeError, FormatError, NonFiniteError
 from octavo.nn.meta_tensors import refuse_meta
 from octavo.nn.quant_layer import QuantLayer
 from octavo.quant.algorithms.consumers import Consumer, find_consumers, is_norm
 from octavo.quant.calibration import run, seen_of, undisturbed
+from octavo.storage.arguments import checks_arguments
 from octavo.train.unpadded_samples import unpadded
 
 _LEAST = 1e-5  # smallest largest magnitude of a weight's column that counts as one

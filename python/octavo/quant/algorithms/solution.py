@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from octavo.arguments import checks_arguments
 from octavo.errors import DTypeError, FormatError, ShapeError
-from octavo.formats import Format
 from octavo.ops.codec import encode
-from octavo.tensor import FLOATS, PackedTensor
+from octavo.storage.arguments import checks_arguments
+from octavo.tensors.formats import Format
+from octavo.tensors.packed_tensor import FLOATS, PackedTensor
 
 RULES = ("floor", "ceil", "mse")
 

@@ -7,7 +7,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from octavo.batches import Batches
+from octavo.data.batches import Batches
 from octavo.display.progress import Stages
 from octavo.errors import OctavoError
 from octavo.nn.quant_layer import QuantLayer

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from octavo.batches import Batches
+from octavo.data.batches import Batches
 from octavo.quant.calibration import call, hooked
 
 

@@ -15,13 +15,13 @@ use crate::layers::Activation;
 
 /// Most bytes of the file.
 const MOST_BYTES: u64 = 1 << 20;
-/// Added to mean squares by the networks of `octavo.models.gpt`.
+/// Added to mean squares by the networks of `octavo.lab.language.gpt`.
 const OWN_EPSILON: f32 = 1e-6;
 
 /// Whose names the tensors have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
-    /// `octavo.models.gpt`.
+    /// `octavo.lab.language.gpt`.
     Own,
     /// GPT-2 of transformers.
     Gpt2,
@@ -132,7 +132,7 @@ fn vocabulary(fields: &Fields<'_>, name: &'static str, default: Option<u64>) -> 
     fields.size(name, default, 1, 1 << 24)
 }
 
-/// A network of `octavo.models.gpt`.
+/// A network of `octavo.lab.language.gpt`.
 fn own(fields: &Fields<'_>) -> Result<Plan> {
     let vocabulary = vocabulary(fields, "vocabulary", None)?;
     let width = fields.size("width", None, 2, 1 << 16)?;

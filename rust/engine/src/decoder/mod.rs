@@ -38,7 +38,7 @@ impl std::fmt::Debug for Decoder {
 }
 
 impl Decoder {
-    /// Loads a model folder: `config.json` of `octavo.models.gpt`, or of GPT-2 or Llama of transformers, and the weights,
+    /// Loads a model folder: `config.json` of `octavo.lab.language.gpt`, or of GPT-2 or Llama of transformers, and the weights,
     /// packed or plain, in `model.octavo.safetensors` or `model.safetensors`.
     ///
     /// # Errors

@@ -63,7 +63,7 @@ pub(super) struct RotaryPlan {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RotaryKind {
-    /// `base^(-2i/size)`, clockwise, as `octavo.models.gpt` turns.
+    /// `base^(-2i/size)`, clockwise, as `octavo.lab.language.gpt` turns.
     Full,
     /// The first half of the pairs from 1 to 1/1024 geometrically, the others not at all; clockwise.
     Half,

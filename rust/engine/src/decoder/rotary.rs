@@ -1,6 +1,6 @@
 //! Rotary positions: pairs of a head's numbers are turned by angles that grow with the position.
 //!
-//! Source: Su et al. 2021, equation 15; the halves of `octavo.models.gpt.rotary_positions`.
+//! Source: Su et al. 2021, equation 15; the halves of `octavo.lab.language.gpt.rotary_positions`.
 
 use super::plan::{RotaryKind, RotaryPlan};
 

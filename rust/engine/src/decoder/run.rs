@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::general::at_level;
 use crate::layers::activate;
 
-/// Added to the mean squares of heads by the networks of `octavo.models.gpt`.
+/// Added to the mean squares of heads by the networks of `octavo.lab.language.gpt`.
 const HEAD_EPSILON: f32 = 1e-6;
 
 /// A position that is computed.

@@ -1,4 +1,4 @@
-//! The architecture `hybrid`: see `octavo.models.seq2seq.hybrid`.
+//! The architecture `hybrid`: see `octavo.lab.polynomials.seq2seq.hybrid`.
 
 use candle_core::Tensor;
 

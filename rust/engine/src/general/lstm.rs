@@ -1,4 +1,4 @@
-//! The architecture `lstm`: see `octavo.models.seq2seq.lstm`.
+//! The architecture `lstm`: see `octavo.lab.polynomials.seq2seq.lstm`.
 
 use candle_core::Tensor;
 

@@ -1,4 +1,4 @@
-//! Greedy and beam search over any model, with the results of `octavo.models.seq2seq.generate`.
+//! Greedy and beam search over any model, with the results of `octavo.lab.polynomials.seq2seq.generate`.
 
 use std::cmp::Ordering;
 

@@ -1,4 +1,4 @@
-//! The architecture `transformer`: see `octavo.models.seq2seq.transformer`.
+//! The architecture `transformer`: see `octavo.lab.polynomials.seq2seq.transformer`.
 
 use candle_core::Tensor;
 

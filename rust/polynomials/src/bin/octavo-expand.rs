@@ -17,7 +17,7 @@ reported on standard error as 'line 7: REASON' and leaves an empty line.
 Usage: octavo-expand --model FOLDER [options] < LINES > ANSWERS
 
   --model FOLDER      config.json, tokenizer.json and the weights, as exported
-                      by octavo.systems.polynomials.export
+                      by octavo.lab.polynomials.export
   --beam N            hypotheses kept a line; 1, the default, is greedy
   --precision NAME    float (default), bfloat16: twice as fast where the CPU has
                       AMX, or integer: int8, greedy only

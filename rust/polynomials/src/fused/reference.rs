@@ -52,7 +52,7 @@ impl<V: Values> Layers for FloatLayers<'_, V> {
     }
 }
 
-/// An integer model. The arithmetic is that of `python/octavo/systems/polynomials/static`.
+/// An integer model. The arithmetic is that of `python/octavo/lab/polynomials/static`.
 pub(super) struct QuantizedLayers<'a, I>(pub(super) &'a I);
 
 fn codes(x: &[f64], scale: f32, largest: f32) -> Vec<i32> {

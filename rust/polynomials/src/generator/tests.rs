@@ -1,4 +1,4 @@
-//! Laws of the lines that hold for all of them. What SymPy prints is the oracle of `tests/systems/polynomials/test_data.py`.
+//! Laws of the lines that hold for all of them. What SymPy prints is the oracle of `tests/lab/polynomials/test_data.py`.
 
 use std::collections::HashSet;
 

@@ -1,4 +1,4 @@
-//! Tests on a small vocabulary; `tests/engine/test_encoder.py` compares every character with the reference tokenizer.
+//! Tests on a small vocabulary; `tests/engine/test_text_encoder.py` compares every character with the reference tokenizer.
 
 use super::WordPiece;
 

@@ -1,0 +1,168 @@
+"""Shared by the commands of ``octavo lab study``: options, opening of subjects, lists, saving, showing."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from octavo.errors import InterruptedRun, SettingError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from octavo.lab.studies.measured_points import Laboratory
+    from octavo.lab.studies.subject import Subject
+
+ModelOption = Annotated[str, typer.Option(metavar="NAME", help="tiny, minilm or polynomials.")]
+DataOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Holds the files of --corpus.  [default: a generated task]"),
+]
+TrainedOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FOLDER", help="Run of octavo lab train classifier to study.  [default: trained first, inside --out]"
+    ),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.  [default: octavo-STUDY-MODEL]")
+]
+SeedsOption = Annotated[int, typer.Option(metavar="N", help="Repetitions with other calibration texts and orders.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="A look in a minute or two: fewer texts, points and seeds.")]
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a study is about, as the options say it."""
+
+    model: str
+    data: Path | None = None
+    trained: Path | None = None
+    corpus: str | None = None
+    length: int | None = None
+    held_out: int | None = None
+    opener: Callable[..., Subject] | None = None  # None: a trained model
+
+    def open(self, folder: Path, *, quick: bool, tell: Callable[[str], None]) -> Subject:
+        """Return the model with its texts."""
+        from octavo.lab.studies.subject_catalogue import open_subject
+
+        return (self.opener or open_subject)(
+            self.model, folder, data=self.data, trained=self.trained, corpus=self.corpus, length=self.length,
+            held_out=self.held_out, quick=quick, tell=tell,
+        )  # fmt: skip
+
+
+def run(
+    study: str,
+    work: Callable[[Laboratory], list[dict[str, Any]]],
+    table: Callable[[Any], Any],
+    notes: Callable[[Any], list[str]],
+    draw: Callable[..., Any],
+    *,
+    subject: Chosen,
+    out: Path | None,
+    quick: bool,
+    json: bool,
+) -> None:
+    """Open the model and the journal, do the work, save and show what came of it."""
+    import torch
+
+    from octavo.display.console import console
+    from octavo.display.progress import milestones
+    from octavo.lab.studies.measured_points import Laboratory
+    from octavo.lab.studies.stopwatch import machine
+    from octavo.search.journal import Journal
+
+    folder = out or Path(f"octavo-{study}-{subject.model}{'-quick' if quick else ''}")
+    errors = console(stderr=True)
+    with Journal(folder) as journal, resumable(folder):
+        opened = subject.open(folder, quick=quick, tell=errors.print)
+        with milestones(errors) as tell:
+            rows = work(Laboratory(opened, journal, folder, tell=tell))
+    where = machine(torch.device("cpu"))  # trained weights depend on it: sums run in another order
+    facts = {
+        "study": study, "metric": opened.metric, "subject": opened.identity, "held_out": opened.held_out,
+        "machine": where,
+    }  # fmt: skip
+    title = f"{study}: {opened.name}" + (" (quick)" if quick else "")
+    draw_rows = partial(draw, metric=opened.metric, title=title)
+    told = ["The test texts are training texts that were held out, not the test file."] if opened.held_out else []
+    show(study, rows, facts, folder, table=table, notes=lambda rows: notes(rows) + told, draw=draw_rows, json=json)
+
+
+def show(
+    study: str,
+    rows: list[dict[str, Any]],
+    facts: dict[str, Any],
+    folder: Path,
+    *,
+    table: Callable[[Any], Table],
+    notes: Callable[[Any], list[str]],
+    draw: Callable[[Any], Any],
+    json: bool,
+    journal: str = "study.jsonl",
+    further: Mapping[str, Callable[[Any], Any]] | None = None,
+) -> None:
+    """Write CSV, JSON and the picture into ``folder``, and print the table, or JSON.
+
+    ``facts``: what the rows are about; the command line is added to them. ``journal``: where points are kept.
+    ``further``: pictures besides, of the same rows, by the names of their files.
+    """
+    from octavo.display.console import console, print_json, print_table
+    from octavo.errors import PackageError
+    from octavo.lab.studies import result_files as studies
+    from octavo.report import study_plots
+
+    facts = {**facts, "command": ["octavo", *sys.argv[1:]]}
+    studies.save(folder, rows, facts)
+    written = [studies.CSV, studies.JSON, journal]
+    try:
+        for name, picture in {study: draw, **(further or {})}.items():
+            written += [path.name for path in study_plots.save(picture(rows), folder, name)]
+    except PackageError as missing:
+        console(stderr=True).print(str(missing))
+    if json:
+        print_json({**facts, "rows": rows, "folder": str(folder)})
+        return
+    shown = console()
+    print_table(shown, table(rows))
+    shown.print()
+    for line in notes(rows):
+        shown.print(line)
+    shown.print(f"written to {folder}: {', '.join(written)}")
+
+
+@contextmanager
+def resumable(folder: Path) -> Iterator[None]:
+    """Say of a study that a signal ends that the same command goes on. Raises InterruptedRun."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit) as end:
+        number = signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM
+        if isinstance(end, SystemExit) and end.code != 128 + number:
+            raise
+        raise InterruptedRun(f"interrupted: the same command goes on from {folder}", number) from None
+
+
+def words(text: str) -> list[str]:
+    """Return words separated by commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def numbers(option: str, text: str, what: str = "width") -> tuple[int, ...]:
+    """Read whole numbers separated by commas. Raises SettingError naming the option and the word."""
+    found = []
+    for word in words(text):
+        if not (word.isascii() and word.isdigit() and len(word) < 7):
+            raise SettingError(f"{option}: {word!r} is no {what}; accepted are whole numbers separated by commas")
+        found.append(int(word))
+    return tuple(found)

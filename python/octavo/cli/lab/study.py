@@ -1,0 +1,215 @@
+"""``octavo lab study``: runs a study."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from octavo.cli._app import JsonOption
+from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
+from octavo.cli.lab import study_language, study_lora, study_mixed, study_nas, study_prune, study_search, study_speed
+from octavo.cli.lab._study import (
+    Chosen,
+    DataOption,
+    ModelOption,
+    OutOption,
+    QuickOption,
+    SeedsOption,
+    TrainedOption,
+    numbers,
+    run,
+    words,
+)  # fmt: skip
+from octavo.errors import SettingError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.callback()
+def _study() -> None:
+    """Answer a question about formats, pruning, adapters or speed with a table, a picture and a journal.
+
+    Every finished point is written to study.jsonl at once; the same command goes on after Ctrl-C or kill -9 and
+    measures nothing twice. Scales are calibrated on training texts, configurations are chosen on validation texts cut
+    from training, and test texts are touched once a reported point.
+
+    \b
+    Start here:
+      octavo lab study ptq-qat                      accuracy against width, on a model trained in a minute
+      octavo lab study formats --quick              every family of formats at its best
+      octavo lab study memory                       bytes in a file, and in a running process
+      octavo lab study prune                        accuracy, bytes and time against sparsity
+      octavo lab study nas                          a space of models, searched in four ways
+      octavo lab study mixed                        the labs' mixed-precision search beside one pass of sensitivities
+      octavo lab study lora                         full fine-tuning against adapters: accuracy, memory, time
+      octavo lab study language BENCH               the bench of language models as one page
+      octavo lab study sensitivity                  what every format costs every group of layers
+      octavo lab study combined                     the best recipe, then pruning, with and without training
+      octavo lab study compile                      torch.compile against eager: first call, later ones, graph breaks
+      octavo lab study attention                    naive attention against the fused one: time, memory, difference
+    """
+
+
+@app.command("ptq-qat")
+def ptq_qat(
+    model: ModelOption = "tiny",
+    data: DataOption = None,
+    trained: TrainedOption = None,
+    corpus: CorpusOption = None,
+    length: LengthOption = None,
+    held_out: HeldOutOption = None,
+    out: OutOption = None,
+    families: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="fixed, int, mxint, bfp, int-weights, or 'WEIGHT+INPUT' with {w}.  [default: fixed,int,mxint]",
+        ),
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="mase, mase-b: width w with w/2 fraction bits by hand; mase-a: max(4, w-2)."),
+    ] = None,
+    widths: Annotated[
+        str | None, typer.Option(metavar="BITS", help="Widths of an element.  [default: 2,3,4,6,8,16,32]")
+    ] = None,
+    seeds: SeedsOption = 3,
+    qat: Annotated[bool, typer.Option("--qat/--no-qat", help="Train through every format, too.")] = True,
+    qat_share: Annotated[
+        float, typer.Option(help="Updates of that training, as a share of those of the model's.")
+    ] = 0.1,
+    qat_rate: Annotated[float, typer.Option(help="Its learning rate, as a share of the model's.")] = 0.1,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Accuracy against width, quantized after training (PTQ) and trained through the format (QAT).
+
+    Weights and inputs of all Linear layers have the format, embeddings and norms stay float32. Both methods begin at
+    the same calibrated scales. ± is the 95 % interval over seeds; differences are points of percent to fp32.
+
+    \b
+    Examples:
+      octavo lab study ptq-qat
+      octavo lab study ptq-qat --baseline mase --widths 4,8,16
+      octavo lab study ptq-qat --families 'int{w}:g32' --widths 2,3,4 --no-qat
+      octavo lab train classifier --model minilm --data data/ -o minilm
+      octavo lab study ptq-qat --model minilm --data data/ --trained minilm --baseline mase
+    """
+    from octavo.lab.studies import result_files as studies
+    from octavo.lab.studies.measured_points import Training
+    from octavo.lab.studies.ptq_qat import BASELINES, PtqQat
+    from octavo.report.study_plots import width_figure
+
+    if baseline is not None and baseline not in BASELINES:
+        raise SettingError(f"unknown baseline {baseline!r}; accepted are {', '.join(BASELINES)}")
+    if not (qat_share > 0 and qat_rate > 0):
+        raise SettingError(f"--qat-share is {qat_share}, --qat-rate {qat_rate}; accepted are shares above 0")
+    names = words(families or ("int" if quick else "fixed,int,mxint")) + ([baseline] if baseline else [])
+    widths = widths or ("4,8" if quick else "2,3,4,6,8,16,32")
+    training = Training(share=qat_share, rate=qat_rate) if qat else None
+    study = PtqQat(tuple(names), numbers("--widths", widths), min(seeds, 2) if quick else seeds, training)
+    subject = Chosen(model, data, trained, corpus, length, held_out)
+    run(
+        "ptq-qat", study.run, studies.width_table, studies.accuracy_notes, width_figure,
+        subject=subject, out=out, quick=quick, json=json,
+    )  # fmt: skip
+
+
+@app.command("formats")
+def formats(
+    model: ModelOption = "tiny",
+    data: DataOption = None,
+    trained: TrainedOption = None,
+    corpus: CorpusOption = None,
+    length: LengthOption = None,
+    held_out: HeldOutOption = None,
+    out: OutOption = None,
+    families: Annotated[str | None, typer.Option(metavar="NAMES", help="Families to compare.  [default: all]")] = None,
+    widths: Annotated[
+        str | None, typer.Option(metavar="BITS", help="Widths of an element.  [default: 2,3,4,6,8]")
+    ] = None,
+    modes: Annotated[
+        str, typer.Option(metavar="NAMES", help="weights: weights alone; both: weights and inputs of layers.")
+    ] = "weights,both",
+    seeds: SeedsOption = 3,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Every family of formats at its best configuration: accuracy against bits.
+
+    For each family and width, block sizes, scale rules, biases and calibrations are compared on validation texts by
+    relative entropy to the float32 model; the closest is measured on test texts. Nothing is trained.
+
+    \b
+    Examples:
+      octavo lab study formats --quick
+      octavo lab study formats --families int,mxint,mxfp,nf --widths 4
+      octavo lab study formats --model polynomials --modes weights
+    """
+    from octavo.lab.studies import candidates
+    from octavo.lab.studies import result_files as studies
+    from octavo.lab.studies.format_families import Formats
+    from octavo.report.study_plots import format_figure
+
+    chosen = numbers("--widths", widths or ("4" if quick else "2,3,4,6,8"))
+    every = [name for name in candidates.FAMILIES if any(candidates.weights(name, width) for width in chosen)]
+    names = every if families is None else words(families)
+    study = Formats(tuple(names), chosen, tuple(words(modes)), 1 if quick else seeds, quick)
+    subject = Chosen(model, data, trained, corpus, length, held_out)
+    run(
+        "formats", study.run, studies.format_table, studies.accuracy_notes, format_figure,
+        subject=subject, out=out, quick=quick, json=json,
+    )  # fmt: skip
+
+
+@app.command("memory")
+def memory(
+    model: ModelOption = "tiny",
+    data: DataOption = None,
+    trained: TrainedOption = None,
+    corpus: CorpusOption = None,
+    length: LengthOption = None,
+    held_out: HeldOutOption = None,
+    out: OutOption = None,
+    recipes: Annotated[
+        str, typer.Option("--recipes", metavar="TEXTS", help="Recipes that pack the models, separated by '|'.")
+    ] = "mxint8 | int4:g32",
+    texts: Annotated[int, typer.Option(help="Test texts that are answered while memory is measured.")] = 1000,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Memory of packed models against float32: counted by component, and measured.
+
+    Each model is saved, and loaded in a fresh process that answers test texts eight at a time; its resident and peak
+    memory are read from the system. Answers are compared with those of the simulated model.
+
+    \b
+    Examples:
+      octavo lab study memory
+      octavo lab study memory --recipes 'mxint8 | type:Embedding int4:g32; type:Linear nf4'
+      octavo lab study memory --model minilm --data data/ --trained minilm
+    """
+    from octavo.lab.studies import result_files as studies
+    from octavo.lab.studies.memory import Memory
+    from octavo.report.study_plots import memory_figure
+
+    study = Memory(
+        tuple(text.strip() for text in recipes.split("|") if text.strip()), min(texts, 64) if quick else texts
+    )
+    subject = Chosen(model, data, trained, corpus, length, held_out)
+    run(
+        "memory", study.run, studies.memory_table, studies.memory_notes, memory_figure,
+        subject=subject, out=out, quick=quick, json=json,
+    )  # fmt: skip
+
+
+app.command("prune")(study_prune.prune)
+app.command("language")(study_language.language)
+app.command("lora")(study_lora.lora)
+app.command("sensitivity")(study_search.sensitivity)
+app.command("combined")(study_search.combined)
+app.command("nas")(study_nas.nas)
+app.command("mixed")(study_mixed.mixed)
+app.command("compile")(study_speed.compile_)
+app.command("attention")(study_speed.attention)

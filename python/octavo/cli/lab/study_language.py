@@ -1,0 +1,57 @@
+"""``octavo lab study language``: what every technique of a language model is worth, from the lines of benches."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octavo.cli._app import JsonOption
+
+PAGE, JSON = "language.html", "language.json"
+
+
+def language(
+    benches: Annotated[
+        list[Path], typer.Argument(metavar="BENCH...", help="Folders of octavo lab bench gpt, or files of its lines.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FOLDER", help="Where the page goes.  [default: the first BENCH's folder]"),
+    ] = None,
+    title: Annotated[str, typer.Option(metavar="TEXT", help="Of the page.")] = "Techniques of language models",
+    json: JsonOption = False,
+) -> None:
+    """What every technique is worth: the lines of benches as one page, which loads nothing from elsewhere.
+
+    The page has a row an arm: its loss and its difference from the baseline at every budget, both with intervals; what
+    was expected; the verdict in words; and the command line that repeats it. Curves, bounds on likelihoods, which
+    compare with no exact loss, and whether the scale is sound follow. Nothing is run: `octavo lab bench gpt` does that.
+
+    \b
+    Examples:
+      octavo lab study language octavo-bench-gpt
+      octavo lab study language first/ second/results.jsonl -o page
+    """
+    from octavo.display.console import console, print_json
+    from octavo.lab.language.language_study import read_benches, study_table
+    from octavo.report.language_page import language_page
+    from octavo.storage import files
+
+    found = study_table(read_benches(benches), title=title)
+    first = benches[0]
+    folder = out or (first if first.is_dir() else first.parent)
+    folder.mkdir(parents=True, exist_ok=True)
+    files.write(folder / JSON, jsonlib.dumps(found, indent=1, allow_nan=False) + "\n")
+    files.write(folder / PAGE, language_page(found))
+    if json:
+        print_json(found)
+        return
+    stdout = console()
+    for arm in found["arms"]:
+        stdout.print(f"{arm['arm']}: {arm['sentence']}", soft_wrap=True)
+    for bound in found["bounds"]:
+        stdout.print(f"{bound['arm']}: {bound['sentence']}", soft_wrap=True)
+    stdout.print(f"written: {folder / PAGE}, {folder / JSON}")

@@ -1,0 +1,130 @@
+"""``octavo lab study sensitivity`` and ``combined``: formats that are chosen by what they cost."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from octavo.cli._app import JsonOption
+from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
+from octavo.cli.lab._study import (
+    Chosen,
+    DataOption,
+    ModelOption,
+    OutOption,
+    QuickOption,
+    SeedsOption,
+    TrainedOption,
+    run,
+    words,
+)  # fmt: skip
+from octavo.errors import SettingError
+
+FormatsOption = Annotated[
+    str | None,
+    typer.Option(metavar="FORMATS", help="Candidates, as recipes write them.  [default: eight of 3.5 to 8.25 bits]"),
+]
+SamplesOption = Annotated[int, typer.Option(metavar="N", help="Training texts that sensitivities are measured on.")]
+
+
+def sensitivity(
+    model: ModelOption = "tiny",
+    data: DataOption = None,
+    trained: TrainedOption = None,
+    corpus: CorpusOption = None,
+    length: LengthOption = None,
+    held_out: HeldOutOption = None,
+    out: OutOption = None,
+    formats: FormatsOption = None,
+    roles: Annotated[
+        str, typer.Option(metavar="NAMES", help="weight: weights; input: inputs of layers; or both.")
+    ] = "weight",
+    samples: SamplesOption = 64,
+    estimate: Annotated[
+        bool, typer.Option("--estimate/--no-estimate", help="Estimate from one backward pass, too.")
+    ] = True,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """What every format costs every group of layers: one group rounded at a time, outputs against the float model's.
+
+    Layers that read one tensor, such as query, key and value, form one group. Only what comes after the changed layer
+    runs. The picture is a heat map; the values are in the CSV file beside it.
+
+    \b
+    Examples:
+      octavo lab study sensitivity
+      octavo lab study sensitivity --formats int2:g32,int3:g32,nf4,mxint8 --roles weight,input
+      octavo lab study sensitivity --model minilm --data data/ --trained minilm
+    """
+    from octavo.lab.studies import search_tables
+    from octavo.lab.studies.format_sensitivity import FORMATS, FormatSensitivity
+    from octavo.report.search_plots import sensitivity_figure
+
+    chosen = tuple(words(formats)) if formats is not None else FORMATS
+    study = FormatSensitivity(chosen, tuple(words(roles)), min(samples, 16) if quick else samples, estimate)
+
+    def draw(rows: Any, *, metric: str, title: str) -> Any:
+        return sensitivity_figure(rows, title=title)
+
+    run(
+        "sensitivity", study.run, search_tables.sensitivity_table, search_tables.sensitivity_notes, draw,
+        subject=Chosen(model, data, trained, corpus, length, held_out), out=out, quick=quick, json=json,
+    )  # fmt: skip
+
+
+def combined(
+    model: ModelOption = "tiny",
+    data: DataOption = None,
+    trained: TrainedOption = None,
+    corpus: CorpusOption = None,
+    length: LengthOption = None,
+    held_out: HeldOutOption = None,
+    out: OutOption = None,
+    budget: Annotated[
+        float, typer.Option(metavar="BITS", help="Bits a parameter, embeddings and scales counted.")
+    ] = 4.5,
+    formats: FormatsOption = None,
+    sparsity: Annotated[float, typer.Option(metavar="SHARE", help="Share of the weights of each layer that go.")] = 0.5,
+    epochs: Annotated[float, typer.Option(help="Passes over the training texts, after quantizing and pruning.")] = 1.0,
+    samples: SamplesOption = 64,
+    baseline: Annotated[
+        str | None, typer.Option(metavar="NAME", help="mase: 8 bits with fractions by hand, activations pruned, too.")
+    ] = None,
+    seeds: SeedsOption = 2,
+    quick: QuickOption = False,
+    json: JsonOption = False,
+) -> None:
+    """The best recipe that is found, then pruning, with and without training after it: one table.
+
+    Sensitivities give the best assignment of formats for every budget; several within the budget are compared on
+    validation texts. The closest to the float model is quantized, pruned by magnitude in each layer, and trained. The
+    float model, and each step alone, are rows of the same table, trained as long.
+
+    \b
+    Examples:
+      octavo lab study combined
+      octavo lab study combined --baseline mase --seeds 3
+      octavo lab train classifier --model minilm --data data/ -o minilm
+      octavo lab study combined --model minilm --data data/ --trained minilm --budget 4
+      octavo lab study combined --model minilm --data imdb/ --corpus imdb --length 256
+    """
+    from octavo.lab.classifiers.kinds import KINDS
+    from octavo.lab.studies import search_tables
+    from octavo.lab.studies.combined import Combined
+    from octavo.lab.studies.format_sensitivity import FORMATS
+    from octavo.lab.studies.lora_ranks import Tuning
+    from octavo.report.search_plots import combined_figure
+
+    if model not in KINDS:
+        raise SettingError(f"no pruning of {model!r}; accepted are {', '.join(KINDS)}")
+    chosen = tuple(words(formats)) if formats is not None else FORMATS
+    study = Combined(
+        budget, chosen, sparsity, 1 if quick else seeds, Tuning(epochs), min(samples, 16) if quick else samples,
+        2 if quick else 6, baseline,
+    )  # fmt: skip
+    run(
+        "combined", study.run, search_tables.combined_table, search_tables.combined_notes, combined_figure,
+        subject=Chosen(model, data, trained, corpus, length, held_out), out=out, quick=quick, json=json,
+    )  # fmt: skip

@@ -1,0 +1,115 @@
+"""``octavo lab study compile`` and ``octavo lab study attention``: studies of speed."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from octavo.cli._app import JsonOption
+from octavo.cli.lab._study import numbers, resumable, show, words
+
+if TYPE_CHECKING:
+    import torch
+
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME", help="cpu, cuda or cuda:N.  [default: cuda where torch finds a GPU]"),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.  [default: octavo-STUDY-DEVICE]")
+]
+RoundsOption = Annotated[int, typer.Option(metavar="N", help="Timings of each contestant; the median counts.")]
+
+
+def compile_(
+    recipe: Annotated[
+        str, typer.Option(metavar="TEXT", help="Recipe that quantizes and packs the model.")
+    ] = "type:Linear mxint8",
+    backend: Annotated[
+        str, typer.Option(metavar="NAME", help="inductor; aot_eager and eager capture graphs and compile nothing.")
+    ] = "inductor",
+    batch: Annotated[int, typer.Option(metavar="N", help="Texts per call.")] = 8,
+    length: Annotated[int, typer.Option(metavar="N", help="Tokens per text.")] = 64,
+    layers: Annotated[int, typer.Option(metavar="N", help="Layers of the BERT encoder.")] = 2,
+    width: Annotated[int, typer.Option(metavar="N", help="Its width, a multiple of 64.")] = 128,
+    rounds: RoundsOption = 15,
+    device: DeviceOption = None,
+    out: OutOption = None,
+    json: JsonOption = False,
+) -> None:
+    """torch.compile against eager: the first call, every later one, and graph breaks.
+
+    A tiny BERT with fresh weights is called in float32, quantized (simulated) and packed, in eager mode and compiled.
+    The first compiled call starts with empty caches; later calls are medians of rounds that take turns. A graph break
+    is a place where Python has to go on between two compiled pieces.
+
+    \b
+    Examples:
+      octavo lab study compile
+      octavo lab study compile --recipe 'type:Linear int8:channel input=int8:channel'
+      octavo lab study compile --batch 32 --layers 6 --width 384
+      octavo lab study compile --backend aot_eager       # without a C++ compiler: capture alone
+    """
+    from octavo.lab.studies import speed_tables as speed_studies
+    from octavo.lab.studies.compile_speed import Compile
+    from octavo.lab.studies.stopwatch import device_of
+
+    study = Compile(recipe, backend, batch, length, layers, width, rounds)
+    _run("compile", study, device_of(device), out, json=json, table=speed_studies.compile_table,
+         notes=speed_studies.compile_notes, draw=speed_studies.compile_figure)  # fmt: skip
+
+
+def attention(
+    lengths: Annotated[str, typer.Option(metavar="NUMBERS", help="Tokens, separated by commas.")] = "128,512,2048",
+    dtypes: Annotated[
+        str, typer.Option(metavar="NAMES", help="float32, bfloat16, float16, separated by commas.")
+    ] = "float32,bfloat16",
+    batch: Annotated[int, typer.Option(metavar="N", help="Texts per call.")] = 1,
+    heads: Annotated[int, typer.Option(metavar="N", help="Heads of attention.")] = 8,
+    width: Annotated[int, typer.Option(metavar="N", help="Width of a head.")] = 64,
+    causal: Annotated[bool, typer.Option("--causal", help="No token sees a later one.")] = False,
+    rounds: RoundsOption = 7,
+    device: DeviceOption = None,
+    out: OutOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Attention as books write it against torch's fused one: time, memory and the largest difference.
+
+    softmax(Q K^T / sqrt(d)) V holds one score for each pair of tokens; scaled_dot_product_attention computes the same
+    a tile of scores at a time, so that memory grows with the length and not with its square.
+
+    \b
+    Examples:
+      octavo lab study attention
+      octavo lab study attention --lengths 256,1024,4096 --causal
+      octavo lab study attention --device cuda --dtypes float16,bfloat16 --batch 8
+    """
+    from octavo.lab.studies import speed_tables as speed_studies
+    from octavo.lab.studies.attention_speed import Attention
+    from octavo.lab.studies.stopwatch import device_of
+
+    tokens = numbers("--lengths", lengths, "length")
+    study = Attention(tokens, tuple(words(dtypes)), batch, heads, width, causal, rounds)
+    _run("attention", study, device_of(device), out, json=json, table=speed_studies.attention_table,
+         notes=speed_studies.attention_notes, draw=speed_studies.attention_figure)  # fmt: skip
+
+
+def _run(name: str, study: Any, device: torch.device, out: Path | None, *, draw: Any, **shown: Any) -> None:
+    """Measure what the journal does not hold yet; save and show all."""
+    from dataclasses import asdict
+
+    from octavo.display.console import console
+    from octavo.display.progress import milestones
+    from octavo.lab.studies.stopwatch import machine
+    from octavo.search.journal import Journal
+
+    folder = out or Path(f"octavo-{name}-{device.type}")
+    with Journal(folder) as journal, milestones(console(stderr=True)) as tell, resumable(folder):
+        rows = study.run(journal, device, tell)
+    where = machine(device)
+    title = f"{name}: {where['name']}, torch {where['torch']}"
+    facts = {"study": name, "machine": where, "settings": asdict(study)}
+    show(name, rows, facts, folder, draw=partial(draw, title=title), **shown)

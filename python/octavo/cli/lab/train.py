@@ -1,0 +1,316 @@
+"""``octavo lab train``: trains the models that Octavo defines."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from octavo.cli._app import JsonOption
+from octavo.cli._own_lines import OwnLines
+from octavo.cli._stage_bar import stage_bar
+from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
+from octavo.errors import SettingError
+
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Train a model; the same command resumes a run that was stopped."
+)
+
+
+@app.callback()
+def _train() -> None:
+    """Train a model; the same command resumes a run that was stopped."""
+
+
+@app.command("polynomials")
+def polynomials(
+    arch: Annotated[
+        str, typer.Option(metavar="NAME", help="lstm, hybrid (the shipped one) or transformer.")
+    ] = "hybrid",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Run folder.  [default: octavo-ARCH]")
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Train on left=right lines of your own, plain, .xz or .gz.  [default: generated lines]"
+        ),
+    ] = None,
+    validation: Annotated[
+        str | None,
+        typer.Option(metavar="N|FILE", help="Validation lines: N held out of --data, or a file.  [default: 5 %]"),
+    ] = None,
+    test: Annotated[
+        str | None,
+        typer.Option(metavar="N|FILE", help="Test lines: N held out of --data, or a file.  [default: 5 %]"),
+    ] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the lines of --data, instead of --steps.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Updates of the weights.  [default: those of the shipped model]")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Lines in an update, over all processes.")] = None,
+    rate: Annotated[float | None, typer.Option("--lr", help="Largest learning rate.")] = None,
+    seed: Annotated[
+        int, typer.Option(help="Seed of weights and data order; validation and test lines are always the same.")
+    ] = 0,
+    precision: Annotated[str | None, typer.Option(metavar="NAME", help="fp32, bf16 or fp16.")] = None,
+    accumulation: Annotated[int | None, typer.Option(help="Micro-batches that an update is cut into.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = None,
+    compile: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
+    ddp: Annotated[
+        int | None, typer.Option(metavar="N", help="Train in N processes (DistributedDataParallel through torchrun).")
+    ] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events.")] = False,
+    export_format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="Number format of the exported weights.")
+    ] = "mxint8",
+    json: JsonOption = False,
+) -> None:
+    """Train a model that expands polynomials, test it on unseen lines and export it for the engine.
+
+    Lines are generated; the 20,000 validation and 20,000 test lines never occur in training. FOLDER gets metrics.jsonl,
+    checkpoints, and at the end model/, which octavo.lab.polynomials.Engine and `octavo lab expand --model` run.
+    Stopped, by Ctrl-C (exit code 130), SIGTERM (143) or kill -9, the same command goes on from the newest checkpoint
+    and ends with the same bits. One run at a time works in FOLDER.
+
+    With --data, lines come from a file: each pass has another order, no line of validation or test is trained on (5 %
+    each, 2,000 lines at most), and a run goes on only with the lines it began with.
+
+    \b
+    Examples:
+      octavo lab train polynomials --steps 500               a taste, some minutes
+      octavo lab train polynomials --data lines.txt.xz --validation 2000 --epochs 20
+      octavo lab train polynomials --precision bf16          the shipped model
+      octavo lab train polynomials --arch transformer --ddp 2
+      torchrun --nproc-per-node 8 -m octavo lab train polynomials --device cuda --compile
+    """
+    from octavo.lab.polynomials.training_run import train_polynomials
+    from octavo.storage import locks
+    from octavo.train.launch import launch
+
+    if ddp is not None:
+        if ddp < 1:
+            raise SettingError(f"--ddp is {ddp}; accepted are 1 process and more")
+        OwnLines(data, validation, test, epochs).check(steps, several=True)
+        locks.check(out or Path(f"octavo-{arch}"))
+        raise typer.Exit(launch(["-m", "octavo", *_without_ddp(sys.argv[1:])], ddp))
+    given = {
+        "steps": steps,
+        "batch_size": batch,
+        "learning_rate": rate,
+        "precision": precision,
+        "accumulation": accumulation,
+        "device": device,
+        "compile": compile or None,
+        "seed": seed,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    own = OwnLines(data, validation, test, epochs)
+    own.check(steps, several="RANK" in os.environ)
+    report = train_polynomials(
+        arch,
+        out or Path(f"octavo-{arch}"),
+        changes,
+        export_format=export_format,
+        tensorboard=tensorboard,
+        **own.read(changes),
+    )
+    if report is None:
+        return
+    from octavo.display.console import console, print_json
+
+    if json:
+        print_json(report.as_dict())
+        return
+    stdout = console()
+    for label, text in report.results():
+        stdout.print(f"{label:18} {text}")
+
+
+@app.command("sst2", hidden=True)  # its name of 0.1
+@app.command("classifier")
+def classifier(
+    data: Annotated[Path, typer.Option(metavar="FOLDER", help="Holds the files of --corpus.")],
+    corpus: CorpusOption = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="tiny (a two-layer BERT from fresh weights) or minilm (needs the extra 'demo')."
+        ),
+    ] = "tiny",
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Run folder.  [default: octavo-CORPUS-MODEL]")
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the training sentences.  [default: 3 for tiny, 1 for minilm]")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Updates of the weights, instead of --epochs.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Sentences in an update.  [default: 64, 32]")] = None,
+    rate: Annotated[float | None, typer.Option("--lr", help="Largest learning rate.  [default: 1e-3, 5e-5]")] = None,
+    length: LengthOption = None,
+    held_out: HeldOutOption = None,
+    seed: Annotated[int, typer.Option(help="Of fresh weights, data order and dropout.")] = 0,
+    precision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="fp32, bf16 or fp16.  [default: fp32, bf16]")
+    ] = None,
+    device: Annotated[str | None, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Train a classifier of sentiment on SST-2 or IMDb, for studies and your own recipes.
+
+    2,000 training texts are kept out to choose by; the test texts are those of the corpus, or --held-out ones, and
+    nothing is chosen on them: the last weights are reported, not the best. IMDb's reviews have 300 words: give --length
+    512. Stopped, the same command goes on and ends with the same bits.
+
+    \b
+    Examples:
+      octavo lab train classifier --data data/ -o tiny
+      octavo lab train classifier --data data/ --model minilm --held-out 10000 -o minilm
+      octavo lab train classifier --data data/ --corpus imdb --length 512 -o reviews
+      octavo lab study ptq-qat --model minilm --data data/ --trained minilm
+    """
+    from octavo.compress import sentiment
+    from octavo.lab.classifiers.kinds import KINDS, LONGEST, check_length
+    from octavo.lab.classifiers.training_run import train_classifier
+
+    if model not in KINDS:
+        raise SettingError(f"unknown model {model!r}; accepted are {', '.join(KINDS)}")
+    if epochs is not None and not epochs > 0:
+        raise SettingError(f"--epochs is {epochs}; accepted are numbers above 0")
+    length = LONGEST if length is None else length
+    check_length(length)
+    given = {
+        "steps": steps,
+        "batch_size": batch,
+        "learning_rate": rate,
+        "precision": precision,
+        "device": device,
+        "seed": seed,
+    }
+    changes = {name: value for name, value in given.items() if value is not None}
+    name = corpus or "sst2"
+    folder = out or Path(f"octavo-{name}-{model}")
+    split = sentiment.load(data, name, held_out=held_out)
+    report = train_classifier(model, split, folder, epochs=epochs, length=length, changes=changes)
+    from octavo.display.console import console, print_json
+
+    if json:
+        print_json(report.as_dict())
+        return
+    stdout = console()
+    for label, text in report.results():
+        stdout.print(f"{label:18} {text}")
+
+
+@app.command("gpt")
+def gpt(
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="A folder of shards, a text file (.txt, .jsonl, .xz, .gz), or a folder of them."
+        ),
+    ] = None,
+    preset: Annotated[str, typer.Option(metavar="NAME", help="What to train; --list shows all.")] = "nocap_baseline",
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="micro, mini or true.  [default: true for shards of GPT-2's ids, else micro]"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Run folder.  [default: octavo-gpt-PRESET]")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens to train on.  [default: the scale's]")] = None,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(metavar="IDS", help="Of the vocabulary that is learned from text.  [default: the scale's]"),
+    ] = None,
+    rate: Annotated[
+        float | None, typer.Option("--lr", help="Learning rate of AdamW or Lion, in presets that train with one.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of first weights and sampled losses.")] = 0,
+    precision: Annotated[
+        str | None, typer.Option(metavar="NAME", help="fp32, tf32, bf16, fp16 or fp8 (simulated).")
+    ] = None,
+    validation_tokens: Annotated[int | None, typer.Option(metavar="N", help="Tokens of a validation.")] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="auto, cpu or cuda.")] = "auto",
+    compile: Annotated[bool, typer.Option("--compile", help="Run the model through torch.compile.")] = False,
+    ddp: Annotated[
+        int | None, typer.Option(metavar="N", help="Train in N processes (DistributedDataParallel through torchrun).")
+    ] = None,
+    list_presets: Annotated[bool, typer.Option("--list", help="Show the presets, and end.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Train a language model: a GPT-2 baseline, or one of the techniques that are said to beat it.
+
+    Any text is enough: a vocabulary of byte pairs is learned from it and shards are written to FOLDER/data first.
+    FOLDER gets run.json (configuration, hashes of source and data, versions), metrics.jsonl, checkpoints, report.json,
+    and at the end model/: config.json, weights and tokenizer.json, which octavo.load_model reads. Stopped, by Ctrl-C,
+    SIGTERM or kill -9, the same command goes on from the newest checkpoint and ends with the same bits.
+
+    The validation loss is exact: every token predicted once, from normalized probabilities, by a model that was
+    checked not to see the future. Training, compiling and validating have clocks of their own.
+
+    \b
+    Examples:
+      octavo lab train gpt --data book.txt                       a small model, minutes on a CPU
+      octavo lab train gpt --data book.txt --preset modern -o modern
+      octavo lab train gpt --list                                what else there is
+      octavo lab train gpt --data fineweb10B/                    the benchmark itself, on its shards
+      octavo lab train gpt --data fineweb10B/ --preset modern --precision bf16 --compile
+    """
+    from octavo.lab.language.train_command import Choices, train_gpt
+
+    if list_presets:
+        from octavo.display.console import console, print_table, table
+        from octavo.lab.language.language_presets import PRESETS
+
+        rows = table("preset", "what it is", "predicted")
+        for name, one in PRESETS.items():
+            rows.add_row(name, one.told, one.predicted)
+        print_table(console(), rows)
+        return
+    if data is None:
+        raise SettingError("--data is missing; give a text file, or a folder of shards")
+    folder = out or Path(f"octavo-gpt-{preset}")
+    if ddp is not None:
+        from octavo.storage import locks
+        from octavo.train.launch import launch
+
+        if ddp < 1:
+            raise SettingError(f"--ddp is {ddp}; accepted are 1 process and more")
+        locks.check(folder)
+        raise typer.Exit(launch(["-m", "octavo", *_without_ddp(sys.argv[1:])], ddp))
+    chosen = Choices(
+        preset=preset, scale=scale, tokens=tokens, vocabulary=vocabulary, learning_rate=rate, precision=precision,
+        validation_tokens=validation_tokens, compile=compile, seed=seed, device=device,
+    )  # fmt: skip
+    with stage_bar() as tell:
+        ready = chosen.prepare(data, folder, tell)
+    report = train_gpt(ready, folder)
+    if report is None:
+        return
+    from octavo.display.console import console, print_json
+
+    if json:
+        print_json(report.as_dict())
+        return
+    stdout = console()
+    for label, text in report.results():
+        stdout.print(f"{label:18} {text}")
+
+
+def _without_ddp(arguments: list[str]) -> list[str]:
+    """Return the command line for one process: without ``--ddp N`` and ``--ddp=N``."""
+    kept, skip = [], False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument == "--ddp":
+            skip = True
+        elif not argument.startswith("--ddp="):
+            kept.append(argument)
+    return kept

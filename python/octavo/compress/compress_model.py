@@ -1,0 +1,318 @@
+"""octavo.compress_model: a budget in, the best packed model out, with the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from octavo.compress.changed_examples import changed_examples
+from octavo.compress.compression_facts import report_of
+from octavo.compress.compression_flow import Flow
+from octavo.compress.compression_job import (
+    FORMATS,
+    DataFacts,
+    Goal,
+    Job,
+    Quality,
+    canonical,
+    check_budget,
+    with_lookups,
+)
+from octavo.compress.compression_trials import Found
+from octavo.data.batches import Batches, call_numbered, samples_of
+from octavo.display.progress import Report
+from octavo.errors import ConfigError
+from octavo.model_folder.save_load import fill_folder
+from octavo.model_folder.weight_files import PACKED_NAME
+from octavo.nn.meta_tensors import refuse_meta
+from octavo.nn.model_copies import shared_copy
+from octavo.quant.calibration import undisturbed
+from octavo.recipe import Recipe
+from octavo.report.compression_report import write_report
+from octavo.search.fingerprints import identity_of, warn_of_unknown
+from octavo.search.forked_workers import check_workers
+from octavo.search.journal import Journal
+from octavo.search.number_arrays import returned_number
+from octavo.search.peers import Peer
+from octavo.search.short_training import BatchTask, Loss, Training, distillation, rate_of, short_config
+from octavo.storage import files, folders
+from octavo.storage.arguments import checks_arguments
+from octavo.train.measurement import Measurement, mean_of
+from octavo.train.model_agreement import agreement
+from octavo.train.unpadded_samples import parted, unpadded
+
+RECIPE, JSON, HTML = "recipe.toml", "report.json", "report.html"
+#: The budget where no goal is given: bits for each parameter.
+BUDGET = 4.5
+_HELD = 3  # of so many samples one measures agreement
+#: What is measured where nobody says what is right.
+AGREEMENT = "agreement with the original model: no labels were given"
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """The result: ``model``, packed; its ``recipe``; ``report``, plain data; ``found``, what was measured."""
+
+    model: nn.Module = field(repr=False)
+    recipe: Recipe
+    report: dict[str, Any] = field(repr=False)
+    found: Found = field(repr=False)
+    job: Job = field(repr=False)
+
+    @checks_arguments
+    def save(self, folder: Path | str, *, overwrite: bool = False) -> Path:
+        """Write the model folder with ``recipe.toml``, ``report.html`` and ``report.json``, whole or not at all.
+
+        ``overwrite``: replace those of a folder that is there. Raises FileExistsError, and as ``octavo.save_model``.
+        """
+        target = Path(folder)
+        with folders.whole(target, owned={PACKED_NAME, RECIPE, JSON, HTML}, overwrite=overwrite) as stage:
+            self.job.write(self.model, stage)
+            write_evidence(stage, self.recipe, self.report)
+        return target
+
+
+@checks_arguments
+def compress_model(
+    model: nn.Module,
+    budget: float | None = None,
+    *,
+    data: Iterable[Any],
+    evaluate: Callable[[nn.Module], Any] | None = None,
+    test: Callable[[nn.Module], Any] | None = None,
+    nbytes: int | None = None,
+    max_loss: float | None = None,
+    latency: float | None = None,
+    latency_batch: int = 1,
+    formats: Sequence[str] = FORMATS,
+    recipe: Any = None,
+    fast: bool = False,
+    share: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    tokenizer: Any = None,
+    samples: int = 128,
+    train: bool | Loss = False,
+    train_steps: int | None = None,
+    workers: int = 1,
+    peers: Sequence[Peer] = (),
+    journal: Path | str | None = None,
+    progress: bool | Report = True,
+) -> Compressed:
+    """Return ``model`` packed within a budget: a format for every layer, chosen by what it costs this model.
+
+    One of ``budget`` (bits for each parameter, embeddings, norms and biases included; default 4.5), ``nbytes`` and
+    ``max_loss`` (of the quality: 0.01 of an accuracy is a point, of a KL or of the logarithm of a perplexity nats).
+    ``latency``: seconds that a call of ``latency_batch`` samples may take on this machine; beside one of these or not.
+    ``data``: calibration batches, as :func:`octavo.quantize_model` takes them. ``evaluate``: a function of a model that
+    returns its quality, an :func:`octavo.evaluate` result or a number of which more is better; it chooses, so give it
+    validation data. None: agreement with ``model`` on a part of ``data`` that nothing is calibrated on. ``test``: the
+    same on data of its own, called twice at the end. ``formats``: candidates; ``nf4@gptq`` is measured
+    as GPTQ makes it, which takes longer and chooses better. ``recipe``: a Recipe, its text or file: nothing is
+    searched. ``fast``: one backward pass instead of one layer after the other, no other points beside the chosen one.
+    ``share``, ``exclude``: selectors of layers with one format together, and of layers that stay.
+    ``train``: train the best model through its formats for a short time, ``train_steps`` updates, each on one of the
+    calibration batches (``samples`` says how many there are): a function of a model and a batch that returns the loss,
+    a tensor of one value; or True: the divergence from ``model``, which needs no labels.
+    ``workers``: processes that measure sensitivities and points, forks of this one with a thread each, to the same end.
+    ``peers``: formats of other libraries (:func:`octavo.search.peer_formats.peers`), evaluated at the same bytes.
+    ``journal``: a folder; the same call goes on where it was stopped, whatever ended it. The
+    model, ``data``, ``evaluate`` and the loss are known there by content: weights, buffers, attributes, code, what it
+    closes over, the globals and files that it names; where any of it cannot be read, as of a generator, an
+    IdentityWarning names it, and nothing is answered from before.
+
+    ``model`` is never written: a copy of its modules, over the memory of its parameters, is measured, and other threads
+    may call ``model`` meanwhile. The order of layers and formats, formats that never help, and test data change
+    nothing. Raises ConfigError for goals that are none or that no format reaches, FormatError for formats and recipes,
+    CalibrationError for data that the model cannot take, naming batch, argument and layer; all before work starts.
+    """
+    refuse_meta(model, "compress_model")
+    if budget is None and nbytes is None and max_loss is None and latency is None:
+        budget = BUDGET
+    goal = Goal(budget, nbytes, max_loss, latency, latency_batch)
+    given = None if recipe is None else Recipe.of(recipe)
+    canonical(tuple(formats))
+    job = job_of(
+        model, data, evaluate=evaluate, test=test, share=share, exclude=exclude, tokenizer=tokenizer, samples=samples,
+        loss=train if callable(train) else None,
+    )  # fmt: skip
+    return run_job(
+        job, goal, formats=tuple(formats), recipe=given, fast=fast, journal=journal, progress=progress,
+        train=bool(train), train_steps=train_steps, workers=workers, peers=peers,
+    )  # fmt: skip
+
+
+def job_of(
+    model: nn.Module,
+    data: Any,
+    *,
+    evaluate: Callable[[nn.Module], Any] | None = None,
+    test: Callable[[nn.Module], Any] | None = None,
+    share: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    tokenizer: Any = None,
+    samples: int = 128,
+    loss: Loss | None = None,
+    name: str | None = None,
+) -> Job:
+    """Return the job of :func:`compress_model`'s arguments. Raises CalibrationError for data that holds nothing."""
+    model = shared_copy(model)
+    given = Batches(data, samples, tokenizer=tokenizer)
+    batches, held = parted(model, given, _HELD) if evaluate is None else (list(unpadded(model, given)), [])
+    quality = _as_quality(evaluate) if evaluate is not None else _agreeing(model, Batches(held))
+    # A function of the user's sees which layers are in training; the agreement is measured in evaluation.
+    known = None if evaluate is None else identity_of(model=model, data=[batches, held], evaluate=evaluate)
+    with undisturbed(model):
+        known = known or identity_of(model=model, data=[batches, held], evaluate="agreement")
+        call_numbered(model, batches[0], 0)
+    return Job(
+        name=name or type(model).__name__,
+        model=model,
+        batches=Batches(batches),
+        evaluate=quality,
+        test=None if test is None else _as_quality(test),
+        measures="the quality that was given" if evaluate else AGREEMENT,
+        write=write_model,
+        identity={**known.digests},
+        unknown=known.unknown,
+        training=lambda steps: _training(model, batches, loss, steps),
+        data=_facts(batches, held, evaluate is not None, test is not None),
+        share=tuple(share),
+        exclude=tuple(exclude),
+        samples=samples,
+    )
+
+
+def run_job(
+    job: Job,
+    goal: Goal,
+    *,
+    formats: tuple[str, ...] | None = None,
+    recipe: Recipe | None = None,
+    fast: bool = False,
+    train: bool = False,
+    train_steps: int | None = None,
+    workers: int = 1,
+    journal: Path | str | None = None,
+    progress: bool | Report = True,
+    tell: Callable[[str, float], object] | None = None,
+    command: str | None = None,
+    peers: Sequence[Peer] = (),
+) -> Compressed:
+    """Return the result of a job. ``formats``: None for its own. ``tell``: hears what is done, and the share of it."""
+    formats = canonical(job.formats) if formats is None else with_lookups(canonical(formats), job.model)
+    check_workers(workers)
+    if train and job.training is None:
+        raise ConfigError(f"{job.name}: there is nothing to train it on; leave the training out")
+    training = job.training(train_steps) if train and job.training is not None else None
+    if recipe is None:
+        check_budget(job, goal, formats)
+    if recipe is not None and not recipe:
+        raise ConfigError("the recipe has no rules; give one, such as 'mxint8'")
+    if recipe is not None:
+        recipe.plan(job.model)
+    say = tell or _teller(progress)
+    with ExitStack() as stack:
+        if journal is not None:
+            warn_of_unknown((*job.unknown, *(() if training is None else training.unknown)))
+        place = Path(journal) if journal is not None else stack.enter_context(folders.scratch())
+        place.mkdir(parents=True, exist_ok=True)
+        kept = stack.enter_context(Journal(place))
+        flow = Flow(job, goal, formats, kept, say, workers)
+        found = flow.search(fast=fast, training=training) if recipe is None else flow.given(recipe, training)
+        assert found.chosen is not None
+        if peers:
+            flow.compare(found, peers)
+        say("packing the chosen model", 0.94)
+        packed = flow.built(found.chosen, found)
+        size, tested, changed = _final(job, packed, say, stack)
+        say("writing the report", 0.99)
+        report = report_of(
+            job, goal, found, packed, file_bytes=size, tested=tested, changed=changed, command=command
+        )  # fmt: skip
+    return Compressed(packed, found.chosen.recipe, report, found, job)
+
+
+def _final(
+    job: Job, packed: nn.Module, say: Callable[[str, float], object], stack: ExitStack
+) -> tuple[int, tuple[Measurement, Measurement] | None, dict[str, Any] | None]:
+    """Write the model once to know its file, and open the test data, once, for the float and the packed model.
+
+    Returns the bytes of the file, what both models reached, and examples whose answer changed, for the report.
+    """
+    folder = stack.enter_context(folders.scratch())
+    size = job.write(packed, folder).stat().st_size
+    if job.test is None:
+        return size, None, None
+    say("testing the float model", 0.95)
+    before = job.test(job.model)
+    say("testing the packed model", 0.97)
+    read = packed if job.read is None else job.read(folder)
+    tested = before, job.test(read)
+    return size, tested, None if job.examples is None else changed_examples(job.examples, job.model, read, *tested)
+
+
+def write_model(model: nn.Module, folder: Path) -> Path:
+    """Write what ``octavo.save_model`` writes into a folder that is there; return the file of the weights."""
+    fill_folder(model, folder)
+    return folder / PACKED_NAME
+
+
+def write_evidence(folder: Path, recipe: Recipe, report: dict[str, Any]) -> None:
+    """Write ``recipe.toml``, ``report.html`` and ``report.json`` into a folder that is there."""
+    files.write(folder / RECIPE, recipe.to_toml())
+    write_report(folder, report)
+
+
+def _agreeing(model: nn.Module, batches: Batches) -> Quality:
+    return lambda other: agreement(other, model, batches)
+
+
+def _as_quality(evaluate: Callable[[nn.Module], Any]) -> Quality:
+    def quality(model: nn.Module) -> Measurement:
+        found = evaluate(model)
+        if isinstance(found, Measurement):
+            return found
+        number = returned_number(
+            found, "evaluate", "a number of which more is better, and what octavo.evaluate returns"
+        )
+        return mean_of("quality", [number], "max", "one number of a function")
+
+    return quality
+
+
+def _training(model: nn.Module, batches: list[Any], loss: Loss | None, steps: int | None) -> Training:
+    config = short_config(steps, learning_rate=rate_of(model), device="cuda" if _is_on_cuda(model) else "cpu")
+    if loss is None:
+        told = "divergence from the original model"
+    else:
+        told = f"the loss {getattr(loss, '__name__', type(loss).__name__)}"
+    known = identity_of(loss="distillation" if loss is None else loss, data=batches)
+    task = BatchTask(batches, distillation(model) if loss is None else loss)
+    return Training(task, config, told, {**known.digests}, known.unknown)
+
+
+def _is_on_cuda(model: nn.Module) -> bool:
+    return any(parameter.is_cuda for parameter in model.parameters())
+
+
+def _facts(batches: list[Any], held: list[Any], labelled: bool, tested: bool) -> list[DataFacts]:
+    facts = [DataFacts("calibration", "samples that were given", sum(map(samples_of, batches)))]
+    if held is batches:
+        return [*facts, DataFacts("validation", "the sample that calibrates: one was given; give two or more")]
+    facts.append(
+        DataFacts("validation", "the function evaluate")
+        if labelled
+        else DataFacts("validation", "other samples that were given", sum(map(samples_of, held)))
+    )
+    return facts + ([DataFacts("test", "the function test")] if tested else [])
+
+
+def _teller(progress: bool | Report) -> Callable[[str, float], object]:
+    if callable(progress):
+        return lambda text, share: progress(text, round(1000 * share), 1000)
+    return lambda text, share: None

@@ -1,0 +1,409 @@
+"""The content of a compression's report: plain values, as :mod:`octavo.report.compression_report` checks them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo import __version__
+from octavo.compress.compression_job import Goal, Job
+from octavo.compress.compression_trials import Found, PeerTrial, Trial
+from octavo.cuda.machine import computer, cpu
+from octavo.recipe.rule import KEEP
+from octavo.report.value_texts import difference_text, value_text
+from octavo.search.measured_costs import cost_row, forward_costs
+from octavo.search.verification import ENOUGH
+from octavo.train.measurement import Measurement
+
+_UNITS = {"accuracy": "share", "exact match": "share", "KL": "nats"}
+# What a measured loss is, and its unit, by the metric: of a share what is missing to 1.
+_MEASURED = {
+    "accuracy": ("errors (1 - accuracy)", "share"), "exact match": ("errors (1 - exact match)", "share"),
+    "cosine": ("1 - cosine", ""), "perplexity": ("log perplexity", "nats"), "KL": ("KL", "nats"),
+}  # fmt: skip
+_LOSSES = {"kl": ("KL of scores", "nats"), "cosine": ("1 - cosine", ""), "mse": ("squared error", "")}
+_WORST = 6
+
+
+def report_of(
+    job: Job,
+    goal: Goal,
+    found: Found,
+    packed: nn.Module,
+    *,
+    file_bytes: int,
+    tested: tuple[Measurement, Measurement] | None,
+    changed: dict[str, Any] | None,
+    command: str | None,
+) -> dict[str, Any]:
+    """Return the report of a finished compression.
+
+    ``tested``: the float model and ``packed``, on test data. ``changed``: test examples whose answer changed.
+    """
+    chosen = found.chosen
+    assert chosen is not None
+    parameters = sum(parameter.numel() for parameter in job.model.parameters())
+    missing: dict[str, str] = {}
+    report: dict[str, Any] = {
+        "schema": "octavo.report",
+        "version": 1,
+        "kind": "compression",
+        "model": {"name": job.name, "class": type(job.model).__name__, "parameters": parameters},
+        "verdict": _verdict(job, goal, found, chosen, parameters),
+        "metrics": _metrics(found, chosen, tested),
+        "costs": _costs(job, goal, found, packed, file_bytes),
+        "changed": changed,
+        "rejected": _rejected(goal, found, chosen, parameters),
+        "versions": _versions(),
+        "machine": _machine(),
+        "seeds": {"sampling": "none: nothing is drawn at random"}
+        | ({} if found.training is None else {"training": found.training.config.seed}),
+        "commands": [command] if command else ["octavo.compress_model(...)"],
+        "data": [
+            {key: value for key, value in vars(facts).items() if value is not None} | {"reads": 1}
+            if facts.split == "test"
+            else {key: value for key, value in vars(facts).items() if value is not None}
+            for facts in job.data
+        ],
+        "effort": [
+            *({"what": what, "value": seconds, "unit": "s"} for what, seconds in found.seconds.items()),
+            {"what": "evaluations of packed models", "value": found.evaluations, "unit": ""},
+        ],
+        "notes": _notes(job, found),
+        "missing": missing,
+    }
+    if job.task:
+        report["model"]["task"] = job.task
+    if found.sensitivity is not None and found.front is not None:
+        report |= {
+            "front": _front(found, chosen),
+            "prediction": _prediction(found, missing),
+            "sensitivity": _sensitivity(job, found, chosen),
+        }
+    else:
+        missing |= dict.fromkeys(("front", "prediction", "sensitivity"), "a recipe was given: nothing was searched")
+    report |= _layers(job, found, chosen, packed, missing)
+    return {key: value for key, value in report.items() if value is not None}
+
+
+def _notes(job: Job, found: Found) -> list[str]:
+    """Return what the job and the sensitivities tell, and whether their sum could not predict what was measured."""
+    notes = [*job.notes, *(found.sensitivity.notes if found.sensitivity else ())]
+    if found.correlation is not None and found.correlation < ENOUGH:
+        notes.append(
+            f"the sum over layers orders the measured points with a rank correlation of {found.correlation:.2f}: it "
+            "cannot predict here, the choice is among measured models alone"
+        )
+    chosen = found.chosen
+    if chosen is not None and (chosen.corrected or chosen.start is not None):
+        how = "biases were corrected" if chosen.start is None else "weights were trained"
+        notes.append(f"{how}: recipe.toml alone gives the formats, not these values")
+    if found.training is not None:
+        notes.append(
+            f"trained through its formats for {found.training.config.steps:,} updates; loss: {found.training.told}"
+        )
+    same = "calibration and solvers give the same bytes on any number of threads"
+    if found.training is not None:
+        same += " (a training, which runs on all threads of torch, does not)"
+    notes.append(
+        f"{same}; on another processor the float model's own products may differ in their last bits, and a tensor or a "
+        "choice with them"
+    )
+    return notes
+
+
+def value_of(measured: Measurement) -> dict[str, Any]:
+    """Return a measurement as the VALUE of a report."""
+    found: dict[str, Any] = {"value": measured.value, "count": measured.count}
+    if measured.low is not None and measured.high is not None:
+        found |= {"low": measured.low, "high": measured.high}
+    return found
+
+
+def _verdict(job: Job, goal: Goal, found: Found, chosen: Trial, parameters: int) -> dict[str, Any]:
+    if goal.latency is not None and chosen.seconds is not None:
+        met = chosen.seconds <= goal.latency
+        if not met or goal.unit == "s":
+            named = {"goal": f"latency, batch {goal.samples}", "limit": goal.latency, "unit": "s"}
+            return {**named, "reached": chosen.seconds, "met": met, "measures": job.measures}
+    if goal.max_loss is not None:
+        reached = chosen.quality.loss - found.before.loss
+    else:
+        reached = chosen.nbytes if goal.nbytes is not None else 8 * chosen.nbytes / parameters
+    return {
+        "goal": goal.name,
+        "limit": goal.limit,
+        "unit": goal.unit,
+        "reached": reached,
+        "met": reached <= goal.limit + 1e-9,
+        "measures": job.measures,
+    }
+
+
+def _metrics(found: Found, chosen: Trial, tested: tuple[Measurement, Measurement] | None) -> list[dict[str, Any]]:
+    rows = [] if tested is None else [_metric(*tested, "test")]
+    return [*rows, _metric(found.before, chosen.quality, "validation", _others(found, chosen))]
+
+
+def _metric(
+    before: Measurement, after: Measurement, split: str, others: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "key": before.metric.replace(" ", "_") + ("" if split == "test" else f"_{split}"),
+        "label": before.metric,
+        "unit": _UNITS.get(before.metric, ""),
+        "better": "higher" if before.goal == "max" else "lower",
+        "before": value_of(before),
+        "after": value_of(after),
+        "split": split,
+    }
+    if before.examples == after.examples and before.metric == after.metric:
+        if before.metric != "perplexity":
+            difference = after.difference(before)
+            row["difference"] = {"value": difference.mean, "count": difference.count} | (
+                {} if difference.low is None else {"low": difference.low, "high": difference.high}
+            )
+        row["examples"] = {"id": before.examples, "before": list(before.values), "after": list(after.values)}
+    if others:
+        row["others"] = dict(others)
+    details = ", ".join(f"{name} {value:.5g}" for name, value in after.details.items())
+    if details:
+        row["told"] = f"after: {details}"
+    return row
+
+
+def _others(found: Found, chosen: Trial) -> dict[str, Any]:
+    others = {} if chosen.start is None else {"before training": value_of(chosen.start.quality)}
+    return others | {label: value_of(trial.quality) for label, trial in _beside(found, chosen).items()}
+
+
+def _beside(found: Found, chosen: Trial) -> dict[str, Trial | PeerTrial]:
+    """Return what stands beside the chosen model, by label: the best uniform format, and those of other libraries."""
+    uniform = [trial for trial in found.trials if trial.series == "uniform" and trial is not chosen]
+    best = sorted(uniform, key=lambda trial: (trial.quality.loss, trial.nbytes))[:1]
+    return {f"best uniform: {trial.label}": trial for trial in best} | {trial.label: trial for trial in found.peers}
+
+
+def _costs(job: Job, goal: Goal, found: Found, packed: nn.Module, file_bytes: int) -> list[dict[str, Any]]:
+    chosen = found.chosen
+    assert chosen is not None
+    parameters = sum(parameter.numel() for parameter in job.model.parameters())
+    before_bytes = sum(parameter.nbytes for parameter in job.model.parameters())
+    bits = 8 * chosen.nbytes / parameters
+    rows = [
+        cost_row("file_bytes", "file of weights", "B", job.file_bytes or before_bytes, file_bytes),
+        cost_row("bits_all", "average bits, all parameters", "bits", 8 * before_bytes / parameters, bits),
+    ]
+    if beside := _beside(found, chosen):
+        rows[1]["others"] = {label: {"value": 8 * trial.nbytes / parameters} for label, trial in beside.items()}
+    if goal.latency is not None:
+        before = None if found.latencies is None else found.latencies.whole
+        told = f"bound {value_text(goal.latency, 's')}; {_predicted(found, chosen) or 'nothing was predicted'}"
+        missing = {} if before else {"missing": "the float model was not timed: a recipe was given"}
+        label = f"latency, batch {goal.samples}, which is bounded"
+        rows.append(cost_row("latency_bound", label, "s", before, chosen.seconds, told=told, **missing))
+    measure = job.costs or (lambda before, after: forward_costs(before, after, next(iter(job.batches))))
+    return rows + measure(job.model, packed)
+
+
+def _predicted(found: Found, trial: Trial) -> str:
+    """Return what a latency table predicted, beside what was measured; empty where it did not."""
+    if found.latencies is None or found.sensitivity is None or trial.point is None or trial.seconds is None:
+        return ""
+    predicted = found.latencies.predict(trial.point.choice, found.sensitivity)
+    return f"latency: predicted {value_text(predicted, 's')}, measured {value_text(trial.seconds, 's')}"
+
+
+def _front(found: Found, chosen: Trial) -> dict[str, Any]:
+    assert found.front is not None and found.sensitivity is not None
+    parameters = found.sensitivity.parameters
+    points: list[dict[str, Any]] = []
+    known = {trial.nbytes for trial in found.trials if trial.series == "front"}
+    for point in found.front.spread(24):
+        if point.nbytes not in known:
+            points.append(
+                {"series": "front", "label": f"{point.bits:.2f} bits", "bytes": point.nbytes, "bits": point.bits,
+                 "predicted": point.loss}
+            )  # fmt: skip
+    for trial in found.trials:
+        points.append(
+            {
+                "series": trial.series,
+                "label": trial.label,
+                "bytes": trial.nbytes,
+                "bits": 8 * trial.nbytes / parameters,
+                "measured": value_of(trial.quality),
+                "chosen": trial is chosen,
+                "trained": trial.start is not None,
+            }
+            | ({} if trial.point is None or trial.series != "front" else {"predicted": trial.point.loss})
+            | ({"told": told} if (told := _predicted(found, trial)) else {})
+        )
+    points += [
+        {
+            "series": "peer", "label": trial.label, "bytes": trial.nbytes, "bits": 8 * trial.nbytes / parameters,
+            "measured": value_of(trial.quality),
+        }
+        for trial in found.peers
+    ]  # fmt: skip
+    label, unit = _LOSSES.get(found.sensitivity.divergence, (found.sensitivity.divergence, ""))
+    before = found.before
+    return {
+        "metric": {
+            "label": before.metric,
+            "unit": _UNITS.get(before.metric, ""),
+            "better": "higher" if before.goal == "max" else "lower",
+            "before": before.value,
+        },
+        "loss": {"label": label, "unit": unit},
+        "points": points,
+    }
+
+
+def _prediction(found: Found, missing: dict[str, str]) -> dict[str, Any] | None:
+    assert found.sensitivity is not None
+    pairs = [
+        {
+            "label": trial.label,
+            "predicted": trial.point.loss,
+            "measured": trial.quality.loss - min(found.before.loss, 0),
+        }
+        for trial in found.trials
+        if trial.series == "front" and trial.point is not None
+    ]
+    if not pairs:
+        missing["prediction"] = "no point of the front was evaluated"
+        return None
+    label, unit = _LOSSES.get(found.sensitivity.divergence, (found.sensitivity.divergence, ""))
+    metric = found.before.metric
+    measured_label, measured_unit = _MEASURED.get(metric, (f"loss of {metric}", ""))
+    alike = metric.lower() == found.sensitivity.divergence
+    return (
+        {
+            "unit": unit,
+            "label": label,
+            "pairs": pairs,
+            "method": "additive",
+        }
+        | ({} if alike else {"measured": {"label": measured_label, "unit": measured_unit}})
+        | ({} if found.correlation is None else {"rank_correlation": found.correlation})
+    )
+
+
+def _sensitivity(job: Job, found: Found, chosen: Trial) -> dict[str, Any]:
+    held = found.sensitivity
+    assert held is not None
+    label, unit = _LOSSES.get(held.divergence, (held.divergence, ""))
+    heat = held.heat_map()
+    choice = chosen.point.choice if chosen.point is not None else {}
+    return {
+        "measure": label if held.method != "fisher" else f"{label}, estimated by one backward pass (Fisher)",
+        "unit": unit,
+        "samples": job.samples,
+        "formats": heat["columns"],
+        "groups": [
+            {"name": group.name, "paths": list(group.layers), "parameters": group.elements} for group in held.groups
+        ],
+        "loss": heat["values"],
+        "chosen": [
+            None if choice.get(group.name, KEEP) == KEEP else choice[group.name] for group in held.groups
+        ],
+    }  # fmt: skip
+
+
+def _rejected(goal: Goal, found: Found, chosen: Trial, parameters: int) -> list[dict[str, Any]]:
+    rows = []
+    for trial in found.trials:
+        if trial is chosen:
+            continue
+        rows.append(
+            {
+                "what": trial.label if trial.series != "uniform" else f"{trial.label} for all layers",
+                "why": _why_not(goal, found, trial, chosen, parameters),
+                "bytes": trial.nbytes,
+                "bits": 8 * trial.nbytes / parameters,
+                "measured": value_of(trial.quality),
+            }
+        )
+    for tuned in found.tuned:
+        for step in tuned["steps"]:
+            if not step["kept"]:
+                told = f" on {', '.join(step['formats'])}" if step["formats"] else ""
+                why = f"a divergence of {step['loss']:.3e} on calibration data held out, without it no more"
+                rows.append({"what": f"{step['method']}{told}", "why": why})
+        # Journals of earlier versions do not tell.
+        rows += [{"what": what, "why": f"left out: {why}"} for what, why in tuned.get("left_out", ())]
+    return rows + [{"what": what, "why": why} for what, why in found.refused]
+
+
+def _why_not(goal: Goal, found: Found, trial: Trial, chosen: Trial, parameters: int) -> str:
+    """Return why a trial was not chosen: the bound that it does not keep, or what the chosen one has before it."""
+    most = goal.most_bytes(parameters)
+    if trial.nbytes > most:
+        over = (
+            f"{8 * (trial.nbytes - most) / parameters:.2g} bits"
+            if goal.unit == "bits"
+            else f"{trial.nbytes - most:,.0f} bytes"
+        )
+        return f"over the budget by {over}"
+    if goal.latency is not None and trial.seconds is not None and trial.seconds > goal.latency:
+        return f"over the bound of the latency: {value_text(trial.seconds, 's')}"
+    if goal.max_loss is not None and trial.quality.loss - found.before.loss > goal.max_loss:
+        return "loses more than the bound allows"
+    if goal.max_loss is not None and trial.nbytes > chosen.nbytes:
+        return f"{trial.nbytes - chosen.nbytes:,} bytes more than the chosen one"
+    if trial.quality.loss > chosen.quality.loss:
+        unit = _UNITS.get(chosen.quality.metric, "")
+        change = {"value": trial.quality.value - chosen.quality.value}
+        return f"{trial.quality.metric} is worse than that of the chosen one: {difference_text(change, unit)}"
+    return (
+        f"as good as the chosen one, {trial.nbytes - chosen.nbytes:,} bytes more"
+        if trial.nbytes > chosen.nbytes
+        else "as good as the chosen one, whose recipe comes first in order"
+    )
+
+
+def _machine() -> dict[str, Any]:
+    """Return what the models ran on: other processors and numbers of threads sum in another order."""
+    facts = cpu()
+    return {
+        "cpu": facts["name"],
+        "simd": facts["simd_level"],
+        "torch": computer(torch.device("cpu"))["cpu"],
+        "threads": torch.get_num_threads(),
+        "kernel threads": facts["threads"],
+        "system": sys.platform,
+    }
+
+
+def _layers(job: Job, found: Found, chosen: Trial, packed: nn.Module, missing: dict[str, str]) -> dict[str, Any]:
+    from octavo.search.report_parts import histogram_rows, layer_rows
+
+    groups: dict[str, str] = {}
+    losses: dict[str, float] = {}
+    if found.sensitivity is not None and chosen.point is not None:
+        columns = {text: place for place, text in enumerate(found.sensitivity.formats)}
+        for row, group in enumerate(found.sensitivity.groups):
+            loss = float(found.sensitivity.loss[row, columns[chosen.point.choice[group.name]]])
+            for layer in group.layers:
+                groups[layer] = group.name
+                if not math.isnan(loss):
+                    losses[layer] = loss
+    return {
+        "layers": layer_rows(job.model, packed, recipe=chosen.recipe, groups=groups, sensitivity=losses),
+        "histograms": histogram_rows(job.model, packed, most=_WORST),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"octavo": __version__, "python": sys.version.split()[0], "torch": torch.__version__}
+    with suppress(PackageNotFoundError):
+        found["transformers"] = version("transformers")
+    return found

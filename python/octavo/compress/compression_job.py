@@ -1,0 +1,281 @@
+"""What a compression works on, handed down as plain functions, and the goal it is given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo.data.batches import Batches
+from octavo.errors import ConfigError, ModelError, OctavoError
+from octavo.model_folder.stored_tensors import stored_state
+from octavo.nn import QuantLayer
+from octavo.quant.algorithms.bias import correct_bias_model
+from octavo.quant.apply_recipe import quantize_model
+from octavo.quant.pack_layers import pack_model
+from octavo.recipe import Recipe
+from octavo.recipe.rule import Rule
+from octavo.recipe.sites import Site, model_sites
+from octavo.recipe.spec import Spec
+from octavo.search.layer_groups import candidates, matching
+from octavo.search.short_training import Training
+from octavo.storage.arguments import is_finite
+from octavo.train.measurement import Measurement
+
+#: Candidates of the search where none are given, from 8 bits to 2, scales included.
+FORMATS = ("mxint8", "int6:g64", "int5:g64", "nf4/32", "nf4", "nf3/32", "nf3", "int2:g32")
+
+Quality = Callable[[nn.Module], Measurement]
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """Where the examples of one split come from, for the report. ``digest``: SHA-256, where it is known."""
+
+    split: str
+    source: str
+    count: int | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Test examples as people read them, in the order of the values that ``Job.test`` measures.
+
+    ``texts``: what a model is asked. ``answers``: a model's answers to the examples at some places; None: the measured
+    value stands for the answer. ``expected``: the right answers; None where there are none.
+    """
+
+    texts: Sequence[str]
+    answers: Callable[[nn.Module, Sequence[int]], Sequence[str]] | None = None
+    expected: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """A model to compress, and everything that depends on what it is for.
+
+    ``model``: float; it is not changed. ``batches``: calibration data. ``evaluate``: the quality of a packed model, or
+    of the float one, on validation data: it chooses. ``test``: the same on data that nothing was chosen by, called for
+    the float model and for the final one alone; None where there is none. ``examples``: those of ``test``, of which
+    the report shows some whose answer changed. ``measures``: what the quality is, for people. ``write``: writes a
+    packed model into a folder that is there and empty, and returns the file with its weights. ``read``: reads the model
+    of such a folder, which is then tested; None: the model that was written is.
+    ``identity``: plain values that tell this model, data and evaluation from others, for the journal; ``unknown``: what
+    of them has no identity, as :class:`octavo.search.fingerprints.Identity` says it. ``file_bytes``: of the float
+    model's file. ``share``, ``exclude``: selectors of layers with one format together, and of layers that stay as is.
+    ``output``, ``divergence``: what sensitivities compare, and how (:func:`octavo.search.measure_sensitivity`).
+    ``half_vectors``: ``write`` stores vectors in two bytes a value. ``costs``: rows of the report, of the float and the
+    packed model, peak memory and latencies among them; None: those of forward passes.
+    ``formats``: candidates of every layer, where nobody names others.
+    ``training``: makes a short training of so many updates, or of as many as the system takes; None: nothing to train.
+    """
+
+    name: str
+    model: nn.Module
+    batches: Batches
+    evaluate: Quality
+    measures: str
+    write: Callable[[nn.Module, Path], Path]
+    identity: dict[str, Any]
+    read: Callable[[Path], nn.Module] | None = None
+    test: Quality | None = None
+    examples: Examples | None = None
+    task: str = ""
+    file_bytes: int | None = None
+    data: Sequence[DataFacts] = ()
+    share: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    samples: int = 128
+    half_vectors: bool = False
+    output: Callable[[Any, Any], Tensor] | None = None
+    divergence: str | None = None
+    costs: Callable[[nn.Module, nn.Module], list[dict[str, Any]]] | None = None
+    training: Callable[[int | None], Training] | None = None
+    formats: tuple[str, ...] = FORMATS
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def saved(self) -> int:
+        """Bytes that vectors in half precision save."""
+        vectors = [parameter for parameter in self.model.parameters() if parameter.ndim < 2]
+        return sum(parameter.nbytes // 2 for parameter in vectors) if self.half_vectors else 0
+
+    def size(self, packed: nn.Module) -> int:
+        """Return the bytes of a packed model's tensors as ``write`` stores them."""
+        return stored_bytes(packed) - self.saved
+
+    def quantized(self, recipe: Recipe, *, corrected: bool = False) -> nn.Module:
+        """Return the quantized model of a recipe; ``corrected``: with biases corrected for what layers lose."""
+        made = quantize_model(self.model, recipe, calibration=self.batches, samples=self.samples, progress=False)
+        if corrected:
+            correct_bias_model(made, self.model, self.batches, samples=self.samples, progress=False)
+        return made
+
+    def build(self, recipe: Recipe) -> nn.Module:
+        """Return the packed model of a recipe."""
+        return packed_model(self.quantized(recipe))
+
+
+def packed_model(quantized: nn.Module) -> nn.Module:
+    """Return a quantized model packed, in place; one whose every layer stays as it is."""
+    rounded = any(isinstance(layer, QuantLayer) for layer in quantized.modules())
+    return pack_model(quantized, inplace=True) if rounded else quantized
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked for: at most ``bits`` for each parameter, ``nbytes`` of weights, or ``max_loss`` of quality.
+
+    ``max_loss``: of accuracy or cosine in their own unit (0.01 is a point), of KL and of a perplexity's logarithm in
+    nats. One of them at most is given. ``latency``: seconds of a call on ``samples`` samples, beside it or alone.
+    Raises ConfigError for no goal, several, or values that nothing can reach.
+    """
+
+    bits: float | None = None
+    nbytes: int | None = None
+    max_loss: float | None = None
+    latency: float | None = None
+    samples: int = 1
+
+    def __post_init__(self) -> None:
+        """Check that there is one, and the values."""
+        if len(self._given) > 1 or not (self._given or self.latency is not None):
+            told = " and ".join(self._given) or "none"
+            raise ConfigError(f"a compression has one goal: bits, nbytes or max_loss; got {told}")
+        if self.latency is not None and not 0 < self.latency < math.inf:
+            raise ConfigError(f"latency is {self.latency!r} s; accepted are numbers above 0")
+        if type(self.samples) is not int or self.samples < 1:
+            raise ConfigError(f"a latency of {self.samples!r} samples; accepted are whole numbers from 1 on")
+        for name, value in self._given.items():
+            self._check(name, value)
+
+    def _check(self, name: str, value: float) -> None:
+        if not is_finite(value) or (value <= 0 if name != "max_loss" else value < 0):
+            least = "of at least" if name == "max_loss" else "above"
+            raise ConfigError(f"{name} is {value!r}; accepted are numbers {least} 0")
+
+    @property
+    def name(self) -> str:
+        """What the goal is, for people."""
+        names = {"bits": "average bits", "nbytes": "bytes", "max_loss": "loss of quality"}
+        return names.get(self._one[0], f"latency, batch {self.samples}")
+
+    @property
+    def limit(self) -> float:
+        """Its value."""
+        return float(self._one[1])
+
+    @property
+    def unit(self) -> str:
+        """Its unit in reports."""
+        return {"bits": "bits", "nbytes": "B", "max_loss": "", "latency": "s"}[self._one[0]]
+
+    @property
+    def _given(self) -> dict[str, float]:
+        given = {"bits": self.bits, "nbytes": self.nbytes, "max_loss": self.max_loss}
+        return {name: value for name, value in given.items() if value is not None}
+
+    @property
+    def _one(self) -> tuple[str, float]:
+        if self._given:
+            return next(iter(self._given.items()))
+        assert self.latency is not None  # one is given
+        return "latency", self.latency
+
+    def most_bytes(self, parameters: int) -> float:
+        """Return the bytes that a model of so many parameters may have; infinite for a bound of the loss."""
+        if self.nbytes is not None:
+            return self.nbytes
+        return math.inf if self.bits is None else self.bits * parameters / 8
+
+
+def stored_bytes(model: nn.Module) -> int:
+    """Return the bytes of a model's tensors as a file holds them: packed ones as codes and scales, tied ones once."""
+    values, _ = stored_state(model)
+    return sum(int(value.nbytes) for value in values.values())
+
+
+def least_bytes(model: nn.Module, formats: Sequence[str], exclude: Sequence[str] = ()) -> int:
+    """Return the bytes of a model whose every layer has the smallest of some formats, from shapes alone.
+
+    ``exclude``: selectors of layers that stay as they are. Raises ModelError for one that selects nothing.
+    """
+    specs = [Rule(weight=text).gives[0][1] for text in formats]
+    seen: set[int] = set()
+    total = 0
+    sites = model_sites(model)
+    stays = {path for text in exclude for path in matching(candidates(model, sites), text, "exclude")}
+    kept = {id(site.tensor) for site in sites if site.module in stays or site.problem is not None}
+    for site in sites:
+        if site.tensor is None or id(site.tensor) in seen or id(site.tensor) in kept:
+            continue
+        seen.add(id(site.tensor))
+        total += _least(site, [spec for spec in specs if spec is not None])
+    known = {id(value): value.nbytes for value in model.state_dict(keep_vars=True).values()}
+    return total + sum(nbytes for key, nbytes in known.items() if key not in seen)
+
+
+def check_budget(job: Job, goal: Goal, formats: Sequence[str]) -> None:
+    """Refuse a budget below the smallest format or of the whole model, by shapes, and a latency of no forward pass.
+
+    Raises ConfigError, ModelError for a model without parameters.
+    """
+    if goal.latency is not None and job.costs is not None:
+        raise ConfigError(
+            f"{job.name}: it runs in the native engine, not as forward passes of layers, whose latency a goal may "
+            "bound; give bits, bytes or a loss"
+        )
+    parameters = sum(parameter.numel() for parameter in job.model.parameters())
+    if not parameters:
+        raise ModelError(f"{job.name} has no parameters: there is nothing to compress")
+    least, most = least_bytes(job.model, formats, job.exclude) - job.saved, goal.most_bytes(parameters)
+    if least > most:
+        raise ConfigError(
+            f"no format fits {goal.limit:g} {goal.unit}: the smallest of {', '.join(formats)} takes "
+            f"{8 * least / parameters:.2f} bits a parameter, {least:,} bytes; give more, or smaller formats"
+        )
+    whole = job.size(job.model)
+    if whole <= most < math.inf and goal.latency is None:
+        raise ConfigError(
+            f"{job.name} fits {goal.limit:g} {goal.unit} as it is: it takes {8 * whole / parameters:.2f} bits a "
+            f"parameter, {whole:,} bytes, and nothing is to be compressed; give less"
+        )
+
+
+def canonical(formats: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the texts of formats, each once, sorted: their order changes nothing. Raises FormatError, ConfigError."""
+    texts = []
+    for text in formats:
+        rule = Rule(weight=text)
+        texts.append(str(dict(rule.gives)["weight"]))
+    if not texts:
+        raise ConfigError("no format to choose from; give some, such as 'int4:g32, nf4'")
+    return tuple(sorted(dict.fromkeys(texts)))
+
+
+def with_lookups(formats: tuple[str, ...], model: nn.Module) -> tuple[str, ...]:
+    """Return canonical formats, and those of gptq without it where ``model`` looks rows up.
+
+    Such rows have no inputs that gptq could solve for: embeddings would be left with the formats that name no solver.
+    """
+    if not any(site.is_lookup and site.tensor is not None for site in model_sites(model)):
+        return formats
+    specs = [spec for text in formats if (spec := dict(Rule(weight=text).gives)["weight"]) is not None]
+    solved = [spec for spec in specs if spec.calibration is not None and spec.calibration.method == "gptq"]
+    return canonical((*formats, *(str(spec.format) for spec in solved)))
+
+
+def _least(site: Site, specs: Sequence[Spec]) -> int:
+    sizes = [site.nbytes(None)]
+    if site.role == "weight" and site.problem is None and not site.needs_name and site.is_default:
+        for spec in specs:
+            with suppress(OctavoError):  # a group that the rows do not hold
+                sizes.append(site.nbytes(spec.format))
+    return min(sizes)

@@ -1,0 +1,285 @@
+"""The job of compressing a model of transformers that reads texts: encoder, classifier or language model.
+
+Labelled texts give a classifier's accuracy, a plain text a language model's perplexity; without them, and for encoders,
+the agreement with the float model is measured. One file of data is cut in three: calibration, validation and test.
+Texts go by their own SHA-256, so that no text decides about another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from octavo.compress.compress_model import AGREEMENT
+from octavo.compress.compression_job import DataFacts, Examples, Job, Quality
+from octavo.compress.examples import SENTENCES
+from octavo.compress.text_models import TextModel, labelled_for, open_text_model, read_texts
+from octavo.data.batches import Batches, call_on
+from octavo.data.labelled import Sentences
+from octavo.data.labelled_files import is_json_lines, is_table, read_text_file
+from octavo.errors import DataError, ModelError
+from octavo.model_folder.pack_folder import write_folder
+from octavo.model_folder.save_load import load_model
+from octavo.model_folder.weight_files import Checkpoint, layers_of
+from octavo.search.fingerprints import identity_of
+from octavo.search.short_training import BatchTask, Loss, Training, distillation, short_config
+from octavo.train.evaluate_model import context_of, evaluate, text_ids
+from octavo.train.measurement import digest_of
+from octavo.train.model_agreement import agreement
+from octavo.train.model_outputs import evaluating, read_output
+
+#: Texts or windows that calibrate, and the most that validate and test.
+CALIBRATED, VALIDATED, TESTED = 128, 1000, 10_000
+#: Texts of a short training at most, those that choose and test not among them, and its learning rates.
+TRAINED, RATES = 20_000, {"classifier": 2e-5, "embeddings": 5e-5, "language": 5e-5}
+_BATCH = 32
+# Tokens of a text or window that calibrate, and tokens of a plain text that validate and test at most.
+_TASKS = {"embeddings": "text encoder", "classifier": "classifier of texts", "language": "language model"}
+_WINDOW, _VALIDATION, _TEST = 64, 16_384, 65_536
+
+
+def text_job(given: str, data: Path | None = None, test: Path | None = None) -> Job:
+    """Return the job of ``minilm``, a folder of transformers, or one that ``octavo lab train`` wrote of a text model.
+
+    ``data``: labelled texts (``.tsv``, ``.jsonl``) for a classifier, a plain text for a language model, texts, a line
+    each, for an encoder; None: built-in sentences. ``test``: the same, reported alone; None: a part of ``data``.
+    Raises ModelError for a model that is packed or reads no texts, DataError for data that does not fit it.
+    """
+    opened = open_text_model(given)
+    source = Checkpoint.open(opened.folder)
+    if packed := list(layers_of(source)):
+        raise ModelError(f"{given}: already packed, as {packed[0]} is; octavo unpack comes first to compress it anew")
+    if opened.task == "other":
+        raise ModelError(
+            f"{given}: a {type(opened.model).__name__} is not an encoder, classifier or language model; name a "
+            "function that makes the model, its batches and its evaluation: package.module:function"
+        )
+    labelled = data is not None and opened.task == "classifier" and (is_table(data) or is_json_lines(data))
+    if data is not None and labelled:
+        parts = _classifier(opened, data, test)
+    elif data is not None and opened.task == "language":
+        parts = _language(opened, data, test)
+    else:
+        parts = _agreement(opened, data, test)
+    calibration, quality, tested, measures, facts, examples, (trained, loss, told) = parts
+
+    def read(folder: Path) -> nn.Module:
+        return load_model(folder).float()
+
+    def training(steps: int | None) -> Training:
+        batches = trained()
+        known = identity_of(loss=told, data=batches)
+        config = short_config(steps, learning_rate=RATES[opened.task])
+        return Training(BatchTask(batches, loss), config, told, {**known.digests}, known.unknown)
+
+    known = identity_of(model=opened.model, data=calibration, evaluate=quality)
+
+    return Job(
+        name=given,
+        model=opened.model,
+        batches=Batches(calibration),
+        evaluate=quality,
+        test=tested,
+        examples=examples,
+        measures=measures,
+        task=_TASKS[opened.task],
+        write=lambda model, folder: write_folder(source, folder, model),
+        read=read,
+        identity={**known.digests},
+        unknown=known.unknown,
+        file_bytes=source.nbytes,
+        data=facts,
+        samples=CALIBRATED,
+        training=training,
+    )  # fmt: skip
+
+
+_Row = TypeVar("_Row")
+# Calls that guard one of the many measurements that choose; those that are reported have all.
+_GUARD = 8
+# What makes batches with what they are trained to, the loss of one, and what it is, for people.
+Trained = tuple[Callable[[], list[tuple[dict[str, Tensor], Tensor | None]]], Loss, str]
+Parts = tuple[
+    list[dict[str, Tensor]], Quality, Quality | None, str, tuple[DataFacts, ...], Examples | None, Trained
+]  # fmt: skip
+
+
+def _class_loss(model: nn.Module, batch: tuple[dict[str, Tensor], Tensor]) -> Tensor:
+    """Return the cross-entropy of the classes of texts."""
+    scores = read_output(call_on(model, batch[0]), batch[0])[1]
+    return functional.cross_entropy(scores.float(), batch[1])
+
+
+def _token_loss(model: nn.Module, batch: tuple[dict[str, Tensor], None]) -> Tensor:
+    """Return the cross-entropy of every token but the first, from those before it."""
+    (ids,), given = batch[0].values(), call_on(model, batch[0])
+    scores = given if isinstance(given, Tensor) else given.logits
+    return functional.cross_entropy(scores[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten())
+
+
+def _distilled(reference: nn.Module) -> Loss:
+    loss = distillation(reference)
+    return lambda model, batch: loss(model, batch[0])
+
+
+def _classifier(opened: TextModel, data: Path, test: Path | None) -> Parts:
+    given = labelled_for(opened, data)
+    first, second, third = _cut(list(zip(given.texts, given.labels, strict=True)), reported=test is not None)
+    tested = third if test is None else list(zip(*_pairs(labelled_for(opened, test)), strict=True))
+    _enough(data, first, second)
+    chosen, reported, tokenizer = _sentences(second[:VALIDATED]), _sentences(tested[:TESTED]), opened.tokenizer
+    texts = [text for text, _ in first[:CALIBRATED]]
+    rows = _to_train_on(first, second)
+
+    def trained() -> list[tuple[dict[str, Tensor], Tensor | None]]:
+        parts = [rows[start : start + _BATCH] for start in range(0, len(rows), _BATCH)]
+        return [
+            (opened.batches([t for t, _ in part], size=_BATCH)[0], torch.tensor([label for _, label in part]))
+            for part in parts
+        ]
+
+    facts = _facts(data, test, texts, chosen.texts, reported.texts)
+    return (
+        opened.batches(texts),
+        lambda model: evaluate(model, chosen, tokenizer=tokenizer),
+        (lambda model: evaluate(model, reported, tokenizer=tokenizer)) if len(reported) else None,
+        "accuracy on labelled texts",
+        facts,
+        _labelled_examples(opened, reported),
+        (trained, _class_loss, f"cross-entropy of the labels of {len(rows):,} texts"),
+    )
+
+
+def _labelled_examples(opened: TextModel, data: Sentences) -> Examples:
+    names = getattr(getattr(opened.model, "config", None), "id2label", None) or {}
+
+    def named(label: int) -> str:
+        return str(names.get(label, label))
+
+    def answers(model: nn.Module, places: Sequence[int]) -> list[str]:
+        with evaluating(model):
+            batches = opened.batches([data.texts[place] for place in places], size=_BATCH)
+            scores = [read_output(call_on(model, batch), batch)[1] for batch in batches]
+        return [named(int(label)) for part in scores for label in part.argmax(-1)]
+
+    return Examples(data.texts, answers, [named(label) for label in data.labels])
+
+
+def _language(opened: TextModel, data: Path, test: Path | None) -> Parts:
+    text = read_text_file(data)
+    ids = text_ids(opened.tokenizer, text)
+    context = min(context_of(opened.model), 512)
+    if len(ids) < 8 * context:
+        raise DataError(
+            f"{data}: {len(ids):,} tokens; accepted are {8 * context:,} and more: calibration, choice, test"
+        )
+    calibrating = min(CALIBRATED * _WINDOW, len(ids) // 4)
+    choosing = min(_VALIDATION, (len(ids) - calibrating) // (1 if test else 2))
+    chosen = ids[calibrating : calibrating + choosing]
+    reported = ids[calibrating + choosing :] if test is None else text_ids(opened.tokenizer, read_text_file(test))
+    reported = reported[:_TEST]
+    rows = opened.batches([opened.tokenizer.decode(ids[:calibrating])], tokens=_WINDOW)
+    facts = (
+        DataFacts("calibration", f"tokens of {data.name}, from its beginning", calibrating, _digest(ids[:calibrating])),
+        DataFacts("validation", f"the next tokens of {data.name}", len(chosen), _digest(chosen)),
+        DataFacts("test", f"tokens of {(test or data).name}", len(reported), _digest(reported)),
+    )
+    return (
+        rows,
+        lambda model: evaluate(model, chosen, context=context, guard_calls=_GUARD),
+        lambda model: evaluate(model, reported, context=context),
+        f"perplexity, windows of {context} tokens, each token predicted once",
+        facts,
+        None,  # its values are of tokens
+        (
+            lambda: [(row, None) for row in rows],
+            _token_loss,
+            "cross-entropy of the next token of the text that calibrates",
+        ),
+    )
+
+
+def _agreement(opened: TextModel, data: Path | None, test: Path | None) -> Parts:
+    if data is None:
+        # Four sentences a subject: two calibrate, one chooses, one is reported.
+        texts = [list(SENTENCES[0::4] + SENTENCES[1::4]), list(SENTENCES[2::4]), list(SENTENCES[3::4])]
+    else:
+        texts = [
+            [text for text, _ in part] for part in _cut([(t, 0) for t in read_texts(data)], reported=test is not None)
+        ]
+    if test is not None:
+        texts[2] = list(read_texts(test))
+    first, second, third = texts[0][:CALIBRATED], texts[1][:VALIDATED], texts[2][:TESTED]
+    _enough(data, first, second)
+    size = 8 if opened.task != "language" else 4
+    tokens = _WINDOW if opened.task != "language" else 32
+    batches = [opened.batches(part, size=size, tokens=tokens) if part else [] for part in (first, second, third)]
+    facts = _facts(data, test, first, second, third)
+
+    reference = opened.model
+
+    def agrees(part: list[dict[str, Tensor]]) -> Quality:
+        return lambda model: agreement(model, reference, Batches(part))
+
+    more = _to_train_on(texts[0], texts[1])
+
+    def pairs() -> list[tuple[dict[str, Tensor], Tensor | None]]:
+        return [(batch, None) for batch in opened.batches(more, size=size, tokens=tokens)]
+
+    trained = pairs, _distilled(opened.model), f"divergence from the original model on {len(more):,} texts"
+    tested = agrees(batches[2]) if third else None
+    examples = Examples(third) if opened.task != "language" else None  # whose values are of tokens
+    return batches[0], agrees(batches[1]), tested, AGREEMENT, facts, examples, trained
+
+
+def _cut(rows: Sequence[tuple[str, int]], *, reported: bool) -> list[list[tuple[str, int]]]:
+    """Return texts to calibrate on, to choose by and to report, sorted by their SHA-256, which alone decides.
+
+    ``reported``: test texts are elsewhere, and those of the third part choose, too.
+    """
+    parts: list[list[tuple[str, int]]] = [[], [], []]
+    for key, row in sorted((sha256(row[0].encode()).hexdigest(), row) for row in rows):
+        place = int(key[:8], 16) % 4
+        parts[min(place, 1 if reported else 2)].append(row)
+    return parts
+
+
+def _to_train_on(first: list[_Row], second: list[_Row]) -> list[_Row]:
+    """Return what a short training reads: texts that calibrate, and those beyond the ones that choose."""
+    chosen = set(second[:VALIDATED])
+    return [*first, *(row for row in second[VALIDATED:] if row not in chosen)][:TRAINED]
+
+
+def _pairs(data: Sentences) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    return data.texts, data.labels
+
+
+def _sentences(rows: Sequence[tuple[str, int]]) -> Sentences:
+    return Sentences(tuple(text for text, _ in rows), tuple(label for _, label in rows))
+
+
+def _enough(data: Path | None, first: Sequence[object], second: Sequence[object]) -> None:
+    if not first or not second:
+        raise DataError(f"{data}: too few texts to calibrate on and to choose by; accepted are some dozens and more")
+
+
+def _facts(
+    data: Path | None, test: Path | None, first: Sequence[str], second: Sequence[str], third: Sequence[str]
+) -> tuple[DataFacts, ...]:
+    source = "built-in sentences" if data is None else f"texts of {data.name}"
+    facts = (
+        DataFacts("calibration", source, len(first), digest_of(first)),
+        DataFacts("validation", f"other {source}", len(second), digest_of(second)),
+    )
+    told = f"texts of {test.name}" if test else f"other {source}"
+    return (*facts, DataFacts("test", told, len(third), digest_of(third))) if third else facts
+
+
+def _digest(ids: Sequence[int]) -> str:
+    return digest_of([" ".join(map(str, ids))])

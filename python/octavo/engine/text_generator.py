@@ -1,0 +1,377 @@
+"""Language models that run natively, without torch: texts that grow token by token, from weights that stay packed."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, overload
+
+from octavo import _core
+from octavo.errors import ContainerError, DataError, DTypeError, RangeError, SettingError
+from octavo.model_folder.weight_files import held
+from octavo.storage.files import path_text
+from octavo.storage.reading import read_json, shown
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from octavo.data.byte_pairs import BytePairTokenizer, Special
+
+TOKENS = 128
+"""Tokens that are generated where no number is given, if the model has positions for them."""
+_PAGE = 64  # positions of a page of the cache
+_MOST = 1 << 31  # tokens
+_REPLACED = "�"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How the next token is chosen.
+
+    ``temperature``: scores are divided by it; 0 takes the most likely token. ``top_k``: only so many of the most likely
+    tokens are drawn from, 0 for all. ``top_p``: of those, only the fewest whose probabilities add up to it. ``seed`` of
+    the draws: the same seed gives the same tokens, on any number of threads.
+
+    Raises SettingError with the field, its value and what is accepted.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        for name, accepted in (("temperature", "from 0 to 10000"), ("top_p", "above 0, up to 1")):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not _fits(name, value):
+                raise SettingError(f"{name} is {shown(value)}; accepted are numbers {accepted}")
+        for name in ("top_k", "seed"):
+            value = getattr(self, name)
+            if type(value) is not int or not 0 <= value < 2**63:
+                raise SettingError(f"{name} is {shown(value)}; accepted are whole numbers from 0")
+
+
+def _fits(name: str, value: float) -> bool:
+    return 0 <= value <= 1e4 if name == "temperature" else 0 < value <= 1
+
+
+GREEDY = Sampling()
+
+
+class TextGenerator:
+    """A loaded language model of the family of GPT. Threads may share one.
+
+    Its linear layers multiply the codes of the file; keys and values of earlier tokens are kept in a paged cache. A
+    token's scores depend on the tokens before it alone: neither on the cache, nor on texts beside it, nor on threads.
+    They agree with those of the packed model in PyTorch to about 1e-5 of their size.
+    """
+
+    def __init__(
+        self,
+        core: _core._Decoder,
+        path: Path,
+        tokenizer: BytePairTokenizer | None,
+        begin: int | None,
+        ends: tuple[int, ...],
+    ) -> None:
+        """Wrap a loaded decoder; :meth:`load` makes one. Raises DTypeError for other objects."""
+        if not isinstance(core, _core._Decoder):
+            raise DTypeError(f"core is a {type(core).__name__}; use TextGenerator.load")
+        self._core, self._path, self._tokenizer, self._begin, self._ends = core, path, tokenizer, begin, ends
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> TextGenerator:
+        """Load a model folder: what :func:`octavo.save_model`, ``octavo pack`` or transformers wrote.
+
+        It holds ``config.json`` of a GPT of :mod:`octavo.lab.language.gpt`, or of GPT-2 or Llama of transformers, the
+        weights, and ``tokenizer.json`` (byte-level BPE), without which it takes ids alone. Raises ContainerError naming
+        the file and the field, layer or tensor for another architecture, for techniques that only PyTorch runs, for
+        layers that are simulated and not packed, and for a folder that holds the weights of two models; DataError for a
+        tokenizer of more ids than the model has; OSErrors.
+        """
+        folder = Path(path_text(path))
+        names = held(folder)
+        if len(names) > 1:
+            raise ContainerError(f"{folder}: holds {' and '.join(names)}; keep the one that is meant")
+        core = _core._Decoder.load(folder)
+        tokenizer = _tokenizer(folder)
+        if tokenizer is not None and tokenizer.size > core.vocabulary:
+            raise DataError(f"{folder}: a tokenizer of {tokenizer.size} ids; the model has {core.vocabulary}")
+        return cls(core, folder, tokenizer, *_borders(folder, core.vocabulary))
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of ids."""
+        return self._core.vocabulary
+
+    @property
+    def positions(self) -> int | None:
+        """Most tokens of a text, the prompt included; None where the architecture has no such bound."""
+        return self._core.positions
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights that are read for each token."""
+        return self._core.nbytes[0]
+
+    @property
+    def position_nbytes(self) -> int:
+        """Bytes of the cache a position: keys and values of all layers."""
+        return self._core.nbytes[1]
+
+    @property
+    def tokenizer(self) -> BytePairTokenizer:
+        """The tokenizer of the folder. Raises DataError where there is none."""
+        if self._tokenizer is None:
+            raise DataError(f"{self._path}: no tokenizer.json, so that texts have no ids; generate_ids takes ids")
+        return self._tokenizer
+
+    def scores(self, ids: Sequence[int]) -> np.ndarray:
+        """Return the scores of the token after each of ``ids``: float32, ``[ids, vocabulary]``, not normalized.
+
+        Raises as :meth:`generate_ids`.
+        """
+        import numpy as np
+
+        checked = self._checked([ids], None)[0]
+        if self.positions is not None and len(checked) > self.positions:
+            raise RangeError(f"{len(checked)} ids; the model has {self.positions} positions")
+        return np.frombuffer(self._core.scores(checked), np.dtype("<f4")).reshape(len(checked), self.vocabulary)
+
+    def generate_ids(
+        self,
+        prompts: Iterable[Sequence[int]],
+        sampling: Sampling = GREEDY,
+        *,
+        tokens: int | None = None,
+        stop: Sequence[int] | None = None,
+        cache: bool = True,
+    ) -> Iterator[list[int | None]]:
+        """Continue prompts of ids, all at once: yields the next id of each, None for those that have ended.
+
+        ``tokens``: of each continuation at most; default :data:`TOKENS` or as many as there are positions for.
+        ``stop``: ids that end a text and are not given, none for ``()``; default: the end of text of ``config.json``.
+        ``cache``: False computes every token from all before it, to the same bits. Every prompt has draws of its own.
+
+        Raises DTypeError and DataError for what are no ids of this model, RangeError where prompt and ``tokens`` pass
+        the model's positions, SettingError, ContainerError for weights that give no finite scores.
+        """
+        if not isinstance(sampling, Sampling):
+            raise DTypeError(f"sampling is a {type(sampling).__name__}; accepted is an octavo.Sampling")
+        if not isinstance(cache, bool):
+            raise DTypeError(f"cache is a {type(cache).__name__}; accepted are True and False")
+        checked = self._checked(prompts, tokens)
+        count = self._count(checked, tokens)
+        ends = self._ends if stop is None else self._numbers(stop, "stop")
+        return self._continued(checked, sampling, count, set(ends), cache)
+
+    def _continued(
+        self, prompts: list[list[int]], sampling: Sampling, tokens: int, ends: set[int], cache: bool
+    ) -> Iterator[list[int | None]]:
+        pages = sum(-(-(len(prompt) + tokens) // _PAGE) for prompt in prompts)
+        how = (float(sampling.temperature), sampling.top_k, float(sampling.top_p), sampling.seed)
+        texts = _core._Generation(self._core, prompts, how, cache, pages)
+        live = len(prompts)
+        for _ in range(tokens):
+            while texts.feed():
+                pass
+            following = texts.advance()
+            for number, token in enumerate(following):
+                if token in ends:
+                    texts.end(number)
+                    following[number] = None
+                    live -= 1
+            if not live:
+                return
+            yield following
+
+    def stream(
+        self,
+        prompt: str,
+        sampling: Sampling = GREEDY,
+        *,
+        tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        special: Special = "refuse",
+    ) -> Iterator[str]:
+        """Continue a text: yields what follows it in pieces of whole characters, as it comes.
+
+        A prompt gets the tokens that ``tokenizer.json`` puts around a text, as transformers gives it; one that begins
+        with them gets no second ones. An empty prompt begins a document. ``stop``: a text, or several, before the first
+        of which the continuation ends. ``special``: what special tokens in the prompt are, as for
+        :meth:`octavo.data.BytePairTokenizer.encode`. An id that the tokenizer has no token for is U+FFFD. All else is
+        as for :meth:`generate_ids`. Raises as it does, and DataError for a folder without a tokenizer.
+        """
+        stops = _stops(stop)
+        ids = self.generate_ids([self._ids(prompt, special)], sampling, tokens=tokens)
+        return _until(_characters(self.tokenizer, (token for (token,) in ids if token is not None)), stops)
+
+    @overload
+    def generate(  # type: ignore[overload-overlap]  # to mypy, a text is a sequence of texts, too
+        self,
+        prompt: str,
+        sampling: Sampling = ...,
+        *,
+        tokens: int | None = ...,
+        stop: str | Sequence[str] | None = ...,
+        special: Special = ...,
+    ) -> str: ...
+    @overload
+    def generate(
+        self,
+        prompt: Sequence[str],
+        sampling: Sampling = ...,
+        *,
+        tokens: int | None = ...,
+        stop: str | Sequence[str] | None = ...,
+        special: Special = ...,
+    ) -> list[str]: ...
+    def generate(
+        self,
+        prompt: str | Sequence[str],
+        sampling: Sampling = GREEDY,
+        *,
+        tokens: int | None = None,
+        stop: str | Sequence[str] | None = None,
+        special: Special = "refuse",
+    ) -> str | list[str]:
+        """Return what follows a prompt, or each of several, which are continued together.
+
+        ``tokens``, ``stop`` and ``special`` are as for :meth:`stream`. Raises as it does.
+        """
+        if isinstance(prompt, str):
+            return "".join(self.stream(prompt, sampling, tokens=tokens, stop=stop, special=special))
+        from octavo.data._arguments import listed
+
+        stops = _stops(stop)
+        prompts = [self._ids(one, special) for one in listed("prompt", prompt, "a text or a list of texts")]
+        found: list[list[int]] = [[] for _ in prompts]
+        for following in self.generate_ids(prompts, sampling, tokens=tokens):
+            for row, token in zip(found, following, strict=True):
+                row += [] if token is None else [token]
+        return ["".join(_until(_characters(self.tokenizer, row), stops)) for row in found]
+
+    def _ids(self, prompt: str, special: Special) -> list[int]:
+        from octavo.data._arguments import check_text
+
+        check_text("prompt", prompt)
+        before, behind = self.tokenizer.around
+        ids = self.tokenizer.encode(prompt, special=special).tolist()
+        ids = [*(() if ids[: len(before)] == before else before), *ids, *behind]
+        if ids:
+            return ids
+        if self._begin is None:
+            raise DataError("prompt is empty, and config.json names no token that begins a text; give a prompt")
+        return [self._begin]
+
+    def _checked(self, prompts: Iterable[Sequence[int]], tokens: int | None) -> list[list[int]]:
+        from octavo.data._arguments import listed
+
+        if tokens is not None and (type(tokens) is not int or not 1 <= tokens < _MOST):
+            raise SettingError(f"tokens is {shown(tokens)}; accepted is a whole number from 1 to {_MOST - 1}")
+        checked = []
+        for at, prompt in enumerate(listed("prompts", prompts, "a list of lists of ids")):
+            checked.append(self._numbers(prompt, f"prompt {at}"))
+            if not checked[-1]:
+                raise DataError(f"prompt {at} has no ids; accepted is one id or more below {self.vocabulary}")
+        return checked
+
+    def _numbers(self, ids: Iterable[int], what: str) -> list[int]:
+        """Return ids as whole numbers. Raises DTypeError for what is no list of them, DataError for others."""
+        from octavo.data._arguments import listed, whole
+
+        numbers = [whole(f"{what}: id", number) for number in listed(what, ids, "a list of ids")]
+        wrong = next((number for number in numbers if number >= self.vocabulary), None)
+        if wrong is not None:
+            raise DataError(f"{what} has id {wrong}; accepted are ids below {self.vocabulary}")
+        return numbers
+
+    def _count(self, prompts: list[list[int]], tokens: int | None) -> int:
+        longest, positions = max(map(len, prompts), default=0), self.positions
+        # The last token is given and not computed with.
+        room = None if positions is None else positions - longest + 1
+        if room is not None and room < (1 if tokens is None else tokens):
+            fix = f"; generate up to {room}" if room > 0 else "; shorten the prompt"
+            raise RangeError(
+                f"a prompt of {longest} tokens and {tokens or 1} generated ones pass the model's {positions} "
+                f"positions{fix}"
+            )
+        return tokens or (TOKENS if room is None else min(TOKENS, room))
+
+    def __repr__(self) -> str:
+        """Tell the folder and the vocabulary."""
+        return f"TextGenerator({str(self._path)!r}, vocabulary={self.vocabulary})"
+
+
+def _tokenizer(folder: Path) -> BytePairTokenizer | None:
+    from octavo.data.byte_pairs import BytePairTokenizer
+
+    if (folder / "tokenizer.json").exists():
+        return BytePairTokenizer.load(folder)
+    merges, vocabulary = folder / "merges.txt", folder / "vocab.json"
+    if merges.exists() and vocabulary.exists():
+        return BytePairTokenizer.from_merges(merges, vocabulary)
+    return None
+
+
+def _borders(folder: Path, vocabulary: int) -> tuple[int | None, tuple[int, ...]]:
+    """Return the id that begins a text and those that end one, as the configuration names them.
+
+    Where it names none that begins, as one of :mod:`octavo.lab.language.gpt` never does, documents begin with their
+    end.
+    """
+    values = read_json(folder / "config.json", finite=False)
+
+    def named(*names: str) -> tuple[int, ...]:
+        given = next((values[name] for name in names if name in values), None)
+        numbers = given if isinstance(given, list) else [given]
+        return tuple(number for number in numbers if type(number) is int and 0 <= number < vocabulary)
+
+    ends = named("end_of_text", "eos_token_id")
+    begins = (*named("bos_token_id"), *ends)
+    return begins[0] if begins else None, ends
+
+
+def _stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the texts before which a continuation ends. Raises SettingError for what is no text."""
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else stop
+    if isinstance(stops, bytes) or not isinstance(stops, Sequence) or not all(isinstance(s, str) and s for s in stops):
+        raise SettingError(f"stop is {shown(stop)}; accepted are a text and a list of texts, none of them empty")
+    return tuple(stops)
+
+
+def _characters(tokenizer: BytePairTokenizer, ids: Iterable[int]) -> Iterator[str]:
+    """Yield texts of whole characters; ids that the tokenizer has no token for are U+FFFD."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for number in ids:
+        token = tokenizer._core.token(number)
+        text = decoder.decode(b"", final=True) + _REPLACED if token is None else decoder.decode(token)
+        if text:
+            yield text
+    if text := decoder.decode(b"", final=True):
+        yield text
+
+
+def _until(pieces: Iterable[str], stop: tuple[str, ...]) -> Iterator[str]:
+    """Yield pieces up to the first of the texts ``stop``, keeping back what may be the begin of one."""
+    kept = ""
+    longest = max(map(len, stop), default=0)
+    for piece in pieces:
+        kept += piece
+        places = [place for one in stop if (place := kept.find(one)) >= 0]
+        if places:
+            if min(places):
+                yield kept[: min(places)]
+            return
+        back = next(
+            (n for n in range(min(longest - 1, len(kept)), 0, -1) if any(s.startswith(kept[-n:]) for s in stop)), 0
+        )
+        if len(kept) > back:
+            yield kept[: len(kept) - back]
+            kept = kept[len(kept) - back :]
+    if kept:
+        yield kept

@@ -1,0 +1,147 @@
+"""The study of torch.compile: the first call, later calls and graph breaks, by kind of model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import octavo
+from octavo.errors import OctavoError, SettingError
+from octavo.lab.classifiers import Classifier, ClassifierConfig
+from octavo.lab.studies.stopwatch import in_turn, machine, once
+from octavo.recipe import Recipe
+from octavo.search.journal import Journal
+from octavo.storage import folders
+
+BACKENDS = ("inductor", "aot_eager", "eager")
+FP32 = "fp32"
+VOCABULARY = 1000
+
+
+@dataclass(frozen=True)
+class Compile:
+    """The study: a tiny BERT with fresh weights in float32, quantized by ``recipe``, and packed.
+
+    ``batch`` texts of ``length`` tokens; ``layers`` of ``width``; ``rounds``: timings of every contestant.
+    ``backend``: of torch.compile; ``eager`` and ``aot_eager`` capture graphs and compile nothing.
+    Raises SettingError for values that are not accepted, FormatError for a recipe that cannot be read.
+    """
+
+    recipe: str = "type:Linear mxint8"
+    backend: str = "inductor"
+    batch: int = 8
+    length: int = 64
+    layers: int = 2
+    width: int = 128
+    rounds: int = 15
+
+    def __post_init__(self) -> None:
+        """Check names and numbers before anything is made."""
+        for name in ("batch", "length", "layers", "rounds"):
+            if getattr(self, name) < 1:
+                raise SettingError(f"--{name} is {getattr(self, name)}; accepted are whole numbers of at least 1")
+        if self.width < 64 or self.width % 64:
+            raise SettingError(f"--width is {self.width}; accepted are multiples of 64, the width of a head")
+        if self.backend not in BACKENDS:
+            raise SettingError(f"unknown backend {self.backend!r}; accepted are {', '.join(BACKENDS)}")
+        Recipe.parse(self.recipe)
+
+    def run(self, journal: Journal, device: torch.device, tell: Callable[..., None]) -> list[dict[str, Any]]:
+        """Return a row a kind of model: times in seconds, graphs, graph breaks and the largest difference to eager."""
+        rows: list[dict[str, Any]] = []
+        for position, kind in enumerate((FP32, "quantized", "packed")):
+            tell(f"{kind}: torch.compile", position / 3)
+            settings = {"study": "compile", "model": kind, **asdict(self), "machine": machine(device)}
+            found = journal.find(settings, "row")
+            if found is None:
+                found = journal.add(settings, row={"model": kind, **self._measure(kind, device)})
+            rows.append(found["row"])
+        return rows
+
+    def model(self, kind: str) -> nn.Module:
+        """Return one of the models, always with the same weights."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            made: nn.Module = Classifier(
+                ClassifierConfig(
+                    vocabulary=VOCABULARY,
+                    width=self.width,
+                    layers=self.layers,
+                    heads=self.width // 64,
+                    feed_forward=4 * self.width,
+                    positions=self.length,
+                )
+            ).eval()
+        if kind == FP32:
+            return made
+        ids = self.inputs(torch.device("cpu"))
+        made = octavo.quantize_model(made, self.recipe, calibration=[(ids,)], inplace=True, progress=False).eval()
+        return octavo.pack_model(made) if kind == "packed" else made
+
+    def inputs(self, device: torch.device) -> Tensor:
+        """Return ids ``[batch, length]``, none of them padding."""
+        generator = torch.Generator().manual_seed(1)
+        return torch.randint(1, VOCABULARY, (self.batch, self.length), generator=generator).to(device)
+
+    @torch.no_grad()
+    def _measure(self, kind: str, device: torch.device) -> dict[str, Any]:
+        model, ids = self.model(kind).to(device), self.inputs(device)
+        with _failures_named(kind, self.backend), _fresh_caches():
+            once(lambda: torch.compile(_little, backend=self.backend)(ids), device)  # imports are not the model's
+            torch._dynamo.reset()
+            explained = torch._dynamo.explain(deepcopy(model))(ids)
+            torch._dynamo.reset()
+            compiled = torch.compile(model, backend=self.backend)
+            cold = once(lambda: compiled(ids), device)
+            times = in_turn({"eager": lambda: model(ids), "compiled": lambda: compiled(ids)}, self.rounds, device)
+            difference = (compiled(ids) - model(ids)).abs().max().item()
+        torch._dynamo.reset()
+        saved = times["eager"] - times["compiled"]
+        return {
+            "backend": self.backend,
+            "cold_s": cold,
+            "eager_s": times["eager"],
+            "compiled_s": times["compiled"],
+            "speed_up": times["eager"] / times["compiled"],
+            "calls_to_pay": round(cold / saved) if saved > 0 else None,
+            "graphs": explained.graph_count,
+            "graph_breaks": explained.graph_break_count,
+            "break_reasons": " | ".join(str(reason.reason).splitlines()[0] for reason in explained.break_reasons),
+            "largest_difference": difference,
+        }
+
+
+def _little(ids: Tensor) -> Tensor:
+    return torch.softmax(ids.float(), -1) @ ids.float().mT
+
+
+@contextmanager
+def _fresh_caches() -> Iterator[None]:
+    """Let compiled code of earlier runs, on disk and in memory, be forgotten."""
+    from torch._inductor import utils
+
+    fresh = utils.fresh_cache if hasattr(utils, "fresh_cache") else utils.fresh_inductor_cache  # renamed in torch 2.8
+    torch._dynamo.reset()
+    with folders.scratch() as folder, fresh(dir=str(folder)):
+        yield
+
+
+@contextmanager
+def _failures_named(kind: str, backend: str) -> Iterator[None]:
+    """Tell which compilation failed, in a line, and what it may need. Raises OctavoError."""
+    from torch._dynamo.exc import TorchDynamoException
+
+    try:
+        yield
+    except TorchDynamoException as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise OctavoError(
+            f"torch.compile(backend={backend!r}) of the {kind} model failed: {lines[0]}; inductor needs a C++ "
+            "compiler, on GPUs Triton (--backend aot_eager compiles nothing)"
+        ) from error

@@ -1,0 +1,218 @@
+"""One point of a study: a copy of the model, quantized, perhaps trained, and measured once on test texts."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+import octavo
+from octavo.lab.studies.subject import Subject
+from octavo.quant.apply_recipe import freeze_scales
+from octavo.search.journal import Journal, identity
+from octavo.train import TrainConfig, train
+from octavo.train.loop import Callback
+
+SAMPLES = 256  # training texts that scales are chosen from
+
+Method = Literal["fp32", "ptq", "qat"]
+#: Hears what is being done and, where that is known, which share of all work is done.
+Tell = Callable[..., None]
+
+
+@dataclass(frozen=True)
+class Training:
+    """Training through a format: ``share`` of the updates and ``rate`` of the learning rate that made the model.
+
+    At most ``most`` updates. Scales stand still in the last tenth of them, so that weights settle on a fixed grid.
+    """
+
+    share: float = 0.1
+    rate: float = 0.1
+    most: int = 1000
+
+    def config(self, subject: Subject, seed: int) -> TrainConfig:
+        """Return the training of a subject: half a cosine down to 0, after a short warm-up."""
+        steps = max(1, min(self.most, round(self.share * subject.steps)))
+        return TrainConfig(
+            steps=steps,
+            batch_size=subject.batch_size,
+            learning_rate=self.rate * subject.learning_rate,
+            schedule="cosine",
+            warmup=min(steps // 10, 20),
+            weight_decay=0.0,
+            precision=subject.precision,
+            seed=seed,
+            checkpoint_every=max(1, min(100, steps)),
+            log_every=max(1, steps // 10),
+            device="cpu",
+        )
+
+
+class Measured(Protocol):
+    """A point of a study: what decides its numbers, and the model that they are of."""
+
+    def settings(self, subject: Subject) -> dict[str, Any]:
+        """Return everything that decides the numbers of the point, plain values."""
+        ...
+
+    def build(self, subject: Subject, run: Path) -> nn.Module:
+        """Return the model in eval mode; what is trained for it is trained in the folder ``run``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a study: ``recipe`` (None: the float32 model) by ``method``, with the draws of ``seed``.
+
+    ``label``: where the point stands in tables and pictures; plain values, part of its settings.
+    """
+
+    label: dict[str, Any]
+    method: Method
+    recipe: str | None = None
+    seed: int = 0
+    training: Training = Training()
+    samples: int = SAMPLES
+
+    def settings(self, subject: Subject) -> dict[str, Any]:
+        """Return everything that decides the numbers of the point."""
+        found: dict[str, Any] = {
+            "subject": subject.identity,
+            **self.label,
+            "method": self.method,
+            "recipe": self.recipe,
+        }
+        if self.recipe is not None:
+            found |= {"seed": self.seed, "samples": self.samples}
+        if self.method == "qat":
+            found["training"] = self.training.config(subject, self.seed).binding()
+        return found
+
+    def build(self, subject: Subject, run: Path) -> nn.Module:
+        """Return a copy of the model, quantized as asked for, and trained in the folder ``run`` if asked for."""
+        if self.recipe is None:
+            return subject.model()
+        model = quantized(subject, self.recipe, self.seed, self.samples)
+        if self.method == "qat":
+            config = self.training.config(subject, self.seed)
+            still = config.steps - config.steps // 10
+
+            def settle(model: nn.Module, step: int) -> None:
+                if step >= still:
+                    freeze_scales(model)
+
+            trained(model, subject.task(self.seed), config, run, callbacks=[settle])
+        return model.eval()
+
+    def __str__(self) -> str:
+        """Return what a progress line says."""
+        names = " ".join(str(value) for name, value in self.label.items() if name != "study")
+        return f"{names} {self.method} seed {self.seed}" if self.recipe else names
+
+
+def quantized(subject: Subject, recipe: str, seed: int, samples: int = SAMPLES) -> nn.Module:
+    """Return a quantized copy of a subject's model, calibrated on ``samples`` training texts drawn by ``seed``."""
+    batches = subject.calibration(samples, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", octavo.CoverageWarning)  # a study tries small shares on purpose
+        return octavo.quantize_model(
+            subject.model(), recipe, calibration=batches, samples=samples, inplace=True, progress=False
+        )
+
+
+def trained(model: nn.Module, task: Any, config: TrainConfig, run: Path, callbacks: Sequence[Callback] = ()) -> None:
+    """Train a model of a point in place. Raises InterruptedRun where a signal ended the training."""
+    result = train(model, task, config, run, progress=False, callbacks=list(callbacks))
+    if result.reason == "interrupted":
+        raise result.interruption(told=False)
+
+
+class Laboratory:
+    """Measures points of one subject: those of the journal are read, the others measured and written."""
+
+    def __init__(
+        self, subject: Subject, journal: Journal, folder: Path, *, tell: Tell = lambda text, share=None: None
+    ) -> None:
+        """Take the subject, an open journal, and the folder in which training runs leave their logs."""
+        self.subject, self.journal, self.folder, self.tell = subject, journal, folder, tell
+        self._before: dict[str, Tensor] = {}
+
+    def measure_all(self, points: Sequence[Measured]) -> list[dict[str, Any]]:
+        """Return the records of all points, in their order."""
+        records = []
+        for number, point in enumerate(points, start=1):
+            found = self.journal.find(point.settings(self.subject), "result")
+            record = found or self.measure(point)
+            if found:
+                self._tidy(point.settings(self.subject))  # a kill may have come before
+            result = record["result"]
+            share = f"{result['right'] / result['texts']:.2%} of {result['texts']:,}"
+            told = f"[{number}/{len(points)}] {point}: {share}{' (found)' if found else ''}"
+            self.tell(told, number / len(points))
+            records.append(record)
+        return records
+
+    def measure(self, point: Measured) -> dict[str, Any]:
+        """Quantize, train if asked for, measure on test texts, and write the record."""
+        settings, begin = point.settings(self.subject), time.perf_counter()
+        model = self.build(point, settings)
+        facts = {"result": self.compare(model, "test"), "seconds": round(time.perf_counter() - begin, 3)}
+        record = self.journal.add(settings, **facts, made=made())
+        self._tidy(settings)
+        return record
+
+    def build(self, point: Measured, settings: dict[str, Any]) -> nn.Module:
+        """Return the model of a point, ready to be measured."""
+        return point.build(self.subject, self._run(settings))
+
+    def compare(self, model: nn.Module, part: str) -> dict[str, Any]:
+        """Return how many texts of a part are right, and how many are lost and gained against float32."""
+        right = self.subject.right(model, part)
+        if part not in self._before:
+            self._before[part] = self.subject.right(self.subject.model(), part)
+        before = self._before[part]
+        return {
+            "right": int(right.sum()),
+            "texts": len(right),
+            "lost": int((before & ~right).sum()),
+            "gained": int((right & ~before).sum()),
+        }
+
+    def judge(self, point: Point) -> dict[str, Any]:
+        """Return the record of a point that is only compared on validation texts, never on test texts."""
+        settings = {**point.settings(self.subject), "judged": "validation"}
+        found = self.journal.find(settings, "distance")
+        if found is not None:
+            return found
+        begin = time.perf_counter()
+        distance = self.subject.distance(self.build(point, settings))
+        told = distance if math.isfinite(distance) else None  # a model that answers NaN is worse than any number
+        return self.journal.add(settings, distance=told, seconds=round(time.perf_counter() - begin, 3), made=made())
+
+    def _run(self, settings: dict[str, Any]) -> Path:
+        return self.folder / "runs" / identity(settings)[:16]
+
+    def _tidy(self, settings: dict[str, Any]) -> None:
+        """Drop the weights of a finished training run; its log stays."""
+        run = self._run(settings)
+        for path in [*run.glob("*.safetensors"), *run.glob("checkpoint*")]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def made() -> dict[str, Any]:
+    """Return when and with what a point was measured."""
+    return {
+        "octavo": octavo.__version__,
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }

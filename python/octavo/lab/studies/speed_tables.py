@@ -1,0 +1,106 @@
+"""Tables and pictures of the studies of speed: ``octavo lab study compile`` and ``octavo lab study attention``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from octavo.display.console import table
+from octavo.display.numbers import size
+from octavo.report.study_plots import COLOURS, Rows, figure, line_style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def compile_table(rows: Rows) -> Table:
+    """Return a row a kind of model."""
+    made = table(
+        "model", ">first call s", ">eager ms", ">compiled ms", ">speed-up", ">pays after calls", ">graph breaks",
+        ">largest difference",
+    )  # fmt: skip
+    for row in rows:
+        pays = "never" if row["calls_to_pay"] is None else f"{row['calls_to_pay']:,}"
+        made.add_row(
+            row["model"],
+            f"{row['cold_s']:.2f}",
+            f"{1e3 * row['eager_s']:.3f}",
+            f"{1e3 * row['compiled_s']:.3f}",
+            f"{row['speed_up']:.2f}",
+            pays,
+            str(row["graph_breaks"]),
+            f"{row['largest_difference']:.1e}",
+        )
+    return made
+
+
+def compile_notes(rows: Rows) -> list[str]:
+    """Return what the columns mean, and why graphs broke."""
+    return [
+        "first call: capture and compilation with empty caches; later calls: medians of rounds that take turns.",
+        "pays after: calls whose saved time is that of the first call. Graph breaks: returns to Python inside a call.",
+        *(f"{row['model']}: {row['break_reasons']}" for row in rows if row["break_reasons"]),
+    ]
+
+
+def compile_figure(rows: Rows, *, title: str) -> Figure:
+    """Draw the first call, and time a call in eager mode and compiled, a group of bars a model."""
+    made, panels = figure(2)
+    names = [row["model"] for row in rows]
+    panels[0].bar(names, [row["cold_s"] for row in rows], 0.5, color=COLOURS[0])
+    panels[0].set(xlabel="model", ylabel="first compiled call (s)", title="cold start")
+    for position, (key, label) in enumerate((("eager_s", "eager"), ("compiled_s", "compiled"))):
+        places = [number + 0.4 * (position - 0.5) for number in range(len(names))]
+        panels[1].bar(places, [1e3 * row[key] for row in rows], 0.4, label=label, color=COLOURS[position])
+    panels[1].set_xticks(range(len(names)), names)
+    panels[1].set(xlabel="model", ylabel="time of a call (ms)", title="steady state")
+    panels[1].legend(fontsize="small")
+    made.suptitle(title)
+    return made
+
+
+def attention_table(rows: Rows) -> Table:
+    """Return a row for each dtype and length; columns of memory where it was measured."""
+    measured = any(row["naive_peak_bytes"] is not None for row in rows)
+    memory = (">naive peak", ">fused peak") if measured else (">scores",)
+    made = table("dtype", ">tokens", ">naive ms", ">fused ms", ">speed-up", *memory, ">largest difference")
+    for row in rows:
+        held = ("naive_peak_bytes", "sdpa_peak_bytes") if measured else ("score_bytes",)
+        made.add_row(
+            row["dtype"],
+            f"{row['length']:,}",
+            f"{1e3 * row['naive_s']:.3f}",
+            f"{1e3 * row['sdpa_s']:.3f}",
+            f"{row['speed_up']:.2f}",
+            *(size(row[name]) for name in held),
+            f"{row['largest_difference']:.1e}",
+        )
+    return made
+
+
+def attention_notes(rows: Rows) -> list[str]:
+    """Return what the columns mean."""
+    if rows[0]["naive_peak_bytes"] is None:
+        memory = "scores: what naive attention holds of them at once, computed; on a GPU peaks are measured"
+    else:
+        memory = "peak: most bytes allocated during a call, beyond its inputs"
+    return ["fused: torch's scaled_dot_product_attention, whose scores never are in memory as a whole.", f"{memory}."]
+
+
+def attention_figure(rows: Rows, *, title: str) -> Figure:
+    """Draw time against length, both axes logarithmic: dashes for naive attention, lines for the fused one."""
+    made, (panel,) = figure()
+    for position, dtype in enumerate(dict.fromkeys(row["dtype"] for row in rows)):
+        chosen, looks = [row for row in rows if row["dtype"] == dtype], line_style(position)
+        across = [row["length"] for row in chosen]
+        for key, label, line, face in (("naive_s", "naive", "--", "white"), ("sdpa_s", "fused", "-", looks["color"])):
+            values = [1e3 * row[key] for row in chosen]
+            panel.plot(across, values, label=f"{dtype} {label}", linestyle=line, markerfacecolor=face, **looks)
+    lengths = sorted({row["length"] for row in rows})
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.set_xticks(lengths, [str(length) for length in lengths])
+    panel.set(xlabel="length (tokens)", ylabel="time of a call (ms)", title=title)
+    panel.legend(fontsize="small")
+    return made

@@ -1,0 +1,276 @@
+"""A model folder packed tensor by tensor: what quantize_model, pack_model and save_model make of its model.
+
+The architecture is built without memory for its weights, the recipe decides about its layers, and one weight at a time
+is read, packed and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from octavo.errors import ContainerError, FormatError
+from octavo.model_folder.companion_files import copy_companions
+from octavo.model_folder.infer_structure import as_layer, model_of, packable
+from octavo.model_folder.model_config import own_model
+from octavo.model_folder.pack_checkpoint import Errors, Progress, TensorReport, measure, with_zeros
+from octavo.model_folder.save_load import assign_plain, refuse_empty, save_weights, write_config
+from octavo.model_folder.structure import build_layer, fits, packed_class, plain
+from octavo.model_folder.tensor_names import Places, Stored
+from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, layers_of, replaced
+from octavo.nn import PackedLayer, QuantLayer
+from octavo.quant.apply_recipe import check_weights, prepare_weights, solve_weight
+from octavo.quant.pack_layers import leave_out_zeros, pack_layer, share_codes
+from octavo.recipe import Recipe
+from octavo.recipe.model_decisions import decide_model, layer_plans
+from octavo.recipe.note import note_recipe
+from octavo.recipe.sites import dtype_name, join
+from octavo.recipe.spec import LayerPlan, Spec
+from octavo.storage import folders
+from octavo.storage.reading import shown
+from octavo.tensors.packed_tensor import PackedTensor
+
+
+@dataclass
+class PackedFolder:
+    """A packed model and a report for each tensor. ``left_out``: tensors of the folder that the model has not."""
+
+    model: nn.Module
+    reports: list[TensorReport] = field(default_factory=list)
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass
+class OpenFolder:
+    """The model that a folder is of, its weights not read: on the meta device, and the tensors by their names in it."""
+
+    source: Checkpoint
+    model: nn.Module
+    found: Places
+
+    @classmethod
+    def open(cls, source: Checkpoint) -> OpenFolder:
+        """Build the model.
+
+        Raises FormatError for a model that is packed already, ModelError where transformers or ``config.json`` is
+        missing, ContainerError where transformers does not know the model or a weight is missing.
+        """
+        packed = list(layers_of(source))
+        if not packed:
+            model, found = model_of(source)
+            if own_model(source.folder) is not None:  # packed by 0.1, which load_model reads as it is
+                packed = [name for name, tensor in found.tensors.items() if isinstance(tensor, PackedTensor)]
+        if packed:
+            raise FormatError(
+                f"{source.path}: already packed, as {shown(packed[0])} is; octavo.load_model reads it (octavo unpack "
+                "comes first to pack it anew)"
+            )
+        return cls(source, model, found)
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether ``octavo pack`` of 0.1 has packed tensors of it."""
+        return any(isinstance(tensor, PackedTensor) for tensor in self.found.tensors.values())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the model's tensors."""
+        return sum(tensor.nbytes for tensor in self.found.tensors.values())
+
+    def matrices(self) -> dict[str, Tensor]:
+        """Return the float weights of all layers as they are packed: ``[N, K]``, not read yet."""
+        found: dict[str, Tensor] = {}
+        for name, site in packable(self.model).items():
+            first = self._first(name)
+            weight = self.found.tensors.get(first)
+            if isinstance(weight, Tensor) and site.is_default and first not in found:
+                found[first] = weight.T if site.axis == 0 else weight.flatten(1)
+        return found
+
+    def plan(self, recipe: Recipe | None) -> list[TensorReport]:
+        """Tell what :meth:`pack` would do, from names and shapes alone. Refuses the recipes that it refuses."""
+        formats: dict[str, tuple[str, int]] = {}
+        if recipe is not None:
+            self._refuse_packed()
+        if recipe is None:
+            for path, given in self._stored_plan().items():
+                name = self._first(join(path, "weight"))
+                spec, tensor = given.weight, self.found.tensors[name]
+                assert spec is not None
+                formats[name] = str(spec.format), tensor.nbytes
+        else:
+            decisions = decide_model(recipe.rules, self.model)
+            check_weights(self.model, layer_plans(decisions), str(recipe))
+            for decision in decisions:
+                if decision.format is not None and decision.site.role == "weight":
+                    name = self._first(decision.site.path)
+                    formats[name] = str(decision.format), decision.site.nbytes(decision.format)
+        reports = []
+        for name, tensor in self.found.tensors.items():
+            text, nbytes = formats.get(name, (None, tensor.nbytes))
+            reports.append(_report(name, tensor, text, nbytes))
+        return reports
+
+    def pack(self, recipe: Recipe | None, *, sparse: bool = False, progress: Progress | None = None) -> PackedFolder:
+        """Return the packed model: bit for bit what quantize_model and pack_model make of the float one.
+
+        ``sparse``: as for pack_model. ``recipe`` None: packed tensors keep their formats, for folders that
+        ``octavo pack`` of 0.1 wrote. The model is this one, whose layers are replaced. Raises FormatError and
+        DTypeError as :func:`octavo.quantize_model`, CalibrationError where the recipe asks for data, NonFiniteError
+        with the tensor's name.
+        """
+        plan = self._stored_plan() if recipe is None else layer_plans(decide_model(recipe.rules, self.model))
+        if recipe is not None:
+            self._refuse_packed()
+        found = self.found
+        skeletons = {path: self.model.get_submodule(path) for path in plan}
+        model = prepare_weights(self.model, plan, None if recipe is None else str(recipe))
+        reports, done = _pack_weights(model, skeletons, found, sparse, progress)
+        rest = {name: found.value(name) for name in (*found.tensors, *found.ties) if name not in done}
+        assign_plain(model, found.ties, rest, done)
+        refuse_empty(model)
+        note_recipe(model, None if recipe is None else str(recipe))
+        for name, tensor in found.tensors.items():
+            if name not in reports:
+                nbytes = rest[name].nbytes if name in rest else tensor.nbytes
+                reports[name] = _report(name, tensor, None, nbytes)
+        return PackedFolder(model.eval(), [reports[name] for name in found.tensors], found.left_out)
+
+    def _stored_plan(self) -> dict[str, LayerPlan]:
+        """Return the formats that weights are packed in already, by layer."""
+        sites = packable(self.model)
+        plan = {}
+        for name, site in sites.items():
+            tensor = self.found.tensors.get(self._first(name))
+            if isinstance(tensor, PackedTensor):
+                plan[site.module] = LayerPlan(weight=Spec(tensor.format, None, tensor.scale))
+        return plan
+
+    def _first(self, name: str) -> str:
+        return self.found.ties.get(name, name)
+
+    def _refuse_packed(self) -> None:
+        for name, tensor in self.found.tensors.items():
+            if isinstance(tensor, PackedTensor):
+                raise FormatError(
+                    f"{name}: already packed as '{tensor.format}'; leave --recipe out, which keeps its format "
+                    "(to pack it anew, octavo unpack comes first)"
+                )
+
+
+def write_folder(source: Checkpoint, folder: Path, model: nn.Module, *, own_config: bool = False) -> Path:
+    """Write a packed model of ``source`` and copies of its other files into ``folder``. Return the weights' file.
+
+    ``own_config``: the configuration is that of ``model``, which has other sizes than that of ``source``.
+    """
+    copy_companions(source.folder, folder)
+    if own_config:
+        write_config(model, folder)
+    save_weights(model, folder / PACKED_NAME, source.metadata())
+    return folder / PACKED_NAME
+
+
+def save_folder(source: Checkpoint, target: Path, model: nn.Module, *, force: bool, own_config: bool = False) -> Path:
+    """Write a packed model of ``source`` and copies of its other files to ``target``, whole or not at all.
+
+    ``own_config``: as for :func:`write_folder`. Returns the file with the weights. With ``force``, weights,
+    configuration, tokenizer and files of the same name are replaced.
+    """
+    with folders.whole(target, owned=replaced(target, PACKED_NAME), overwrite=force) as folder:
+        write_folder(source, folder, model, own_config=own_config)
+    return target / PACKED_NAME
+
+
+def _pack_weights(
+    model: nn.Module,
+    skeletons: Mapping[str, nn.Module],
+    found: Places,
+    sparse: bool,
+    progress: Progress | None,
+) -> tuple[dict[str, TensorReport], set[str]]:
+    """Replace the simulated layers of ``model`` whose weight has a format, one weight at a time.
+
+    Returns a report for each weight, and the names of the tensors that are in packed layers now.
+    """
+    groups: dict[int, list[str]] = {}
+    paths: dict[int, list[str]] = {}
+    for path, layer in model.named_modules(remove_duplicate=False):
+        if isinstance(layer, QuantLayer) and layer.weight_quantizer is not None:
+            if id(layer) not in paths:
+                groups.setdefault(id(layer._own("weight")), []).append(path)
+            paths.setdefault(id(layer), []).append(path)
+    reports: dict[str, TensorReport] = {}
+    done: set[str] = set()
+    for group in groups.values():
+        twins: list[PackedLayer] = []
+        measured: dict[str, tuple[PackedLayer, Errors | None]] = {}
+        for path in group:
+            layer = model.get_submodule(path)
+            assert isinstance(layer, QuantLayer)
+            name = found.ties.get(join(path, "weight"), join(path, "weight"))
+            made, errors = _pack_one(model, path, layer, skeletons[path], found)
+            share_codes(made, twins)
+            for one in paths[id(layer)]:
+                parent, _, last = one.rpartition(".")
+                setattr(model.get_submodule(parent), last, made)
+                done |= {part for part in (join(one, "weight"), join(one, "bias")) if part in found}
+            if name not in measured:
+                measured[name] = made, errors
+                if progress:
+                    progress(name, found.tensors[name].nbytes)
+        if sparse:
+            leave_out_zeros(twins)
+        for name, (made, errors) in measured.items():
+            weight = made.packed_weight
+            told = _report(name, found.tensors[name], str(made.format), weight.nbytes, errors)
+            reports.setdefault(name, with_zeros(told, weight))
+    return reports, done
+
+
+def _pack_one(
+    model: nn.Module, path: str, layer: QuantLayer, skeleton: nn.Module, found: Places
+) -> tuple[PackedLayer, Errors | None]:
+    """Return the packed form of one layer, and what its weight lost."""
+    name, bias_name = join(path, "weight"), join(path, "bias")
+    stored, bias = found.stored(name), found.value(bias_name) if bias_name in found else None
+    place = skeleton.weight
+    assert isinstance(place, Tensor)
+    site = packable(skeleton).get("weight")
+    if isinstance(stored, PackedTensor) and site is not None and as_layer(site, stored):
+        kind = packed_class(skeleton)
+        assert kind is not None
+        inside = {"weight": stored} | ({} if bias is None else {"bias": bias})
+        record = {"class": kind.stored_class(), **plain(kind.description(skeleton))}
+        kept = build_layer(path, record, skeleton, inside)
+        assert isinstance(kept, PackedLayer)
+        return kept, None
+    _give(layer, "weight", found.value(name), name)
+    if bias is not None:
+        _give(layer, "bias", bias, bias_name)
+    before = layer.weight_matrix().detach()
+    if layer.plan.weight is not None and layer.plan.weight.calibration is not None:
+        # hqq changes the weight, which may be a tied one and comes once more.
+        _give(layer, "weight", found.value(name).clone(), name)
+    solve_weight(model, layer)
+    made = pack_layer(path, layer)
+    errors = measure(before, made.packed_weight.decode())
+    layer._parameters["weight"] = None
+    return made, errors
+
+
+def _give(layer: nn.Module, part: str, value: Tensor, name: str) -> None:
+    """Put a tensor of the file in the place of one without values."""
+    place = layer._parameters[part]
+    assert place is not None
+    if value.shape != place.shape:
+        raise ContainerError(f"{name}: shape {tuple(value.shape)}, but the model has {tuple(place.shape)} there")
+    if not fits(value.dtype, place.dtype):
+        raise ContainerError(f"{name}: dtype {value.dtype}, but the model has {place.dtype} there")
+    layer._parameters[part] = nn.Parameter(value, requires_grad=False)
+
+
+def _report(name: str, tensor: Stored, text: str | None, nbytes: int, errors: Errors | None = None) -> TensorReport:
+    return TensorReport(name, tuple(tensor.shape), dtype_name(tensor.dtype), text, tensor.nbytes, nbytes, errors)

@@ -1,0 +1,45 @@
+"""The tensors of a model that a file holds, by name: packed weights as one, tied ones once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo.model_folder.structure import described_layers
+from octavo.nn import PackedLayer
+from octavo.nn.masks import ATTRIBUTE, masked_layers
+from octavo.nn.packed_layer import BITMAP, FORMAT, PARTS
+from octavo.recipe.sites import join
+
+PACKED_STATE = (*(f"weight_{part}" for part in PARTS), FORMAT, BITMAP)
+"""What the state dict of a packed layer has in place of its weight; the bitmap where codes are sparse."""
+
+
+def stored_state(model: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values of the state dict by name, packed weights as PackedTensors, and the names tied to another.
+
+    Scores that pruning gathers in training are left out.
+    A value that is neither a Tensor nor a PackedTensor is state of the model's own, which no file holds.
+    """
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
+    for path, _, own in masked_layers(model):
+        for name in own.score_names():
+            del state[f"{join(path, ATTRIBUTE)}.{name}"]
+    identity = {name: id(value) for name, value in state.items()}
+    for path, layer in described_layers(model).items():
+        if isinstance(layer, PackedLayer):
+            for name in PACKED_STATE:
+                state.pop(join(path, name), None)
+            name = join(path, "weight")
+            state[name], identity[name] = layer.packed_weight, id(layer.weight_codes)
+    values: dict[str, Any] = {}
+    ties: dict[str, str] = {}
+    first: dict[int, str] = {}
+    for name, value in state.items():
+        if identity[name] in first:
+            ties[name] = first[identity[name]]
+        else:
+            first[identity[name]] = name
+            values[name] = value.detach() if isinstance(value, Tensor) else value
+    return values, ties

@@ -1,0 +1,90 @@
+"""Subjects: kinds of networks that a package brings to the library, found by entry points of ``octavo.subjects``.
+
+An entry point is called as ``config.json`` calls the kind, and names a :class:`Subject`::
+
+    [project.entry-points."octavo.subjects"]
+    gpt = "octavo.lab.subjects:LANGUAGE"
+
+Nothing of a package is imported before a folder, a model or a command asks for its kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from octavo.errors import ModelError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+GROUP = "octavo.subjects"
+
+
+class Subject:
+    """A kind of network: how its folders are read, and what commands do with it. Subclasses override what they have."""
+
+    kind: str
+    """What ``config.json`` calls it; its networks have it as the attribute ``octavo_kind``."""
+    name: str | None = None
+    """What commands call the model that comes with the package."""
+    former_variants: ClassVar[Mapping[str, str]] = {}
+    """Names of further files of weights in folders of version 1, by what they are."""
+
+    def config(self) -> type[Any]:
+        """Return the class of its sizes, which has ``from_dict`` and ``as_dict``."""
+        raise NotImplementedError
+
+    def network(self, config: Any) -> type[nn.Module]:
+        """Return the class of the model with these sizes."""
+        raise NotImplementedError
+
+    def folder(self) -> Path:
+        """Return the folder of the model that comes with the package, where there is a :attr:`name`."""
+        raise NotImplementedError
+
+    def text_model(self, label: str, folder: Path, model: nn.Module) -> Any:
+        """Return an :class:`octavo.compress.text_models.TextModel`, which commands that read texts take.
+
+        ``label``: what the user calls it. Raises ModelError where the network reads no texts.
+        """
+        raise ModelError(f"{label}: a {type(model).__name__} reads no texts")
+
+    def batches(self, folder: Path, model: nn.Module, texts: Sequence[str]) -> list[Any] | None:
+        """Return texts as batches of the model's inputs; None where they are those of :meth:`text_model`."""
+        return None
+
+
+@lru_cache(maxsize=1)
+def _entry_points() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def kinds() -> list[str]:
+    """Return the kinds of networks that installed packages bring; nothing is imported."""
+    return list(_entry_points())
+
+
+def subject(kind: str) -> Subject:
+    """Return the subject of a kind. Raises KeyError for a kind that no installed package brings."""
+    loaded: Subject = _entry_points()[kind].load()
+    return loaded
+
+
+def subject_of(model: nn.Module) -> Subject | None:
+    """Return the subject of a model; None for a network that no installed package brings."""
+    kind = getattr(type(model), "octavo_kind", None)
+    return subject(kind) if isinstance(kind, str) and kind in _entry_points() else None
+
+
+def named(name: str) -> Subject | None:
+    """Return the subject whose model commands call ``name``."""
+    return next((guest for guest in map(subject, kinds()) if guest.name == name), None)
+
+
+def names() -> list[str]:
+    """Return the names of models that come with installed packages."""
+    return [guest.name for guest in map(subject, kinds()) if guest.name is not None]

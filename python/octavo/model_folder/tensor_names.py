@@ -1,0 +1,153 @@
+"""Where the tensors of a checkpoint go in a model of transformers: names in the file to names in the state dict."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.errors import ContainerError
+from octavo.model_folder.hf_loading import foreign
+from octavo.tensors.packed_tensor import FLOATS, PackedTensor
+
+Stored = Tensor | PackedTensor
+
+
+@dataclass(frozen=True)
+class Places:
+    """What a checkpoint holds for a model.
+
+    ``tensors``: by name in the model's state dict; those of a tied parameter once, under the first of its names that
+    the checkpoint has. ``ties``: other names of such parameters, each with the name that is in ``tensors``.
+    ``missing``: names of the state dict without a tensor. ``left_out``: float tensors that the model has no place for;
+    tables of integers, such as positions, a model makes itself. ``dtypes``: those that the model has, by name in the
+    state dict.
+    """
+
+    tensors: dict[str, Stored]
+    ties: dict[str, str]
+    missing: tuple[str, ...]
+    left_out: tuple[str, ...]
+    dtypes: dict[str, torch.dtype]
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is a tensor for a name of the state dict."""
+        return self.ties.get(name, name) in self.tensors
+
+    def stored(self, name: str) -> Stored:
+        """Return the tensor of a name as the checkpoint has it."""
+        return self.tensors[self.ties.get(name, name)]
+
+    def value(self, name: str) -> Tensor:
+        """Return the tensor of a name as the float model has it: decoded, and in the model's dtype."""
+        stored, dtype = self.stored(name), self.dtypes[name]
+        tensor = stored.decode() if isinstance(stored, PackedTensor) else stored
+        return tensor.to(dtype) if tensor.is_floating_point() and dtype.is_floating_point else tensor
+
+
+def places(model: nn.Module, tensors: Mapping[str, Stored], folder: Path) -> Places:
+    """Return where ``tensors`` go in ``model``, by the names that transformers gives them when it loads a checkpoint.
+
+    A tied parameter of which the checkpoint has two different tensors is untied in ``model``, and parameters that a
+    class computes with in float32 have that dtype there, as transformers does.
+    Raises ContainerError for two tensors of one name, and where transformers computes weights from several tensors.
+    """
+    state: dict[str, Any] = model.state_dict(keep_vars=True)
+    with foreign(folder, what="names of weights"):
+        renamed = _renamed(model, list(tensors), state, folder)
+    found: dict[str, Stored] = {}
+    left_out = []
+    for name, tensor in tensors.items():
+        place = renamed[name]
+        if place not in state:
+            if tensor.dtype in FLOATS:
+                left_out.append(name)
+        elif place in found:
+            raise ContainerError(
+                f"{folder}: two tensors are {place} of the model, one of them {name}; keep one of them"
+            )
+        else:
+            found[place] = tensor
+    groups: dict[int, list[str]] = {}
+    for name, value in state.items():
+        groups.setdefault(id(value), []).append(name)
+    ties: dict[str, str] = {}
+    missing: list[str] = []
+    for names in groups.values():
+        held = [name for name in names if name in found]
+        if not held:
+            missing += names
+            continue
+        for name in names:
+            if name in held[1:] and not _same(found[held[0]], found[name]):
+                _untie(model, name)
+            elif name != held[0]:
+                ties[name] = held[0]
+                found.pop(name, None)
+    with foreign(folder, what="names of weights"):
+        _set_float32(model)
+        told = _known(model, left_out)
+    held_now = model.state_dict(keep_vars=True)
+    dtypes = {name: value.dtype for name, value in held_now.items() if isinstance(value, Tensor)}
+    return Places(found, ties, tuple(missing), told, dtypes)
+
+
+def _renamed(model: Any, names: Iterable[str], state: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Return the name in the model of each tensor, by transformers' own rules."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
+
+    rules = get_model_conversion_mapping(model)
+    renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
+    converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
+    prefix = model.base_model_prefix or None
+    renamed = {}
+    for name in names:
+        place, computed = rename_source_key(name, renamings, converters, prefix, state)
+        if name in state and (computed is not None or place not in state):  # it has the model's name already
+            place, computed = name, None
+        if computed is not None:
+            raise ContainerError(
+                f"{folder}: transformers computes {place} from {name} and other tensors; load the model with it, then "
+                "octavo.quantize_model, pack_model and save_model"
+            )
+        renamed[name] = place
+    return renamed
+
+
+def _known(model: Any, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names without those that transformers leaves out in silence, such as masks of attention."""
+    patterns = [re.compile(pattern) for pattern in model._keys_to_ignore_on_load_unexpected or ()]
+    return tuple(name for name in names if not any(pattern.search(name) for pattern in patterns))
+
+
+def _set_float32(model: Any) -> None:
+    """Give parameters in half precision that transformers holds in float32 that dtype."""
+    from transformers.core_model_loading import build_glob_alternation
+
+    for dtype in (torch.float16, torch.bfloat16):
+        if patterns := list(model._get_dtype_plan(dtype)):
+            search = build_glob_alternation(patterns)[0].search
+            for name, place in model.named_parameters():
+                if place.dtype == dtype and search(name):
+                    place.data = place.data.float()
+
+
+def _same(a: Stored, b: Stored) -> bool:
+    if isinstance(a, PackedTensor) or isinstance(b, PackedTensor):
+        return isinstance(a, PackedTensor) and isinstance(b, PackedTensor) and a == b
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b)
+
+
+def _untie(model: nn.Module, name: str) -> None:
+    path, _, last = name.rpartition(".")
+    owner = model.get_submodule(path)
+    if last in owner._parameters:
+        held = owner._parameters[last]
+        assert held is not None
+        owner._parameters[last] = nn.Parameter(torch.empty_like(held), requires_grad=held.requires_grad)

@@ -1,0 +1,196 @@
+"""Front: the best assignment for every budget, and the choice of one among them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import ConfigError
+from octavo.search.layer_sensitivity import Sensitivity
+from octavo.storage.arguments import checks_arguments
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+BUDGETS = ("nbytes", "bits", "loss", "cost")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One assignment: ``choice`` is the format text of each group by its name, ``keep`` for one that stays.
+
+    ``nbytes``: of all tensors of the model; ``bits``: the same for each parameter. ``loss``: predicted, the sum over
+    the groups. ``cost``: in the unit that the front is of, bytes if not said otherwise.
+    """
+
+    choice: dict[str, str] = field(hash=False)
+    nbytes: int
+    bits: float
+    loss: float
+    cost: float
+
+
+@dataclass(frozen=True, eq=False)
+class Front:
+    """Assignments of which none is beaten in both cost and loss, from the cheapest; the loss falls strictly.
+
+    ``cost``, ``loss``: float64 ``[points]``. ``picks``: ``[points, groups]``, indices of ``sensitivity.formats``.
+    ``unit``: of the cost. Points are made when they are asked for: ``front[i]``, ``front.points``.
+    """
+
+    sensitivity: Sensitivity = field(repr=False)
+    cost: NDArray[np.float64] = field(repr=False)
+    loss: NDArray[np.float64] = field(repr=False)
+    picks: NDArray[np.intp] = field(repr=False)
+    unit: str = "bytes"
+
+    @cached_property
+    def nbytes(self) -> NDArray[np.int64]:
+        """Bytes of the model at each point, int64 ``[points]``."""
+        held = self.sensitivity
+        rows = np.arange(len(held.groups))
+        total: NDArray[np.int64] = held.nbytes[rows, self.picks].sum(axis=1, dtype=np.int64) + held.fixed_nbytes
+        return total
+
+    @cached_property
+    def bits(self) -> NDArray[np.float64]:
+        """Bits for each parameter of the model, float64 ``[points]``."""
+        bits: NDArray[np.float64] = 8.0 * self.nbytes / self.sensitivity.parameters
+        return bits
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """All points."""
+        return tuple(self)
+
+    def __len__(self) -> int:
+        """Number of points."""
+        return len(self.loss)
+
+    def __iter__(self) -> Iterator[Point]:
+        """Points from the cheapest."""
+        return (self[place] for place in range(len(self)))
+
+    def __getitem__(self, place: int) -> Point:
+        """Return one point."""
+        held, picks = self.sensitivity, self.picks[place]
+        choice = {group.name: held.formats[pick] for group, pick in zip(held.groups, picks, strict=True)}
+        return Point(
+            choice,
+            int(self.nbytes[place]),
+            float(self.bits[place]),
+            float(self.loss[place]),
+            float(self.cost[place]),
+        )
+
+    @checks_arguments
+    def at(
+        self,
+        *,
+        nbytes: float | None = None,
+        bits: float | None = None,
+        loss: float | None = None,
+        cost: float | None = None,
+    ) -> Point:
+        """Return the point of least loss within ``nbytes``, ``bits`` or ``cost``, or the cheapest within ``loss``.
+
+        Raises ConfigError unless exactly one bound is given, and for one that no point keeps, telling the least.
+        """
+        given = {
+            name: value for name, value in zip(BUDGETS, (nbytes, bits, loss, cost), strict=True) if value is not None
+        }
+        if len(given) != 1:
+            raise ConfigError(f"a point is chosen by one of {', '.join(BUDGETS)}; got {', '.join(given) or 'none'}")
+        name, bound = next(iter(given.items()))
+        values = getattr(self, name)
+        inside = np.flatnonzero(values <= bound)
+        if not len(inside):
+            more = "give more" if name != "loss" else "allow more"
+            raise ConfigError(
+                f"no assignment has {name} <= {bound:g}: the least is {values.min():g}; {more}, or other formats"
+            )
+        aim = self.cost if name == "loss" else self.loss
+        return self[int(inside[np.argmin(aim[inside])])]
+
+    @checks_arguments
+    def spread(self, count: int = 10, *, bits: tuple[float, float] | None = None) -> tuple[Point, ...]:
+        """Return up to ``count`` different points, evenly apart in the logarithm of their bytes.
+
+        ``bits``: from where to where; None: the whole front. Raises ConfigError where no point lies between.
+        """
+        low, high = (float(self.bits.min()), float(self.bits.max())) if bits is None else bits
+        inside = np.flatnonzero((self.bits >= low) & (self.bits <= high))
+        if count < 1:
+            raise ConfigError(f"count is {count}; accepted are whole numbers of at least 1")
+        if not len(inside):
+            raise ConfigError(
+                f"no point of the front has {low:g} to {high:g} bits; it has {self.bits.min():g} to {self.bits.max():g}"
+            )
+        places = np.log(self.nbytes[inside].astype(np.float64))
+        wanted = np.linspace(places.min(), places.max(), count)
+        chosen = {int(inside[np.argmin(np.abs(places - place))]) for place in wanted}
+        return tuple(self[place] for place in sorted(chosen))
+
+    @checks_arguments
+    def knee_points(self, count: int = 3) -> tuple[Point, ...]:
+        """Return up to ``count`` points after which more bytes buy less: one in each of as many ranges of bytes.
+
+        In each range the point furthest below the line from its first to its last, both axes logarithmic.
+        """
+        if count < 1:
+            raise ConfigError(f"count is {count}; accepted are whole numbers of at least 1")
+        kept = np.flatnonzero(self.loss > 0)
+        if len(kept) < 3:
+            return tuple(self[int(place)] for place in kept)
+        x, y = np.log(self.nbytes[kept].astype(np.float64)), np.log(self.loss[kept])
+        found = set()
+        for low, high in _ranges(x, count):
+            inside = np.flatnonzero((x >= low) & (x <= high))
+            if len(inside) < 3:
+                continue
+            first, last = inside[0], inside[-1]
+            line = y[first] + (y[last] - y[first]) * (x[inside] - x[first]) / max(x[last] - x[first], 1e-12)
+            found.add(int(kept[inside[np.argmax(line - y[inside])]]))
+        return tuple(self[place] for place in sorted(found))
+
+    @checks_arguments
+    def to_table(self, count: int = 12) -> Table:
+        """Return some points as rows: bits, bytes, predicted loss, and how many parameters have each format."""
+        from octavo.display.console import table
+        from octavo.display.numbers import size
+
+        rows = table(">bits", ">bytes", ">predicted loss", "formats by parameters")
+        for point in self.spread(count):
+            rows.add_row(f"{point.bits:.2f}", size(point.nbytes), f"{point.loss:.3e}", self.mix(point))
+        return rows
+
+    @checks_arguments
+    def mix(self, point: Point) -> str:
+        """Return the shares of the parameters in groups that each format has at a point, the largest first."""
+        shares: dict[str, int] = {}
+        for group in self.sensitivity.groups:
+            shares[point.choice[group.name]] = shares.get(point.choice[group.name], 0) + group.elements
+        total = max(sum(shares.values()), 1)
+        return ", ".join(
+            f"{text} {100 * held / total:.0f}%"
+            for text, held in sorted(shares.items(), key=lambda item: -item[1])
+            if held
+        )
+
+    @checks_arguments
+    def to_json(self, count: int | None = None) -> str:
+        """Return the points as JSON, all or ``count`` of them spread over the front."""
+        points: Any = self.points if count is None else self.spread(count)
+        return json.dumps({"unit": self.unit, "points": [asdict(point) for point in points]}, indent=1)
+
+
+def _ranges(x: NDArray[np.float64], count: int) -> Iterator[tuple[float, float]]:
+    edges = np.linspace(x.min(), x.max(), count + 1)
+    return ((float(low), float(high)) for low, high in pairwise(edges))

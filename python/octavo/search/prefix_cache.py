@@ -1,0 +1,192 @@
+"""Forward passes that share what a change leaves alone: modules that ended before it give their cached outputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.data.batches import call_numbered, map_leaves, tensors_in
+from octavo.errors import NonFiniteError
+from octavo.quant.calibration import counting
+from octavo.search.output_divergence import Output, Reader, reader_of
+
+_MOST_BYTES = 2 << 30  # of cached outputs
+_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+class SharedPasses:
+    """A float model on calibration batches: its outputs, and what a changed layer does to them.
+
+    Cached are the outputs of modules that have children and run once in every batch; where these do not fit into 2 GiB,
+    of the elements of stacks (``encoder.layer.3``) alone. ``notes`` tell where nothing could be shared. Everything runs
+    inside :func:`octavo.quant.calibration.undisturbed`, which the caller holds open.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Any],
+        layers: Iterable[nn.Module],
+        *,
+        output: Output | None = None,
+        divergence: str | None = None,
+        advance: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Run every batch once.
+
+        Raises CalibrationError for a batch the model cannot take, ModelError for outputs that are none, NonFiniteError
+        for those that are not finite.
+        """
+        self.model, self.batches = model, batches
+        self.notes: list[str] = []
+        self.reader = Reader("kl")
+        self._reference: list[Tensor] = []
+        self._cached: dict[nn.Module, list[Any]] = {}
+        self._starts: dict[nn.Module, int] = {}
+        self._ends: dict[nn.Module, int] = {}
+        kept = self._order(list(layers))
+        for number, batch in enumerate(batches):
+            with self._caching(kept), counting(self.model, batch):
+                given = call_numbered(model, batch, number)
+            if not number:
+                self.reader = reader_of(given, batch, output, divergence)
+            rows = self.reader.rows(given, batch)
+            if not bool(torch.isfinite(rows).all()):
+                raise NonFiniteError(
+                    f"batch {number}: the float model's output holds NaN or infinity, which nothing can be measured "
+                    "against; look at this batch, and at the weights"
+                )
+            self._reference.append(self.reader.reference(rows))
+            advance()
+        self._count = sum(len(rows) for rows in self._reference)
+        self._check()
+
+    @property
+    def positions(self) -> int:
+        """Rows of outputs that are compared."""
+        return self._count
+
+    def divergence(self, changed: Iterable[nn.Module]) -> float:
+        """Return the mean divergence of the model as it is now, of which ``changed`` layers alone differ.
+
+        NaN where an output is not finite.
+        """
+        total = 0.0
+        for number, rows in enumerate(self.rows(changed)):
+            total += self.reader.sum(self._reference[number], rows)
+        return total / max(self._count, 1) if torch.isfinite(torch.tensor(total)) else float("nan")
+
+    def rows(self, changed: Iterable[nn.Module]) -> Iterator[Tensor]:
+        """Yield the rows of outputs, batch by batch, of the model as it is now."""
+        stubs = self._before(changed)
+        for number, batch in enumerate(self.batches):
+            with _standing_in({module: self._cached[module][number] for module in stubs}), counting(self.model, batch):
+                given = call_numbered(self.model, batch, number)
+            yield self.reader.rows(given, batch)
+
+    # --- what can be shared -------------------------------------------------------------------------------------------
+
+    def _before(self, changed: Iterable[nn.Module]) -> list[nn.Module]:
+        """Return the modules that end before any of ``changed`` starts: nothing for a layer that was never called."""
+        start = min((self._starts.get(module, -1) for module in changed), default=-1)
+        return [module for module in self._cached if self._ends[module] < start]
+
+    def _order(self, layers: list[nn.Module]) -> list[nn.Module]:
+        """Run the first batch; note when modules start and end; return those whose outputs are cached."""
+        inner = [module for module in self.model.modules() if next(module.children(), None) is not None]
+        watched = {*inner, *layers} - {self.model}
+        calls: Counter[nn.Module] = Counter()
+        sizes: dict[nn.Module, int] = {}
+        time = 0
+
+        def start(module: nn.Module, *_: Any) -> None:
+            nonlocal time
+            time, calls[module] = time + 1, calls[module] + 1
+            self._starts.setdefault(module, time)
+
+        def end(module: nn.Module, _: Any, output: Any) -> None:
+            nonlocal time
+            time += 1
+            self._ends[module] = time
+            sizes[module] = sum(tensor.nbytes for tensor in tensors_in(output))
+
+        handles = [module.register_forward_pre_hook(start) for module in watched]
+        handles += [module.register_forward_hook(end) for module in watched]
+        try:
+            call_numbered(self.model, self.batches[0], 0)
+        finally:
+            for handle in handles:
+                handle.remove()
+        once = [module for module in inner if calls[module] == 1 and sizes.get(module)]
+        for kept in (once, [module for module in once if module in _elements(self.model)]):
+            if sum(sizes[module] for module in kept) * len(self.batches) <= _MOST_BYTES:
+                return kept
+        self.notes.append("outputs of blocks do not fit into 2 GiB: whole forward passes; give fewer samples")
+        return []
+
+    @contextmanager
+    def _caching(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        def keep(module: nn.Module, _: Any, output: Any) -> None:
+            # A copy: code behind the module may write into its output.
+            held = map_leaves(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, output)
+            self._cached.setdefault(module, []).append(held)
+
+        handles = [module.register_forward_hook(keep) for module in modules]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _check(self) -> None:
+        """Forget the cache where passes that use it differ from whole ones, and say so."""
+        complete = [module for module, held in self._cached.items() if len(held) == len(self.batches)]
+        self._cached = {module: self._cached[module] for module in complete}
+        if not self._cached:
+            self.notes.append("no module runs once in every batch: whole forward passes")
+            return
+        layers = sorted((module for module in self._starts if module not in self._cached), key=self._starts.__getitem__)
+        whole = self.reader.rows(call_numbered(self.model, self.batches[0], 0), self.batches[0])
+        for layer in {layers[0], layers[len(layers) // 2], layers[-1]} if layers else ():
+            try:
+                same = torch.equal(next(self.rows([layer])), whole)
+            except Exception:  # whatever a model does when an inner module gives what it gave before
+                same = False
+            if not same:
+                self._cached = {}
+                self.notes.append("the model keeps state between its modules: whole forward passes")
+                return
+
+
+def _elements(model: nn.Module) -> set[nn.Module]:
+    return {child for module in model.modules() if isinstance(module, _CONTAINERS) for child in module.children()}
+
+
+@contextmanager
+def _standing_in(outputs: Mapping[nn.Module, Any]) -> Iterator[None]:
+    """Make modules give these outputs, each a copy: code behind them may write into it."""
+    with ExitStack() as stack:
+        for module, output in outputs.items():
+            own = vars(module).get("forward")
+            vars(module)["forward"] = _giving(output)
+            stack.callback(_put_back, module, own)
+        yield
+
+
+def _giving(output: Any) -> Callable[..., Any]:
+    def forward(*_: Any, **__: Any) -> Any:
+        return map_leaves(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, output)
+
+    return forward
+
+
+def _put_back(module: nn.Module, own: Any) -> None:
+    if own is None:
+        del vars(module)["forward"]
+    else:
+        vars(module)["forward"] = own

@@ -1,0 +1,250 @@
+"""tune: better codes for a decided assignment, by GPTQ, HQQ and bias correction, each kept only where it helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from octavo.data.batches import Batches, call_numbered
+from octavo.display.progress import Report, Stages
+from octavo.errors import CalibrationError, ConfigError, DTypeError, FormatError, ModelError, NonFiniteError
+from octavo.nn.model_copies import shared_copy
+from octavo.nn.registry import kind_of
+from octavo.quant.algorithms.bias import correct_bias_model
+from octavo.quant.apply_recipe import quantize_model
+from octavo.quant.calibration import undisturbed
+from octavo.recipe import Recipe
+from octavo.recipe.fit import misfit
+from octavo.recipe.rule import KEEP, read_spec
+from octavo.recipe.spec import Calibration, Spec
+from octavo.search.assignment_recipe import to_recipe
+from octavo.search.layer_sensitivity import Group, Sensitivity
+from octavo.search.output_divergence import Output, Reader, reader_of
+from octavo.search.pareto_front import Point
+from octavo.search.rounded_layers import simulated
+from octavo.storage.arguments import checks_arguments
+from octavo.train.unpadded_samples import parted
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+METHODS = ("gptq", "hqq", "bias")
+_UNFIT = (CalibrationError, DTypeError, FormatError, ModelError, NonFiniteError)  # of a method, where rounding works
+_FEW = 4  # layers in a line
+_HELD = 4  # of so many samples one judges
+
+
+@dataclass(frozen=True)
+class Step:
+    """One attempt: ``method`` on ``formats``, the loss with it, and whether it was kept."""
+
+    method: str
+    formats: tuple[str, ...]
+    loss: float
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The result of :func:`tune`. ``model``: quantized, not packed. ``recipe``: gives its formats and solvers.
+
+    ``before``, ``loss``: divergence from the float model without any method, and with those that were kept. Corrected
+    biases are in the model alone, no recipe gives them. ``left_out``: methods that do not fit a layer or a model, each
+    with the reason.
+    """
+
+    model: nn.Module
+    recipe: Recipe
+    before: float
+    loss: float
+    steps: tuple[Step, ...]
+    left_out: tuple[tuple[str, str], ...] = ()
+
+    def to_table(self) -> Table:
+        """Return one row for each attempt."""
+        from octavo.display.console import table
+
+        rows = table("method", "formats", ">loss", "kept")
+        rows.add_row("rounding", "all", f"{self.before:.3e}", "")
+        for step in self.steps:
+            rows.add_row(step.method, ", ".join(step.formats), f"{step.loss:.3e}", "yes" if step.kept else "no")
+        return rows
+
+    def __str__(self) -> str:
+        """Return the table as plain text, and a line for each method that was left out."""
+        from octavo.display.console import plain_text
+
+        return "\n".join([plain_text(self.to_table()), *(f"{what}: left out, {why}" for what, why in self.left_out)])
+
+
+@checks_arguments
+def tune(
+    model: nn.Module,
+    point: Point | Mapping[str, str],
+    sensitivity: Sensitivity,
+    batches: Iterable[Any],
+    *,
+    methods: Sequence[str] = METHODS,
+    output: Output | None = None,
+    divergence: str | None = None,
+    samples: int | None = 128,
+    progress: bool | Report = True,
+) -> Tuned:
+    """Return a float model quantized by an assignment, with the methods that beat plain rounding in the same run.
+
+    ``methods``, tried in this order: ``gptq`` and ``hqq`` on all weights whose format takes them, and where that does
+    not help on one format after the other; ``bias`` corrects biases. Each is judged by the divergence from the float
+    model (``output`` and ``divergence`` as for :func:`measure_sensitivity`) on every fourth sample, which the solvers
+    do not see where there are two samples or more. Formats, and so bytes, stay as they
+    are, and so does ``model``: copies are run.
+
+    Raises ConfigError for other methods and an assignment that does not fit, and what quantize_model raises.
+    """
+    for method in methods:
+        if method not in METHODS:
+            raise ConfigError(f"method {method!r} is none; accepted are {', '.join(METHODS)}")
+    model = shared_copy(model)
+    solved, judged = parted(model, Batches(batches, samples), _HELD)
+    loss_of = _judge(model, judged, output, divergence)
+    choice = dict(point.choice if isinstance(point, Point) else point)
+    show = Stages(progress)
+
+    def built(choice: Mapping[str, str]) -> nn.Module:
+        recipe = to_recipe(choice, sensitivity)
+        return quantize_model(model, recipe, calibration=solved, samples=None, progress=False)
+
+    called = _called(model, solved)
+    best = built(choice)
+    before = loss = loss_of(best)
+    steps: list[Step] = []
+    left_out: list[tuple[str, str]] = []
+    with show.stage("tuning", len(methods)) as advance:
+        for method in methods:
+            try:
+                if method == "bias":
+                    corrected = built(choice)
+                    correct_bias_model(corrected, model, solved, samples=None, progress=False)
+                    now = loss_of(corrected)
+                    steps.append(Step(method, (), now, now < loss))
+                    best, loss = (corrected, now) if now < loss else (best, loss)
+                else:
+                    changes = _changes(model, sensitivity.groups, method, choice, called, left_out)
+                    choice, best, loss = _solver(changes, method, choice, best, loss, built, loss_of, steps)
+            except _UNFIT as error:  # the model without the method was built before
+                left_out.append((method, str(error)))
+            advance()
+    return Tuned(best, to_recipe(choice, sensitivity), before, loss, tuple(steps), tuple(left_out))
+
+
+def _changes(
+    model: nn.Module,
+    groups: Sequence[Group],
+    method: str,
+    choice: Mapping[str, str],
+    called: set[str],
+    left_out: list[tuple[str, str]],
+) -> dict[str, str]:
+    """Return the format with a solver of each group that can have it; of the others ``left_out`` is told why not."""
+    found: dict[str, str] = {}
+    reasons: dict[str, list[str]] = {}
+    for group in groups:
+        spec = None if choice[group.name] == KEEP else read_spec(choice[group.name])
+        solved_before = spec is not None and spec.calibration is not None and spec.calibration.method in METHODS
+        if group.role != "weight" or spec is None or solved_before:
+            continue
+        solved = Spec(spec.format, Calibration(method))
+        if (reason := _unfit(model, group, solved, method, called)) is None:
+            found[group.name] = str(solved)
+        else:
+            reasons.setdefault(reason, []).append(group.name)
+    for reason, names in reasons.items():
+        more = f" and {len(names) - _FEW} more" if len(names) > _FEW else ""
+        left_out.append((f"{method} on {', '.join(names[:_FEW])}{more}", reason))
+    return found
+
+
+def _unfit(model: nn.Module, group: Group, solved: Spec, method: str, called: set[str]) -> str | None:
+    """Return why a group cannot have a solver, None where it can."""
+    if (problem := misfit("weight", solved)) is not None:
+        return problem
+    if len(group.tensors) != len(group.layers):
+        return "the weight is tied: it would change for every layer that reads it"
+    if method != "gptq":
+        return None
+    if not called.issuperset(group.layers):
+        return "no batch reaches the layer, whose inputs it needs"
+    for layer in group.layers:
+        module = model.get_submodule(layer)
+        kind = kind_of(module)
+        if kind is None or kind.is_lookup:
+            return "rows that are looked up have no inputs to solve for"
+        if not simulated(module, Spec(solved.format), layer).has_input_rows:
+            return "no one matrix multiplies the layer's input"
+    return None
+
+
+def _solver(
+    changes: Mapping[str, str],
+    method: str,
+    choice: dict[str, str],
+    best: nn.Module,
+    loss: float,
+    built: Callable[[Mapping[str, str]], nn.Module],
+    loss_of: Callable[[nn.Module], float],
+    steps: list[Step],
+) -> tuple[dict[str, str], nn.Module, float]:
+    """Try a solver on all formats at once, and where that does not help on one after the other."""
+    formats = tuple(dict.fromkeys(choice[name] for name in changes))
+    for tried in [formats, *((one,) for one in formats if len(formats) > 1)] if formats else []:
+        candidate = choice | {name: text for name, text in changes.items() if choice[name] in tried}
+        made = built(candidate)
+        now = loss_of(made)
+        steps.append(Step(method, tried, now, now < loss))
+        if now < loss:
+            choice, best, loss = candidate, made, now
+            if tried == formats:
+                break
+    return choice, best, loss
+
+
+def _called(model: nn.Module, batches: Sequence[Any]) -> set[str]:
+    """Return the paths of the modules that forward passes call: of the others gptq knows no inputs."""
+    found: set[str] = set()
+    handles = [
+        module.register_forward_pre_hook(lambda _, args, path=path: found.add(path))
+        for path, module in model.named_modules()
+    ]
+    try:
+        with undisturbed(model):
+            for number, batch in enumerate(batches):
+                call_numbered(model, batch, number)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _judge(
+    model: nn.Module, batches: Sequence[Any], output: Output | None, divergence: str | None
+) -> Callable[[nn.Module], float]:
+    """Return what tells the mean divergence of another model from ``model`` on batches."""
+    reader = Reader("kl")
+    reference: list[Tensor] = []
+    with undisturbed(model):
+        for number, batch in enumerate(batches):
+            given = call_numbered(model, batch, number)
+            reader = reader_of(given, batch, output, divergence) if not number else reader
+            reference.append(reader.reference(reader.rows(given, batch)))
+
+    def loss_of(other: nn.Module) -> float:
+        with undisturbed(other):
+            total = sum(
+                reader.sum(known, reader.rows(call_numbered(other, batch, number), batch))
+                for number, (known, batch) in enumerate(zip(reference, batches, strict=True))
+            )
+        return total / max(sum(map(len, reference)), 1)
+
+    return loss_of

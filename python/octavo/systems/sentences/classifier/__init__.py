@@ -1,1 +1,0 @@
-"""Classifiers of sentences: a tiny BERT from fresh weights, and MiniLM with a head; studies of formats measure them."""

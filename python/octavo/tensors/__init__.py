@@ -1,0 +1,1 @@
+"""Formats, packed tensors, and files of tensors."""

@@ -1,0 +1,98 @@
+"""Networks that packages bring: entry points of ``octavo.subjects``, read when a folder or a name asks for one."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import octavo
+import pytest
+import torch
+from octavo.model_folder import subject_registry
+
+MODULE = '''
+    """A package with a network of its own."""
+    from dataclasses import asdict, dataclass
+    from octavo.model_folder.subject_registry import Subject
+    from torch import nn
+
+    @dataclass(frozen=True)
+    class Sizes:
+        width: int
+        @classmethod
+        def from_dict(cls, values): return cls(**values)
+        def as_dict(self): return asdict(self)
+
+    class Guest(nn.Module):
+        octavo_kind = "guest"
+        def __init__(self, config):
+            super().__init__()
+            self.config, self.layer = config, nn.Linear(config.width, 3)
+        def forward(self, x): return self.layer(x)
+
+    class GuestSubject(Subject):
+        kind = "guest"
+        def config(self): return Sizes
+        def network(self, config): return Guest
+
+    GUEST = GuestSubject()
+'''
+
+
+def install(folder: Path) -> Path:
+    """Lay a package and its metadata into a folder, as installation does."""
+    (folder / "guest_package.py").write_text(textwrap.dedent(MODULE))
+    information = folder / "guest_package-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: guest-package\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text("[octavo.subjects]\nguest = guest_package:GUEST\n")
+    return folder
+
+
+def python(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+
+
+def test_the_laboratory_is_registered():
+    assert {"seq2seq", "classifier", "gpt"} <= set(subject_registry.kinds())
+
+
+def test_a_network_of_another_package_is_saved_and_loaded_by_its_folder(tmp_path):
+    folder = install(tmp_path)
+    code = f"""
+        import sys, torch, octavo
+        assert "guest_package" not in sys.modules
+        from guest_package import Guest, Sizes
+        model = octavo.pack_model(octavo.quantize_model(Guest(Sizes(8)), "mxint8", progress=False))
+        octavo.save_model(model, {str(tmp_path / "folder")!r})
+    """
+    done = python(code, folder)
+    assert done.returncode == 0, done.stderr
+    code = f"""
+        import sys, torch, octavo
+        model = octavo.load_model({str(tmp_path / "folder")!r})
+        assert "guest_package" in sys.modules and "octavo.lab" not in sys.modules
+        assert type(model).__name__ == "Guest" and model(torch.ones(2, 8)).shape == (2, 3)
+    """
+    done = python(code, folder)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_of_a_kind_that_nobody_brings_is_refused_with_the_kinds_there_are(tmp_path):
+    (tmp_path / "config.json").write_text('{"octavo": 2, "kind": "guest", "width": 8}')
+    octavo.save({"layer.weight": octavo.encode(torch.ones(3, 8), "mxint8")}, tmp_path / "model.octavo.safetensors")
+    with pytest.raises(octavo.ContainerError, match=r"kind 'guest'; accepted is .*'gpt'"):
+        octavo.load_model(tmp_path)
+
+
+def test_an_import_of_the_package_reads_no_registry():
+    code = """
+        import sys, octavo
+        octavo.Format("mxint8")
+        assert "importlib.metadata" not in sys.modules and "octavo.model_folder.subject_registry" not in sys.modules
+    """
+    done = python(code, Path.cwd())
+    assert done.returncode == 0, done.stderr
