@@ -127,7 +127,7 @@ _FORMER = {
     "BypassWarning": "octavo.errors.UnusedLayerWarning",
     "Decoder": "octavo.TextGenerator",
     "Encoder": "octavo.TextEncoder",
-    "Engine": "octavo.lab.polynomials.native_engine.Engine",
+    "Engine": "octavo.lab.polynomials.Engine",
     "Interrupted": "octavo.errors.InterruptedRun",
     "container": "octavo.tensors.container",
     "folder": "octavo.model_folder",
