@@ -153,7 +153,8 @@ def main() -> int:
         from octavo.lab.polynomials.shipped import shipped_folder
 
         folder = given.model or shipped_folder()
-        cold = {"octavo lab expand (Python)": [sys.executable, "-m", "octavo", "expand", "--model", str(folder), LINE]}
+        command = [sys.executable, "-m", "octavo", "lab", "expand"]
+        cold = {"octavo lab expand (Python)": [*command, "--model", str(folder), LINE]}
         if given.binary.exists():
             cold["octavo-expand"] = [str(given.binary), "--model", str(folder)]
         rows = [

@@ -38,14 +38,14 @@ TYPED = {
         "a bias is quantized from its own values", "chooses block scales anew", "has no scale to calibrate",
         "has a scale for each", "'lsq' learns scales", "takes no calibration", "is for weights", "is a cast",
     ],
-    "bypass.py": ["quantized layers are bypassed", "a Parameter of no layer"],
+    "unused_layers.py": ["quantized layers are bypassed", "a Parameter of no layer"],
     "apply_recipe.py": ["is calibrated from data"],
     "weight_scales.py": ["block scales are chosen by a rule"],
     "activation_scales.py": ["static scales of activations"],
     "pack_layers.py": ["packing would drop its tensors"],
     "packed_layer.py": ["reads the weight past the layer"],
     "token_windows.py": ["give context="],
-    "weight_reads.py": ["is written to in a forward pass"],
+    "direct_weight_access.py": ["is written to in a forward pass"],
     "model_passes.py": ["did you mean", "did you mean"],
     "lora_config.py": ["did you mean"],
     "importer.py": ["did you mean"],
@@ -121,7 +121,7 @@ def test_every_message_with_advice_is_typed_here():
             assert any(part in text for text in texts), f"{name} has no message with {part!r} any more"
 
 
-COMMAND = re.compile(r"(?<![\w.\"/-])octavo ((?:[a-z]+ )?[a-z]+(?: --[a-z-]+)*)(?= |$|[;:,.'\"])")
+COMMAND = re.compile(r"(?<![\w.\"/-])octavo ((?:[a-z]+ ){0,2}[a-z]+(?: --[a-z-]+)*)(?= |$|[;:,.'\"])")
 
 
 def commands_named() -> list[str]:

@@ -15,13 +15,14 @@ import pytest
 import torch
 from octavo import graph, lora, prune, quant, search, train
 from octavo.graph import Pipeline
+from octavo.lab import architectures
 from prune.prune_zoo import batch as zoo_batch
 from prune.prune_zoo import made as zoo_model
 from torch import nn
 from torch.nn import functional
 
 ROOMS = {"octavo": octavo, "search": search, "quant": quant, "graph": graph, "prune": prune, "lora": lora,
-         "train": train}  # fmt: skip
+         "train": train, "lab.architectures": architectures}  # fmt: skip
 WATCHED = []  # (the caller's model, how it was, passes that were seen): what passes compare with
 
 
@@ -238,9 +239,9 @@ IN_PLACE = {
 #: Functions that take no model, or only write it to a file or read it from one; ``likelihood_bound`` stands on what
 #: ``exact_nll`` stands on.
 ELSEWHERE = {
-    "octavo.decode", "octavo.encode", "octavo.tensors.formats", "octavo.inspect", "octavo.load", "octavo.load_model",
-    "octavo.quantize", "octavo.save", "octavo.save_model", "octavo.strict", "search.allocate", "search.config_spec",
-    "search.interaction_terms", "search.to_recipe", "search.run_search", "search.verify", "quant.gptq", "quant.hqq",
+    "octavo.decode", "octavo.encode", "octavo.formats", "octavo.inspect", "octavo.load", "octavo.load_model",
+    "octavo.quantize", "octavo.save", "octavo.save_model", "octavo.strict", "search.allocate", "lab.architectures.config_spec",
+    "search.interaction_terms", "search.to_recipe", "lab.architectures.run_search", "search.verify", "quant.gptq", "quant.hqq",
     "graph.block_counts", "graph.dead_branches", "graph.diff", "graph.find_pass", "graph.module_counts",
     "graph.operator_counts", "graph.pass_names", "graph.register_pass", "graph.to_dot", "graph.to_html",
     "lora.save_adapters", "train.adamw", "train.grouped", "train.language_groups", "train.likelihood_bound",

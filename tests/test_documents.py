@@ -299,7 +299,7 @@ def resolve(path: str) -> object:
 def test_names_of_the_package_exist(document):
     for code in INLINE.findall(prose(document)):
         match = re.match(r"octavo(?:\.[A-Za-z_]\w*)+", code)
-        if match and not code.endswith((".safetensors", ".toml", ".json")):
+        if match and not code.endswith((".safetensors", ".toml", ".json", "octavo.subjects")):
             resolve(match.group())
 
 
@@ -331,6 +331,9 @@ def test_links_lead_somewhere(document):
 def test_the_index_names_every_page():
     index = ROOT / "docs" / "README.md"
     named = {(index.parent / link).resolve() for link in LINK.findall(prose(index)) if not link.startswith("http")}
+    laboratory = ROOT / "docs" / "lab" / "README.md"
+    assert laboratory in named
+    named |= {(laboratory.parent / link).resolve() for link in LINK.findall(prose(laboratory))}
     assert set(MANUAL) - {index} <= named
 
 
@@ -347,7 +350,10 @@ def test_the_manual_names_every_command():
 
     def paths(command, name: str) -> list[str]:
         below = getattr(command, "commands", None)
-        return [name] if below is None else [p for key, other in below.items() for p in paths(other, f"{name} {key}")]
+        if below is None:
+            return [name]
+        shown = {key: other for key, other in below.items() if not other.hidden}
+        return [path for key, other in shown.items() for path in paths(other, f"{name} {key}")]
 
     manual = whole_manual()
     assert [path for path in paths(typer.main.get_command(app), "octavo") if path not in manual] == []

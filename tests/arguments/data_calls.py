@@ -202,22 +202,22 @@ def encoder():
     return octavo.TextEncoder.load(encoder_folder())
 
 
-@valid("Decoder")
+@valid("TextGenerator")
 def _(at):
     one = decoder()
     return octavo.TextGenerator, {"core": one._core, "path": one._path, "tokenizer": BYTES, "begin": 1, "ends": (1,)}
 
 
-@valid("Decoder.load")
+@valid("TextGenerator.load")
 def _(at):
     shutil.copytree(decoder_folder(), at / "model")
     return octavo.TextGenerator.load, {"path": at / "model"}
 
 
-valid("Decoder.scores")(lambda at: (decoder().scores, {"ids": [1, 2]}))
+valid("TextGenerator.scores")(lambda at: (decoder().scores, {"ids": [1, 2]}))
 
 
-@valid("Decoder.generate_ids")
+@valid("TextGenerator.generate_ids")
 def _(at):
     def call(**arguments):
         return list(decoder().generate_ids(**arguments))
@@ -225,7 +225,7 @@ def _(at):
     return call, {"prompts": [[1, 2]], "sampling": octavo.Sampling(), "tokens": 3, "stop": [1], "cache": True}
 
 
-@valid("Decoder.stream")
+@valid("TextGenerator.stream")
 def _(at):
     def call(**arguments):
         return list(decoder().stream(**arguments))
@@ -233,20 +233,20 @@ def _(at):
     return call, {"prompt": "the", "sampling": octavo.Sampling(), "tokens": 3, "stop": ["x"], "special": "refuse"}
 
 
-@valid("Decoder.generate")
+@valid("TextGenerator.generate")
 def _(at):
     return decoder().generate, {"prompt": ["the"], "sampling": octavo.Sampling(), "tokens": 3, "stop": ["x"], "special": "refuse"}  # fmt: skip
 
 
-@valid("Encoder.load")
+@valid("TextEncoder.load")
 def _(at):
     shutil.copytree(encoder_folder(), at / "model")
     return octavo.TextEncoder.load, {"path": at / "model"}
 
 
-valid("Encoder")(lambda at: (octavo.TextEncoder, {"core": encoder()._core, "path": encoder()._path}))
-valid("Encoder.ids")(lambda at: (encoder().ids, {"text": "the cats", "limit": 9}))
-valid("Encoder.embed")(lambda at: (encoder().embed, {"texts": ["the cats", "a cat"], "limit": 9}))
+valid("TextEncoder")(lambda at: (octavo.TextEncoder, {"core": encoder()._core, "path": encoder()._path}))
+valid("TextEncoder.ids")(lambda at: (encoder().ids, {"text": "the cats", "limit": 9}))
+valid("TextEncoder.embed")(lambda at: (encoder().embed, {"texts": ["the cats", "a cat"], "limit": 9}))
 simple("Sampling", octavo.Sampling, temperature=1.0, top_k=3, top_p=0.5, seed=1)
 
 
@@ -255,10 +255,12 @@ def engine():
     return octavo.lab.polynomials.Engine.load()
 
 
-valid("Engine")(lambda at: (octavo.lab.polynomials.Engine, {"core": engine()._core, "path": engine()._path}))
+valid("polynomials.Engine")(
+    lambda at: (octavo.lab.polynomials.Engine, {"core": engine()._core, "path": engine()._path})
+)
 
 
-@valid("Engine.load", slow=True)
+@valid("polynomials.Engine.load", slow=True)
 def _(at):
     return octavo.lab.polynomials.Engine.load, {
         "path": None,
@@ -269,10 +271,12 @@ def _(at):
     }
 
 
-valid("Engine.expand")(lambda at: (engine().expand, {"lines": ["(x+1)*(x-1)"], "beam": 1, "errors": "raise"}))
+valid("polynomials.Engine.expand")(
+    lambda at: (engine().expand, {"lines": ["(x+1)*(x-1)"], "beam": 1, "errors": "raise"})
+)
 
 
-@valid("Engine.expand_file")
+@valid("polynomials.Engine.expand_file")
 def _(at):
     (at / "in.txt").write_text("(x+1)*(x-1)\n")
     return engine().expand_file, {
@@ -281,7 +285,7 @@ def _(at):
     }  # fmt: skip
 
 
-@valid("Engine.expand_stream")
+@valid("polynomials.Engine.expand_stream")
 def _(at):
     return engine().expand_stream, {
         "reader": io.BytesIO(b"(x+1)*(x-1)\n"), "writer": io.BytesIO(), "beam": 1, "format": "text",
@@ -289,4 +293,4 @@ def _(at):
     }  # fmt: skip
 
 
-RECORDS |= {"data.ShardIndex", "data.TokenAccount", "data.TokenBatch", "data.TokenCount", "engine.Summary"}
+RECORDS |= {"data.ShardIndex", "data.TokenAccount", "data.TokenBatch", "data.TokenCount", "polynomials.Summary"}

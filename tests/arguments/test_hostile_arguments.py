@@ -20,7 +20,20 @@ from arguments.hostile_values import few, many, some
 from arguments.valid_calls import CALLS, RECORDS, SLOW
 from quick import spread
 
-ROOMS = ("search", "graph", "prune", "quant", "lora", "recipe", "train", "report", "data", "engine")
+ROOMS = (
+    "search",
+    "graph",
+    "prune",
+    "quant",
+    "lora",
+    "recipe",
+    "train",
+    "report",
+    "data",
+    "engine",
+    "lab.architectures",
+    "lab.polynomials",
+)
 LIMIT_S = 60
 
 
@@ -36,7 +49,7 @@ def public():
             seen.add(thing)
             if thing is octavo.train.Task:  # a protocol, which users fill
                 continue
-            known = f"{room}.{name}".lstrip(".")
+            known = f"{room.rpartition('.')[2]}.{name}".lstrip(".")
             if parameters(thing):
                 yield known, thing
             for method, given in vars(thing).items() if isinstance(thing, type) else ():

@@ -15,6 +15,7 @@ import torch
 from arguments import models as m
 from octavo import graph, lora, prune, quant, report, search, train
 from octavo.display.progress import Stages
+from octavo.lab import architectures
 from octavo.lab.architectures import Axis, Constraint, Objective, Sampler, Space, Stopping
 from octavo.lab.classifiers import ClassifierConfig
 from octavo.lab.language.gpt import GPT, GPTConfig, MaskedDiffusion
@@ -27,7 +28,7 @@ from report.samples import compression
 from torch import nn
 from train.tiny import Model, Rule
 
-CALLS, SLOW = {}, {"explain", "save", "search.Sampler.made"}
+CALLS, SLOW = {}, {"explain", "save", "architectures.Sampler.made"}
 
 
 def valid(name, *, slow=False):
@@ -202,8 +203,8 @@ simple("recipe.parse_selector", parse_selector, text="last:Linear")
 
 SPACE = Space((Axis("layers", (1, 2)), Axis("width", (1, 2))), dict)
 
-simple("search.Axis", Axis, name="layers", choices=(1, 2), when=lambda point: True)
-simple("search.Constraint", Constraint, says="there are layers", holds=lambda point: True)
+simple("architectures.Axis", Axis, name="layers", choices=(1, 2), when=lambda point: True)
+simple("architectures.Constraint", Constraint, says="there are layers", holds=lambda point: True)
 simple("search.Front.at", m.front().at, nbytes=None, bits=32.0, loss=None, cost=None)
 simple("search.Front.spread", m.front().spread, count=3, bits=(1.0, 32.0))
 simple("search.Front.knee_points", m.front().knee_points, count=3)
@@ -212,34 +213,34 @@ simple("search.Front.mix", m.front().mix, point=m.front()[0])
 simple("search.Front.to_json", m.front().to_json, count=3)
 simple("search.LatencyTable", search.LatencyTable, seconds=np.ones((2, 3)), rest=0.0, whole=1.0, samples=4)
 simple("search.LatencyTable.predict", search.LatencyTable(np.ones((2, 3)), 0.0, 1.0, 4).predict, choice=m.front()[0].choice, sensitivity=m.sensitivity())  # fmt: skip
-simple("search.Objective", Objective, metric="accuracy", goal="max")
-simple("search.Objective.of", Objective.of, given="bytes min")
-simple("search.Objective.better", Objective("a").better, value=1.0, other=0.0)
+simple("architectures.Objective", Objective, metric="accuracy", goal="max")
+simple("architectures.Objective.of", Objective.of, given="bytes min")
+simple("architectures.Objective.better", Objective("a").better, value=1.0, other=0.0)
 simple("search.Pair", Pair, groups=("first", "last"), formats=("int4", "int4"), loss=0.1)
-simple("search.Sampler", Sampler, name="tpe", seed=0, options={"n_startup_trials": 3})
-simple("search.Sampler.number", Sampler().number, ask=3)
-simple("search.Sampler.made", Sampler().made, ask=3)
-simple("search.Stopping", Stopping, rule="median", after=4, keep=2)
+simple("architectures.Sampler", Sampler, name="tpe", seed=0, options={"n_startup_trials": 3})
+simple("architectures.Sampler.number", Sampler().number, ask=3)
+simple("architectures.Sampler.made", Sampler().made, ask=3)
+simple("architectures.Stopping", Stopping, rule="median", after=4, keep=2)
 simple("search.Sensitivity", search.Sensitivity, **{name: getattr(m.sensitivity(), name) for name in m.sensitivity().__dataclass_fields__})  # fmt: skip
 simple("search.Sensitivity.bits", m.sensitivity().bits, nbytes=100)
 simple("search.Sensitivity.agreement", m.sensitivity().agreement, other=m.sensitivity())
 simple("search.Sensitivity.from_json", search.Sensitivity.from_json, text=m.sensitivity().to_json())
-simple("search.Space", Space, axes=SPACE.axes, realise=dict, constraints=(), name="space")
-simple("search.Space.choose", SPACE.choose, pick=lambda axis: axis.choices[0])
-simple("search.Space.allows", SPACE.allows, point={"layers": 1, "width": 1})
-simple("search.Space.checked", SPACE.checked, point={"layers": 1, "width": 1})
-simple("search.Space.draw", SPACE.draw, generator=random.Random(0))
-simple("search.Space.unseen", SPACE.unseen, generator=random.Random(0), known=(), context={})
-simple("search.Space.spec", SPACE.spec, point={"layers": 1, "width": 1})
-simple("search.Space.identity", SPACE.identity, point={"layers": 1, "width": 1}, context={})
-simple("search.Space.check_axes", SPACE.check_axes, allow_noop=("layers",))
+simple("architectures.Space", Space, axes=SPACE.axes, realise=dict, constraints=(), name="space")
+simple("architectures.Space.choose", SPACE.choose, pick=lambda axis: axis.choices[0])
+simple("architectures.Space.allows", SPACE.allows, point={"layers": 1, "width": 1})
+simple("architectures.Space.checked", SPACE.checked, point={"layers": 1, "width": 1})
+simple("architectures.Space.draw", SPACE.draw, generator=random.Random(0))
+simple("architectures.Space.unseen", SPACE.unseen, generator=random.Random(0), known=(), context={})
+simple("architectures.Space.spec", SPACE.spec, point={"layers": 1, "width": 1})
+simple("architectures.Space.identity", SPACE.identity, point={"layers": 1, "width": 1}, context={})
+simple("architectures.Space.check_axes", SPACE.check_axes, allow_noop=("layers",))
 simple("search.allocate", search.allocate, sensitivity=m.sensitivity(), cost="bytes", pins={"first": "int8"}, bounds=None)  # fmt: skip
 simple("search.allocate within bounds", search.allocate, sensitivity=m.sensitivity(), cost=np.ones((2, 3)), pins=None, bounds={"bytes": 1e6})  # fmt: skip
-simple("search.config_spec", search.config_spec, config_class=ClassifierConfig, vocabulary=50)
+simple("architectures.config_spec", architectures.config_spec, config_class=ClassifierConfig, vocabulary=50)
 simple("search.interaction_terms", search.interaction_terms, sensitivity=m.sensitivity(), points=[m.front()[0]], together=lambda choice: 0.1)  # fmt: skip
 simple("search.to_recipe", search.to_recipe, point=m.front()[0], sensitivity=m.sensitivity())
-BUILD = search.Build({"layers": 1}, {"layers": 1}, "0" * 64, None, lambda step, value: False)
-simple("search.Build.report", BUILD.report, step=1, value=0.5)
+BUILD = architectures.Build({"layers": 1}, {"layers": 1}, "0" * 64, None, lambda step, value: False)
+simple("architectures.Build.report", BUILD.report, step=1, value=0.5)
 VERIFIED = search.verify([m.front()[0]], lambda point: point, lambda model: 0.5, progress=False)
 simple("search.Verification.chosen", VERIFIED.chosen, max_loss=None, nbytes=None, bits=64.0)
 
@@ -257,9 +258,9 @@ def _(at):
     }  # fmt: skip
 
 
-@valid("search.run_search", slow=True)
+@valid("architectures.run_search", slow=True)
 def _(at):
-    return search.run_search, {
+    return architectures.run_search, {
         "space": SPACE, "evaluate": lambda build: {"accuracy": 0.5}, "storage": at / "search", "name": "study", "objectives": "accuracy",
         "sampler": "random", "trials": 2, "builds": 2, "context": {}, "stopping": None, "allow_noop": (), "folder": at, "lease_s": 120.0,
         "tell": lambda text, share=None: None,
@@ -574,7 +575,7 @@ def language(objective=None):
 
 
 RECORDS = {
-    "search.Build", "search.Front", "search.Group", "search.Point", "search.Search", "search.Tuned", "search.Verification",
+    "architectures.Build", "search.Front", "search.Group", "search.Point", "architectures.Search", "search.Tuned", "search.Verification",
     "search.Verified", "graph.Block", "graph.Change", "graph.Costs", "graph.Difference", "graph.Graph", "graph.ModuleNode",
     "graph.ModuleRecord", "graph.Node", "graph.NodeCost", "graph.PipelineResult", "graph.Report", "graph.TensorRecord", "graph.Totals",
     "graph.TransformReport", "prune.CompactReport", "prune.Group", "prune.Place", "prune.PruneReport", "prune.PrunedTensor", "prune.Pruning",

@@ -12,7 +12,7 @@ COMMANDS = (
     "unpack",
     "inspect",
     "compress",
-    "expand",
+    "lab expand",
     "recipe",
     "prune",
     "report",
@@ -34,7 +34,7 @@ def test_importing_loads_nothing_heavy(code):
     assert python(loaded).stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("args", [["--help"], ["--version"], *([command, "--help"] for command in COMMANDS)])
+@pytest.mark.parametrize("args", [["--help"], ["--version"], *([*command.split(), "--help"] for command in COMMANDS)])
 def test_help_loads_nothing_heavy(args):
     code = f"""
 import sys
@@ -57,7 +57,7 @@ def test_inspecting_does_not_load_torch(model):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_teaches_by_example(octavo, command):
-    text = octavo(command, "--help").output
+    text = octavo(*command.split(), "--help").output
     assert "Example" in text
     assert f"octavo {command}" in text.split("Example")[1]
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from octavo.errors import ConfigError, FormatError
@@ -41,7 +42,7 @@ def run(code):
 
 
 def test_several_workers_choose_what_one_chooses(tmp_path):
-    run(COMPARED.format(here=os.path.dirname(__file__), journal=str(tmp_path)))
+    run(COMPARED.format(here=str(Path(__file__).parents[1] / "compress"), journal=str(tmp_path)))
 
 
 def test_results_have_the_order_of_the_points_and_errors_arrive():

@@ -122,7 +122,7 @@ def test_pipes_and_devices_are_written_directly(tmp_path):
 
 
 def test_standard_output_is_written_directly_wherever_it_goes(tmp_path):
-    code = "from octavo import files; files.write('/dev/stdout', 'told')"
+    code = "from octavo.storage import files; files.write('/dev/stdout', 'told')"
     with open(tmp_path / "out", "wb") as out:
         inode = os.fstat(out.fileno()).st_ino
         subprocess.run([sys.executable, "-c", code], stdout=out, check=True)

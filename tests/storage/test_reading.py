@@ -168,7 +168,7 @@ def test_facts_of_a_record_are_of_their_kind(tmp_path, name, value):
 # --- one door each ------------------------------------------------------------------------------------------------------
 
 # Modules that read JSON that this package itself has made in another process, or lines that a stream gave it.
-TRUSTED = {"_reading.py", "_prebuild.py", "memory.py", "memory_probe.py", "speed.py", "journal.py"}
+TRUSTED = {"reading.py", "_prebuild.py", "memory.py", "memory_probe.py", "speed.py", "journal.py"}
 
 
 def _calls(tree):
@@ -183,7 +183,7 @@ def test_nothing_else_reads_json_or_opens_the_door_of_transformers():
         last = name.rpartition(".")[2]
         where = f"{path}:{node.lineno}: {name}"
         if last in ("from_pretrained", "from_config", "get_class_from_dynamic_module", "hf_hub_download"):
-            assert path.name == "transformers_door.py", where
+            assert path.name == "hf_loading.py", where
             given = {keyword.arg for keyword in node.keywords}
             assert None in given, where  # **_SAFE
         if name in ("json.loads", "json.load"):
@@ -193,10 +193,10 @@ def test_nothing_else_reads_json_or_opens_the_door_of_transformers():
 
 
 def test_the_door_is_locked():
-    from octavo.model_folder import hf_loading as transformers_door
+    from octavo.model_folder import hf_loading
 
-    assert transformers_door._SAFE == {"trust_remote_code": False, "local_files_only": True}
-    assert "use_safetensors=True" in Path(transformers_door.__file__).read_text()
+    assert hf_loading._SAFE == {"trust_remote_code": False, "local_files_only": True}
+    assert "use_safetensors=True" in Path(hf_loading.__file__).read_text()
 
 
 def test_reading_costs_no_import():

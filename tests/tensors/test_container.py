@@ -469,7 +469,7 @@ for attack, data in files():
         assert attack.message in str(error), attack.name
 assert "torch" not in sys.modules and "numpy" not in sys.modules, "inspect answers without torch"
 """
-    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parent), str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-c", code, str(Path(__file__).parents[1]), str(tmp_path)], check=True)
 
 
 def test_booleans_are_zero_or_one_whatever_the_file_says():

@@ -193,7 +193,7 @@ def test_default_blocks_are_those_of_the_table():
 
 def test_every_format_of_the_specification_table_is_read():
     """Every text in the first column of section 1's table, with the letters filled in."""
-    document = Path(__file__).resolve().parents[1] / "FORMATS.md"
+    document = Path(__file__).resolve().parents[2] / "FORMATS.md"
     table = document.read_text().split("## 1. Grammar")[1].split("## 2.")[0]
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     found = [text for cell in cells for text in re.findall(r"`([^`]+)`", cell) if not text.startswith((":", "bB"))]

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContainerError, SettingError
 from octavo.model_folder.subject_registry import GROUP, kinds, subject, subject_of
-from octavo.prune.sizes import KEY as SIZES
 from octavo.storage.reading import read_json, shown
 
 if TYPE_CHECKING:
     from torch import nn
 
 CONFIG = "config.json"
+SIZES = "octavo_sizes"
+"""What ``config.json`` calls the sizes of a compacted model: ``octavo.prune.sizes.KEY``, which loads torch."""
 #: Version of ``config.json`` that is written; the former one is read.
 VERSION, FORMER = 2, 1
 VARIANTS = "variants"

@@ -93,9 +93,10 @@ def load_model(
     """Return the model of a folder (or file) that :func:`save_model` or ``octavo pack`` wrote, in evaluation mode.
 
     ``model``: the model to fill, or a function without arguments that makes it, whose dense weights are then never
-    allocated; layers are replaced by what the file holds. None: a model of transformers or a network of
-    :mod:`octavo.models`, built from the folder's ``config.json``, without code from the folder; of the former also what
-    transformers wrote, in one file or in shards, whose weights keep their dtypes; of the latter also what
+    allocated; layers are replaced by what the file holds. None: a model of transformers or a network that a
+    package registers (:mod:`octavo.model_folder.subject_registry`), built from the folder's ``config.json``, without
+    code from the folder; of the former also what transformers wrote, in one file or in shards, whose weights keep their
+    dtypes; of the latter also what
     ``octavo lab train``, ``compress`` and ``unpack`` wrote. Tensors that are packed in no layer, such as those of an
     LSTM, are decoded. ``mmap``: map the file instead of reading it, as :func:`octavo.load`.
 

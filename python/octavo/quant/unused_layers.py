@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from octavo.errors import UnusedLayerWarning
-from octavo.nn import QuantLayer
-from octavo.nn import direct_weight_access as weight_reads
+from octavo.nn import QuantLayer, direct_weight_access
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.registry import format_layers
 from octavo.recipe import Rule
@@ -96,7 +95,7 @@ class _FirstPass:
             for handle in handles:
                 handle.remove()
             # By identity: another watch may hold the same ids.
-            weight_reads.watches[:] = [watch for watch in weight_reads.watches if watch is not read]
+            direct_weight_access.watches[:] = [watch for watch in direct_weight_access.watches if watch is not read]
             if sys.exception() is not before:  # the pass failed
                 watch_first_pass(model)
             else:
@@ -104,7 +103,7 @@ class _FirstPass:
 
         handles.append(model.register_forward_pre_hook(begin))
         handles.append(model.register_forward_hook(end, always_call=True))
-        weight_reads.watches.append(read)
+        direct_weight_access.watches.append(read)
 
 
 def _tell(model: nn.Module, layers: Mapping[str, nn.Module], called: set[int], read: set[int]) -> None:

@@ -56,8 +56,8 @@ def test_a_bound_stands_apart_from_losses():
 def test_every_row_has_the_line_that_repeats_it():
     for row in study_table(example())["arms"]:
         words = shlex.split(row["command"])
-        assert words[:5] == ["octavo", "bench", "gpt", "--data", "a book.txt"]
-        options = dict(zip(words[3::2], words[4::2], strict=True))
+        assert words[:6] == ["octavo", "lab", "bench", "gpt", "--data", "a book.txt"]
+        options = dict(zip(words[4::2], words[5::2], strict=True))
         assert row["arm"] in arms(options["--arms"]) and options["--tokens"] == "640"
         assert options["--seeds"] == ("1" if row["arm"] in ("gated_mlp", "masked_diffusion") else "3")
         assert options["--budgets"] == ("tokens,time" if row["arm"] in (BASE, "muon") else "tokens")

@@ -152,7 +152,7 @@ def _bound(name: str, report: BenchReport, lines: Sequence[Line]) -> dict[str, A
 def command(name: str, lines: Sequence[Line]) -> str:
     """Return the command line that repeats the runs of an arm."""
     first = lines[0]
-    words = ["octavo", "bench", "gpt", "--data", str(first.get("data", "DATA"))]
+    words = ["octavo", "lab", "bench", "gpt", "--data", str(first.get("data", "DATA"))]
     for option, key in (
         ("--scale", "scale"),
         ("--tokens", "whole_tokens"),

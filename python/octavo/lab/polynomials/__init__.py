@@ -12,11 +12,13 @@ if _TYPE_CHECKING:
     from octavo.lab.polynomials.native_engine import Engine as Engine
     from octavo.lab.polynomials.native_engine import Summary as Summary
 
+__all__ = ["Engine", "Summary"]
+
 _part = parts_on_demand(__name__, __path__)
 
 
 def __getattr__(name: str) -> Any:
     """Load a part, or the engine, when it is first asked for."""
-    if name in ("Engine", "Summary"):
+    if name in __all__:
         return getattr(_part("native_engine"), name)
     return _part(name)
