@@ -28,6 +28,8 @@ SUBJECTS = [
     "A new criterion for scales",
     "A kernel for AVX2",
     "A study",
+    "A reader of another package's file",
+    "A kind of network",
     "A pass",
     "A technique",
 ]
