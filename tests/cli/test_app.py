@@ -84,3 +84,22 @@ def test_output_needs_no_unicode():
     code = f"import sys; sys.stdout.reconfigure(encoding='ascii'); {MAIN}"
     result = python(code, "formats", "mxfp4")
     assert result.returncode == 0, result.stderr
+
+
+def test_the_library_has_16_commands_and_those_of_the_laboratory_stand_under_lab():
+    import typer
+    from octavo.cli import app
+
+    command = typer.main.get_command(app)
+    listed = {name for name, one in command.commands.items() if not one.hidden}
+    assert len(listed - {"lab"}) == 16 and "lab" in listed
+    assert set(command.commands["lab"].commands) == {"train", "bench", "study", "expand"}
+    assert set(command.commands) - listed == {"train", "bench", "study", "expand"}
+
+
+@pytest.mark.parametrize("name", ["train", "bench", "study", "expand"])
+def test_former_names_of_the_laboratorys_commands_still_work(octavo, name):
+    assert (
+        octavo(name, "--help").output.replace("octavo ", "octavo lab ", 1).split()
+        == octavo("lab", name, "--help").output.split()
+    )
