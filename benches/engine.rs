@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, SamplingMode, Throughput};
 use octavo_core::Level;
-use octavo_engine::{Options, Precision, Result};
+use octavo_engine::Result;
+use octavo_polynomials::{Engine, Options, Precision};
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/octavo/lab/polynomials/shipped");
 /// Several tiles, so that rows follow each other as in a long run.
@@ -51,10 +52,7 @@ fn bench(criterion: &mut Criterion) -> Result<()> {
                     continue;
                 }
                 Level::force(force)?;
-                let engine = octavo_polynomials::load(
-                    Path::new(MODEL),
-                    Options { precision, threads: 1, ..Options::default() },
-                )?;
+                let engine = Engine::load(Path::new(MODEL), Options { precision, threads: 1, ..Options::default() })?;
                 if let Some(error) = engine.expand(lines, 1)?.into_iter().find_map(std::result::Result::err) {
                     return Err(octavo_engine::Error::Internal(error.to_string()));
                 }

@@ -3,7 +3,8 @@
 
 use libfuzzer_sys::fuzz_target;
 use octavo_core::Error as CoreError;
-use octavo_engine::{Config, Error};
+use octavo_engine::Error;
+use octavo_polynomials::Config;
 
 fuzz_target!(|text: &[u8]| {
     let config = match Config::parse(text) {

@@ -8,13 +8,13 @@ mod folder;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use octavo_engine::{Engine, Failure, Form, Options, Stream, Summary};
+use octavo_polynomials::{Engine, Failure, Form, Options, Stream, Summary};
 
 use folder::Folder;
 
 static ENGINE: LazyLock<Engine> = LazyLock::new(|| {
     let options = Options { threads: 1, ..Options::default() };
-    octavo_polynomials::load(Folder::new("lines").path(), options).expect("the model of this folder is good")
+    Engine::load(Folder::new("lines").path(), options).expect("the model of this folder is good")
 });
 
 /// What a stream gives for lines that come in pieces.

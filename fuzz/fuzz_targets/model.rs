@@ -9,7 +9,8 @@ use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
 use octavo_core::Error as CoreError;
-use octavo_engine::{Error, Options, Precision, Route};
+use octavo_engine::Error;
+use octavo_polynomials::{Engine, Options, Precision, Route};
 
 use folder::{FILES, Folder};
 
@@ -27,7 +28,7 @@ fuzz_target!(|data: &[u8]| {
         _ => &[FLOAT, INTEGER],
     };
     for options in ways {
-        match octavo_polynomials::load(FOLDER.path(), *options) {
+        match Engine::load(FOLDER.path(), *options) {
             Ok(engine) => {
                 let answers = engine.expand(&["a", "xyz", ""], 1).expect("a loaded model answers");
                 assert!(answers.len() == 3 && answers[2].is_err());

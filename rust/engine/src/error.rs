@@ -21,19 +21,13 @@ pub enum Error {
 /// `Result` with this crate's [`enum@Error`].
 pub type Result<T> = std::result::Result<T, Error>;
 
-impl From<candle_core::Error> for Error {
-    fn from(error: candle_core::Error) -> Self {
-        Self::Internal(error.to_string())
-    }
-}
-
 /// A refusal of the content of a model folder.
 pub fn refuse(refusal: impl Into<Refusal>) -> Error {
     Error::Core(octavo_core::Error::container(refusal))
 }
 
 /// An error about a file, with its path in front.
-pub(crate) fn in_file(place: impl Display, error: Error) -> Error {
+pub fn in_file(place: impl Display, error: Error) -> Error {
     let fault = match error {
         Error::Core(octavo_core::Error::Container(fault)) => fault,
         other => ContainerError::Other(other.into()),
@@ -150,7 +144,7 @@ pub enum ModelFault {
         /// The shape.
         shape: Vec<usize>,
     },
-    /// A version of the configuration that this engine does not read.
+    /// A version of the configuration that is not read.
     #[error("octavo is {found}; accepted are {} and {}", .accepted[0], .accepted[1])]
     Version {
         /// The version in the file.

@@ -10,12 +10,15 @@ use serde::Deserialize;
 
 use crate::error::{Error, Result, refuse};
 
+/// Name of the configuration in a model folder.
+pub const CONFIG: &str = "config.json";
+
 /// Reads a file of at most `most` bytes.
 ///
 /// # Errors
 /// [`octavo_core::Error::Io`] where it cannot be read, [`octavo_core::Error::Container`] for one that is longer or no
 /// regular file.
-pub(crate) fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
+pub fn read(path: &Path, most: u64) -> Result<Vec<u8>> {
     let place = path.display();
     let io = |source: io::Error| Error::Core(octavo_core::Error::Io { context: place.to_string(), source });
     // Asked before opening: opening a named pipe would wait for a writer.
@@ -87,7 +90,7 @@ fn shards(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// A text from a file as messages show it: escaped, and cut where it is long.
-pub(crate) fn shown(text: &str) -> String {
+pub fn shown(text: &str) -> String {
     const MOST: usize = 80;
     let mut out: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();
     if text.chars().nth(MOST).is_some() {

@@ -1,39 +1,37 @@
-//! octavo-engine: inference of packed models without Python, on candle and octavo-core.
+//! octavo-engine: inference of packed models without Python.
 //!
-//! [`Engine::load`] reads the folder of a sequence-to-sequence model, [`Engine::expand`] answers lines,
-//! [`Engine::expand_stream`] any number of them. The models are defined in Python (`octavo.lab.polynomials.seq2seq`); the general
-//! route runs all of them. A crate above this one may offer [`Kernels`] that are written for one architecture.
-//! [`Encoder`] turns texts into vectors, [`Decoder`] continues them.
+//! [`Encoder`] turns texts into vectors, [`Decoder`] continues them: both load a model folder as `octavo.save_model` writes
+//! it. [`Tensors`] reads the weights of any folder, and [`parts`] has what networks of other crates are built of.
 
-mod config;
+mod attention;
 mod decoder;
 mod encoder;
-mod engine;
 mod error;
-mod expander;
 mod file;
-mod general;
+mod functions;
 mod layers;
-mod line;
-mod options;
+mod norm;
 mod packed;
-mod schema;
 mod sizes;
-mod stream;
 mod tensors;
 #[cfg(test)]
 mod tests;
-mod weights;
 
-pub use config::{Architecture, Config};
 pub use decoder::{Decoder, Generation, Sampling};
 pub use encoder::Encoder;
-pub use engine::Engine;
-pub use error::{Error, ModelFault, Result, refuse};
-pub use expander::{Expander, Kernels};
-pub use line::LineError;
-pub use options::{Options, Precision, Route};
-pub use schema::tensors as demanded_tensors;
-pub use stream::{Failure, Form, Stream, Summary};
+pub use error::{Error, ModelFault, Result, in_file, refuse};
 pub use tensors::{Codes, Held, Tensors};
-pub use weights::{Weight, Weights};
+
+/// What networks of other crates are built of.
+pub mod parts {
+    pub use crate::attention::{Attend, Visible};
+    pub use crate::functions::{Loops, at_level, dot, softmax, sum};
+    pub use crate::norm::Norm;
+    pub use crate::packed::{Matrix, Table, Weight};
+}
+
+/// The small files of a model folder, for crates that read a configuration of their own.
+pub mod model_folder {
+    pub use crate::file::{CONFIG, read, shown};
+    pub use crate::sizes::whole;
+}

@@ -1,8 +1,10 @@
-//! [`Sizes`]: what a configuration says of a model of which heads and neurons were taken out.
+//! Sizes of a configuration: [`whole`] checks one, [`Sizes`] are those of a model of which heads and neurons were taken out.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
+
+use crate::error::{ModelFault, Result, refuse};
 
 /// The sizes of a compacted model, as `octavo.prune.compact_model` notes them.
 #[derive(Default, Deserialize)]
@@ -14,4 +16,15 @@ pub(crate) struct Sizes {
     /// Attributes of modules.
     #[serde(default)]
     pub(crate) numbers: BTreeMap<String, BTreeMap<String, u64>>,
+}
+
+/// A size between two bounds.
+///
+/// # Errors
+/// [`octavo_core::Error::Container`] with the field, its value and what is accepted.
+pub fn whole(field: &'static str, value: u64, least: usize, largest: usize) -> Result<usize> {
+    usize::try_from(value)
+        .ok()
+        .filter(|value| (least..=largest).contains(value))
+        .ok_or_else(|| refuse(ModelFault::Number { field, value, least, largest }))
 }

@@ -74,7 +74,7 @@ pub struct Held {
 
 impl Held {
     /// Format of the codes.
-    pub(crate) const fn format(&self) -> Format {
+    pub const fn format(&self) -> Format {
         self.packing.format
     }
 
@@ -93,7 +93,7 @@ impl Held {
     }
 
     /// The matrix for products and gathers.
-    pub(crate) fn matrix(&self, rows: usize, columns: usize) -> Matrix<'_> {
+    pub fn matrix(&self, rows: usize, columns: usize) -> Matrix<'_> {
         Matrix { format: self.packing.format, packed: self.packed(), rows, columns }
     }
 
@@ -101,7 +101,7 @@ impl Held {
     ///
     /// # Errors
     /// [`CoreError::Shape`] for parts that do not fit the shape, [`CoreError::OutOfMemory`] where memory is short.
-    pub(crate) fn decode(&self) -> Result<Vec<f32>> {
+    pub fn decode(&self) -> Result<Vec<f32>> {
         let Packing { format, ref shape, dtype, axis, .. } = self.packing;
         let axis = isize::try_from(axis).unwrap_or(isize::MAX);
         let layout = Layout::new(shape, axis, format)?;
@@ -135,7 +135,7 @@ impl Tensors {
     ///
     /// # Errors
     /// As [`Tensors::open`], for a tensor that is in two of them, and for a folder without weights.
-    pub(crate) fn of_folder(folder: &Path) -> Result<Self> {
+    pub fn of_folder(folder: &Path) -> Result<Self> {
         let files = file::weights(folder)?;
         let shards: Vec<Shard> = files.iter().map(|path| Shard::open(path)).collect::<Result<_>>()?;
         let mut seen = BTreeSet::new();
@@ -278,7 +278,7 @@ impl Tensors {
     }
 
     /// A packed matrix, its parts as they are; None for a plain tensor.
-    pub(crate) fn held(&self, name: &str) -> Result<Option<Held>> {
+    pub fn held(&self, name: &str) -> Result<Option<Held>> {
         let Entry::Packed(packing) = self.entry(name)? else { return Ok(None) };
         if packing.shape.len() != 2 || packing.axis != 1 {
             let (shape, axis) = (packing.shape.clone(), packing.axis);
@@ -312,7 +312,7 @@ impl Tensors {
     }
 
     /// Whether a tensor is a matrix that is packed along its rows.
-    pub(crate) fn is_packed_matrix(&self, name: &str) -> bool {
+    pub fn is_packed_matrix(&self, name: &str) -> bool {
         matches!(self.find(name), Some(Entry::Packed(packing)) if packing.shape.len() == 2 && packing.axis == 1)
     }
 

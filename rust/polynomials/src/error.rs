@@ -1,8 +1,8 @@
 //! The errors of lines, and the faults of integer models: a variant for each refusal, with the numbers as fields. Model
-//! folders are refused with the errors of `octavo_engine`, in which [`octavo_engine::Error::fault`] finds an [`IntegerFault`].
+//! folders are refused with the errors of `octavo_engine`, in which [`octavo_engine::Error::fault`] finds a
+//! [`octavo_engine::ModelFault`] or an [`IntegerFault`].
 
-use octavo_engine::Architecture;
-
+use crate::config::Architecture;
 use crate::{CHARACTERS, LONGEST_LEFT};
 
 /// What can go wrong while lines are read, drawn or turned into ids. Messages are lower case and carry the numbers.

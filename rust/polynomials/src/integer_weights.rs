@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use octavo_engine::{Architecture, Config, Error, Result, Tensors, demanded_tensors, refuse};
+use octavo_engine::{Error, Result, Tensors, refuse};
 
 use crate::IntegerFault;
+use crate::config::{Architecture, Config};
+use crate::schema;
 
 /// Name of the variant in `config.json`.
 const VARIANT: &str = "integer";
@@ -73,7 +75,8 @@ impl IntegerWeights {
     /// Reads the file of a folder that its configuration names for the variant `integer`.
     ///
     /// # Errors
-    /// As [`octavo_engine::Weights::load`]; [`octavo_core::Error::Container`] also for another architecture than `hybrid`, for
+    /// [`octavo_core::Error::Io`] where the file cannot be read; [`octavo_core::Error::Container`] naming file and tensor for one that is
+    /// missing or left over, another shape or dtype, for another architecture than `hybrid`, for
     /// codes of -128, for scales that are out of range, for a sum that may leave int32, and for layers that read the same
     /// tensor with different scales.
     pub fn load(folder: &Path, config: &Config) -> Result<Self> {
@@ -156,7 +159,7 @@ pub(crate) struct IntegerSchema {
 /// The layers of an integer model of the architecture `hybrid`.
 pub(crate) fn integer_layers(config: &Config) -> IntegerSchema {
     let mut schema = IntegerSchema::default();
-    for (name, shape) in demanded_tensors(config) {
+    for (name, shape) in schema::tensors(config) {
         // Weights alone tell the kinds apart: a matrix is a linear layer, a vector a norm. Embeddings and the input side
         // of the LSTMs are folded into the tables.
         let Some(layer) = name.strip_suffix(".weight").filter(|layer| !layer.ends_with("_embedding")) else { continue };

@@ -1,23 +1,37 @@
-//! octavo-polynomials: the system that ships. Its lines, its alphabet, and kernels for its architecture.
+//! octavo-polynomials: the system that ships. Its lines, its alphabet, sequence-to-sequence models, and kernels for its
+//! architecture.
 //!
-//! [`Generator`] draws lines and [`Factors`] expands one, [`tokenizer`] knows their characters, and [`load`] gives an
-//! [`octavo_engine::Engine`] whose greedy answers come from fused kernels in float32, bfloat16 or static int8.
+//! [`Generator`] draws lines and [`Factors`] expands one; [`tokenizer`] knows their characters. [`Engine::load`] reads the
+//! folder of a sequence-to-sequence model, [`Engine::expand`] answers lines, [`Engine::expand_stream`] any number of them. The
+//! models are defined in Python; the general route runs all of them on candle's tensors, and fused kernels in float32,
+//! bfloat16 or static int8 give the greedy answers of the shipped architecture.
 
+mod config;
+mod engine;
 mod error;
+mod expander;
 mod fused;
 mod generator;
 mod integer_weights;
+mod line;
+mod options;
+mod schema;
+mod seq2seq;
+mod stream;
 #[cfg(test)]
 mod tests;
-
-use std::path::Path;
+mod weights;
 
 use octavo_core::text::characters::CharTokenizer;
-use octavo_engine::{Config, Engine, Expander, Kernels, Options, Weights};
 
+pub use config::{Architecture, Config};
+pub use engine::Engine;
 pub use error::{Error, FactorFault, IntegerFault, LeftFault, Result};
 pub use generator::{CHARACTERS, Factors, Function, Generator, Kind, LETTERS, LONGEST_LEFT, LONGEST_RIGHT, Linear};
 pub use integer_weights::{IntegerLinear, IntegerLstm, IntegerWeights, Norm};
+pub use line::LineError;
+pub use options::{Options, Precision, Route};
+pub use stream::{Failure, Form, Stream, Summary};
 
 /// The tokenizer of the 28 [`CHARACTERS`] of both sides of a line, without the `=` that separates them.
 ///
@@ -25,29 +39,4 @@ pub use integer_weights::{IntegerLinear, IntegerLstm, IntegerWeights, Norm};
 /// None in practice: the characters are few and no line feed is among them.
 pub fn tokenizer() -> octavo_core::Result<CharTokenizer> {
     CharTokenizer::from_characters(CHARACTERS)
-}
-
-/// Loads a model folder as [`Engine::load`] does, with the fused kernels of this crate for the architectures they are for.
-///
-/// # Errors
-/// As [`Engine::load`]; [`octavo_core::Error::Container`] also for what is wrong with the file of the variant `integer`.
-pub fn load(folder: &Path, options: Options) -> octavo_engine::Result<Engine> {
-    Engine::load_with(folder, options, &Fused)
-}
-
-/// The kernels of the architecture `hybrid`.
-struct Fused;
-
-impl Kernels for Fused {
-    fn float(&self, config: &Config, weights: &Weights) -> octavo_engine::Result<Option<Box<dyn Expander>>> {
-        fused::float(config, weights)
-    }
-
-    fn bfloat16(&self, config: &Config, weights: &Weights) -> octavo_engine::Result<Option<Box<dyn Expander>>> {
-        fused::bfloat16(config, weights)
-    }
-
-    fn integer(&self, folder: &Path, config: &Config) -> octavo_engine::Result<Option<Box<dyn Expander>>> {
-        fused::integer(config, &IntegerWeights::load(folder, config)?)
-    }
 }

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 
 use octavo_core::container::{Dtype, Entry, Writer};
 use octavo_core::text::characters::CharTokenizer;
-use octavo_engine::Options;
+use octavo_polynomials::{Engine, Options};
 
 /// A model of the architecture `lstm`: 9 ids, embedding 3, encoder 2, hidden 4.
 const SHAPES: [(&str, &[usize]); 22] = [
@@ -75,7 +75,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 fn expected(folder: &Path, lines: &[&str], beam: usize) -> Vec<String> {
-    let engine = octavo_polynomials::load(folder, Options::default()).unwrap();
+    let engine = Engine::load(folder, Options::default()).unwrap();
     engine.expand(lines, beam).unwrap().into_iter().map(Result::unwrap_or_default).collect()
 }
 

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use octavo_core::Error as CoreError;
-use octavo_engine::{Encoder as LoadedEncoder, Engine as Loaded, Error, Form, LineError, Options, Stream as Lines};
+use octavo_engine::{Encoder as LoadedEncoder, Error};
+use octavo_polynomials::{Engine as Loaded, Form, LineError, Options, Stream as Lines};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
@@ -33,7 +34,7 @@ impl Engine {
     fn load(py: Python<'_>, path: PathBuf, precision: &str, route: &str, threads: usize) -> PyResult<Self> {
         run(py, || {
             let options = Options { precision: precision.parse()?, route: route.parse()?, threads };
-            octavo_polynomials::load(&path, options).map(Self)
+            Loaded::load(&path, options).map(Self)
         })
     }
     /// The fields of the configuration.

@@ -1,7 +1,7 @@
 //! Attention of one query to the pages of its sequence, in loops that compilers turn into vectors.
 
 use super::cache::{PAGE, Slice};
-use crate::general::{Loops, at_level, softmax};
+use crate::functions::{Loops, at_level, softmax};
 
 /// One position's query, `[heads, size]`, and what it sees.
 pub(super) struct Query<'a> {

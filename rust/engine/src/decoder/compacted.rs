@@ -7,10 +7,9 @@ use serde_json::Value;
 
 use super::config::Family;
 use super::plan::{BlockPlan, Plan};
-use crate::config::whole;
 use crate::error::{Error, Result, refuse};
 use crate::file::shown;
-use crate::sizes::Sizes;
+use crate::sizes::{Sizes, whole};
 
 /// The field of a configuration.
 pub(super) const SIZES: &str = "octavo_sizes";

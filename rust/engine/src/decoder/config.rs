@@ -8,10 +8,10 @@ use serde_json::{Map, Value};
 
 use super::compacted::{self, SIZES};
 use super::plan::{BlockPlan, Cap, HeadPlan, NormPlan, Plan, RotaryKind, RotaryPlan};
-use crate::config::{FILE, whole};
 use crate::error::{ModelFault, Result, in_file, refuse};
-use crate::file::{self, shown};
+use crate::file::{self, CONFIG, shown};
 use crate::layers::Activation;
+use crate::sizes::whole;
 
 /// Most bytes of the file.
 const MOST_BYTES: u64 = 1 << 20;
@@ -31,7 +31,7 @@ pub(super) enum Family {
 
 /// Reads `config.json` of a folder.
 pub(super) fn load(folder: &Path) -> Result<(Family, Plan)> {
-    let path = folder.join(FILE);
+    let path = folder.join(CONFIG);
     let bytes = file::read(&path, MOST_BYTES)?;
     parse(&bytes).map_err(|error| in_file(path.display(), error))
 }

@@ -5,8 +5,9 @@ use super::names::{BlockNames, Names};
 use super::plan::{BlockPlan, Cap, NormPlan, Plan};
 use super::rotary::Rotary;
 use crate::error::Result;
-use crate::general::{Loops, Norm as LayerNorm, at_level, sum};
+use crate::functions::{Loops, at_level, sum};
 use crate::layers::{Activation, Demand, Dense, Source};
+use crate::norm::Norm as LayerNorm;
 use crate::packed::Table;
 
 /// A norm over the last axis.

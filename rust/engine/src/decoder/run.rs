@@ -8,7 +8,7 @@ use super::cache::{Cache, Pages};
 use super::network::{Block, RootMeanSquare};
 use super::rotary::turn;
 use crate::error::Result;
-use crate::general::at_level;
+use crate::functions::at_level;
 use crate::layers::activate;
 
 /// Added to the mean squares of heads by the networks of `octavo.lab.language.gpt`.

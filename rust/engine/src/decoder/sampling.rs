@@ -3,7 +3,7 @@
 use octavo_core::error::SettingError;
 
 use crate::error::Result;
-use crate::general::{Loops, at_level};
+use crate::functions::{Loops, at_level};
 
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]

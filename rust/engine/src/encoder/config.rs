@@ -6,11 +6,10 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-use crate::config::{FILE, whole};
 use crate::error::{ModelFault, Result, in_file, refuse};
-use crate::file;
+use crate::file::{self, CONFIG};
 use crate::layers::Activation;
-use crate::sizes::Sizes;
+use crate::sizes::{Sizes, whole};
 
 /// Most bytes of the file.
 const MOST_BYTES: u64 = 1 << 20;
@@ -62,7 +61,7 @@ impl Config {
     /// # Errors
     /// [`octavo_core::Error::Io`] where it cannot be read; [`octavo_core::Error::Container`] naming it and the field.
     pub(super) fn load(folder: &Path) -> Result<Self> {
-        let path = folder.join(FILE);
+        let path = folder.join(CONFIG);
         let bytes = file::read(&path, MOST_BYTES)?;
         Self::parse(&bytes).map_err(|error| in_file(path.display(), error))
     }

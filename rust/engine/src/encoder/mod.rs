@@ -10,10 +10,11 @@ use std::path::Path;
 use octavo_core::pool;
 use octavo_core::text::wordpiece::WordPiece;
 
+use crate::attention::{Attend, Visible};
 use crate::error::{ModelFault, Result, in_file, refuse};
 use crate::file;
-use crate::general::{Attend, Norm, Visible};
 use crate::layers::{Demand, Dense, Source, activate};
+use crate::norm::Norm;
 use crate::packed::Table;
 use config::{Block, Config};
 

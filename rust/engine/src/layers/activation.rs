@@ -4,7 +4,7 @@ use octavo_core::pool;
 use octavo_core::simd::exp::unfused::{exp, sigmoid, tanh};
 
 use crate::error::Result;
-use crate::general::{Loops, at_level};
+use crate::functions::{Loops, at_level};
 
 /// A function of each number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

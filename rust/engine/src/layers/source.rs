@@ -9,12 +9,11 @@ use octavo_core::{Format, ScaleRule};
 use serde::Deserialize;
 
 use super::dense::{Added, Dense, Rounding, multiplies_integers};
-use crate::config::FILE;
 use octavo_core::error::Refusal;
 
 use crate::error::{Error, ModelFault, Result, refuse};
-use crate::file::shown;
-use crate::general::Norm;
+use crate::file::{CONFIG, shown};
+use crate::norm::Norm;
 use crate::packed::{Matrix, Table, Weight};
 use crate::tensors::{Held, Tensors};
 
@@ -168,10 +167,10 @@ impl Source {
     fn check_shape(&self, name: &str, shape: &[usize]) -> Result<()> {
         self.taken.borrow_mut().insert(self.stored(name).to_owned());
         match self.file.shape(self.stored(name)) {
-            None => Err(self.file.refuse(name, ModelFault::Missing { by: FILE, demanded: shape.to_vec() })),
+            None => Err(self.file.refuse(name, ModelFault::Missing { by: CONFIG, demanded: shape.to_vec() })),
             Some(found) if found != shape => {
                 let (found, demanded) = (found.to_vec(), shape.to_vec());
-                Err(self.file.refuse(name, ModelFault::Shape { found, by: FILE, demanded }))
+                Err(self.file.refuse(name, ModelFault::Shape { found, by: CONFIG, demanded }))
             }
             Some(_) => Ok(()),
         }

@@ -12,7 +12,7 @@ const ROWS: usize = 6;
 
 /// A matrix `[outputs, inputs]` and a bias, in blocks of [`LANES`] outputs: each block is `[inputs, LANES]`, padded with
 /// zeros.
-pub(crate) struct Matrix {
+pub struct Matrix {
     inputs: usize,
     outputs: usize,
     blocks: Vec<f32>,
@@ -21,7 +21,7 @@ pub(crate) struct Matrix {
 
 impl Matrix {
     /// Of `weight` `[outputs, inputs]`, row-major, and `bias` `[outputs]`; an empty bias is zero.
-    pub(crate) fn new(inputs: usize, outputs: usize, weight: &[f32], bias: &[f32]) -> Self {
+    pub fn new(inputs: usize, outputs: usize, weight: &[f32], bias: &[f32]) -> Self {
         let padded = outputs.next_multiple_of(LANES);
         let mut blocks = vec![0.0; padded * inputs];
         for (output, row) in weight.chunks_exact(inputs).enumerate() {
@@ -39,7 +39,7 @@ impl Matrix {
     ///
     /// Every element is the bias and then the products in the order of the inputs, each multiplied and added in two
     /// roundings: the same at every SIMD level, and whatever the other rows are.
-    pub(crate) fn apply(&self, x: &[f32], out: &mut [f32]) {
+    pub fn apply(&self, x: &[f32], out: &mut [f32]) {
         match Level::current() {
             Level::Scalar => self.apply_any(x, out),
             #[cfg(target_arch = "x86_64")]

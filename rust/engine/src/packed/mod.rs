@@ -1,14 +1,21 @@
 //! Weights as they lie in a file, and what is computed with them: products and rows that ids look up.
 //!
-//! Packed weights stay packed; plain ones are float32. The products of packed weights are those of octavo-core, which takes
-//! prepared weights where a [`Workspace`] has room for them.
+//! Packed weights stay packed; plain ones are float32. The products of packed weights are those of octavo-core.
 
-mod linear;
 mod matrix;
 mod table;
-mod workspace;
 
-pub(crate) use linear::{Linear, Weight};
-pub(crate) use matrix::Matrix;
-pub(crate) use table::Table;
-pub(crate) use workspace::{BYTES as WORKSPACE_BYTES, Workspace};
+use std::sync::Arc;
+
+pub use matrix::Matrix;
+pub use table::Table;
+
+use crate::tensors::Held;
+
+/// What a layer multiplies with.
+pub enum Weight {
+    /// `[outputs, inputs]`, in the codes of the file.
+    Packed(Arc<Held>),
+    /// Plain numbers, the bias among them.
+    Plain(Matrix),
+}

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use candle_core::{Device, Tensor};
 use octavo_core::{ValuesMut, linear};
 
 use crate::error::{Error, Result};
 use crate::tensors::Held;
 
 /// Rows that ids look up.
-pub(crate) enum Table {
+pub enum Table {
     /// Packed rows, their number and their width.
     Packed(Arc<Held>, usize, usize),
     /// Plain rows and their width.
@@ -17,8 +16,17 @@ pub(crate) enum Table {
 }
 
 impl Table {
+    /// Numbers of a row.
+    pub const fn width(&self) -> usize {
+        let (Self::Packed(_, _, width) | Self::Plain(_, width)) = self;
+        *width
+    }
+
     /// Adds the rows of `ids` to `out`, `[ids, width]`.
-    pub(crate) fn add(&self, ids: &[i64], out: &mut [f32]) -> Result<()> {
+    ///
+    /// # Errors
+    /// [`octavo_core::Error::Range`] or [`Error::Internal`] for ids outside the table.
+    pub fn add(&self, ids: &[i64], out: &mut [f32]) -> Result<()> {
         match self {
             Self::Packed(held, rows, width) => {
                 let mut found = vec![0.0; ids.len() * width];
@@ -35,13 +43,5 @@ impl Table {
             }
         }
         Ok(())
-    }
-
-    /// The rows of `ids`, `[ids, width]`.
-    pub(crate) fn look_up(&self, ids: &[i64]) -> Result<Tensor> {
-        let (Self::Packed(_, _, width) | Self::Plain(_, width)) = *self;
-        let mut rows = vec![0.0; ids.len() * width];
-        self.add(ids, &mut rows)?;
-        Ok(Tensor::from_vec(rows, (ids.len(), width), &Device::Cpu)?)
     }
 }

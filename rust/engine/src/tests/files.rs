@@ -5,12 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use octavo_core::container::{Dtype, Entry, Packing, Writer};
-use octavo_core::text::characters::CharTokenizer;
 use octavo_core::{DType, Format, Packed, ScaleRule};
-
-/// The smallest hybrid model.
-pub(crate) const CONFIG: &str = r#"{"octavo":1,"kind":"seq2seq","architecture":"hybrid","vocabulary":9,"embedding":3,"encoder":2,
-    "hidden":4,"heads":2,"layers":1,"feedforward":5,"max_source":8,"max_target":8}"#;
 
 /// A tensor to be written.
 #[derive(Clone)]
@@ -70,15 +65,4 @@ pub(crate) fn write(path: &Path, tensors: &Tensors) {
 
 pub(crate) fn value(i: usize) -> f32 {
     ((i * 7919 % 1013) as f32 - 506.0) / 311.0
-}
-
-/// A folder with configuration, tokenizer and the given files of tensors.
-pub(crate) fn folder(files: &[(&str, &Tensors)]) -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("config.json"), CONFIG).unwrap();
-    CharTokenizer::from_characters("abcxyz").unwrap().save(&folder.path().join("tokenizer.json")).unwrap();
-    for (name, tensors) in files {
-        write(&folder.path().join(name), tensors);
-    }
-    folder
 }

@@ -5,7 +5,8 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use octavo_engine::{Error, Failure, Form, Options};
+use octavo_engine::Error;
+use octavo_polynomials::{Engine, Failure, Form, Options};
 
 const HELP: &str = "\
 octavo-expand: run an exported sequence-to-sequence model, line by line
@@ -95,7 +96,7 @@ fn run(job: Job) -> Result<u8, String> {
         Job::Expand { model, options, beam, form } => (model, options, beam, form),
         Job::Print(text) => return print(&text).map(|()| 0),
     };
-    let engine = octavo_polynomials::load(&model, options).map_err(|error| error.to_string())?;
+    let engine = Engine::load(&model, options).map_err(|error| error.to_string())?;
     let failed = |(number, error): &Failure| writeln!(io::stderr(), "line {number}: {error}");
     let summary = engine.expand_stream(io::stdin().lock(), io::stdout().lock(), failed, beam, form);
     summary

@@ -23,9 +23,12 @@ mod tests;
 use std::any::Any;
 
 use octavo_core::Level;
-use octavo_engine::{Architecture, Config, Expander, Result, Weights};
+use octavo_engine::Result;
 
+use crate::config::{Architecture, Config};
+use crate::expander::Expander;
 use crate::integer_weights::IntegerWeights;
+use crate::weights::Weights;
 use expand::{Expand, Tile};
 use lanes::Scalar;
 #[cfg(target_arch = "x86_64")]

@@ -2,7 +2,9 @@
 
 use std::borrow::Cow;
 
-use octavo_engine::{Config, Result};
+use octavo_engine::Result;
+
+use crate::config::Config;
 
 use super::source::{IntegerLayers, Values};
 

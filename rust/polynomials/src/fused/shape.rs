@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use octavo_engine::Config;
+use crate::config::Config;
 
 use super::lanes::{LANES, lines};
 

@@ -2,9 +2,11 @@
 
 use std::borrow::Cow;
 
-use octavo_engine::{Config, Result, Weights};
+use octavo_engine::Result;
 
+use crate::config::Config;
 use crate::integer_weights::{IntegerLinear, IntegerLstm, IntegerWeights, Norm};
+use crate::weights::Weights;
 
 /// A linear layer, or the recurrent matrix of an LSTM.
 #[derive(Clone, Debug)]

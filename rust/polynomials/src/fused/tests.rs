@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use octavo_engine::{Architecture, Config, Error, Result, demanded_tensors};
+use octavo_engine::{Error, Result};
 
 use super::expand::{Expand, Tile};
 use super::lanes::*;
@@ -12,7 +12,9 @@ use super::products::*;
 use super::reference::{self, FloatLayers, QuantizedLayers};
 use super::shape::Shape;
 use super::source::*;
+use crate::config::{Architecture, Config};
 use crate::integer_weights::{IntegerLinear, IntegerLstm, Norm, integer_layers};
+use crate::schema;
 
 pub(super) struct Random(pub(super) u64);
 
@@ -39,7 +41,7 @@ impl Values for Floats32 {
 
 fn random_floats(config: &Config, seed: u64) -> Floats32 {
     let mut random = Random(seed);
-    let tensors = demanded_tensors(config);
+    let tensors = schema::tensors(config);
     Floats32(
         tensors
             .into_iter()

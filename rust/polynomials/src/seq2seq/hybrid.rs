@@ -1,14 +1,14 @@
 //! The architecture `hybrid`: see `octavo.lab.polynomials.seq2seq.hybrid`.
 
 use candle_core::Tensor;
+use octavo_engine::parts::{Norm, Visible};
 
 use super::Model;
+use super::error::{Error, Result};
 use super::layers::{BidirectionalLstm, Cross, FeedForward, Output, Own, Path, TokenLstm, bridge};
-use super::ops::{Norm, Visible};
-use super::state::{Encoded, Memory, Source, State};
+use super::linear::Linear;
+use super::state::{Encoded, Memory, Source, State, norm};
 use crate::config::Config;
-use crate::error::{Error, Result};
-use crate::packed::Linear;
 
 /// Bidirectional LSTM encoder; decoder of LSTM cell, self-attention and blocks of cross-attention and feed-forward.
 pub(super) struct Hybrid {
@@ -43,7 +43,7 @@ impl Hybrid {
 impl Model for Hybrid {
     fn encode(&self, source: &Source<'_>) -> Result<Encoded> {
         let (states, ends) = self.encoder.forward(source)?;
-        let normed = states.apply_op1_no_bwd(&self.memory_norm)?;
+        let normed = norm(&states, &self.memory_norm)?;
         let memories = self.blocks.iter().map(|(cross, _)| {
             let mut memory = Memory::default();
             cross.attention.remember(&normed, &mut memory)?;
@@ -59,7 +59,7 @@ impl Model for Hybrid {
 
     fn step(&self, tokens: &[u8], encoded: &Encoded, state: &mut State) -> Result<Tensor> {
         let before = state.recurrent.as_ref();
-        let (hidden, cell) = before.ok_or_else(|| Error::Internal("a decoder without a state".to_owned()))?;
+        let (hidden, cell) = before.ok_or_else(|| Error::defect("a decoder without a state"))?;
         let after = self.decoder.step(tokens, hidden, cell)?;
         let mut x = after.0.clone();
         state.recurrent = Some(after);

@@ -1,13 +1,13 @@
 //! The architecture `lstm`: see `octavo.lab.polynomials.seq2seq.lstm`.
 
 use candle_core::Tensor;
+use octavo_engine::parts::{Table, Visible};
 
 use super::Model;
+use super::error::{Error, Result};
 use super::layers::{BidirectionalLstm, Lstm, Path, bridge};
-use super::ops::Visible;
-use super::state::{Encoded, Memory, Source, State, ids, linear};
-use crate::error::{Error, Result};
-use crate::packed::{Linear, Table};
+use super::linear::Linear;
+use super::state::{Encoded, Memory, Source, State, ids, linear, look_up};
 
 /// Bidirectional LSTM encoder; LSTM decoder with additive attention.
 pub(super) struct Recurrent {
@@ -51,12 +51,12 @@ impl Model for Recurrent {
 
     fn step(&self, tokens: &[u8], encoded: &Encoded, state: &mut State) -> Result<Tensor> {
         let (Some((hidden, cell)), [memory]) = (&state.recurrent, &encoded.memories[..]) else {
-            return Err(Error::Internal("a decoder without a state".to_owned()));
+            return Err(Error::defect("a decoder without a state"));
         };
         let query = linear(hidden, &self.attention_query)?;
         let visible = Visible::Runs(&state.runs);
         let context = memory.additive(&query, &self.attention_score, self.attention_key.inputs(), visible)?;
-        let token = self.target_embedding.look_up(&ids(tokens))?;
+        let token = look_up(&self.target_embedding, &ids(tokens))?;
         let (hidden, cell) = self.decoder.step(&Tensor::cat(&[&token, &context], 1)?, hidden, cell)?;
         let logits = linear(&Tensor::cat(&[&hidden, &context], 1)?, &self.output)?;
         state.recurrent = Some((hidden, cell));

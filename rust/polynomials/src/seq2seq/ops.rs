@@ -4,11 +4,10 @@
 
 use candle_core::{CpuStorage, CustomOp1, CustomOp2, CustomOp3, Layout, Result, Shape, bail};
 use octavo_core::simd::exp::unfused::{sigmoid, tanh};
-
-use super::functions::{Loops, at_level, dot, softmax, sum};
+use octavo_engine::parts::{Attend, Loops, Norm, Visible, at_level, dot, softmax};
 
 /// The values of a contiguous f32 tensor.
-pub(crate) fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
+pub(super) fn values<'a>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [f32]> {
     match layout.contiguous_offsets() {
         Some((start, end)) => Ok(&storage.as_slice::<f32>()?[start..end]),
         None => bail!("a tensor of shape {:?} is not contiguous", layout.shape()),
@@ -20,55 +19,20 @@ fn width(layout: &Layout) -> usize {
 }
 
 /// A layer norm over the last dimension.
-pub(crate) struct Norm {
-    pub(crate) weight: Vec<f32>,
-    pub(crate) bias: Vec<f32>,
-    /// Added to the variance.
-    pub(crate) epsilon: f32,
-}
+pub(super) struct NormOp<'a>(pub(super) &'a Norm);
 
-impl Norm {
-    /// The rows of `x` with mean 0 and variance 1, times the weight plus the bias.
-    pub(crate) fn apply(&self, x: &[f32]) -> Vec<f32> {
-        let mut out = vec![0.0; x.len()];
-        at_level(Normed { norm: self, x, out: &mut out });
-        out
-    }
-}
-
-struct Normed<'a> {
-    norm: &'a Norm,
-    x: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl Loops for Normed<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let Self { norm: Norm { weight, bias, epsilon }, x, out } = self;
-        let count = weight.len() as f32;
-        for (row, out) in x.chunks_exact(weight.len()).zip(out.chunks_exact_mut(weight.len())) {
-            let mean = sum(row, |x| x) / count;
-            let variance = sum(row, |x| (x - mean) * (x - mean)) / count;
-            let scale = 1.0 / (variance + epsilon).sqrt();
-            for (((out, x), weight), bias) in out.iter_mut().zip(row).zip(weight).zip(bias) {
-                *out = (x - mean) * scale * weight + bias;
-            }
-        }
-    }
-}
-
-impl CustomOp1 for Norm {
+impl CustomOp1 for NormOp<'_> {
     fn name(&self) -> &'static str {
         "norm"
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let x = values(storage, layout)?;
-        if width(layout) != self.weight.len() {
-            bail!("a norm of width {} got shape {:?}", self.weight.len(), layout.shape());
+        let Self(norm) = self;
+        if width(layout) != norm.weight.len() {
+            bail!("a norm of width {} got shape {:?}", norm.weight.len(), layout.shape());
         }
-        Ok((CpuStorage::F32(self.apply(x)), layout.shape().clone()))
+        Ok((CpuStorage::F32(norm.apply(x)), layout.shape().clone()))
     }
 }
 
@@ -162,93 +126,22 @@ impl CustomOp1 for Each {
     }
 }
 
-/// Which rows of a memory each row of queries sees, never none.
-#[derive(Clone, Copy)]
-pub(crate) enum Visible<'a> {
-    /// A run of rows: first and how many.
-    Runs(&'a [(usize, usize)]),
-    /// Any rows, in order.
-    Lists(&'a [Vec<u32>]),
-}
+/// Multi-head attention of queries `[rows, width]` to keys and values of the same width.
+pub(super) struct AttendOp<'a>(pub(super) Attend<'a>);
 
-impl Visible<'_> {
-    fn rows(self) -> usize {
-        match self {
-            Self::Runs(runs) => runs.len(),
-            Self::Lists(lists) => lists.len(),
-        }
-    }
-
-    fn collect(self, row: usize, into: &mut Vec<usize>) {
-        into.clear();
-        match self {
-            Self::Runs(runs) => into.extend(runs[row].0..runs[row].0 + runs[row].1),
-            Self::Lists(lists) => into.extend(lists[row].iter().map(|&at| at as usize)),
-        }
-    }
-}
-
-/// Multi-head scaled dot-product attention of queries `[rows, width]` to keys and values of the same width.
-pub(crate) struct Attend<'a> {
-    pub(crate) heads: usize,
-    pub(crate) keys: &'a [f32],
-    pub(crate) values: &'a [f32],
-    pub(crate) visible: Visible<'a>,
-}
-
-impl Attend<'_> {
-    /// What each row of queries `[rows, width]` sees: the mean of the values, weighted with the softmax of its scores.
-    pub(crate) fn apply(&self, queries: &[f32], width: usize) -> Vec<f32> {
-        let mut out = vec![0.0; queries.len()];
-        at_level(Attended { attend: self, queries, width, out: &mut out });
-        out
-    }
-}
-
-struct Attended<'a> {
-    attend: &'a Attend<'a>,
-    queries: &'a [f32],
-    width: usize,
-    out: &'a mut [f32],
-}
-
-impl Loops for Attended<'_> {
-    #[inline(always)]
-    fn run(self) {
-        let Self { attend: Attend { heads, keys, values, visible }, queries, width, out } = self;
-        let share = width / heads;
-        let scale = 1.0 / (share as f32).sqrt();
-        let (mut seen, mut scores) = (Vec::new(), Vec::new());
-        for (row, (queries, out)) in queries.chunks_exact(width).zip(out.chunks_exact_mut(width)).enumerate() {
-            visible.collect(row, &mut seen);
-            for head in 0..*heads {
-                let part = head * share..(head + 1) * share;
-                let query = &queries[part.clone()];
-                scores.clear();
-                scores.extend(seen.iter().map(|&at| dot(query, &keys[at * width..][part.clone()]) * scale));
-                softmax(&mut scores);
-                let out = &mut out[part.clone()];
-                for (&at, &share) in seen.iter().zip(&scores) {
-                    for (out, value) in out.iter_mut().zip(&values[at * width..][part.clone()]) {
-                        *out += share * value;
-                    }
-                }
-            }
-        }
-    }
-}
-
-impl CustomOp1 for Attend<'_> {
+impl CustomOp1 for AttendOp<'_> {
     fn name(&self) -> &'static str {
         "attend"
     }
 
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let (queries, width) = (values(storage, layout)?, width(layout));
-        if self.visible.rows() * width != queries.len() {
-            bail!("queries of shape {:?} for {} rows", layout.shape(), self.visible.rows());
+        let Self(attend) = self;
+        let rows = attend.visible.rows();
+        if rows * width != queries.len() {
+            bail!("queries of shape {:?} for {rows} rows", layout.shape());
         }
-        Ok((CpuStorage::F32(self.apply(queries, width)), layout.shape().clone()))
+        Ok((CpuStorage::F32(attend.apply(queries, width)), layout.shape().clone()))
     }
 }
 

@@ -5,8 +5,8 @@ use std::cmp::Ordering;
 use octavo_core::text::characters::{END, PAD, START};
 
 use super::Model;
+use super::error::Result;
 use super::state::Source;
-use crate::error::Result;
 
 /// The most likely target of a row, and how likely it is.
 #[derive(Clone, Debug, PartialEq)]

@@ -1,33 +1,33 @@
 //! The general route: every architecture on candle's tensors, greedy and with a beam.
 //!
-//! Attention, norms, embeddings and caches are float32; products read the weights as the file packs them ([`Linear`]), those
+//! Attention, norms, embeddings and caches are float32; products read the weights as the file packs them ([`linear::Linear`]), those
 //! of small models as their kernel wants them ([`Workspace`]).
 //!
 //! Rows stand one after the other without padding, and every operation treats each row by itself, so an answer depends
 //! neither on the other lines of its tile nor on the thread, to the last bit. Parallelism is over tiles.
 
-mod functions;
+mod error;
 mod hybrid;
 mod layers;
+pub(crate) mod linear;
 mod lstm;
 mod ops;
 mod search;
 mod state;
 mod transformer;
+pub(crate) mod workspace;
 
 use std::sync::Arc;
 
 use candle_core::Tensor;
 
 use crate::config::{Architecture, Config};
-use crate::error::Result;
-use crate::packed::{WORKSPACE_BYTES, Workspace};
 use crate::weights::Weights;
-pub(crate) use functions::{Loops, at_level, softmax, sum};
+use error::Result;
 use layers::Path;
-pub(crate) use ops::{Attend, Norm, Visible, values};
 pub(crate) use search::Answer;
 use state::{Encoded, Source, State};
+use workspace::{BYTES, Workspace};
 
 /// Hypotheses that are computed together.
 const TILE: usize = 256;
@@ -52,8 +52,8 @@ pub(crate) struct General {
 }
 
 impl General {
-    pub(crate) fn new(config: &Config, weights: &Weights) -> Result<Self> {
-        let workspace = Workspace::new(WORKSPACE_BYTES);
+    pub(crate) fn new(config: &Config, weights: &Weights) -> octavo_engine::Result<Self> {
+        let workspace = Workspace::new(BYTES);
         let root = Path::root(weights, &workspace);
         let model: Box<dyn Model> = match config.architecture {
             Architecture::Lstm => Box::new(lstm::Recurrent::new(&root)?),
@@ -63,7 +63,7 @@ impl General {
         Ok(Self { model, max_target: config.max_target, workspace })
     }
 
-    /// Bytes of the weights that products have prepared so far, at most [`WORKSPACE_BYTES`].
+    /// Bytes of the weights that products have prepared so far, at most [`BYTES`].
     pub(crate) fn prepared_nbytes(&self) -> usize {
         self.workspace.nbytes()
     }
@@ -74,11 +74,11 @@ impl General {
     }
 
     /// The answers to rows of at least one id each, with `beam` hypotheses a row.
-    pub(crate) fn expand(&self, rows: &[&[u8]], beam: usize) -> Result<Vec<Answer>> {
-        match beam {
-            _ if rows.is_empty() => Ok(Vec::new()),
-            1 => search::greedy(&*self.model, rows, self.max_target),
-            _ => search::beam(&*self.model, rows, self.max_target, beam),
-        }
+    pub(crate) fn expand(&self, rows: &[&[u8]], beam: usize) -> octavo_engine::Result<Vec<Answer>> {
+        Ok(match beam {
+            _ if rows.is_empty() => Vec::new(),
+            1 => search::greedy(&*self.model, rows, self.max_target)?,
+            _ => search::beam(&*self.model, rows, self.max_target, beam)?,
+        })
     }
 }

@@ -1,23 +1,11 @@
 //! Folders of the shipped architecture: what is read, what is refused, and that answers do not depend on threads.
 
-#[path = "../../engine/src/tests/files.rs"]
-mod files;
-
 use std::path::Path;
 
-use octavo_engine::{Architecture, Config, Options, Precision, Route, demanded_tensors};
-
+use super::files::{Tensor, Tensors, floats, int8, integers, value};
+use super::{CONFIG, config, model};
 use crate::integer_weights::integer_layers;
-use crate::{IntegerFault, IntegerWeights, load};
-use files::{CONFIG, Tensor, Tensors, floats, int8, integers, value};
-
-fn config() -> Config {
-    Config::parse(CONFIG.as_bytes()).unwrap()
-}
-
-fn model() -> Tensors {
-    demanded_tensors(&config()).into_iter().map(|(name, shape)| (name, floats(&shape, value))).collect()
-}
+use crate::{Architecture, Config, Engine, IntegerFault, IntegerWeights, Options, Precision, Route};
 
 fn integer_model() -> Tensors {
     let (layers, vocabulary) = (integer_layers(&config()), config().vocabulary);
@@ -43,7 +31,7 @@ fn integer_model() -> Tensors {
 
 /// A folder with the given weights.
 fn folder(model: &Tensors, integer: &Tensors) -> tempfile::TempDir {
-    files::folder(&[("model.safetensors", model), ("integer.safetensors", integer)])
+    super::folder(&[("model.safetensors", model), ("integer.safetensors", integer)])
 }
 
 #[test]
@@ -123,7 +111,7 @@ fn answers_do_not_depend_on_threads_or_tiles() {
     let lines: Vec<String> = (0..700).map(|i| "abcxyz".repeat(2)[i % 5..i % 5 + 1 + i % 7].to_owned()).collect();
     let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
     for precision in [Precision::Float, Precision::Bfloat16] {
-        let with = |threads| load(folder.path(), Options { precision, threads, ..Options::default() }).unwrap();
+        let with = |threads| Engine::load(folder.path(), Options { precision, threads, ..Options::default() }).unwrap();
         let engine = with(1);
         assert_eq!(engine.route(), Route::Fused);
         let alone: Vec<_> = lines.iter().map(|line| engine.expand(&[line], 1).unwrap().remove(0)).collect();

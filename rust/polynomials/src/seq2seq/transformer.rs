@@ -1,14 +1,14 @@
 //! The architecture `transformer`: see `octavo.lab.polynomials.seq2seq.transformer`.
 
 use candle_core::Tensor;
+use octavo_engine::parts::{Norm, Table, Visible};
 
 use super::Model;
+use super::error::Result;
 use super::layers::{Cross, FeedForward, Output, Own, Path};
-use super::ops::{Norm, Sum, Visible};
-use super::state::{Encoded, Memory, Source, State, ids};
+use super::ops::Sum;
+use super::state::{Encoded, Memory, Source, State, ids, look_up, norm};
 use crate::config::Config;
-use crate::error::Result;
-use crate::packed::Table;
 
 /// Encoder-decoder with norms before the branches and learned positions.
 pub(super) struct Transformer {
@@ -50,14 +50,14 @@ impl Transformer {
 impl Model for Transformer {
     fn encode(&self, source: &Source<'_>) -> Result<Encoded> {
         let places: Vec<i64> = source.rows.iter().flat_map(|row| 0..row.len() as i64).collect();
-        let positions = self.source_positions.look_up(&places)?;
-        let tokens = self.source_embedding.look_up(&ids(&source.rows.concat()))?;
+        let positions = look_up(&self.source_positions, &places)?;
+        let tokens = look_up(&self.source_embedding, &ids(&source.rows.concat()))?;
         let mut x = tokens.apply_op2_no_bwd(&positions, &Sum)?;
         let runs = source.positions();
         for (own, feedforward) in &self.encoder {
             x = feedforward.forward(&own.forward(&x, &mut Memory::default(), Visible::Runs(&runs))?)?;
         }
-        let normed = x.apply_op1_no_bwd(&self.memory_norm)?;
+        let normed = norm(&x, &self.memory_norm)?;
         let memories = self.decoder.iter().map(|(_, cross, _)| {
             let mut memory = Memory::default();
             cross.attention.remember(&normed, &mut memory)?;
@@ -72,8 +72,8 @@ impl Model for Transformer {
 
     fn step(&self, tokens: &[u8], encoded: &Encoded, state: &mut State) -> Result<Tensor> {
         let place = state.pasts.first().map_or(0, Vec::len) as i64;
-        let positions = self.target_positions.look_up(&vec![place; tokens.len()])?;
-        let mut x = self.target_embedding.look_up(&ids(tokens))?.apply_op2_no_bwd(&positions, &Sum)?;
+        let positions = look_up(&self.target_positions, &vec![place; tokens.len()])?;
+        let mut x = look_up(&self.target_embedding, &ids(tokens))?.apply_op2_no_bwd(&positions, &Sum)?;
         state.advance();
         for (((own, cross, feedforward), cache), memory) in
             self.decoder.iter().zip(&mut state.caches).zip(&encoded.memories)

@@ -1,9 +1,10 @@
 //! State of generation: the sources of a tile, the encoder's output, and the decoder's position.
 
 use candle_core::{Device, Result, Tensor};
+use octavo_engine::parts::{Attend, Norm, Table, Visible};
 
-use super::ops::{Additive, Attend, Visible};
-use crate::packed::Linear;
+use super::linear::Linear;
+use super::ops::{Additive, AttendOp, NormOp};
 
 /// The rows of a tile, one after the other without padding.
 pub(super) struct Source<'a> {
@@ -46,7 +47,8 @@ impl Memory {
 
     /// Multi-head attention of `queries`.
     pub(super) fn attend(&self, queries: &Tensor, heads: usize, visible: Visible<'_>) -> Result<Tensor> {
-        queries.apply_op1_no_bwd(&Attend { heads, keys: &self.keys, values: &self.values, visible })
+        let attend = Attend { heads, keys: &self.keys, values: &self.values, visible };
+        queries.apply_op1_no_bwd(&AttendOp(attend))
     }
 
     /// Additive attention of `queries` with the vector `score` to values of width `deep`.
@@ -123,6 +125,18 @@ impl State {
 /// Applies a linear layer to rows.
 pub(super) fn linear(x: &Tensor, layer: &Linear) -> Result<Tensor> {
     x.apply_op1_no_bwd(layer)
+}
+
+/// Norms rows.
+pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
+    x.apply_op1_no_bwd(&NormOp(norm))
+}
+
+/// The rows of a table that ids name, `[ids, width]`.
+pub(super) fn look_up(table: &Table, ids: &[i64]) -> super::error::Result<Tensor> {
+    let mut rows = vec![0.0; ids.len() * table.width()];
+    table.add(ids, &mut rows)?;
+    Ok(Tensor::from_vec(rows, (ids.len(), table.width()), &Device::Cpu)?)
 }
 
 /// The ids of tokens as tables want them.

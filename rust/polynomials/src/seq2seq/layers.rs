@@ -4,11 +4,13 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
+use octavo_engine::parts::{Norm, Table, Visible};
 
-use super::ops::{Cell, Each, Norm, Sum, Visible};
-use super::state::{Memory, Source, ids, linear};
-use crate::error::{Error, Result};
-use crate::packed::{Linear, Table, Workspace};
+use super::error::{Error, Result};
+use super::linear::Linear;
+use super::ops::{Cell, Each, Sum};
+use super::state::{Memory, Source, ids, linear, look_up, norm};
+use super::workspace::Workspace;
 use crate::weights::{Weight, Weights};
 
 /// Layer norms add this to the variance, as PyTorch does by default.
@@ -36,14 +38,14 @@ impl<'a> Path<'a> {
     }
 
     fn values(&self, name: &str) -> Result<Cow<'a, [f32]>> {
-        self.weights.values(&self.at(name).path)
+        Ok(self.weights.values(&self.at(name).path)?)
     }
 
     /// Rows and columns of a matrix, and its weights.
     fn matrix(&self, name: &str) -> Result<(usize, usize, &'a Weight)> {
         match self.weights.get(&self.at(name).path)? {
             (&[rows, columns], weight) => Ok((rows, columns, weight)),
-            (shape, _) => Err(Error::Internal(format!("{}: a matrix of shape {shape:?}", self.path))),
+            (shape, _) => Err(Error::defect(format!("{}: a matrix of shape {shape:?}", self.path))),
         }
     }
 
@@ -131,7 +133,7 @@ impl Cross {
     }
 
     pub(super) fn forward(&self, x: &Tensor, memory: &Memory, visible: Visible<'_>) -> Result<Tensor> {
-        let normed = x.apply_op1_no_bwd(&self.norm)?;
+        let normed = norm(x, &self.norm)?;
         Ok(x.apply_op2_no_bwd(&self.attention.forward(&normed, memory, visible)?, &Sum)?)
     }
 }
@@ -149,7 +151,7 @@ impl Own {
     }
 
     pub(super) fn forward(&self, x: &Tensor, memory: &mut Memory, visible: Visible<'_>) -> Result<Tensor> {
-        let normed = x.apply_op1_no_bwd(&self.norm)?;
+        let normed = norm(x, &self.norm)?;
         self.attention.remember(&normed, memory)?;
         Ok(x.apply_op2_no_bwd(&self.attention.forward(&normed, memory, visible)?, &Sum)?)
     }
@@ -169,7 +171,7 @@ impl FeedForward {
     }
 
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let inner = linear(&x.apply_op1_no_bwd(&self.norm)?, &self.expand)?.apply_op1_no_bwd(&Each(|x| x.max(0.0)))?;
+        let inner = linear(&norm(x, &self.norm)?, &self.expand)?.apply_op1_no_bwd(&Each(|x| x.max(0.0)))?;
         Ok(x.apply_op2_no_bwd(&linear(&inner, &self.contract)?, &Sum)?)
     }
 }
@@ -186,7 +188,7 @@ impl Output {
     }
 
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        Ok(linear(&x.apply_op1_no_bwd(&self.norm)?, &self.linear)?)
+        Ok(linear(&norm(x, &self.norm)?, &self.linear)?)
     }
 }
 
@@ -237,7 +239,7 @@ impl TokenLstm {
             })
         });
         let of_each = Tensor::new(of_each.collect::<Vec<_>>(), &Device::Cpu)?;
-        let shares = linear(&self.embedding.look_up(&ids(&distinct))?, &self.lstm.input)?;
+        let shares = linear(&look_up(&self.embedding, &ids(&distinct))?, &self.lstm.input)?;
         Ok(shares.index_select(&of_each, 0)?)
     }
 
@@ -321,6 +323,6 @@ pub(super) fn bridge(matrix: &Linear, ends: &Tensor) -> Result<(Tensor, Tensor)>
     let halves = both.chunk(2, 1)?;
     match &halves[..] {
         [hidden, cell] => Ok((hidden.contiguous()?.apply_op1_no_bwd(&Each(f32::tanh))?, cell.contiguous()?)),
-        _ => Err(Error::Internal("the bridge has an odd number of outputs".to_owned())),
+        _ => Err(Error::defect("the bridge has an odd number of outputs")),
     }
 }

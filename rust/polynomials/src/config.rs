@@ -5,13 +5,10 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use octavo_engine::model_folder::{CONFIG, read, shown, whole};
+use octavo_engine::{ModelFault, Result, in_file, refuse};
 use serde::Deserialize;
 
-use crate::error::{ModelFault, Result, in_file, refuse};
-use crate::file;
-
-/// Name of the file in a model folder.
-pub(crate) const FILE: &str = "config.json";
 /// Most bytes of the file.
 const MOST_BYTES: u64 = 64 * 1024;
 /// Version of the model folder, the value of the field `octavo`.
@@ -97,8 +94,8 @@ impl Config {
     /// # Errors
     /// [`octavo_core::Error::Io`] where it cannot be read; [`octavo_core::Error::Container`] naming it and the field.
     pub fn load(folder: &Path) -> Result<Self> {
-        let path = folder.join(FILE);
-        let bytes = file::read(&path, MOST_BYTES)?;
+        let path = folder.join(CONFIG);
+        let bytes = read(&path, MOST_BYTES)?;
         Self::parse(&bytes).map_err(|error| in_file(path.display(), error))
     }
 
@@ -116,7 +113,7 @@ impl Config {
             return Err(refuse(ModelFault::Version { found: content.octavo, accepted: [FORMER, VERSION] }));
         }
         if content.kind != KIND {
-            let (found, accepted) = (file::shown(&content.kind), "accepted is 'seq2seq'");
+            let (found, accepted) = (shown(&content.kind), "accepted is 'seq2seq'");
             return Err(refuse(ModelFault::Name { field: "kind", found, accepted }));
         }
         let architecture = match content.architecture.as_str() {
@@ -124,7 +121,7 @@ impl Config {
             "hybrid" => Architecture::Hybrid,
             "transformer" => Architecture::Transformer,
             other => {
-                let (found, accepted) = (file::shown(other), "accepted are lstm, hybrid, transformer");
+                let (found, accepted) = (shown(other), "accepted are lstm, hybrid, transformer");
                 return Err(refuse(ModelFault::Name { field: "architecture", found, accepted }));
             }
         };
@@ -158,7 +155,7 @@ impl Config {
         self.variants.get(name).map(|file| folder.join(file)).ok_or_else(|| {
             let known: Vec<_> = self.variants.keys().map(|name| format!("'{name}'")).collect();
             let among = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-            let place = folder.join(FILE);
+            let place = folder.join(CONFIG);
             refuse(format!("{}: names no variant '{name}' of the model; it has {among}", place.display()))
         })
     }
@@ -176,7 +173,7 @@ fn variants(version: u64, given: Option<BTreeMap<String, String>>) -> Result<BTr
     for (name, file) in &given {
         let is_name = Path::new(file).file_name().is_some_and(|last| last == file.as_str()) && !file.contains('\0');
         if !is_name || !file.ends_with(".safetensors") || file.starts_with("model.") {
-            let (name, file) = (file::shown(name), file::shown(file));
+            let (name, file) = (shown(name), shown(file));
             let accepted = "accepted is the name of another safetensors file in this folder";
             return Err(refuse(format!("variants: '{name}' is '{file}'; {accepted}")));
         }
@@ -192,13 +189,6 @@ impl std::fmt::Display for Config {
         write!(f, "{architecture} of embedding {embedding}, encoder {encoder}, hidden {hidden}, ")?;
         write!(f, "heads {heads}, layers {layers}, feedforward {feedforward}")
     }
-}
-
-pub(crate) fn whole(field: &'static str, value: u64, least: usize, largest: usize) -> Result<usize> {
-    usize::try_from(value)
-        .ok()
-        .filter(|value| (least..=largest).contains(value))
-        .ok_or_else(|| refuse(ModelFault::Number { field, value, least, largest }))
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::config::{Architecture, Config};
 
 /// Names of the state dictionary of the PyTorch model of a configuration, with their shapes.
-pub fn tensors(config: &Config) -> BTreeMap<String, Vec<usize>> {
+pub(crate) fn tensors(config: &Config) -> BTreeMap<String, Vec<usize>> {
     let mut schema = Schema(BTreeMap::new());
     let (vocabulary, both, hidden) = (config.vocabulary, 2 * config.encoder, config.hidden);
     match config.architecture {

@@ -1,8 +1,7 @@
 //! [`Options`]: precision, route and number of threads of a model.
 
 use octavo_core::Error as CoreError;
-
-use crate::error::{Error, Result};
+use octavo_engine::{Error, Result};
 
 /// In which numbers a model is run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

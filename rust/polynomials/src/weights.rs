@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use octavo_engine::{Error, Held, Result, Tensors};
+
 use crate::config::Config;
-use crate::error::{Error, Result};
 use crate::schema;
-use crate::tensors::{Held, Tensors};
 
 /// One tensor of the shape that the configuration demands. All values are finite.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Weight {
+pub(crate) enum Weight {
     /// A matrix that is packed along its rows, as it lies in the file.
     Packed(Arc<Held>),
     /// Values, row-major; as many as the shape says.
@@ -22,7 +22,7 @@ pub enum Weight {
 /// All tensors of a model by their PyTorch names: none missing, none left over, shapes as the configuration demands.
 /// Matrices that are packed along their rows stay packed.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Weights {
+pub(crate) struct Weights {
     tensors: BTreeMap<String, (Vec<usize>, Weight)>,
 }
 
@@ -34,7 +34,7 @@ impl Weights {
     /// [`octavo_core::Error::Io`] where the file cannot be read; [`octavo_core::Error::Container`] naming file and
     /// tensor for a name that is missing or left over, another shape or dtype, a value that is not finite, and a file
     /// that is no container.
-    pub fn load(folder: &Path, config: &Config) -> Result<Self> {
+    pub(crate) fn load(folder: &Path, config: &Config) -> Result<Self> {
         let demanded = schema::tensors(config);
         let file = Tensors::of_folder(folder)?;
         file.check_names(&demanded)?;
@@ -52,7 +52,7 @@ impl Weights {
     ///
     /// # Errors
     /// [`Error::Internal`] for a name that the architecture does not have.
-    pub fn get(&self, name: &str) -> Result<(&[usize], &Weight)> {
+    pub(crate) fn get(&self, name: &str) -> Result<(&[usize], &Weight)> {
         let found = self.tensors.get(name).map(|(shape, weight)| (shape.as_slice(), weight));
         found.ok_or_else(|| Error::Internal(format!("{name}: the architecture has no such tensor")))
     }
@@ -61,7 +61,7 @@ impl Weights {
     ///
     /// # Errors
     /// As [`Weights::get`]; [`octavo_core::Error::OutOfMemory`] where memory is short.
-    pub fn values(&self, name: &str) -> Result<Cow<'_, [f32]>> {
+    pub(crate) fn values(&self, name: &str) -> Result<Cow<'_, [f32]>> {
         match self.get(name)?.1 {
             Weight::Packed(held) => held.decode().map(Cow::Owned),
             Weight::Plain(values) => Ok(Cow::Borrowed(values)),

@@ -3,21 +3,12 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, bail};
-use octavo_core::Result;
 use octavo_core::linear::multiply_alike;
+use octavo_engine::parts::{Matrix, Weight};
+use octavo_engine::{Held, Result};
 
-use super::Matrix;
+use super::ops::values;
 use super::workspace::{Place, Workspace};
-use crate::general::values;
-use crate::tensors::Held;
-
-/// What a layer multiplies with.
-pub(crate) enum Weight {
-    /// `[outputs, inputs]`, in the codes of the file.
-    Packed(Arc<Held>),
-    /// Plain numbers, the bias among them.
-    Plain(Matrix),
-}
 
 /// A linear layer.
 pub(crate) struct Linear {

@@ -9,13 +9,15 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 use octavo_core::Error as CoreError;
 use octavo_core::pool;
 use octavo_core::text::characters::CharTokenizer;
+use octavo_engine::{Error, Result, in_file, model_folder, refuse};
 
 use crate::config::Config;
-use crate::error::{Error, Result, in_file, refuse};
-use crate::expander::{Expander, Kernels, NoKernels};
-use crate::general::{Answer, General};
+use crate::expander::Expander;
+use crate::fused;
+use crate::integer_weights::IntegerWeights;
 use crate::line::{Alphabet, LineError};
 use crate::options::{Options, Precision, Route, setting};
+use crate::seq2seq::{Answer, General};
 use crate::weights::Weights;
 
 /// Name of the tokenizer's file in a model folder.
@@ -52,14 +54,6 @@ impl Engine {
     /// tensor, for everything that an exporter would not write; [`CoreError::Setting`] for options that the model does
     /// not allow.
     pub fn load(folder: &Path, options: Options) -> Result<Self> {
-        Self::load_with(folder, options, &NoKernels)
-    }
-
-    /// As [`Engine::load`], with hand-written kernels for the architectures that `kernels` knows.
-    ///
-    /// # Errors
-    /// As [`Engine::load`], and those of the kernels.
-    pub fn load_with(folder: &Path, options: Options, kernels: &dyn Kernels) -> Result<Self> {
         if options.threads > pool::MAX_THREADS {
             let most = pool::MAX_THREADS;
             return Err(setting(format!("{} threads; accepted are 0 (default) to {most}", options.threads)));
@@ -71,21 +65,15 @@ impl Engine {
                 let weights = Weights::load(folder, &config)?;
                 let fused = match (options.route, options.precision) {
                     (Route::General, _) => None,
-                    (_, Precision::Bfloat16) => kernels.bfloat16(&config, &weights)?,
-                    _ => kernels.float(&config, &weights)?,
+                    (_, Precision::Bfloat16) => fused::bfloat16(&config, &weights)?,
+                    _ => fused::float(&config, &weights)?,
                 };
                 (fused, Some(General::new(&config, &weights)?))
             }
             Precision::Integer if options.route == Route::General => {
                 return Err(setting("precision integer runs on the fused route only; choose route auto or fused"));
             }
-            Precision::Integer => {
-                let fused = kernels.integer(folder, &config)?;
-                if fused.is_none() {
-                    return Err(setting(format!("{}: no integer kernels for a {config}", folder.display())));
-                }
-                (fused, None)
-            }
+            Precision::Integer => (fused::integer(&config, &IntegerWeights::load(folder, &config)?)?, None),
         };
         if options.route == Route::Fused && fused.is_none() {
             let folder = folder.display();
@@ -293,7 +281,7 @@ impl Rows {
 
 fn load_tokenizer(folder: &Path, config: &Config) -> Result<CharTokenizer> {
     let path = folder.join(TOKENIZER);
-    let bytes = crate::file::read(&path, 1 << 16)?;
+    let bytes = model_folder::read(&path, 1 << 16)?;
     let at_path = |error: CoreError| in_file(path.display(), error.into());
     let tokenizer = CharTokenizer::from_json(&bytes).map_err(at_path)?;
     if tokenizer.size() != config.vocabulary {

@@ -3,10 +3,10 @@
 use std::io::{self, Read, Write};
 
 use octavo_core::Error as CoreError;
+use octavo_engine::{Error, Result};
 use serde::Serialize;
 
 use crate::engine::{Engine, Rows};
-use crate::error::{Error, Result};
 use crate::line::{LineError, characters, utf8};
 
 /// Bytes that are read at once, about as many as a block of lines has.

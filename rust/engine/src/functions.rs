@@ -9,7 +9,7 @@ use octavo_core::simd::{Job, Level, fast};
 const LANES: usize = 16;
 
 /// Loops that are compiled for each instruction set; `run` is `#[inline(always)]`, as is everything that it calls.
-pub(crate) trait Loops {
+pub trait Loops {
     /// Runs them.
     fn run(self);
 }
@@ -26,7 +26,7 @@ impl<J: Loops, L> Job<L> for At<J> {
 }
 
 /// Runs loops with the instructions in use.
-pub(crate) fn at_level(loops: impl Loops) {
+pub fn at_level(loops: impl Loops) {
     if let Err(At(loops)) = fast(Level::current(), At(loops)) {
         loops.run();
     }
@@ -34,7 +34,7 @@ pub(crate) fn at_level(loops: impl Loops) {
 
 /// The sum of products: [`LANES`] sums side by side, then one.
 #[inline(always)]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+pub fn dot(a: &[f32], b: &[f32]) -> f32 {
     let mut sums = [0.0f32; LANES];
     let ((a, a_rest), (b, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
     for (a, b) in a.iter().zip(b) {
@@ -47,7 +47,7 @@ pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
 
 /// The sum of `f` of all numbers, in the order of [`dot`].
 #[inline(always)]
-pub(crate) fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
+pub fn sum(x: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     let mut sums = [0.0f32; LANES];
     let (x, rest) = x.as_chunks::<LANES>();
     for x in x {
@@ -70,7 +70,7 @@ fn folded(mut sums: [f32; LANES]) -> f32 {
 
 /// Scores to shares that add up to 1.
 #[inline(always)]
-pub(crate) fn softmax(scores: &mut [f32]) {
+pub fn softmax(scores: &mut [f32]) {
     let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     for score in scores.iter_mut() {
         *score = exp(*score - largest);
