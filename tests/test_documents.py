@@ -13,6 +13,7 @@ import io
 import re
 import runpy
 import shlex
+import tomllib
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -141,11 +142,30 @@ def test_slow_blocks_run_as_printed(document, tmp_path, monkeypatch):
 def test_every_block_is_of_a_kind_that_is_checked():
     for document in DOCUMENTS:
         for block in blocks(document):
-            assert block.kind in {"python", "text", "console", "sh"}, f"{name(document)}: {block.kind}"
+            assert block.kind in {"python", "text", "console", "sh", "rust", "toml"}, f"{name(document)}: {block.kind}"
             if block.kind == "console" and not block.body.startswith("$ "):
                 assert block.body.strip() in INSTALLS, f"{name(document)}: {block.body}"
         text = document.read_text(encoding="utf-8")
         assert text.count("```") == 2 * len(blocks(document)), f"{name(document)}: a fence that no block explains"
+
+
+def test_rust_stands_in_an_example_and_dependencies_are_those_of_the_workspace():
+    """Cargo compiles and tests the examples; a block of Cargo.toml names crates, versions and features that exist."""
+    examples = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "rust").glob("*/examples/*.rs"))]
+    workspace = tomllib.loads((ROOT / "Cargo.toml").read_text(encoding="utf-8"))["workspace"]["dependencies"]
+    for document in DOCUMENTS:
+        for block in blocks(document):
+            if block.kind == "rust":
+                assert any(block.body in example for example in examples), f"{name(document)}: {block.body}"
+            elif block.kind == "toml":
+                for crate, wanted in tomllib.loads(block.body)["dependencies"].items():
+                    if "path" not in wanted:
+                        assert wanted == workspace[crate], f"{name(document)}: {crate}"
+                        continue
+                    folder = ROOT / Path(wanted["path"]).relative_to("octavo")
+                    manifest = tomllib.loads((folder / "Cargo.toml").read_text(encoding="utf-8"))
+                    assert manifest["package"]["name"] == crate, f"{name(document)}: {crate}"
+                    assert set(wanted["features"]) <= set(manifest["features"]), f"{name(document)}: {crate}"
 
 
 def test_the_manual_has_its_blocks():

@@ -1,9 +1,12 @@
 //! octavo-engine: inference of packed models without Python.
 //!
 //! [`Encoder`] turns texts into vectors, [`Decoder`] continues them: both load a model folder as `octavo.save_model` writes
-//! it. [`Tensors`] reads the weights of any folder, and [`parts`] has what networks of other crates are built of.
+//! it. [`Tensors`] reads the weights of any folder, and [`parts`] has what networks of other crates are built of. The
+//! feature `candle` adds packed weights as modules of candle: module `candle`.
 
 mod attention;
+#[cfg(feature = "candle")]
+pub mod candle;
 mod decoder;
 mod encoder;
 mod error;

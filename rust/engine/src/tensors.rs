@@ -12,6 +12,8 @@ use octavo_core::format::Granularity;
 use octavo_core::huge_pages::{Buffer, Region};
 use octavo_core::linear::Matrix;
 use octavo_core::{DType, Error as CoreError, Format, Layout, Packed, ValuesMut, codec, sparse};
+#[cfg(feature = "candle")]
+use octavo_core::{Options, PackedMut, ScaleRule, Sizes, Values};
 
 use crate::error::{Error, ModelFault, Result, in_file, refuse};
 use crate::file::{self, shown};
@@ -73,6 +75,23 @@ pub struct Held {
 }
 
 impl Held {
+    /// The codes of a matrix, row by row.
+    ///
+    /// # Errors
+    /// [`CoreError::NonFinite`] for values that are not finite, [`CoreError::Shape`] where the format does not take the shape.
+    #[cfg(feature = "candle")]
+    pub(crate) fn encode(values: &[f32], shape: [usize; 2], format: Format) -> Result<Self> {
+        let layout = Layout::new(&shape, 1, format)?;
+        let sizes = Sizes::new(format, &layout)?;
+        let [mut codes, mut scales] = [own(sizes.codes)?, own(sizes.scales)?];
+        let [mut zeros, mut levels] = [own(sizes.zeros)?, own(sizes.levels)?];
+        let out = PackedMut { codes: &mut codes, scales: &mut scales, zeros: &mut zeros, levels: &mut levels };
+        codec::encode(Values::F32(values), layout, format, &Options::default(), out)?;
+        let scale = ScaleRule::Floor;
+        let packing = Packing { format, scale, shape: shape.to_vec(), dtype: DType::F32, axis: 1, nonzero: None };
+        Ok(Self { packing, codes, scales, zeros, levels })
+    }
+
     /// Format of the codes.
     pub const fn format(&self) -> Format {
         self.packing.format

@@ -5,5 +5,7 @@ mod dense;
 mod source;
 
 pub(crate) use activation::{Activation, activate};
+#[cfg(feature = "candle")]
+pub(crate) use dense::Added;
 pub(crate) use dense::Dense;
 pub(crate) use source::{Demand, Source};

@@ -186,6 +186,22 @@ impl Source {
         self.file.floats(self.stored(name))
     }
 
+    /// The values of a tensor of a layer that rounds nothing.
+    #[cfg(feature = "candle")]
+    pub(crate) fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>> {
+        let path = self.path(name);
+        let layer = path.rsplit_once('.').map_or("", |(layer, _)| layer);
+        if let Some(record) = self.structure.layers.get(layer)
+            && (record.input.is_some() || record.output.is_some())
+        {
+            return Err(self
+                .file
+                .refuse(layer, format!("a {}, which rounds; load it as a layer", shown(&record.class))));
+        }
+        self.check_shape(&path, shape)?;
+        self.file.floats(self.stored(&path))
+    }
+
     /// The layer norm of a path.
     pub(crate) fn norm(&self, name: &str, width: usize, epsilon: f32) -> Result<Norm> {
         let path = self.path(name);

@@ -2,6 +2,10 @@
 //! epilogue.
 //!
 //! An [`Arithmetic`] is one way to compute them. The sums of a row do not depend on the other rows.
+//!
+//! `octavo_core::simd::tiles` is not used: it multiplies whole tiles of 16 rows. By AVX-512 a block of 1, 16 and 24 rows of
+//! 128 inputs would take 8.4, 1.4 and 1.8 times as long in int8, and 14.9, 1.0 and 1.3 times in bfloat16; on AMX, of two limbs
+//! of bfloat16 a number, it multiplies four pairs of limbs, these kernels three.
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
