@@ -26,7 +26,7 @@ SUBJECTS = [
     "A new format",
     "A new layer",
     "A new criterion for scales",
-    "A kernel for AVX2",
+    "A kernel",
     "A study",
     "A reader of another package's file",
     "A kind of network",

@@ -1,9 +1,9 @@
-//! Products with prepared weights, and products that treat rows alike whatever their number: the bits of products of many
-//! rows, for every format, at every SIMD level.
+//! Products with prepared weights, and products that do not depend on the number of rows: the bits of products of
+//! many rows, for every format, at every SIMD level.
 
 #![expect(clippy::expect_used, reason = "a test stops where its set-up fails")]
 
-use octavo_core::linear::{Kernel, Matrix, Prepared, kernel, multiply, multiply_alike};
+use octavo_core::linear::{Input, Matrix, Prepared, Problem, kernel, multiply, multiply_batch_invariant};
 use octavo_core::{
     DType, Format, Layout, Level, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec, format::catalogue,
 };
@@ -53,7 +53,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 }
 
 #[test]
-fn rows_alike_have_the_bits_of_many_rows_with_and_without_prepared_weights() {
+fn batch_invariant_rows_have_the_bits_of_many_rows_with_and_without_prepared_weights() {
     let mut prepared_of = [0; 2];
     for level in [Level::Scalar, Level::Avx2, Level::Avx512].into_iter().filter(|&level| level <= Level::detect()) {
         Level::force(Some(level)).expect("a level of this machine");
@@ -84,16 +84,16 @@ fn rows_alike_have_the_bits_of_many_rows_with_and_without_prepared_weights() {
                     let mut many = vec![f32::NAN; ROWS * n];
                     let wide = bias.map(Values::F32);
                     // AMX multiplies limbs of int8 faster than any weights that are kept.
-                    let kernel = kernel(format, DType::F32, None, ROWS, n, k).expect("a kernel");
-                    if kernel == Kernel::Int8LimbsAmx {
-                        multiply_alike(&x, ROWS, &w, None, bias, &mut many).expect("a product");
+                    let problem = Problem::new(format, Input::Plain(DType::F32), ROWS, n, k);
+                    if kernel(&problem).expect("a kernel") == "int8 limbs amx" {
+                        multiply_batch_invariant(&x, ROWS, &w, None, bias, &mut many).expect("a product");
                     } else {
                         multiply(Values::F32(&x), ROWS, &w, wide, ValuesMut::F32(&mut many)).expect("a product");
                     }
                     let rows = if special.is_none() { &[1, 4, 5, 16, 17, 33][..] } else { &[3] };
                     for (&m, prepared) in rows.iter().flat_map(|m| [(m, None), (m, prepared.as_ref())]) {
                         let mut out = vec![f32::NAN; m * n];
-                        multiply_alike(&x[..m * k], m, &w, prepared, bias, &mut out).expect("a product");
+                        multiply_batch_invariant(&x[..m * k], m, &w, prepared, bias, &mut out).expect("a product");
                         let is = if prepared.is_some() { "prepared" } else { "packed" };
                         let what = format!("{text} {shape:?} 2^{exponent} {level:?}: {m} rows, {is}, {special:?}");
                         assert!(bits(&out) == bits(&many[..m * n]), "{what}");
@@ -113,7 +113,8 @@ fn lengths_that_do_not_fit_are_refused() {
     let prepared = Prepared::new(&weight.matrix()).expect("memory");
     let mut out = [0.0; 8];
     for prepared in [None, prepared.as_ref()] {
-        let mut run = |w: &Weight, x: &[f32], bias| multiply_alike(x, 2, &w.matrix(), prepared, bias, &mut out);
+        let mut run =
+            |w: &Weight, x: &[f32], bias| multiply_batch_invariant(x, 2, &w.matrix(), prepared, bias, &mut out);
         assert!(run(&weight, &[0.0; 16], None).is_ok());
         assert!(run(&weight, &[0.0; 15], None).is_err());
         assert!(run(&weight, &[0.0; 16], Some(&[0.0; 3])).is_err());

@@ -2,7 +2,9 @@
 
 #![expect(clippy::expect_used, reason = "a test stops where its set-up fails")]
 
-use octavo_core::linear::{Bias, Matrix, multiply, multiply_integer, multiply_rounded_singly, multiply_singly};
+use octavo_core::linear::{
+    Bias, Matrix, multiply, multiply_integer, multiply_rounded_rows_independently, multiply_rows_independently,
+};
 use octavo_core::{Format, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec, format::catalogue};
 use proptest::prelude::*;
 
@@ -50,12 +52,12 @@ impl Weight {
         multiply(Values::F32(x), m, &self.matrix(), None, ValuesMut::F32(&mut out)).expect("a product");
         out.into_iter().map(f32::to_bits).collect()
     }
-    fn product_singly(&self, x: &[f32], input: Option<Format>) -> Vec<u32> {
+    fn product_of_independent_rows(&self, x: &[f32], input: Option<Format>) -> Vec<u32> {
         let m = x.len() / COLUMNS;
         let (mut out, w, options) = (vec![0.0f32; m * ROWS], self.matrix(), Options::default());
         match input {
-            None => multiply_singly(x, m, &w, None, &mut out),
-            Some(input) => multiply_rounded_singly(x, m, input, &options, &w, None, &mut out),
+            None => multiply_rows_independently(x, m, &w, None, &mut out),
+            Some(input) => multiply_rounded_rows_independently(x, m, input, &options, &w, None, &mut out),
         }
         .expect("a product");
         out.into_iter().map(f32::to_bits).collect()
@@ -132,7 +134,7 @@ proptest! {
     }
 
     #[test]
-    fn a_row_of_single_products_is_what_it_is_alone(
+    fn a_row_of_independent_rows_is_what_it_is_alone(
         text in proptest::sample::select(catalogue().to_vec()),
         input in proptest::sample::select(vec![None, Some("int8:g32"), Some("mxint8"), Some("mxfp6e2m3")]),
         seed in any::<u32>(),
@@ -140,8 +142,8 @@ proptest! {
     ) {
         let weight = Weight::new(Format::parse(text).expect("a format of the catalogue"), seed, 0);
         let input = input.map(|input| Format::parse(input).expect("a format"));
-        let together = weight.product_singly(&x.concat(), input);
-        let alone = weight.product_singly(&x[at], input);
+        let together = weight.product_of_independent_rows(&x.concat(), input);
+        let alone = weight.product_of_independent_rows(&x[at], input);
         prop_assert_eq!(bits_of_row(&together, at), bits_of_row(&alone, 0));
     }
 }

@@ -2,9 +2,9 @@
 
 #![expect(clippy::expect_used, reason = "a test stops where its set-up fails")]
 
-use octavo_core::linear::{SparseMatrix, multiply_sparse, sparse_kernel};
+use octavo_core::linear::{Input, Problem, SparseMatrix, Storage, kernel, multiply_sparse};
 use octavo_core::sparse::{Shape, Sparse, code_bytes, compress, count, starts};
-use octavo_core::{Format, Layout, Level, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec};
+use octavo_core::{DType, Format, Layout, Level, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec};
 
 /// An encoded matrix, and its codes without those that are 0.
 struct Weight {
@@ -107,7 +107,8 @@ const FORMATS: [&str; 16] = [
 
 fn has_kernel(weight: &Weight, rows: usize) -> bool {
     assert!(Level::detect() < Level::Avx512 || rows > 4 || weight.shape.rows * weight.shape.columns >= 4096);
-    sparse_kernel(weight.format, rows, weight.shape).is_some()
+    let problem = Problem::new(weight.format, Input::Plain(DType::F32), rows, weight.shape.rows, weight.shape.columns);
+    kernel(&Problem { storage: Storage::Sparse, ..problem }).is_ok()
 }
 
 #[test]

@@ -8,9 +8,10 @@ use std::sync::Mutex;
 
 use octavo_core::format;
 use octavo_core::linear::{
-    Bias, Matrix, kernel, multiply, multiply_integer, multiply_rounded, multiply_rounded_singly, rounded_kernel,
+    Bias, Input, Matrix, Problem, kernel, multiply, multiply_integer, multiply_rounded,
+    multiply_rounded_rows_independently,
 };
-use octavo_core::simd::tiles::{amx, force_vectors};
+use octavo_core::simd::Processor;
 use octavo_core::{DType, Format, Layout, Options, Packed, PackedMut, Sizes, Values, ValuesMut, codec, pool};
 
 /// Of weights: numbers of one byte and of more, with zero points, of code books, in groups of all lengths and of a row.
@@ -67,7 +68,7 @@ static TILES: Mutex<()> = Mutex::new(());
 fn both_kinds_of_tiles_hold_the_bound() {
     let _held = TILES.lock();
     for vectors in [false, true] {
-        force_vectors(vectors);
+        tiles_of(vectors).limit();
         let small = FORMATS
             .split(' ')
             .enumerate()
@@ -160,23 +161,29 @@ fn both_kinds_of_tiles_hold_the_bound() {
             assert!(narrow.iter().all(|half| half & 0x7f80 != 0x7f80), "{text}: not finite");
         }
     }
-    force_vectors(false);
-    if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512vbmi") {
-        let name = |text, dtype| kernel(format(text), dtype, None, 64, 4096, 4096).expect("a format").name();
-        force_vectors(true);
-        assert_eq!(name("mxfp4", DType::BF16), "bfloat16 limbs avx512");
-        assert_eq!(name("mxfp4", DType::F32), "fma avx512");
-        force_vectors(false);
-        if amx::allowed() {
-            for (text, wanted) in [("mxfp4", "bfloat16 limbs amx"), ("int8:channel", "int8 limbs amx")] {
-                assert_eq!([DType::F32, DType::BF16].map(|dtype| name(text, dtype)), [wanted, "bfloat16 limbs amx"]);
-            }
-            let rounded =
-                |text, input| rounded_kernel(format(text), format(input), 64, 4096, 4096).expect("a format").name();
-            assert_eq!(rounded("uint4:g32", "int8:g32"), "int8 groups amx");
-            assert_eq!(rounded("uint4:g32", "mxint8"), "bfloat16 limbs amx");
-        }
+    Processor::Amx.limit();
+    if Processor::detect() < Processor::Avx512Bf16 {
+        return;
     }
+    let name = |text, input| kernel(&Problem::new(format(text), input, 64, 4096, 4096)).expect("a kernel");
+    let plain = |text, dtype| name(text, Input::Plain(dtype));
+    Processor::Avx512Bf16.limit();
+    assert_eq!(plain("mxfp4", DType::BF16), "bfloat16 limbs avx512");
+    assert_eq!(plain("mxfp4", DType::F32), "fma tiles avx512");
+    Processor::Amx.limit();
+    if Processor::detect() == Processor::Amx {
+        for (text, wanted) in [("mxfp4", "bfloat16 limbs amx"), ("int8:channel", "int8 limbs amx")] {
+            assert_eq!([DType::F32, DType::BF16].map(|dtype| plain(text, dtype)), [wanted, "bfloat16 limbs amx"]);
+        }
+        let rounded = |text, input| name(text, Input::Rounded(format(input)));
+        assert_eq!(rounded("uint4:g32", "int8:g32"), "int8 groups amx");
+        assert_eq!(rounded("uint4:g32", "mxint8"), "bfloat16 limbs amx");
+    }
+}
+
+/// The processor whose tiles are those of vectors, or of AMX.
+const fn tiles_of(vectors: bool) -> Processor {
+    if vectors { Processor::Avx512Bf16 } else { Processor::Amx }
 }
 
 #[test]
@@ -194,7 +201,8 @@ fn given_scales_are_those_of_their_rows() {
             let options = Options { given: Some(Packed { codes, scales, zeros, levels }), ..Options::default() };
             let mut out = vec![f32::NAN; rows.len() * n];
             let some = &x[rows.start * k..rows.end * k];
-            multiply_rounded_singly(some, rows.len(), format(input), &options, &w, None, &mut out).expect("a product");
+            multiply_rounded_rows_independently(some, rows.len(), format(input), &options, &w, None, &mut out)
+                .expect("a product");
             out
         };
         let all = product(0..m);
@@ -272,7 +280,7 @@ fn outputs_do_not_depend_on_other_rows_of_weights() {
         let part = 64;
         let x: Vec<f32> = (0..m * k).map(|i| noise(i, 5)).collect();
         let halves: Vec<u16> = x.iter().map(|x| (x.to_bits() >> 16) as u16).collect();
-        force_vectors(vectors);
+        tiles_of(vectors).limit();
         let mut values: Vec<f32> = (0..n * k).map(|i| noise(i, 6)).collect();
         values[131 * k - 40..131 * k].fill(1e35); // too large for the fast kernels
         let format_of = format(text);
@@ -312,5 +320,5 @@ fn outputs_do_not_depend_on_other_rows_of_weights() {
             }
         }
     }
-    force_vectors(false);
+    Processor::Amx.limit();
 }

@@ -1,9 +1,7 @@
 //! Products and gathers of packed weights on addresses. `octavo/ops/linear.py` is the only caller; the names are private.
 
-use octavo_core::linear::{
-    Bias, Matrix, gather, kernel as core_kernel, multiply, multiply_integer, multiply_rounded, rounded_kernel,
-};
-use octavo_core::{DType, Layout, Sizes};
+use octavo_core::linear::{Bias, Input, Matrix, Problem, gather, kernel, multiply, multiply_integer, multiply_rounded};
+use octavo_core::{Layout, Sizes};
 use pyo3::prelude::*;
 
 use crate::codec::{Parts, STORED, dtype, given_memory, memory, options, packed};
@@ -135,7 +133,7 @@ pub(crate) fn integer_linear(
 ) -> PyResult<()> {
     enter(py, || {
         let kind = dtype(dtype_code)?;
-        core_kernel(format.0, DType::F32, Some(input_format.0), m, n, k)?; // before parts that other formats have are missed
+        kernel(&Problem::new(format.0, Input::Integer(input_format.0), m, n, k))?; // before parts that other formats have are missed
         let (inputs, outputs) = (count(m, k)?, count(m, n)?);
         let to = Memory::values("out", out, outputs, kind);
         let (at, len) = input_scales.unwrap_or_default();
@@ -195,7 +193,7 @@ pub(crate) fn rounded_linear_kernel(
     n: usize,
     k: usize,
 ) -> PyResult<&'static str> {
-    enter(py, || Ok(rounded_kernel(format.0, input_format.0, m, n, k)?.name()))
+    enter(py, || kernel(&Problem::new(format.0, Input::Rounded(input_format.0), m, n, k)))
 }
 
 /// Names the kernel of a product.
@@ -211,7 +209,10 @@ pub(crate) fn linear_kernel(
     dtype_code: u8,
 ) -> PyResult<&'static str> {
     enter(py, || {
-        let input = input_format.map(|format| format.0);
-        Ok(core_kernel(format.0, dtype(dtype_code)?, input, m, n, k)?.name())
+        let input = match input_format {
+            Some(input) => Input::Integer(input.0),
+            None => Input::Plain(dtype(dtype_code)?),
+        };
+        kernel(&Problem::new(format.0, input, m, n, k))
     })
 }

@@ -1,9 +1,9 @@
 //! Sparse codes on addresses. `octavo/tensors/sparse_codes.py` and `octavo/ops/sparse.py` are the only callers; the names are
 //! private to the package.
 
-use octavo_core::linear::{SparseMatrix, multiply_sparse, sparse_kernel as core_kernel};
+use octavo_core::linear::{Input, Problem, SparseMatrix, Storage, kernel, multiply_sparse};
 use octavo_core::sparse::{Shape, Sparse, code_bytes, compress, count as count_codes, expand, starts, takes};
-use octavo_core::{Layout, Packed, Result, Sizes, packed_bytes};
+use octavo_core::{DType, Layout, Packed, Result, Sizes, packed_bytes};
 use pyo3::prelude::*;
 
 use crate::codec::{Parts, dtype};
@@ -175,5 +175,6 @@ pub(crate) fn sparse_linear(
 #[pyfunction]
 #[pyo3(name = "_sparse_kernel")]
 pub(crate) fn sparse_kernel(format: &Format, m: usize, n: usize, k: usize) -> Option<&'static str> {
-    core_kernel(format.0, m, Shape { rows: n, columns: k }).map(octavo_core::linear::Kernel::name)
+    let problem = Problem::new(format.0, Input::Plain(DType::F32), m, n, k);
+    kernel(&Problem { storage: Storage::Sparse, ..problem }).ok()
 }

@@ -3,19 +3,94 @@
 //!
 //! Chains of several rows are interleaved, which hides latency and changes no result.
 
-use super::reference;
+use super::float::FloatProduct;
+use super::{ran, reference};
+use crate::codec::rows::{Rows, Unpacked};
+use crate::codec::zeroed;
+use crate::error::Result;
+use crate::pool;
 use crate::simd::{Job, LANES, Lanes, Level, fast};
 
+/// Rows of weights in one unit of work.
+pub(super) const PANEL: usize = 16;
 /// Rows of weights multiplied at once.
-pub(super) const ROWS: usize = 4;
+const ROWS: usize = 4;
 /// Rows of inputs multiplied at once where there are registers for 16 sums and their factors.
 const INPUTS: usize = 4;
 /// The same with half of [`ROWS`] at a time, where registers hold 6 sums.
 const FEW_INPUTS: usize = 3;
 /// Rows of inputs whose partial sums are kept between spans of columns.
-pub(super) const SLAB: usize = 16;
+const SLAB: usize = 16;
 /// Columns multiplied at once: [`ROWS`] rows of weights, [`INPUTS`] of inputs and the partial sums stay in the L1 cache.
 const SPAN: usize = 768;
+
+/// Multiplies with rows of weights that are decoded, a panel at a time.
+///
+/// # Errors
+/// Where memory is short or threads cannot be started.
+pub(super) fn run(product: &FloatProduct<'_>) -> Result<()> {
+    let (rows, n, k) = (&product.rows, product.problem.columns, product.problem.depth);
+    ran::note(match rows.level() {
+        Level::Scalar => "fma scalar",
+        Level::Avx2 => "fma avx2",
+        Level::Avx512 => "fma avx512",
+    });
+    product.in_chunks(usize::MAX, |x, m, out| {
+        pool::try_for_each(n.div_ceil(PANEL), m.saturating_mul(n).saturating_mul(k), |panel| {
+            let first = panel * PANEL;
+            let panel = Panel { rows, x: x.values(), stride: x.stride, first, count: PANEL.min(n - first) };
+            // SAFETY: every panel writes its own columns.
+            panel.run(m, |row, values| unsafe { out.write(row, first, values) })
+        })
+    })
+}
+
+/// Rows of weights, at most [`PANEL`], and rows of inputs.
+pub(super) struct Panel<'a> {
+    pub(super) rows: &'a Rows<'a>,
+    /// Inputs, `stride` values from one row to the next.
+    pub(super) x: &'a [f32],
+    pub(super) stride: usize,
+    pub(super) first: usize,
+    pub(super) count: usize,
+}
+
+impl Panel<'_> {
+    /// Calls `write` with the products of each of `m` rows of inputs.
+    ///
+    /// # Errors
+    /// Where memory is short.
+    pub(super) fn run(&self, m: usize, mut write: impl FnMut(usize, &mut [f32])) -> Result<()> {
+        let k = self.rows.k;
+        let stride = k.next_multiple_of(LANES);
+        // Inputs that stay in the L2 cache meet all rows of weights in turn; few of them leave the weights in the L1 cache.
+        let unroll_rows = if m > SLAB { PANEL } else { ROWS };
+        let mut products = zeroed::<[f32; PANEL]>(m)?;
+        let mut chunk = [[0.0; ROWS]; SLAB];
+        let mut unpacked = Unpacked::default();
+        let mut w = zeroed::<f32>(unroll_rows * stride)?;
+        for first in (0..self.count).step_by(unroll_rows) {
+            let count = unroll_rows.min(self.count - first);
+            for (r, w) in w.chunks_mut(stride.max(1)).enumerate().take(count) {
+                self.rows.decode(self.first + first + r, 0..k, w, &mut unpacked);
+            }
+            for (slab, products) in products.chunks_mut(SLAB).enumerate() {
+                let (x, chunk) = (&self.x[slab * SLAB * self.stride..], &mut chunk[..products.len()]);
+                for four in (0..count).step_by(ROWS) {
+                    multiply(self.rows.level(), &w[four * stride..], stride, x, self.stride, stride, chunk);
+                    let columns = first + four..first + count.min(four + ROWS);
+                    for (products, chunk) in products.iter_mut().zip(&*chunk) {
+                        products[columns.clone()].copy_from_slice(&chunk[..columns.len()]);
+                    }
+                }
+            }
+        }
+        for (row, products) in products.iter_mut().enumerate() {
+            write(row, &mut products[..self.count]);
+        }
+        Ok(())
+    }
+}
 
 /// Partial sums of [`ROWS`] rows of weights and one row of inputs.
 type Sums = [[f32; LANES]; ROWS];

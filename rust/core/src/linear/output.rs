@@ -1,15 +1,11 @@
 //! The ends of a product: inputs widened to float32, outputs rounded to their dtype.
 
-#[cfg(target_arch = "x86_64")]
-use std::arch::x86_64::*;
 use std::borrow::Cow;
 
 use crate::codec::{DType, Dst, Values, ValuesMut};
-use crate::error::Result;
+use crate::error::{Result, ShapeError};
 use crate::huge_pages;
 use crate::pool;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::LANES;
 use crate::simd::Level;
 
 /// Bytes of outputs that hold a huge page wherever they lie.
@@ -64,6 +60,18 @@ impl<'a> Inputs<'a> {
     }
 }
 
+/// Biases of `n` rows of weights as float32; none where there are none.
+///
+/// # Errors
+/// [`crate::Error::Shape`] where there are more or fewer.
+pub(super) fn widened_bias(bias: Option<Values<'_>>, n: usize, level: Level) -> Result<Vec<f32>> {
+    match bias {
+        Some(bias) if bias.len() != n => Err(ShapeError::Bias { got: bias.len(), rows: n }.into()),
+        Some(bias) => widened(bias, level),
+        None => Ok(Vec::new()),
+    }
+}
+
 /// A vector of biases as float32.
 pub(super) fn widened(bias: Values<'_>, level: Level) -> Result<Vec<f32>> {
     let mut wide = crate::codec::zeroed::<f32>(bias.len())?;
@@ -75,10 +83,10 @@ pub(super) fn widened(bias: Values<'_>, level: Level) -> Result<Vec<f32>> {
 /// A matrix of outputs that threads write panels of columns of.
 #[derive(Clone, Copy)]
 pub(super) struct Outputs {
-    dst: Dst,
-    columns: usize,
+    pub(super) dst: Dst,
+    pub(super) columns: usize,
     /// The row that is called 0.
-    first: usize,
+    pub(super) first: usize,
     level: Level,
 }
 
@@ -122,181 +130,35 @@ impl Outputs {
             }
         }
     }
+}
 
-    /// As [`super::float::Biased::lanes`], of outputs without a bias.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) const fn lanes(&self, row: usize, column: usize, lanes: u32) -> OutputLanes {
-        let (row, bytes) = (self.first + row, self.dst.dtype.bytes());
-        let to = self.dst.raw().wrapping_add((row * self.columns + column) * bytes);
-        OutputLanes { to, stride: self.columns * bytes, dtype: self.dst.dtype, lanes }
+/// Outputs to which a bias is added, if there is one.
+#[derive(Clone, Copy)]
+pub(super) struct Biased<'a> {
+    pub(super) out: Outputs,
+    pub(super) bias: &'a [f32],
+}
+
+impl<'a> Biased<'a> {
+    /// Outputs with `bias` for each column, which may be empty.
+    pub(super) const fn new(out: Outputs, bias: &'a [f32]) -> Self {
+        Self { out, bias }
     }
-}
 
-/// Thirty-two columns of outputs.
-#[cfg(target_arch = "x86_64")]
-pub(super) struct OutputLanes {
-    to: *mut u8,
-    stride: usize,
-    pub(super) dtype: DType,
-    /// A bit for each that is there.
-    lanes: u32,
-}
+    /// The same without their first rows.
+    pub(super) const fn after(self, first: usize) -> Self {
+        Self { out: self.out.after(first), ..self }
+    }
 
-#[cfg(target_arch = "x86_64")]
-impl OutputLanes {
-    /// As [`Outputs::write`], to a row.
+    /// As [`Outputs::write`], biases added to the values first.
     ///
     /// # Safety
-    /// As there; the processor must have AVX-512 F and BW; `HALF` tells outputs of 16 bits.
-    #[inline]
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    pub(super) unsafe fn write<const HALF: bool, const FULL: bool>(&self, row: usize, [low, high]: [__m512; 2]) {
-        let to = self.to.wrapping_add(row * self.stride);
+    /// As for [`Outputs::write`].
+    pub(super) unsafe fn write(&self, row: usize, column: usize, values: &mut [f32]) {
+        if let Some(bias) = self.bias.get(column..column + values.len()) {
+            values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
+        }
         // SAFETY: as the caller promises.
-        unsafe {
-            if !HALF && FULL {
-                _mm512_storeu_ps(to.cast(), low);
-                return _mm512_storeu_ps(to.cast::<f32>().wrapping_add(LANES), high);
-            }
-            if !HALF {
-                _mm512_mask_storeu_ps(to.cast(), self.lanes as u16, low);
-                return _mm512_mask_storeu_ps(to.cast::<f32>().wrapping_add(LANES), (self.lanes >> LANES) as u16, high);
-            }
-            let both = match self.dtype {
-                // The instruction takes subnormal numbers for zeros.
-                DType::BF16
-                    if _mm512_fpclass_ps_mask::<SUBNORMAL>(low) | _mm512_fpclass_ps_mask::<SUBNORMAL>(high) == 0 =>
-                {
-                    std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low))
-                }
-                DType::BF16 => joined(halves(low), halves(high)),
-                _ => joined(float16(low), float16(high)),
-            };
-            if FULL {
-                _mm512_storeu_si512(to.cast(), both);
-            } else {
-                _mm512_mask_storeu_epi16(to.cast(), self.lanes, both);
-            }
-        }
-    }
-}
-
-/// Of `vfpclassps`: numbers below the smallest normal one.
-#[cfg(target_arch = "x86_64")]
-const SUBNORMAL: i32 = 0x20;
-
-/// Two halves as one.
-///
-/// # Safety
-/// The processor must have AVX-512 F.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn joined(low: __m256i, high: __m256i) -> __m512i {
-    _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
-}
-
-/// Rounded to float16.
-///
-/// # Safety
-/// The processor must have AVX-512 F.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn float16(values: __m512) -> __m256i {
-    _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(values)
-}
-
-/// Rounded to bfloat16.
-///
-/// # Safety
-/// The processor must have AVX-512 F.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn halves(values: __m512) -> __m256i {
-    let bits = _mm512_castps_si512(values);
-    let upper = _mm512_srli_epi32::<16>(bits);
-    let odd = _mm512_and_si512(upper, _mm512_set1_epi32(1));
-    let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-    // A NaN must not round up into the sign; it becomes a quiet one.
-    let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(values, values);
-    let rounded = _mm512_mask_or_epi32(_mm512_srli_epi32::<16>(rounded), nan, upper, _mm512_set1_epi32(0x40));
-    _mm512_cvtepi32_epi16(rounded)
-}
-
-#[cfg(test)]
-#[cfg(target_arch = "x86_64")]
-mod tests {
-    use super::*;
-    use crate::linear::float::Biased;
-
-    #[test]
-    fn lanes_have_the_bits_of_rows_for_all_kinds_of_values() {
-        let found = is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512dq");
-        if Level::detect() < Level::Avx512 || !found {
-            return;
-        }
-        // All upper halves: subnormal numbers, those beyond the range of a dtype, infinities and NaNs, halfway cases among them.
-        let lower = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
-        let bits = (0..=0xffff_u32).flat_map(|upper| lower.map(|lower| upper << 16 | lower));
-        let values: Vec<f32> = bits.map(f32::from_bits).collect();
-        let (columns, bias) = (50, [0.5; 50]);
-        for (block, values) in values.chunks(32).enumerate() {
-            let bias = if block % 2 == 0 { &bias[..] } else { &[] };
-            for (dtype, count) in
-                [DType::F32, DType::F16, DType::BF16].iter().flat_map(|d| [(d, 32), (d, 1 + block % 32)])
-            {
-                let [mut wanted, mut got] = [vec![7.0f32; 2 * columns], vec![7.0f32; 2 * columns]];
-                let write = |to: &mut Vec<f32>, lanes: bool| {
-                    let count = count.min(values.len());
-                    // SAFETY: a float32 has room for each value; the instructions were found; rows and columns are there.
-                    unsafe {
-                        let mut out = match dtype {
-                            DType::F32 => ValuesMut::F32(to),
-                            DType::F16 => ValuesMut::F16(halves_of(to)),
-                            DType::BF16 => ValuesMut::BF16(halves_of(to)),
-                        };
-                        let out = Biased::new(Outputs::new(&mut out, columns, Level::Avx512), bias);
-                        let mut some = [0.0; 32];
-                        some[..count].copy_from_slice(&values[..count]);
-                        if lanes {
-                            write_as(&out, some, count, *dtype != DType::F32);
-                        } else {
-                            out.write(1, 9, &mut some[..count]);
-                        }
-                    }
-                };
-                write(&mut wanted, false);
-                write(&mut got, true);
-                let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-                assert_eq!(bits(&got), bits(&wanted), "{dtype:?}, {values:?}, {count}");
-            }
-        }
-    }
-
-    /// The memory of values as 16-bit floats.
-    fn halves_of(values: &mut [f32]) -> &mut [u16] {
-        // SAFETY: a value is two of them.
-        unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), 2 * values.len()) }
-    }
-
-    /// Writes to columns of a row from 9 on.
-    ///
-    /// # Safety
-    /// As for [`OutputLanes::write`].
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    unsafe fn write_as(out: &Biased<'_>, values: [f32; 32], count: usize, half: bool) {
-        // SAFETY: as the caller promises.
-        unsafe {
-            let values = [_mm512_loadu_ps(values.as_ptr()), _mm512_loadu_ps(values.as_ptr().add(16))];
-            let lanes = out.lanes(0, 9, u32::MAX >> (32 - count));
-            match (half, count) {
-                (false, 32) => lanes.write::<false, true>(1, values),
-                (false, _) => lanes.write::<false, false>(1, values),
-                (true, 32) => lanes.write::<true, true>(1, values),
-                (true, _) => lanes.write::<true, false>(1, values),
-            }
-        }
+        unsafe { self.out.write(row, column, values) };
     }
 }

@@ -1,35 +1,54 @@
-//! Products whose rows do not depend on how many rows there are, with weights that are kept as the kernel reads them.
+//! Products whose rows do not depend on how many rows there are, with weights that stay prepared as the kernel reads them.
+
+use std::fmt::Debug;
 
 use super::output::Inputs;
-#[cfg(target_arch = "x86_64")]
-use super::output::Outputs;
-use super::{Matrix, check_sizes, f32_kept, float};
-#[cfg(target_arch = "x86_64")]
-use super::{bf16_limbs, route};
+use super::problem::{Batch, Input, MANY_ROWS, Problem, Storage};
+use super::table::{self, Run};
+use super::{Matrix, check_sizes, float};
 use crate::codec::rows::Rows;
 use crate::codec::{DType, Values, ValuesMut};
 use crate::error::Result;
 use crate::float_state::FloatState;
-#[cfg(target_arch = "x86_64")]
-use crate::simd::tiles::Tiles;
 use crate::simd::{LANES, Level};
 
-/// The weights of a matrix as a kernel for many rows makes them of the codes at every call, kept: limbs of bfloat16 where
-/// it runs on AMX, otherwise float32. [`multiply_alike`] takes them.
+/// The weights of a matrix as a kernel for many rows makes them of the codes at every call: limbs of bfloat16 where it runs on
+/// AMX, otherwise float32. [`multiply_batch_invariant`] takes them.
 #[derive(Debug)]
 pub struct Prepared {
-    form: Form,
+    weights: Box<dyn PreparedWeights>,
     /// Where these weights are those of the kernel in use.
     level: Level,
     rows: usize,
     columns: usize,
 }
 
-#[derive(Debug)]
-enum Form {
-    Floats(f32_kept::Kept),
-    #[cfg(target_arch = "x86_64")]
-    Limbs(bf16_limbs::Kept),
+/// Weights as a kernel reads them.
+pub(super) trait PreparedWeights: Debug + Send + Sync {
+    /// Bytes that they take.
+    fn nbytes(&self) -> usize;
+
+    /// Writes the products of rows of inputs, filled with zeros to whole vectors, plus the bias if there is one, to `out`; false,
+    /// with nothing of use written, where the kernel of the codes has to.
+    ///
+    /// # Errors
+    /// Where memory is short.
+    fn multiply(&self, level: Level, x: &Inputs<'_>, bias: Option<&[f32]>, out: &mut [f32]) -> Result<bool>;
+}
+
+/// How a kernel prepares weights.
+#[derive(Clone, Copy)]
+pub(super) struct Preparation {
+    /// Bytes that the prepared weights take.
+    pub(super) bytes: fn(&Problem, &Rows<'_>) -> usize,
+    /// Prepares weights; none that the kernel refuses.
+    pub(super) prepare: fn(&Problem, &Rows<'_>) -> Result<Option<Box<dyn PreparedWeights>>>,
+}
+
+/// The choice of a kernel with prepared weights.
+fn problem(w: &Matrix<'_>) -> Problem {
+    let problem = Problem::new(w.format, Input::Plain(DType::F32), MANY_ROWS, w.rows, w.columns);
+    Problem { storage: Storage::Prepared, batch: Batch::Invariant, ..problem }
 }
 
 impl Prepared {
@@ -38,16 +57,9 @@ impl Prepared {
     /// # Errors
     /// [`crate::Error::Shape`] where a length does not fit.
     pub fn bytes(w: &Matrix<'_>) -> Result<usize> {
-        let (n, k) = (w.rows, w.columns);
-        #[cfg(target_arch = "x86_64")]
-        if let Some(route::Way::Bf16Limbs(table, tiles @ Tiles::Amx)) =
-            route::way_of_many(w.format, n, k, Level::current())
-        {
-            let rows = Rows::new(w.packed, n, k, w.format, Level::current())?;
-            let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), &rows, n, tiles, DType::F32);
-            return Ok(bf16_limbs::Kept::bytes(&weights));
-        }
-        Ok(f32_kept::Kept::bytes(n, k))
+        let problem = problem(w);
+        let rows = Rows::new(w.packed, w.rows, w.columns, w.format, problem.processor.level())?;
+        Ok(table::choose(&problem, Run::preparation).map_or(0, |(_, preparation)| (preparation.bytes)(&problem, &rows)))
     }
 
     /// Prepares the weights of a matrix for the SIMD level in use; `None` where no kernel takes them prepared: at the level
@@ -57,68 +69,31 @@ impl Prepared {
     /// [`crate::Error::Shape`] where a length does not fit, [`crate::Error::OutOfMemory`] where memory is short.
     pub fn new(w: &Matrix<'_>) -> Result<Option<Self>> {
         let _state = FloatState::standard();
-        let (n, k, level) = (w.rows, w.columns, Level::current());
-        let rows = Rows::new(w.packed, n, k, w.format, level)?;
-        if level == Level::Scalar || n == 0 || k == 0 {
-            return Ok(None);
-        }
-        let form = Self::form(w, &rows, level)?;
-        Ok(form.map(|form| Self { form, level, rows: n, columns: k }))
-    }
-
-    fn form(w: &Matrix<'_>, rows: &Rows<'_>, level: Level) -> Result<Option<Form>> {
-        #[cfg(target_arch = "x86_64")]
-        if let Some(route::Way::Bf16Limbs(table, tiles @ Tiles::Amx)) =
-            route::way_of_many(w.format, w.rows, w.columns, level)
-        {
-            let weights = bf16_limbs::Weights::new(w.format, table.as_deref(), rows, w.rows, tiles, DType::F32);
-            // SAFETY: the route found the instructions.
-            let kept = unsafe { bf16_limbs::Kept::new(&weights)? };
-            return Ok(kept.map(Form::Limbs));
-        }
-        Ok(Some(Form::Floats(f32_kept::Kept::new(rows, w.rows)?)))
+        let problem = problem(w);
+        let (rows, columns, level) = (w.rows, w.columns, problem.processor.level());
+        let of_weights = Rows::new(w.packed, rows, columns, w.format, level)?;
+        let weights = match table::choose(&problem, Run::preparation) {
+            Some((_, preparation)) if rows > 0 && columns > 0 => (preparation.prepare)(&problem, &of_weights)?,
+            _ => None,
+        };
+        Ok(weights.map(|weights| Self { weights, level, rows, columns }))
     }
 
     /// Bytes that the weights take here.
     pub fn nbytes(&self) -> usize {
-        match &self.form {
-            Form::Floats(kept) => kept.nbytes(),
-            #[cfg(target_arch = "x86_64")]
-            Form::Limbs(kept) => kept.nbytes(),
-        }
-    }
-
-    /// Writes the products; false, with nothing of use written, where the kernel of the codes has to.
-    fn multiply(&self, x: &Inputs<'_>, bias: Option<&[f32]>, out: &mut [f32], level: Level) -> Result<bool> {
-        if level != self.level {
-            return Ok(false);
-        }
-        match &self.form {
-            Form::Floats(kept) => Ok(kept.multiply(level, x.values(), bias, out)),
-            #[cfg(target_arch = "x86_64")]
-            // SAFETY: the instructions were found for this level; the caller has checked all lengths.
-            Form::Limbs(kept) => unsafe {
-                let m = out.len().checked_div(self.rows).unwrap_or(0);
-                let given = bf16_limbs::Given::new(Values::F32(x.values()), self.columns, x.stride, DType::F32);
-                let mut out = ValuesMut::F32(out);
-                let out = float::Biased::new(Outputs::new(&mut out, self.rows, level), bias.unwrap_or(&[]));
-                let mut left = Vec::new();
-                kept.multiply(&given, 0..m, 0, &out, &mut left)?;
-                Ok(left.is_empty())
-            },
-        }
+        self.weights.nbytes()
     }
 }
 
-/// As [`super::multiply`] for many rows, however many there are, but by kernels that can keep weights: a row's result
-/// depends on that row, the weights and the SIMD level alone.
+/// As [`super::multiply`] for many rows, however many there are, but by kernels whose results are bit-identical with prepared
+/// weights: a row's result depends on that row, the weights and the SIMD level alone.
 ///
 /// With `prepared` weights, which must be those of `w`, the call works on its own thread and decodes nothing. The results
 /// are the same to the bit.
 ///
 /// # Errors
 /// As for [`super::multiply`].
-pub fn multiply_alike(
+pub fn multiply_batch_invariant(
     x: &[f32],
     m: usize,
     w: &Matrix<'_>,
@@ -126,19 +101,18 @@ pub fn multiply_alike(
     bias: Option<&[f32]>,
     out: &mut [f32],
 ) -> Result<()> {
-    let prepared = prepared.filter(|kept| (kept.rows, kept.columns) == (w.rows, w.columns));
-    if let Some(prepared) = prepared
+    let level = Level::current();
+    let fits = |prepared: &&Prepared| (prepared.rows, prepared.columns, prepared.level) == (w.rows, w.columns, level);
+    if let Some(prepared) = prepared.filter(fits)
         && bias.is_none_or(|bias| bias.len() == w.rows)
     {
         let _state = FloatState::standard();
-        let level = Level::current();
         check_sizes(m, w, x.len(), out.len())?;
         let x = Inputs::new(Values::F32(x), m, w.columns, LANES, level)?;
-        if prepared.multiply(&x, bias, out, level)? {
+        if prepared.weights.multiply(level, &x, bias, out)? {
             return Ok(());
         }
     }
     let bias = bias.map(Values::F32);
-    let by = float::By::Alike(m.max(float::MANY));
-    float::multiply_as(Values::F32(x), DType::F32, m, w, bias, ValuesMut::F32(out), by)
+    float::multiply_for(Values::F32(x), m, w, bias, ValuesMut::F32(out), Batch::Invariant)
 }

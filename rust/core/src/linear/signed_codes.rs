@@ -1,14 +1,10 @@
-//! Codes with a sign, as bytes: quantized inputs, unpacked weights and exact sums of their products.
+//! Codes with a sign, as bytes: quantized inputs, and the scales of rows.
 
-use super::reference;
 use crate::codec::{self, Layout, Options, Packed, PackedMut, Sizes, Values, zeroed};
 use crate::error::Result;
 use crate::format::Format;
 use crate::pack::{bytes_mut, unpack_signed};
-use crate::simd::{Job, Lanes, Level, fast};
-
-/// Products that int32 can sum: `2^16 * 128 * 128 < 2^31`.
-pub(super) const EXACT: usize = 1 << 16;
+use crate::simd::Level;
 
 /// Quantized inputs.
 pub(super) struct Codes {
@@ -73,29 +69,4 @@ pub(super) fn all_scales(scales: &[u8], count: usize) -> Result<Vec<f32>> {
         *scale = scale_at(scales, row);
     }
     Ok(all)
-}
-
-/// The exact sum of products of codes.
-pub(super) fn sum_of_products(level: Level, a: &[i8], b: &[i8]) -> i64 {
-    let pieces = a.chunks(EXACT).zip(b.chunks(EXACT));
-    fast(level, Sum(pieces)).unwrap_or_else(|_| reference::sum_of_codes(a, b))
-}
-
-/// Pieces of at most [`EXACT`] products to sum.
-struct Sum<P>(P);
-
-impl<'a, L: Lanes, P: Iterator<Item = (&'a [i8], &'a [i8])>> Job<L> for Sum<P> {
-    type Output = i64;
-    #[inline(always)]
-    fn run(self, _: L) -> i64 {
-        let mut all = 0;
-        for (a, b) in self.0 {
-            let mut sum = 0i32;
-            for (&a, &b) in a.iter().zip(b) {
-                sum += i32::from(a) * i32::from(b);
-            }
-            all += i64::from(sum);
-        }
-        all
-    }
 }

@@ -10,6 +10,7 @@ pub mod exp;
 mod lanes;
 mod level;
 mod line;
+mod processor;
 #[cfg(target_arch = "x86_64")]
 pub mod tiles;
 #[cfg(target_arch = "x86_64")]
@@ -22,5 +23,6 @@ pub use lanes::{Avx2, Avx512};
 pub use lanes::{Lanes, Proven, Scalar};
 pub use level::Level;
 pub use line::{Bytes, Doubles, Floats, Halves, Line, Sums};
+pub use processor::Processor;
 #[cfg(target_arch = "x86_64")]
 pub use tiles::amx;

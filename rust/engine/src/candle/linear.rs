@@ -87,7 +87,7 @@ impl CustomOp1 for Dense {
         let Some((&width, rows)) = layout.dims().split_last().filter(|(width, _)| **width == self.inputs) else {
             bail!("a linear layer of {} inputs got shape {:?}", self.inputs, layout.shape());
         };
-        let out = self.apply_singly(&storage.as_slice::<f32>()?[start..end])?;
+        let out = self.apply_rows_independently(&storage.as_slice::<f32>()?[start..end])?;
         debug_assert_eq!(out.len() * width, (end - start) * self.outputs);
         let shape: Vec<usize> = rows.iter().copied().chain([self.outputs]).collect();
         Ok((CpuStorage::F32(out), shape.into()))

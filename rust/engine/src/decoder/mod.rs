@@ -1,6 +1,6 @@
 //! [`Decoder`]: language models of the family of GPT, from a model folder to the next token, without Python.
 //!
-//! Weights stay packed; every linear layer is a product of octavo-core that treats rows alike however many there are, so
+//! Weights stay packed; every linear layer is a product of octavo-core whose results do not depend on the number of rows, so
 //! that a token is the same whether its text was computed at once, in blocks, or step by step from the cache.
 
 mod attention;
@@ -74,7 +74,7 @@ impl Decoder {
 
     /// Scores of hidden states, `[rows, vocabulary]`.
     fn scores(&self, hidden: &[f32]) -> Result<Vec<f32>> {
-        let mut scores = self.network.head.apply_singly(hidden)?;
+        let mut scores = self.network.head.apply_rows_independently(hidden)?;
         if let Some(cap) = self.plan.head.cap {
             network::bound(&mut scores, cap);
         }

@@ -56,18 +56,18 @@ impl Decoder {
                 cache.write(sequences[place.sequence], layer, place.position, key, value);
             }
             let mixed = block.attend(&queries, places, sequences, cache, layer)?;
-            add(&mut x, &block.out.apply_singly(&mixed)?, block.plan.added);
+            add(&mut x, &block.out.apply_rows_independently(&mixed)?, block.plan.added);
             let normed = block.feed_norm.apply(&x);
-            let mut inner = block.up.apply_singly(&normed)?;
+            let mut inner = block.up.apply_rows_independently(&normed)?;
             match &block.gate {
                 Some(gate) => {
-                    let mut gates = gate.apply_singly(&normed)?;
+                    let mut gates = gate.apply_rows_independently(&normed)?;
                     activate(&mut gates, block.activation())?;
                     inner.iter_mut().zip(gates).for_each(|(x, gate)| *x *= gate);
                 }
                 None => activate(&mut inner, block.activation())?,
             }
-            add(&mut x, &block.down.apply_singly(&inner)?, 1.0);
+            add(&mut x, &block.down.apply_rows_independently(&inner)?, 1.0);
         }
         Ok(network.final_norm.apply(&x))
     }
@@ -77,12 +77,12 @@ impl Block {
     /// Queries, keys and values, `[rows, heads * size]` each.
     fn project(&self, x: &[f32]) -> Result<(Vec<f32>, Vec<f32>, Vec<f32>)> {
         if let [query, key, value] = self.projections.as_slice() {
-            return Ok((query.apply_singly(x)?, key.apply_singly(x)?, value.apply_singly(x)?));
+            return Ok((query.apply_rows_independently(x)?, key.apply_rows_independently(x)?, value.apply_rows_independently(x)?));
         }
         let (seen, held) = (self.plan.heads * self.plan.size, self.plan.kv_heads * self.plan.size);
         let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());
         for projection in &self.projections {
-            for row in projection.apply_singly(x)?.chunks_exact(seen + 2 * held) {
+            for row in projection.apply_rows_independently(x)?.chunks_exact(seen + 2 * held) {
                 queries.extend_from_slice(&row[..seen]);
                 keys.extend_from_slice(&row[seen..seen + held]);
                 values.extend_from_slice(&row[seen + held..]);

@@ -60,11 +60,11 @@ impl Dense {
 
     /// The same, where a row's outputs depend on that row alone, however many there are; [`Self::spans_rows`] tells where
     /// the roundings do not allow it.
-    pub(crate) fn apply_singly(&self, x: &[f32]) -> Result<Vec<f32>> {
+    pub(crate) fn apply_rows_independently(&self, x: &[f32]) -> Result<Vec<f32>> {
         self.products(x, true)
     }
 
-    fn products(&self, x: &[f32], singly: bool) -> Result<Vec<f32>> {
+    fn products(&self, x: &[f32], independently: bool) -> Result<Vec<f32>> {
         let rows = x.len() / self.inputs;
         let mut out = vec![0.0; rows * self.outputs];
         match (&self.weight, &self.input) {
@@ -83,8 +83,8 @@ impl Dense {
             (Weight::Packed(weight), Some(input)) => {
                 let options = Options { rule: input.rule, given: input.given(), ..Options::default() };
                 let (bias, weight) = (self.floats()?, weight.matrix(self.outputs, self.inputs));
-                if singly {
-                    linear::multiply_rounded_singly(x, rows, input.format, &options, &weight, bias, &mut out)?;
+                if independently {
+                    linear::multiply_rounded_rows_independently(x, rows, input.format, &options, &weight, bias, &mut out)?;
                 } else {
                     let (x, bias, out) = (Values::F32(x), bias.map(Values::F32), ValuesMut::F32(&mut out));
                     linear::multiply_rounded(x, rows, input.format, &options, &weight, bias, out)?;
@@ -92,8 +92,8 @@ impl Dense {
             }
             (Weight::Packed(weight), None) => {
                 let (bias, weight) = (self.floats()?, weight.matrix(self.outputs, self.inputs));
-                if singly {
-                    linear::multiply_singly(x, rows, &weight, bias, &mut out)?;
+                if independently {
+                    linear::multiply_rows_independently(x, rows, &weight, bias, &mut out)?;
                 } else {
                     let (x, bias, out) = (Values::F32(x), bias.map(Values::F32), ValuesMut::F32(&mut out));
                     linear::multiply(x, rows, &weight, bias, out)?;

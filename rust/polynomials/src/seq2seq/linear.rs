@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Shape, bail};
-use octavo_core::linear::multiply_alike;
+use octavo_core::linear::multiply_batch_invariant;
 use octavo_engine::parts::{Matrix, Weight};
 use octavo_engine::{Held, Result};
 
@@ -61,7 +61,7 @@ impl Linear {
                 let held = held.matrix(self.outputs, self.inputs);
                 let prepared = self.place.as_ref().map(|place| place.get(&held)).transpose()?.flatten();
                 let bias = (!self.bias.is_empty()).then_some(self.bias.as_slice());
-                multiply_alike(x, rows, &held, prepared, bias, &mut out)?;
+                multiply_batch_invariant(x, rows, &held, prepared, bias, &mut out)?;
             }
         }
         Ok(out)

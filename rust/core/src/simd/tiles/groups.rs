@@ -61,7 +61,7 @@ impl GroupSession {
     /// Makes the thread ready for groups of 16, 32 or, if they may have as many, 64, 128 or 256 columns.
     ///
     /// # Safety
-    /// `tiles` must be what [`Tiles::of_bytes`] said.
+    /// As for [`super::Session::new`].
     pub(crate) unsafe fn new(tiles: Tiles, columns: usize) -> Self {
         match tiles {
             // SAFETY: AMX was allowed.

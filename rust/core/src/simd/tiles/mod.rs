@@ -8,9 +8,8 @@ pub(crate) mod groups;
 mod vectors;
 
 use std::arch::x86_64::*;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::{Floats, Level, Line};
+use super::{Floats, Line, Processor};
 
 /// Rows of a tile.
 pub const ROWS: usize = 16;
@@ -28,38 +27,11 @@ pub enum Tiles {
     Vectors,
 }
 
-static WITHOUT_AMX: AtomicBool = AtomicBool::new(false);
-
-/// With true, products of the whole process run as on a machine without AMX, until called with false. For tests.
-pub fn force_vectors(vectors: bool) {
-    WITHOUT_AMX.store(vectors, Ordering::Relaxed);
-}
-
 impl Tiles {
-    /// What multiplies tiles of bfloat16 at a level, if anything does and the processor has the byte permutations that feed
-    /// them.
-    pub(crate) fn of_halves(level: Level) -> Option<Self> {
-        Self::with(level, || is_x86_feature_detected!("avx512bf16"))
-    }
-
-    /// The same of int8.
-    pub(crate) fn of_bytes(level: Level) -> Option<Self> {
-        Self::with(level, || is_x86_feature_detected!("avx512vnni"))
-    }
-
-    fn with(level: Level, vectors: impl Fn() -> bool) -> Option<Self> {
-        if level != Level::Avx512 || !is_x86_feature_detected!("avx512vbmi") {
-            None
-        } else if !WITHOUT_AMX.load(Ordering::Relaxed) && amx::allowed() {
-            Some(Self::Amx)
-        } else {
-            vectors().then_some(Self::Vectors)
-        }
-    }
-
-    /// Tiles of AMX, if it is what is used.
-    pub(crate) fn amx(level: Level) -> bool {
-        Self::of_halves(level) == Some(Self::Amx)
+    /// What multiplies tiles on a processor: of int8 from [`Processor::Avx512Vnni`] on, of bfloat16 from
+    /// [`Processor::Avx512Bf16`] on.
+    pub(crate) fn of(processor: Processor) -> Self {
+        if processor == Processor::Amx { Self::Amx } else { Self::Vectors }
     }
 }
 
@@ -125,7 +97,7 @@ impl Session {
     /// Makes the thread ready.
     ///
     /// # Safety
-    /// `tiles` must be what [`Tiles::of_halves`] said for products of bfloat16, or [`Tiles::of_bytes`] for those of int8.
+    /// `tiles` must be [`Tiles::of`] a processor that has the tiles' instructions and is this machine's, or one before it.
     pub(crate) unsafe fn new(tiles: Tiles) -> Self {
         match tiles {
             // SAFETY: AMX was allowed.

@@ -9,24 +9,87 @@ use std::arch::x86_64::*;
 
 use crate::codec::zeroed;
 use crate::error::Result;
+use crate::linear::int8_lanes::MAX_DEPTH;
+use crate::linear::integer::{Biases, IntegerProduct, PANEL};
+use crate::linear::problem::Problem;
+use crate::linear::{ran, reference};
 use crate::pool;
 use crate::simd::LANES;
 use crate::simd::transpose::transpose_eight;
 
-/// Rows of inputs from which on this is faster than [`super::int8_avx2`].
-pub(super) const LEAST_ROWS: usize = 8;
 /// Rows of inputs multiplied at once: twelve sums, two registers of weights and one of inputs.
 const INPUTS: usize = 6;
 /// Columns that are widened at once.
 const STEP: usize = 16;
 
+/// True for sums that fit int32.
+pub(in crate::linear) fn takes(problem: &Problem) -> bool {
+    (1..=MAX_DEPTH).contains(&problem.depth)
+}
+
+/// Multiplies with panels of rows of weights.
+///
+/// # Errors
+/// Where memory is short or threads cannot be started.
+pub(in crate::linear) fn run(product: &IntegerProduct<'_>) -> Result<()> {
+    ran::note("int8 pairs avx2");
+    let k = product.w.columns;
+    let pairs = Widened::new(&product.x.codes, k)?;
+    product.in_panels(|first, count, codes| {
+        let mut lines = zeroed(k.div_ceil(2))?;
+        let finish = Columns::new(product, first, count);
+        let write = |row: usize, sums: [i32; PANEL]| {
+            let values = finish.values(product.input_scales[row], sums);
+            // SAFETY: every panel writes its own columns.
+            unsafe { product.out.write(row, first, &values[..count]) };
+        };
+        // SAFETY: the table asks for the level; int32 holds the sums.
+        unsafe {
+            arrange(codes, k, &mut lines);
+            pairs.multiply(&lines, write);
+        }
+        Ok(())
+    })
+}
+
+/// The arithmetic of [`IntegerProduct::value`] on one row of inputs and all rows of weights of a panel.
+struct Columns<'a> {
+    scales: [f32; PANEL],
+    floats: [f32; PANEL],
+    added: Biases<'a>,
+    first: usize,
+    count: usize,
+}
+
+impl<'a> Columns<'a> {
+    /// Of `count` rows of weights from `first` on; rows behind them have scales of 0.
+    fn new(product: &IntegerProduct<'a>, first: usize, count: usize) -> Self {
+        let each = |all: &[f32]| std::array::from_fn(|r| if r < count { all[first + r] } else { 0.0 });
+        let floats = if let Biases::Floats(bias) = product.added { each(bias) } else { [0.0; PANEL] };
+        Self { scales: each(&product.weight_scales), floats, added: product.added, first, count }
+    }
+
+    /// The values of sums; every operation rounds to float32, as [`reference::value`] does it.
+    fn values(&self, input_scale: f32, sums: [i32; PANEL]) -> [f32; PANEL] {
+        let scale = |r: usize| input_scale * self.scales[r];
+        match self.added {
+            Biases::Nothing => std::array::from_fn(|r| sums[r] as f32 * scale(r)),
+            Biases::Floats(_) => std::array::from_fn(|r| sums[r] as f32 * scale(r) + self.floats[r]),
+            Biases::Integers(_) => std::array::from_fn(|r| {
+                let row = self.first + r.min(self.count - 1);
+                reference::value(i64::from(sums[r]), scale(r), self.added.of(row))
+            }),
+        }
+    }
+}
+
 /// Two columns of sixteen rows of weights.
 #[derive(Clone, Copy, Default)]
 #[repr(align(64))]
-pub(super) struct Pairs([[i16; 2]; LANES]);
+struct Pairs([[i16; 2]; LANES]);
 
 /// Rows of codes as pairs of int16; the last pair of an odd number is filled with 0.
-pub(super) struct Widened {
+struct Widened {
     pairs: Vec<[i16; 2]>,
     /// Pairs of a row.
     each: usize,
@@ -37,7 +100,7 @@ impl Widened {
     ///
     /// # Errors
     /// Where memory is short or threads cannot be started.
-    pub(super) fn new(codes: &[i8], k: usize) -> Result<Self> {
+    fn new(codes: &[i8], k: usize) -> Result<Self> {
         let each = k.div_ceil(2);
         let mut pairs = zeroed::<[i16; 2]>(codes.len() / k * each)?;
         pool::for_each_chunk(&mut pairs, each, |row, to| {
@@ -52,7 +115,7 @@ impl Widened {
     ///
     /// # Safety
     /// The processor must have AVX2. Sums must fit int32.
-    pub(super) unsafe fn multiply(&self, lines: &[Pairs], mut write: impl FnMut(usize, [i32; LANES])) {
+    unsafe fn multiply(&self, lines: &[Pairs], mut write: impl FnMut(usize, [i32; LANES])) {
         assert!(lines.len() == self.each);
         let has_vnni = is_x86_feature_detected!("avxvnni");
         for (block, rows) in self.pairs.chunks(INPUTS * self.each).enumerate() {
@@ -123,7 +186,7 @@ sums!(sums_vnni, "avx2,avxvnni", |sums, weights, pair| _mm256_dpwssd_avx_epi32(s
 /// # Safety
 /// The processor must have AVX2.
 #[target_feature(enable = "avx2")]
-pub(super) unsafe fn arrange(codes: &[i8], k: usize, lines: &mut [Pairs]) {
+unsafe fn arrange(codes: &[i8], k: usize, lines: &mut [Pairs]) {
     assert!(codes.len() == LANES * k && lines.len() == k.div_ceil(2));
     let whole = k / STEP * STEP;
     for at in (0..whole).step_by(STEP) {
@@ -151,7 +214,6 @@ pub(super) unsafe fn arrange(codes: &[i8], k: usize, lines: &mut [Pairs]) {
 mod tests {
     use super::*;
     use crate::linear::encoded_sample::codes;
-    use crate::linear::reference;
 
     #[test]
     fn sums_are_those_of_the_reference() {

@@ -17,7 +17,7 @@ use super::sum::{BYTES, NARROW, NIBBLES, Sum, Sums, WIDE};
 use crate::codec::rows::Rows;
 use crate::codec::set_len;
 use crate::error::Result;
-use crate::linear::float::Biased;
+use crate::linear::output::Biased;
 use crate::pool;
 use crate::simd::amx::LINE;
 
@@ -76,7 +76,7 @@ struct Prepared {
 }
 
 impl<'a> Dot<'a> {
-    /// Arranges the rows of `x`, at most [`super::MOST_ROWS`].
+    /// Arranges the rows of `x`, at most [`super::run::MAX_CHUNK_ROWS`].
     ///
     /// # Safety
     /// The processor must have BMI2, AVX-512 F and VNNI; `plan` must be that of the rows' format, and `x` of as many columns as they.

@@ -4,14 +4,14 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::inputs::input_limbs;
-use super::{FOLD, MOST, STEP, UNIT, inside, upper, upper_halves};
-use crate::codec::grid::{Grid, Integers};
+use super::{FOLD, STEP, UNIT, inside, upper, upper_halves};
 use crate::codec::rows::{Rows, Unpacked};
 use crate::codec::{DType, set_len};
 use crate::error::Result;
-use crate::format::{Format, Granularity, ScaleType};
-use crate::linear::bf16_codes_vbmi::{Codes, Groups, Place, Table};
-use crate::linear::int8_limbs_vnni::is_moderate;
+use crate::format::Format;
+use crate::linear::limbs::{MAX_LIMBS, decoded_limbs};
+use crate::linear::x86::bf16_codes_vbmi::{Codes, Groups, Place, Table};
+use crate::linear::x86::int8_limbs_vnni::is_moderate;
 use crate::simd::Line;
 use crate::simd::tiles::{LINE, ROWS, TILE, Tiles};
 
@@ -29,37 +29,6 @@ const CACHED_BESIDE_SUMS: usize = 24 << 10;
 /// multiplied with those of inputs.
 const MODERATE: Range<u32> = (127 - 36) << 23..(127 + 60) << 23;
 
-/// The dtype that has as many limbs as the numbers of a format.
-pub(in crate::linear) fn held_by(format: Format) -> DType {
-    let row = matches!(format.granularity(), Granularity::Channel | Granularity::Tensor);
-    match decoded_limbs(format) {
-        _ if row && format.scale_type() != Some(ScaleType::I8) || format.has_levels() => DType::F32,
-        1 => DType::BF16,
-        2 => DType::F16,
-        _ => DType::F32,
-    }
-}
-
-/// Limbs that decoded weights of a format have, a factor of the row left out.
-fn decoded_limbs(format: Format) -> usize {
-    let width = format.width() as usize;
-    let number = match Grid::of(format) {
-        Grid::Integer { layout: Integers::Offset, .. } => width,
-        Grid::Integer { lo: 0, .. } => width,
-        Grid::Integer { .. } => width - 1,
-        Grid::Float(float) => float.mantissa as usize + 1,
-        Grid::Levels(1) => 1,
-        Grid::Book(_) | Grid::Levels(_) => 24,
-    };
-    let scale = match (format.granularity(), format.scale_type()) {
-        (Granularity::Block(_), Some(ScaleType::F16)) => 11,
-        (Granularity::Block(_), Some(ScaleType::E4M3)) => 4,
-        (Granularity::Block(_), Some(ScaleType::F32)) => 24,
-        _ => 0,
-    };
-    (number + scale).div_ceil(8).min(MOST)
-}
-
 /// Limbs of the weights that are written.
 fn weight_limbs(format: Format, table: Option<&Table>) -> usize {
     let decoded = decoded_limbs(format);
@@ -68,7 +37,7 @@ fn weight_limbs(format: Format, table: Option<&Table>) -> usize {
 
 /// Products of limbs for each product of a weight and an input of a dtype.
 pub(in crate::linear) fn multiplications(format: Format, table: Option<&Table>, inputs: DType) -> usize {
-    (0..weight_limbs(format, table)).map(|limb| input_limbs(inputs).min(MOST - limb)).sum()
+    (0..weight_limbs(format, table)).map(|limb| input_limbs(inputs).min(MAX_LIMBS - limb)).sum()
 }
 
 /// The weights of a matrix, to be written as tiles.

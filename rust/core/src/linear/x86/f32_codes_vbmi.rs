@@ -1,27 +1,28 @@
 //! Float32 products for a few rows of inputs: codes become weights in registers, which are multiplied with all rows at once.
 //!
-//! Decoded weights and the order of summation are those of [`super::reference`], and so are the bits.
+//! Decoded weights and the order of summation are those of [`reference`], and so are the bits.
 
 use std::arch::x86_64::*;
 
-use super::float::{Biased, Panel};
+use super::code_tables;
 use super::int8_limbs_vnni::{self, Plan, Scale, Scales, grouping, is_moderate};
-use super::output::Inputs;
-use super::reference;
 use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
 use crate::format::Format;
+use crate::linear::f32_fma::Panel;
+use crate::linear::float::FloatProduct;
+use crate::linear::output::{Biased, Inputs};
+use crate::linear::problem::Problem;
+use crate::linear::{ran, reference};
 use crate::pool;
 use crate::simd::{LANES, Line};
 
 /// Rows of weights multiplied at a time: with [`INPUTS`] rows of inputs their sums take half of the registers.
-const TOGETHER: usize = 4;
+const UNROLL_ROWS: usize = 4;
 /// Rows of inputs multiplied with weights while those are in registers. More take turns.
 const INPUTS: usize = 4;
-/// Rows of inputs up to which this is faster than decoding rows of weights to memory first.
-pub(super) const MOST_ROWS: usize = 32;
 /// Rows of weights in one unit of work.
 const UNIT: usize = 64;
 /// Columns whose codes are loaded together.
@@ -83,16 +84,29 @@ impl Numbers {
     }
 }
 
-impl Numbers {
-    /// True where this is faster for so many rows than sums in fixed point, of formats of one limb: few weights of four bits
-    /// are, in which scaling a register of numbers takes as long as multiplying them.
-    pub(super) const fn pays(&self, m: usize) -> bool {
-        m <= MOST_ROWS && m > if self.way == FLOATS { 2 } else { 1 }
-    }
+/// True for weights whose numbers registers hold, for rows enough to be faster than sums in fixed point of formats of one limb:
+/// weights of four bits need three, since scaling a register of numbers takes as long as multiplying them.
+pub(in crate::linear) fn takes(problem: &Problem) -> bool {
+    code_tables::numbers(problem.weight)
+        .is_some_and(|numbers| problem.batch_rows() > if numbers.way == FLOATS { 2 } else { 1 })
+}
+
+/// Multiplies with codes that become weights in registers.
+///
+/// # Errors
+/// Where memory is short or threads cannot be started.
+pub(in crate::linear) fn run(product: &FloatProduct<'_>) -> Result<()> {
+    ran::note("fma codes avx512");
+    let format = product.problem.weight;
+    let numbers = code_tables::require(code_tables::numbers(format), format)?;
+    product.in_chunks(usize::MAX, |x, m, out| {
+        // SAFETY: the table asks for the instructions.
+        unsafe { Product::new(&numbers, &product.rows, x, m).multiply(product.problem.columns, out) }
+    })
 }
 
 /// The product of packed weights with some rows of inputs.
-pub(super) struct Product<'a> {
+struct Product<'a> {
     numbers: &'a Numbers,
     rows: &'a Rows<'a>,
     x: &'a Inputs<'a>,
@@ -117,11 +131,11 @@ struct Scratch {
 }
 
 /// Partial sums by row of weights and row of inputs.
-type Sums<const M: usize> = [[Line<f32, LANES>; M]; TOGETHER];
+type Sums<const M: usize> = [[Line<f32, LANES>; M]; UNROLL_ROWS];
 
 impl<'a> Product<'a> {
     /// The product of rows whose format has these numbers with `m` rows of as many inputs, filled with zeros to whole vectors.
-    pub(super) fn new(numbers: &'a Numbers, rows: &'a Rows<'a>, x: &'a Inputs<'a>, m: usize) -> Self {
+    fn new(numbers: &'a Numbers, rows: &'a Rows<'a>, x: &'a Inputs<'a>, m: usize) -> Self {
         let scales = Scales::new(numbers.scale, rows);
         let width = numbers.width as usize;
         let place = if numbers.way == FLOATS { 0 } else { 3 };
@@ -148,14 +162,14 @@ impl<'a> Product<'a> {
     ///
     /// # Safety
     /// The processor must have AVX-512 F, BW, VL and VBMI; the matrix must have `n` rows.
-    pub(super) unsafe fn multiply(&self, n: usize, out: &Biased<'_>) -> Result<()> {
+    unsafe fn multiply(&self, n: usize, out: &Biased<'_>) -> Result<()> {
         let work = self.m.saturating_mul(n).saturating_mul(self.rows.k);
         pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
             let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
-            let places = TOGETHER * self.groups();
+            let places = UNROLL_ROWS * self.groups();
             let mut scratch = Scratch { scales: zeroed(places)?, zeros: zeroed(places)? };
-            for first in (start..end).step_by(TOGETHER) {
-                let count = TOGETHER.min(end - first);
+            for first in (start..end).step_by(UNROLL_ROWS) {
+                let count = UNROLL_ROWS.min(end - first);
                 // SAFETY: as the caller promises; every unit writes its own columns.
                 unsafe {
                     if self.read(first, count, &mut scratch) {
@@ -267,16 +281,16 @@ impl<'a> Product<'a> {
     #[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
     unsafe fn sums<const M: usize, const WAY: u8, const SHARE: usize>(
         &self,
-        rows: [*const u8; TOGETHER],
+        rows: [*const u8; UNROLL_ROWS],
         x: [*const f32; M],
         scratch: &Scratch,
     ) -> Sums<M> {
         let (groups, k, width) = (self.groups(), self.rows.k, self.numbers.width as usize);
         let bytes = BLOCK / 8 * width;
         // Prefetch the same columns of the next rows into L2: the pass over the current rows hides the latency.
-        let ahead = TOGETHER * self.rows.codes().1;
-        assert!(scratch.scales.len() >= TOGETHER * groups && scratch.zeros.len() >= TOGETHER * groups);
-        let mut all = [[_mm512_setzero_ps(); M]; TOGETHER];
+        let ahead = UNROLL_ROWS * self.rows.codes().1;
+        assert!(scratch.scales.len() >= UNROLL_ROWS * groups && scratch.zeros.len() >= UNROLL_ROWS * groups);
+        let mut all = [[_mm512_setzero_ps(); M]; UNROLL_ROWS];
         // SAFETY: masks keep inside the codes of the rows; inputs are whole vectors; there is a scale for each group.
         unsafe {
             let load = |line: &Line<u8, BLOCK>| _mm512_load_si512(line.0.as_ptr().cast());
@@ -287,8 +301,8 @@ impl<'a> Product<'a> {
                 let left = k - start;
                 let (whole, inside) = (left >= BLOCK, u64::MAX >> (BLOCK - left.min(BLOCK)));
                 let at = start / BLOCK * bytes;
-                let mut codes = [_mm512_setzero_si512(); TOGETHER];
-                for r in 0..TOGETHER {
+                let mut codes = [_mm512_setzero_si512(); UNROLL_ROWS];
+                for r in 0..UNROLL_ROWS {
                     _mm_prefetch::<_MM_HINT_T1>(rows[r].wrapping_add(at + ahead).cast());
                     if WAY != CODES {
                         let mask = u64::MAX >> (BLOCK - (left * width).div_ceil(8).min(bytes));
@@ -299,13 +313,13 @@ impl<'a> Product<'a> {
                         codes[r] = _mm512_permutexvar_epi8(codes[r], table);
                     }
                 }
-                let mut scales = [_mm512_setzero_ps(); TOGETHER];
+                let mut scales = [_mm512_setzero_ps(); UNROLL_ROWS];
                 for v in 0..VECTORS {
                     if v * LANES >= left {
                         break;
                     }
                     if v % SHARE == 0 {
-                        for r in 0..TOGETHER {
+                        for r in 0..UNROLL_ROWS {
                             let group = r * groups + (start / LANES + v) / SHARE;
                             scales[r] = _mm512_set1_ps(*scratch.scales.as_ptr().add(group));
                             if WAY == FLOATS {
@@ -319,7 +333,7 @@ impl<'a> Product<'a> {
                         inputs[i] = _mm512_loadu_ps(x[i].add(start + v * LANES));
                     }
                     let lanes = (inside >> (v * LANES)) as u16;
-                    for r in 0..TOGETHER {
+                    for r in 0..UNROLL_ROWS {
                         let spread = |codes| _mm512_permutexvar_epi8(spread[v], codes);
                         let numbers = match WAY {
                             FLOATS => spread(codes[r]),
@@ -343,8 +357,8 @@ impl<'a> Product<'a> {
                     }
                 }
             }
-            let mut sums = [[Line([0.0; LANES]); M]; TOGETHER];
-            for r in 0..TOGETHER {
+            let mut sums = [[Line([0.0; LANES]); M]; UNROLL_ROWS];
+            for r in 0..UNROLL_ROWS {
                 for i in 0..M {
                     _mm512_store_ps(sums[r][i].0.as_mut_ptr(), all[r][i]);
                 }

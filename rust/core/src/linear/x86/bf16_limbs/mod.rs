@@ -5,12 +5,13 @@
 //! three. Inputs of dtype bfloat16 have one limb, float16 two, float32 three. Products of limbs below the 24th bit are left
 //! out. Accumulators are float32, columns are added in order, and subnormal numbers count as zero.
 //!
-//! [`Product`] makes the limbs of inputs once, and those of weights as they are needed; [`Kept`], on AMX, holds the limbs of
+//! [`Product`] makes the limbs of inputs once, and those of weights as they are needed; [`PreparedTiles`], on AMX, holds the limbs of
 //! weights, from one call to the next or for a piece of one, and makes those of inputs. Both give the same bits.
 
 mod inputs;
-mod kept;
+mod prepared;
 mod product;
+mod run;
 mod weights;
 
 use std::arch::x86_64::*;
@@ -18,9 +19,11 @@ use std::ops::Range;
 
 use crate::simd::tiles::ROWS;
 
-pub(super) use kept::{Given, Kept};
+pub(in crate::linear) use prepared::{InputView, PREPARATION, PreparedTiles};
 pub(super) use product::Product;
-pub(super) use weights::{Weights, held_by, multiplications};
+pub(super) use run::is_cheap;
+pub(in crate::linear) use run::{run, run_codes, takes_amx, takes_avx512, takes_codes};
+use weights::multiplications;
 
 /// Rows of weights that are multiplied at a time: two panels.
 const PAIR: usize = 2 * ROWS;
@@ -30,8 +33,6 @@ pub(super) const UNIT: usize = PAIR;
 pub(super) const STEP: usize = 32;
 /// Columns after which accumulators are added to a total and restart, to bound the rounding error of long rows.
 const FOLD: usize = 512;
-/// Limbs of a float32.
-pub(super) const MOST: usize = 3;
 /// Columns of a row whose absmax is checked together.
 const CHUNK: usize = 256;
 

@@ -1,8 +1,12 @@
-//! [`Kept`]: decoded rows of float32, from one product to the next, and products with them.
+//! [`PreparedFloats`]: rows decoded to float32, from one product to the next, and products with them.
 //!
 //! The order of summation is that of [`super::f32_fma`]: sixteen chains of fused multiply-adds, column `k` in chain
 //! `k mod 16`, then a tree. Here a register holds one chain of sixteen outputs, so the tree adds registers.
 
+use super::output::Inputs;
+use super::prepared::{Preparation, PreparedWeights};
+use super::problem::Problem;
+use super::ran;
 use crate::codec::rows::{Rows, Unpacked};
 use crate::codec::zeroed;
 use crate::error::Result;
@@ -17,7 +21,7 @@ const INPUTS: usize = 4;
 
 /// A matrix as float32.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct PreparedFloats {
     /// By sixteen rows, then pass, sixteen columns and chain: a column of the rows a line.
     lines: Vec<Floats>,
     n: usize,
@@ -25,18 +29,12 @@ pub(super) struct Kept {
     sixteens: usize,
 }
 
-impl Kept {
-    /// Bytes of a matrix of `n` rows of `k` columns.
-    pub(super) const fn bytes(n: usize, k: usize) -> usize {
-        let lines = n.div_ceil(LANES).saturating_mul(k.next_multiple_of(LANES));
-        lines.saturating_mul(size_of::<Floats>())
-    }
-
+impl PreparedFloats {
     /// Decodes `n` rows.
     ///
     /// # Errors
     /// Where memory is short.
-    pub(super) fn new(rows: &Rows<'_>, n: usize) -> Result<Self> {
+    fn new(rows: &Rows<'_>, n: usize) -> Result<Self> {
         let sixteens = rows.k.div_ceil(LANES);
         let columns = sixteens * LANES;
         let mut lines = zeroed::<Floats>(n.div_ceil(LANES) * columns)?;
@@ -51,26 +49,37 @@ impl Kept {
         }
         Ok(Self { lines, n, sixteens })
     }
+}
 
-    /// Bytes that this takes.
-    pub(super) fn nbytes(&self) -> usize {
+/// How weights are prepared.
+pub(super) const PREPARATION: Preparation = Preparation { bytes, prepare };
+
+fn bytes(problem: &Problem, _rows: &Rows<'_>) -> usize {
+    let lines = problem.columns.div_ceil(LANES).saturating_mul(problem.depth.next_multiple_of(LANES));
+    lines.saturating_mul(size_of::<Floats>())
+}
+
+fn prepare(problem: &Problem, rows: &Rows<'_>) -> Result<Option<Box<dyn PreparedWeights>>> {
+    Ok(Some(Box::new(PreparedFloats::new(rows, problem.columns)?)))
+}
+
+impl PreparedWeights for PreparedFloats {
+    fn nbytes(&self) -> usize {
         size_of_val(&*self.lines)
     }
 
-    /// Writes the products of all rows of inputs, plus the bias if there is one, to `out`, `[rows, n]`; false, with nothing
-    /// written, at a level that has no lanes.
-    ///
-    /// `x`: as many rows as `out` has, filled with zeros to whole sixteens.
-    pub(super) fn multiply(&self, level: Level, x: &[f32], bias: Option<&[f32]>, out: &mut [f32]) -> bool {
-        let stride = self.sixteens * LANES;
+    /// False at a level that has no lanes.
+    fn multiply(&self, level: Level, x: &Inputs<'_>, bias: Option<&[f32]>, out: &mut [f32]) -> Result<bool> {
+        let (x, stride) = (x.values(), self.sixteens * LANES);
         assert!(out.len().is_multiple_of(self.n.max(1)) && x.len() == out.len() / self.n.max(1) * stride);
         assert!(bias.is_none_or(|bias| bias.len() == self.n));
-        fast(level, Multiply { kept: self, x, stride, bias, out }).is_ok()
+        ran::note(if level == Level::Avx512 { "fma prepared avx512" } else { "fma prepared avx2" });
+        Ok(fast(level, Multiply { matrix: self, x, stride, bias, out }).is_ok())
     }
 }
 
 struct Multiply<'a> {
-    kept: &'a Kept,
+    matrix: &'a PreparedFloats,
     x: &'a [f32],
     stride: usize,
     bias: Option<&'a [f32]>,
@@ -81,17 +90,17 @@ impl<L: Lanes> Job<L> for Multiply<'_> {
     type Output = ();
     #[inline(always)]
     fn run(self, _: L) {
-        let Self { kept, x, stride, bias, out } = self;
+        let Self { matrix, x, stride, bias, out } = self;
         let m = x.len().checked_div(stride).unwrap_or(0);
-        for (block, weights) in kept.lines.chunks_exact(stride.max(1)).enumerate() {
+        for (block, weights) in matrix.lines.chunks_exact(stride.max(1)).enumerate() {
             let first = block * LANES;
-            let width = LANES.min(kept.n - first);
+            let width = LANES.min(matrix.n - first);
             let bias = bias.map(|bias| Floats::part(&bias[first..first + width]));
             let mut write = |row: usize, mut values: Floats| {
                 if let Some(bias) = bias {
                     values.0.iter_mut().zip(bias.0).for_each(|(value, bias)| *value += bias);
                 }
-                let out = &mut out[row * kept.n + first..][..width];
+                let out = &mut out[row * matrix.n + first..][..width];
                 match <&mut [f32; LANES]>::try_from(&mut *out) {
                     Ok(out) => *out = values.0,
                     Err(_) => out.copy_from_slice(&values.0[..width]),

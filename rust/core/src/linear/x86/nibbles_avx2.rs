@@ -1,6 +1,6 @@
 //! Rows of 4-bit weights as they are packed, and inputs in the order of their nibbles, for [`super::nibble_sums_avx2`].
 
-use super::int8_groups_avx2::{Kernel, TOGETHER};
+use super::int8_groups_avx2::{UNROLL_ROWS, WeightReader};
 use super::int8_limbs_vnni::{FixedInputs, Plan};
 use super::nibble_rows_avx2::{GROUP, NibbleRows, Scratch};
 use super::nibble_sums_avx2::{BLOCK, EACH, Inputs, LANES, MOST, products};
@@ -49,11 +49,11 @@ impl<'a> Nibbles<'a> {
     }
 }
 
-impl Kernel for Nibbles<'_> {
+impl WeightReader for Nibbles<'_> {
     type Scratch = Scratch;
 
     fn scratch(&self) -> Result<Scratch> {
-        self.weights.scratch(TOGETHER)
+        self.weights.scratch(UNROLL_ROWS)
     }
 
     unsafe fn read(&self, row: usize, place: usize, to: &mut Scratch) -> bool {
@@ -67,11 +67,11 @@ impl Kernel for Nibbles<'_> {
         count: usize,
         rows: [usize; M],
         from: &Scratch,
-    ) -> [[f32; M]; TOGETHER] {
-        let (blocks, ahead) = (self.weights.blocks(), self.weights.ahead(TOGETHER, from));
+    ) -> [[f32; M]; UNROLL_ROWS] {
+        let (blocks, ahead) = (self.weights.blocks(), self.weights.ahead(UNROLL_ROWS, from));
         let x = rows.map(|row| self.inputs[row * blocks..].as_ptr());
         let (table, offset) = (&self.table, self.plan.offset as f32);
-        let mut all = [[0.0; M]; TOGETHER];
+        let mut all = [[0.0; M]; UNROLL_ROWS];
         for (place, all) in all.iter_mut().enumerate().take(count) {
             let w = self.weights.row(first + place, place, from);
             // SAFETY: as the caller promises; codes, scales, zero points and inputs are whole blocks.

@@ -1,7 +1,7 @@
 //! Products of codes for a few rows of inputs on AVX2: sums of a few columns exact in int32, scaled with both scales of their
 //! group in float32 ([`super::sums_avx2::bytes`], and [`super::nibble_sums_avx2`] for 4-bit weights).
 
-use super::float::Biased;
+use super::code_tables::{plan, require};
 use super::int8_limbs_vnni::{FixedInputs, Plan};
 use super::nibbles_avx2::Nibbles;
 use super::numbers_avx2::{Numbers, Scratch};
@@ -9,20 +9,51 @@ use super::sums_avx2::{BLOCK, bytes};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
+use crate::linear::fallback::Fallback;
+use crate::linear::output::Biased;
+use crate::linear::problem::{Input, Problem};
+use crate::linear::ran;
+use crate::linear::rounded::CodesProduct;
 use crate::pool;
 
 /// Rows of weights that are read at a time.
-pub(super) const TOGETHER: usize = 4;
+pub(super) const UNROLL_ROWS: usize = 4;
 /// Rows of inputs multiplied with weights while those are in registers.
 const INPUTS: usize = 4;
-/// Rows of inputs up to which this is about as fast as products with float32 numbers, or faster.
-pub(super) const MOST_ROWS: usize = 8;
+/// Rows of inputs that are multiplied in one go, at most.
+const MAX_CHUNK_ROWS: usize = 16;
 /// Rows of weights in one unit of work.
 const UNIT: usize = 64;
 
+/// True for weights of one byte, and inputs whose codes are bytes.
+pub(in crate::linear) fn takes(problem: &Problem) -> bool {
+    let Input::Rounded(input) = problem.input else { return false };
+    plan(input).is_some_and(|plan| plan.has_codes()) && plan(problem.weight).is_some_and(|plan| plan.is_bytes())
+}
+
+/// Multiplies codes.
+///
+/// # Errors
+/// Where memory is short or threads cannot be started.
+pub(in crate::linear) fn run(product: &CodesProduct<'_>) -> Result<()> {
+    ran::note("int8 groups avx2");
+    let Problem { weight, columns: n, depth: k, .. } = product.problem;
+    let input = product.x.format;
+    let (plan, inputs) = (require(plan(weight), weight)?, require(plan(input), input)?);
+    product.in_chunks(MAX_CHUNK_ROWS, |chunk| {
+        let work = chunk.m.saturating_mul(n).saturating_mul(k);
+        // SAFETY: the table asks for the level; `takes` found inputs of one limb without zero points.
+        unsafe {
+            let fixed = FixedInputs::encoded(&inputs, chunk.codes, chunk.m, |row| chunk.overflows(row))?;
+            let groups = Product::new(&plan, &product.rows, &fixed, inputs.group)?;
+            groups.multiply(&fixed, n, work, chunk.out, chunk.fallback)
+        }
+    })
+}
+
 /// Rows of weights, and of inputs that are multiplied with them.
-pub(super) trait Kernel: Sync {
-    /// Some rows of weights, at most [`TOGETHER`].
+pub(super) trait WeightReader: Sync {
+    /// Some rows of weights, at most [`UNROLL_ROWS`].
     type Scratch;
 
     /// Room for them.
@@ -48,11 +79,11 @@ pub(super) trait Kernel: Sync {
         count: usize,
         rows: [usize; M],
         from: &Self::Scratch,
-    ) -> [[f32; M]; TOGETHER];
+    ) -> [[f32; M]; UNROLL_ROWS];
 }
 
 /// The product of packed weights with the codes of rows of inputs.
-pub(super) enum Product<'a> {
+enum Product<'a> {
     Bytes(Bytes<'a>),
     Nibbles(Nibbles<'a>),
 }
@@ -62,7 +93,7 @@ impl<'a> Product<'a> {
     ///
     /// # Errors
     /// Where memory is short.
-    pub(super) fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &'a FixedInputs, input_group: usize) -> Result<Self> {
+    fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &'a FixedInputs, input_group: usize) -> Result<Self> {
         if Nibbles::takes(plan) {
             return Nibbles::new(plan, rows, x, input_group).map(Self::Nibbles);
         }
@@ -70,26 +101,26 @@ impl<'a> Product<'a> {
     }
 
     /// Writes all products of `x`, from which this was made, with `n` rows of weights, whose work counts as `work` bytes.
-    /// `plain` computes those that are left: of a row of inputs, or of all, with some rows of weights of one unit of work.
+    /// The fallback computes those that are left.
     ///
     /// # Errors
-    /// Where memory is short or threads cannot be started, or those of `plain`.
+    /// Where memory is short or threads cannot be started.
     ///
     /// # Safety
     /// The processor must have AVX2, FMA and F16C; the matrix must have `n` rows.
-    pub(super) unsafe fn multiply(
+    unsafe fn multiply(
         &self,
         x: &FixedInputs,
         n: usize,
         work: usize,
         out: &Biased<'_>,
-        plain: impl Fn(Option<usize>, usize, usize) -> Result<()> + Sync,
+        fallback: &Fallback<'_>,
     ) -> Result<()> {
         // SAFETY: as the caller promises.
         unsafe {
             match self {
-                Self::Bytes(kernel) => multiply(kernel, x, n, work, out, plain),
-                Self::Nibbles(kernel) => multiply(kernel, x, n, work, out, plain),
+                Self::Bytes(kernel) => multiply(kernel, x, n, work, out, fallback),
+                Self::Nibbles(kernel) => multiply(kernel, x, n, work, out, fallback),
             }
         }
     }
@@ -99,13 +130,13 @@ impl<'a> Product<'a> {
 ///
 /// # Safety
 /// As there.
-unsafe fn multiply<K: Kernel>(
+unsafe fn multiply<K: WeightReader>(
     kernel: &K,
     x: &FixedInputs,
     n: usize,
     work: usize,
     out: &Biased<'_>,
-    plain: impl Fn(Option<usize>, usize, usize) -> Result<()> + Sync,
+    fallback: &Fallback<'_>,
 ) -> Result<()> {
     // Of -128, which fixed point has, there is no number of the other sign.
     let takes = |row: usize| x.limbs(row) == 1 && !x.plane(row, 0).contains(&i8::MIN);
@@ -113,11 +144,11 @@ unsafe fn multiply<K: Kernel>(
     pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
         let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
         let mut scratch = kernel.scratch()?;
-        for first in (start..end).step_by(TOGETHER) {
-            let count = TOGETHER.min(end - first);
+        for first in (start..end).step_by(UNROLL_ROWS) {
+            let count = UNROLL_ROWS.min(end - first);
             // SAFETY: as the caller promises.
             if !unsafe { (0..count).all(|r| kernel.read(first + r, r, &mut scratch)) } {
-                plain(None, first, count)?;
+                fallback.run(None, first, count)?;
                 continue;
             }
             for inputs in some.chunks(INPUTS) {
@@ -132,7 +163,7 @@ unsafe fn multiply<K: Kernel>(
                     }
                 }
             }
-            left.iter().try_for_each(|&row| plain(Some(row), first, count))?;
+            left.iter().try_for_each(|&row| fallback.run(Some(row), first, count))?;
         }
         Ok(())
     })
@@ -141,8 +172,8 @@ unsafe fn multiply<K: Kernel>(
 /// Writes products of some rows of inputs with `count` rows of weights from `first` on.
 ///
 /// # Safety
-/// As for [`Kernel::products`]; nobody else may use their columns of the outputs.
-unsafe fn write<K: Kernel, const M: usize>(
+/// As for [`WeightReader::products`]; nobody else may use their columns of the outputs.
+unsafe fn write<K: WeightReader, const M: usize>(
     kernel: &K,
     first: usize,
     count: usize,
@@ -182,7 +213,7 @@ impl<'a> Bytes<'a> {
     /// Products of `R` rows of weights from place `start` on; those beyond the last repeat it.
     ///
     /// # Safety
-    /// As for [`Kernel::products`].
+    /// As for [`WeightReader::products`].
     unsafe fn some<const R: usize, const M: usize>(
         &self,
         first: usize,
@@ -195,7 +226,7 @@ impl<'a> Bytes<'a> {
         let (numbers, scales) = (weights.map(|w| w.0), weights.map(|w| w.1));
         let x = rows.map(|row| self.x.plane(row, 0).as_ptr());
         let input_scales = rows.map(|row| self.input_scales[row * self.numbers.groups()..].as_ptr());
-        let (blocks, ahead) = (self.numbers.blocks(), self.numbers.ahead(TOGETHER, from));
+        let (blocks, ahead) = (self.numbers.blocks(), self.numbers.ahead(UNROLL_ROWS, from));
         // SAFETY: as the caller promises. Weights and inputs are whole blocks; `multiply` left out rows with -128.
         unsafe {
             match self.numbers.group() == BLOCK {
@@ -206,11 +237,11 @@ impl<'a> Bytes<'a> {
     }
 }
 
-impl Kernel for Bytes<'_> {
+impl WeightReader for Bytes<'_> {
     type Scratch = Scratch;
 
     fn scratch(&self) -> Result<Scratch> {
-        self.numbers.scratch(TOGETHER)
+        self.numbers.scratch(UNROLL_ROWS)
     }
 
     unsafe fn read(&self, row: usize, place: usize, to: &mut Scratch) -> bool {
@@ -224,13 +255,13 @@ impl Kernel for Bytes<'_> {
         count: usize,
         rows: [usize; M],
         from: &Scratch,
-    ) -> [[f32; M]; TOGETHER] {
+    ) -> [[f32; M]; UNROLL_ROWS] {
         // SAFETY: as the caller promises.
         unsafe {
             if M == 1 {
-                return self.some::<TOGETHER, M>(first, (0, count), rows, from);
+                return self.some::<UNROLL_ROWS, M>(first, (0, count), rows, from);
             }
-            let mut all = [[0.0; M]; TOGETHER];
+            let mut all = [[0.0; M]; UNROLL_ROWS];
             for (start, all) in all.iter_mut().enumerate().take(count) {
                 [*all] = self.some::<1, M>(first, (start, count), rows, from);
             }
@@ -242,11 +273,11 @@ impl Kernel for Bytes<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::ValuesMut;
+    use crate::codec::{Values, ValuesMut};
     use crate::format::Format;
     use crate::linear::encoded_sample::{Sample, noise};
-    use crate::linear::output::Outputs;
-    use crate::simd::Level;
+    use crate::linear::output::{Inputs, Outputs};
+    use crate::simd::{LANES, Level};
 
     #[test]
     fn some_columns_are_summed_exactly_and_scaled_in_order() {
@@ -279,16 +310,14 @@ mod tests {
             let mut found = vec![0.0f32; m * n];
             let mut values = ValuesMut::F32(&mut found);
             let out = Biased::new(Outputs::new(&mut values, n, Level::Avx2), &[]);
-            let left = |row, _, _| {
-                assert_eq!(row, Some(m - 1));
-                Ok(())
-            };
+            let wide = Inputs::new(Values::F32(&inputs), m, k, LANES, Level::Avx2).unwrap();
+            let fallback = Fallback::new(&rows, &wide, m, &out);
             // SAFETY: the level was detected; the last row is left out.
             let fixed =
                 unsafe { FixedInputs::encoded(&input_plan, &x.rows(Level::Avx2), m, |row| row == m - 1) }.unwrap();
             let product = Product::new(&plan, &rows, &fixed, input_plan.group).unwrap();
             // SAFETY: as above.
-            unsafe { product.multiply(&fixed, n, m * n * k, &out, left).unwrap() };
+            unsafe { product.multiply(&fixed, n, m * n * k, &out, &fallback).unwrap() };
             // 4-bit codes take eight columns together.
             let together = if matches!(product, Product::Nibbles(_)) { 8 } else { 4 };
             let reader = Numbers::new(&plan, &rows, input_plan.group);

@@ -13,12 +13,21 @@ use std::arch::x86_64::*;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::float::Biased;
+use super::bf16_limbs;
+use super::code_tables::{plan, require};
 use super::int8_limbs_vnni::{FixedInputs, Plan, Scale, Scales, is_moderate};
 use super::int8_tiles::arrange;
+use crate::codec::DType;
 use crate::codec::rows::Rows;
 use crate::codec::{set_len, zeroed};
 use crate::error::Result;
+use crate::format::Granularity;
+use crate::linear::fallback::Fallback;
+use crate::linear::float::{FloatProduct, rows_at_a_time};
+use crate::linear::output::Biased;
+use crate::linear::problem::{Input, Problem};
+use crate::linear::ran;
+use crate::linear::rounded::CodesProduct;
 use crate::pool;
 use crate::simd::tiles::groups::{FOUR, GroupSession, Groups};
 use crate::simd::tiles::{LINE, ROWS, Tiles};
@@ -44,13 +53,72 @@ const fn part(plan: &Plan) -> usize {
     if plan.group == usize::MAX { 1 << (usize::BITS - 1) } else { 1 << plan.group.trailing_zeros() }
 }
 
-/// True for weights of which several tiles of columns share a scale.
-pub(super) const fn is_long(plan: &Plan) -> bool {
-    part(plan) > LINE
+/// Weights from which on limbs of int8 are faster than those of bfloat16.
+pub(in crate::linear) const MIN_LIMB_WEIGHTS: usize = 1 << 20;
+
+/// True for weights of which several tiles of columns share a scale, and inputs of float32: three products of int8 take AMX half
+/// as long as three of bfloat16, but scaling their sums takes longer where groups are short.
+pub(in crate::linear) fn takes(problem: &Problem) -> bool {
+    problem.dtype() == DType::F32
+        && plan(problem.weight).is_some_and(|plan| Product::takes(&plan) && part(&plan) > LINE)
+}
+
+/// Multiplies numbers in fixed point, on AMX.
+///
+/// # Errors
+/// Where memory is short or threads cannot be started.
+pub(in crate::linear) fn run(product: &FloatProduct<'_>) -> Result<()> {
+    ran::note("int8 limbs amx");
+    let Problem { weight, columns: n, depth: k, .. } = product.problem;
+    let (plan, rows) = (require(plan(weight), weight)?, &product.rows);
+    product.in_chunks(usize::MAX, |x, m, out| {
+        // SAFETY: the table asks for the instructions.
+        unsafe {
+            let fixed = FixedInputs::new(x.values(), m, x.stride, k)?;
+            let product = Product::new(&plan, rows, &fixed, Tiles::Amx)?;
+            product.multiply(n, out, &Fallback::new(rows, x, m, out))
+        }
+    })
+}
+
+/// True for weights and inputs of small codes, whose scales do not belong to several rows of inputs.
+pub(in crate::linear) fn takes_codes(problem: &Problem) -> bool {
+    let Input::Rounded(input) = problem.input else { return false };
+    let apart = input.granularity() != Granularity::Tensor && !input.has_levels();
+    apart
+        && plan(input).is_some_and(|plan| plan.has_codes())
+        && plan(problem.weight).is_some_and(|plan| Product::takes(&plan))
+}
+
+/// The same on AMX, where limbs of bfloat16 of rounded inputs are not faster: they take longer to make than codes, and pay where
+/// many weights share them, or where they are few.
+pub(in crate::linear) fn takes_codes_amx(problem: &Problem) -> bool {
+    let shared = problem.columns >= problem.depth && problem.weights() < MIN_LIMB_WEIGHTS;
+    !shared && !bf16_limbs::is_cheap(problem.weight, problem.dtype()) && takes_codes(problem)
+}
+
+/// Multiplies codes, rows of inputs a chunk at a time.
+///
+/// # Errors
+/// Where memory is short or threads cannot be started.
+pub(in crate::linear) fn run_codes(product: &CodesProduct<'_>) -> Result<()> {
+    let Problem { weight, columns: n, depth: k, processor, .. } = product.problem;
+    let tiles = Tiles::of(processor);
+    ran::note(if tiles == Tiles::Amx { "int8 groups amx" } else { "int8 group tiles vnni" });
+    let input = product.x.format;
+    let (plan, inputs) = (require(plan(weight), weight)?, require(plan(input), input)?);
+    product.in_chunks(rows_at_a_time(k), |chunk| {
+        // SAFETY: the table asks for the instructions; `takes_codes` found inputs of one limb without zero points.
+        unsafe {
+            let fixed = FixedInputs::encoded(&inputs, chunk.codes, chunk.m, |row| chunk.overflows(row))?;
+            let tiled = Product::new(&plan, &product.rows, &fixed, tiles)?;
+            tiled.multiply(n, chunk.out, chunk.fallback)
+        }
+    })
 }
 
 /// The product of packed weights with the codes of rows of inputs.
-pub(super) struct Product<'a> {
+struct Product<'a> {
     plan: &'a Plan,
     rows: &'a Rows<'a>,
     scales: Scales<'a>,
@@ -151,7 +219,7 @@ struct Scratch {
 
 impl<'a> Product<'a> {
     /// True for weights that are multiplied here.
-    pub(super) const fn takes(plan: &Plan) -> bool {
+    const fn takes(plan: &Plan) -> bool {
         plan.is_bytes() && (plan.bytes || plan.width <= LOOKED_UP)
     }
 
@@ -163,7 +231,7 @@ impl<'a> Product<'a> {
     /// # Safety
     /// The processor must have AVX-512 F, BW and VNNI; inputs must be of as many columns as the rows, and of one limb but for
     /// AMX; `tiles` must be what [`Tiles::of_bytes`] said.
-    pub(super) unsafe fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &FixedInputs, tiles: Tiles) -> Result<Self> {
+    unsafe fn new(plan: &'a Plan, rows: &'a Rows<'a>, x: &FixedInputs, tiles: Tiles) -> Result<Self> {
         let scales = Scales::new(plan.scale, rows);
         let (m, group) = (x.rows, part(plan).min(x.group()).min(GroupSession::most_columns(tiles)));
         let (columns, offset) = (rows.k.next_multiple_of(group.max(LINE)), GroupSession::offset(tiles));
@@ -206,25 +274,19 @@ impl<'a> Product<'a> {
     }
 
     /// The rows of inputs that have no codes, which are left to others.
-    pub(super) fn left(&self) -> impl Iterator<Item = usize> + Clone {
+    fn left(&self) -> impl Iterator<Item = usize> + Clone {
         (0..self.m).filter(|&row| self.left[row])
     }
 
-    /// Writes all products with `n` rows of weights, unit by unit. `left` writes those of the rows of inputs that this
-    /// leaves, `plain` those of all where weights are extreme, both with so many rows of weights from one on.
+    /// Writes all products with `n` rows of weights, unit by unit. The fallback writes those of the rows of inputs that this
+    /// leaves, and those of all where weights are extreme.
     ///
     /// # Errors
-    /// Where memory is short or threads cannot be started, or those of the other two.
+    /// Where memory is short or threads cannot be started.
     ///
     /// # Safety
     /// The processor must have AVX-512 F, BW, VL, VBMI and VNNI; the matrix must have `n` rows.
-    pub(super) unsafe fn multiply(
-        &self,
-        n: usize,
-        out: &Biased<'_>,
-        left: impl Fn(usize, usize) -> Result<()> + Sync,
-        plain: impl Fn(usize, usize) -> Result<()> + Sync,
-    ) -> Result<()> {
+    unsafe fn multiply(&self, n: usize, out: &Biased<'_>, fallback: &Fallback<'_>) -> Result<()> {
         let work = self.m.saturating_mul(n).saturating_mul(self.rows.k);
         let across = self.m.div_ceil(ROWS);
         pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
@@ -233,7 +295,7 @@ impl<'a> Product<'a> {
             let mut scratch = self.scratch(KEPT.min(across) * panels)?;
             // SAFETY: as the caller promises.
             if !unsafe { self.read(first, count, &mut scratch) } {
-                return plain(first, count);
+                return fallback.run(None, first, count);
             }
             // SAFETY: the tiles were there.
             let mut session = unsafe { GroupSession::new(self.tiles, self.group) };
@@ -260,7 +322,7 @@ impl<'a> Product<'a> {
             if size_of_val(&*scratch.weights) <= MOST_KEPT {
                 SCRATCH.set(scratch);
             }
-            left(first, count)
+            fallback.run_rows(self.left(), first, count)
         })
     }
 
@@ -446,20 +508,19 @@ unsafe fn start_of(lines: &[Line<i8, LINE>]) -> Line<i32, 16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::ValuesMut;
+    use crate::codec::{Values, ValuesMut};
     use crate::format::Format;
     use crate::linear::encoded_sample::{Sample, noise};
-    use crate::linear::output::Outputs;
-    use crate::simd::Level;
+    use crate::linear::output::{Inputs, Outputs};
+    use crate::simd::{LANES, Level, Processor};
 
     #[test]
     fn groups_are_summed_exactly_and_scaled_in_order() {
-        let bytes = is_x86_feature_detected!("avx512vbmi") && is_x86_feature_detected!("avx512vnni");
-        if Level::detect() < Level::Avx512 || !bytes {
+        if Processor::detect() < Processor::Avx512Vnni {
             return;
         }
         let mut tiles = vec![Tiles::Vectors];
-        tiles.extend(Tiles::of_bytes(Level::Avx512).filter(|tiles| *tiles == Tiles::Amx));
+        tiles.extend((Processor::detect() == Processor::Amx).then_some(Tiles::Amx));
         let (m, n, k) = (37, 70, 300);
         let mut weights: Vec<f32> = (0..n * k).map(noise).collect();
         weights[5 * k..][..64].fill(0.0);
@@ -476,12 +537,14 @@ mod tests {
             let mut found = vec![0.0f32; m * n];
             let mut values = ValuesMut::F32(&mut found);
             let out = Biased::new(Outputs::new(&mut values, n, Level::Avx512), &[]);
+            let wide = Inputs::new(Values::F32(&inputs), m, k, LANES, Level::Avx512).unwrap();
+            let fallback = Fallback::new(&rows, &wide, m, &out);
             // SAFETY: the instructions were detected; the last row is left out.
             let (fixed, product) = unsafe {
                 let fixed = FixedInputs::encoded(&input_plan, &encoded, m, |row| row == m - 1).unwrap();
                 let product = Product::new(&plan, &rows, &fixed, tiles).unwrap();
                 assert!(product.left().eq([m - 1]));
-                product.multiply(n, &out, |_, _| Ok(()), |_, _| unreachable!()).unwrap();
+                product.multiply(n, &out, &fallback).unwrap();
                 (fixed, product)
             };
             let mut decoded = vec![0.0f32; k];

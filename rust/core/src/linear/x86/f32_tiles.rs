@@ -1,7 +1,7 @@
 //! Float32 products for many rows of inputs: rows of weights are the lanes of registers, and rows of inputs are broadcast to
 //! all of them; both lie in the order in which they are read.
 //!
-//! The order of summation is that of [`super::f32_fma`], and so are the bits: sixteen chains of fused multiply-adds, column
+//! The order of summation is that of [`crate::linear::f32_fma`], and so are the bits: sixteen chains of fused multiply-adds, column
 //! `k` in chain `k mod 16`, then a tree. Here a register holds one chain of as many outputs as it has lanes. Chains take
 //! turns for a slab of inputs, so that weights of one chain stay in the L1 cache and inputs in the L2 cache; they do so in
 //! the order in which the tree adds them, so that few sums wait for others.
@@ -9,17 +9,17 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::float::Biased;
-use super::output::Inputs;
 use crate::codec::rows::{Rows, Unpacked};
 use crate::codec::zeroed;
 use crate::error::Result;
+use crate::linear::float::FloatProduct;
+use crate::linear::output::{Biased, Inputs};
+use crate::linear::problem::Problem;
+use crate::linear::ran;
 use crate::pool;
 use crate::simd::transpose::transpose_eight;
 use crate::simd::{Floats, Job, LANES, Lanes, Level, fast};
 
-/// Rows of inputs from which on this is faster than rows of weights as they are decoded.
-pub(super) const LEAST_ROWS: usize = 64;
 /// Rows of inputs that meet one chain of weights.
 const SLAB: usize = 48;
 /// Units of work at least, where there are as many blocks of weights.
@@ -30,6 +30,24 @@ const HALF: usize = LANES / 2;
 const ORDER: [usize; LANES] = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15];
 /// Sums of an output that wait for others, at most: one at each level of the tree.
 const WAITING: usize = LANES.ilog2() as usize;
+
+/// True where there are columns.
+pub(in crate::linear) const fn takes(problem: &Problem) -> bool {
+    problem.depth > 0
+}
+
+/// Multiplies with decoded weights and inputs in the order in which they are read.
+///
+/// # Errors
+/// Where memory is short or threads cannot be started.
+pub(in crate::linear) fn run(product: &FloatProduct<'_>) -> Result<()> {
+    let (rows, n) = (&product.rows, product.problem.columns);
+    ran::note(if rows.level() == Level::Avx512 { "fma tiles avx512" } else { "fma tiles avx2" });
+    product.in_chunks(usize::MAX, |x, m, out| {
+        // SAFETY: the table asks for the level, `takes` for a column.
+        unsafe { multiply(rows, x, m, n, out) }
+    })
+}
 
 /// What the registers of a level hold.
 struct Shape {
@@ -70,7 +88,7 @@ impl Shape {
 /// # Safety
 /// The level of `rows` must be one of this processor, not the scalar one; the matrix must have `n` rows, and a column at
 /// least.
-pub(super) unsafe fn multiply(rows: &Rows<'_>, x: &Inputs<'_>, m: usize, n: usize, out: &Biased<'_>) -> Result<()> {
+unsafe fn multiply(rows: &Rows<'_>, x: &Inputs<'_>, m: usize, n: usize, out: &Biased<'_>) -> Result<()> {
     let (level, stride) = (rows.level(), x.stride);
     let shape = Shape::of(level);
     let mut inputs = zeroed::<f32>(m * stride)?;
@@ -323,7 +341,7 @@ mod tests {
     use crate::codec::{Values, ValuesMut};
     use crate::format::Format;
     use crate::linear::encoded_sample::{Sample, noise};
-    use crate::linear::float::Panel;
+    use crate::linear::f32_fma::Panel;
     use crate::linear::output::Outputs;
 
     #[test]

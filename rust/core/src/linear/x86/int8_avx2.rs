@@ -5,22 +5,59 @@
 
 use std::arch::x86_64::*;
 
+use crate::error::Result;
+use crate::linear::int8_lanes::MAX_DEPTH;
+use crate::linear::integer::IntegerProduct;
+use crate::linear::problem::Problem;
+use crate::linear::ran;
+
 /// Rows of weights multiplied at a time.
-pub(super) const TOGETHER: usize = 4;
+const UNROLL_ROWS: usize = 4;
 /// Rows of inputs multiplied with them while they are in registers: all sixteen are in use.
 const INPUTS: usize = 3;
 /// Columns of a register.
 const STEP: usize = 16;
 
-/// Calls `write` with each row of inputs and its sums of products with [`TOGETHER`] rows of weights. Sums must fit int32.
+/// True for sums that fit int32.
+pub(in crate::linear) fn takes(problem: &Problem) -> bool {
+    (1..=MAX_DEPTH).contains(&problem.depth)
+}
+
+/// Multiplies with panels of rows of weights.
+///
+/// # Errors
+/// Where memory is short or threads cannot be started.
+pub(in crate::linear) fn run(product: &IntegerProduct<'_>) -> Result<()> {
+    ran::note("int8 avx2");
+    let k = product.w.columns;
+    product.in_panels(|first, count, codes| {
+        for four in (0..count).step_by(UNROLL_ROWS) {
+            // Rows beyond the last repeat it.
+            let row_of = |r: usize| r.min(count - four - 1);
+            let weights = std::array::from_fn(|r| &codes[(four + row_of(r)) * k..][..k]);
+            let write = |row: usize, sums: [i32; UNROLL_ROWS]| {
+                let weight = |r: usize| first + four + row_of(r);
+                let values: [f32; UNROLL_ROWS] =
+                    std::array::from_fn(|r| product.value(i64::from(sums[r]), row, weight(r)));
+                // SAFETY: every panel writes its own columns.
+                unsafe { product.out.write(row, first + four, &values[..values.len().min(count - four)]) };
+            };
+            // SAFETY: the table asks for the level; int32 holds the sums.
+            unsafe { multiply(weights, &product.x.codes, write) };
+        }
+        Ok(())
+    })
+}
+
+/// Calls `write` with each row of inputs and its sums of products with [`UNROLL_ROWS`] rows of weights. Sums must fit int32.
 ///
 /// # Safety
 /// The processor must have AVX2.
-pub(super) unsafe fn multiply(weights: [&[i8]; TOGETHER], x: &[i8], mut write: impl FnMut(usize, [i32; TOGETHER])) {
+unsafe fn multiply(weights: [&[i8]; UNROLL_ROWS], x: &[i8], mut write: impl FnMut(usize, [i32; UNROLL_ROWS])) {
     let k = weights[0].len();
     for (block, rows) in x.chunks(INPUTS * k.max(1)).enumerate() {
         let row = |i: usize| &rows[i * k..][..k];
-        let mut all = |sums: &[[i32; TOGETHER]]| {
+        let mut all = |sums: &[[i32; UNROLL_ROWS]]| {
             sums.iter().enumerate().for_each(|(i, sums)| write(block * INPUTS + i, *sums));
         };
         // SAFETY: as the caller promises.
@@ -39,11 +76,11 @@ pub(super) unsafe fn multiply(weights: [&[i8]; TOGETHER], x: &[i8], mut write: i
 /// # Safety
 /// The processor must have AVX2.
 #[target_feature(enable = "avx2")]
-unsafe fn sums<const M: usize>(weights: [&[i8]; TOGETHER], x: [&[i8]; M]) -> [[i32; TOGETHER]; M] {
+unsafe fn sums<const M: usize>(weights: [&[i8]; UNROLL_ROWS], x: [&[i8]; M]) -> [[i32; UNROLL_ROWS]; M] {
     let k = weights[0].len();
     let whole = k / STEP * STEP;
     assert!(weights.iter().chain(&x).all(|row| row.len() == k));
-    let mut all = [[_mm256_setzero_si256(); TOGETHER]; M];
+    let mut all = [[_mm256_setzero_si256(); UNROLL_ROWS]; M];
     // SAFETY: every vector lies inside its row.
     let widened = |row: &[i8], at: usize| unsafe { _mm256_cvtepi8_epi16(_mm_loadu_si128(row.as_ptr().add(at).cast())) };
     for at in (0..whole).step_by(STEP) {
@@ -51,14 +88,14 @@ unsafe fn sums<const M: usize>(weights: [&[i8]; TOGETHER], x: [&[i8]; M]) -> [[i
         for i in 0..M {
             inputs[i] = widened(x[i], at);
         }
-        for r in 0..TOGETHER {
+        for r in 0..UNROLL_ROWS {
             let weights = widened(weights[r], at);
             for i in 0..M {
                 all[i][r] = _mm256_add_epi32(all[i][r], _mm256_madd_epi16(weights, inputs[i]));
             }
         }
     }
-    let mut sums = [[0; TOGETHER]; M];
+    let mut sums = [[0; UNROLL_ROWS]; M];
     for i in 0..M {
         let pairs = [_mm256_hadd_epi32(all[i][0], all[i][1]), _mm256_hadd_epi32(all[i][2], all[i][3])];
         let fours = _mm256_hadd_epi32(pairs[0], pairs[1]);
@@ -85,7 +122,7 @@ mod tests {
             return;
         }
         for (rows, k) in [(1, 1), (2, 16), (3, 47), (4, 64), (8, 300)] {
-            let (weights, x) = (codes(TOGETHER, k, 0), codes(rows, k, 4_321));
+            let (weights, x) = (codes(UNROLL_ROWS, k, 0), codes(rows, k, 4_321));
             let of = |r: usize| &weights[r * k..][..k];
             let mut found = 0;
             // SAFETY: the instructions were detected.

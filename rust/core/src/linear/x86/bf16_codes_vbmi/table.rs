@@ -4,8 +4,9 @@ use std::ops::Range;
 
 use crate::codec::grid::{Grid, GroupScale, Integers, decode_element};
 use crate::format::Format;
-use crate::linear::bf16_limbs::{MOST, STEP};
-use crate::linear::int8_limbs_vnni::{Scale, grouping};
+use crate::linear::limbs::MAX_LIMBS;
+use crate::linear::x86::bf16_limbs::STEP;
+use crate::linear::x86::int8_limbs_vnni::{Scale, grouping};
 use crate::simd::Line;
 
 /// Bits of the difference of a code and a zero point.
@@ -48,7 +49,7 @@ pub(in crate::linear) struct Table {
     /// Limbs of the numbers as they are looked up.
     pub(super) limbs: usize,
     /// By limb and code, the lower and the upper bytes.
-    pub(super) bytes: [[Line<u8, 256>; 2]; MOST],
+    pub(super) bytes: [[Line<u8, 256>; 2]; MAX_LIMBS],
 }
 
 impl Table {
@@ -67,7 +68,7 @@ impl Table {
             false => 0,
         } as f32 + if zeros { 0.0 } else { decode_element(&grid, width, code, &one) };
         let codes = 1u32 << if zeros { DIFFERENCE } else { width };
-        let mut bytes = [[Line([0; 256]); 2]; MOST];
+        let mut bytes = [[Line([0; 256]); 2]; MAX_LIMBS];
         let (mut limbs, mut nonfinite) = (1, false);
         for index in 0..256 {
             let mut rest = number(index & (codes - 1));

@@ -6,9 +6,10 @@ use std::ops::Range;
 
 use super::inputs::Tiled;
 use super::weights::{self, Pieces, Weights, shared};
-use super::{FOLD, MOST, PAIR, STEP};
+use super::{FOLD, PAIR, STEP};
 use crate::codec::set_len;
 use crate::error::Result;
+use crate::linear::limbs::MAX_LIMBS;
 use crate::linear::output::Inputs;
 use crate::pool;
 use crate::simd::Line;
@@ -376,7 +377,7 @@ impl<'a> Product<'a> {
         let list = all.map(|(step, limb)| Step {
             weights: (step * limbs + limb) * TILE,
             inputs: step * self.x.step * LINE,
-            limbs: self.x.limbs.min(MOST - limb),
+            limbs: self.x.limbs.min(MAX_LIMBS - limb),
         });
         list.collect()
     }

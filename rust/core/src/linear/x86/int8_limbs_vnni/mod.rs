@@ -15,19 +15,17 @@ mod arrange;
 mod inputs;
 mod plan;
 mod product;
+mod run;
 mod scales;
 mod sparse;
 mod sum;
 
 pub(super) use inputs::FixedInputs;
 pub(super) use plan::{Plan, Scale, grouping};
-pub(super) use product::Dot;
+pub(in crate::linear) use run::{run, run_codes, run_sparse, takes, takes_codes, takes_sparse};
 pub(super) use scales::{Scales, is_moderate, zeros, zeros_vbmi};
-pub(super) use sparse::{Scratch as SparseScratch, SparseDot};
 
 /// Limbs of an input, at most.
 const MOST_LIMBS: usize = 4;
 /// Columns of inputs that share a power of two.
 const CHUNK: usize = 256;
-/// Rows of inputs, at most.
-pub(super) const MOST_ROWS: usize = 16;

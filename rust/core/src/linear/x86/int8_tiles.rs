@@ -2,30 +2,82 @@
 
 use std::arch::x86_64::*;
 
+use super::int8_scaling::Scaled;
 use crate::codec::{set_len, zeroed};
 use crate::error::Result;
+use crate::linear::int8_lanes::MAX_DEPTH;
+use crate::linear::integer::{IntegerProduct, PANEL};
+use crate::linear::problem::Problem;
+use crate::linear::ran;
 use crate::pool;
+use crate::simd::Line;
 use crate::simd::tiles::{ACROSS, LINE, ROWS, Run, Session, Sums, Tiles};
 use crate::simd::transpose::transpose;
-use crate::simd::{Level, Line};
 
-/// Columns whose sums fit int32: `2^16 * 128 * 128 < 2^31`.
-const MOST_COLUMNS: usize = 1 << 16;
-/// Number of weights below which arranging inputs costs more than tiles save.
-const SMALL: usize = 1 << 14;
+/// Rows of inputs arranged as tiles per pass: enough that weights are rarely unpacked again, few enough to bound memory.
+const CHUNK_ROWS: usize = 4096;
+/// Rows of weights in one unit of work, at least and at most, and bytes of them: they stay in the L2 cache.
+const UNIT_ROWS: [usize; 2] = [64, 256];
+const UNIT_BYTES: usize = 1 << 20;
 
-/// What multiplies tiles where a product with `n` rows of `k` weights runs here.
-pub(super) fn tiles(n: usize, k: usize, level: Level) -> Option<Tiles> {
-    Tiles::of_bytes(level).filter(|_| k <= MOST_COLUMNS && n.saturating_mul(k) >= SMALL)
+/// True for sums that fit int32.
+pub(in crate::linear) fn takes(problem: &Problem) -> bool {
+    problem.depth <= MAX_DEPTH
+}
+
+/// Multiplies in tiles, a chunk of rows of inputs at a time.
+///
+/// # Errors
+/// Where memory is short or threads cannot be started.
+pub(in crate::linear) fn run(product: &IntegerProduct<'_>) -> Result<()> {
+    let (m, tiles) = (product.problem.rows, Tiles::of(product.problem.processor));
+    ran::note(if tiles == Tiles::Amx { "int8 amx" } else { "int8 vnni" });
+    (0..m).step_by(CHUNK_ROWS).try_for_each(|first| run_chunk(product, tiles, first, CHUNK_ROWS.min(m - first)))
+}
+
+/// The products of `m` rows of inputs from `first_row` on.
+fn run_chunk(product: &IntegerProduct<'_>, tiles: Tiles, first_row: usize, m: usize) -> Result<()> {
+    let (w, n, k) = (product.w, product.w.rows, product.w.columns);
+    // SAFETY: the table asks for the instructions.
+    let x = unsafe { Tiled::new(&product.x.codes[first_row * k..][..m * k], m, k)? };
+    let mut padded = zeroed::<f32>(m + ROWS)?;
+    padded[..m].copy_from_slice(&product.input_scales[first_row..][..m]);
+    let finish = Scaled { input_scales: &padded, weight_scales: &product.weight_scales, added: product.added };
+    // An even number of lines would bring the rows of a tile to a few sets of the L1 cache.
+    let stride = (x.steps | usize::from(tiles == Tiles::Vectors)) * LINE;
+    let out = product.out.after(first_row);
+    // Threads wait for one another less where there are several units for each.
+    let enough = (n / (3 * pool::num_threads())).min(UNIT_BYTES / stride.max(1));
+    let unit_rows = enough.clamp(UNIT_ROWS[0], UNIT_ROWS[1]) / PANEL * PANEL;
+    pool::try_for_each(n.div_ceil(unit_rows), m.saturating_mul(n).saturating_mul(k), |unit| {
+        let (mut unpacked, mut values) = (Vec::new(), Vec::new());
+        // SAFETY: the table asks for the instructions; every panel writes its own columns.
+        unsafe {
+            let session = Session::new(tiles);
+            let (first, count) = (unit * unit_rows, unit_rows.min(n - unit * unit_rows));
+            let packed = &w.packed.codes[first * product.row_bytes..][..count * product.row_bytes];
+            let weights = if w.format.width() == 8 && stride == k && count.is_multiple_of(PANEL) {
+                std::slice::from_raw_parts(packed.as_ptr().cast::<i8>(), packed.len())
+            } else {
+                set_len(&mut unpacked, count.next_multiple_of(PANEL) * stride)?;
+                for (row, codes) in (first..first + count).zip(unpacked.chunks_mut(stride)) {
+                    product.unpack(row, &mut codes[..k]);
+                }
+                &unpacked
+            };
+            let write = |row: usize, values: &mut [f32]| out.write(row, first, values);
+            multiply(&session, (weights, stride), (first, count), &x, &finish, &mut values, write)
+        }
+    })
 }
 
 /// Rows of int8 inputs as tiles: by pass over the weights, then 64 columns, then sixteen rows.
-pub(super) struct Tiled {
+struct Tiled {
     lines: Vec<Line<i8, LINE>>,
     /// Rows of inputs.
     rows: usize,
     /// Steps of 64 columns.
-    pub(super) steps: usize,
+    steps: usize,
     /// Tiles of 16 rows in a pass.
     across: usize,
 }
@@ -35,7 +87,7 @@ impl Tiled {
     ///
     /// # Safety
     /// The processor must have AVX-512 F and BW.
-    pub(super) unsafe fn new(codes: &[i8], rows: usize, k: usize) -> Result<Self> {
+    unsafe fn new(codes: &[i8], rows: usize, k: usize) -> Result<Self> {
         let across = match rows.div_ceil(ROWS) {
             tiles @ 0..=2 => tiles.max(1),
             _ => ACROSS,
@@ -99,7 +151,7 @@ pub(super) trait Finish {
 /// # Safety
 /// The processor must have AVX-512 F and DQ.
 #[target_feature(enable = "avx512f,avx512dq")]
-pub(super) unsafe fn multiply(
+unsafe fn multiply(
     session: &Session,
     (weights, stride): (&[i8], usize),
     (first, count): (usize, usize),

@@ -1,36 +1,55 @@
 //! Float32 products for a few rows of inputs on AVX2: codes become float32 in registers, those of more than 4 bits by way of
 //! bytes in the L1 cache.
 //!
-//! Decoded weights and the order of summation are those of [`super::reference`], and so are the bits.
+//! Decoded weights and the order of summation are those of [`reference`], and so are the bits.
 
 use std::borrow::Cow;
 
-use super::float::{Biased, Panel};
+use super::code_tables;
 use super::int8_limbs_vnni::Plan;
 use super::level_sums_avx2::{self, ANY, HALF, HALF_LESS_ZERO, Planes, levels};
 use super::nibble_rows_avx2::{self, NibbleRows};
 use super::numbers_avx2::{self, Numbers};
-use super::output::Inputs;
-use super::reference;
 use super::sums_avx2::{BLOCK, floats};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
+use crate::linear::f32_fma::Panel;
+use crate::linear::float::FloatProduct;
+use crate::linear::output::{Biased, Inputs};
+use crate::linear::problem::Problem;
+use crate::linear::{ran, reference};
 use crate::pool;
 use crate::simd::LANES;
 
 /// Rows of weights that are read at a time.
-const TOGETHER: usize = 4;
+const UNROLL_ROWS: usize = 4;
 /// Rows of inputs multiplied with weights while those are in registers. More take turns.
 const INPUTS: usize = 4;
-/// Rows of inputs up to which this is faster than decoding rows of weights to memory first.
-pub(super) const MOST_ROWS: usize = 8;
 /// Rows of weights in one unit of work.
 const UNIT: usize = 64;
 
-/// True for weights that are multiplied so.
-pub(super) const fn takes(plan: &Plan) -> bool {
+/// True for weights of one byte, and of at most four bits.
+pub(in crate::linear) fn takes(problem: &Problem) -> bool {
+    code_tables::plan(problem.weight).is_some_and(|plan| has_numbers(&plan))
+}
+
+const fn has_numbers(plan: &Plan) -> bool {
     plan.is_bytes() || plan.width <= 4
+}
+
+/// Multiplies with codes that become weights in registers.
+///
+/// # Errors
+/// Where memory is short or threads cannot be started.
+pub(in crate::linear) fn run(product: &FloatProduct<'_>) -> Result<()> {
+    ran::note("fma codes avx2");
+    let format = product.problem.weight;
+    let plan = code_tables::require(code_tables::plan(format), format)?;
+    product.in_chunks(usize::MAX, |x, m, out| {
+        // SAFETY: the table asks for the instructions.
+        unsafe { multiply(&plan, &product.rows, x, m, product.problem.columns, out) }
+    })
 }
 
 /// Writes all products of `m` rows of inputs, filled with zeros to whole vectors, with `n` rows of weights of the plan.
@@ -39,26 +58,19 @@ pub(super) const fn takes(plan: &Plan) -> bool {
 /// Where memory is short or threads cannot be started.
 ///
 /// # Safety
-/// The processor must have AVX2, FMA and F16C; the matrix must have `n` rows. [`takes`] must be true of the plan.
-pub(super) unsafe fn multiply(
-    plan: &Plan,
-    rows: &Rows<'_>,
-    x: &Inputs<'_>,
-    m: usize,
-    n: usize,
-    out: &Biased<'_>,
-) -> Result<()> {
+/// The processor must have AVX2, FMA and F16C; the matrix must have `n` rows. [`has_numbers`] must be true of the plan.
+unsafe fn multiply(plan: &Plan, rows: &Rows<'_>, x: &Inputs<'_>, m: usize, n: usize, out: &Biased<'_>) -> Result<()> {
     // SAFETY: as the caller promises.
     unsafe {
         if plan.width == 4 || !plan.is_bytes() {
-            return Product { kernel: Levels::new(plan, rows), rows, x, m }.multiply(n, out);
+            return Product { reader: Levels::new(plan, rows), rows, x, m }.multiply(n, out);
         }
-        Product { kernel: Numbers::new(plan, rows, BLOCK), rows, x, m }.multiply(n, out)
+        Product { reader: Numbers::new(plan, rows, BLOCK), rows, x, m }.multiply(n, out)
     }
 }
 
 /// Rows of weights, and sums of their products.
-trait Kernel: Sync {
+trait WeightReader: Sync {
     /// Some rows of weights.
     type Scratch;
     /// Columns in sixteen that follow each other, where that is not the order of inputs.
@@ -66,7 +78,7 @@ trait Kernel: Sync {
     /// Rows of weights that are multiplied together with one row of inputs: 4 or 2.
     const ROWS: usize;
 
-    /// Room for [`TOGETHER`] rows.
+    /// Room for [`UNROLL_ROWS`] rows.
     ///
     /// # Errors
     /// Where memory is short.
@@ -93,13 +105,13 @@ trait Kernel: Sync {
     ) -> [[[f32; LANES]; M]; R];
 }
 
-impl Kernel for Numbers<'_> {
+impl WeightReader for Numbers<'_> {
     type Scratch = numbers_avx2::Scratch;
     const ORDER: Option<[usize; LANES]> = None;
     const ROWS: usize = 4;
 
     fn scratch(&self) -> Result<Self::Scratch> {
-        self.scratch(TOGETHER)
+        self.scratch(UNROLL_ROWS)
     }
 
     unsafe fn read(&self, row: usize, place: usize, to: &mut Self::Scratch) -> bool {
@@ -117,7 +129,7 @@ impl Kernel for Numbers<'_> {
     ) -> [[[f32; LANES]; M]; R] {
         let weights = places.map(|place| self.row(first + place, place, from));
         let (numbers, scales) = (weights.map(|w| w.0), weights.map(|w| w.1));
-        let ahead = self.ahead(TOGETHER, from);
+        let ahead = self.ahead(UNROLL_ROWS, from);
         // SAFETY: as the caller promises. Weights are whole blocks, inputs whole vectors.
         unsafe {
             match self.group() == BLOCK {
@@ -150,13 +162,13 @@ impl<'a> Levels<'a> {
     }
 }
 
-impl Kernel for Levels<'_> {
+impl WeightReader for Levels<'_> {
     type Scratch = nibble_rows_avx2::Scratch;
     const ORDER: Option<[usize; LANES]> = Some(level_sums_avx2::ORDER);
     const ROWS: usize = 2;
 
     fn scratch(&self) -> Result<Self::Scratch> {
-        self.weights.scratch(TOGETHER)
+        self.weights.scratch(UNROLL_ROWS)
     }
 
     unsafe fn read(&self, row: usize, place: usize, to: &mut Self::Scratch) -> bool {
@@ -173,7 +185,7 @@ impl Kernel for Levels<'_> {
         from: &Self::Scratch,
     ) -> [[[f32; LANES]; M]; R] {
         let weights = places.map(|place| self.weights.row(first + place, place, from));
-        let (planes, ahead) = (&self.planes, self.weights.ahead(TOGETHER, from));
+        let (planes, ahead) = (&self.planes, self.weights.ahead(UNROLL_ROWS, from));
         // SAFETY: as the caller promises. Weights are whole blocks, inputs whole vectors.
         unsafe {
             match (self.weights.group() == level_sums_avx2::BLOCK, self.kind) {
@@ -190,13 +202,13 @@ impl Kernel for Levels<'_> {
 
 /// The product of packed weights with some rows of inputs.
 struct Product<'a, K> {
-    kernel: K,
+    reader: K,
     rows: &'a Rows<'a>,
     x: &'a Inputs<'a>,
     m: usize,
 }
 
-impl<K: Kernel> Product<'_, K> {
+impl<K: WeightReader> Product<'_, K> {
     /// As the function of this name.
     ///
     /// # Errors
@@ -216,12 +228,12 @@ impl<K: Kernel> Product<'_, K> {
         }
         pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
             let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
-            let mut scratch = self.kernel.scratch()?;
-            for first in (start..end).step_by(TOGETHER) {
-                let count = TOGETHER.min(end - first);
+            let mut scratch = self.reader.scratch()?;
+            for first in (start..end).step_by(UNROLL_ROWS) {
+                let count = UNROLL_ROWS.min(end - first);
                 // SAFETY: as the caller promises; every unit writes its own columns.
                 unsafe {
-                    if (0..count).all(|r| self.kernel.read(first + r, r, &mut scratch)) {
+                    if (0..count).all(|r| self.reader.read(first + r, r, &mut scratch)) {
                         self.run(&x, first, count, &scratch, |row, values| out.write(row, first, values));
                     } else {
                         let panel = Panel { rows: self.rows, x: self.x.values(), stride: self.x.stride, first, count };
@@ -237,7 +249,7 @@ impl<K: Kernel> Product<'_, K> {
     /// `first` on.
     ///
     /// # Safety
-    /// As for [`Self::multiply`]; the rows must be the matrix's, at most [`TOGETHER`], and read.
+    /// As for [`Self::multiply`]; the rows must be the matrix's, at most [`UNROLL_ROWS`], and read.
     unsafe fn run(
         &self,
         x: &[f32],
@@ -274,13 +286,13 @@ impl<K: Kernel> Product<'_, K> {
         scratch: &K::Scratch,
         mut write: impl FnMut(usize, &mut [f32]),
     ) {
-        let mut products = [[0.0; TOGETHER]; M];
+        let mut products = [[0.0; UNROLL_ROWS]; M];
         let x = std::array::from_fn(|m| x[m * self.x.stride..].as_ptr());
         for start in (0..count).step_by(R) {
             // Rows beyond the last repeat it.
             let places = std::array::from_fn(|r| (start + r).min(count - 1));
             // SAFETY: as the caller promises.
-            let sums: [_; R] = unsafe { self.kernel.sums(first, places, x, self.x.stride / LANES, scratch) };
+            let sums: [_; R] = unsafe { self.reader.sums(first, places, x, self.x.stride / LANES, scratch) };
             for (m, products) in products.iter_mut().enumerate() {
                 let to = products[start..count].iter_mut();
                 to.zip(&sums).for_each(|(to, sums): (_, &[_; M])| *to = reference::product(sums[m]));
@@ -311,7 +323,7 @@ mod tests {
         for (text, k) in catalogue().iter().copied().chain(more).flat_map(|text| [(text, 200), (text, 67), (text, 96)])
         {
             let format = Format::parse(text).unwrap();
-            let Some(plan) = Plan::new(format).filter(takes) else { continue };
+            let Some(plan) = Plan::new(format).filter(has_numbers) else { continue };
             let mut weights: Vec<f32> = (0..n * k).map(noise).collect();
             weights[2 * k..][..40].fill(0.0);
             weights[5 * k] = 1e20; // a scale that is left to others

@@ -5,21 +5,82 @@ use std::arch::x86_64::*;
 use std::cell::RefCell;
 use std::ops::Range;
 
-use super::int8_tiles::arrange;
-use super::output::{OutputLanes, Outputs};
-use crate::codec::set_len;
+use super::int8_scaling::Scaled;
+use super::int8_tiles::{self, arrange};
+use super::output_lanes::OutputLanes;
+use super::pieces::{Times, min_pieces, piece};
+use crate::codec::{set_len, zeroed};
 use crate::error::Result;
+use crate::linear::integer::{Biases, IntegerProduct};
+use crate::linear::output::Outputs;
+use crate::linear::problem::Problem;
+use crate::linear::ran;
+use crate::pool;
 use crate::simd::Line;
 use crate::simd::amx::rows::{RowFactors, RowSession};
 use crate::simd::tiles::{LINE, ROWS};
 
 /// Rows of weights, and of inputs, that are multiplied at a time.
-pub(super) const TOGETHER: usize = 2 * ROWS;
+const UNROLL_ROWS: usize = 2 * ROWS;
+/// Rows of inputs for each piece of the weights from which on AMX multiplies them as they lie.
+const PIECE_ROWS: usize = 128;
 /// Columns that meet all weights of a piece before the next do: their inputs stay in the L1 cache.
 const CHUNK: usize = 1024;
 /// Bytes of weights and lines of sums that a thread keeps at most.
 const KEPT_BYTES: usize = 4 << 20;
 const KEPT_LINES: usize = 1 << 14;
+
+/// How long the parts of a product take.
+const TIMES: Times = Times { weight: 300, input: 150, product: 1 };
+
+/// True for products that [`int8_tiles`] takes, with rows of inputs enough for each piece of the weights.
+pub(in crate::linear) fn takes(problem: &Problem) -> bool {
+    int8_tiles::takes(problem) && problem.rows >= PIECE_ROWS.saturating_mul(min_pieces(problem.weights()))
+}
+
+/// Multiplies with pieces of weights and of inputs.
+///
+/// # Errors
+/// Where memory is short or threads cannot be started.
+pub(in crate::linear) fn run(product: &IntegerProduct<'_>) -> Result<()> {
+    ran::note("int8 rows amx");
+    let Problem { rows: m, columns: n, depth: k, .. } = product.problem;
+    let (weight_rows, input_rows) = piece(product.problem.weights(), &TIMES, n, m);
+    let (floats, integers);
+    let added = match product.added {
+        Biases::Nothing => Biases::Nothing,
+        Biases::Floats(bias) => {
+            floats = padded(bias)?;
+            Biases::Floats(&floats)
+        }
+        Biases::Integers(bias) => {
+            integers = padded(bias)?;
+            Biases::Integers(&integers)
+        }
+    };
+    let weight_scales = padded(&product.weight_scales)?;
+    let parts = m.div_ceil(input_rows);
+    pool::try_for_each(n.div_ceil(weight_rows) * parts, product.problem.work(), |at| {
+        let (weight, input) = (at / parts * weight_rows, at % parts * input_rows);
+        let piece = Piece {
+            codes: &product.x.codes,
+            k,
+            inputs: input..m.min(input + input_rows),
+            weights: weight..n.min(weight + weight_rows),
+            unpack: |row: usize, codes: &mut [i8]| product.unpack(row, codes),
+            finish: Scaled { input_scales: &product.input_scales, weight_scales: &weight_scales, added },
+        };
+        // SAFETY: the table asks for AMX, and `takes` for sums that fit; each piece has outputs of its own.
+        unsafe { piece.run(&product.out) }
+    })
+}
+
+/// Values and zeros behind them, for panels that are not whole.
+fn padded<T: Copy + Default>(values: &[T]) -> Result<Vec<T>> {
+    let mut all = zeroed(values.len() + UNROLL_ROWS)?;
+    all[..values.len()].copy_from_slice(values);
+    Ok(all)
+}
 
 /// Sums of sixteen rows of weights.
 type Lanes = Line<i32, 16>;
@@ -52,15 +113,15 @@ pub(super) trait Finish {
 }
 
 /// A piece of a product: rows of inputs and of weights.
-pub(super) struct Piece<'a, U, F> {
+struct Piece<'a, U, F> {
     /// Codes of all inputs, `k` a row.
-    pub(super) codes: &'a [i8],
-    pub(super) k: usize,
-    pub(super) inputs: Range<usize>,
-    pub(super) weights: Range<usize>,
+    codes: &'a [i8],
+    k: usize,
+    inputs: Range<usize>,
+    weights: Range<usize>,
     /// Writes the codes of a row of weights.
-    pub(super) unpack: U,
-    pub(super) finish: F,
+    unpack: U,
+    finish: F,
 }
 
 impl<U: Fn(usize, &mut [i8]), F: Finish> Piece<'_, U, F> {
@@ -73,13 +134,13 @@ impl<U: Fn(usize, &mut [i8]), F: Finish> Piece<'_, U, F> {
     /// The processor must have AVX-512 F, BW, DQ and BF16, and AMX; the outputs must have the rows and columns, which nobody
     /// else may use meanwhile. A row has a column at least, and its sums fit int32.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    pub(super) unsafe fn run(&self, out: &Outputs) -> Result<()> {
+    unsafe fn run(&self, out: &Outputs) -> Result<()> {
         let mut scratch = SCRATCH.take();
         // SAFETY: as the caller promises.
         unsafe {
             self.arrange_weights(&mut scratch)?;
-            for first in self.inputs.clone().step_by(TOGETHER) {
-                self.multiply(first..self.inputs.end.min(first + TOGETHER), &mut scratch, out)?;
+            for first in self.inputs.clone().step_by(UNROLL_ROWS) {
+                self.multiply(first..self.inputs.end.min(first + UNROLL_ROWS), &mut scratch, out)?;
             }
         }
         if scratch.weights.len() * LINE <= KEPT_BYTES && scratch.totals.len() <= KEPT_LINES {
@@ -94,7 +155,7 @@ impl<U: Fn(usize, &mut [i8]), F: Finish> Piece<'_, U, F> {
 
     /// Pairs of panels of sixteen rows of weights.
     fn pairs(&self) -> usize {
-        self.weights.len().div_ceil(TOGETHER)
+        self.weights.len().div_ceil(UNROLL_ROWS)
     }
 
     /// Writes the tiles of all weights of the piece.
@@ -104,7 +165,7 @@ impl<U: Fn(usize, &mut [i8]), F: Finish> Piece<'_, U, F> {
     unsafe fn arrange_weights(&self, to: &mut Scratch) -> Result<()> {
         let (k, steps) = (self.k, self.steps());
         set_len(&mut to.unpacked, ROWS * k)?;
-        set_len(&mut to.weights, self.pairs() * steps * TOGETHER)?;
+        set_len(&mut to.weights, self.pairs() * steps * UNROLL_ROWS)?;
         for panel in 0..self.weights.len().div_ceil(ROWS) {
             let first = self.weights.start + panel * ROWS;
             let rows = first..self.weights.end.min(first + ROWS);
@@ -112,7 +173,7 @@ impl<U: Fn(usize, &mut [i8]), F: Finish> Piece<'_, U, F> {
             rows.zip(unpacked.chunks_mut(k)).for_each(|(row, codes)| (self.unpack)(row, codes));
             for step in 0..steps {
                 let columns = step * LINE..k.min((step + 1) * LINE);
-                let at = (panel / 2 * steps + step) * TOGETHER + panel % 2 * ROWS;
+                let at = (panel / 2 * steps + step) * UNROLL_ROWS + panel % 2 * ROWS;
                 // SAFETY: as the caller promises.
                 unsafe {
                     let rows = unpacked.chunks(k).map(|row| &row[columns.clone()]);
@@ -123,7 +184,7 @@ impl<U: Fn(usize, &mut [i8]), F: Finish> Piece<'_, U, F> {
         Ok(())
     }
 
-    /// Writes the products of some rows of inputs, at most [`TOGETHER`].
+    /// Writes the products of some rows of inputs, at most [`UNROLL_ROWS`].
     ///
     /// # Safety
     /// As for [`Self::run`]; the tiles of weights must be there.
@@ -154,7 +215,7 @@ impl<U: Fn(usize, &mut [i8]), F: Finish> Piece<'_, U, F> {
                 }
             }
             for pair in 0..pairs {
-                let at = (pair * self.steps() + start / LINE) * TOGETHER;
+                let at = (pair * self.steps() + start / LINE) * UNROLL_ROWS;
                 let half = (pair + start / CHUNK * pairs) & 1;
                 let factors = RowFactors {
                     weights: scratch.weights[at..].as_ptr().cast(),
@@ -218,8 +279,8 @@ impl<U: Fn(usize, &mut [i8]), F: Finish> Piece<'_, U, F> {
         if start + CHUNK < self.k {
             return;
         }
-        let first = self.weights.start + pair * TOGETHER;
-        let lanes = u32::MAX >> (TOGETHER - TOGETHER.min(self.weights.end - first));
+        let first = self.weights.start + pair * UNROLL_ROWS;
+        let lanes = u32::MAX >> (UNROLL_ROWS - UNROLL_ROWS.min(self.weights.end - first));
         let out = out.lanes(rows.start, first, lanes);
         // SAFETY: as the caller promises.
         unsafe {

@@ -1,4 +1,4 @@
-//! [`Kept`]: the limbs of weights, all of them from one product to the next or some for a piece of one, and products with
+//! [`PreparedTiles`]: the limbs of weights, all of them from one product to the next or some for a piece of one, and products with
 //! them on AMX.
 //!
 //! Here the inputs are the first factor of the tiles: they are written as they lie, sums come out by row, and a few rows of
@@ -11,25 +11,32 @@ use std::ops::Range;
 use super::inputs::{self, input_limbs};
 use super::weights::{self, Pieces, Weights};
 use super::{CHUNK, FOLD, PAIR, STEP, UNIT, inside, upper, upper_halves};
-use crate::codec::{DType, Values, set_len};
+use crate::codec::rows::Rows;
+use crate::codec::{DType, Values, ValuesMut, set_len};
 use crate::error::Result;
-use crate::linear::float::{Biased, BiasedLanes};
+use crate::linear::output::{Biased, Inputs, Outputs};
+use crate::linear::prepared::{Preparation, PreparedWeights};
+use crate::linear::problem::Problem;
+use crate::linear::ran;
+use crate::linear::x86::bf16_codes_vbmi::Table;
+use crate::linear::x86::code_tables::table;
+use crate::linear::x86::output_lanes::BiasedLanes;
 use crate::simd::amx::rows::{RowFactors, RowSession};
-use crate::simd::tiles::{LINE, ROWS};
+use crate::simd::tiles::{LINE, ROWS, Tiles};
 use crate::simd::transpose::transpose;
 use crate::simd::{Floats, Level, Line};
 
 /// Rows of inputs that are multiplied at a time.
-const TOGETHER: usize = 2 * ROWS;
+const UNROLL_ROWS: usize = 2 * ROWS;
 /// Lines of scratch memory, and bytes of weights, that a thread keeps at most.
-const KEPT_LINES: usize = 1 << 14;
-const KEPT_BYTES: usize = 4 << 20;
+const CACHED_LINES: usize = 1 << 14;
+const CACHED_BYTES: usize = 4 << 20;
 
 thread_local! {
     /// Aligned memory takes longer to get than a small product.
     static SCRATCH: RefCell<Scratch> = RefCell::default();
     static UNPACKED: RefCell<(weights::Scratch, Vec<Line<u8, LINE>>)> = RefCell::default();
-    static KEPT: RefCell<Kept> = RefCell::default();
+    static PREPARED: RefCell<PreparedTiles> = RefCell::default();
 }
 
 /// Scratch memory of one thread.
@@ -47,7 +54,7 @@ struct Scratch {
 
 /// A matrix as tiles of bfloat16 limbs.
 #[derive(Debug, Default)]
-pub(in crate::linear) struct Kept {
+pub(in crate::linear) struct PreparedTiles {
     /// By two panels, then 32 columns, limb and panel: a line holds two columns of sixteen rows.
     tiles: Vec<Line<u8, LINE>>,
     /// What the sums of each row are multiplied with.
@@ -60,7 +67,7 @@ pub(in crate::linear) struct Kept {
     limbs: usize,
 }
 
-impl Kept {
+impl PreparedTiles {
     /// Bytes that the limbs of weights take.
     pub(in crate::linear) fn bytes(weights: &Weights<'_>) -> usize {
         let rows = weights.n.div_ceil(UNIT) * UNIT;
@@ -93,18 +100,18 @@ impl Kept {
         let (&Weights { k, limbs, each, .. }, n) = (weights, rows.len());
         let (units, steps, pieces) = (n.div_ceil(UNIT), k.div_ceil(STEP), weights.pieces());
         let groups = pieces.groups(k);
-        let mut kept = Self { pieces, n, k, limbs, ..others };
-        set_len(&mut kept.tiles, units * steps * limbs * PAIR)?;
-        set_len(&mut kept.factors, units * UNIT)?;
-        set_len(&mut kept.scales, units * groups * UNIT)?;
+        let mut prepared = Self { pieces, n, k, limbs, ..others };
+        set_len(&mut prepared.tiles, units * steps * limbs * PAIR)?;
+        set_len(&mut prepared.factors, units * UNIT)?;
+        set_len(&mut prepared.scales, units * groups * UNIT)?;
         let (mut scratch, mut tiles) = UNPACKED.take();
         at_least(&mut tiles, weights.lines())?;
         for unit in 0..units {
             let (first, count) = (rows.start + unit * UNIT, UNIT.min(n - unit * UNIT));
             // SAFETY: as the caller promises.
             let Some(factors) = (unsafe { weights.begin(first, count, &mut scratch)? }) else { return Ok(None) };
-            kept.factors[unit * UNIT..][..UNIT].copy_from_slice(&factors);
-            let scales = &mut kept.scales[unit * groups * UNIT..][..groups * UNIT];
+            prepared.factors[unit * UNIT..][..UNIT].copy_from_slice(&factors);
+            let scales = &mut prepared.scales[unit * groups * UNIT..][..groups * UNIT];
             scales.copy_from_slice(&scratch.groups.scales[..groups * UNIT]);
             for start in (0..k).step_by(each) {
                 let columns = start..k.min(start + each);
@@ -123,7 +130,7 @@ impl Kept {
                         for (line, row) in lines.iter_mut().zip(tile) {
                             *line = _mm512_load_ps(row.0.as_ptr().cast());
                         }
-                        for (to, line) in kept.tiles[to..to + ROWS].iter_mut().zip(&transpose(lines)) {
+                        for (to, line) in prepared.tiles[to..to + ROWS].iter_mut().zip(&transpose(lines)) {
                             _mm512_store_ps(to.0.as_mut_ptr().cast(), *line);
                         }
                     }
@@ -131,7 +138,7 @@ impl Kept {
             }
         }
         UNPACKED.set((scratch, tiles));
-        Ok(Some(kept))
+        Ok(Some(prepared))
     }
 
     /// Calls `work` with the limbs of some rows of weights, in memory that the thread keeps if it is not much; `None` where the
@@ -148,16 +155,16 @@ impl Kept {
         work: impl FnOnce(&Self) -> Result<T>,
     ) -> Result<Option<T>> {
         // SAFETY: as the caller promises.
-        let Some(kept) = (unsafe { Self::in_place_of(KEPT.take(), weights, rows)? }) else { return Ok(None) };
-        let done = work(&kept)?;
-        if kept.nbytes() <= KEPT_BYTES {
-            KEPT.set(kept);
+        let Some(prepared) = (unsafe { Self::in_place_of(PREPARED.take(), weights, rows)? }) else { return Ok(None) };
+        let done = work(&prepared)?;
+        if prepared.size() <= CACHED_BYTES {
+            PREPARED.set(prepared);
         }
         Ok(Some(done))
     }
 
-    /// Bytes that this takes.
-    pub(in crate::linear) fn nbytes(&self) -> usize {
+    /// Bytes that the limbs take.
+    fn size(&self) -> usize {
         size_of_val(&*self.tiles) + size_of_val(&*self.factors) + size_of_val(&*self.scales)
     }
 
@@ -170,16 +177,16 @@ impl Kept {
     /// # Safety
     /// The processor must have AVX-512 F, BW, DQ and BF16, and AMX; the inputs must have the rows, of `k` values each, and the
     /// outputs the rows and columns, which nobody else may use meanwhile.
-    pub(in crate::linear) unsafe fn multiply(
+    pub(in crate::linear) unsafe fn multiply_rows(
         &self,
-        x: &Given<'_>,
+        x: &InputView<'_>,
         rows: Range<usize>,
         column: usize,
         out: &Biased<'_>,
         left: &mut Vec<usize>,
     ) -> Result<()> {
-        for first in rows.clone().step_by(TOGETHER) {
-            let some = first..rows.end.min(first + TOGETHER);
+        for first in rows.clone().step_by(UNROLL_ROWS) {
+            let some = first..rows.end.min(first + UNROLL_ROWS);
             // SAFETY: as the caller promises.
             let bits = unsafe { self.multiply_some(x, some.clone(), column, out)? };
             left.extend(some.filter(|row| bits >> (row - first) & 1 == 1));
@@ -187,15 +194,21 @@ impl Kept {
         Ok(())
     }
 
-    /// The same of some rows, at most [`TOGETHER`]: a bit for each that is left.
+    /// The same of some rows, at most [`UNROLL_ROWS`]: a bit for each that is left.
     ///
     /// # Errors
     /// Where memory is short.
     ///
     /// # Safety
-    /// As for [`Self::multiply`].
+    /// As for [`Self::multiply_rows`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    unsafe fn multiply_some(&self, x: &Given<'_>, rows: Range<usize>, column: usize, out: &Biased<'_>) -> Result<u32> {
+    unsafe fn multiply_some(
+        &self,
+        x: &InputView<'_>,
+        rows: Range<usize>,
+        column: usize,
+        out: &Biased<'_>,
+    ) -> Result<u32> {
         // SAFETY: as the caller promises.
         let session = unsafe { RowSession::new(rows.len(), x.limbs) };
         let (both, pairs) = (2 * session.lines(), self.n.div_ceil(PAIR));
@@ -217,7 +230,7 @@ impl Kept {
         }
         // SAFETY: as above.
         unsafe { self.finish(waiting, both, &mut scratch, &to) };
-        if scratch.tiles.len() + scratch.totals.len() + scratch.wide.len() / ROWS <= KEPT_LINES {
+        if scratch.tiles.len() + scratch.totals.len() + scratch.wide.len() / ROWS <= CACHED_LINES {
             SCRATCH.set(scratch);
         }
         Ok(all & !to.rows)
@@ -242,7 +255,7 @@ impl Kept {
     /// Adds the products of a chunk of columns whose tiles are there, but for those of the last piece, which is `waiting`.
     ///
     /// # Safety
-    /// As for [`Self::multiply`]; there must be room for two panels' sums of products, twice, and their totals, of all pairs
+    /// As for [`Self::multiply_rows`]; there must be room for two panels' sums of products, twice, and their totals, of all pairs
     /// if there are several chunks.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
     unsafe fn run(
@@ -371,7 +384,7 @@ impl Sums {
     /// Writes the outputs of the rows that have a bit.
     ///
     /// # Safety
-    /// As for [`Kept::run`]; all rows must be there.
+    /// As for [`PreparedTiles::run`]; all rows must be there.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
     unsafe fn write<const HALF: bool, const FULL: bool>(&self, factors: [__m512; 2], rows: u32, out: &BiasedLanes) {
         for row in 0..self.rows {
@@ -410,6 +423,43 @@ struct To<'a> {
     rows: u32,
 }
 
+/// How weights are prepared.
+pub(in crate::linear) const PREPARATION: Preparation = Preparation { bytes, prepare };
+
+/// The weights of a problem, for inputs of float32.
+fn weights_of<'a>(problem: &Problem, table: Option<&'a Table>, rows: &'a Rows<'a>) -> Weights<'a> {
+    Weights::new(problem.weight, table, rows, problem.columns, Tiles::Amx, DType::F32)
+}
+
+fn bytes(problem: &Problem, rows: &Rows<'_>) -> usize {
+    PreparedTiles::bytes(&weights_of(problem, table(problem.weight).as_deref(), rows))
+}
+
+fn prepare(problem: &Problem, rows: &Rows<'_>) -> Result<Option<Box<dyn PreparedWeights>>> {
+    let table = table(problem.weight);
+    // SAFETY: the table of kernels asks for AMX.
+    let tiles = unsafe { PreparedTiles::new(&weights_of(problem, table.as_deref(), rows))? };
+    Ok(tiles.map(|tiles| Box::new(tiles) as Box<dyn PreparedWeights>))
+}
+
+impl PreparedWeights for PreparedTiles {
+    fn nbytes(&self) -> usize {
+        self.size()
+    }
+
+    fn multiply(&self, level: Level, x: &Inputs<'_>, bias: Option<&[f32]>, out: &mut [f32]) -> Result<bool> {
+        ran::note("bfloat16 limbs prepared amx");
+        let m = out.len().checked_div(self.n).unwrap_or(0);
+        let x = InputView::new(Values::F32(x.values()), self.k, x.stride, DType::F32);
+        let mut out = ValuesMut::F32(out);
+        let out = Biased::new(Outputs::new(&mut out, self.n, level), bias.unwrap_or(&[]));
+        let mut left = Vec::new();
+        // SAFETY: weights are prepared where there is AMX, for a level; the caller has checked all lengths.
+        unsafe { self.multiply_rows(&x, 0..m, 0, &out, &mut left)? };
+        Ok(left.is_empty())
+    }
+}
+
 /// Makes a vector at least so long.
 fn at_least<T: Clone + Default>(all: &mut Vec<T>, count: usize) -> Result<()> {
     if all.len() < count { set_len(all, count) } else { Ok(()) }
@@ -418,9 +468,9 @@ fn at_least<T: Clone + Default>(all: &mut Vec<T>, count: usize) -> Result<()> {
 /// Writes some rows of inputs in float32, one after the other.
 pub(in crate::linear) type Fill<'a> = dyn Fn(Range<usize>, &mut [f32]) -> Result<()> + Sync + 'a;
 
-/// Rows of inputs that are multiplied with [`Kept`] weights.
+/// Rows of inputs that are multiplied with [`PreparedTiles`].
 #[derive(Clone, Copy)]
-pub(in crate::linear) struct Given<'a> {
+pub(in crate::linear) struct InputView<'a> {
     from: From<'a>,
     /// Columns.
     k: usize,
@@ -431,19 +481,19 @@ pub(in crate::linear) struct Given<'a> {
 enum From<'a> {
     /// Rows that lie so many values apart.
     Values(Values<'a>, usize),
-    /// Rows that are made when they are needed.
-    Made(&'a Fill<'a>),
+    /// Rows that are written when they are needed.
+    Written(&'a Fill<'a>),
 }
 
-impl<'a> Given<'a> {
+impl<'a> InputView<'a> {
     /// Rows of `k` values, `stride` from one to the next, which are all numbers of the dtype `held`.
     pub(in crate::linear) const fn new(values: Values<'a>, k: usize, stride: usize, held: DType) -> Self {
         Self { from: From::Values(values, stride), k, limbs: input_limbs(held) }
     }
 
-    /// Rows that `fill` makes, of numbers of the dtype `held`.
-    pub(in crate::linear) const fn made(fill: &'a Fill<'a>, k: usize, held: DType) -> Self {
-        Self { from: From::Made(fill), k, limbs: input_limbs(held) }
+    /// Rows that `fill` writes, of numbers of the dtype `held`.
+    pub(in crate::linear) const fn written(fill: &'a Fill<'a>, k: usize, held: DType) -> Self {
+        Self { from: From::Written(fill), k, limbs: input_limbs(held) }
     }
 
     pub(in crate::linear) const fn limbs(&self) -> usize {
@@ -453,7 +503,7 @@ impl<'a> Given<'a> {
     /// Writes some rows in float32, `stride` values from one to the next.
     ///
     /// # Errors
-    /// Those of rows that are made.
+    /// Those of rows that are written.
     pub(in crate::linear) fn widen(&self, rows: Range<usize>, to: &mut [f32], stride: usize) -> Result<()> {
         for (row, to) in rows.zip(to.chunks_mut(stride)) {
             match self.from {
@@ -461,7 +511,7 @@ impl<'a> Given<'a> {
                 From::Values(values, apart) => unsafe {
                     values.range(row * apart..row * apart + self.k).src().widen(0, &mut to[..self.k], Level::current());
                 },
-                From::Made(fill) => fill(row..row + 1, &mut to[..self.k])?,
+                From::Written(fill) => fill(row..row + 1, &mut to[..self.k])?,
             }
         }
         Ok(())
@@ -470,16 +520,16 @@ impl<'a> Given<'a> {
     /// Makes some rows in float32, where limbs are not made of the values as they lie.
     ///
     /// # Errors
-    /// Where memory is short, and those of rows that are made.
+    /// Where memory is short, and those of rows that are written.
     fn make(&self, rows: Range<usize>, wide: &mut Vec<f32>) -> Result<()> {
         match self.from {
             From::Values(Values::F32(_), _) => return Ok(()),
             From::Values(Values::BF16(_), _) if self.limbs == 1 => return Ok(()),
-            From::Values(..) | From::Made(_) => at_least(wide, rows.len() * self.k)?,
+            From::Values(..) | From::Written(_) => at_least(wide, rows.len() * self.k)?,
         }
         match self.from {
             From::Values(..) => self.widen(rows, wide, self.k),
-            From::Made(fill) => fill(rows.clone(), &mut wide[..rows.len() * self.k]),
+            From::Written(fill) => fill(rows.clone(), &mut wide[..rows.len() * self.k]),
         }
     }
 
@@ -503,7 +553,7 @@ impl<'a> Given<'a> {
                     From::Values(Values::BF16(x), stride) if self.limbs == 1 => {
                         put_halves(&x[of(row, stride)], &place, line)
                     }
-                    From::Values(..) | From::Made(_) => put_floats(&to.wide[of(i, self.k)], &place, line),
+                    From::Values(..) | From::Written(_) => put_floats(&to.wide[of(i, self.k)], &place, line),
                 };
                 if !inside {
                     left |= 1 << i;
