@@ -137,10 +137,10 @@ impl<L: Lanes> Job<L> for Multiply<'_> {
         let Self { w, w_stride, x, x_stride, len, products } = self;
         for (slab, products) in products.chunks_mut(SLAB).enumerate() {
             let mut sums = [[[0.0; LANES]; ROWS]; SLAB];
-            let each = if L::VECTORS >= 32 { INPUTS } else { FEW_INPUTS };
-            let together = products.len() / each * each;
-            let (sums, rest) = sums[..products.len()].split_at_mut(together);
-            let (products, rest_products) = products.split_at_mut(together);
+            let input_rows = if L::VECTORS >= 32 { INPUTS } else { FEW_INPUTS };
+            let whole = products.len() / input_rows * input_rows;
+            let (sums, rest) = sums[..products.len()].split_at_mut(whole);
+            let (products, rest_products) = products.split_at_mut(whole);
             let mut start = 0;
             // Without columns, products are sums of nothing.
             loop {
@@ -167,7 +167,7 @@ impl<L: Lanes> Job<L> for Multiply<'_> {
                         }
                     }
                     for (i, (sums, to)) in rest.iter_mut().zip(&mut *rest_products).enumerate() {
-                        let x = x.wrapping_add((together + i) * x_stride);
+                        let x = x.wrapping_add((whole + i) * x_stride);
                         let (sums, to) = (std::array::from_mut(sums), std::array::from_mut(to));
                         block::<L, ROWS, 1>(w, w_stride, x, x_stride, span, 0, sums, last.then_some(to));
                     }

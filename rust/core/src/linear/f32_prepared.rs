@@ -106,14 +106,14 @@ impl<L: Lanes> Job<L> for Multiply<'_> {
                     Err(_) => out.copy_from_slice(&values.0[..width]),
                 }
             };
-            let together = if L::VECTORS >= 32 { m / INPUTS * INPUTS } else { 0 };
+            let whole = if L::VECTORS >= 32 { m / INPUTS * INPUTS } else { 0 };
             // SAFETY: the lanes prove the instructions; the weights are a block, and `x` has the rows, as `multiply` asserts.
             unsafe {
-                for row in (0..together).step_by(INPUTS) {
+                for row in (0..whole).step_by(INPUTS) {
                     let values = outputs::<L, INPUTS>(weights, x.as_ptr().add(row * stride), stride);
                     values.into_iter().enumerate().for_each(|(i, values)| write(row + i, values));
                 }
-                for row in together..m {
+                for row in whole..m {
                     let [values] = outputs::<L, 1>(weights, x.as_ptr().add(row * stride), stride);
                     write(row, values);
                 }
@@ -130,7 +130,7 @@ impl<L: Lanes> Job<L> for Multiply<'_> {
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "loops over constants are unrolled, iterators are not")]
 unsafe fn outputs<L: Lanes, const N: usize>(weights: &[Floats], x: *const f32, stride: usize) -> [Floats; N] {
-    let mut found = [Floats::default(); N];
+    let mut products = [Floats::default(); N];
     let of_a_pass = weights.len() / PASSES;
     // SAFETY: as the caller promises.
     unsafe {
@@ -157,8 +157,8 @@ unsafe fn outputs<L: Lanes, const N: usize>(weights: &[Floats], x: *const f32, s
         }
         for n in 0..N {
             let sum = L::add(L::add(sums[0][n], sums[2][n]), L::add(sums[1][n], sums[3][n]));
-            L::store(found[n].0.as_mut_ptr(), sum);
+            L::store(products[n].0.as_mut_ptr(), sum);
         }
     }
-    found
+    products
 }

@@ -38,13 +38,13 @@ pub fn gather(ids: &[i64], w: &Matrix<'_>, mut out: ValuesMut<'_>) -> Result<()>
     if k == 0 {
         return Ok(());
     }
-    let each = rows.cut(COLUMNS);
+    let chunk_columns = rows.cut(COLUMNS);
     let out = out.dst();
     pool::try_for_each(ids.len().div_ceil(IDS), ids.len() * k * out.dtype.bytes(), |unit| {
         let (mut values, mut unpacked) = (Vec::new(), Unpacked::default());
         for (at, &id) in ids.iter().enumerate().skip(unit * IDS).take(IDS) {
-            for start in (0..k).step_by(each) {
-                let len = each.min(k - start);
+            for start in (0..k).step_by(chunk_columns) {
+                let len = chunk_columns.min(k - start);
                 set_len(&mut values, len)?;
                 rows.decode(id as usize, start..start + len, &mut values, &mut unpacked);
                 // SAFETY: each unit writes its own rows, whose number was checked.

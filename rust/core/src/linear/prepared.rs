@@ -5,12 +5,12 @@ use std::fmt::Debug;
 use super::output::Inputs;
 use super::problem::{Batch, Input, MANY_ROWS, Problem, Storage};
 use super::table::{self, Run};
-use super::{Matrix, check_sizes, float};
+use super::{Matrix, check_sizes, f32_prepared, float};
 use crate::codec::rows::Rows;
 use crate::codec::{DType, Values, ValuesMut};
 use crate::error::Result;
 use crate::float_state::FloatState;
-use crate::simd::{LANES, Level};
+use crate::simd::{LANES, Level, Processor};
 
 /// The weights of a matrix as a kernel for many rows makes them of the codes at every call: limbs of bfloat16 where it runs on
 /// AMX, otherwise float32. [`multiply_batch_invariant`] takes them.
@@ -59,7 +59,9 @@ impl Prepared {
     pub fn bytes(w: &Matrix<'_>) -> Result<usize> {
         let problem = problem(w);
         let rows = Rows::new(w.packed, w.rows, w.columns, w.format, problem.processor.level())?;
-        Ok(table::choose(&problem, Run::preparation).map_or(0, |(_, preparation)| (preparation.bytes)(&problem, &rows)))
+        // Where no kernel takes them, what the float32 one would.
+        let preparation = table::choose(&problem, Run::preparation).map_or(f32_prepared::PREPARATION, |(_, how)| how);
+        Ok((preparation.bytes)(&problem, &rows))
     }
 
     /// Prepares the weights of a matrix for the SIMD level in use; `None` where no kernel takes them prepared: at the level
@@ -101,7 +103,7 @@ pub fn multiply_batch_invariant(
     bias: Option<&[f32]>,
     out: &mut [f32],
 ) -> Result<()> {
-    let level = Level::current();
+    let level = Processor::current().level();
     let fits = |prepared: &&Prepared| (prepared.rows, prepared.columns, prepared.level) == (w.rows, w.columns, level);
     if let Some(prepared) = prepared.filter(fits)
         && bias.is_none_or(|bias| bias.len() == w.rows)

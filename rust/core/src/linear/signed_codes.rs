@@ -26,11 +26,11 @@ impl Codes {
         let sizes = Sizes::new(format, &layout)?;
         let mut codes = zeroed::<i8>(m * k)?;
         let mut stored = zeroed::<u8>(sizes.scales)?;
-        let mut given = zeroed::<u8>(size_of_val(scales.unwrap_or_default()))?;
-        for (to, scale) in given.as_chunks_mut::<4>().0.iter_mut().zip(scales.unwrap_or_default()) {
+        let mut stored_scales = zeroed::<u8>(size_of_val(scales.unwrap_or_default()))?;
+        for (to, scale) in stored_scales.as_chunks_mut::<4>().0.iter_mut().zip(scales.unwrap_or_default()) {
             *to = scale.to_le_bytes();
         }
-        let given = scales.map(|_| Packed { scales: &given, ..Packed::default() });
+        let given = scales.map(|_| Packed { scales: &stored_scales, ..Packed::default() });
         let options = Options { given, ..Options::default() };
         if format.width() == 8 {
             // Codes of eight bits are packed as they are.
@@ -58,8 +58,8 @@ impl Codes {
 /// The float32 scale of a row: its own, or the only one there is.
 fn scale_at(scales: &[u8], row: usize) -> f32 {
     let all = scales.as_chunks::<4>().0;
-    let found = if all.len() == 1 { all.first() } else { all.get(row) };
-    found.map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
+    let bytes = if all.len() == 1 { all.first() } else { all.get(row) };
+    bytes.map_or(0.0, |bytes| f32::from_le_bytes(*bytes))
 }
 
 /// The scales of `count` rows.

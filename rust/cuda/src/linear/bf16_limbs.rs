@@ -17,7 +17,7 @@ const FILES: &[(&str, &str)] = &[
     ("bf16_limbs.cu", include_str!("../../kernels/linear/bf16_limbs.cu")),
 ];
 /// Rows of x that this kernel takes; more are better multiplied with decoded weights.
-pub const MOST_ROWS: usize = 64;
+pub const MAX_ROWS: usize = 64;
 /// Columns of a chunk, rows of weights of a block, bytes of a row of a chunk of x, chunks under way.
 const CHUNK: usize = 128;
 const BLOCK: usize = 128;
@@ -45,7 +45,7 @@ impl Bf16Limbs {
     pub fn new(linear: &Linear, device: Device) -> Result<Option<Self>> {
         let sizes = linear.check()?;
         let format = linear.format;
-        let none = linear.m == 0 || linear.n == 0 || linear.k == 0 || linear.m > MOST_ROWS;
+        let none = linear.m == 0 || linear.n == 0 || linear.k == 0 || linear.m > MAX_ROWS;
         if none || format.width() > 8 || format.scales_per_group() > 1 {
             return Ok(None);
         }

@@ -26,9 +26,9 @@ const INSIDE: usize = 4;
 /// Shared memory that every kernel may have.
 const SHARED: usize = 48 << 10;
 /// Rows of x, at most.
-const MOST: usize = 16;
+const MAX_ROWS: usize = 16;
 /// Accumulators that a lane has registers for.
-const MOST_SUMS: usize = 16;
+const MAX_SUMS: usize = 16;
 
 /// Products that this kernel takes, and how it does them.
 #[derive(Clone, Debug)]
@@ -54,12 +54,12 @@ impl Int8Limbs {
         let sizes = linear.check()?;
         let group = group(linear.format) as usize;
         let blocks = matches!(group, 0 | 8 | 16 | 32 | 64) || group.is_multiple_of(CHUNK);
-        if linear.m == 0 || linear.n == 0 || linear.k == 0 || linear.m > MOST || !blocks {
+        if linear.m == 0 || linear.n == 0 || linear.k == 0 || linear.m > MAX_ROWS || !blocks {
             return Ok(None);
         }
         let Some(bytes) = Bytes::of(linear.format)? else { return Ok(None) };
         let (rows, chunks) = (linear.m.next_power_of_two(), linear.k.div_ceil(CHUNK));
-        if sums_of_lane(group, rows * pairs(linear.x.dtype)) > MOST_SUMS {
+        if sums_of_lane(group, rows * pairs(linear.x.dtype)) > MAX_SUMS {
             return Ok(None);
         }
         // Until every multiprocessor has two blocks, as long as every warp has a chunk.

@@ -1,18 +1,18 @@
 //! Launches of products with packed weights: the twins of `octavo_core::linear`.
 
 mod bf16_limbs;
+mod choose;
 mod elements;
 mod int8_limbs;
 mod integer;
 mod programs;
-mod way;
 
-pub use bf16_limbs::{Bf16Limbs, MOST_ROWS};
+pub use bf16_limbs::{Bf16Limbs, MAX_ROWS};
+pub use choose::{Kernel, choose, kernel};
 pub(crate) use elements::load;
 pub use int8_limbs::Int8Limbs;
 pub use integer::{Integer, Plan};
 pub use programs::programs;
-pub use way::{Way, way};
 
 use octavo_core::{DType, Format, Layout, Sizes};
 

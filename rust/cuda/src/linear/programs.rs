@@ -3,7 +3,7 @@
 use octavo_core::format::Element;
 use octavo_core::{DType, Format};
 
-use super::{Device, Integer, Linear, Numbers, way};
+use super::{Device, Integer, Linear, Numbers, choose};
 use crate::Program;
 use crate::arch::Arch;
 use crate::gemm::{Bias, Gemm, Output, Product, Scales};
@@ -21,8 +21,8 @@ pub fn programs(format: Format, arch: Arch) -> Vec<Program> {
         // Limbs of long rows do not fit the memory of a block.
         for (m, k) in [(1, k), (2, k), (4, k), (8, k), (16, k), (32, k), (64, k), (1, wide), (2, wide), (4, wide)] {
             let linear = Linear { format, m, n, k, x, parts: [0; 4], bias: None, out: 0 };
-            if let Ok(Some(way)) = way(&linear, device) {
-                made.push(way.program().clone());
+            if let Ok(Some(kernel)) = choose(&linear, device) {
+                made.push(kernel.program().clone());
             }
         }
         for (m, input) in ROWS.into_iter().flat_map(|m| ["int8", "int8:channel"].map(|input| (m, input))) {

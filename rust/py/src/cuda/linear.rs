@@ -2,7 +2,7 @@
 
 use octavo_cuda::arch::{Arch, OLDEST};
 use octavo_cuda::gemm::{Bias, Gemm, Output, Product, Scales};
-use octavo_cuda::linear::{Device, Integer, Linear, Numbers, way};
+use octavo_cuda::linear::{Device, Integer, Linear, Numbers, choose, kernel};
 use octavo_cuda::{Error, launch};
 use pyo3::prelude::*;
 
@@ -51,7 +51,7 @@ pub(crate) fn cuda_packed_linear_scratch(
 ) -> PyResult<Option<usize>> {
     enter_cuda(py, || {
         let linear = linear(format, sizes, (0, x_code), (offset, 0, 0, 0), bias_code.map(|code| (0, code)), 0)?;
-        Ok(way(&linear, Device::get(number)?)?.map(|way| way.scratch(&linear)))
+        Ok(choose(&linear, Device::get(number)?)?.map(|kernel| kernel.scratch(&linear)))
     })
 }
 
@@ -72,11 +72,11 @@ pub(crate) fn cuda_packed_linear(
 ) -> PyResult<()> {
     enter_cuda(py, || {
         let linear = linear(format, sizes, x, parts, bias, out)?;
-        let Some(way) = way(&linear, Device::get(on.0)?)? else {
+        let Some(kernel) = choose(&linear, Device::get(on.0)?)? else {
             let text = format!("no kernel takes the product with a '{}' weight", format.0);
             return Err(Error::Core(octavo_core::Error::shape(text)));
         };
-        let calls = way.calls(&linear, scratch)?;
+        let calls = kernel.calls(&linear, scratch)?;
         // SAFETY: `linear_cuda.py` passes the current stream of the device, and contiguous tensors there that it has checked
         // to be of these sizes, the scratch memory included; PyTorch keeps their memory in the order of streams, as for
         // operations of its own.
@@ -239,12 +239,5 @@ pub(crate) fn cuda_linear_kernel(
     sizes: Sizes,
     x_code: u8,
 ) -> PyResult<Option<&'static str>> {
-    enter_cuda(py, || {
-        let Some(input) = input else {
-            let linear = linear(format, sizes, (0, x_code), (0, 0, 0, 0), None, 0)?;
-            return Ok(way(&linear, named())?.map(|way| way.name()));
-        };
-        let plan = integer(format, &input, sizes, (0, x_code), (0, 0), 0, None, 0)?.plan(0, named())?;
-        Ok(Some(plan.kernel().name()))
-    })
+    enter_cuda(py, || kernel(format.0, input.map(|input| input.0), sizes.into(), dtype(x_code)?, named()))
 }

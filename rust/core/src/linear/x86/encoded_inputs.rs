@@ -56,7 +56,7 @@ impl CodesProduct<'_> {
         let RoundedInputs { rows: all, depth: k, format, level, .. } = self.x;
         for first in (0..all).step_by(chunk_rows) {
             let m = chunk_rows.min(all - first);
-            let options = Options { given: self.x.given(first, m), ..*self.x.options };
+            let options = Options { given: self.x.given_scales(first, m), ..*self.x.options };
             let x = RoundedInputs {
                 values: self.x.values.range(first * k..(first + m) * k),
                 rows: m,
@@ -80,22 +80,22 @@ impl RoundedInputs<'_> {
     /// # Errors
     /// As for [`codec::quantize`].
     pub(super) fn round_rows(&self, rows: Range<usize>, to: &mut [f32]) -> Result<()> {
-        let options = Options { given: self.given(rows.start, rows.len()), ..*self.options };
+        let options = Options { given: self.given_scales(rows.start, rows.len()), ..*self.options };
         let values = self.values.range(rows.start * self.depth..rows.end * self.depth);
         let rows = RoundedInputs { values, rows: rows.len(), options: &options, ..*self };
         pool::alone(|| rows.round(to))
     }
 
     /// The given scales of some rows, if there are some: those of all, or of parts of a row.
-    fn given(&self, first: usize, m: usize) -> Option<Packed<'_>> {
-        let mut given = self.options.given?;
+    fn given_scales(&self, first: usize, m: usize) -> Option<Packed<'_>> {
+        let mut scales = self.options.given?;
         if self.format.granularity() != Granularity::Tensor {
-            for part in [&mut given.scales, &mut given.zeros] {
+            for part in [&mut scales.scales, &mut scales.zeros] {
                 let row_bytes = part.len() / self.rows.max(1);
                 *part = &part[first * row_bytes..(first + m) * row_bytes];
             }
         }
-        Some(given)
+        Some(scales)
     }
 
     fn encode(&self) -> Result<Parts> {

@@ -264,11 +264,11 @@ impl<K: WeightReader> Product<'_, K> {
             // SAFETY: as the caller promises; so many rows of inputs are left.
             unsafe {
                 match self.m - row {
-                    1 if K::ROWS == 4 => self.some::<4, 1>(x, first, count, scratch, write),
-                    1 => self.some::<2, 1>(x, first, count, scratch, write),
-                    2 => self.some::<1, 2>(x, first, count, scratch, write),
-                    3 => self.some::<1, 3>(x, first, count, scratch, write),
-                    _ => self.some::<1, 4>(x, first, count, scratch, write),
+                    1 if K::ROWS == 4 => self.run_unrolled::<4, 1>(x, first, count, scratch, write),
+                    1 => self.run_unrolled::<2, 1>(x, first, count, scratch, write),
+                    2 => self.run_unrolled::<1, 2>(x, first, count, scratch, write),
+                    3 => self.run_unrolled::<1, 3>(x, first, count, scratch, write),
+                    _ => self.run_unrolled::<1, 4>(x, first, count, scratch, write),
                 }
             }
         }
@@ -278,7 +278,7 @@ impl<K: WeightReader> Product<'_, K> {
     ///
     /// # Safety
     /// As there; there must be as many rows of inputs.
-    unsafe fn some<const R: usize, const M: usize>(
+    unsafe fn run_unrolled<const R: usize, const M: usize>(
         &self,
         x: &[f32],
         first: usize,

@@ -231,10 +231,10 @@ impl<'a> Product<'a> {
             // SAFETY: as the caller promises; so many rows of inputs are left.
             unsafe {
                 match self.m - row {
-                    1 => self.some::<1>(first, count, row, scratch, &mut write),
-                    2 => self.some::<2>(first, count, row, scratch, &mut write),
-                    3 => self.some::<3>(first, count, row, scratch, &mut write),
-                    _ => self.some::<INPUTS>(first, count, row, scratch, &mut write),
+                    1 => self.run_rows::<1>(first, count, row, scratch, &mut write),
+                    2 => self.run_rows::<2>(first, count, row, scratch, &mut write),
+                    3 => self.run_rows::<3>(first, count, row, scratch, &mut write),
+                    _ => self.run_rows::<INPUTS>(first, count, row, scratch, &mut write),
                 }
             }
         }
@@ -244,7 +244,7 @@ impl<'a> Product<'a> {
     ///
     /// # Safety
     /// As there; there must be as many rows.
-    unsafe fn some<const M: usize>(
+    unsafe fn run_rows<const M: usize>(
         &self,
         first: usize,
         count: usize,

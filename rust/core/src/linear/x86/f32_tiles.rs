@@ -23,7 +23,7 @@ use crate::simd::{Floats, Job, LANES, Lanes, Level, fast};
 /// Rows of inputs that meet one chain of weights.
 const SLAB: usize = 48;
 /// Units of work at least, where there are as many blocks of weights.
-const LEAST_UNITS: usize = 8;
+const MIN_UNITS: usize = 8;
 /// Values of half a vector.
 const HALF: usize = LANES / 2;
 /// Chains in the order of the tree: the bits of their numbers reversed.
@@ -101,7 +101,7 @@ unsafe fn multiply(rows: &Rows<'_>, x: &Inputs<'_>, m: usize, n: usize, out: &Bi
     })?;
     let (width, of_a_block) = (shape.vectors * LANES, shape.vectors * stride);
     let blocks = n.div_ceil(width);
-    let together = (shape.unit / (of_a_block * size_of::<Floats>())).min(blocks / LEAST_UNITS).max(1);
+    let together = (shape.unit / (of_a_block * size_of::<Floats>())).min(blocks / MIN_UNITS).max(1);
     pool::try_for_each(blocks.div_ceil(together), m.saturating_mul(n).saturating_mul(stride), |unit| {
         let first = unit * together * width;
         let count = together.min(blocks - unit * together);
@@ -149,16 +149,16 @@ unsafe fn arrange_inputs(x: &[f32], stride: usize, group: Range<usize>, to: &mut
     assert!(x.len() == m * stride && to.len() == x.len() && group.end <= m);
     for (at, left) in (0..sixteens).flat_map(|at| [(at, 0), (at, HALF)]) {
         for top in (0..count).step_by(HALF) {
-            let some = HALF.min(count - top);
+            let rows_here = HALF.min(count - top);
             // SAFETY: eight columns of these rows are inside them, and so is a number of each row for each column.
             unsafe {
                 let from = x.as_ptr().add((first + top) * stride + at * LANES + left);
                 // Rows beyond the last are not looked at.
                 let columns =
-                    transpose_eight(std::array::from_fn(|r| _mm256_loadu_ps(from.add(r.min(some - 1) * stride))));
+                    transpose_eight(std::array::from_fn(|r| _mm256_loadu_ps(from.add(r.min(rows_here - 1) * stride))));
                 for (column, values) in columns.into_iter().enumerate() {
                     let chain = ORDER[left + column] * sixteens * m;
-                    store_some(to.as_mut_ptr().add(chain + first * sixteens + at * count + top), values, some);
+                    store_part(to.as_mut_ptr().add(chain + first * sixteens + at * count + top), values, rows_here);
                 }
             }
         }
@@ -171,22 +171,22 @@ unsafe fn arrange_inputs(x: &[f32], stride: usize, group: Range<usize>, to: &mut
 /// The processor must have AVX2; there must be room for as many values.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn store_some(mut to: *mut f32, values: __m256, some: usize) {
+unsafe fn store_part(mut to: *mut f32, values: __m256, count: usize) {
     // SAFETY: as the caller promises.
     unsafe {
-        if some == HALF {
+        if count == HALF {
             return _mm256_storeu_ps(to, values);
         }
         let mut rest = _mm256_castps256_ps128(values);
-        if some & 4 != 0 {
+        if count & 4 != 0 {
             _mm_storeu_ps(to, rest);
             (to, rest) = (to.add(4), _mm256_extractf128_ps::<1>(values));
         }
-        if some & 2 != 0 {
+        if count & 2 != 0 {
             _mm_storel_pd(to.cast(), _mm_castps_pd(rest));
             (to, rest) = (to.add(2), _mm_movehl_ps(rest, rest));
         }
-        if some & 1 != 0 {
+        if count & 1 != 0 {
             _mm_store_ss(to, rest);
         }
     }

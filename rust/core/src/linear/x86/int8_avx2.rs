@@ -124,17 +124,17 @@ mod tests {
         for (rows, k) in [(1, 1), (2, 16), (3, 47), (4, 64), (8, 300)] {
             let (weights, x) = (codes(UNROLL_ROWS, k, 0), codes(rows, k, 4_321));
             let of = |r: usize| &weights[r * k..][..k];
-            let mut found = 0;
+            let mut rows_seen = 0;
             // SAFETY: the instructions were detected.
             unsafe {
                 multiply(std::array::from_fn(of), &x, |row, sums| {
-                    assert_eq!(row, found);
-                    found += 1;
+                    assert_eq!(row, rows_seen);
+                    rows_seen += 1;
                     let wanted = |r: usize| reference::sum_of_codes(of(r), &x[row * k..][..k]);
                     assert_eq!(sums.map(i64::from), std::array::from_fn(wanted), "row {row} of {rows}, {k} columns");
                 });
             }
-            assert_eq!(found, rows);
+            assert_eq!(rows_seen, rows);
         }
     }
 }

@@ -40,11 +40,11 @@ const UNIT: usize = 64;
 /// beside its weights.
 const CHUNK: usize = 24 << 10;
 /// Tiles of inputs whose sums are kept while chunks of groups take turns: those of a unit fit the L2 cache beside its weights.
-const KEPT: usize = 8;
+const CACHED_TILES: usize = 8;
 /// Bytes of weights that a thread keeps room for, at most.
-const MOST_KEPT: usize = 1 << 20;
+const MAX_CACHED_BYTES: usize = 1 << 20;
 /// Largest zero point whose differences to codes are bytes with a sign.
-const MOST_ZERO: u16 = 127;
+const MAX_ZERO: u16 = 127;
 /// Bits of a code up to which a register holds the numbers of all codes.
 const LOOKED_UP: u32 = 6;
 
@@ -176,9 +176,9 @@ impl TiledInputs {
         pool::consume(parts.collect(), x.rows * columns, |(tile, limbs, lines)| {
             for (step, limb) in (0..columns / LINE).flat_map(|step| (0..limbs).map(move |limb| (step, limb))) {
                 let mut turned = [Line([0; LINE]); ROWS];
-                let some = step * LINE..(step + 1) * LINE;
+                let columns = step * LINE..(step + 1) * LINE;
                 // SAFETY: as the caller promises.
-                unsafe { arrange(rows_of(tile).map(|row| &x.plane(row, limb)[some.clone()]), &mut turned) };
+                unsafe { arrange(rows_of(tile).map(|row| &x.plane(row, limb)[columns.clone()]), &mut turned) };
                 for (part, turned) in turned.chunks(each).enumerate() {
                     let line = step * ROWS + part * each;
                     let to = (line / each * limbs + limb) * each + line % each;
@@ -292,15 +292,15 @@ impl<'a> Product<'a> {
         pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
             let (first, count) = (unit * UNIT, UNIT.min(n - unit * UNIT));
             let panels = count.div_ceil(ROWS);
-            let mut scratch = self.scratch(KEPT.min(across) * panels)?;
+            let mut scratch = self.scratch(CACHED_TILES.min(across) * panels)?;
             // SAFETY: as the caller promises.
             if !unsafe { self.read(first, count, &mut scratch) } {
                 return fallback.run(None, first, count);
             }
             // SAFETY: the tiles were there.
             let mut session = unsafe { GroupSession::new(self.tiles, self.group) };
-            for first_tile in (0..across).step_by(KEPT) {
-                let tiles = first_tile..across.min(first_tile + KEPT);
+            for first_tile in (0..across).step_by(CACHED_TILES) {
+                let tiles = first_tile..across.min(first_tile + CACHED_TILES);
                 // SAFETY: as the caller promises.
                 unsafe { self.sum(&mut session, &mut scratch, tiles.clone(), panels) };
                 let Scratch { sums, values, .. } = &mut scratch;
@@ -319,7 +319,7 @@ impl<'a> Product<'a> {
                     }
                 }
             }
-            if size_of_val(&*scratch.weights) <= MOST_KEPT {
+            if size_of_val(&*scratch.weights) <= MAX_CACHED_BYTES {
                 SCRATCH.set(scratch);
             }
             fallback.run_rows(self.left(), first, count)
@@ -411,7 +411,7 @@ impl<'a> Product<'a> {
         } else {
             each.chunks_mut(times).zip(&*stored).for_each(|(each, zero)| each.fill(*zero as u8));
         }
-        stored.iter().fold(0, |most, zero| *zero.max(&most)) <= MOST_ZERO
+        stored.iter().fold(0, |most, zero| *zero.max(&most)) <= MAX_ZERO
     }
 
     /// Writes the sums of so many `panels` of weights and some tiles of inputs.
@@ -473,9 +473,9 @@ unsafe fn turn_scales(rows: &[f32], lines: &mut [Floats]) {
     for (at, lines) in lines.chunks_mut(ROWS).enumerate() {
         let mut scales = [_mm512_setzero_ps(); ROWS];
         for (row, scales) in rows.chunks(groups).zip(&mut scales) {
-            let some = &row[at * ROWS..][..lines.len()];
+            let chunk = &row[at * ROWS..][..lines.len()];
             // SAFETY: the mask keeps inside the scales, of which there are 1 to 16.
-            *scales = unsafe { _mm512_maskz_loadu_ps(u16::MAX >> (ROWS - some.len()), some.as_ptr()) };
+            *scales = unsafe { _mm512_maskz_loadu_ps(u16::MAX >> (ROWS - chunk.len()), chunk.as_ptr()) };
         }
         // SAFETY: as the caller promises; lines are aligned and hold sixteen values.
         unsafe {
@@ -534,8 +534,8 @@ mod tests {
             let [plan, input_plan] = formats.map(|format| Plan::new(format).unwrap());
             let (w, x) = (Sample::new(&weights, k, formats[0]), Sample::new(&inputs, k, formats[1]));
             let (rows, encoded) = (w.rows(Level::Avx512), x.rows(Level::Avx512));
-            let mut found = vec![0.0f32; m * n];
-            let mut values = ValuesMut::F32(&mut found);
+            let mut outputs = vec![0.0f32; m * n];
+            let mut values = ValuesMut::F32(&mut outputs);
             let out = Biased::new(Outputs::new(&mut values, n, Level::Avx512), &[]);
             let wide = Inputs::new(Values::F32(&inputs), m, k, LANES, Level::Avx512).unwrap();
             let fallback = Fallback::new(&rows, &wide, m, &out);
@@ -560,7 +560,7 @@ mod tests {
                     let sum: i32 = columns.map(|c| number(c) * i32::from(fixed.plane(row, 0)[c])).sum();
                     wanted = (sum as f32 * fixed.unit(row, first)).mul_add(step, wanted);
                 }
-                let found = found[row * n + weight];
+                let outputs = outputs[row * n + weight];
                 assert_eq!(found.to_bits(), wanted.to_bits(), "{text} x {input}, {tiles:?}: {row}, {weight}");
             }
         }

@@ -140,7 +140,7 @@ unsafe fn multiply<K: WeightReader>(
 ) -> Result<()> {
     // Of -128, which fixed point has, there is no number of the other sign.
     let takes = |row: usize| x.limbs(row) == 1 && !x.plane(row, 0).contains(&i8::MIN);
-    let (some, left): (Vec<_>, Vec<_>) = (0..x.rows).partition(|&row| takes(row));
+    let (rows, fallback_rows): (Vec<_>, Vec<_>) = (0..x.rows).partition(|&row| takes(row));
     pool::try_for_each(n.div_ceil(UNIT), work, |unit| {
         let (start, end) = (unit * UNIT, n.min((unit + 1) * UNIT));
         let mut scratch = kernel.scratch()?;
@@ -151,7 +151,7 @@ unsafe fn multiply<K: WeightReader>(
                 fallback.run(None, first, count)?;
                 continue;
             }
-            for inputs in some.chunks(INPUTS) {
+            for inputs in rows.chunks(INPUTS) {
                 // SAFETY: as the caller promises; every unit writes its own columns.
                 unsafe {
                     match *inputs {
@@ -163,7 +163,7 @@ unsafe fn multiply<K: WeightReader>(
                     }
                 }
             }
-            left.iter().try_for_each(|&row| fallback.run(Some(row), first, count))?;
+            fallback_rows.iter().try_for_each(|&row| fallback.run(Some(row), first, count))?;
         }
         Ok(())
     })
@@ -214,7 +214,7 @@ impl<'a> Bytes<'a> {
     ///
     /// # Safety
     /// As for [`WeightReader::products`].
-    unsafe fn some<const R: usize, const M: usize>(
+    unsafe fn products_of<const R: usize, const M: usize>(
         &self,
         first: usize,
         (start, count): (usize, usize),
@@ -259,11 +259,11 @@ impl WeightReader for Bytes<'_> {
         // SAFETY: as the caller promises.
         unsafe {
             if M == 1 {
-                return self.some::<UNROLL_ROWS, M>(first, (0, count), rows, from);
+                return self.products_of::<UNROLL_ROWS, M>(first, (0, count), rows, from);
             }
             let mut all = [[0.0; M]; UNROLL_ROWS];
             for (start, all) in all.iter_mut().enumerate().take(count) {
-                [*all] = self.some::<1, M>(first, (start, count), rows, from);
+                [*all] = self.products_of::<1, M>(first, (start, count), rows, from);
             }
             all
         }
@@ -332,10 +332,10 @@ mod tests {
                 };
                 for row in 0..m - 1 {
                     let mut lanes = [0.0f32; 8];
-                    for (at, some) in numbers.chunks(together).enumerate() {
+                    for (at, chunk) in numbers.chunks(together).enumerate() {
                         let first = together * at;
                         let x = &fixed.plane(row, 0)[first..];
-                        let sum: i32 = some.iter().zip(x).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum();
+                        let sum: i32 = chunk.iter().zip(x).map(|(&w, &x)| i32::from(w) * i32::from(x)).sum();
                         let (lane, scale) = (&mut lanes[at % 8], scales[first / reader.group()]);
                         *lane = (sum as f32 * fixed.unit(row, first)).mul_add(scale, *lane);
                     }

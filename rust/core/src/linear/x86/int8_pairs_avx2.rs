@@ -64,9 +64,9 @@ struct Columns<'a> {
 impl<'a> Columns<'a> {
     /// Of `count` rows of weights from `first` on; rows behind them have scales of 0.
     fn new(product: &IntegerProduct<'a>, first: usize, count: usize) -> Self {
-        let each = |all: &[f32]| std::array::from_fn(|r| if r < count { all[first + r] } else { 0.0 });
-        let floats = if let Biases::Floats(bias) = product.added { each(bias) } else { [0.0; PANEL] };
-        Self { scales: each(&product.weight_scales), floats, added: product.added, first, count }
+        let of_panel = |all: &[f32]| std::array::from_fn(|r| if r < count { all[first + r] } else { 0.0 });
+        let floats = if let Biases::Floats(bias) = product.added { of_panel(bias) } else { [0.0; PANEL] };
+        Self { scales: of_panel(&product.weight_scales), floats, added: product.added, first, count }
     }
 
     /// The values of sums; every operation rounds to float32, as [`reference::value`] does it.
@@ -92,7 +92,7 @@ struct Pairs([[i16; 2]; LANES]);
 struct Widened {
     pairs: Vec<[i16; 2]>,
     /// Pairs of a row.
-    each: usize,
+    row_pairs: usize,
 }
 
 impl Widened {
@@ -101,14 +101,14 @@ impl Widened {
     /// # Errors
     /// Where memory is short or threads cannot be started.
     fn new(codes: &[i8], k: usize) -> Result<Self> {
-        let each = k.div_ceil(2);
-        let mut pairs = zeroed::<[i16; 2]>(codes.len() / k * each)?;
-        pool::for_each_chunk(&mut pairs, each, |row, to| {
+        let row_pairs = k.div_ceil(2);
+        let mut pairs = zeroed::<[i16; 2]>(codes.len() / k * row_pairs)?;
+        pool::for_each_chunk(&mut pairs, row_pairs, |row, to| {
             for (&code, to) in codes[row * k..][..k].iter().zip(to.as_flattened_mut()) {
                 *to = code.into();
             }
         })?;
-        Ok(Self { pairs, each })
+        Ok(Self { pairs, row_pairs })
     }
 
     /// Calls `write` with each row and its sums of products with the sixteen rows of weights of `lines`.
@@ -116,9 +116,9 @@ impl Widened {
     /// # Safety
     /// The processor must have AVX2. Sums must fit int32.
     unsafe fn multiply(&self, lines: &[Pairs], mut write: impl FnMut(usize, [i32; LANES])) {
-        assert!(lines.len() == self.each);
+        assert!(lines.len() == self.row_pairs);
         let has_vnni = is_x86_feature_detected!("avxvnni");
-        for (block, rows) in self.pairs.chunks(INPUTS * self.each).enumerate() {
+        for (block, rows) in self.pairs.chunks(INPUTS * self.row_pairs).enumerate() {
             let mut all = |sums: &[[i32; LANES]]| {
                 sums.iter().enumerate().for_each(|(i, sums)| write(block * INPUTS + i, *sums));
             };
@@ -133,7 +133,7 @@ impl Widened {
                     }
                 };
             }
-            match rows.len() / self.each {
+            match rows.len() / self.row_pairs {
                 1 => sums!(1),
                 2 => sums!(2),
                 3 => sums!(3),
@@ -224,18 +224,18 @@ mod tests {
             let (weights, x) = (codes(LANES, k, 0), codes(rows, k, 4_321));
             let mut lines = vec![Pairs([[77; 2]; LANES]); k.div_ceil(2)];
             let widened = Widened::new(&x, k).unwrap();
-            let mut found = 0;
+            let mut rows_seen = 0;
             // SAFETY: the instructions were detected.
             unsafe {
                 arrange(&weights, k, &mut lines);
                 widened.multiply(&lines, |row, sums| {
-                    assert_eq!(row, found);
-                    found += 1;
+                    assert_eq!(row, rows_seen);
+                    rows_seen += 1;
                     let wanted = |r: usize| reference::sum_of_codes(&weights[r * k..][..k], &x[row * k..][..k]);
                     assert_eq!(sums.map(i64::from), std::array::from_fn(wanted), "row {row} of {rows}, {k} columns");
                 });
             }
-            assert_eq!(found, rows);
+            assert_eq!(rows_seen, rows);
         }
     }
 }

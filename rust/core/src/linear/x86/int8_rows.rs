@@ -27,8 +27,8 @@ const PIECE_ROWS: usize = 128;
 /// Columns that meet all weights of a piece before the next do: their inputs stay in the L1 cache.
 const CHUNK: usize = 1024;
 /// Bytes of weights and lines of sums that a thread keeps at most.
-const KEPT_BYTES: usize = 4 << 20;
-const KEPT_LINES: usize = 1 << 14;
+const CACHED_BYTES: usize = 4 << 20;
+const CACHED_LINES: usize = 1 << 14;
 
 /// How long the parts of a product take.
 const TIMES: Times = Times { weight: 300, input: 150, product: 1 };
@@ -143,7 +143,7 @@ impl<U: Fn(usize, &mut [i8]), F: Finish> Piece<'_, U, F> {
                 self.multiply(first..self.inputs.end.min(first + UNROLL_ROWS), &mut scratch, out)?;
             }
         }
-        if scratch.weights.len() * LINE <= KEPT_BYTES && scratch.totals.len() <= KEPT_LINES {
+        if scratch.weights.len() * LINE <= CACHED_BYTES && scratch.totals.len() <= CACHED_LINES {
             SCRATCH.set(scratch);
         }
         Ok(())

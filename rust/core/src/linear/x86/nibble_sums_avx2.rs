@@ -17,7 +17,7 @@ pub(super) const LANES: usize = 8;
 /// Columns of a lane.
 pub(super) const EACH: usize = BLOCK / LANES;
 /// Largest number less the smallest one: four products with inputs up to 127 fit into 16 bits.
-pub(super) const MOST: i32 = 63;
+pub(super) const MAX_NUMBER: i32 = 63;
 
 /// A block of a row of inputs.
 #[derive(Clone, Copy, Default)]
@@ -36,7 +36,7 @@ pub(super) struct Inputs {
 /// `ZEROS`, `offset` is taken off all numbers. Codes `ahead` bytes behind are prefetched.
 ///
 /// # Safety
-/// The processor must have AVX2 and FMA. Rows must hold so many blocks. No number of the table is above [`MOST`], and no input
+/// The processor must have AVX2 and FMA. Rows must hold so many blocks. No number of the table is above [`MAX_NUMBER`], and no input
 /// is -128.
 #[target_feature(enable = "avx2,fma")]
 pub(super) unsafe fn products<const M: usize, const HALVES: bool, const ZEROS: bool>(

@@ -3,7 +3,7 @@
 use super::int8_groups_avx2::{UNROLL_ROWS, WeightReader};
 use super::int8_limbs_vnni::{FixedInputs, Plan};
 use super::nibble_rows_avx2::{GROUP, NibbleRows, Scratch};
-use super::nibble_sums_avx2::{BLOCK, EACH, Inputs, LANES, MOST, products};
+use super::nibble_sums_avx2::{BLOCK, EACH, Inputs, LANES, MAX_NUMBER, products};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
@@ -21,7 +21,7 @@ pub(super) struct Nibbles<'a> {
 impl<'a> Nibbles<'a> {
     /// True for weights that are multiplied so: codes of 4 bits whose numbers lie close together.
     pub(super) const fn takes(plan: &Plan) -> bool {
-        plan.width == 4 && plan.is_bytes() && plan.most + plan.offset <= MOST
+        plan.width == 4 && plan.is_bytes() && plan.most + plan.offset <= MAX_NUMBER
     }
 
     /// Arranges inputs of one limb, `input_group` columns of which share a scale.

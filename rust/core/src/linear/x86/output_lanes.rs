@@ -175,12 +175,12 @@ mod tests {
                             DType::BF16 => ValuesMut::BF16(halves_of(to)),
                         };
                         let out = Biased::new(Outputs::new(&mut out, columns, Level::Avx512), bias);
-                        let mut some = [0.0; 32];
-                        some[..count].copy_from_slice(&values[..count]);
+                        let mut padded = [0.0; 32];
+                        padded[..count].copy_from_slice(&values[..count]);
                         if lanes {
-                            write_as(&out, some, count, *dtype != DType::F32);
+                            write_as(&out, padded, count, *dtype != DType::F32);
                         } else {
-                            out.write(1, 9, &mut some[..count]);
+                            out.write(1, 9, &mut padded[..count]);
                         }
                     }
                 };

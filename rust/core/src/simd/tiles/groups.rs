@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{LINE, ROWS, Tiles, amx, vectors};
+use super::{LINE, ROWS, Tiles, amx, avx512};
 use crate::simd::{Floats, Line};
 
 /// Columns in a lane.
@@ -82,7 +82,7 @@ impl GroupSession {
         unsafe {
             match self {
                 Self::Amx(session) => session.add(factors, sums),
-                Self::Vectors => vectors::add_groups(factors, sums),
+                Self::Vectors => avx512::add_groups(factors, sums),
             }
         }
     }

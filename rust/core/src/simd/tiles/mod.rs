@@ -4,8 +4,8 @@
 //! Kernels are written once over a [`Session`].
 
 pub mod amx;
+mod avx512;
 pub(crate) mod groups;
-mod vectors;
 
 use std::arch::x86_64::*;
 
@@ -117,7 +117,7 @@ impl Session {
         unsafe {
             match self {
                 Self::Amx(session) => session.multiply_across(across, run, sums),
-                Self::Vectors => vectors::multiply_across(run, &mut sums[..across]),
+                Self::Vectors => avx512::multiply_across(run, &mut sums[..across]),
             }
         }
     }
@@ -132,7 +132,7 @@ impl Session {
         unsafe {
             match self {
                 Self::Amx(session) => session.add_products(factors, fresh, sums),
-                Self::Vectors => vectors::add_products(factors, fresh, sums),
+                Self::Vectors => avx512::add_products(factors, fresh, sums),
             }
         }
     }
@@ -156,7 +156,7 @@ impl Session {
         unsafe {
             match self {
                 Self::Amx(session) => session.add_scaled(factors, group, scales, products, sums),
-                Self::Vectors => vectors::add_scaled(factors, group, scales, sums),
+                Self::Vectors => avx512::add_scaled(factors, group, scales, sums),
             }
         }
     }

@@ -62,7 +62,7 @@ pub(super) struct Groups {
     exponents: Vec<i16>,
     /// True if an exponent is extreme, as those of blocks of zeros are.
     extreme: bool,
-    some: Vec<f32>,
+    row_scales: Vec<f32>,
     stored_zeros: Vec<u16>,
 }
 
@@ -102,10 +102,10 @@ impl<'a> Codes<'a> {
         if matches!(self.table.scale, Scale::Half | Scale::Code) {
             let room = groups.next_multiple_of(ROWS);
             set_len(&mut to.scales, room * stride)?;
-            set_len(&mut to.some, ROWS * room)?;
+            set_len(&mut to.row_scales, ROWS * room)?;
             let mut least = _mm512_setzero_ps();
             for start in (0..count).step_by(ROWS) {
-                for (r, scales) in to.some.chunks_mut(room).enumerate().take(count - start) {
+                for (r, scales) in to.row_scales.chunks_mut(room).enumerate().take(count - start) {
                     // SAFETY: as the caller promises; the row has the groups.
                     if !unsafe { self.scales.read(first + start + r, 0, &mut scales[..groups], &mut least) } {
                         return Ok(false);
@@ -114,7 +114,7 @@ impl<'a> Codes<'a> {
                 for group in (0..groups).step_by(ROWS) {
                     // SAFETY: as the caller promises; sixteen rows have room for whole sixteens of groups.
                     unsafe {
-                        let rows = std::array::from_fn(|r| _mm512_loadu_ps(to.some[r * room + group..].as_ptr()));
+                        let rows = std::array::from_fn(|r| _mm512_loadu_ps(to.row_scales[r * room + group..].as_ptr()));
                         for (i, scales) in transpose(rows).iter().enumerate() {
                             let to = &mut to.scales[(group + i) * stride + start..][..ROWS];
                             _mm512_storeu_ps(to.as_mut_ptr(), *scales);

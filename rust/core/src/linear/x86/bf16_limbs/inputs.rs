@@ -72,11 +72,11 @@ impl Tiled {
                 for tile in 0..across {
                     let tile_of_all = pass * across + tile;
                     let first = tile_of_all * ROWS;
-                    let Some(&kept) = moderate.get(tile_of_all) else { continue };
+                    let Some(&moderate_rows) = moderate.get(tile_of_all) else { continue };
                     for limb in 0..limbs {
                         let to = &mut lines[(limb * across + tile) * ROWS..][..ROWS];
                         // SAFETY: as the caller promises.
-                        unsafe { arrange(x, first..m.min(first + ROWS), kept, i * STEP, limb, to) };
+                        unsafe { arrange(x, first..m.min(first + ROWS), moderate_rows, i * STEP, limb, to) };
                     }
                 }
             })?;
@@ -91,7 +91,7 @@ impl Tiled {
     /// The processor must have AVX-512 F, BW, VL and VBMI.
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
     pub(super) unsafe fn encoded(x: &Weights<'_>, skip: impl Fn(usize) -> bool) -> Result<Self> {
-        let &Weights { n: m, k, limbs, each, .. } = x;
+        let &Weights { n: m, k, limbs, chunk_columns, .. } = x;
         let (steps, across) = (k.div_ceil(STEP), if m <= ROWS { 1 } else { 2 });
         let (passes, groups, step) = (m.div_ceil(ROWS * across), x.pieces().groups(k), limbs * across * ROWS);
         let group = if let Pieces::Scaled { group, .. } = x.pieces() { Some(group) } else { None };
@@ -118,8 +118,8 @@ impl Tiled {
                 let factors = if skip(row) { None } else { unsafe { x.begin(row, 1, &mut scratch)? } };
                 let Some([factor, ..]) = factors else { continue };
                 let mut fits = true;
-                for start in (0..k).step_by(each) {
-                    let columns = start..k.min(start + each);
+                for start in (0..k).step_by(chunk_columns) {
+                    let columns = start..k.min(start + chunk_columns);
                     let many = columns.len().div_ceil(STEP) * limbs;
                     // SAFETY: as the caller promises; the row is that of `begin`.
                     fits &= unsafe { x.put(row, 1, columns, &mut scratch, &mut tiles) };
@@ -167,10 +167,17 @@ impl Tiled {
 /// # Safety
 /// The processor must have AVX-512 F and BW; `x` must be of whole vectors of sixteen, and `column` inside its rows.
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn arrange(x: &Inputs<'_>, rows: Range<usize>, kept: u16, column: usize, limb: usize, to: &mut [Line<u32, 16>]) {
+unsafe fn arrange(
+    x: &Inputs<'_>,
+    rows: Range<usize>,
+    moderate_rows: u16,
+    column: usize,
+    limb: usize,
+    to: &mut [Line<u32, 16>],
+) {
     let mut lines = [_mm512_setzero_ps(); ROWS];
     for (i, (line, row)) in lines.iter_mut().zip(rows).enumerate() {
-        if kept >> i & 1 == 0 {
+        if moderate_rows >> i & 1 == 0 {
             continue;
         }
         let row = &x.values()[row * x.stride..][..x.stride];

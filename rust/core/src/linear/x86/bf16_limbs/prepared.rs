@@ -97,7 +97,7 @@ impl PreparedTiles {
     /// As for [`Self::new`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
     unsafe fn in_place_of(others: Self, weights: &Weights<'_>, rows: Range<usize>) -> Result<Option<Self>> {
-        let (&Weights { k, limbs, each, .. }, n) = (weights, rows.len());
+        let (&Weights { k, limbs, chunk_columns, .. }, n) = (weights, rows.len());
         let (units, steps, pieces) = (n.div_ceil(UNIT), k.div_ceil(STEP), weights.pieces());
         let groups = pieces.groups(k);
         let mut prepared = Self { pieces, n, k, limbs, ..others };
@@ -113,8 +113,8 @@ impl PreparedTiles {
             prepared.factors[unit * UNIT..][..UNIT].copy_from_slice(&factors);
             let scales = &mut prepared.scales[unit * groups * UNIT..][..groups * UNIT];
             scales.copy_from_slice(&scratch.groups.scales[..groups * UNIT]);
-            for start in (0..k).step_by(each) {
-                let columns = start..k.min(start + each);
+            for start in (0..k).step_by(chunk_columns) {
+                let columns = start..k.min(start + chunk_columns);
                 let (here, before) = (columns.len().div_ceil(STEP), start / STEP);
                 // SAFETY: as the caller promises; the rows are those of `begin`.
                 if !unsafe { weights.put(first, count, columns, &mut scratch, &mut tiles) } {
@@ -186,10 +186,10 @@ impl PreparedTiles {
         left: &mut Vec<usize>,
     ) -> Result<()> {
         for first in rows.clone().step_by(UNROLL_ROWS) {
-            let some = first..rows.end.min(first + UNROLL_ROWS);
+            let chunk = first..rows.end.min(first + UNROLL_ROWS);
             // SAFETY: as the caller promises.
-            let bits = unsafe { self.multiply_some(x, some.clone(), column, out)? };
-            left.extend(some.filter(|row| bits >> (row - first) & 1 == 1));
+            let bits = unsafe { self.multiply_chunk(x, chunk.clone(), column, out)? };
+            left.extend(chunk.filter(|row| bits >> (row - first) & 1 == 1));
         }
         Ok(())
     }
@@ -202,7 +202,7 @@ impl PreparedTiles {
     /// # Safety
     /// As for [`Self::multiply_rows`].
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512bf16")]
-    unsafe fn multiply_some(
+    unsafe fn multiply_chunk(
         &self,
         x: &InputView<'_>,
         rows: Range<usize>,
@@ -213,15 +213,15 @@ impl PreparedTiles {
         let session = unsafe { RowSession::new(rows.len(), x.limbs) };
         let (both, pairs) = (2 * session.lines(), self.n.div_ceil(PAIR));
         let mut scratch = SCRATCH.take();
-        let (each, count) = self.chunks();
+        let (chunk_columns, count) = self.chunks();
         set_len(&mut scratch.products, 2 * both)?;
         at_least(&mut scratch.totals, if count > 1 { pairs } else { 1 } * both)?;
-        at_least(&mut scratch.tiles, each.min(self.k).div_ceil(STEP) * session.step_bytes() / LINE)?;
+        at_least(&mut scratch.tiles, chunk_columns.min(self.k).div_ceil(STEP) * session.step_bytes() / LINE)?;
         x.make(rows.clone(), &mut scratch.wide)?;
         let mut to = To { out, column, first: rows.start, rows: u32::MAX >> (u32::BITS as usize - rows.len()) };
         let (all, mut waiting) = (to.rows, None);
-        for start in (0..self.k).step_by(each) {
-            let chunk = start..self.k.min(start + each);
+        for start in (0..self.k).step_by(chunk_columns) {
+            let chunk = start..self.k.min(start + chunk_columns);
             // SAFETY: as the caller promises; there is room for all limbs of these rows, and for their sums.
             unsafe {
                 to.rows &= !x.put(rows.clone(), chunk.clone(), &session, &mut scratch);
@@ -238,11 +238,11 @@ impl PreparedTiles {
 
     /// Columns that meet all weights before the next do, and how many times: their inputs stay in the L1 cache, or near it.
     fn chunks(&self) -> (usize, usize) {
-        let each = match self.pieces {
+        let chunk_columns = match self.pieces {
             Pieces::Plain(columns) => columns,
             Pieces::Scaled { columns, .. } => (FOLD / columns * columns).max(columns),
         };
-        (each, self.k.div_ceil(each))
+        (chunk_columns, self.k.div_ceil(chunk_columns))
     }
 
     /// Columns whose products are added up before they are scaled.

@@ -17,15 +17,15 @@ use crate::simd::tiles::{Factors, FloatSums, LINE, ROWS, ScaledProducts, Session
 use crate::simd::transpose::transpose;
 
 /// Pairs of panels in one unit of work, at most: they share inputs, and rows of outputs are written in longer pieces.
-const MOST_PAIRS: usize = 8;
+const MAX_PAIRS: usize = 8;
 /// Bytes of decoded weights that stay in the L2 cache while all inputs pass by: of more, columns take turns.
 const STORED: usize = 1 << 20;
 /// Bytes of weights that a thread keeps room for, at most.
-const MOST_KEPT: usize = 4 << 20;
-/// Passes over the inputs whose sums are kept together while pieces of columns take turns.
-const TOGETHER: usize = 8;
+const MAX_CACHED_BYTES: usize = 4 << 20;
+/// Passes over the inputs whose sums stay in the cache while pieces of columns take turns.
+const CACHED_PASSES: usize = 8;
 /// The same while parts of the weights take turns, which are decoded again for more.
-const MOST_TOGETHER: usize = 32;
+const MAX_CACHED_PASSES: usize = 32;
 
 thread_local! {
     /// Memory that is new takes longer to get than a small product.
@@ -88,14 +88,14 @@ impl<'a> Product<'a> {
     fn of(weights: Weights<'a>, x: Tiled, m: usize) -> Self {
         // Threads wait for one another less where there are several units for each.
         let enough = weights.n.div_ceil(PAIR) / (3 * pool::num_threads());
-        let pieces = weights.k.div_ceil(weights.each).max(1);
+        let pieces = weights.k.div_ceil(weights.chunk_columns).max(1);
         let piece = weights.lines() * LINE;
         // Parts end where sums are added up.
         let least = match weights.pieces() {
-            Pieces::Plain(columns) => columns.div_ceil(weights.each),
+            Pieces::Plain(columns) => columns.div_ceil(weights.chunk_columns),
             Pieces::Scaled { .. } => 1,
         };
-        let pairs = enough.min(STORED / (least * piece).max(1)).clamp(1, MOST_PAIRS);
+        let pairs = enough.min(STORED / (least * piece).max(1)).clamp(1, MAX_PAIRS);
         let part = (STORED / (pairs * piece).max(1) / least * least).max(least).min(pieces);
         Self { weights, x, m, pairs, part }
     }
@@ -113,7 +113,7 @@ impl<'a> Product<'a> {
         };
         match (weights, self.x.group) {
             (None, None) => None,
-            (columns, group) => Some(shared(columns.unwrap_or(self.weights.each), group.unwrap_or(0))),
+            (columns, group) => Some(shared(columns.unwrap_or(self.weights.chunk_columns), group.unwrap_or(0))),
         }
     }
 
@@ -133,8 +133,8 @@ impl<'a> Product<'a> {
     }
 
     /// Passes over the inputs whose sums are kept.
-    fn together(&self) -> usize {
-        if self.part < self.pieces().len() { MOST_TOGETHER } else { TOGETHER }
+    fn cached_passes(&self) -> usize {
+        if self.part < self.pieces().len() { MAX_CACHED_PASSES } else { CACHED_PASSES }
     }
 
     /// Room for one thread's work: what it had before.
@@ -142,8 +142,8 @@ impl<'a> Product<'a> {
         let mut scratch = SCRATCH.take();
         scratch.weights.resize_with(self.pairs, weights::Scratch::default);
         set_len(&mut scratch.tiles, self.pairs * self.part * self.weights.lines())?;
-        set_len(&mut scratch.sums, self.together().min(self.passes()) * self.pairs)?;
-        set_len(&mut scratch.running, TOGETHER.min(self.passes()) * self.pairs)?;
+        set_len(&mut scratch.sums, self.cached_passes().min(self.passes()) * self.pairs)?;
+        set_len(&mut scratch.running, CACHED_PASSES.min(self.passes()) * self.pairs)?;
         set_len(&mut scratch.values, ROWS * self.unit())?;
         Ok(scratch)
     }
@@ -170,24 +170,24 @@ impl<'a> Product<'a> {
         // SAFETY: as the caller promises.
         let mut factors = unsafe { self.begin(first, count, &mut scratch)? };
         let all: Vec<_> = self.pieces().collect();
-        for begin in (0..self.passes()).step_by(self.together()) {
-            let some = begin..self.passes().min(begin + self.together());
+        for begin in (0..self.passes()).step_by(self.cached_passes()) {
+            let passes = begin..self.passes().min(begin + self.cached_passes());
             scratch.sums.fill(FloatSums::default());
             for part in all.chunks(self.part) {
                 if begin == 0 || part.len() < all.len() {
                     // SAFETY: as the caller promises.
                     unsafe { self.read(first, count, part, &mut scratch, &mut factors) };
                 }
-                for begin in some.clone().step_by(TOGETHER) {
-                    let few = begin..some.end.min(begin + TOGETHER);
+                for begin in passes.clone().step_by(CACHED_PASSES) {
+                    let chunk = begin..passes.end.min(begin + CACHED_PASSES);
                     for (piece, columns) in part.iter().enumerate() {
                         let columns = columns.clone();
                         // SAFETY: as the caller promises; the weights were just read.
-                        unsafe { self.add(session, &mut scratch, columns, piece, few.clone(), &factors[..pairs]) };
+                        unsafe { self.add(session, &mut scratch, columns, piece, chunk.clone(), &factors[..pairs]) };
                     }
                 }
             }
-            for (sums, pass) in scratch.sums.chunks(self.pairs).zip(some) {
+            for (sums, pass) in scratch.sums.chunks(self.pairs).zip(passes) {
                 let sums = &sums[..pairs];
                 for tile in 0..self.x.across {
                     let row = (pass * self.x.across + tile) * ROWS;
@@ -203,14 +203,14 @@ impl<'a> Product<'a> {
                             continue;
                         }
                         for pair in (0..pairs).filter(|pair| factors[*pair].is_some()) {
-                            let some = pair * PAIR..count.min((pair + 1) * PAIR);
-                            write(row + i, first + some.start, &mut values[some]);
+                            let columns = pair * PAIR..count.min((pair + 1) * PAIR);
+                            write(row + i, first + columns.start, &mut values[columns]);
                         }
                     }
                 }
             }
         }
-        if size_of_val(&*scratch.tiles) <= MOST_KEPT {
+        if size_of_val(&*scratch.tiles) <= MAX_CACHED_BYTES {
             SCRATCH.set(scratch);
         }
         Ok(factors.iter().enumerate().fold(0, |bits, (pair, factors)| bits | u32::from(factors.is_some()) << pair))
@@ -218,8 +218,8 @@ impl<'a> Product<'a> {
 
     /// Columns whose tiles are written together.
     fn pieces(&self) -> impl ExactSizeIterator<Item = Range<usize>> {
-        let Weights { k, each, .. } = self.weights;
-        (0..k).step_by(each).map(move |start| start..k.min(start + each))
+        let Weights { k, chunk_columns, .. } = self.weights;
+        (0..k).step_by(chunk_columns).map(move |start| start..k.min(start + chunk_columns))
     }
 
     /// Reads the scales of `count` rows of weights from `first` on: the factors of sums by pair of panels, but of pairs of
@@ -231,8 +231,8 @@ impl<'a> Product<'a> {
     /// # Safety
     /// As for [`Self::run`].
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi")]
-    unsafe fn begin(&self, first: usize, count: usize, to: &mut Scratch) -> Result<[Option<[f32; PAIR]>; MOST_PAIRS]> {
-        let mut all = [None; MOST_PAIRS];
+    unsafe fn begin(&self, first: usize, count: usize, to: &mut Scratch) -> Result<[Option<[f32; PAIR]>; MAX_PAIRS]> {
+        let mut all = [None; MAX_PAIRS];
         for ((start, scratch), factors) in (0..count).step_by(PAIR).zip(&mut to.weights).zip(&mut all) {
             // SAFETY: as the caller promises.
             *factors = unsafe { self.weights.begin(first + start, PAIR.min(count - start), scratch)? };
@@ -280,17 +280,17 @@ impl<'a> Product<'a> {
         passes: Range<usize>,
         factors: &[Option<[f32; PAIR]>],
     ) {
-        let Weights { k, limbs, each, .. } = self.weights;
+        let Weights { k, limbs, chunk_columns, .. } = self.weights;
         let (start, steps) = (columns.start, columns.len().div_ceil(STEP));
         let (panel, list, scaled) = (steps * limbs * TILE, self.steps(steps), self.scaled());
         let group = if let Pieces::Scaled { group, .. } = self.weights.pieces() { Some(group) } else { None };
         // Of the pieces of some columns, the groups of weights and of inputs.
         let of = |group: Option<usize>, column| group.map_or(0, |group| column / group);
-        let pieces = columns.clone().step_by(scaled.unwrap_or(each));
+        let pieces = columns.clone().step_by(scaled.unwrap_or(chunk_columns));
         let groups: Vec<_> = pieces.map(|column| (of(group, column), of(self.x.group, column))).collect();
         let Scratch { weights, tiles, sums, running, products, .. } = scratch;
-        let kept = passes.start % self.together() * self.pairs;
-        let all = sums[kept..].chunks_mut(self.pairs).zip(running.chunks_mut(self.pairs));
+        let first_sums = passes.start % self.cached_passes() * self.pairs;
+        let all = sums[first_sums..].chunks_mut(self.pairs).zip(running.chunks_mut(self.pairs));
         let lines = self.weights.lines();
         for (pass, (sums, running)) in passes.zip(all) {
             let inputs = &self.x.lines[pass * self.x.pass + start / STEP * self.x.step..];
@@ -311,7 +311,7 @@ impl<'a> Product<'a> {
                     match scaled {
                         None => {
                             session.add_products(&factors, start.is_multiple_of(FOLD), running);
-                            if (start + each).is_multiple_of(FOLD) || columns.end == k {
+                            if (start + chunk_columns).is_multiple_of(FOLD) || columns.end == k {
                                 let one = [(&[1.0; PAIR], None)];
                                 add_scaled(std::array::from_ref(running), one, self.x.across, sums);
                             }

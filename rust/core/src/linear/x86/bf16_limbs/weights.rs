@@ -53,7 +53,7 @@ pub(in crate::linear) struct Weights<'a> {
     pub(super) k: usize,
     pub(in crate::linear) limbs: usize,
     /// Columns written at a time.
-    pub(super) each: usize,
+    pub(super) chunk_columns: usize,
 }
 
 /// Scratch memory of one thread, for [`UNIT`] rows.
@@ -106,7 +106,7 @@ impl<'a> Weights<'a> {
     ) -> Self {
         let codes = table.map(|table| Codes::new(table, rows));
         let limbs = weight_limbs(format, table);
-        let each = match tiles {
+        let chunk_columns = match tiles {
             _ if codes.is_none() => rows.cut(COLUMNS),
             Tiles::Amx => {
                 let scaled = codes.as_ref().is_some_and(|codes| codes.table.scaled_after());
@@ -116,21 +116,23 @@ impl<'a> Weights<'a> {
             }
             Tiles::Vectors => SOME_COLUMNS,
         };
-        Self { scaled: rows, rows: rows.unscaled(), codes, n, k: rows.k, limbs, each }
+        Self { scaled: rows, rows: rows.unscaled(), codes, n, k: rows.k, limbs, chunk_columns }
     }
 
     /// How the products of pieces of columns become one sum.
     pub(super) fn pieces(&self) -> Pieces {
         match self.codes.as_ref().map(|codes| codes.table).filter(|table| table.scaled_after()) {
-            Some(table) => Pieces::Scaled { columns: shared(table.group, self.each), group: table.group },
+            Some(table) => Pieces::Scaled { columns: shared(table.group, self.chunk_columns), group: table.group },
             // Where both a call of `put` and a fold end.
-            None => Pieces::Plain((1..).map(|i| i * self.each).find(|end| end.is_multiple_of(FOLD)).unwrap_or(FOLD)),
+            None => Pieces::Plain(
+                (1..).map(|i| i * self.chunk_columns).find(|end| end.is_multiple_of(FOLD)).unwrap_or(FOLD),
+            ),
         }
     }
 
     /// Lines of the tiles of [`Self::each`] columns.
     pub(super) fn lines(&self) -> usize {
-        self.each.min(self.k).div_ceil(STEP) * UNIT * self.limbs
+        self.chunk_columns.min(self.k).div_ceil(STEP) * UNIT * self.limbs
     }
 
     /// Reads the scales of `count` rows from `first` on, at most [`UNIT`]; the factors of their sums, or `None` where a
@@ -149,7 +151,7 @@ impl<'a> Weights<'a> {
         scratch: &mut Scratch,
     ) -> Result<Option<[f32; UNIT]>> {
         if self.codes.is_none() {
-            set_len(&mut scratch.decoded, self.each.min(self.k).next_multiple_of(STEP))?;
+            set_len(&mut scratch.decoded, self.chunk_columns.min(self.k).next_multiple_of(STEP))?;
         }
         let mut factors = [0.0f32; UNIT];
         for (r, factor) in factors.iter_mut().enumerate().take(count) {

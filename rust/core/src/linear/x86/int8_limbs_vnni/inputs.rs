@@ -5,7 +5,7 @@ use std::arch::x86_64::*;
 
 use super::plan::{Plan, Scale};
 use super::scales::{Scales, is_moderate};
-use super::{CHUNK, MOST_LIMBS};
+use super::{CHUNK, MAX_LIMBS};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
 use crate::error::Result;
@@ -57,8 +57,8 @@ impl FixedInputs {
     pub(in crate::linear) unsafe fn new(x: &[f32], rows: usize, stride: usize, k: usize) -> Result<Self> {
         let columns = k.next_multiple_of(CHUNK);
         let chunks = columns / CHUNK;
-        let (planes, units) = (zeroed(rows * MOST_LIMBS * columns)?, zeroed(rows * chunks)?);
-        let mut fixed = Self { planes, units, limbs: vec![3; rows], room: MOST_LIMBS, group: CHUNK, columns, rows };
+        let (planes, units) = (zeroed(rows * MAX_LIMBS * columns)?, zeroed(rows * chunks)?);
+        let mut fixed = Self { planes, units, limbs: vec![3; rows], room: MAX_LIMBS, group: CHUNK, columns, rows };
         // One row: its planes and its units; as many limbs as it has.
         let arrange = |row: usize, planes: &mut [i8], units: &mut [f32]| {
             let even = |x: &[f32]| {

@@ -26,6 +26,6 @@ pub(in crate::linear) use run::{run, run_codes, run_sparse, takes, takes_codes, 
 pub(super) use scales::{Scales, is_moderate, zeros, zeros_vbmi};
 
 /// Limbs of an input, at most.
-const MOST_LIMBS: usize = 4;
+const MAX_LIMBS: usize = 4;
 /// Columns of inputs that share a power of two.
 const CHUNK: usize = 256;

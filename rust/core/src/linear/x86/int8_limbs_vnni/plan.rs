@@ -7,7 +7,7 @@ use crate::simd::Line;
 use crate::simd::amx::LINE;
 
 /// Limbs of a weight, at most.
-pub(super) const MOST_WEIGHT_LIMBS: usize = 3;
+pub(super) const MAX_WEIGHT_LIMBS: usize = 3;
 /// Fraction bits to which the levels of code books are rounded: with their range of 2 they fill three limbs.
 const BOOK_BITS: i32 = 22;
 
@@ -36,13 +36,13 @@ pub(in crate::linear) struct Plan {
     /// Numbers of codes of at most 4 bits, exactly, times `2^shift`: those of the limbs, but for code books.
     pub(in crate::linear) numbers: [f32; 16],
     /// Each limb by code.
-    pub(in crate::linear) tables: [[u8; 256]; MOST_WEIGHT_LIMBS],
+    pub(in crate::linear) tables: [[u8; 256]; MAX_WEIGHT_LIMBS],
     /// Largest magnitude of the integers of codes.
     pub(in crate::linear) most: i32,
     /// Added to the integers of codes, so that they are numbers from 0 up.
     pub(in crate::linear) offset: i32,
     /// Limbs of those by code, as bytes without a sign.
-    pub(in crate::linear) unsigned: [Line<u8, 256>; MOST_WEIGHT_LIMBS],
+    pub(in crate::linear) unsigned: [Line<u8, 256>; MAX_WEIGHT_LIMBS],
     /// Code 0 is the number 0.
     pub(super) zero_is_zero: bool,
     /// Byte permutation: for each run of eight codes, the bytes of packed codes that hold it.
@@ -75,10 +75,10 @@ impl Plan {
         let numbers: Vec<f64> =
             (0..1u32 << width).map(|code| f64::from(decode_element(&grid, width, code, &one))).collect();
         let (shift, limbs) = match grid {
-            Grid::Book(_) => (BOOK_BITS, MOST_WEIGHT_LIMBS),
+            Grid::Book(_) => (BOOK_BITS, MAX_WEIGHT_LIMBS),
             _ => integers(&numbers)?,
         };
-        let mut tables = [[0; 256]; MOST_WEIGHT_LIMBS];
+        let mut tables = [[0; 256]; MAX_WEIGHT_LIMBS];
         for code in 0..256 {
             let number = numbers[code & (numbers.len() - 1)];
             let mut rest = (number * crate::float::exp2(shift)).round_ties_even() as i64;
@@ -155,7 +155,7 @@ fn integers(numbers: &[f64]) -> Option<(i32, usize)> {
         }
         // `d` limbs, bytes with a sign, reach from -128 to 127 times 1 + 256 + 256^2 + ...
         let mut ones = 0.0;
-        (1..=MOST_WEIGHT_LIMBS).find_map(|limbs| {
+        (1..=MAX_WEIGHT_LIMBS).find_map(|limbs| {
             ones = ones * 256.0 + 1.0;
             (scaled(low) >= -128.0 * ones && scaled(high) <= 127.0 * ones).then_some((shift, limbs))
         })

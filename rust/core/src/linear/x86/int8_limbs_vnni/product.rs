@@ -22,12 +22,12 @@ use crate::pool;
 use crate::simd::amx::LINE;
 
 /// Rows of weights multiplied at a time: they share loads of inputs and hide each other's latency.
-pub(super) const TOGETHER: usize = 4;
+pub(super) const UNROLL_ROWS: usize = 4;
 /// Rows of inputs multiplied with weights while those are in registers.
-pub(super) const MOST_INPUTS: usize = 4;
+pub(super) const UNROLL_INPUTS: usize = 4;
 /// Rows of weights in one unit of work, at most, and at least.
-const MOST_UNIT: usize = 64;
-const LEAST_UNIT: usize = 16;
+const MAX_UNIT_ROWS: usize = 64;
+const MIN_UNIT_ROWS: usize = 16;
 /// Bytes of codes in one unit of work, about: threads that come late, or are slow, leave some to the others.
 const UNIT_BYTES: usize = 64 << 10;
 
@@ -70,7 +70,7 @@ pub(super) struct Scratch {
 /// What [`Dot::prepare`] finds of some rows of weights.
 struct Prepared {
     /// Factors of the rows.
-    steps: [f32; TOGETHER],
+    steps: [f32; UNROLL_ROWS],
     /// Smallest magnitude of a scale but 0.
     least: f32,
 }
@@ -124,9 +124,10 @@ impl<'a> Dot<'a> {
         plain: impl Fn(Option<usize>, usize, usize) -> Result<()> + Sync,
     ) -> Result<()> {
         let (_, row_bytes) = self.rows.codes();
-        let each = (UNIT_BYTES / row_bytes.max(1) / LEAST_UNIT * LEAST_UNIT).clamp(LEAST_UNIT, MOST_UNIT);
-        pool::try_for_each(n.div_ceil(each), bytes, |unit| {
-            let (start, end) = (unit * each, n.min((unit + 1) * each));
+        let unit_rows =
+            (UNIT_BYTES / row_bytes.max(1) / MIN_UNIT_ROWS * MIN_UNIT_ROWS).clamp(MIN_UNIT_ROWS, MAX_UNIT_ROWS);
+        pool::try_for_each(n.div_ceil(unit_rows), bytes, |unit| {
+            let (start, end) = (unit * unit_rows, n.min((unit + 1) * unit_rows));
             if self.inputs.is_empty() {
                 return plain(None, start, end - start);
             }
@@ -134,22 +135,22 @@ impl<'a> Dot<'a> {
             self.clear(&mut scratch)?;
             self.clear(&mut ahead)?;
             let mut products = PRODUCTS.take();
-            set_len(&mut products, self.all.count_ones() as usize * each)?;
+            set_len(&mut products, self.all.count_ones() as usize * unit_rows)?;
             let mut left = Vec::new();
             // Scales are read one pass ahead: loads of what was just stored in other pieces wait for the cache.
             // SAFETY: as the caller promises, here and below.
-            let mut next = unsafe { self.prepare(start, TOGETHER.min(end - start), &mut ahead) };
-            for first in (start..end).step_by(TOGETHER) {
-                let count = TOGETHER.min(end - first);
+            let mut next = unsafe { self.prepare(start, UNROLL_ROWS.min(end - start), &mut ahead) };
+            for first in (start..end).step_by(UNROLL_ROWS) {
+                let count = UNROLL_ROWS.min(end - first);
                 std::mem::swap(&mut scratch, &mut ahead);
                 let prepared = next.take();
-                if first + TOGETHER < end {
-                    let count = TOGETHER.min(end - first - TOGETHER);
+                if first + UNROLL_ROWS < end {
+                    let count = UNROLL_ROWS.min(end - first - UNROLL_ROWS);
                     // SAFETY: as above.
-                    next = unsafe { self.prepare(first + TOGETHER, count, &mut ahead) };
+                    next = unsafe { self.prepare(first + UNROLL_ROWS, count, &mut ahead) };
                 }
                 let keep = |row: usize, values: &Sum| {
-                    products[row * each + first - start..][..count].copy_from_slice(&values[..count]);
+                    products[row * unit_rows + first - start..][..count].copy_from_slice(&values[..count]);
                 };
                 let rows = match prepared {
                     // SAFETY: as above.
@@ -162,7 +163,7 @@ impl<'a> Dot<'a> {
             }
             for (row, _) in &self.inputs {
                 // SAFETY: every unit writes its own columns.
-                unsafe { out.write(*row, start, &mut products[*row * each..][..end - start]) };
+                unsafe { out.write(*row, start, &mut products[*row * unit_rows..][..end - start]) };
             }
             PRODUCTS.set(products);
             SCRATCH.set([scratch, ahead]);
@@ -178,7 +179,7 @@ impl<'a> Dot<'a> {
     /// Makes room for one thread's work, with a scale of 1 and a zero point of 0 where rows have none.
     fn clear(&self, scratch: &mut Scratch) -> Result<()> {
         // Groups are loaded eight at a time.
-        let places = TOGETHER * self.groups() + 8;
+        let places = UNROLL_ROWS * self.groups() + 8;
         set_len(&mut scratch.scales, places)?;
         scratch.scales.fill(if self.plan.scale == Scale::Row { 1.0 } else { 0.0 });
         set_len(&mut scratch.zeros, if self.plan.zeros { places } else { 0 })?;
@@ -191,7 +192,7 @@ impl<'a> Dot<'a> {
         self.rows.k.div_ceil(CHUNK) * (CHUNK / self.group)
     }
 
-    /// Reads the scales of `count` rows of weights from `first` on, at most [`TOGETHER`], to `scratch`; none where they are
+    /// Reads the scales of `count` rows of weights from `first` on, at most [`UNROLL_ROWS`], to `scratch`; none where they are
     /// out of range.
     ///
     /// # Safety
@@ -201,7 +202,7 @@ impl<'a> Dot<'a> {
         let (groups, each) = (self.groups(), self.plan.group / self.group);
         // Rows beyond the last repeat it.
         let row_of = |r: usize| first + r.min(count - 1);
-        let (mut steps, mut least) = ([1.0; TOGETHER], _mm512_set1_ps(f32::INFINITY));
+        let (mut steps, mut least) = ([1.0; UNROLL_ROWS], _mm512_set1_ps(f32::INFINITY));
         if self.plan.scale == Scale::Row {
             for (r, step) in steps.iter_mut().enumerate() {
                 *step = self.rows.row_step(row_of(r)) as f32;
@@ -209,14 +210,14 @@ impl<'a> Dot<'a> {
                     return None;
                 }
             }
-        } else if each == 1 && count == TOGETHER && self.scales.groups == groups {
+        } else if each == 1 && count == UNROLL_ROWS && self.scales.groups == groups {
             // The scales of all rows follow each other.
             // SAFETY: as the caller promises.
-            if !unsafe { self.scales.read(first, 0, &mut scratch.scales[..TOGETHER * groups], &mut least) } {
+            if !unsafe { self.scales.read(first, 0, &mut scratch.scales[..UNROLL_ROWS * groups], &mut least) } {
                 return None;
             }
         } else {
-            for r in 0..TOGETHER {
+            for r in 0..UNROLL_ROWS {
                 let to = &mut scratch.scales[r * groups..][..groups];
                 // SAFETY: as the caller promises.
                 if !unsafe { self.scales.read_each(row_of(r), each, to, &mut least) } {
@@ -226,7 +227,7 @@ impl<'a> Dot<'a> {
         }
         if self.plan.zeros {
             let unpack = (self.plan.width, &self.plan.gather, &self.plan.shifts);
-            for r in 0..TOGETHER {
+            for r in 0..UNROLL_ROWS {
                 let to = &mut scratch.zeros[r * groups..][..groups];
                 // SAFETY: as the caller promises.
                 unsafe { zeros_vbmi(self.rows, unpack, row_of(r), each, to) };
@@ -237,7 +238,7 @@ impl<'a> Dot<'a> {
         if self.clear_zeros && self.scales.low(least) {
             // Scales of blocks of zeros become 0, so that they do not look like weights that would vanish.
             least = f32::INFINITY;
-            for (r, scales) in scratch.scales.chunks_mut(groups.max(1)).enumerate().take(TOGETHER) {
+            for (r, scales) in scratch.scales.chunks_mut(groups.max(1)).enumerate().take(UNROLL_ROWS) {
                 let codes = &codes[row_of(r) * row_bytes..][..row_bytes];
                 // SAFETY: as the caller promises.
                 least = least.min(unsafe { Scales::clear(scales, codes, self.group / 8 * self.plan.width as usize) });
@@ -247,7 +248,7 @@ impl<'a> Dot<'a> {
     }
 
     /// Calls `write` with each row of inputs and its products with `count` rows of weights from `first` on, at most
-    /// [`TOGETHER`]. Returns a bit for each row of inputs that is left to others: those without a fixed-point form, and those
+    /// [`UNROLL_ROWS`]. Returns a bit for each row of inputs that is left to others: those without a fixed-point form, and those
     /// so small that their products with the scales would vanish.
     ///
     /// # Safety
@@ -266,7 +267,7 @@ impl<'a> Dot<'a> {
         let &Prepared { steps, least } = prepared;
         let row_of = |r: usize| first + r.min(count - 1);
         let (codes, row_bytes) = self.rows.codes();
-        let rows: [*const u8; TOGETHER] = std::array::from_fn(|r| codes[row_of(r) * row_bytes..].as_ptr());
+        let rows: [*const u8; UNROLL_ROWS] = std::array::from_fn(|r| codes[row_of(r) * row_bytes..].as_ptr());
         let mut left = self.without;
         let mut rest = self.inputs.as_slice();
         while let Some((_, next)) = rest.first() {
@@ -274,26 +275,26 @@ impl<'a> Dot<'a> {
             let together = match (next.count, alike) {
                 (4, _) | (_, 1) => 1, // outliers are rare
                 (_, 2 | 3) => 2,
-                _ => MOST_INPUTS,
+                _ => UNROLL_INPUTS,
             };
-            let (some, others) = rest.split_at(together);
-            rest = others;
+            let (chunk, after) = rest.split_at(together);
+            rest = after;
             // SAFETY: as the caller promises; scales and zero points are there for all groups of the rows.
             let mut values = unsafe {
                 match (next.count, together) {
-                    (1, 1) => self.product::<1, 1>(&rows, some, scratch),
-                    (1, 2) => self.product::<1, 2>(&rows, some, scratch),
-                    (1, _) => self.product::<1, 4>(&rows, some, scratch),
-                    (3, 1) => self.product::<3, 1>(&rows, some, scratch),
-                    (3, 2) => self.product::<3, 2>(&rows, some, scratch),
-                    (3, _) => self.product::<3, 4>(&rows, some, scratch),
-                    _ => self.product::<4, 1>(&rows, some, scratch),
+                    (1, 1) => self.product::<1, 1>(&rows, chunk, scratch),
+                    (1, 2) => self.product::<1, 2>(&rows, chunk, scratch),
+                    (1, _) => self.product::<1, 4>(&rows, chunk, scratch),
+                    (3, 1) => self.product::<3, 1>(&rows, chunk, scratch),
+                    (3, 2) => self.product::<3, 2>(&rows, chunk, scratch),
+                    (3, _) => self.product::<3, 4>(&rows, chunk, scratch),
+                    _ => self.product::<4, 1>(&rows, chunk, scratch),
                 }
             };
-            for ((row, input), values) in some.iter().zip(&mut values) {
+            for ((row, input), values) in chunk.iter().zip(&mut values) {
                 // Rare: each scale is then checked alone.
                 let vanish = least * input.least < f32::MIN_POSITIVE
-                    && (0..TOGETHER)
+                    && (0..UNROLL_ROWS)
                         .any(|r| input.vanishes(&scratch.scales[r * groups..][..groups], self.block / self.group));
                 if vanish {
                     left |= 1 << row;
@@ -313,11 +314,11 @@ impl<'a> Dot<'a> {
     #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vnni")]
     unsafe fn product<const LIMBS: usize, const INPUTS: usize>(
         &self,
-        rows: &[*const u8; TOGETHER],
-        some: &[(usize, Input)],
+        rows: &[*const u8; UNROLL_ROWS],
+        chunk: &[(usize, Input)],
         scratch: &Scratch,
     ) -> Sums {
-        let x: [&Input; INPUTS] = std::array::from_fn(|i| &some[i].1);
+        let x: [&Input; INPUTS] = std::array::from_fn(|i| &chunk[i].1);
         let way = match self.plan.width {
             4 => NIBBLES,
             1..=6 => NARROW,

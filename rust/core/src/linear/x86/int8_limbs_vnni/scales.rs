@@ -10,23 +10,23 @@ use crate::simd::amx::LINE;
 /// Added to exponents, so that the scales of blocks of zeros are not subnormal: arithmetic on subnormals is slow.
 const RAISED: i32 = 32;
 /// Largest exponent code accepted: beyond it accumulators could overflow although the result would not.
-const MOST_CODE: u8 = 127 + 40;
+const MAX_CODE: u8 = 127 + 40;
 /// Largest scale of another type, and largest factor of a row, for the same reason.
-const MOST_SCALE: f32 = (1u64 << 40) as f32;
+const MAX_SCALE: f32 = (1u64 << 40) as f32;
 /// Smallest one but 0: below it decoded weights could be subnormal, which rounds them.
-const LEAST_SCALE: f32 = f32::from_bits((127 - 100) << 23);
+const MIN_SCALE: f32 = f32::from_bits((127 - 100) << 23);
 /// Scales below this are checked again: those of blocks of zeros become 0.
 pub(super) const LOW: f32 = f32::from_bits((127 - 40) << 23);
 
 /// Smallest float16 but 0.
-const LEAST_HALF: f32 = f32::from_bits((127 - 24) << 23);
+const MIN_HALF: f32 = f32::from_bits((127 - 24) << 23);
 /// Prefetch distance in bytes of stored scales.
 const AHEAD: usize = 2048;
 /// Bits of the largest float16.
-const MOST_HALF: i16 = 0x7bff;
+const MAX_HALF: i16 = 0x7bff;
 
 /// Reads float16 scales, as many as `to` holds; false where one is not finite. All finite ones are in range, and none but 0
-/// is below [`LEAST_HALF`].
+/// is below [`MIN_HALF`].
 ///
 /// # Safety
 /// The processor must have AVX-512 F, BW and VL; there must be as many scales at `from`.
@@ -48,8 +48,8 @@ unsafe fn read_halves(from: *const i16, to: &mut [f32], least: &mut __m512) -> b
             }
         }
     }
-    *least = _mm512_min_ps(*least, _mm512_set1_ps(LEAST_HALF));
-    _mm512_cmpgt_epu16_mask(most, _mm512_set1_epi16(MOST_HALF)) == 0
+    *least = _mm512_min_ps(*least, _mm512_set1_ps(MIN_HALF));
+    _mm512_cmpgt_epu16_mask(most, _mm512_set1_epi16(MAX_HALF)) == 0
 }
 
 /// Reads float16 scales, as many as `to` holds; false where one is not finite.
@@ -75,12 +75,12 @@ fn halves_avx2(from: &[u8], to: &mut [f32]) -> bool {
         *to = _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(bits)));
     }
     // Magnitudes are below 2^15, as numbers with a sign too.
-    _mm_movemask_epi8(_mm_cmpgt_epi16(most, _mm_set1_epi16(MOST_HALF))) == 0
+    _mm_movemask_epi8(_mm_cmpgt_epi16(most, _mm_set1_epi16(MAX_HALF))) == 0
 }
 
 /// True for a scale, or a factor of a row, that neither overflows nor vanishes in products of moderate inputs.
 pub(in crate::linear) fn is_moderate(scale: f32) -> bool {
-    scale == 0.0 || (LEAST_SCALE..=MOST_SCALE).contains(&scale.abs())
+    scale == 0.0 || (MIN_SCALE..=MAX_SCALE).contains(&scale.abs())
 }
 
 /// Writes the zero points of a row, each of them `each` times, as often as there is room for the last.
@@ -129,14 +129,14 @@ pub(in crate::linear) unsafe fn zeros_vbmi(
             for (group, quarter) in (start..groups).step_by(16).zip(quarters) {
                 let numbers = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(quarter));
                 let to = to.get_mut(group * each..).unwrap_or_default();
-                let some = 16.min(groups - group);
+                let count = 16.min(groups - group);
                 if each == 1 {
-                    let some = some.min(to.len()) as u32;
-                    _mm512_mask_storeu_ps(to.as_mut_ptr(), ((1u32 << some) - 1) as u16, numbers);
+                    let count = count.min(to.len()) as u32;
+                    _mm512_mask_storeu_ps(to.as_mut_ptr(), ((1u32 << count) - 1) as u16, numbers);
                     continue;
                 }
                 _mm512_storeu_ps(sixteen.as_mut_ptr(), numbers);
-                to.chunks_mut(each).zip(&sixteen[..some]).for_each(|(to, zero)| to.fill(*zero));
+                to.chunks_mut(each).zip(&sixteen[..count]).for_each(|(to, zero)| to.fill(*zero));
             }
         }
     }
@@ -198,7 +198,7 @@ impl<'a> Scales<'a> {
                         let stored = self.bytes.as_ptr().add(at + 16 * i);
                         _mm_prefetch::<_MM_HINT_T0>(stored.wrapping_add(AHEAD).cast());
                         let codes = _mm_maskz_loadu_epi8(lanes, stored.cast());
-                        fits &= _mm_cmpgt_epu8_mask(codes, _mm_set1_epi8(MOST_CODE.cast_signed())) == 0;
+                        fits &= _mm_cmpgt_epu8_mask(codes, _mm_set1_epi8(MAX_CODE.cast_signed())) == 0;
                         let raised = _mm512_add_epi32(_mm512_cvtepu8_epi32(codes), _mm512_set1_epi32(RAISED));
                         _mm512_castsi512_ps(_mm512_slli_epi32::<23>(raised))
                     }
@@ -207,8 +207,8 @@ impl<'a> Scales<'a> {
                         let index = _mm512_cvtepu8_epi32(codes);
                         let scales = _mm512_i32gather_ps::<4>(index, self.table.as_ptr());
                         let size = _mm512_abs_ps(scales);
-                        let beyond = _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(size, _mm512_set1_ps(MOST_SCALE));
-                        let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(size, _mm512_set1_ps(LEAST_SCALE))
+                        let beyond = _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(size, _mm512_set1_ps(MAX_SCALE));
+                        let below = _mm512_cmp_ps_mask::<_CMP_LT_OQ>(size, _mm512_set1_ps(MIN_SCALE))
                             & _mm512_cmp_ps_mask::<_CMP_NEQ_UQ>(size, _mm512_setzero_ps());
                         fits &= (beyond | below) & lanes == 0;
                         scales
@@ -276,7 +276,7 @@ impl<'a> Scales<'a> {
                     most = most.max(code);
                     *to = f32::from_bits((u32::from(code) + RAISED as u32) << 23);
                 }
-                most <= MOST_CODE
+                most <= MAX_CODE
             }
             Scale::Code => {
                 for (to, &code) in scales.iter_mut().zip(&self.bytes[first..]) {

@@ -3,9 +3,9 @@
 
 use std::arch::x86_64::*;
 
-use super::MOST_LIMBS;
+use super::MAX_LIMBS;
 use super::inputs::FixedInputs;
-use super::plan::{MOST_WEIGHT_LIMBS, Plan, Scale};
+use super::plan::{MAX_WEIGHT_LIMBS, Plan, Scale};
 use super::scales::{LOW, Scales, is_moderate};
 use crate::codec::rows::Rows;
 use crate::codec::zeroed;
@@ -17,7 +17,7 @@ use crate::simd::{Floats, Level, Line};
 use crate::sparse::{PANEL, QUAD, expanded_word, stream};
 
 /// Rows of inputs multiplied with expanded weights while those are in registers.
-const MOST_INPUTS: usize = 4;
+const UNROLL_INPUTS: usize = 4;
 
 /// Prefetch distances: bytes of codes, and words of the bitmap.
 const CODES_AHEAD: usize = 4096;
@@ -116,20 +116,20 @@ impl<'a> SparseDot<'a> {
         let mut rest = self.inputs.as_slice();
         while let Some(next) = rest.first() {
             let alike = rest.iter().take_while(|input| input.limbs == next.limbs).count();
-            let together = if next.limbs == MOST_LIMBS { 1 } else { alike.min(MOST_INPUTS) };
-            let (some, others) = rest.split_at(together);
-            rest = others;
+            let together = if next.limbs == MAX_LIMBS { 1 } else { alike.min(UNROLL_INPUTS) };
+            let (chunk, after) = rest.split_at(together);
+            rest = after;
             // SAFETY: as the caller promises.
             let mut products = unsafe {
                 match (next.limbs, together) {
-                    (3, 1) => self.product::<3, 1>(stream, words, some, by_group),
-                    (3, 2) => self.product::<3, 2>(stream, words, some, by_group),
-                    (3, 3) => self.product::<3, 3>(stream, words, some, by_group),
-                    (3, _) => self.product::<3, 4>(stream, words, some, by_group),
-                    _ => self.product::<4, 1>(stream, words, some, by_group),
+                    (3, 1) => self.product::<3, 1>(stream, words, chunk, by_group),
+                    (3, 2) => self.product::<3, 2>(stream, words, chunk, by_group),
+                    (3, 3) => self.product::<3, 3>(stream, words, chunk, by_group),
+                    (3, _) => self.product::<3, 4>(stream, words, chunk, by_group),
+                    _ => self.product::<4, 1>(stream, words, chunk, by_group),
                 }
             };
-            for (input, products) in some.iter().zip(&mut products) {
+            for (input, products) in chunk.iter().zip(&mut products) {
                 if least * input.least < f32::MIN_POSITIVE {
                     left |= 1 << input.row;
                     continue;
@@ -222,10 +222,10 @@ impl<'a> SparseDot<'a> {
         &self,
         stream: &[u8],
         words: &[u64],
-        some: &[Input],
+        chunk: &[Input],
         scales: &[Floats],
-    ) -> [Floats; MOST_INPUTS] {
-        let x: [&Input; INPUTS] = std::array::from_fn(|i| &some[i]);
+    ) -> [Floats; UNROLL_INPUTS] {
+        let x: [&Input; INPUTS] = std::array::from_fn(|i| &chunk[i]);
         // SAFETY: as the caller promises.
         unsafe {
             match (self.plan.width, self.plan.limbs) {
@@ -253,7 +253,7 @@ impl<'a> SparseDot<'a> {
         words: &[u64],
         x: [&Input; INPUTS],
         scales: &[Floats],
-    ) -> [Floats; MOST_INPUTS] {
+    ) -> [Floats; UNROLL_INPUTS] {
         let places = LIMBS + EACH - 1;
         let groups = words.len().div_ceil(self.each);
         // Words of one group that shares a stored scale with others.
@@ -277,7 +277,7 @@ impl<'a> SparseDot<'a> {
             }
             for group in 0..groups {
                 // Quads take turns with two sets of accumulators, where registers hold them: each waits for its last sum.
-                let mut sums = [[[_mm512_setzero_si512(); MOST_LIMBS + MOST_WEIGHT_LIMBS - 1]; INPUTS]; 2];
+                let mut sums = [[[_mm512_setzero_si512(); MAX_LIMBS + MAX_WEIGHT_LIMBS - 1]; INPUTS]; 2];
                 for i in 0..INPUTS {
                     for place in 0..places {
                         sums[0][i][place] = _mm512_set1_epi32(*x[i].starts.get_unchecked(group * places + place));
@@ -335,7 +335,7 @@ impl<'a> SparseDot<'a> {
                     totals[i] = _mm512_fmadd_ps(_mm512_mul_ps(sum, unit), scale, totals[i]);
                 }
             }
-            let mut products = [Floats::default(); MOST_INPUTS];
+            let mut products = [Floats::default(); UNROLL_INPUTS];
             for i in 0..INPUTS {
                 _mm512_store_ps(products[i].0.as_mut_ptr(), totals[i]);
             }

@@ -2,10 +2,10 @@
 
 use std::arch::x86_64::*;
 
-use super::MOST_LIMBS;
+use super::MAX_LIMBS;
 use super::arrange::Input;
-use super::plan::MOST_WEIGHT_LIMBS;
-use super::product::{Dot, MOST_INPUTS, Scratch, TOGETHER};
+use super::plan::MAX_WEIGHT_LIMBS;
+use super::product::{Dot, Scratch, UNROLL_INPUTS, UNROLL_ROWS};
 use crate::simd::amx::LINE;
 
 /// How codes become bytes.
@@ -16,18 +16,18 @@ pub(super) const BYTES: u8 = 3;
 
 /// Prefetch distance in bytes of packed codes, bounded by the L2 cache. Prefetching into L1, which waits for fewer lines at a
 /// time, takes 1.3 times as long on Zen 4.
-const MOST_AHEAD: usize = 32 * 1024;
+const MAX_AHEAD: usize = 32 * 1024;
 
 /// Prefetch distance at least, where rows are short: the memory answers later than they are done.
-const LEAST_AHEAD: usize = 8 * 1024;
+const MIN_AHEAD: usize = 8 * 1024;
 
 /// Products of a row of inputs by row of weights.
-pub(super) type Sum = [f32; TOGETHER];
+pub(super) type Sum = [f32; UNROLL_ROWS];
 /// Products by row of inputs; those of rows of inputs that are not there are 0.
-pub(super) type Sums = [Sum; MOST_INPUTS];
+pub(super) type Sums = [Sum; UNROLL_INPUTS];
 
 impl Dot<'_> {
-    /// Sums of products of [`TOGETHER`] rows of weights, with codes unpacked one `WAY` to `EACH` limbs, and `INPUTS` rows
+    /// Sums of products of [`UNROLL_ROWS`] rows of weights, with codes unpacked one `WAY` to `EACH` limbs, and `INPUTS` rows
     /// of inputs of `LIMBS`. What is computed of a row of inputs does not depend on how many there are.
     ///
     /// `WHOLE`: the sum of a lane over all limbs is an int32, see [`Dot::whole`]. Limbs then follow each other in one
@@ -47,7 +47,7 @@ impl Dot<'_> {
         const WHOLE: bool,
     >(
         &self,
-        rows: &[*const u8; TOGETHER],
+        rows: &[*const u8; UNROLL_ROWS],
         x: [&Input; INPUTS],
         scratch: &Scratch,
     ) -> Sums {
@@ -57,12 +57,12 @@ impl Dot<'_> {
         let bytes = if WAY == NIBBLES { LINE } else { 8 * self.plan.width as usize };
         let per_block = self.block / self.group;
         // Prefetch the same columns of the next rows, or later ones where rows are short.
-        let ahead = (TOGETHER * row_bytes).clamp(LEAST_AHEAD, MOST_AHEAD);
+        let ahead = (UNROLL_ROWS * row_bytes).clamp(MIN_AHEAD, MAX_AHEAD);
         let lanes = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
         let spread = _mm512_srli_epi32::<4>(_mm512_mullo_epi32(lanes, _mm512_set1_epi32(per_block as i32)));
-        let mut totals = [[_mm512_setzero_ps(); INPUTS]; TOGETHER];
-        assert!(scratch.scales.len() >= TOGETHER * groups + 8);
-        assert!(!ZEROS || scratch.zeros.len() >= TOGETHER * groups + 8);
+        let mut totals = [[_mm512_setzero_ps(); INPUTS]; UNROLL_ROWS];
+        assert!(scratch.scales.len() >= UNROLL_ROWS * groups + 8);
+        assert!(!ZEROS || scratch.zeros.len() >= UNROLL_ROWS * groups + 8);
         assert!(x.iter().all(|x| x.count == LIMBS));
         // SAFETY: masks keep inside the rows; inputs cover whole chunks; eight groups may be read beyond the last.
         unsafe {
@@ -81,7 +81,7 @@ impl Dot<'_> {
             for block in 0..self.rows.k.div_ceil(self.block) {
                 let left = (row_bytes - block * bytes).min(bytes);
                 let mask = u64::MAX >> (64 - left);
-                for r in 0..TOGETHER {
+                for r in 0..UNROLL_ROWS {
                     let at = rows[r].wrapping_add(block * bytes);
                     _mm_prefetch::<_MM_HINT_T1>(at.wrapping_add(ahead).cast());
                     let packed = _mm512_maskz_loadu_epi8(mask, at.cast());
@@ -129,7 +129,7 @@ impl Dot<'_> {
                             _mm512_cvtepi32_ps(_mm512_add_epi32(all, begin))
                         } else {
                             // A second limb counts 256 times as much, as the next limb of the inputs does.
-                            let mut sums = [_mm512_setzero_si512(); MOST_LIMBS + MOST_WEIGHT_LIMBS - 1];
+                            let mut sums = [_mm512_setzero_si512(); MAX_LIMBS + MAX_WEIGHT_LIMBS - 1];
                             for limb in 0..LIMBS + EACH - 1 {
                                 sums[limb] = start(limb);
                             }
@@ -180,7 +180,7 @@ impl Dot<'_> {
 /// The processor must have AVX-512 F.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn tree_sums(all: [__m512; TOGETHER]) -> __m128 {
+unsafe fn tree_sums(all: [__m512; UNROLL_ROWS]) -> __m128 {
     let [a, b, c, d] = all.map(|lanes| {
         let high = _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(lanes)));
         let eight = _mm256_add_ps(_mm512_castps512_ps256(lanes), high);
@@ -201,11 +201,11 @@ mod tests {
         if !is_x86_feature_detected!("avx512f") {
             return;
         }
-        let lanes: [[f32; 16]; TOGETHER] =
+        let lanes: [[f32; 16]; UNROLL_ROWS] =
             std::array::from_fn(|r| std::array::from_fn(|i| ((r * 977 + i * 7919) as f32 * 0.37).sin() * 1e3));
-        let mut found = [0.0; TOGETHER];
+        let mut products = [0.0; UNROLL_ROWS];
         // SAFETY: the instructions were detected; arrays of sixteen and of four values are whole vectors.
-        unsafe { _mm_storeu_ps(found.as_mut_ptr(), tree_sums(lanes.map(|of| _mm512_loadu_ps(of.as_ptr())))) };
-        assert_eq!(found.map(f32::to_bits), lanes.map(|of| tree_sum(of).to_bits()));
+        unsafe { _mm_storeu_ps(products.as_mut_ptr(), tree_sums(lanes.map(|of| _mm512_loadu_ps(of.as_ptr())))) };
+        assert_eq!(products.map(f32::to_bits), lanes.map(|of| tree_sum(of).to_bits()));
     }
 }

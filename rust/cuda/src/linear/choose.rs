@@ -3,17 +3,18 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
-use octavo_core::Format;
+use octavo_core::{DType, Format};
 
-use super::{Bf16Limbs, Device, Int8Limbs, Linear, code};
+use super::{Bf16Limbs, Device, Int8Limbs, Integer, Linear, Numbers, code};
+use crate::gemm::Bias;
 use crate::{Call, Program, Result};
 
-/// Plans that are kept, at most; beyond, all are made anew.
-const MOST: usize = 4096;
+/// Plans in memory, at most; beyond, all are made anew.
+const MAX_PLANS: usize = 4096;
 
 /// A kernel that takes a product.
 #[derive(Clone, Debug)]
-pub enum Way {
+pub enum Kernel {
     /// Bytes on the int8 tensor cores.
     Int8Limbs(Int8Limbs),
     /// Decoded weights on the bfloat16 tensor cores.
@@ -35,8 +36,8 @@ struct Key {
 ///
 /// # Errors
 /// [`crate::Error::Core`] for sizes and addresses that cannot be.
-pub fn way(linear: &Linear, device: Device) -> Result<Option<Arc<Way>>> {
-    static KEPT: LazyLock<RwLock<HashMap<Key, Option<Arc<Way>>>>> = LazyLock::new(RwLock::default);
+pub fn choose(linear: &Linear, device: Device) -> Result<Option<Arc<Kernel>>> {
+    static PLANS: LazyLock<RwLock<HashMap<Key, Option<Arc<Kernel>>>>> = LazyLock::new(RwLock::default);
     linear.check()?;
     let key = Key {
         format: linear.format,
@@ -45,23 +46,45 @@ pub fn way(linear: &Linear, device: Device) -> Result<Option<Arc<Way>>> {
         offset: linear.parts[0] % 16,
         device,
     };
-    if let Some(way) = KEPT.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
-        return Ok(way.clone());
+    if let Some(kernel) = PLANS.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+        return Ok(kernel.clone());
     }
-    let found = match Int8Limbs::new(linear, device)? {
-        Some(limbs) => Some(Way::Int8Limbs(limbs)),
-        None => Bf16Limbs::new(linear, device)?.map(Way::Bf16Limbs),
+    let kernel = match Int8Limbs::new(linear, device)? {
+        Some(limbs) => Some(Kernel::Int8Limbs(limbs)),
+        None => Bf16Limbs::new(linear, device)?.map(Kernel::Bf16Limbs),
     };
-    let found = found.map(Arc::new);
-    let mut kept = KEPT.write().unwrap_or_else(PoisonError::into_inner);
-    if kept.len() >= MOST {
-        kept.clear();
+    let kernel = kernel.map(Arc::new);
+    let mut plans = PLANS.write().unwrap_or_else(PoisonError::into_inner);
+    if plans.len() >= MAX_PLANS {
+        plans.clear();
     }
-    kept.insert(key, found.clone());
-    Ok(found)
+    plans.insert(key, kernel.clone());
+    Ok(kernel)
 }
 
-impl Way {
+/// Name of the kernel that multiplies `m` rows of a dtype with `n` rows of `k` weights; with `input`, that of [`Integer`]. `None`
+/// where weights are decoded.
+///
+/// # Errors
+/// [`crate::Error::Core`] for sizes that cannot be, and formats that integer products do not take.
+pub fn kernel(
+    format: Format,
+    input: Option<Format>,
+    [m, n, k]: [usize; 3],
+    dtype: DType,
+    device: Device,
+) -> Result<Option<&'static str>> {
+    let x = Numbers { address: 0, dtype };
+    let Some(input) = input else {
+        let linear = Linear { format, m, n, k, x, parts: [0; 4], bias: None, out: 0 };
+        return Ok(choose(&linear, device)?.map(|kernel| kernel.name()));
+    };
+    let (bias, codes, scales, input_scales, out) = (Bias::None, 0, 0, 0, 0);
+    let integer = Integer { format, input, m, n, k, x, codes, scales, input_scales, bias, out };
+    Ok(Some(integer.plan(0, device)?.kernel().name()))
+}
+
+impl Kernel {
     /// Name for people.
     pub const fn name(&self) -> &'static str {
         match self {
