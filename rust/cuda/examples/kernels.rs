@@ -11,8 +11,9 @@ use octavo_cuda::linear::{Device, kernel as cuda_kernel};
 
 /// Rows and columns of the weights.
 const SIZE: usize = 4096;
-/// Rows of inputs, at most.
-const MAX_ROWS: usize = 4096;
+/// Rows of inputs that are asked about: all few ones, and some of the many, between two of which the kernel changes once.
+const PROBES: [std::ops::RangeInclusive<usize>; 6] =
+    [1..=70, 128..=128, 512..=512, 1024..=1024, 2048..=2048, 4096..=4096];
 /// Formats beside those of the catalogue.
 const MORE: &str = "int4:g64 int5:g32 uint4:g64 int12";
 
@@ -106,10 +107,16 @@ fn rows_of(page: &mut String, input: &str, name_of: impl Fn(Format, usize) -> Op
     for text in catalogue().iter().copied().chain(MORE.split_whitespace()) {
         let format = Format::parse(text)?;
         let mut spans: Vec<(usize, String)> = Vec::new();
-        for (rows, name) in (1..=MAX_ROWS).map_while(|rows| Some((rows, name_of(format, rows)?))) {
-            if spans.last().is_none_or(|(_, last)| *last != name) {
-                spans.push((rows, name));
-            }
+        for (rows, name) in PROBES.into_iter().flatten().map_while(|rows| Some((rows, name_of(format, rows)?))) {
+            let Some((_, last)) = spans.last().filter(|(_, last)| *last != name) else {
+                if spans.is_empty() {
+                    spans.push((rows, name));
+                }
+                continue;
+            };
+            // Between two probes the kernel changes once.
+            let changed = (1..rows).rev().take_while(|rows| name_of(format, *rows).as_ref() != Some(last)).last();
+            spans.push((changed.unwrap_or(rows), name));
         }
         let ends = spans.iter().skip(1).map(|(first, _)| first - 1).chain([usize::MAX]);
         let spans = spans.iter().zip(ends).map(|((first, name), end)| format!("{}: {name}", range(*first, end)));
