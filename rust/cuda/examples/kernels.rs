@@ -23,7 +23,7 @@ fn main() -> std::io::Result<()> {
 }
 
 /// The text of the page.
-pub fn page() -> Result<String> {
+pub(crate) fn page() -> Result<String> {
     let mut page = String::from(
         "# Kernels\n\n\
          Which kernel multiplies packed weights. `octavo.explain` and `octavo.linear.kernel` name it for a layer or a product. This page is written from the tables of the crates by \

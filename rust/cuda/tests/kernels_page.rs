@@ -1,7 +1,6 @@
 //! `docs/kernels.md` is what the tables of kernels give.
 
 #![cfg(target_arch = "x86_64")]
-#![expect(clippy::expect_used, reason = "a test stops where its set-up fails")]
 
 #[path = "../examples/kernels.rs"]
 #[allow(dead_code, reason = "a test writes no file")]

@@ -4,7 +4,7 @@
 //! `k mod 16`, then a tree. Here a register holds one chain of sixteen outputs, so the tree adds registers.
 
 use super::output::Inputs;
-use super::prepared::{Preparation, PreparedWeights};
+use super::prepared::{AnyWeights, Preparation, PreparedWeights};
 use super::problem::Problem;
 use super::ran;
 use crate::codec::rows::{Rows, Unpacked};
@@ -59,7 +59,7 @@ fn bytes(problem: &Problem, _rows: &Rows<'_>) -> usize {
     lines.saturating_mul(size_of::<Floats>())
 }
 
-fn prepare(problem: &Problem, rows: &Rows<'_>) -> Result<Option<Box<dyn PreparedWeights>>> {
+fn prepare(problem: &Problem, rows: &Rows<'_>) -> Result<AnyWeights> {
     Ok(Some(Box::new(PreparedFloats::new(rows, problem.columns)?)))
 }
 

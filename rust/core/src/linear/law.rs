@@ -167,6 +167,7 @@ fn any_problem(random: &mut Random, format: Format, inputs: &[Format], (n, k): (
 }
 
 /// Runs so many problems of at most so many multiplications on every processor of this machine; returns how many ran.
+#[expect(clippy::print_stdout, reason = "how many problems agreed")]
 fn hold(count: usize, work: usize) -> usize {
     let _limit = LIMIT.lock();
     let parse = |text: &&str| Format::parse(text).unwrap();

@@ -36,13 +36,16 @@ pub(super) trait PreparedWeights: Debug + Send + Sync {
     fn multiply(&self, level: Level, x: &Inputs<'_>, bias: Option<&[f32]>, out: &mut [f32]) -> Result<bool>;
 }
 
+/// Prepared weights of any kernel; none that it refuses.
+pub(super) type AnyWeights = Option<Box<dyn PreparedWeights>>;
+
 /// How a kernel prepares weights.
 #[derive(Clone, Copy)]
 pub(super) struct Preparation {
     /// Bytes that the prepared weights take.
     pub(super) bytes: fn(&Problem, &Rows<'_>) -> usize,
-    /// Prepares weights; none that the kernel refuses.
-    pub(super) prepare: fn(&Problem, &Rows<'_>) -> Result<Option<Box<dyn PreparedWeights>>>,
+    /// Prepares weights.
+    pub(super) prepare: fn(&Problem, &Rows<'_>) -> Result<AnyWeights>,
 }
 
 /// The choice of a kernel with prepared weights.

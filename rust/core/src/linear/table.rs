@@ -289,7 +289,6 @@ const X86: &[Kernel] = &[
         takes: f32_codes_avx2::takes,
         run: Run::Float(f32_codes_avx2::run),
         bounds: "up to eight rows faster than decoding rows of weights to memory first",
-        ..ROW
     },
     Kernel {
         name: "fma tiles avx512",

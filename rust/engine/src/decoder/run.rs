@@ -77,7 +77,11 @@ impl Block {
     /// Queries, keys and values, `[rows, heads * size]` each.
     fn project(&self, x: &[f32]) -> Result<(Vec<f32>, Vec<f32>, Vec<f32>)> {
         if let [query, key, value] = self.projections.as_slice() {
-            return Ok((query.apply_rows_independently(x)?, key.apply_rows_independently(x)?, value.apply_rows_independently(x)?));
+            return Ok((
+                query.apply_rows_independently(x)?,
+                key.apply_rows_independently(x)?,
+                value.apply_rows_independently(x)?,
+            ));
         }
         let (seen, held) = (self.plan.heads * self.plan.size, self.plan.kv_heads * self.plan.size);
         let (mut queries, mut keys, mut values) = (Vec::new(), Vec::new(), Vec::new());

@@ -84,7 +84,15 @@ impl Dense {
                 let options = Options { rule: input.rule, given: input.given(), ..Options::default() };
                 let (bias, weight) = (self.floats()?, weight.matrix(self.outputs, self.inputs));
                 if independently {
-                    linear::multiply_rounded_rows_independently(x, rows, input.format, &options, &weight, bias, &mut out)?;
+                    linear::multiply_rounded_rows_independently(
+                        x,
+                        rows,
+                        input.format,
+                        &options,
+                        &weight,
+                        bias,
+                        &mut out,
+                    )?;
                 } else {
                     let (x, bias, out) = (Values::F32(x), bias.map(Values::F32), ValuesMut::F32(&mut out));
                     linear::multiply_rounded(x, rows, input.format, &options, &weight, bias, out)?;

@@ -560,8 +560,8 @@ mod tests {
                     let sum: i32 = columns.map(|c| number(c) * i32::from(fixed.plane(row, 0)[c])).sum();
                     wanted = (sum as f32 * fixed.unit(row, first)).mul_add(step, wanted);
                 }
-                let outputs = outputs[row * n + weight];
-                assert_eq!(found.to_bits(), wanted.to_bits(), "{text} x {input}, {tiles:?}: {row}, {weight}");
+                let output = outputs[row * n + weight];
+                assert_eq!(output.to_bits(), wanted.to_bits(), "{text} x {input}, {tiles:?}: {row}, {weight}");
             }
         }
     }

@@ -15,7 +15,7 @@ use crate::codec::rows::Rows;
 use crate::codec::{DType, Values, ValuesMut, set_len};
 use crate::error::Result;
 use crate::linear::output::{Biased, Inputs, Outputs};
-use crate::linear::prepared::{Preparation, PreparedWeights};
+use crate::linear::prepared::{AnyWeights, Preparation, PreparedWeights};
 use crate::linear::problem::Problem;
 use crate::linear::ran;
 use crate::linear::x86::bf16_codes_vbmi::Table;
@@ -435,7 +435,7 @@ fn bytes(problem: &Problem, rows: &Rows<'_>) -> usize {
     PreparedTiles::bytes(&weights_of(problem, table(problem.weight).as_deref(), rows))
 }
 
-fn prepare(problem: &Problem, rows: &Rows<'_>) -> Result<Option<Box<dyn PreparedWeights>>> {
+fn prepare(problem: &Problem, rows: &Rows<'_>) -> Result<AnyWeights> {
     let table = table(problem.weight);
     // SAFETY: the table of kernels asks for AMX.
     let tiles = unsafe { PreparedTiles::new(&weights_of(problem, table.as_deref(), rows))? };
