@@ -441,7 +441,9 @@ def test_the_kernel_has_a_name(simd):
     assert linear.kernel("mxfp4", 1, 4096, 4096, torch.float32) in ("fma scalar", "fma codes avx2", "int8 limbs vnni")
     wide = linear.kernel("mxfp4", 32, 4096, 4096, torch.bfloat16)
     assert wide in (f"fma {simd}", "bfloat16 limbs amx", "bfloat16 limbs avx512")
-    assert linear.kernel("int12", 64, 64, 64, torch.float32) == ("fma scalar" if simd == "scalar" else f"fma tiles {simd}")
+    assert linear.kernel("int12", 64, 64, 64, torch.float32) == (
+        "fma scalar" if simd == "scalar" else f"fma tiles {simd}"
+    )
     small = "int8 scalar" if simd == "scalar" else "int8 avx2"
     assert linear.kernel("int8:channel", 1, 64, 64, torch.float32, "int8") == small
     assert linear.kernel("int8:channel", 1, 512, 512, torch.float32, "int8") in (small, "int8 amx", "int8 vnni")
