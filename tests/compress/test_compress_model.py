@@ -92,7 +92,7 @@ def test_the_recipe_gives_the_same_model_again(result, tmp_path):
     again = compressed(recipe=tmp_path / "recipe.toml")
     x = data()[1]
     assert torch.equal(again.model(x), result.model(x))
-    assert again.found.sensitivity is None and "nothing was searched" in again.report["missing"]["front"]
+    assert again.found.search is None and "nothing was searched" in again.report["missing"]["front"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_must_not_matter_changes_nothing(result, change):
 
 @pytest.mark.parametrize("correlation, told", [(0.3, True), (0.8, False), (None, False)])
 def test_a_sum_that_cannot_predict_is_told(monkeypatch, correlation, told):
-    monkeypatch.setattr(compression_trials.Found, "correlation", property(lambda _: correlation))
+    monkeypatch.setattr(compression_trials.Search, "correlation", property(lambda _: correlation))
     assert any("cannot predict" in note for note in compressed().report["notes"]) is told
 
 
@@ -152,7 +152,7 @@ def test_a_bound_of_the_loss_is_kept_with_few_bytes():
 
 def test_the_fast_form_measures_less(result):
     found = compressed(fast=True)
-    assert found.found.sensitivity.method == "fisher" and found.found.evaluations < result.found.evaluations
+    assert found.found.search.sensitivity.method == "fisher" and len(found.found.trials) < len(result.found.trials)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_a_run_killed_while_it_trains_ends_with_the_same_bits(tmp_path):
 def test_solvers_and_corrected_biases_are_tried_and_told(result):
     assert {trial.series for trial in result.found.trials} >= {"front", "uniform", "tuned"}
     assert any(trial.corrected for trial in result.found.trials)
-    (row,) = result.found.tuned
+    (row,) = result.found.search.tuned
     rejected = {one["what"] for one in result.report["rejected"]}
     for step in row["steps"]:
         assert step["kept"] == (step["loss"] < row["before"]) or len(row["steps"]) > 1

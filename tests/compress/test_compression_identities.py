@@ -7,7 +7,7 @@ from string import ascii_lowercase
 import pytest
 import torch
 from octavo.compress.compress_model import run_job
-from octavo.compress.compression_job import Goal
+from octavo.compress.compression_options import Goal, Options
 from octavo.compress.text_compression import text_job
 
 transformers = pytest.importorskip("transformers")
@@ -63,7 +63,8 @@ def before(folder, data, journal, stop=None):
             raise Stopped
 
     job = text_job(str(folder), data)
-    found = run_job(job, Goal(bits=9), formats=("mxint8",), recipe=None, fast=True, journal=journal, tell=tell)
+    options = Options(Goal(bits=9), formats=("mxint8",), fast=True, journal=journal)
+    found = run_job(job, options, tell=tell)
     return found.found.before.value
 
 

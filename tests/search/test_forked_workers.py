@@ -19,7 +19,7 @@ from test_compress_model import compressed, state_of
 one, two = compressed(), compressed(workers=2, journal={journal!r})
 assert str(one.recipe) == str(two.recipe)
 assert one.found.chosen.quality == two.found.chosen.quality
-assert (one.found.sensitivity.loss == two.found.sensitivity.loss).all()
+assert (one.found.search.sensitivity.loss == two.found.search.sensitivity.loss).all()
 assert [(t.series, t.label, t.quality) for t in one.found.trials] == [(t.series, t.label, t.quality) for t in two.found.trials]
 assert all(torch.equal(value, state_of(two)[name]) for name, value in state_of(one).items())
 """

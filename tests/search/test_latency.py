@@ -4,8 +4,8 @@ import numpy as np
 import octavo
 import pytest
 import torch
-from octavo.compress import compression_flow
-from octavo.compress.compression_job import Goal
+from octavo.compress import trial_bench
+from octavo.compress.compression_options import Goal
 from octavo.errors import ConfigError, DataError
 from octavo.search import LatencyTable, allocate, measure_latency, measure_sensitivity, measured_latencies
 from octavo.search.bounded_front import bounded_front
@@ -153,7 +153,7 @@ def test_a_compression_is_chosen_among_models_that_were_measured_within_the_boun
             told[name] = {"value": sum(clock.get(str(getattr(layer, "format", "")), 5e-3) for layer in layers)}
         return told
 
-    monkeypatch.setattr(compression_flow, "latencies", latencies)
+    monkeypatch.setattr(trial_bench, "latencies", latencies)
     found = compressed(batches, nbytes=40_000, latency=4.5e-3, latency_batch=2)
     assert found.found.chosen.seconds <= 4.5e-3 and found.found.chosen.nbytes <= 40_000
     row = next(row for row in found.report["costs"] if row["key"] == "latency_bound")
@@ -164,7 +164,7 @@ def test_a_compression_is_chosen_among_models_that_were_measured_within_the_boun
 
 
 def test_a_bound_that_is_missed_is_told(batches, monkeypatch):
-    monkeypatch.setattr(compression_flow, "latencies", lambda models, batch: {"": {"value": 9.0}})
+    monkeypatch.setattr(trial_bench, "latencies", lambda models, batch: {"": {"value": 9.0}})
     found = compressed(batches, budget=5.0, latency=1.0)
     verdict = found.report["verdict"]
     assert not verdict["met"] and verdict["unit"] == "s" and verdict["reached"] == 9.0

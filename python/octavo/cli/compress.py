@@ -1,23 +1,20 @@
-"""``octavo compress``: a budget in, the best packed model out, with the evidence."""
+"""``octavo compress`` chooses a format per layer so that the model fits a size budget."""
 
 from __future__ import annotations
 
 import shlex
 import shutil
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from octavo.cli._app import ForceOption, JsonOption, check_out, read_recipe, tell_left_behind
-from octavo.compress.by_name import find
 from octavo.errors import OctavoError, SettingError
 from octavo.lab.polynomials.shipped import NAME as POLYNOMIALS
-from octavo.lab.polynomials.shipped import is_polynomial
-
-if TYPE_CHECKING:
-    from octavo.compress.compression_job import Goal, Job
 
 
 def run(
@@ -114,53 +111,51 @@ def run(
       octavo compress --model mine.py_module:make --exclude "last:Linear" --fast
       octavo compress --recipe octavo-polynomials/recipe.toml -o again
     """
-    from octavo.compress.compress_model import BUDGET, run_job
-    from octavo.compress.compression_job import Goal
+    from octavo.compress.compress_model import run_job
+    from octavo.compress.compression_options import Goal, Options
+    from octavo.compress.named_jobs import named_job
     from octavo.recipe.rule import read_spec, spec_text
+    from octavo.search.peer_formats import peers as peer_formats
     from octavo.tensors.formats import parse_formats
 
-    if budget is None and nbytes is None and max_loss is None and latency is None:
-        budget = BUDGET
-    goal = Goal(budget, nbytes, max_loss, None if latency is None else latency / 1000, latency_batch)
-    candidates = None if formats is None else tuple(map(spec_text, parse_formats(formats, read_spec)))
-    given = None if recipe is None else read_recipe(recipe)
-    if prune is not None and not 0 < prune < 1:
-        raise SettingError(f"--prune is {prune:g}; accepted are shares above 0 and below 1")
     for file in (data, test):
         if file is not None and not file.is_file():
             raise FileNotFoundError(2, "No such file", str(file))
-    out = out or Path(f"octavo-{Path(model.rpartition(':')[2]).resolve().name}")
-    _check_out(model, out, force=force)
-    job = _job(model, data, test, lines)
-    job = _changed(job, tuple(exclude or ()), tuple(share or ()), prune)
-    kept = out.resolve().parent / f".{out.resolve().name}.compress"
-    others: Any = ()
-    if peers:
-        from dataclasses import replace
-
-        from octavo.search.peer_formats import peers as peer_formats
-
-        others, absent = peer_formats()
-        job = replace(job, notes=(*job.notes, *absent))
     if train_steps is not None and not train:
         raise SettingError("--train-steps without --train; give both")
-    options = {
-        "formats": candidates, "recipe": given, "fast": fast, "train": train, "train_steps": train_steps,
-        "workers": workers, "peers": others,
-    }  # fmt: skip
-    result = _run(job, goal, options, kept, run_job)
+    out = out or Path(f"octavo-{Path(model.rpartition(':')[2]).resolve().name}")
+    journal = out.resolve().parent / f".{out.resolve().name}.compress"
+    others, absent = peer_formats() if peers else ([], [])
+    options = Options(
+        goal=Goal.of(budget, nbytes, max_loss, None if latency is None else latency / 1000, latency_batch),
+        formats=None if formats is None else tuple(map(spec_text, parse_formats(formats, read_spec))),
+        recipe=None if recipe is None else read_recipe(recipe),
+        fast=fast,
+        share=tuple(share or ()),
+        exclude=tuple(exclude or ()),
+        prune=prune,
+        train=train,
+        train_steps=train_steps,
+        workers=workers,
+        peers=tuple(others),
+        notes=tuple(absent),
+        journal=journal,
+    )
+    _check_out(model, out, force=force)
+    job = named_job(model, data, test, lines=lines)
+    with _progress() as tell:
+        result = run_job(job, options, tell=tell, command=_command())
     result.save(out, overwrite=force)
-    shutil.rmtree(kept, ignore_errors=True)
+    shutil.rmtree(journal, ignore_errors=True)
     _show(result.report, model, out, json)
 
 
-def _run(job: Job, goal: Goal, options: dict[str, Any], kept: Path, run_job: Any) -> Any:
+@contextmanager
+def _progress() -> Iterator[Callable[[str, float], None]]:
+    """Give a function that shows what is done; in a file each step is one line."""
     from octavo.display.console import console
     from octavo.display.progress import milestones
 
-    command = (
-        "octavo " + " ".join(map(shlex.quote, sys.argv[1:])) if sys.argv[1:2] == ["compress"] else "octavo compress"
-    )
     last = ""
     with milestones(console(stderr=True)) as show:
 
@@ -170,42 +165,13 @@ def _run(job: Job, goal: Goal, options: dict[str, Any], kept: Path, run_job: Any
                 show(text, share)
             last = text
 
-        return run_job(job, goal, **options, journal=kept, tell=tell, command=command)
+        yield tell
 
 
-def _job(model: str, data: Path | None, test: Path | None, lines: int) -> Job:
-    """Return the job of a model that a command names."""
-    if ":" in model and not Path(model).exists():
-        from octavo.compress.own_compression import own_job
-
-        return own_job(model)
-    if is_polynomial(model):
-        from octavo.lab.polynomials.compression import polynomial_job
-
-        if data is not None or test is not None:
-            raise SettingError("a polynomial model has its own lines; leave --data and --test out")
-        return polynomial_job(model, find(model), lines=lines)
-    from octavo.compress.text_compression import text_job
-
-    return text_job(model, data, test)
-
-
-def _changed(job: Job, exclude: tuple[str, ...], share: tuple[str, ...], prune: float | None) -> Job:
-    from dataclasses import replace
-
-    job = replace(job, exclude=exclude, share=share)
-    if prune is None:
-        return job
-    import copy
-
-    from octavo.prune import fold_model, prune_model
-    from octavo.search.fingerprints import identity_of
-
-    pruned = fold_model(prune_model(copy.deepcopy(job.model), prune))
-    note = f"{100 * prune:g}% of the weights were set to 0 first, by magnitude; 'before' is the pruned model"
-    return replace(
-        job, model=pruned, identity={**job.identity, **identity_of(pruned=pruned).digests}, notes=(*job.notes, note)
-    )  # fmt: skip
+def _command() -> str:
+    """Return the command line for the report; of a caller in Python the command alone."""
+    words = sys.argv[1:] if sys.argv[1:2] == ["compress"] else ["compress"]
+    return " ".join(map(shlex.quote, ["octavo", *words]))
 
 
 def _check_out(model: str, out: Path, *, force: bool) -> None:

@@ -1,10 +1,10 @@
-"""octavo.compress_model: a budget in, the best packed model out, with the evidence."""
+"""octavo.compress_model chooses a format for each layer so that a model fits a budget, and reports what that costs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,10 @@ from torch import nn
 from octavo.compress.changed_examples import changed_examples
 from octavo.compress.compression_facts import report_of
 from octavo.compress.compression_flow import Flow
-from octavo.compress.compression_job import (
-    FORMATS,
-    DataFacts,
-    Goal,
-    Job,
-    Quality,
-    canonical,
-    check_budget,
-    with_lookups,
-)
-from octavo.compress.compression_trials import Found
+from octavo.compress.compression_job import FORMATS, DataFacts, Job, Quality, check_budget, pruned
+from octavo.compress.compression_options import Goal, Options, canonical, with_lookups
+from octavo.compress.compression_trials import Evidence
+from octavo.compress.trial_bench import Bench, Tell
 from octavo.data.batches import Batches, call_numbered, samples_of
 from octavo.display.progress import Report
 from octavo.errors import ConfigError
@@ -35,7 +28,6 @@ from octavo.quant.calibration import undisturbed
 from octavo.recipe import Recipe
 from octavo.report.compression_report import write_report
 from octavo.search.fingerprints import identity_of, warn_of_unknown
-from octavo.search.forked_workers import check_workers
 from octavo.search.journal import Journal
 from octavo.search.number_arrays import returned_number
 from octavo.search.peers import Peer
@@ -47,8 +39,6 @@ from octavo.train.model_agreement import agreement
 from octavo.train.unpadded_samples import parted, unpadded
 
 RECIPE, JSON, HTML = "recipe.toml", "report.json", "report.html"
-#: The budget where no goal is given: bits for each parameter.
-BUDGET = 4.5
 _HELD = 3  # of so many samples one measures agreement
 #: What is measured where nobody says what is right.
 AGREEMENT = "agreement with the original model: no labels were given"
@@ -61,7 +51,7 @@ class Compressed:
     model: nn.Module = field(repr=False)
     recipe: Recipe
     report: dict[str, Any] = field(repr=False)
-    found: Found = field(repr=False)
+    found: Evidence = field(repr=False)
     job: Job = field(repr=False)
 
     @checks_arguments
@@ -131,19 +121,22 @@ def compress_model(
     CalibrationError for data that the model cannot take, naming batch, argument and layer; all before work starts.
     """
     refuse_meta(model, "compress_model")
-    if budget is None and nbytes is None and max_loss is None and latency is None:
-        budget = BUDGET
-    goal = Goal(budget, nbytes, max_loss, latency, latency_batch)
-    given = None if recipe is None else Recipe.of(recipe)
-    canonical(tuple(formats))
-    job = job_of(
-        model, data, evaluate=evaluate, test=test, share=share, exclude=exclude, tokenizer=tokenizer, samples=samples,
-        loss=train if callable(train) else None,
-    )  # fmt: skip
-    return run_job(
-        job, goal, formats=tuple(formats), recipe=given, fast=fast, journal=journal, progress=progress,
-        train=bool(train), train_steps=train_steps, workers=workers, peers=peers,
-    )  # fmt: skip
+    options = Options(
+        goal=Goal.of(budget, nbytes, max_loss, latency, latency_batch),
+        formats=tuple(formats),
+        recipe=None if recipe is None else Recipe.of(recipe),
+        fast=fast,
+        share=tuple(share),
+        exclude=tuple(exclude),
+        train=bool(train),
+        train_steps=train_steps,
+        workers=workers,
+        peers=tuple(peers),
+        journal=None if journal is None else Path(journal),
+    )
+    loss = train if callable(train) else None
+    job = job_of(model, data, evaluate=evaluate, test=test, tokenizer=tokenizer, samples=samples, loss=loss)
+    return run_job(job, options, tell=_teller(progress))
 
 
 def job_of(
@@ -152,8 +145,6 @@ def job_of(
     *,
     evaluate: Callable[[nn.Module], Any] | None = None,
     test: Callable[[nn.Module], Any] | None = None,
-    share: Sequence[str] = (),
-    exclude: Sequence[str] = (),
     tokenizer: Any = None,
     samples: int = 128,
     loss: Loss | None = None,
@@ -181,64 +172,46 @@ def job_of(
         unknown=known.unknown,
         training=lambda steps: _training(model, batches, loss, steps),
         data=_facts(batches, held, evaluate is not None, test is not None),
-        share=tuple(share),
-        exclude=tuple(exclude),
         samples=samples,
     )
 
 
-def run_job(
-    job: Job,
-    goal: Goal,
-    *,
-    formats: tuple[str, ...] | None = None,
-    recipe: Recipe | None = None,
-    fast: bool = False,
-    train: bool = False,
-    train_steps: int | None = None,
-    workers: int = 1,
-    journal: Path | str | None = None,
-    progress: bool | Report = True,
-    tell: Callable[[str, float], object] | None = None,
-    command: str | None = None,
-    peers: Sequence[Peer] = (),
-) -> Compressed:
-    """Return the result of a job. ``formats``: None for its own. ``tell``: hears what is done, and the share of it."""
-    formats = canonical(job.formats) if formats is None else with_lookups(canonical(formats), job.model)
-    check_workers(workers)
-    if train and job.training is None:
+def run_job(job: Job, options: Options, *, tell: Tell, command: str | None = None) -> Compressed:
+    """Return the result of a job. ``tell`` hears what is done, and the share of it. ``command``: for the report.
+
+    Raises as :func:`compress_model`.
+    """
+    if options.prune is not None:
+        job = pruned(job, options.prune)
+    job = replace(job, notes=(*job.notes, *options.notes))
+    formats = canonical(job.formats) if options.formats is None else with_lookups(options.formats, job.model)
+    if options.train and job.training is None:
         raise ConfigError(f"{job.name}: there is nothing to train it on; leave the training out")
-    training = job.training(train_steps) if train and job.training is not None else None
-    if recipe is None:
-        check_budget(job, goal, formats)
-    if recipe is not None and not recipe:
-        raise ConfigError("the recipe has no rules; give one, such as 'mxint8'")
-    if recipe is not None:
-        recipe.plan(job.model)
-    say = tell or _teller(progress)
+    training = job.training(options.train_steps) if options.train and job.training is not None else None
+    if options.recipe is None:
+        check_budget(job, options, formats)
+    else:
+        options.recipe.plan(job.model)
     with ExitStack() as stack:
-        if journal is not None:
+        if options.journal is not None:
             warn_of_unknown((*job.unknown, *(() if training is None else training.unknown)))
-        place = Path(journal) if journal is not None else stack.enter_context(folders.scratch())
-        place.mkdir(parents=True, exist_ok=True)
-        kept = stack.enter_context(Journal(place))
-        flow = Flow(job, goal, formats, kept, say, workers)
-        found = flow.search(fast=fast, training=training) if recipe is None else flow.given(recipe, training)
-        assert found.chosen is not None
-        if peers:
-            flow.compare(found, peers)
-        say("packing the chosen model", 0.94)
-        packed = flow.built(found.chosen, found)
-        size, tested, changed = _final(job, packed, say, stack)
-        say("writing the report", 0.99)
+        folder = stack.enter_context(folders.scratch()) if options.journal is None else options.journal
+        folder.mkdir(parents=True, exist_ok=True)
+        journal = stack.enter_context(Journal(folder))
+        bench = Bench(job, options.goal, journal, tell, options.workers)
+        evidence = Flow(bench, options, formats, training).run()
+        tell("packing the chosen model", 0.94)
+        packed = bench.built(evidence.chosen)
+        size, tested, changed = _final(job, packed, tell, stack)
+        tell("writing the report", 0.99)
         report = report_of(
-            job, goal, found, packed, file_bytes=size, tested=tested, changed=changed, command=command
+            job, options.goal, evidence, packed, file_bytes=size, tested=tested, changed=changed, command=command
         )  # fmt: skip
-    return Compressed(packed, found.chosen.recipe, report, found, job)
+    return Compressed(packed, evidence.chosen.recipe, report, evidence, job)
 
 
 def _final(
-    job: Job, packed: nn.Module, say: Callable[[str, float], object], stack: ExitStack
+    job: Job, packed: nn.Module, tell: Tell, stack: ExitStack
 ) -> tuple[int, tuple[Measurement, Measurement] | None, dict[str, Any] | None]:
     """Write the model once to know its file, and open the test data, once, for the float and the packed model.
 
@@ -248,9 +221,9 @@ def _final(
     size = job.write(packed, folder).stat().st_size
     if job.test is None:
         return size, None, None
-    say("testing the float model", 0.95)
+    tell("testing the float model", 0.95)
     before = job.test(job.model)
-    say("testing the packed model", 0.97)
+    tell("testing the packed model", 0.97)
     read = packed if job.read is None else job.read(folder)
     tested = before, job.test(read)
     return size, tested, None if job.examples is None else changed_examples(job.examples, job.model, read, *tested)
@@ -312,7 +285,7 @@ def _facts(batches: list[Any], held: list[Any], labelled: bool, tested: bool) ->
     return facts + ([DataFacts("test", "the function test")] if tested else [])
 
 
-def _teller(progress: bool | Report) -> Callable[[str, float], object]:
+def _teller(progress: bool | Report) -> Tell:
     if callable(progress):
         return lambda text, share: progress(text, round(1000 * share), 1000)
     return lambda text, share: None

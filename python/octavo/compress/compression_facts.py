@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from octavo import __version__
-from octavo.compress.compression_job import Goal, Job
-from octavo.compress.compression_trials import Found, PeerTrial, Trial
+from octavo.compress.compression_job import Job
+from octavo.compress.compression_options import Goal
+from octavo.compress.compression_trials import Evidence, PeerTrial, Search, Trial
 from octavo.cuda.machine import computer, cpu
 from octavo.recipe.rule import KEEP
 from octavo.report.value_texts import difference_text, value_text
@@ -35,7 +36,7 @@ _WORST = 6
 def report_of(
     job: Job,
     goal: Goal,
-    found: Found,
+    evidence: Evidence,
     packed: nn.Module,
     *,
     file_bytes: int,
@@ -47,8 +48,7 @@ def report_of(
 
     ``tested``: the float model and ``packed``, on test data. ``changed``: test examples whose answer changed.
     """
-    chosen = found.chosen
-    assert chosen is not None
+    chosen, search = evidence.chosen, evidence.search
     parameters = sum(parameter.numel() for parameter in job.model.parameters())
     missing: dict[str, str] = {}
     report: dict[str, Any] = {
@@ -56,15 +56,15 @@ def report_of(
         "version": 1,
         "kind": "compression",
         "model": {"name": job.name, "class": type(job.model).__name__, "parameters": parameters},
-        "verdict": _verdict(job, goal, found, chosen, parameters),
-        "metrics": _metrics(found, chosen, tested),
-        "costs": _costs(job, goal, found, packed, file_bytes),
+        "verdict": _verdict(job, goal, evidence, parameters),
+        "metrics": _metrics(evidence, tested),
+        "costs": _costs(job, goal, evidence, packed, file_bytes),
         "changed": changed,
-        "rejected": _rejected(goal, found, chosen, parameters),
+        "rejected": _rejected(goal, evidence, parameters),
         "versions": _versions(),
         "machine": _machine(),
         "seeds": {"sampling": "none: nothing is drawn at random"}
-        | ({} if found.training is None else {"training": found.training.config.seed}),
+        | ({} if evidence.training is None else {"training": evidence.training.config.seed}),
         "commands": [command] if command else ["octavo.compress_model(...)"],
         "data": [
             {key: value for key, value in vars(facts).items() if value is not None} | {"reads": 1}
@@ -73,44 +73,44 @@ def report_of(
             for facts in job.data
         ],
         "effort": [
-            *({"what": what, "value": seconds, "unit": "s"} for what, seconds in found.seconds.items()),
-            {"what": "evaluations of packed models", "value": found.evaluations, "unit": ""},
+            *({"what": what, "value": seconds, "unit": "s"} for what, seconds in evidence.seconds.items()),
+            {"what": "evaluations of packed models", "value": len(evidence.trials), "unit": ""},
         ],
-        "notes": _notes(job, found),
+        "notes": _notes(job, evidence),
         "missing": missing,
     }
     if job.task:
         report["model"]["task"] = job.task
-    if found.sensitivity is not None and found.front is not None:
+    if search is not None:
         report |= {
-            "front": _front(found, chosen),
-            "prediction": _prediction(found, missing),
-            "sensitivity": _sensitivity(job, found, chosen),
+            "front": _front(evidence, search),
+            "prediction": _prediction(evidence, search, missing),
+            "sensitivity": _sensitivity(job, search, chosen),
         }
     else:
         missing |= dict.fromkeys(("front", "prediction", "sensitivity"), "a recipe was given: nothing was searched")
-    report |= _layers(job, found, chosen, packed, missing)
+    report |= _layers(job, evidence, packed)
     return {key: value for key, value in report.items() if value is not None}
 
 
-def _notes(job: Job, found: Found) -> list[str]:
+def _notes(job: Job, evidence: Evidence) -> list[str]:
     """Return what the job and the sensitivities tell, and whether their sum could not predict what was measured."""
-    notes = [*job.notes, *(found.sensitivity.notes if found.sensitivity else ())]
-    if found.correlation is not None and found.correlation < ENOUGH:
+    notes = [*job.notes, *(evidence.search.sensitivity.notes if evidence.search else ())]
+    correlation = None if evidence.search is None else evidence.search.correlation
+    if correlation is not None and correlation < ENOUGH:
         notes.append(
-            f"the sum over layers orders the measured points with a rank correlation of {found.correlation:.2f}: it "
+            f"the sum over layers orders the measured points with a rank correlation of {correlation:.2f}: it "
             "cannot predict here, the choice is among measured models alone"
         )
-    chosen = found.chosen
-    if chosen is not None and (chosen.corrected or chosen.start is not None):
+    chosen = evidence.chosen
+    if chosen.corrected or chosen.start is not None:
         how = "biases were corrected" if chosen.start is None else "weights were trained"
         notes.append(f"{how}: recipe.toml alone gives the formats, not these values")
-    if found.training is not None:
-        notes.append(
-            f"trained through its formats for {found.training.config.steps:,} updates; loss: {found.training.told}"
-        )
+    if evidence.training is not None:
+        steps, loss = evidence.training.config.steps, evidence.training.told
+        notes.append(f"trained through its formats for {steps:,} updates; loss: {loss}")
     same = "calibration and solvers give the same bytes on any number of threads"
-    if found.training is not None:
+    if evidence.training is not None:
         same += " (a training, which runs on all threads of torch, does not)"
     notes.append(
         f"{same}; on another processor the float model's own products may differ in their last bits, and a tensor or a "
@@ -121,20 +121,21 @@ def _notes(job: Job, found: Found) -> list[str]:
 
 def value_of(measured: Measurement) -> dict[str, Any]:
     """Return a measurement as the VALUE of a report."""
-    found: dict[str, Any] = {"value": measured.value, "count": measured.count}
+    value: dict[str, Any] = {"value": measured.value, "count": measured.count}
     if measured.low is not None and measured.high is not None:
-        found |= {"low": measured.low, "high": measured.high}
-    return found
+        value |= {"low": measured.low, "high": measured.high}
+    return value
 
 
-def _verdict(job: Job, goal: Goal, found: Found, chosen: Trial, parameters: int) -> dict[str, Any]:
+def _verdict(job: Job, goal: Goal, evidence: Evidence, parameters: int) -> dict[str, Any]:
+    chosen = evidence.chosen
     if goal.latency is not None and chosen.seconds is not None:
         met = chosen.seconds <= goal.latency
         if not met or goal.unit == "s":
             named = {"goal": f"latency, batch {goal.samples}", "limit": goal.latency, "unit": "s"}
             return {**named, "reached": chosen.seconds, "met": met, "measures": job.measures}
     if goal.max_loss is not None:
-        reached = chosen.quality.loss - found.before.loss
+        reached = chosen.quality.loss - evidence.before.loss
     else:
         reached = chosen.nbytes if goal.nbytes is not None else 8 * chosen.nbytes / parameters
     return {
@@ -147,9 +148,9 @@ def _verdict(job: Job, goal: Goal, found: Found, chosen: Trial, parameters: int)
     }
 
 
-def _metrics(found: Found, chosen: Trial, tested: tuple[Measurement, Measurement] | None) -> list[dict[str, Any]]:
+def _metrics(evidence: Evidence, tested: tuple[Measurement, Measurement] | None) -> list[dict[str, Any]]:
     rows = [] if tested is None else [_metric(*tested, "test")]
-    return [*rows, _metric(found.before, chosen.quality, "validation", _others(found, chosen))]
+    return [*rows, _metric(evidence.before, evidence.chosen.quality, "validation", _others(evidence))]
 
 
 def _metric(
@@ -179,21 +180,21 @@ def _metric(
     return row
 
 
-def _others(found: Found, chosen: Trial) -> dict[str, Any]:
-    others = {} if chosen.start is None else {"before training": value_of(chosen.start.quality)}
-    return others | {label: value_of(trial.quality) for label, trial in _beside(found, chosen).items()}
+def _others(evidence: Evidence) -> dict[str, Any]:
+    start = evidence.chosen.start
+    others = {} if start is None else {"before training": value_of(start.quality)}
+    return others | {label: value_of(trial.quality) for label, trial in _beside(evidence).items()}
 
 
-def _beside(found: Found, chosen: Trial) -> dict[str, Trial | PeerTrial]:
+def _beside(evidence: Evidence) -> dict[str, Trial | PeerTrial]:
     """Return what stands beside the chosen model, by label: the best uniform format, and those of other libraries."""
-    uniform = [trial for trial in found.trials if trial.series == "uniform" and trial is not chosen]
+    uniform = [trial for trial in evidence.trials if trial.series == "uniform" and trial is not evidence.chosen]
     best = sorted(uniform, key=lambda trial: (trial.quality.loss, trial.nbytes))[:1]
-    return {f"best uniform: {trial.label}": trial for trial in best} | {trial.label: trial for trial in found.peers}
+    return {f"best uniform: {trial.label}": trial for trial in best} | {trial.label: trial for trial in evidence.peers}
 
 
-def _costs(job: Job, goal: Goal, found: Found, packed: nn.Module, file_bytes: int) -> list[dict[str, Any]]:
-    chosen = found.chosen
-    assert chosen is not None
+def _costs(job: Job, goal: Goal, evidence: Evidence, packed: nn.Module, file_bytes: int) -> list[dict[str, Any]]:
+    chosen = evidence.chosen
     parameters = sum(parameter.numel() for parameter in job.model.parameters())
     before_bytes = sum(parameter.nbytes for parameter in job.model.parameters())
     bits = 8 * chosen.nbytes / parameters
@@ -201,11 +202,14 @@ def _costs(job: Job, goal: Goal, found: Found, packed: nn.Module, file_bytes: in
         cost_row("file_bytes", "file of weights", "B", job.file_bytes or before_bytes, file_bytes),
         cost_row("bits_all", "average bits, all parameters", "bits", 8 * before_bytes / parameters, bits),
     ]
-    if beside := _beside(found, chosen):
+    if beside := _beside(evidence):
         rows[1]["others"] = {label: {"value": 8 * trial.nbytes / parameters} for label, trial in beside.items()}
     if goal.latency is not None:
-        before = None if found.latencies is None else found.latencies.whole
-        told = f"bound {value_text(goal.latency, 's')}; {_predicted(found, chosen) or 'nothing was predicted'}"
+        latencies = None if evidence.search is None else evidence.search.latencies
+        before = None if latencies is None else latencies.whole
+        told = (
+            f"bound {value_text(goal.latency, 's')}; {_predicted(evidence.search, chosen) or 'nothing was predicted'}"
+        )
         missing = {} if before else {"missing": "the float model was not timed: a recipe was given"}
         label = f"latency, batch {goal.samples}, which is bounded"
         rows.append(cost_row("latency_bound", label, "s", before, chosen.seconds, told=told, **missing))
@@ -213,26 +217,25 @@ def _costs(job: Job, goal: Goal, found: Found, packed: nn.Module, file_bytes: in
     return rows + measure(job.model, packed)
 
 
-def _predicted(found: Found, trial: Trial) -> str:
+def _predicted(search: Search | None, trial: Trial) -> str:
     """Return what a latency table predicted, beside what was measured; empty where it did not."""
-    if found.latencies is None or found.sensitivity is None or trial.point is None or trial.seconds is None:
+    if search is None or search.latencies is None or trial.point is None or trial.seconds is None:
         return ""
-    predicted = found.latencies.predict(trial.point.choice, found.sensitivity)
+    predicted = search.latencies.predict(trial.point.choice, search.sensitivity)
     return f"latency: predicted {value_text(predicted, 's')}, measured {value_text(trial.seconds, 's')}"
 
 
-def _front(found: Found, chosen: Trial) -> dict[str, Any]:
-    assert found.front is not None and found.sensitivity is not None
-    parameters = found.sensitivity.parameters
+def _front(evidence: Evidence, search: Search) -> dict[str, Any]:
+    parameters = search.sensitivity.parameters
     points: list[dict[str, Any]] = []
-    known = {trial.nbytes for trial in found.trials if trial.series == "front"}
-    for point in found.front.spread(24):
+    known = {trial.nbytes for trial in evidence.trials if trial.series == "front"}
+    for point in search.front.spread(24):
         if point.nbytes not in known:
             points.append(
                 {"series": "front", "label": f"{point.bits:.2f} bits", "bytes": point.nbytes, "bits": point.bits,
                  "predicted": point.loss}
             )  # fmt: skip
-    for trial in found.trials:
+    for trial in evidence.trials:
         points.append(
             {
                 "series": trial.series,
@@ -240,21 +243,21 @@ def _front(found: Found, chosen: Trial) -> dict[str, Any]:
                 "bytes": trial.nbytes,
                 "bits": 8 * trial.nbytes / parameters,
                 "measured": value_of(trial.quality),
-                "chosen": trial is chosen,
+                "chosen": trial is evidence.chosen,
                 "trained": trial.start is not None,
             }
             | ({} if trial.point is None or trial.series != "front" else {"predicted": trial.point.loss})
-            | ({"told": told} if (told := _predicted(found, trial)) else {})
+            | ({"told": told} if (told := _predicted(search, trial)) else {})
         )
     points += [
         {
             "series": "peer", "label": trial.label, "bytes": trial.nbytes, "bits": 8 * trial.nbytes / parameters,
             "measured": value_of(trial.quality),
         }
-        for trial in found.peers
+        for trial in evidence.peers
     ]  # fmt: skip
-    label, unit = _LOSSES.get(found.sensitivity.divergence, (found.sensitivity.divergence, ""))
-    before = found.before
+    label, unit = _LOSSES.get(search.sensitivity.divergence, (search.sensitivity.divergence, ""))
+    before = evidence.before
     return {
         "metric": {
             "label": before.metric,
@@ -267,24 +270,23 @@ def _front(found: Found, chosen: Trial) -> dict[str, Any]:
     }
 
 
-def _prediction(found: Found, missing: dict[str, str]) -> dict[str, Any] | None:
-    assert found.sensitivity is not None
+def _prediction(evidence: Evidence, search: Search, missing: dict[str, str]) -> dict[str, Any] | None:
     pairs = [
         {
             "label": trial.label,
             "predicted": trial.point.loss,
-            "measured": trial.quality.loss - min(found.before.loss, 0),
+            "measured": trial.quality.loss - min(evidence.before.loss, 0),
         }
-        for trial in found.trials
+        for trial in evidence.trials
         if trial.series == "front" and trial.point is not None
     ]
     if not pairs:
         missing["prediction"] = "no point of the front was evaluated"
         return None
-    label, unit = _LOSSES.get(found.sensitivity.divergence, (found.sensitivity.divergence, ""))
-    metric = found.before.metric
+    label, unit = _LOSSES.get(search.sensitivity.divergence, (search.sensitivity.divergence, ""))
+    metric = evidence.before.metric
     measured_label, measured_unit = _MEASURED.get(metric, (f"loss of {metric}", ""))
-    alike = metric.lower() == found.sensitivity.divergence
+    alike = metric.lower() == search.sensitivity.divergence
     return (
         {
             "unit": unit,
@@ -293,46 +295,46 @@ def _prediction(found: Found, missing: dict[str, str]) -> dict[str, Any] | None:
             "method": "additive",
         }
         | ({} if alike else {"measured": {"label": measured_label, "unit": measured_unit}})
-        | ({} if found.correlation is None else {"rank_correlation": found.correlation})
+        | ({} if search.correlation is None else {"rank_correlation": search.correlation})
     )
 
 
-def _sensitivity(job: Job, found: Found, chosen: Trial) -> dict[str, Any]:
-    held = found.sensitivity
-    assert held is not None
-    label, unit = _LOSSES.get(held.divergence, (held.divergence, ""))
-    heat = held.heat_map()
+def _sensitivity(job: Job, search: Search, chosen: Trial) -> dict[str, Any]:
+    sensitivity = search.sensitivity
+    label, unit = _LOSSES.get(sensitivity.divergence, (sensitivity.divergence, ""))
+    heat = sensitivity.heat_map()
     choice = chosen.point.choice if chosen.point is not None else {}
     return {
-        "measure": label if held.method != "fisher" else f"{label}, estimated by one backward pass (Fisher)",
+        "measure": label if sensitivity.method != "fisher" else f"{label}, estimated by one backward pass (Fisher)",
         "unit": unit,
         "samples": job.samples,
         "formats": heat["columns"],
         "groups": [
-            {"name": group.name, "paths": list(group.layers), "parameters": group.elements} for group in held.groups
+            {"name": group.name, "paths": list(group.layers), "parameters": group.elements}
+            for group in sensitivity.groups
         ],
         "loss": heat["values"],
         "chosen": [
-            None if choice.get(group.name, KEEP) == KEEP else choice[group.name] for group in held.groups
+            None if choice.get(group.name, KEEP) == KEEP else choice[group.name] for group in sensitivity.groups
         ],
     }  # fmt: skip
 
 
-def _rejected(goal: Goal, found: Found, chosen: Trial, parameters: int) -> list[dict[str, Any]]:
+def _rejected(goal: Goal, evidence: Evidence, parameters: int) -> list[dict[str, Any]]:
     rows = []
-    for trial in found.trials:
-        if trial is chosen:
+    for trial in evidence.trials:
+        if trial is evidence.chosen:
             continue
         rows.append(
             {
                 "what": trial.label if trial.series != "uniform" else f"{trial.label} for all layers",
-                "why": _why_not(goal, found, trial, chosen, parameters),
+                "why": _why_not(goal, evidence, trial, parameters),
                 "bytes": trial.nbytes,
                 "bits": 8 * trial.nbytes / parameters,
                 "measured": value_of(trial.quality),
             }
         )
-    for tuned in found.tuned:
+    for tuned in () if evidence.search is None else evidence.search.tuned:
         for step in tuned["steps"]:
             if not step["kept"]:
                 told = f" on {', '.join(step['formats'])}" if step["formats"] else ""
@@ -340,11 +342,12 @@ def _rejected(goal: Goal, found: Found, chosen: Trial, parameters: int) -> list[
                 rows.append({"what": f"{step['method']}{told}", "why": why})
         # Journals of earlier versions do not tell.
         rows += [{"what": what, "why": f"left out: {why}"} for what, why in tuned.get("left_out", ())]
-    return rows + [{"what": what, "why": why} for what, why in found.refused]
+    return rows + [{"what": refusal.label, "why": refusal.why} for refusal in evidence.refusals]
 
 
-def _why_not(goal: Goal, found: Found, trial: Trial, chosen: Trial, parameters: int) -> str:
+def _why_not(goal: Goal, evidence: Evidence, trial: Trial, parameters: int) -> str:
     """Return why a trial was not chosen: the bound that it does not keep, or what the chosen one has before it."""
+    chosen = evidence.chosen
     most = goal.most_bytes(parameters)
     if trial.nbytes > most:
         over = (
@@ -355,7 +358,7 @@ def _why_not(goal: Goal, found: Found, trial: Trial, chosen: Trial, parameters: 
         return f"over the budget by {over}"
     if goal.latency is not None and trial.seconds is not None and trial.seconds > goal.latency:
         return f"over the bound of the latency: {value_text(trial.seconds, 's')}"
-    if goal.max_loss is not None and trial.quality.loss - found.before.loss > goal.max_loss:
+    if goal.max_loss is not None and trial.quality.loss - evidence.before.loss > goal.max_loss:
         return "loses more than the bound allows"
     if goal.max_loss is not None and trial.nbytes > chosen.nbytes:
         return f"{trial.nbytes - chosen.nbytes:,} bytes more than the chosen one"
@@ -383,15 +386,17 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _layers(job: Job, found: Found, chosen: Trial, packed: nn.Module, missing: dict[str, str]) -> dict[str, Any]:
+def _layers(job: Job, evidence: Evidence, packed: nn.Module) -> dict[str, Any]:
     from octavo.search.report_parts import histogram_rows, layer_rows
 
     groups: dict[str, str] = {}
     losses: dict[str, float] = {}
-    if found.sensitivity is not None and chosen.point is not None:
-        columns = {text: place for place, text in enumerate(found.sensitivity.formats)}
-        for row, group in enumerate(found.sensitivity.groups):
-            loss = float(found.sensitivity.loss[row, columns[chosen.point.choice[group.name]]])
+    chosen = evidence.chosen
+    if evidence.search is not None and chosen.point is not None:
+        sensitivity = evidence.search.sensitivity
+        columns = {text: place for place, text in enumerate(sensitivity.formats)}
+        for row, group in enumerate(sensitivity.groups):
+            loss = float(sensitivity.loss[row, columns[chosen.point.choice[group.name]]])
             for layer in group.layers:
                 groups[layer] = group.name
                 if not math.isnan(loss):
@@ -403,7 +408,7 @@ def _layers(job: Job, found: Found, chosen: Trial, packed: nn.Module, missing: d
 
 
 def _versions() -> dict[str, str]:
-    found = {"octavo": __version__, "python": sys.version.split()[0], "torch": torch.__version__}
+    versions = {"octavo": __version__, "python": sys.version.split()[0], "torch": torch.__version__}
     with suppress(PackageNotFoundError):
-        found["transformers"] = version("transformers")
-    return found
+        versions["transformers"] = version("transformers")
+    return versions

@@ -1,20 +1,23 @@
-"""What a compression works on, handed down as plain functions, and the goal it is given."""
+"""What a compression works on, handed down as plain functions, and the bytes that its models take."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
+from octavo.compress.compression_options import Options
 from octavo.data.batches import Batches
 from octavo.errors import ConfigError, ModelError, OctavoError
 from octavo.model_folder.stored_tensors import stored_state
 from octavo.nn import QuantLayer
+from octavo.prune import fold_model, prune_model
 from octavo.quant.algorithms.bias import correct_bias_model
 from octavo.quant.apply_recipe import quantize_model
 from octavo.quant.pack_layers import pack_model
@@ -22,9 +25,9 @@ from octavo.recipe import Recipe
 from octavo.recipe.rule import Rule
 from octavo.recipe.sites import Site, model_sites
 from octavo.recipe.spec import Spec
+from octavo.search.fingerprints import identity_of
 from octavo.search.layer_groups import candidates, matching
 from octavo.search.short_training import Training
-from octavo.storage.arguments import is_finite
 from octavo.train.measurement import Measurement
 
 #: Candidates of the search where none are given, from 8 bits to 2, scales included.
@@ -68,7 +71,7 @@ class Job:
     of such a folder, which is then tested; None: the model that was written is.
     ``identity``: plain values that tell this model, data and evaluation from others, for the journal; ``unknown``: what
     of them has no identity, as :class:`octavo.search.fingerprints.Identity` says it. ``file_bytes``: of the float
-    model's file. ``share``, ``exclude``: selectors of layers with one format together, and of layers that stay as is.
+    model's file.
     ``output``, ``divergence``: what sensitivities compare, and how (:func:`octavo.search.measure_sensitivity`).
     ``half_vectors``: ``write`` stores vectors in two bytes a value. ``costs``: rows of the report, of the float and the
     packed model, peak memory and latencies among them; None: those of forward passes.
@@ -89,8 +92,6 @@ class Job:
     task: str = ""
     file_bytes: int | None = None
     data: Sequence[DataFacts] = ()
-    share: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     samples: int = 128
     half_vectors: bool = False
@@ -123,77 +124,18 @@ class Job:
         return packed_model(self.quantized(recipe))
 
 
+def pruned(job: Job, share: float) -> Job:
+    """Return a job whose model has a share of its weights set to 0, by magnitude, in every prunable layer."""
+    model = fold_model(prune_model(copy.deepcopy(job.model), share))
+    note = f"{100 * share:g}% of the weights were set to 0 first, by magnitude; 'before' is the pruned model"
+    digests = identity_of(pruned=model).digests
+    return replace(job, model=model, identity={**job.identity, **digests}, notes=(*job.notes, note))
+
+
 def packed_model(quantized: nn.Module) -> nn.Module:
     """Return a quantized model packed, in place; one whose every layer stays as it is."""
     rounded = any(isinstance(layer, QuantLayer) for layer in quantized.modules())
     return pack_model(quantized, inplace=True) if rounded else quantized
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What is asked for: at most ``bits`` for each parameter, ``nbytes`` of weights, or ``max_loss`` of quality.
-
-    ``max_loss``: of accuracy or cosine in their own unit (0.01 is a point), of KL and of a perplexity's logarithm in
-    nats. One of them at most is given. ``latency``: seconds of a call on ``samples`` samples, beside it or alone.
-    Raises ConfigError for no goal, several, or values that nothing can reach.
-    """
-
-    bits: float | None = None
-    nbytes: int | None = None
-    max_loss: float | None = None
-    latency: float | None = None
-    samples: int = 1
-
-    def __post_init__(self) -> None:
-        """Check that there is one, and the values."""
-        if len(self._given) > 1 or not (self._given or self.latency is not None):
-            told = " and ".join(self._given) or "none"
-            raise ConfigError(f"a compression has one goal: bits, nbytes or max_loss; got {told}")
-        if self.latency is not None and not 0 < self.latency < math.inf:
-            raise ConfigError(f"latency is {self.latency!r} s; accepted are numbers above 0")
-        if type(self.samples) is not int or self.samples < 1:
-            raise ConfigError(f"a latency of {self.samples!r} samples; accepted are whole numbers from 1 on")
-        for name, value in self._given.items():
-            self._check(name, value)
-
-    def _check(self, name: str, value: float) -> None:
-        if not is_finite(value) or (value <= 0 if name != "max_loss" else value < 0):
-            least = "of at least" if name == "max_loss" else "above"
-            raise ConfigError(f"{name} is {value!r}; accepted are numbers {least} 0")
-
-    @property
-    def name(self) -> str:
-        """What the goal is, for people."""
-        names = {"bits": "average bits", "nbytes": "bytes", "max_loss": "loss of quality"}
-        return names.get(self._one[0], f"latency, batch {self.samples}")
-
-    @property
-    def limit(self) -> float:
-        """Its value."""
-        return float(self._one[1])
-
-    @property
-    def unit(self) -> str:
-        """Its unit in reports."""
-        return {"bits": "bits", "nbytes": "B", "max_loss": "", "latency": "s"}[self._one[0]]
-
-    @property
-    def _given(self) -> dict[str, float]:
-        given = {"bits": self.bits, "nbytes": self.nbytes, "max_loss": self.max_loss}
-        return {name: value for name, value in given.items() if value is not None}
-
-    @property
-    def _one(self) -> tuple[str, float]:
-        if self._given:
-            return next(iter(self._given.items()))
-        assert self.latency is not None  # one is given
-        return "latency", self.latency
-
-    def most_bytes(self, parameters: int) -> float:
-        """Return the bytes that a model of so many parameters may have; infinite for a bound of the loss."""
-        if self.nbytes is not None:
-            return self.nbytes
-        return math.inf if self.bits is None else self.bits * parameters / 8
 
 
 def stored_bytes(model: nn.Module) -> int:
@@ -222,11 +164,12 @@ def least_bytes(model: nn.Module, formats: Sequence[str], exclude: Sequence[str]
     return total + sum(nbytes for key, nbytes in known.items() if key not in seen)
 
 
-def check_budget(job: Job, goal: Goal, formats: Sequence[str]) -> None:
+def check_budget(job: Job, options: Options, formats: Sequence[str]) -> None:
     """Refuse a budget below the smallest format or of the whole model, by shapes, and a latency of no forward pass.
 
     Raises ConfigError, ModelError for a model without parameters.
     """
+    goal = options.goal
     if goal.latency is not None and job.costs is not None:
         raise ConfigError(
             f"{job.name}: it runs in the native engine, not as forward passes of layers, whose latency a goal may "
@@ -235,7 +178,7 @@ def check_budget(job: Job, goal: Goal, formats: Sequence[str]) -> None:
     parameters = sum(parameter.numel() for parameter in job.model.parameters())
     if not parameters:
         raise ModelError(f"{job.name} has no parameters: there is nothing to compress")
-    least, most = least_bytes(job.model, formats, job.exclude) - job.saved, goal.most_bytes(parameters)
+    least, most = least_bytes(job.model, formats, options.exclude) - job.saved, goal.most_bytes(parameters)
     if least > most:
         raise ConfigError(
             f"no format fits {goal.limit:g} {goal.unit}: the smallest of {', '.join(formats)} takes "
@@ -247,29 +190,6 @@ def check_budget(job: Job, goal: Goal, formats: Sequence[str]) -> None:
             f"{job.name} fits {goal.limit:g} {goal.unit} as it is: it takes {8 * whole / parameters:.2f} bits a "
             f"parameter, {whole:,} bytes, and nothing is to be compressed; give less"
         )
-
-
-def canonical(formats: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the texts of formats, each once, sorted: their order changes nothing. Raises FormatError, ConfigError."""
-    texts = []
-    for text in formats:
-        rule = Rule(weight=text)
-        texts.append(str(dict(rule.gives)["weight"]))
-    if not texts:
-        raise ConfigError("no format to choose from; give some, such as 'int4:g32, nf4'")
-    return tuple(sorted(dict.fromkeys(texts)))
-
-
-def with_lookups(formats: tuple[str, ...], model: nn.Module) -> tuple[str, ...]:
-    """Return canonical formats, and those of gptq without it where ``model`` looks rows up.
-
-    Such rows have no inputs that gptq could solve for: embeddings would be left with the formats that name no solver.
-    """
-    if not any(site.is_lookup and site.tensor is not None for site in model_sites(model)):
-        return formats
-    specs = [spec for text in formats if (spec := dict(Rule(weight=text).gives)["weight"]) is not None]
-    solved = [spec for spec in specs if spec.calibration is not None and spec.calibration.method == "gptq"]
-    return canonical((*formats, *(str(spec.format) for spec in solved)))
 
 
 def _least(site: Site, specs: Sequence[Spec]) -> int:

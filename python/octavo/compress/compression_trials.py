@@ -1,12 +1,12 @@
-"""What a compression measured: trials, and everything that was found on the way."""
+"""What a compression measures: candidates, their trials, and the evidence of all of them."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.recipe import Recipe
@@ -18,24 +18,41 @@ from octavo.search.verification import Verification
 from octavo.train.measurement import Measurement
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A packed model that was evaluated.
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A packed model that can be built.
 
-    ``series``: ``front``, ``uniform``, ``tuned``, ``trained`` or ``recipe``; ``point``: of the front. ``seconds``: of a
-    call on the samples of the goal's latency; None without such a goal. ``corrected``: with corrected biases.
-    ``start``: the trial whose weights were trained.
+    ``series``: ``front``, ``uniform``, ``tuned``, ``trained`` or ``recipe``; ``point``: of the front. ``corrected``:
+    with corrected biases. ``start``: the trial whose weights ``training`` trains; both or neither.
     """
 
     series: str
     label: str
     recipe: Recipe
-    nbytes: int
-    quality: Measurement
     point: Point | None = None
-    seconds: float | None = None
     corrected: bool = False
     start: Trial | None = None
+    training: Training | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(Candidate):
+    """A candidate that was built and evaluated.
+
+    ``seconds``: of a call on the samples of the goal's latency; None without such a goal.
+    """
+
+    nbytes: int
+    quality: Measurement
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A candidate whose recipe a layer cannot have, and why."""
+
+    label: str
+    why: str
 
 
 @dataclass(frozen=True)
@@ -47,36 +64,56 @@ class PeerTrial:
     quality: Measurement
 
 
-@dataclass
-class Found:
-    """Everything that a compression measured; ``chosen`` is one of ``trials``."""
+@dataclass(frozen=True)
+class Search:
+    """What the search measured.
 
-    before: Measurement
-    trials: list[Trial] = field(default_factory=list)
-    chosen: Trial | None = None
-    sensitivity: Sensitivity | None = None
-    front: Front | None = None
-    latencies: LatencyTable | None = None
-    peers: list[PeerTrial] = field(default_factory=list)
-    verification: Verification | None = None
-    tuned: list[dict[str, Any]] = field(default_factory=list)
-    training: Training | None = None
-    refused: list[tuple[str, str]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    evaluations: int = 0
+    ``latencies``: None without a bound of the latency. ``verification``: None where no point was evaluated. ``tuned``:
+    of every point that was tuned, its recipe and steps, as the journal has them.
+    """
+
+    sensitivity: Sensitivity
+    front: Front
+    latencies: LatencyTable | None
+    verification: Verification | None
+    tuned: tuple[dict[str, Any], ...]
 
     @property
     def correlation(self) -> float | None:
         """Rank correlation of predicted and measured losses over the points of the front; None for fewer than 3."""
-        found = math.nan if self.verification is None else self.verification.correlation
-        return None if math.isnan(found) else float(found)
+        correlation = math.nan if self.verification is None else self.verification.correlation
+        return None if math.isnan(correlation) else float(correlation)
 
 
-@contextmanager
-def timed(found: Found, what: str) -> Iterator[None]:
-    """Add the seconds of a block to what was found."""
-    begin = time.perf_counter()
-    try:
-        yield
-    finally:
-        found.seconds[what] = found.seconds.get(what, 0) + time.perf_counter() - begin
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that a compression measured; ``chosen`` is one of ``trials``.
+
+    ``before``: the quality of the float model. ``search``: None where a recipe was given. ``seconds``: of each step.
+    """
+
+    before: Measurement
+    trials: tuple[Trial, ...]
+    chosen: Trial
+    refusals: tuple[Refusal, ...]
+    search: Search | None
+    training: Training | None
+    peers: tuple[PeerTrial, ...]
+    seconds: Mapping[str, float]
+
+
+class StepClock:
+    """Seconds of the steps of a compression, in the order in which they end."""
+
+    def __init__(self) -> None:
+        """Begin without a step."""
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Add the seconds of a block to those of a step."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0) + time.perf_counter() - begin

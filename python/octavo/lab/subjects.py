@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from octavo.errors import SettingError
 from octavo.lab.polynomials.shipped import NAME
 from octavo.model_folder.subject_registry import Subject
 
@@ -40,6 +41,14 @@ class Polynomials(Subject):
         from octavo.lab.polynomials.shipped import shipped_folder
 
         return shipped_folder()
+
+    def job(self, label: str, folder: Path, data: Path | None, test: Path | None, *, lines: int) -> Any:
+        """Return the job that is measured on lines of the generator, by the native engine."""
+        from octavo.lab.polynomials.compression import polynomial_job
+
+        if data is not None or test is not None:
+            raise SettingError("a polynomial model has its own lines; leave --data and --test out")
+        return polynomial_job(label, folder, lines=lines)
 
     def batches(self, folder: Path, model: nn.Module, texts: Sequence[str]) -> list[Any]:
         """Return lines ``left=right`` as batches of ids."""

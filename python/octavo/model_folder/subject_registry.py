@@ -53,6 +53,14 @@ class Subject:
         """
         raise ModelError(f"{label}: a {type(model).__name__} reads no texts")
 
+    def job(self, label: str, folder: Path, data: Path | None, test: Path | None, *, lines: int) -> Any:
+        """Return the :class:`octavo.compress.compression_job.Job` of a folder; None where it is that of its texts.
+
+        ``label``: what the user calls it. ``data``, ``test``: files of texts; ``lines``: test lines of a kind that
+        makes its own. Raises SettingError for files that the kind does not take.
+        """
+        return None
+
     def batches(self, folder: Path, model: nn.Module, texts: Sequence[str]) -> list[Any] | None:
         """Return texts as batches of the model's inputs; None where they are those of :meth:`text_model`."""
         return None

@@ -1,13 +1,32 @@
-"""The job of compressing a model that a function of the user makes."""
+"""The job of a model that a command names: of a package, of a function of the user, or of a folder that reads texts."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from octavo.compress.by_name import find
 from octavo.compress.compress_model import job_of
 from octavo.compress.compression_job import Job
 from octavo.compress.graph_subjects import made_by
+from octavo.compress.text_compression import text_job
 from octavo.errors import ModelError
+from octavo.model_folder.model_config import own_model
+from octavo.model_folder.subject_registry import subject
+
+
+def named_job(model: str, data: Path | None = None, test: Path | None = None, *, lines: int) -> Job:
+    """Return the job of ``polynomials``, ``minilm``, the folder of a model, or ``package.module:function``.
+
+    ``data``, ``test``: as :func:`octavo.compress.text_compression.text_job` takes them. ``lines``: test lines of a
+    model that makes its own. Raises OctavoError for a model that is not known, and as the functions that make jobs.
+    """
+    if ":" in model and not Path(model).exists():
+        return own_job(model)
+    folder = find(model)
+    own = own_model(folder)
+    job: Job | None = None if own is None else subject(own.kind).job(model, folder, data, test, lines=lines)
+    return text_job(model, data, test) if job is None else job
 
 
 def own_job(text: str) -> Job:

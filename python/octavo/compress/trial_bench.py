@@ -1,0 +1,162 @@
+"""The bench of a compression: it builds, sizes, times and evaluates models, each once for a journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from octavo.compress.compression_job import Job, packed_model
+from octavo.compress.compression_options import Goal
+from octavo.compress.compression_trials import Candidate, PeerTrial, Refusal, Trial
+from octavo.errors import OctavoError
+from octavo.search.fingerprints import identity_of
+from octavo.search.forked_workers import measured_by
+from octavo.search.journal import Journal, identity
+from octavo.search.layer_sensitivity import Sensitivity
+from octavo.search.measured_costs import latencies, resized
+from octavo.search.measured_latencies import machine
+from octavo.search.peers import Peer, nearest, peer_model, weights_of
+from octavo.search.short_training import Training, train_short
+from octavo.train.measurement import Measurement
+
+Tell = Callable[[str, float], object]
+
+
+class Bench:
+    """Measures the models of a job; ``tell`` hears what is done, and the share of all work."""
+
+    def __init__(self, job: Job, goal: Goal, journal: Journal, tell: Tell, workers: int) -> None:
+        """Take the parts. ``workers``: processes that measure candidates ahead."""
+        self.job, self.goal, self.journal, self.tell, self.workers = job, goal, journal, tell, workers
+
+    @property
+    def samples(self) -> Any:
+        """The samples of the goal's latency."""
+        return resized(next(iter(self.job.batches)), self.goal.samples)
+
+    def float_quality(self) -> Measurement:
+        """Return the quality of the float model."""
+        return self._quality({**self.job.identity, "what": "before"}, lambda: self.job.evaluate(self.job.model))
+
+    def measure(self, candidate: Candidate) -> Trial:
+        """Build, size and evaluate a candidate. Raises as :func:`octavo.quantize_model` for its recipe."""
+        record = self._find(candidate)
+        return self._trial(candidate, record or self._add(candidate, self._row(self.built(candidate))))
+
+    def attempt(self, candidate: Candidate) -> Trial | Refusal:
+        """Build, size and evaluate a candidate whose recipe a layer may not take."""
+        record = self._find(candidate)
+        if record is None:
+            try:
+                packed = self.built(candidate)
+            except OctavoError as error:
+                return Refusal(candidate.label, str(error))
+            record = self._add(candidate, self._row(packed))
+        return self._trial(candidate, record)
+
+    def measure_ahead(self, candidates: Sequence[Candidate]) -> None:
+        """Measure candidates that the journal does not hold in several processes; they are found there afterwards.
+
+        Not where calls are timed: processes beside each other would slow each other down.
+        """
+        if self.workers < 2 or self.goal.latency is not None:
+            return
+        by_recipe = {str(candidate.recipe): candidate for candidate in candidates}
+        missing = [text for text, candidate in by_recipe.items() if self._find(candidate) is None]
+        self.tell(f"verifying {len(missing)} points in {self.workers} processes", 0.55)
+
+        def row(text: str) -> dict[str, Any] | None:
+            try:
+                packed = self.built(by_recipe[text])
+            except OctavoError:  # measured again below, where the error is raised or becomes a refusal
+                return None
+            return self._row(packed)
+
+        for text, measured in measured_by(self.workers, row, missing):
+            if measured is not None:
+                self._add(by_recipe[text], measured)
+
+    def built(self, candidate: Candidate) -> nn.Module:
+        """Return the packed model of a candidate, as it is evaluated."""
+        if candidate.start is None or candidate.training is None:
+            return packed_model(self.job.quantized(candidate.recipe, corrected=candidate.corrected))
+        return packed_model(self._trained(candidate.start, candidate.training))
+
+    def peers(self, peers: Sequence[Peer], nbytes: int, sensitivity: Sensitivity | None) -> list[PeerTrial]:
+        """Evaluate the formats of other libraries whose bytes are next to ``nbytes``."""
+        tensors = weights_of(self.job.model, sensitivity)
+        trials = []
+
+        def quality_of(peer: Peer) -> Measurement:
+            return self.job.evaluate(peer_model(self.job.model, peer, tensors))
+
+        for peer, size in nearest(self.job.model, peers, nbytes + self.job.saved, tensors):
+            self.tell(f"evaluating {peer.label}", 0.93)
+            settings = {
+                **self.job.identity, "what": "peer", "peer": peer.label, "tensors": tensors,
+                **identity_of(how=peer).digests,
+            }  # fmt: skip
+            quality = self._quality(settings, partial(quality_of, peer))
+            trials.append(PeerTrial(peer.label, size - self.job.saved, quality))
+        return trials
+
+    # --- the journal ------------------------------------------------------------------------------------------------
+
+    def _quality(self, settings: Mapping[str, Any], measure: Callable[[], Measurement]) -> Measurement:
+        record = self.journal.find(settings, "row")
+        if record is None:
+            record = self.journal.add(settings, row=measure().stored())
+        with self.journal.decoding():
+            return Measurement.restored(record["row"])
+
+    def _find(self, candidate: Candidate) -> Mapping[str, Any] | None:
+        return self.journal.find(self._settings(candidate), "row")
+
+    def _add(self, candidate: Candidate, row: dict[str, Any]) -> Mapping[str, Any]:
+        return self.journal.add(self._settings(candidate), row=row)
+
+    def _settings(self, candidate: Candidate) -> dict[str, Any]:
+        """Return what tells a candidate from others."""
+        settings = {**self.job.identity, "what": "trial", "recipe": str(candidate.recipe)}
+        if candidate.corrected:
+            settings["corrected"] = True
+        if candidate.training is not None:
+            settings["training"] = _binding(candidate.training)
+        if self.goal.latency is not None:
+            settings["timed"] = [self.goal.samples, machine()]
+        return settings
+
+    def _row(self, packed: nn.Module) -> dict[str, Any]:
+        """Return what a packed model measures."""
+        row = {**self.job.evaluate(packed).stored(), "nbytes": self.job.size(packed)}
+        if self.goal.latency is not None:
+            row["seconds"] = latencies({"": packed}, self.samples)[""]["value"]
+        return row
+
+    def _trial(self, candidate: Candidate, record: Mapping[str, Any]) -> Trial:
+        with self.journal.decoding():
+            row = dict(record["row"])
+            nbytes, seconds = int(row.pop("nbytes")), row.pop("seconds", None)
+            seconds = None if seconds is None else float(seconds)
+            return Trial(**vars(candidate), nbytes=nbytes, seconds=seconds, quality=Measurement.restored(row))
+
+    def _trained(self, start: Trial, training: Training) -> nn.Module:
+        """Return the trained model of a trial, quantized; a run that was stopped goes on."""
+        model = self.job.quantized(start.recipe, corrected=start.corrected)
+        name = identity(
+            {**self.job.identity, "recipe": str(start.recipe), "corrected": start.corrected, **_binding(training)}
+        )
+        steps = training.config.steps
+
+        def advance(step: int) -> None:
+            self.tell(f"training {start.label}: update {step + 1} of {steps}", 0.82 + 0.11 * step / steps)
+
+        train_short(model, training, self.journal.path.parent / f"trained-{name[:16]}", advance)
+        return model
+
+
+def _binding(training: Training) -> dict[str, Any]:
+    return {"loss": training.identity, "config": training.config.binding()}
