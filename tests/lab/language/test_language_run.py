@@ -174,7 +174,7 @@ def test_presets_are_one_small_difference_from_a_base_and_fit_every_scale():
         base = preset("nocap_baseline", replace(scale, end_of_text=0)).as_dict()
         for name, one in PRESETS.items():
             made = one.make(replace(scale, end_of_text=0))
-            assert one.predicted in ("better", "even", "worse") and one.told
+            assert one.predicted in ("better", "even", "worse") and one.summary
             is_base = name in ("nocap_baseline", scale.precision)  # the preset bf16, where the baseline is in bf16
             assert is_base or differing(base, made.as_dict()), name
             made.train_config()

@@ -270,7 +270,7 @@ def gpt(
 
         rows = table("preset", "what it is", "predicted")
         for name, one in PRESETS.items():
-            rows.add_row(name, one.told, one.predicted)
+            rows.add_row(name, one.summary, one.predicted)
         print_table(console(), rows)
         return
     if data is None:

@@ -81,7 +81,7 @@ def _arm(name: str, report: BenchReport, lines: Sequence[Line]) -> dict[str, Any
     cells = {budget: _cell(name, budget, report) for budget in report.budgets}
     return {
         "arm": name,
-        "told": preset.told if preset else "",
+        "told": preset.summary if preset else "",
         "expected": predicted,
         "parameters": next((line["parameters"] for line in own if "parameters" in line), None),
         "tokens_per_s": _median([line["tokens_per_s"] for line in own if "tokens_per_s" in line]),
@@ -142,7 +142,7 @@ def _bound(name: str, report: BenchReport, lines: Sequence[Line]) -> dict[str, A
     preset = PRESETS.get(name.partition("@")[0])
     return {
         "arm": name,
-        "told": preset.told if preset else "",
+        "told": preset.summary if preset else "",
         "bounds": found,
         "sentence": "An upper bound on the loss, with the error of its estimate; it compares with no exact loss.",
         "command": command(name, [line for line in lines if line["arm"] == name]),
