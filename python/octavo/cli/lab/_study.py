@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
 from octavo.errors import InterruptedRun, SettingError
 
 if TYPE_CHECKING:
@@ -40,25 +43,47 @@ QuickOption = Annotated[bool, typer.Option("--quick", help="A look in a minute o
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """What a study is about, as the options say it."""
+class SubjectOptions:
+    """What a study is about, as the options say it: the model, and the texts it reads."""
 
-    model: str
-    data: Path | None = None
-    trained: Path | None = None
-    corpus: str | None = None
-    length: int | None = None
-    held_out: int | None = None
-    opener: Callable[..., Subject] | None = None  # None: a trained model
+    model: ModelOption = "tiny"
+    data: DataOption = None
+    trained: TrainedOption = None
+    corpus: CorpusOption = None
+    length: LengthOption = None
+    held_out: HeldOutOption = None
 
-    def open(self, folder: Path, *, quick: bool, tell: Callable[[str], None]) -> Subject:
+    def open(
+        self, opener: Callable[..., Subject], folder: Path, *, quick: bool, tell: Callable[[str], None]
+    ) -> Subject:
         """Return the model with its texts."""
-        from octavo.lab.studies.subject_catalogue import open_subject
-
-        return (self.opener or open_subject)(
+        return opener(
             self.model, folder, data=self.data, trained=self.trained, corpus=self.corpus, length=self.length,
             held_out=self.held_out, quick=quick, tell=tell,
         )  # fmt: skip
+
+
+def with_subject(command: Callable[..., None]) -> Callable[..., None]:
+    """Return a command that takes the options of :class:`SubjectOptions` in place of its parameter ``subject``."""
+    hints, options = get_type_hints(command, include_extras=True), get_type_hints(SubjectOptions, include_extras=True)
+    defaults = {field.name: field.default for field in fields(SubjectOptions)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name == "subject":
+            parameters += [
+                parameter.replace(name=name, annotation=kind, default=defaults[name]) for name, kind in options.items()
+            ]
+        else:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+
+    @functools.wraps(command)
+    def call(**values: Any) -> None:
+        command(subject=SubjectOptions(**{name: values.pop(name) for name in options}), **values)
+
+    del call.__wrapped__  # type: ignore[attr-defined] # its signature is another one
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return call
 
 
 def run(
@@ -68,24 +93,29 @@ def run(
     notes: Callable[[Any], list[str]],
     draw: Callable[..., Any],
     *,
-    subject: Chosen,
+    subject: SubjectOptions,
     out: Path | None,
     quick: bool,
     json: bool,
+    opener: Callable[..., Subject] | None = None,
 ) -> None:
-    """Open the model and the journal, do the work, save and show what came of it."""
+    """Open the model and the journal, do the work, save and show what came of it.
+
+    ``opener``: a function of :mod:`octavo.lab.studies.subject_catalogue`; None: that of trained models.
+    """
     import torch
 
     from octavo.display.console import console
     from octavo.display.progress import milestones
     from octavo.lab.studies.measured_points import Laboratory
     from octavo.lab.studies.stopwatch import machine
+    from octavo.lab.studies.subject_catalogue import open_subject
     from octavo.search.journal import Journal
 
     folder = out or Path(f"octavo-{study}-{subject.model}{'-quick' if quick else ''}")
     errors = console(stderr=True)
     with Journal(folder) as journal, resumable(folder):
-        opened = subject.open(folder, quick=quick, tell=errors.print)
+        opened = subject.open(opener or open_subject, folder, quick=quick, tell=errors.print)
         with milestones(errors) as tell:
             rows = work(Laboratory(opened, journal, folder, tell=tell))
     where = machine(torch.device("cpu"))  # trained weights depend on it: sums run in another order

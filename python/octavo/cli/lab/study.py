@@ -7,20 +7,8 @@ from typing import Annotated
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
 from octavo.cli.lab import study_language, study_lora, study_mixed, study_nas, study_prune, study_search, study_speed
-from octavo.cli.lab._study import (
-    Chosen,
-    DataOption,
-    ModelOption,
-    OutOption,
-    QuickOption,
-    SeedsOption,
-    TrainedOption,
-    numbers,
-    run,
-    words,
-)  # fmt: skip
+from octavo.cli.lab._study import OutOption, QuickOption, SeedsOption, SubjectOptions, numbers, run, with_subject, words
 from octavo.errors import SettingError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
@@ -52,13 +40,9 @@ def _study() -> None:
 
 
 @app.command("ptq-qat")
+@with_subject
 def ptq_qat(
-    model: ModelOption = "tiny",
-    data: DataOption = None,
-    trained: TrainedOption = None,
-    corpus: CorpusOption = None,
-    length: LengthOption = None,
-    held_out: HeldOutOption = None,
+    subject: SubjectOptions,
     out: OutOption = None,
     families: Annotated[
         str | None,
@@ -109,7 +93,6 @@ def ptq_qat(
     widths = widths or ("4,8" if quick else "2,3,4,6,8,16,32")
     training = Training(share=qat_share, rate=qat_rate) if qat else None
     study = PtqQat(tuple(names), numbers("--widths", widths), min(seeds, 2) if quick else seeds, training)
-    subject = Chosen(model, data, trained, corpus, length, held_out)
     run(
         "ptq-qat", study.run, studies.width_table, studies.accuracy_notes, width_figure,
         subject=subject, out=out, quick=quick, json=json,
@@ -117,13 +100,9 @@ def ptq_qat(
 
 
 @app.command("formats")
+@with_subject
 def formats(
-    model: ModelOption = "tiny",
-    data: DataOption = None,
-    trained: TrainedOption = None,
-    corpus: CorpusOption = None,
-    length: LengthOption = None,
-    held_out: HeldOutOption = None,
+    subject: SubjectOptions,
     out: OutOption = None,
     families: Annotated[str | None, typer.Option(metavar="NAMES", help="Families to compare.  [default: all]")] = None,
     widths: Annotated[
@@ -156,7 +135,6 @@ def formats(
     every = [name for name in candidates.FAMILIES if any(candidates.weights(name, width) for width in chosen)]
     names = every if families is None else words(families)
     study = Formats(tuple(names), chosen, tuple(words(modes)), 1 if quick else seeds, quick)
-    subject = Chosen(model, data, trained, corpus, length, held_out)
     run(
         "formats", study.run, studies.format_table, studies.accuracy_notes, format_figure,
         subject=subject, out=out, quick=quick, json=json,
@@ -164,13 +142,9 @@ def formats(
 
 
 @app.command("memory")
+@with_subject
 def memory(
-    model: ModelOption = "tiny",
-    data: DataOption = None,
-    trained: TrainedOption = None,
-    corpus: CorpusOption = None,
-    length: LengthOption = None,
-    held_out: HeldOutOption = None,
+    subject: SubjectOptions,
     out: OutOption = None,
     recipes: Annotated[
         str, typer.Option("--recipes", metavar="TEXTS", help="Recipes that pack the models, separated by '|'.")
@@ -197,7 +171,6 @@ def memory(
     study = Memory(
         tuple(text.strip() for text in recipes.split("|") if text.strip()), min(texts, 64) if quick else texts
     )
-    subject = Chosen(model, data, trained, corpus, length, held_out)
     run(
         "memory", study.run, studies.memory_table, studies.memory_notes, memory_figure,
         subject=subject, out=out, quick=quick, json=json,

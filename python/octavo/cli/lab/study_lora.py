@@ -7,17 +7,12 @@ from typing import Annotated
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
-from octavo.cli.lab._study import Chosen, DataOption, ModelOption, OutOption, QuickOption, TrainedOption, numbers, run
+from octavo.cli.lab._study import OutOption, QuickOption, SubjectOptions, numbers, run, with_subject
 
 
+@with_subject
 def lora(
-    model: ModelOption = "tiny",
-    data: DataOption = None,
-    trained: TrainedOption = None,
-    corpus: CorpusOption = None,
-    length: LengthOption = None,
-    held_out: HeldOutOption = None,
+    subject: SubjectOptions,
     out: OutOption = None,
     ranks: Annotated[str | None, typer.Option(metavar="N", help="Ranks of the adapters.  [default: 1,4,16]")] = None,
     bases: Annotated[
@@ -59,5 +54,5 @@ def lora(
     )
     run(
         "lora", study.run, studies.lora_table, studies.lora_notes, lora_figure,
-        subject=Chosen(model, data, trained, corpus, length, held_out, open_base), out=out, quick=quick, json=json,
+        subject=subject, out=out, quick=quick, json=json, opener=open_base,
     )  # fmt: skip

@@ -7,30 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
-from octavo.cli.lab._study import (
-    Chosen,
-    DataOption,
-    ModelOption,
-    OutOption,
-    QuickOption,
-    TrainedOption,
-    run,
-    words,
-)  # fmt: skip
+from octavo.cli.lab._study import OutOption, QuickOption, SubjectOptions, run, with_subject, words
 from octavo.cli.lab.study_nas import StorageOption
 
 if TYPE_CHECKING:
     from octavo.lab.studies.measured_points import Laboratory
 
 
+@with_subject
 def mixed(
-    model: ModelOption = "tiny",
-    data: DataOption = None,
-    trained: TrainedOption = None,
-    corpus: CorpusOption = None,
-    length: LengthOption = None,
-    held_out: HeldOutOption = None,
+    subject: SubjectOptions,
     out: OutOption = None,
     storage: StorageOption = None,
     preset: Annotated[
@@ -90,5 +76,5 @@ def mixed(
 
     run(
         "mixed", work, lambda rows: tables.mixed_table(against_ladder(rows)), tables.mixed_notes, draw,
-        subject=Chosen(model, data, trained, corpus, length, held_out), out=out, quick=quick, json=json,
+        subject=subject, out=out, quick=quick, json=json,
     )  # fmt: skip

@@ -7,28 +7,13 @@ from typing import Annotated
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
-from octavo.cli.lab._study import (
-    Chosen,
-    DataOption,
-    ModelOption,
-    OutOption,
-    QuickOption,
-    SeedsOption,
-    TrainedOption,
-    run,
-    words,
-)  # fmt: skip
+from octavo.cli.lab._study import OutOption, QuickOption, SeedsOption, SubjectOptions, run, with_subject, words
 from octavo.errors import SettingError
 
 
+@with_subject
 def prune(
-    model: ModelOption = "tiny",
-    data: DataOption = None,
-    trained: TrainedOption = None,
-    corpus: CorpusOption = None,
-    length: LengthOption = None,
-    held_out: HeldOutOption = None,
+    subject: SubjectOptions,
     out: OutOption = None,
     sparsities: Annotated[
         str | None, typer.Option(metavar="SHARES", help="Shares that go.  [default: 0.1,0.3,0.5,0.7,0.9]")
@@ -76,8 +61,8 @@ def prune(
     from octavo.lab.studies.pruning import Prune
     from octavo.report.study_plots import prune_figure
 
-    if model not in KINDS:
-        raise SettingError(f"no pruning of {model!r}; accepted are {', '.join(KINDS)}")
+    if subject.model not in KINDS:
+        raise SettingError(f"no pruning of {subject.model!r}; accepted are {', '.join(KINDS)}")
     study = Prune(
         _shares(("0.5" if quick else "0.1,0.3,0.5,0.7,0.9") if sparsities is None else sparsities),
         tuple(words(criteria)),
@@ -91,7 +76,7 @@ def prune(
     )
     run(
         "prune", study.run, studies.prune_table, studies.prune_notes, prune_figure,
-        subject=Chosen(model, data, trained, corpus, length, held_out), out=out, quick=quick, json=json,
+        subject=subject, out=out, quick=quick, json=json,
     )  # fmt: skip
 
 

@@ -7,18 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from octavo.cli._app import JsonOption
-from octavo.cli._texts import CorpusOption, HeldOutOption, LengthOption
-from octavo.cli.lab._study import (
-    Chosen,
-    DataOption,
-    ModelOption,
-    OutOption,
-    QuickOption,
-    SeedsOption,
-    TrainedOption,
-    run,
-    words,
-)  # fmt: skip
+from octavo.cli.lab._study import OutOption, QuickOption, SeedsOption, SubjectOptions, run, with_subject, words
 from octavo.errors import SettingError
 
 FormatsOption = Annotated[
@@ -28,13 +17,9 @@ FormatsOption = Annotated[
 SamplesOption = Annotated[int, typer.Option(metavar="N", help="Training texts that sensitivities are measured on.")]
 
 
+@with_subject
 def sensitivity(
-    model: ModelOption = "tiny",
-    data: DataOption = None,
-    trained: TrainedOption = None,
-    corpus: CorpusOption = None,
-    length: LengthOption = None,
-    held_out: HeldOutOption = None,
+    subject: SubjectOptions,
     out: OutOption = None,
     formats: FormatsOption = None,
     roles: Annotated[
@@ -70,17 +55,13 @@ def sensitivity(
 
     run(
         "sensitivity", study.run, search_tables.sensitivity_table, search_tables.sensitivity_notes, draw,
-        subject=Chosen(model, data, trained, corpus, length, held_out), out=out, quick=quick, json=json,
+        subject=subject, out=out, quick=quick, json=json,
     )  # fmt: skip
 
 
+@with_subject
 def combined(
-    model: ModelOption = "tiny",
-    data: DataOption = None,
-    trained: TrainedOption = None,
-    corpus: CorpusOption = None,
-    length: LengthOption = None,
-    held_out: HeldOutOption = None,
+    subject: SubjectOptions,
     out: OutOption = None,
     budget: Annotated[
         float, typer.Option(metavar="BITS", help="Bits a parameter, embeddings and scales counted.")
@@ -117,8 +98,8 @@ def combined(
     from octavo.lab.studies.lora_ranks import Tuning
     from octavo.report.search_plots import combined_figure
 
-    if model not in KINDS:
-        raise SettingError(f"no pruning of {model!r}; accepted are {', '.join(KINDS)}")
+    if subject.model not in KINDS:
+        raise SettingError(f"no pruning of {subject.model!r}; accepted are {', '.join(KINDS)}")
     chosen = tuple(words(formats)) if formats is not None else FORMATS
     study = Combined(
         budget, chosen, sparsity, 1 if quick else seeds, Tuning(epochs), min(samples, 16) if quick else samples,
@@ -126,5 +107,5 @@ def combined(
     )  # fmt: skip
     run(
         "combined", study.run, search_tables.combined_table, search_tables.combined_notes, combined_figure,
-        subject=Chosen(model, data, trained, corpus, length, held_out), out=out, quick=quick, json=json,
+        subject=subject, out=out, quick=quick, json=json,
     )  # fmt: skip

@@ -21,6 +21,7 @@ DeviceOption = Annotated[
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FOLDER", help="Where results go.  [default: octavo-STUDY-DEVICE]")
 ]
+BatchOption = Annotated[int, typer.Option(metavar="N", help="Texts per call.")]
 RoundsOption = Annotated[int, typer.Option(metavar="N", help="Timings of each contestant; the median counts.")]
 
 
@@ -31,7 +32,7 @@ def compile_(
     backend: Annotated[
         str, typer.Option(metavar="NAME", help="inductor; aot_eager and eager capture graphs and compile nothing.")
     ] = "inductor",
-    batch: Annotated[int, typer.Option(metavar="N", help="Texts per call.")] = 8,
+    batch: BatchOption = 8,
     length: Annotated[int, typer.Option(metavar="N", help="Tokens per text.")] = 64,
     layers: Annotated[int, typer.Option(metavar="N", help="Layers of the BERT encoder.")] = 2,
     width: Annotated[int, typer.Option(metavar="N", help="Its width, a multiple of 64.")] = 128,
@@ -67,7 +68,7 @@ def attention(
     dtypes: Annotated[
         str, typer.Option(metavar="NAMES", help="float32, bfloat16, float16, separated by commas.")
     ] = "float32,bfloat16",
-    batch: Annotated[int, typer.Option(metavar="N", help="Texts per call.")] = 1,
+    batch: BatchOption = 1,
     heads: Annotated[int, typer.Option(metavar="N", help="Heads of attention.")] = 8,
     width: Annotated[int, typer.Option(metavar="N", help="Width of a head.")] = 64,
     causal: Annotated[bool, typer.Option("--causal", help="No token sees a later one.")] = False,
