@@ -15,7 +15,7 @@ from octavo.graph.module_level import structural_hash, unread_hash
 from octavo.graph.records import ModuleRecord, Node, at
 from octavo.recipe import Recipe
 from octavo.recipe.sites import dtype_name
-from octavo.report.tree_page import tree_page
+from octavo.report.html_page import tree_page
 from octavo.storage.arguments import checks_arguments
 
 MEASURES = (

@@ -30,5 +30,29 @@ def html_page(template: str, title: str, data: Mapping[str, Any]) -> str:
     return before.replace("@TITLE@", escaped) + told + after
 
 
+def language_page(study: Mapping[str, Any]) -> str:
+    """Return the page of what every technique of a language model is worth.
+
+    ``study``: ``title``; ``facts`` and ``notes``, lines of text; ``baseline``, the name of an arm; ``budgets``, each
+    ``name`` and ``told``; ``arms``, each ``arm``, ``told``, ``expected``, ``parameters``, ``tokens_per_s``,
+    ``sentence``, ``command`` and ``cells`` by budget (``loss``, ``half``, ``seeds``, ``difference``, ``low``, ``high``,
+    ``verdict``, ``told``, ``reported``); ``bounds``; ``curves``, each ``arm`` and ``points``, pairs of tokens and loss;
+    ``fidelity``, each ``fact`` and ``state``. Texts are shown as they are, markup included.
+    """
+    return html_page("language_page.html", str(study["title"]), study)
+
+
+def tree_page(data: Mapping[str, Any]) -> str:
+    """Return the page that shows a tree of costs.
+
+    ``data``: ``title``; ``facts`` and ``notes``, lines of text; ``totals``, each ``label``, ``value`` and ``told``;
+    ``measures``, each ``key``, ``label``, ``unit`` (``B``, ``bits`` or none) and, of a ratio, ``over``: the keys of two
+    values; ``tree``: a row. A row has ``name``, ``class``, ``kind`` (``module``, ``group``, ``operator`` or
+    ``weight``), ``count``, ``told`` (a text of several lines), ``values`` by key, those of one of its ``count`` equals,
+    and ``children``. Texts are shown as they are, markup included.
+    """
+    return html_page("tree_page.html", str(data["title"]), data)
+
+
 def _text(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")

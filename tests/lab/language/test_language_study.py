@@ -11,7 +11,7 @@ from octavo.lab.language.bench_arms import arms
 from octavo.lab.language.bench_report import BenchReport
 from octavo.lab.language.language_presets import BASE
 from octavo.lab.language.language_study import read_benches, study_table
-from octavo.report.language_page import language_page
+from octavo.report.html_page import language_page
 
 BASE_LOSSES = [3.0, 3.002, 2.998]
 

@@ -37,7 +37,7 @@ def language(
     """
     from octavo.display.console import console, print_json
     from octavo.lab.language.language_study import read_benches, study_table
-    from octavo.report.language_page import language_page
+    from octavo.report.html_page import language_page
     from octavo.storage import files
 
     found = study_table(read_benches(benches), title=title)

@@ -18,10 +18,14 @@ from octavo.lab.language.gpt import (
     SampledSoftmax,
 )
 from octavo.lab.language.gpt.adaptive_head import AdaptiveHead
-from octavo.lab.language.gpt.alias_sampler import AliasSampler
 from octavo.lab.language.gpt.contracts import example_model
 from octavo.lab.language.gpt.parameter_start import initialize
-from octavo.lab.language.gpt.sampled_heads import NegativeSamplingHead, NoiseContrastiveHead, SampledSoftmaxHead
+from octavo.lab.language.gpt.sampled_heads import (
+    AliasSampler,
+    NegativeSamplingHead,
+    NoiseContrastiveHead,
+    SampledSoftmaxHead,
+)
 from octavo.lab.language.gpt.softmax_head import Softmax, SoftmaxHead
 from octavo.lab.language.gpt.word_grid import GridEmbedding
 from octavo.lab.language.gpt.word_placement import PlacementCosts, assignment

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from octavo.lab.language.gpt.alias_sampler import AliasSampler
 from octavo.lab.language.gpt.softmax_head import Softmax, SoftmaxHead
 from octavo.lab.language.techniques import choice, register, whole
 
@@ -160,3 +159,33 @@ class NegativeSamplingHead(_SampledHead):
         """Return the sampled loss of each row, ``[N]`` float32."""
         others_NS = self.some_scores(h_ND, self.drawn())
         return functional.softplus(-self.own_scores(h_ND, y_N)) + functional.softplus(others_NS).sum(1)
+
+
+class AliasSampler:
+    """A distribution over ``0 .. V - 1``, drawn from in constant time. Source: Walker 1977; Vose 1991.
+
+    ``chances_V``: at least 0, not all 0; they are divided by their sum.
+    """
+
+    def __init__(self, chances_V: Tensor) -> None:
+        """Build the two tables: of each column the chance to stay, and the value that it else gives."""
+        scaled = (chances_V.double().cpu() * len(chances_V) / chances_V.double().cpu().sum()).tolist()
+        alias = list(range(len(scaled)))
+        small = [i for i, share in enumerate(scaled) if share < 1]
+        large = [i for i, share in enumerate(scaled) if share >= 1]
+        while small and large:
+            poor, rich = small.pop(), large[-1]
+            alias[poor] = rich
+            scaled[rich] -= 1 - scaled[poor]
+            if scaled[rich] < 1:
+                small.append(large.pop())
+        for left in (*small, *large):  # 1 but for rounding
+            scaled[left] = 1.0
+        self._stay_V = torch.tensor(scaled, device=chances_V.device)
+        self._alias_V = torch.tensor(alias, device=chances_V.device)
+
+    def draw(self, count: int) -> Tensor:
+        """Return ``count`` independent draws, int64, from torch's global generator."""
+        columns = torch.randint(len(self._alias_V), (count,), device=self._alias_V.device)
+        stays = torch.rand(count, device=columns.device) < self._stay_V[columns]
+        return torch.where(stays, columns, self._alias_V[columns])

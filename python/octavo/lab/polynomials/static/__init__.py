@@ -25,13 +25,14 @@ Weights are ``int8:channel`` of FORMATS.md, one scale a row. Layers that read th
 
 from octavo.lab.polynomials.static.equalization import equalize
 from octavo.lab.polynomials.static.input_scales import METHODS, calibrate
-from octavo.lab.polynomials.static.integer_file import load, save
 from octavo.lab.polynomials.static.sensitivity import costly, damages
 from octavo.lab.polynomials.static.static_seq2seq import (
     Accumulation,
     StaticInt8Seq2Seq,
     accumulators,
+    load,
     quantize_static,
+    save,
 )
 
 __all__ = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from octavo.errors import NonFiniteError
+from octavo.errors import ContainerError, NonFiniteError
 from octavo.lab.polynomials.seq2seq import PAD, HybridSeq2Seq, Seq2Seq, Seq2SeqConfig, State
 from octavo.lab.polynomials.seq2seq.key_value_cache import append
 from octavo.lab.polynomials.seq2seq.layers import Attention, causal_mask, last, padding_mask, reverse
@@ -28,6 +29,7 @@ from octavo.lab.polynomials.static.layout import (
 )
 from octavo.lab.polynomials.static.observation import check_hybrid
 from octavo.ops.codec import encode
+from octavo.tensors import container
 from octavo.tensors.packed_tensor import PackedTensor
 
 Tensors = dict[str, Tensor]
@@ -211,3 +213,23 @@ def accumulators(model: StaticInt8Seq2Seq, source_BS: Tensor, target_BT: Tensor)
         for hook in hooks:
             hook.remove()
     return found
+
+
+# --- the file: the variant ``integer`` of a model folder -------------------------------------------------------------
+
+
+def save(model: StaticInt8Seq2Seq, path: str | os.PathLike[str]) -> None:
+    """Write the tensors of an integer model; the file appears complete or not at all. Raises OSErrors."""
+    container.save(model.tensors, path)
+
+
+def load(path: str | os.PathLike[str], config: Seq2SeqConfig) -> StaticInt8Seq2Seq:
+    """Return the integer model of ``config`` whose tensors a file holds.
+
+    Raises ContainerError for a file that is none or holds other tensors, OSErrors.
+    """
+    tensors = container.load(path)
+    try:
+        return StaticInt8Seq2Seq(config, tensors)
+    except ContainerError as error:
+        raise ContainerError(f"{os.fspath(path)}: {error}") from None
