@@ -80,7 +80,7 @@ def with_subject(command: Callable[..., None]) -> Callable[..., None]:
     def call(**values: Any) -> None:
         command(subject=SubjectOptions(**{name: values.pop(name) for name in options}), **values)
 
-    del call.__wrapped__  # type: ignore[attr-defined] # its signature is another one
+    del call.__wrapped__  # its signature is another one
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined] # what typer reads
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return call
