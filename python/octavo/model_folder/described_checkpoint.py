@@ -9,10 +9,9 @@ from torch import nn
 
 from octavo.errors import ContainerError
 from octavo.model_folder.carried_files import write_files
-from octavo.model_folder.save_load import describe_model, model_metadata
 from octavo.model_folder.stored_tensors import stored_state
+from octavo.model_folder.structure import describe_model, model_metadata
 from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, held
-from octavo.recipe.note import noted_recipe
 from octavo.tensors import container
 
 
@@ -44,7 +43,7 @@ def describe_checkpoint(model: nn.Module, path: str | os.PathLike[str]) -> None:
     if any(name is None for name in kept.values()):
         return
     tied = {name: kept[first] for first, group in groups.items() for name in group if name not in written}
-    structure = describe_model(model, {name: first for name, first in tied.items() if first is not None})
+    description = describe_model(model, {name: first for name, first in tied.items() if first is not None})
     tensors = container.load(source.files[0], mmap=True)
-    about = model_metadata(structure, noted_recipe(model), container.digests(tensors))
+    about = model_metadata(description, container.digests(tensors))
     container.save(tensors, source.files[0], metadata=about)
