@@ -33,7 +33,6 @@ from octavo.model_folder.structure import (
 from octavo.model_folder.weight_files import CONFIGURATIONS, OF_TENSORS, PACKED_NAME, Checkpoint, held
 from octavo.nn.former_names import current_names
 from octavo.nn.meta_tensors import refuse_meta
-from octavo.quant.transformers_methods import use_our_methods
 from octavo.storage import files, folders
 from octavo.storage.arguments import checks_arguments
 from octavo.tensors import container
@@ -210,12 +209,10 @@ def _load_undescribed(source: Checkpoint, mmap: bool) -> nn.Module:
 def _filled(restoration: Restoration, structure: Mapping[str, Any], metadata: Mapping[str, str]) -> nn.Module:
     """Return a model with the tensors of a file and what the file says about it, in evaluation mode."""
     try:
-        filled = _fill(restoration, structure, metadata)
+        return _fill(restoration, structure, metadata)
     except ContainerError as error:
         place = str(restoration.file)
         raise error if str(error).startswith(place) else ContainerError(f"{place}: {error}") from None
-    use_our_methods(filled)
-    return filled
 
 
 def _fill(restoration: Restoration, structure: Mapping[str, Any], metadata: Mapping[str, str]) -> nn.Module:

@@ -15,6 +15,7 @@ from octavo.nn.format_layer import FormatLayer
 from octavo.nn.former_names import current_name
 from octavo.nn.int32_bias import Int32Bias
 from octavo.nn.registry import format_layers, kind_of, packed_classes, simulated_classes
+from octavo.nn.replace_modules import replace_modules
 from octavo.nn.stored_scales import format_text
 from octavo.quant.apply_recipe import prepare_model
 from octavo.recipe.rule import read_spec
@@ -234,12 +235,7 @@ def _restore(restoration: Restoration, records: Any) -> None:
             replaced[id(skeleton)] = build_layer(path, record, skeleton, inside)
         layer = replaced[id(skeleton)]
         restoration.placed.update(join(path, name) for name in inside if name in _own_names(layer))
-        if not path:
-            model = layer
-        else:
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, layer)
-    restoration.model = model
+    restoration.model = replace_modules(model, replaced)
 
 
 def _submodule(model: nn.Module, path: str) -> nn.Module:

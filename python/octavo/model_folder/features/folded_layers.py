@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from octavo.errors import ContainerError
 from octavo.model_folder.stored_feature import Restoration, Stage, StoredFeature, is_names
 from octavo.nn.folded_norm import FoldedNorm, folded_norms
+from octavo.nn.replace_modules import replace_modules
 from octavo.recipe.sites import join
 
 
@@ -24,15 +25,16 @@ def _restore(restoration: Restoration, paths: Any) -> None:
     if not paths:
         return
     model, names = restoration.model, restoration.by_name()
+    folded: dict[int, nn.Module] = {}
     for path in paths:
-        parent, _, name = path.rpartition(".")
         try:
             norm = model.get_submodule(path)
         except AttributeError:
             norm = None
         if not path or not isinstance(norm, _BatchNorm | FoldedNorm):
             raise ContainerError(f"{path}: a folded batch normalization in the file, and none in this model")
-        setattr(model.get_submodule(parent), name, FoldedNorm().train(norm.training))
+        folded[id(norm)] = FoldedNorm().train(norm.training)
+    replace_modules(model, folded)
     for path, layer in model.named_modules():
         if isinstance(layer, _ConvNd | nn.Linear) and layer.bias is None and join(path, "bias") in names:
             weight = layer.weight
