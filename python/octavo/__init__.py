@@ -189,7 +189,6 @@ _settings.start()
 _late_binding.bind(
     {
         **_LAZY,
-        "describe_checkpoint": "octavo.model_folder.described_checkpoint",
         "dumps": "octavo.tensors.container",
         "float_kinds": "octavo.nn.registry",
         "kind_of": "octavo.nn.registry",
@@ -201,8 +200,7 @@ _late_binding.bind(
         "pass_pack": "octavo.quant.quant_passes:PACK",
         "pass_prune": "octavo.prune.prune_passes:PRUNE",
         "pass_quantize": "octavo.quant.quant_passes:QUANTIZE",
-        "refuse_packed_weights": "octavo.model_folder.described_checkpoint",
-        "use_our_methods": "octavo.quant.transformers_methods",
+        "save_pretrained": "octavo.model_folder.save_pretrained",
     }
 )
 

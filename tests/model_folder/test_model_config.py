@@ -9,8 +9,9 @@ from octavo import ContainerError
 from octavo.cli import app
 from octavo.lab.classifiers import Classifier, ClassifierConfig
 from octavo.lab.polynomials.seq2seq import ARCHITECTURES, Seq2SeqConfig, build
+from octavo.model_folder.features.decoded_tensors import DECODED
 from octavo.model_folder.model_config import own_model
-from octavo.model_folder.structure import DECODED, KEY
+from octavo.model_folder.structure import KEY
 from octavo.tensors import container
 from quick import spread
 from torch import nn
@@ -68,7 +69,7 @@ def test_tensors_packed_for_their_bytes_alone_are_decoded(tmp_path):
         name: octavo.encode(value, "mxint8") if value.ndim == 2 else value for name, value in model.state_dict().items()
     }
     names = [name for name, value in packed.items() if isinstance(value, octavo.PackedTensor)]
-    structure = {"version": 1, "class": "LSTM", "layers": {}, "ties": {}, DECODED: names}
+    structure = {"version": 1, "class": "LSTM", "layers": {}, "ties": {}, DECODED.key: names}
     container.save(packed, tmp_path / "m.safetensors", metadata={KEY: json.dumps(structure)})
     loaded = octavo.load_model(tmp_path / "m.safetensors", lambda: nn.LSTM(32, 16))
     assert all(torch.equal(getattr(loaded, name), packed[name].decode()) for name in names)
@@ -78,7 +79,7 @@ def test_tensors_packed_for_their_bytes_alone_are_decoded(tmp_path):
         ([1], "parts of other types"),
         ("x", "types"),
     ]:
-        text = json.dumps(structure | {DECODED: wrong})
+        text = json.dumps(structure | {DECODED.key: wrong})
         container.save(packed, tmp_path / "m.safetensors", metadata={KEY: text})
         with pytest.raises(ContainerError, match=told):
             octavo.load_model(tmp_path / "m.safetensors", lambda: nn.LSTM(32, 16))

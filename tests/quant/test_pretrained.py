@@ -9,7 +9,7 @@ import octavo
 import pytest
 import torch
 from octavo import ContainerError, ModelError
-from octavo.quant.transformers_methods import OurMethods
+from octavo.nn.transformers_methods import OurMethods
 
 transformers = pytest.importorskip("transformers")
 

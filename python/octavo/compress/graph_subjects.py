@@ -16,10 +16,9 @@ from octavo.compress.text_models import read_texts, text_model
 from octavo.errors import ModelError
 from octavo.graph.example_inputs import example_inputs
 from octavo.graph.pipeline import Pipeline
-from octavo.model_folder.folded_layers import FOLDED
 from octavo.model_folder.infer_structure import skeleton
 from octavo.model_folder.save_load import load_model
-from octavo.model_folder.structure import KEY, read_structure
+from octavo.model_folder.structure import KEY, float_problem, read_structure
 from octavo.model_folder.subject_registry import subject_of
 from octavo.model_folder.weight_files import Checkpoint, held, layers_of
 
@@ -156,4 +155,6 @@ def _of_folder(path: Path, values: bool) -> nn.Module:
 def _is_changed(source: Checkpoint) -> bool:
     """Whether a folder's layers are not those of its class: packed, simulated, or with normalizations folded in."""
     text = source.metadata().get(KEY)
-    return bool(layers_of(source)) or (text is not None and FOLDED in read_structure(source.files[0], text))
+    return bool(layers_of(source)) or (
+        text is not None and float_problem(read_structure(source.files[0], text)) is not None
+    )

@@ -16,9 +16,9 @@ from octavo.graph.capture import capture
 from octavo.graph.model_graph import Graph
 from octavo.graph.model_passes import Pass, PassInputs, TransformReport, register_pass
 from octavo.graph.records import Node
-from octavo.late_binding import late
 from octavo.nn.folded_norm import FoldedNorm
 from octavo.nn.model_copies import deep_copy
+from octavo.nn.replace_modules import replace_modules
 from octavo.storage.arguments import checks_arguments
 
 _NORMS = ("aten.batch_norm", "aten.native_batch_norm", "aten._native_batch_norm_legit_no_training")
@@ -50,16 +50,14 @@ def fold_batchnorm(model: nn.Module, inputs: Any, *, inplace: bool = False) -> t
     graph = capture(model, inputs)
     graph.require_operators("folding batch normalization")
     rows: list[tuple[str, str, str]] = []
+    folded: dict[int, nn.Module] = {}
     for path, norm in norms:
         layer_path, kept = _layer_before(model, graph, path, norm)
         if kept is None:
             _fold(model.get_submodule(layer_path), norm)
-            for place in next(record.paths for record in graph.modules if record.path == path):
-                parent, _, name = place.rpartition(".")
-                setattr(model.get_submodule(parent), name, FoldedNorm().train(norm.training))
+            folded[id(norm)] = FoldedNorm().train(norm.training)
         rows.append((path, layer_path, "folded" if kept is None else f"stays: {kept}"))
-    late("use_our_methods")(model)
-    return model, TransformReport(_COLUMNS, tuple(rows))
+    return replace_modules(model, folded), TransformReport(_COLUMNS, tuple(rows))
 
 
 _COLUMNS = ("normalization", "layer", "what")

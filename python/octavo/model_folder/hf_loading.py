@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ContainerError, ModelError, OctavoError
 from octavo.model_folder.companion_files import TOKENIZER_TEXTS, VOCABULARIES
+from octavo.model_folder.config_limits import build_config
 from octavo.model_folder.model_config import CONFIG as CONFIG
 from octavo.model_folder.size_limits import Extent
 from octavo.model_folder.tokenizer_growth import check_growth
@@ -44,7 +45,7 @@ _FLOATS = ("float32", "float16", "bfloat16", "float64")
 def load_config(folder: Path) -> tuple[Any, dict[str, Any]]:
     """Return transformers' configuration of a folder's ``config.json``, and the values that it was made of.
 
-    Numbers of layers and the like are checked; code that the file names is not looked at. Raises ModelError where
+    Numbers that make it large are refused; code that the file names is not looked at. Raises ModelError where
     there is no such file or transformers is missing, ContainerError naming the field for everything else.
     """
     file = folder / CONFIG
@@ -56,12 +57,16 @@ def load_config(folder: Path) -> tuple[Any, dict[str, Any]]:
             f"{file}: model_type is {shown(values.get('model_type'))}; accepted is a text, such as 'bert'"
         )
     cleaned = _cleaned(values)
-    Extent(str(file)).check_counts(cleaned)
     _check_dtypes(cleaned, file)
     transformers = _transformers(folder)
+
+    def make(values: dict[str, Any]) -> Any:
+        (own / CONFIG).write_text(json.dumps(values), encoding="utf-8")
+        return transformers.AutoConfig.from_pretrained(own, **_SAFE)
+
     with folders.scratch() as own, foreign(file, values):
-        (own / CONFIG).write_text(json.dumps(cleaned), encoding="utf-8")
-        config = transformers.AutoConfig.from_pretrained(own, **_SAFE)
+        _import_config(transformers, values["model_type"])  # the steps of importing are not the file's
+        config = build_config(file, cleaned, make)
         config.name_or_path = str(folder)
     return config, values
 
@@ -169,6 +174,11 @@ def _transformers(folder: Path) -> Any:
             f"{folder}: this needs transformers; install the extra 'demo': pip install \"octavo[demo]\""
         ) from None
     return transformers
+
+
+def _import_config(transformers: Any, kind: str) -> None:
+    if kind in transformers.CONFIG_MAPPING:
+        transformers.CONFIG_MAPPING[kind]
 
 
 def _cleaned(value: Any) -> Any:

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from octavo.errors import ContainerError
+from octavo.model_folder.features.described_layers import packed_class, plain
 from octavo.model_folder.hf_loading import CONFIG, extent_of, foreign, known, load_config
 from octavo.model_folder.model_config import OwnModel, own_model
 from octavo.model_folder.size_limits import Extent
 from octavo.model_folder.skeleton import build, build_class, build_from_config, drop_pooler, model_class
-from octavo.model_folder.structure import VERSION, packed_class, plain, read_structure
+from octavo.model_folder.structure import outline, read_structure
 from octavo.model_folder.tensor_names import Places, Stored, places
 from octavo.model_folder.weight_files import STRUCTURE, Checkpoint, held, layers_of
 from octavo.prune.sizes import KEY as SIZES
@@ -182,7 +183,7 @@ def infer_structure(model: nn.Module, found: Places) -> dict[str, Any]:
             kind = packed_class(layer)
             assert kind is not None
             layers[path] = {"class": kind.stored_class(), **plain(kind.description(layer))}
-    return {"version": VERSION, "class": type(model).__name__, "layers": layers, "ties": found.ties}
+    return outline(model, layers, found.ties)
 
 
 def packable(model: nn.Module) -> dict[str, Site]:

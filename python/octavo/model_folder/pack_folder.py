@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from octavo.errors import ContainerError, FormatError
 from octavo.model_folder.companion_files import copy_companions
+from octavo.model_folder.features.described_layers import build_layer, packed_class, plain
 from octavo.model_folder.infer_structure import as_layer, model_of, packable
 from octavo.model_folder.model_config import own_model
 from octavo.model_folder.pack_checkpoint import Errors, Progress, TensorReport, measure, with_zeros
-from octavo.model_folder.save_load import assign_plain, refuse_empty, save_weights, write_config
-from octavo.model_folder.structure import build_layer, fits, packed_class, plain
+from octavo.model_folder.place_tensors import assign_plain, fits, refuse_empty
+from octavo.model_folder.save_load import save_weights, write_config
 from octavo.model_folder.tensor_names import Places, Stored
 from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, layers_of, replaced
 from octavo.nn import PackedLayer, QuantLayer

@@ -3,51 +3,36 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from octavo.errors import ContainerError, DTypeError, FormatError, ModelError
-from octavo.lora import adapters
+from octavo.errors import ContainerError, ModelError
 from octavo.model_folder.carried_files import carry_files, replaced_files, write_files
 from octavo.model_folder.companion_files import measurements
-from octavo.model_folder.folded_layers import FOLDED, attach_folded
+from octavo.model_folder.features import FEATURES
 from octavo.model_folder.hf_loading import CONFIG
 from octavo.model_folder.infer_structure import fitting, infer_structure, own_skeleton
 from octavo.model_folder.model_config import SHAPE, config_text, described, own_model
+from octavo.model_folder.place_tensors import assign_plain, refuse_empty
 from octavo.model_folder.skeleton import build, build_from_config, drop_pooler
-from octavo.model_folder.stored_tensors import PACKED_STATE, stored_state
+from octavo.model_folder.stored_feature import Restoration, Stage
+from octavo.model_folder.stored_tensors import stored_state
 from octavo.model_folder.structure import (
-    DECODED,
     KEY,
-    MASKED,
-    VERSION,
-    attach_masks,
-    build_layer,
-    describe_layer,
+    describe_model,
     describe_packed,
-    described_layers,
-    fits,
+    model_metadata,
     read_structure,
-    simulated_plan,
+    restore,
 )
-from octavo.model_folder.weight_files import CONFIGURATIONS, DIGESTS, OF_TENSORS, PACKED_NAME, RECIPE, Checkpoint, held
-from octavo.nn import PackedLayer, attention
-from octavo.nn.folded_norm import folded_norms
+from octavo.model_folder.weight_files import CONFIGURATIONS, OF_TENSORS, PACKED_NAME, Checkpoint, held
 from octavo.nn.former_names import current_names
-from octavo.nn.input_threshold import input_thresholds
-from octavo.nn.masks import masked_layers
 from octavo.nn.meta_tensors import refuse_meta
-from octavo.prune.sizes import KEY as SIZES
-from octavo.prune.sizes import note_sizes, shrink, sizes_of
-from octavo.quant.apply_recipe import prepare_model
-from octavo.quant.transformers_methods import use_our_methods
-from octavo.recipe.note import note_recipe, noted_recipe
 from octavo.storage import files, folders
 from octavo.storage.arguments import checks_arguments
 from octavo.tensors import container
@@ -124,20 +109,18 @@ def _load(source: Checkpoint, model: nn.Module | Callable[[], nn.Module] | None,
     file = source.files[0]
     # Folders of our networks that nothing describes, such as those of 0.1, are told by their configuration.
     structure = None if text is None and own is not None else read_structure(file, text)
+    from_config = model is None and own is None
     if model is None and own is not None:
         model = own_skeleton(own, source)
     elif model is None:
         assert structure is not None  # no network of ours
         model = build_from_config(source.folder, structure["class"], source)
         drop_pooler(model, [entry.name for entry in source.entries()])
-        if any(path.endswith(f".{attention.CHILD}") for path in structure["layers"]):
-            attention.attach(model)
     elif not isinstance(model, nn.Module):
         model = build(model)
-    if structure is not None and SIZES in structure:
-        note_sizes(shrink(model, structure[SIZES], str(file)), structure[SIZES])
     tensors = current_names(source.tensors(mmap=mmap))
-    return _filled(model, structure or describe_packed(model, tensors), tensors, file, metadata.get(RECIPE))
+    structure = structure or describe_packed(model, tensors)
+    return _filled(Restoration(model, tensors, structure["ties"], file, from_config), structure, metadata)
 
 
 def fill_folder(model: nn.Module, folder: Path) -> None:
@@ -166,67 +149,27 @@ def _check_target(target: Path, overwrite: bool) -> None:
 
 @dataclass(frozen=True)
 class _Stored:
-    """What a file holds: the tensors, the description of the model, and its recipe where one is known."""
+    """What a file holds: the tensors, and what its metadata say about the model."""
 
     tensors: dict[str, Tensor | PackedTensor]
-    structure: dict[str, Any]
-    recipe: str | None
+    description: dict[str, str]
 
 
 def _collect(model: nn.Module) -> _Stored:
-    _refuse_adapters(model)
-    _refuse_thresholds(model)
+    for feature in FEATURES:
+        feature.refuse(model)
     refuse_meta(model, "save_model")
     values, ties = stored_state(model)
     for name, value in values.items():
         if not isinstance(value, Tensor | PackedTensor):
             raise ModelError(f"{name}: state that is a {type(value).__name__}; files hold tensors alone")
-    return _Stored(values, describe_model(model, ties), noted_recipe(model))
-
-
-def describe_model(model: nn.Module, ties: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the file of a model says about it; ``ties``: names of tensors, and what each is tied to in the file.
-
-    Raises ModelError for layers that no file holds.
-    """
-    described = {path: describe_layer(path, layer) for path, layer in described_layers(model).items()}
-    structure = {"version": VERSION, "class": type(model).__name__, "layers": described, "ties": dict(ties)}
-    if masked := [_join(path, name) for path, _, own in masked_layers(model) for name in own.names()]:
-        structure[MASKED] = masked
-    if folded := folded_norms(model):
-        structure[FOLDED] = folded
-    if (sizes := sizes_of(model)) is not None and getattr(model, "config", None) is None:
-        structure[SIZES] = sizes
-    return structure
-
-
-def model_metadata(structure: Mapping[str, Any], recipe: str | None, digests: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata of a model's file."""
-    # transformers refuses weights without a format.
-    told = {"format": "pt", KEY: json.dumps(structure), DIGESTS: json.dumps(digests)}
-    return told if recipe is None else {**told, RECIPE: recipe}
+    return _Stored(values, describe_model(model, ties))
 
 
 def _save_weights(stored: _Stored, file: Path, more: Mapping[str, str] | None = None) -> None:
     others = {key: value for key, value in (more or {}).items() if key not in OF_TENSORS}
-    told = model_metadata(stored.structure, stored.recipe, container.digests(stored.tensors))
-    container.save(stored.tensors, file, metadata={**others, **told})
-
-
-def _refuse_adapters(model: nn.Module) -> None:
-    path = next(iter(adapters(model)), None)
-    if path is not None:
-        raise ModelError(
-            f"{path}: has adapters; octavo.lora.save_adapters saves them, fuse and commit make them part of the weights"
-        )
-
-
-def _refuse_thresholds(model: nn.Module) -> None:
-    path = next((path for path, _, _ in input_thresholds(model)), None)
-    if path is not None:
-        raise ModelError(
-            f"{path}: has its inputs pruned, which files do not hold; octavo.prune.restore_activations takes that off"
-        )
+    own = model_metadata(stored.description, container.digests(stored.tensors))
+    container.save(stored.tensors, file, metadata={**others, **own})
 
 
 def write_config(model: nn.Module, folder: Path) -> None:
@@ -241,10 +184,6 @@ def write_config(model: nn.Module, folder: Path) -> None:
             if name == "config":
                 config.architectures = [type(model).__name__]
             config.save_pretrained(folder)
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
@@ -264,134 +203,29 @@ def _load_undescribed(source: Checkpoint, mmap: bool) -> nn.Module:
     for name, tensor in found.tensors.items():
         if isinstance(tensor, Tensor):
             found.tensors[name] = found.value(name)
-    return _filled(model, structure, found.tensors, source.path, None)
+    return _filled(Restoration(model, found.tensors, structure["ties"], source.path), structure, {})
 
 
-def _filled(
-    model: nn.Module,
-    structure: dict[str, Any],
-    tensors: dict[str, Tensor | PackedTensor],
-    what: Path,
-    recipe: str | None,
-) -> nn.Module:
-    """Return a model with the tensors of a file, in evaluation mode; ``what`` names the file in errors."""
+def _filled(restoration: Restoration, structure: Mapping[str, Any], metadata: Mapping[str, str]) -> nn.Module:
+    """Return a model with the tensors of a file and what the file says about it, in evaluation mode."""
     try:
-        filled = _fill(model, structure, tensors).eval()
+        return _fill(restoration, structure, metadata)
     except ContainerError as error:
-        raise error if str(error).startswith(str(what)) else ContainerError(f"{what}: {error}") from None
-    note_recipe(filled, recipe)
-    use_our_methods(filled)
-    return filled
+        place = str(restoration.file)
+        raise error if str(error).startswith(place) else ContainerError(f"{place}: {error}") from None
 
 
-def _fill(model: nn.Module, structure: dict[str, Any], tensors: dict[str, Tensor | PackedTensor]) -> nn.Module:
-    for name, source in structure["ties"].items():
+def _fill(restoration: Restoration, structure: Mapping[str, Any], metadata: Mapping[str, str]) -> nn.Module:
+    tensors = restoration.tensors
+    for name, source in restoration.ties.items():
         if source not in tensors or name in tensors:
             raise ContainerError(f"{name}: tied to {source}, which must be in the file, and {name} itself not")
-    tensors = _decoded(structure.get(DECODED, ()), tensors)
-    held_by_name = tensors | {name: tensors[source] for name, source in structure["ties"].items()}
-    layers = structure["layers"]
-    attach_folded(model, structure.get(FOLDED, ()), held_by_name)
-    for path in layers:
-        _submodule(model, path)
-    try:
-        model = prepare_model(model, simulated_plan(layers), inplace=True)
-    except (DTypeError, FormatError) as error:
-        raise ContainerError(f"{error}, which the file has otherwise") from None
-    used: set[str] = set()
-    replaced: dict[int, nn.Module] = {}
-    for path, record in layers.items():
-        skeleton = _submodule(model, path)
-        inside = _below(path, held_by_name)
-        if id(skeleton) not in replaced:
-            replaced[id(skeleton)] = build_layer(path, record, skeleton, inside)
-        layer = replaced[id(skeleton)]
-        used.update(_join(path, name) for name in inside if name in _own_names(layer))
-        if not path:
-            model = layer
-        else:
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, layer)
-    attach_masks(model, structure.get(MASKED, ()))
-    used |= assign_plain(model, structure["ties"], held_by_name, used)
-    stray = sorted(held_by_name.keys() - used)
+    restore(restoration, structure, metadata, Stage.SHAPES, Stage.PARAMETERS)
+    model, by_name = restoration.model, restoration.by_name()
+    restoration.placed |= assign_plain(model, restoration.ties, by_name, restoration.placed)
+    stray = sorted(by_name.keys() - restoration.placed)
     if stray:
         raise ContainerError(f"{stray[0]}: has no place in this {type(model).__name__} ({len(stray)} such tensors)")
     refuse_empty(model)
-    return model
-
-
-def _decoded(names: Iterable[str], tensors: Mapping[str, Tensor | PackedTensor]) -> dict[str, Tensor | PackedTensor]:
-    """Return the tensors with ``names`` decoded, which are packed for their bytes and multiplied by no layer."""
-    plain: dict[str, Tensor | PackedTensor] = {}
-    for name in names:
-        tensor = tensors.get(name)
-        if not isinstance(tensor, PackedTensor):
-            raise ContainerError(f"{name}: {'missing' if tensor is None else 'not packed'}, expected a packed tensor")
-        plain[name] = tensor.decode()
-    return {**tensors, **plain}
-
-
-def _submodule(model: nn.Module, path: str) -> nn.Module:
-    try:
-        return model.get_submodule(path)
-    except AttributeError:
-        raise ContainerError(
-            f"{path}: a quantized layer in the file, but this {type(model).__name__} has none"
-        ) from None
-
-
-def _below(path: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    prefix = f"{path}." if path else ""
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-
-def _own_names(layer: nn.Module) -> set[str]:
-    """Names of the tensors that :func:`build_layer` has taken from the file."""
-    taken = {name for name in layer.state_dict() if "_quantizer." in name}
-    return taken | {"weight", "bias"} if isinstance(layer, PackedLayer) else taken
-
-
-def assign_plain(
-    model: nn.Module, ties: Mapping[str, str], tensors: Mapping[str, Tensor | PackedTensor], done: Collection[str]
-) -> set[str]:
-    """Put plain tensors in their places but those of ``done``, tied ones as one object. Return their names."""
-    packed = [path for path, layer in model.named_modules(remove_duplicate=False) if isinstance(layer, PackedLayer)]
-    own = {_join(path, name) for path in packed for name in PACKED_STATE}
-    assigned: dict[str, Tensor] = {}
-    places = model.state_dict(keep_vars=True)
-    for name, place in places.items():
-        if name in done or name in own:
-            continue
-        if name not in tensors:
-            raise ContainerError(f"{name}: missing")
-        value = tensors[name]
-        if not isinstance(value, Tensor) or not isinstance(place, Tensor) or value.shape != place.shape:
-            raise ContainerError(f"{name}: {_kind(value)}, but the model has a plain {_kind(place)} there")
-        if not fits(value.dtype, place.dtype):
-            raise ContainerError(f"{name}: dtype {value.dtype}, but the model has {place.dtype} there")
-        source = ties.get(name, name)
-        if source not in assigned:
-            is_parameter = isinstance(place, nn.Parameter)
-            assigned[source] = nn.Parameter(value, requires_grad=place.requires_grad) if is_parameter else value
-        path, _, last = name.rpartition(".")
-        owner = model.get_submodule(path)
-        registry: dict[str, Any] = owner._parameters if last in owner._parameters else owner._buffers
-        registry[last] = assigned[source]
-    return {name for name in places if name not in own}
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, PackedTensor):
-        return repr(value)
-    return f"tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-
-
-def refuse_empty(model: nn.Module) -> None:
-    """Refuse a model with tensors that neither the file nor its own code gave a value."""
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.device.type == "meta":
-            raise ModelError(
-                f"{name}: not in the file, and without a value in a model built on no memory; give load_model a model "
-                "instead of a function that makes one"
-            )
+    restore(restoration, structure, metadata, Stage.FILLED, Stage.FILLED)
+    return model.eval()

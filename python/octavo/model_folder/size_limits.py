@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +15,8 @@ from torch.nn.modules import module as hooks
 from torch.utils._pytree import tree_flatten, tree_map
 
 from octavo.errors import ContainerError
-from octavo.storage.reading import shown
+from octavo.model_folder.config_numbers import blame
+from octavo.model_folder.step_limit import limited
 
 if TYPE_CHECKING:
     from octavo.tensors.container import TensorEntry
@@ -29,29 +29,17 @@ _TABLES = 1 << 26
 _SMALL = 1 << 11
 # Without a file: what the largest published models have, so that only their sizes bound a configuration.
 _ELEMENTS, _MODULES = 1 << 42, 40_000
-# Configurations loop over layers and over labels before a model is built: how many there may be, and what they are
-# called. Sizes that only tensors have, such as vocabularies, and limits of texts may be any number here.
-_LAYERS, _LABELS = 4096, 1 << 16
-_LAYER = re.compile(r".*(layer|block|depth|stage|head|group)s?(_|$).*")
-_COUNT = re.compile(
-    r"(num|n)_(?!.*(vocab|embed|position|token|ctx|sample|step|param|pixel|bucket|element|frame|code|mel|word|length)).*"
-    r"|.*(layer|block|depth|stage|head|expert|group|label|classe)s?"
-)
-
-
-def _most(name: str) -> int | None:
-    """Return how many of a thing there may be, by the name of the field that counts it; None for what is no count."""
-    if not _COUNT.fullmatch(name):
-        return None
-    return _LAYERS if _LAYER.fullmatch(name) else _LABELS
+# Steps of Python code that building a model takes, beside one for each of so many bytes of the file.
+_STEPS, _BYTES_A_STEP = 1 << 22, 16
 
 
 @dataclass
 class Extent:
-    """Memory that building a model may allocate; building beyond it stops.
+    """Memory and time that building a model may take; building beyond it stops.
 
     ``elements``: of weights, which take no memory while a model is built. ``modules``: layers and parameters.
-    ``tables``: bytes of tables that the model computes. ``what``: the file, for errors; ``values``: its configuration.
+    ``tables``: bytes of tables that the model computes. ``steps``: of Python code. ``what``: the file, for errors;
+    ``values``: its configuration; ``known``: sizes that tensors of the file have.
     """
 
     what: str
@@ -59,6 +47,8 @@ class Extent:
     elements: int = _ELEMENTS
     modules: int = _MODULES
     tables: int = _TABLES
+    steps: int = 1 << 24
+    known: frozenset[int] = frozenset()
     held: str = "no file of weights is beside it"
     _elements: int = 0
     _modules: int = 0
@@ -68,42 +58,37 @@ class Extent:
     @classmethod
     def of(cls, entries: Sequence[TensorEntry], what: str, values: Mapping[str, Any]) -> Extent:
         """Return the extent of a model whose file has these ``entries``."""
-        sizes = [(math.prod(entry.shape), entry.nbytes) for entry in entries]
-        return cls._of_sizes(sizes, what, values)
+        return cls._of_sizes([(tuple(entry.shape), entry.nbytes) for entry in entries], what, values)
 
     @classmethod
     def of_tensors(cls, tensors: Mapping[str, Tensor | PackedTensor], what: str, values: Mapping[str, Any]) -> Extent:
         """Return the extent of a model that these tensors are for."""
-        return cls._of_sizes([(tensor.numel(), tensor.nbytes) for tensor in tensors.values()], what, values)
+        return cls._of_sizes([(tuple(tensor.shape), tensor.nbytes) for tensor in tensors.values()], what, values)
 
     @classmethod
-    def _of_sizes(cls, sizes: Sequence[tuple[int, int]], what: str, values: Mapping[str, Any]) -> Extent:
-        """Allow what tensors of these elements and bytes account for.
+    def _of_sizes(cls, sizes: Sequence[tuple[tuple[int, ...], int]], what: str, values: Mapping[str, Any]) -> Extent:
+        """Allow what tensors of these shapes and bytes account for.
 
         Weights may be allocated twice, as tied ones are, and have a bit an element at least, whatever the file packs
         them in; a model has a few modules for each of its tensors.
         """
         nbytes = sum(size for _, size in sizes)
-        elements = max(8 * nbytes, sum(count for count, size in sizes if size))
+        elements = max(8 * nbytes, sum(math.prod(shape) for shape, size in sizes if size))
         held = f"the weights beside it have {len(sizes)} tensors with {nbytes} bytes"
-        return cls(what, values, 2 * elements + (1 << 20), 6 * len(sizes) + 512, _TABLES + nbytes, held)
-
-    def check_counts(self, values: Any = None, where: str = "") -> None:
-        """Refuse numbers of layers, labels and the like that no model has. Raises ContainerError naming the field."""
-        for key, value in (self.values if values is None else values).items():
-            if isinstance(value, Mapping):
-                self.check_counts(value, f"{where}{key}.")
-            for one in value if isinstance(value, list) else [value]:
-                most = _most(str(key)) if type(one) is int else None
-                if most is not None and one > most:
-                    raise ContainerError(
-                        f"{self.what}: {where}{key} is {shown(one)}; accepted are up to {most}, write the number that "
-                        "the model has"
-                    )
+        return cls(
+            what,
+            values,
+            elements=2 * elements + (1 << 20),
+            modules=6 * len(sizes) + 512,
+            tables=_TABLES + nbytes,
+            steps=_STEPS + nbytes // _BYTES_A_STEP,
+            known=frozenset(size for shape, _ in sizes for size in shape),
+            held=held,
+        )
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Count the modules, parameters and buffers that this thread registers."""
+        """Count the modules, parameters and buffers that this thread registers, and its steps."""
         self._thread = threading.get_ident()
         with ExitStack() as stack:
             for register, note in (
@@ -112,6 +97,8 @@ class Extent:
                 (hooks.register_module_buffer_registration_hook, self._note_buffer),
             ):
                 stack.callback(register(note).remove)
+            too_long = f"takes more than {self.steps} steps to build"
+            stack.enter_context(limited(self.steps, lambda: self._refuse(too_long, [])))
             yield
 
     def weights(self, tensor: Any) -> None:
@@ -160,27 +147,8 @@ class Extent:
             if self._kept > self.tables:
                 self._refuse(f"keeps tables of more than {self.tables} bytes", list(buffer.shape))
 
-    def _refuse(self, problem: str, sizes: list[int | float]) -> None:
+    def _refuse(self, problem: str, sizes: list[int | float]) -> NoReturn:
+        with_number = blame(self.values, sizes, self.known)
         raise ContainerError(
-            f"{self.what}: {self._blamed(sizes)}{problem}, and {self.held}; give the configuration of these weights"
+            f"{self.what}: {with_number}it {problem}, and {self.held}; give the configuration of these weights"
         )
-
-    def _blamed(self, sizes: list[int | float]) -> str:
-        """Name the field that asks for the most: that of the size seen, else the largest count of layers."""
-        found = dict(_numbers(self.values))
-        exact = {name: value for name, value in found.items() if value in sizes and value > 1}
-        counts = {name: value for name, value in found.items() if _most(name.rpartition(".")[2]) is not None}
-        for among in (exact, {} if sizes else counts, found):
-            if among:
-                name = max(among, key=lambda one: among[one])
-                return f"with {name} = {shown(among[name])} it "
-        return "it "
-
-
-def _numbers(values: Mapping[str, Any], where: str = "") -> Iterator[tuple[str, int]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{where}{key}.")
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, int) and not isinstance(one, bool):
-                yield f"{where}{key}", one

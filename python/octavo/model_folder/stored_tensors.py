@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from octavo.model_folder.structure import described_layers
+from octavo.model_folder.features import FEATURES
+from octavo.model_folder.features.described_layers import described_layers
 from octavo.nn import PackedLayer
-from octavo.nn.masks import ATTRIBUTE, masked_layers
 from octavo.nn.packed_layer import BITMAP, FORMAT, PARTS
 from octavo.recipe.sites import join
 
@@ -19,13 +19,13 @@ PACKED_STATE = (*(f"weight_{part}" for part in PARTS), FORMAT, BITMAP)
 def stored_state(model: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values of the state dict by name, packed weights as PackedTensors, and the names tied to another.
 
-    Scores that pruning gathers in training are left out.
+    What features leave unsaved is left out, such as the scores that pruning gathers in training.
     A value that is neither a Tensor nor a PackedTensor is state of the model's own, which no file holds.
     """
     state: dict[str, Any] = model.state_dict(keep_vars=True)
-    for path, _, own in masked_layers(model):
-        for name in own.score_names():
-            del state[f"{join(path, ATTRIBUTE)}.{name}"]
+    for feature in FEATURES:
+        for name in feature.unsaved(model):
+            del state[name]
     identity = {name: id(value) for name, value in state.items()}
     for path, layer in described_layers(model).items():
         if isinstance(layer, PackedLayer):

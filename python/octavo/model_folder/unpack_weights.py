@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from octavo.errors import ContainerError
-from octavo.model_folder.folded_layers import FOLDED
 from octavo.model_folder.hf_loading import CONFIG
 from octavo.model_folder.skeleton import build_from_config
-from octavo.model_folder.structure import mask_names, read_structure
+from octavo.model_folder.structure import float_problem, own_tensors, read_structure
 from octavo.model_folder.weight_files import STRUCTURE, Checkpoint, layers_of
 from octavo.nn.former_names import current_names
 from octavo.ops.codec import decode
@@ -48,17 +47,14 @@ def unpacked(
 
     Raises ContainerError for a description that does not fit the tensors. Source: FORMATS.md section 5.
     """
-    masks = mask_names(source.files[0], source.metadata().get(STRUCTURE)) if len(source.files) == 1 else set()
-    tensors = {name: tensor for name, tensor in current_names(source.tensors()).items() if name not in masks}
+    own = own_tensors(source.files[0], source.metadata().get(STRUCTURE)) if len(source.files) == 1 else set()
+    tensors = {name: tensor for name, tensor in current_names(source.tensors()).items() if name not in own}
     if not layers_of(source):
         return {name: _plain(name, tensor, dtype, progress) for name, tensor in tensors.items()}
     structure = read_structure(source.files[0], source.metadata()[STRUCTURE])
     layers: Mapping[str, Any] = structure["layers"]
-    if folded := structure.get(FOLDED):
-        raise ContainerError(
-            f"{source.path}: the batch normalization {folded[0]} is folded into the layer before it, which float "
-            "folders do not tell; octavo.load_model loads it as it is"
-        )
+    if (problem := float_problem(structure)) is not None:
+        raise ContainerError(f"{source.path}: {problem}")
     turned = _turned(source, structure)
     pieces = _Pieces()
 

@@ -8,9 +8,8 @@ from octavo.errors import ModelError, OctavoError
 from octavo.nn import PackedEmbedding, PackedLayer, QuantLayer
 from octavo.nn.masks import Masks
 from octavo.nn.meta_tensors import refuse_meta
-from octavo.nn.model_copies import deep_copy
 from octavo.nn.registry import kind_of
-from octavo.quant.transformers_methods import use_our_methods
+from octavo.nn.replace_modules import copy_with, replace_modules
 from octavo.storage.arguments import checks_arguments
 from octavo.tensors.packed_tensor import PackedTensor
 
@@ -50,16 +49,7 @@ def pack_model(model: nn.Module, *, sparse: bool = False, inplace: bool = False)
         packed[id(layer)] = made
     for twins in shared.values() if sparse else ():
         leave_out_zeros(twins)
-    if not inplace:
-        model = deep_copy(model, packed)  # the packed layers stand for copies of the others
-        use_our_methods(model)
-        return model
-    for path, layer in list(model.named_modules(remove_duplicate=False)):
-        if id(layer) in packed and path:
-            parent, _, name = path.rpartition(".")
-            setattr(model.get_submodule(parent), name, packed[id(layer)])
-    use_our_methods(model)
-    return packed.get(id(model), model)
+    return replace_modules(model, packed) if inplace else copy_with(model, packed)
 
 
 def _has_weight(layer: QuantLayer) -> bool:

@@ -12,7 +12,7 @@ from octavo.errors import DTypeError, FormatError
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.quant_layer import NO_PLAIN_WEIGHT, QuantLayer, has_plain_weight, recomputed
 from octavo.nn.registry import float_kinds, kind_of
-from octavo.quant.transformers_methods import Former, use_our_methods
+from octavo.nn.replace_modules import Undo, replace_modules
 from octavo.recipe import Recipe
 from octavo.recipe.spec import LayerPlan
 
@@ -59,8 +59,7 @@ class Replacement:
         past = _read_past(model)
         self.layers: dict[str, nn.Module] = {}
         self._new: dict[int, nn.Module] = {}
-        self._before: list[tuple[dict[str, Any], str, Any]] = []
-        self._classes: Former = []
+        self._undo: Undo = []
         _refuse_computed({path: modules[path] for path in plan}, recipe)
         for path, given in plan.items():
             module = modules[path]
@@ -80,38 +79,26 @@ class Replacement:
 
     def apply(self) -> nn.Module:
         """Put the layers in place, at every path they are known by; return the model, or its replacement."""
-        for module in list(self.model.modules()):
-            for name, child in module._modules.items():
-                if id(child) in self._new:
-                    self._set(module._modules, name, self._new[id(child)])
-                    _use_layers(module, self._set)
+        quantized = replace_modules(self.model, self._new, self._undo)
+        made = set(self._new.values())
         for module in self.model.modules():
+            # torch's fast path reads the weights of its layers past them.
+            if isinstance(module, nn.TransformerEncoderLayer) and not made.isdisjoint(module.children()):
+                self._set(vars(module), "activation_relu_or_gelu", 0)
             if isinstance(module, nn.TransformerEncoder) and any(isinstance(m, QuantLayer) for m in module.modules()):
                 self._set(vars(module), "use_nested_tensor", False)
-        self._classes = use_our_methods(self.model)
-        return self._new.get(id(self.model), self.model)
+        return quantized
 
     def undo(self) -> None:
         """Put everything back."""
-        for registry, name, before in reversed(self._before):
-            if before is _ABSENT:
-                registry.pop(name, None)
-            else:
-                registry[name] = before
-        self._before.clear()
-        for module, former in self._classes:
-            module.__class__ = former
-        self._classes.clear()
+        for step in reversed(self._undo):
+            step()
+        self._undo.clear()
 
     def _set(self, registry: dict[str, Any], name: str, value: Any) -> None:
-        self._before.append((registry, name, registry.get(name, _ABSENT)))
+        before = registry.get(name, _ABSENT)
+        self._undo.append(lambda: registry.pop(name, None) if before is _ABSENT else registry.update({name: before}))
         registry[name] = value
-
-
-def _use_layers(module: nn.Module, put: Any) -> None:
-    """Make torch's TransformerEncoderLayer call its layers: its fast path reads their weights past them."""
-    if isinstance(module, nn.TransformerEncoderLayer):
-        put(vars(module), "activation_relu_or_gelu", 0)
 
 
 def _read_past(model: nn.Module) -> set[nn.Module]:

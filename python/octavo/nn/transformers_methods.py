@@ -14,13 +14,8 @@ from octavo.nn.folded_norm import FoldedNorm
 from octavo.nn.format_layer import FormatLayer
 from octavo.nn.packed_layer import PackedLayer
 
-Former = list[tuple[nn.Module, type[nn.Module]]]
-"""Modules whose class was changed, and the class they had."""
-# Of transformers' save_pretrained; they change nothing in the one file of packed models.
-_NO_MATTER = {"max_shard_size", "token", "save_peft_format", "save_original_format", "safe_serialization"}
 
-
-def use_our_methods(model: nn.Module) -> Former:
+def use_our_methods(model: nn.Module) -> list[tuple[nn.Module, type[nn.Module]]]:
     """Give every model of transformers inside ``model`` that has layers of ours the methods of :class:`OurMethods`.
 
     Its class becomes a subclass of the same name, for methods must hold the model that they are called on, as
@@ -29,7 +24,7 @@ def use_our_methods(model: nn.Module) -> Former:
     loaded = sys.modules.get("transformers.modeling_utils")
     if loaded is None:  # so no module is of its class
         return []
-    changed: Former = []
+    changed = []
     for module in model.modules():
         # Its own models alone: those of peft, around them, write adapters.
         if isinstance(module, loaded.PreTrainedModel) and not isinstance(module, OurMethods) and _has_ours(module):
@@ -64,25 +59,8 @@ class OurMethods:
         if not _has_ours(self):
             above.save_pretrained(save_directory, is_main_process, state_dict, push_to_hub, **options)
             return
-        packed = is_stored_otherwise(self)
-        given = {"state_dict": packed and state_dict is not None, "push_to_hub": push_to_hub}
-        refused = [name for name, on in given.items() if on]
-        refused += [name for name, value in options.items() if packed and name not in _NO_MATTER and value]
-        if refused:
-            how = "is written by octavo.save_model" if packed else "is written to a folder"
-            raise ModelError(
-                f"{type(self).__name__}.save_pretrained: this model {how}, without {', '.join(refused)}; leave that "
-                "out, and load the folder with octavo.load_model"
-            )
-        if packed:
-            if is_main_process:
-                late("save_model")(self, save_directory)
-            return
-        late("refuse_packed_weights")(save_directory)
-        # The model's own names: those of older checkpoints, which some models write, Trainer does not find again.
-        above.save_pretrained(save_directory, is_main_process, state_dict, **{"save_original_format": False, **options})
-        if is_main_process:
-            late("describe_checkpoint")(self, save_directory)
+        options = {"state_dict": state_dict, "push_to_hub": push_to_hub, **options}
+        late("save_pretrained")(self, save_directory, is_main_process, above.save_pretrained, options)
 
     def tie_weights(self, *args: Any, **kwargs: Any) -> None:
         """Tie as transformers does; weights that are packed share their codes where they were tied, and stay so."""
@@ -130,11 +108,6 @@ class OurMethods:
         made = super().__reduce_ex__(protocol)
         assert isinstance(made, tuple)  # a module is no global name
         return _made, (_theirs(type(self)),), *made[2:]
-
-
-def is_stored_otherwise(model: nn.Module) -> bool:
-    """Whether a model has layers whose state transformers' own loading does not know: packed or folded ones."""
-    return any(isinstance(module, PackedLayer | FoldedNorm) for module in model.modules())
 
 
 def _has_ours(model: nn.Module) -> bool:

@@ -1,0 +1,85 @@
+"""``save_pretrained`` of a model of transformers with layers of ours: a model folder, or, of a simulated model, a
+checkpoint of transformers whose metadata say what the layers do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from octavo.errors import ContainerError, ModelError
+from octavo.model_folder.carried_files import write_files
+from octavo.model_folder.save_load import save_model
+from octavo.model_folder.stored_tensors import stored_state
+from octavo.model_folder.structure import describe_model, model_metadata
+from octavo.model_folder.weight_files import PACKED_NAME, Checkpoint, held
+from octavo.nn.folded_norm import FoldedNorm
+from octavo.nn.packed_layer import PackedLayer
+from octavo.tensors import container
+
+# Of transformers' save_pretrained; they change nothing in the one file of packed models.
+_NO_MATTER = {"max_shard_size", "token", "save_peft_format", "save_original_format", "safe_serialization"}
+
+
+def save_pretrained(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    is_main_process: bool,
+    of_transformers: Callable[..., None],
+    options: Mapping[str, Any],
+) -> None:
+    """Write a model of transformers with layers of ours, as :meth:`octavo.nn.transformers_methods.OurMethods` says.
+
+    ``of_transformers``: the ``save_pretrained`` of its class. ``options``: the other arguments that the caller gave.
+    """
+    # Transformers' own loading does not know the state of packed and folded layers.
+    whole = any(isinstance(module, PackedLayer | FoldedNorm) for module in model.modules())
+    matter = [name for name in options if name not in _NO_MATTER] if whole else ["push_to_hub"]
+    refused = [name for name in matter if options[name] is not None and options[name] is not False]
+    if refused:
+        how = "is written by octavo.save_model" if whole else "is written to a folder"
+        raise ModelError(
+            f"{type(model).__name__}.save_pretrained: this model {how}, without {', '.join(refused)}; leave that "
+            "out, and load the folder with octavo.load_model"
+        )
+    if whole:
+        if is_main_process:
+            save_model(model, path)
+        return
+    folder = Path(path)
+    if PACKED_NAME in held(folder):
+        raise ContainerError(f"{path}: holds {PACKED_NAME}, and other weights beside it would be ambiguous")
+    # The model's own names: those of older checkpoints, which some models write, Trainer does not find again.
+    of_transformers(path, is_main_process, **{"save_original_format": False, **options})
+    if is_main_process:
+        _describe(model, folder)
+
+
+def _describe(model: nn.Module, folder: Path) -> None:
+    """Say in the weights that transformers wrote of ``model`` which layers round, and how.
+
+    transformers passes over that; :func:`octavo.load_model` reads the simulated model. The tensors stay as they are,
+    names included; a file under a name of its own (``variant=``) and one whose tensors have other names stay as well.
+    Tokenizer and the like are written as :func:`octavo.save_model` does.
+    """
+    write_files(model, folder, folder)
+    if not held(folder):
+        return
+    source = Checkpoint.open(folder)
+    values, ties = stored_state(model)
+    written = {entry.name for entry in source.entries()}
+    # Of tied tensors transformers may keep another one than the first, or all where a state dict holds copies.
+    groups: dict[str, list[str]] = {name: [name] for name in values}
+    for name, first in ties.items():
+        groups[first].append(name)
+    kept = {first: next((name for name in group if name in written), None) for first, group in groups.items()}
+    if any(name is None for name in kept.values()):
+        return
+    tied = {name: kept[first] for first, group in groups.items() for name in group if name not in written}
+    description = describe_model(model, {name: first for name, first in tied.items() if first is not None})
+    tensors = container.load(source.files[0], mmap=True)
+    about = model_metadata(description, container.digests(tensors))
+    container.save(tensors, source.files[0], metadata=about)

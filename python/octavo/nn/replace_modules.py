@@ -1,0 +1,44 @@
+"""Modules of a model replaced by others, at every path: where a model of transformers gets :class:`OurMethods`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import nn
+
+from octavo.nn.model_copies import deep_copy
+from octavo.nn.transformers_methods import use_our_methods
+
+Undo = list[Callable[[], None]]
+"""Calls that put back what a change has changed, to be made from the last to the first."""
+
+
+def replace_modules(model: nn.Module, new: Mapping[int, nn.Module], undo: Undo | None = None) -> nn.Module:
+    """Put modules in the place of others, wherever those stand; return ``model``, or what takes its own place.
+
+    ``new``: modules by the ``id`` of the one that each replaces. ``undo``: gets calls that put everything back.
+    """
+    steps: Undo = [] if undo is None else undo
+    for module in list(model.modules()):
+        for name, child in module._modules.items():
+            if child is not None and id(child) in new:
+                module._modules[name] = new[id(child)]
+                steps.append(_putting(module, name, child))
+    for module, former in use_our_methods(model):
+        steps.append(_of_class(module, former))
+    return new.get(id(model), model)
+
+
+def copy_with(model: nn.Module, new: Mapping[int, nn.Module]) -> nn.Module:
+    """Return a copy of ``model`` with modules in the place of others, by the ``id`` of those."""
+    copied = deep_copy(model, dict(new))
+    use_our_methods(copied)
+    return copied
+
+
+def _putting(module: nn.Module, name: str, child: nn.Module) -> Callable[[], None]:
+    return lambda: module._modules.update({name: child})
+
+
+def _of_class(module: nn.Module, cls: type[nn.Module]) -> Callable[[], None]:
+    return lambda: setattr(module, "__class__", cls)
