@@ -5,8 +5,6 @@ import itertools
 import json
 import math
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -15,25 +13,13 @@ import numpy as np
 import octavo
 import pytest
 import torch
+from helpers.processes import python
 from octavo import Format, InternalError, _core, settings
 from octavo.ops import codec as ops_module
 from octavo.tensors import container as container_module
 
 PACKAGE = Path(octavo.__file__).resolve().parent
 HUGE = 2**62
-
-
-def python(code, timeout=60, **environment):
-    """Run code in a fresh interpreter that finds this package; returns the finished process."""
-    path = os.pathsep.join([str(Path(octavo.__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path, **environment},
-    )
 
 
 # -------------------------------------------------------------------------------------------------------------- garbage

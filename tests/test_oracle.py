@@ -11,10 +11,10 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
-from oracle import EXAMPLES, decode, encode, parse, quantize
-from quick import spread
+from helpers import oracle
+from helpers.oracle import EXAMPLES, decode, encode, parse, quantize
+from helpers.quick import spread
 
 VECTORS = Path(os.environ.get("OCTAVO_TEST_SHARED", Path(__file__).resolve().parents[2] / "shared")) / "vectors"
 F32_MAX = oracle.F32_MAX

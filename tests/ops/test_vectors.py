@@ -8,11 +8,11 @@ import math
 
 import numpy as np
 import octavo
-import oracle
 import pytest
 import torch
+from helpers import oracle
+from helpers.quick import spread
 from octavo import PackedTensor
-from quick import spread
 from test_oracle import (
     ELEMENT,
     MASE_CUDA_DECODE_DEVIATIONS,
