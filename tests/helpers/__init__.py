@@ -6,6 +6,8 @@
 - ``models``: layers, specs and small networks of transformers
 - ``files``: what a folder holds
 - ``processes``: fresh interpreters, the command line in this process, deaths of processes
+- ``kills``: runs that are killed again and again
+- ``core_stub``: what the stub of the core says of its functions
 - ``oracle``: FORMATS.md as a brute-force search
 - ``ptrace``: kills a process before each of its changes to files
 - ``browser``: pages in Chromium
