@@ -20,7 +20,7 @@ from octavo.lab.language.gpt.gated_convolution import GatedConvolutionMixer
 from octavo.lab.language.gpt.lag_kernel import LagKernelMixer
 from octavo.lab.language.gpt.latent_attention import LatentMixer
 from octavo.lab.language.gpt.mixing_context import MixingContext
-from octavo.lab.language.gpt.rotary_positions import frequencies, turned
+from octavo.lab.language.gpt.rotary_positions import apply_rotary, frequencies
 from torch import nn
 
 
@@ -60,8 +60,8 @@ def test_latent_attention_of_full_rank_is_attention_with_partly_turned_heads():
     split = lambda y: y.unflatten(-1, (2, -1)).transpose(1, 2)  # noqa: E731
     turns = frequencies(4, "full", 10000.0, x.device)
     query = split(mixer.query(x))
-    query = torch.cat([query[..., :8], turned(query[..., 8:], torch.arange(11), turns)], -1)
-    own = turned(mixer.rotary_key(x)[:, None], torch.arange(11), turns).expand(-1, 2, -1, -1)
+    query = torch.cat([query[..., :8], apply_rotary(query[..., 8:], torch.arange(11), turns)], -1)
+    own = apply_rotary(mixer.rotary_key(x)[:, None], torch.arange(11), turns).expand(-1, 2, -1, -1)
     key = torch.cat([split(mixer.widen_key(x)), own], -1)
     mixed = causal_product(query, key, split(mixer.widen_value(x)), mixing_context(11), window=None)
     assert torch.allclose(mixer(x, mixing_context(11)), mixer.out(mixed.transpose(1, 2).flatten(2)), atol=1e-5)
