@@ -12,8 +12,14 @@ from pathlib import Path
 # threads ask for theirs; the threads of our own kernels are not limited.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# Processes that tests start find the helpers, too.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+# Processes that tests start find the helpers and the attacks, too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [
+        str(Path(__file__).parent),
+        str(Path(__file__).parents[1] / "fuzz"),
+        *filter(None, [os.environ.get("PYTHONPATH")]),
+    ]
+)
 
 import pytest
 from helpers.simd import SIMD_LEVELS, at_level, available_levels
