@@ -65,8 +65,8 @@ class OurMethods:
             above.save_pretrained(save_directory, is_main_process, state_dict, push_to_hub, **options)
             return
         packed = is_stored_otherwise(self)
-        given = {"state_dict": packed and state_dict is not None, "push_to_hub": push_to_hub}
-        refused = [name for name, on in given.items() if on]
+        unsupported = {"state_dict": packed and state_dict is not None, "push_to_hub": push_to_hub}
+        refused = [name for name, on in unsupported.items() if on]
         refused += [name for name, value in options.items() if packed and name not in _NO_MATTER and value]
         if refused:
             how = "is written by octavo.save_model" if packed else "is written to a folder"
@@ -111,7 +111,11 @@ class OurMethods:
         """Return the table of tokens. Raises ModelError for another number of rows where table or head has a format."""
         assert isinstance(self, nn.Module)
         above: Any = super()
-        tables = [found for found in (above.get_input_embeddings(), above.get_output_embeddings()) if found is not None]
+        tables = [
+            embedding
+            for embedding in (above.get_input_embeddings(), above.get_output_embeddings())
+            if embedding is not None
+        ]
         ours = next((table for table in tables if isinstance(table, FormatLayer)), None)
         if ours is None:
             resized: nn.Module = above.resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
@@ -127,9 +131,9 @@ class OurMethods:
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         """Pickle by the class of transformers, which other processes know."""
-        made = super().__reduce_ex__(protocol)
-        assert isinstance(made, tuple)  # a module is no global name
-        return _made, (_theirs(type(self)),), *made[2:]
+        parts = super().__reduce_ex__(protocol)
+        assert isinstance(parts, tuple)  # a module is no global name
+        return _made, (_theirs(type(self)),), *parts[2:]
 
 
 def is_stored_otherwise(model: nn.Module) -> bool:
